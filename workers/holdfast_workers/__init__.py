@@ -1,0 +1,1 @@
+"""The data plane: node agent, zygote, workers, checkpoints, training core. Never imports Ray."""

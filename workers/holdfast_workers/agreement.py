@@ -1,0 +1,202 @@
+"""Every step commits through a world-wide agreement: one all-gather of one small record a rank.
+
+The record carries what all ranks must know before anyone may apply the step: loss, gradient
+norm, whether anything was not finite, which samples were consumed, the digest of the state after
+the previous step, and how far state is replicated. Folding the records is pure and in rank
+order, so that ranks which hold the same records hold the same result, bit for bit; a record of
+another attempt or step makes the fold raise, so such a step is applied by nobody.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from holdfast_workers.digest import step_digest
+from holdfast_workers.errors import WorkersError
+
+_RECORD = struct.Struct("<qqdqdd??xxxxxxqQqq16sq")
+_SAMPLE_DIGEST_MODULUS = 1 << 64
+
+
+class Disagreement(WorkersError):
+    """Ranks do not speak of the same attempt and step, or replicas differ: nothing may commit."""
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a rank's recipe brings to the agreement on one step.
+
+    `loss_sum` over `count` targets, `grad_sq` and `samples` are shares of a whole: a rank brings
+    only what no other rank brings too, except that all ranks of one `data_index` (tensor-parallel
+    peers) read the same samples and bring the same `samples` digest, which counts once.
+    """
+
+    loss_sum: float
+    count: int
+    grad_sq: float
+    """Squared gradient norm of this rank's share, each global element counted on one rank only."""
+    data_index: int
+    samples: int
+    """64-bit digest of the samples read; see `sample_order.samples_digest`."""
+    sample_count: int
+    nonfinite: bool = False
+    loader_wait_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Record:
+    """A contribution with what the loop adds to it: one rank's whole record."""
+
+    attempt: int
+    step: int
+    contribution: Contribution
+    state_step: int
+    """The step that `state_digest` belongs to; -1 if there is none."""
+    state_digest: bytes = bytes(16)
+    replicated_step: int = -1
+
+    def pack(self) -> bytes:
+        share = self.contribution
+        return _RECORD.pack(
+            self.attempt,
+            self.step,
+            share.loss_sum,
+            share.count,
+            share.grad_sq,
+            share.loader_wait_s,
+            share.nonfinite,
+            False,
+            share.data_index,
+            share.samples,
+            share.sample_count,
+            self.state_step,
+            self.state_digest,
+            self.replicated_step,
+        )
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Record:
+        (
+            attempt,
+            step,
+            loss_sum,
+            count,
+            grad_sq,
+            loader_wait_s,
+            nonfinite,
+            _,
+            data_index,
+            samples,
+            sample_count,
+            state_step,
+            state_digest,
+            replicated_step,
+        ) = _RECORD.unpack(packed)
+        share = Contribution(
+            loss_sum=loss_sum,
+            count=count,
+            grad_sq=grad_sq,
+            data_index=data_index,
+            samples=samples,
+            sample_count=sample_count,
+            nonfinite=nonfinite,
+            loader_wait_s=loader_wait_s,
+        )
+        return cls(attempt, step, share, state_step, state_digest, replicated_step)
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What the whole world agreed on; equal on every rank."""
+
+    attempt: int
+    step: int
+    loss: float
+    """Mean over all targets of the step."""
+    grad_norm: float
+    nonfinite: bool
+    samples: str
+    """Digest of the (position, sample) pairs consumed; independent of the world's size."""
+    sample_count: int
+    loader_wait_s: float
+    """The longest wait of any rank."""
+    state_step: int
+    """The step that `state_digest` belongs to; -1 if there is none."""
+    state_digest: str | None
+    rank_digests: tuple[str, ...]
+    replicated_step: int
+    """The newest step whose state every rank knows to be replicated; -1 for none."""
+
+
+def fold(records: Sequence[Record]) -> Agreed:
+    """The world's view of a step from its records in rank order; pure.
+
+    Raises Disagreement if the records are not all of one attempt and step, if their state digests
+    are of different steps, or if tensor-parallel peers read different samples.
+    """
+    first = records[0]
+    for rank, record in enumerate(records):
+        if (record.attempt, record.step) != (first.attempt, first.step):
+            raise Disagreement(
+                f"rank {rank} is at attempt {record.attempt}, step {record.step}; "
+                f"rank 0 at attempt {first.attempt}, step {first.step}"
+            )
+        if record.state_step != first.state_step:
+            raise Disagreement(
+                f"rank {rank} brings a state digest of step {record.state_step}; "
+                f"rank 0 of step {first.state_step}"
+            )
+    shares = [record.contribution for record in records]
+    samples, sample_count = _fold_samples(shares)
+    loss_sum, count, grad_sq = 0.0, 0, 0.0
+    for share in shares:
+        loss_sum += share.loss_sum
+        count += share.count
+        grad_sq += share.grad_sq
+    nonfinite = any(share.nonfinite for share in shares) or not (
+        math.isfinite(loss_sum) and math.isfinite(grad_sq)
+    )
+    digests = tuple(record.state_digest.hex() for record in records)
+    known = first.state_step >= 0
+    return Agreed(
+        attempt=first.attempt,
+        step=first.step,
+        loss=loss_sum / count if count else math.nan,
+        grad_norm=math.sqrt(grad_sq) if grad_sq >= 0 else math.nan,
+        nonfinite=nonfinite,
+        samples=f"{samples:016x}",
+        sample_count=sample_count,
+        loader_wait_s=max(share.loader_wait_s for share in shares),
+        state_step=first.state_step,
+        state_digest=step_digest(digests) if known else None,
+        rank_digests=digests if known else (),
+        replicated_step=min(record.replicated_step for record in records),
+    )
+
+
+def gather(record: Record, world_size: int) -> list[Record]:
+    """Every rank's record, in rank order. One collective; none in a world of one."""
+    if world_size == 1:
+        return [record]
+    packed = torch.frombuffer(bytearray(record.pack()), dtype=torch.uint8)
+    gathered = [torch.empty_like(packed) for _ in range(world_size)]
+    dist.all_gather(gathered, packed)
+    return [Record.unpack(one.numpy().tobytes()) for one in gathered]
+
+
+def _fold_samples(shares: Sequence[Contribution]) -> tuple[int, int]:
+    by_index: dict[int, Contribution] = {}
+    for rank, share in enumerate(shares):
+        peer = by_index.setdefault(share.data_index, share)
+        if (peer.samples, peer.sample_count) != (share.samples, share.sample_count):
+            raise Disagreement(
+                f"rank {rank} read other samples than its peer at data index {share.data_index}"
+            )
+    total = sum(share.samples for share in by_index.values()) % _SAMPLE_DIGEST_MODULUS
+    return total, sum(share.sample_count for share in by_index.values())

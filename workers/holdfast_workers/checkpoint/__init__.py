@@ -1,0 +1,1 @@
+"""The remote tier: sharded checkpoints in a folder, under an atomic and verified manifest."""

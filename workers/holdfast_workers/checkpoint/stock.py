@@ -1,0 +1,53 @@
+"""The seam to stock `torch.distributed.checkpoint`: names, dtypes and its `.metadata`.
+
+Other programs read a checkpoint by `.metadata`, a pickle that Holdfast writes and never reads.
+A tensor's name there is the entry's; what belongs to one rank alone has its rank appended, since
+every rank has an entry of that name.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+
+from holdfast_workers.checkpoint.manifest import Manifest, SavedTensor
+
+
+def stock_name(tensor: SavedTensor) -> str:
+    return f"{tensor.name}.rank{tensor.rank}" if tensor.per_rank else tensor.name
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype called `float32` or `torch.float32`. Raises ValueError."""
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is no dtype of torch")
+    return dtype
+
+
+def write_stock_metadata(manifest: Manifest) -> None:
+    """Write `.metadata` beside the shards, durable on return."""
+    tensors: dict[str, TensorStorageMetadata] = {}
+    results: list[WriteResult] = []
+    for saved in manifest.tensors:
+        name = stock_name(saved)
+        shape = saved.shape if saved.per_rank else saved.global_shape
+        offsets = torch.Size([0] * len(shape) if saved.per_rank else saved.offsets)
+        if name not in tensors:
+            properties = TensorProperties(dtype=torch_dtype(saved.dtype))
+            tensors[name] = TensorStorageMetadata(properties, torch.Size(shape), [])
+        chunks = tensors[name].chunks
+        index = MetadataIndex(name, offsets, len(chunks))
+        chunks.append(ChunkStorageMetadata(offsets, torch.Size(saved.shape)))
+        place = _StorageInfo(saved.file, saved.offset, saved.length)
+        results.append(WriteResult(index, saved.length, place))
+    writer = FileSystemWriter(manifest.folder)
+    writer.finish(Metadata(state_dict_metadata=dict(tensors)), [results])

@@ -1,0 +1,194 @@
+"""The processes of a node: the zygote, and what it forks, seen through pidfds and sockets.
+
+`Brood` asks the zygote for forks and restarts it when it dies; `Child` is one forked process.
+All blocking calls have a deadline. No decision is taken here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast_workers import control, processes
+from holdfast_workers.errors import WorkersError
+
+
+class ZygoteFailed(WorkersError):
+    """The zygote could not be started, or could not fork. `detail` has type and traceback."""
+
+    def __init__(self, message: str, detail: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.detail = detail or {}
+
+
+@dataclass
+class Child:
+    """One process forked by the zygote, and the agent's ends of its control socket and log."""
+
+    kind: str
+    name: str
+    pid: int
+    pidfd: int
+    end: socket.socket
+    log_fd: int
+    request: dict[str, Any] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _closed: bool = False
+
+    def send(self, message: dict[str, Any]) -> bool:
+        """False if the process is gone: its exit is noticed elsewhere."""
+        try:
+            control.send(self.end, message)
+        except control.ControlClosed:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """Does nothing to a process that is gone already, at whatever moment it went."""
+        with self._lock:
+            if not self._closed:  # a closed descriptor's number may be another child's by now
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def reap(self) -> dict[str, int | str]:
+        """How the process ended; call only after its pidfd became readable.
+
+        What it had started itself (it leads a session of its own) ends with it.
+        """
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # not reaped yet: the number is still its own
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            return {"unknown": "reaped elsewhere"}
+        return processes.exit_detail(status) if pid else {"unknown": "still running"}
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self.end.close()
+            os.close(self.log_fd)
+            os.close(self.pidfd)
+
+
+class Brood:
+    """Starts and restarts the zygote, and forks from it."""
+
+    def __init__(self, config: dict[str, Any], start_timeout_s: float, fork_timeout_s: float):
+        self._config = config
+        self._start_timeout_s = start_timeout_s
+        self._fork_timeout_s = fork_timeout_s
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: socket.socket | None = None
+        self._stopped = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Start a zygote and wait until it has imported everything. Raises ZygoteFailed."""
+        with self._lock:
+            self._start()
+
+    def ensure(self) -> bool:
+        """Start another zygote if the last one died. True if it had."""
+        with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                return False
+            self._start()
+            return True
+
+    def fork(self, kind: str, name: str, request: dict[str, Any]) -> Child:
+        """Fork a process of `kind`; a dead zygote is replaced first. Raises ZygoteFailed."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            try:
+                return self._fork(kind, name, request)
+            except (control.ControlClosed, OSError):
+                self._start()
+            try:
+                return self._fork(kind, name, request)
+            except (control.ControlClosed, OSError) as error:
+                raise ZygoteFailed(f"the zygote could not fork a {kind}: {error}") from error
+
+    def stop(self) -> None:
+        """End the zygote, for good."""
+        with self._lock:
+            self._stopped = True
+            self._discard()
+
+    def _fork(self, kind: str, name: str, request: dict[str, Any]) -> Child:
+        assert self._end is not None
+        ours, theirs = control.pair()
+        log_reader, log_writer = os.pipe()
+        try:
+            message = {"op": "fork", "kind": kind, "name": name, **request}
+            control.send(self._end, message, (theirs.fileno(), log_writer))
+            pid = control.receive(self._end)["pid"]
+            pidfd = os.pidfd_open(pid)
+        except BaseException:
+            ours.close()
+            os.close(log_reader)
+            raise
+        finally:
+            theirs.close()
+            os.close(log_writer)
+        os.set_blocking(log_reader, False)
+        return Child(kind, name, pid, pidfd, ours, log_reader, request)
+
+    def _start(self) -> None:
+        self._discard()
+        if self._stopped:
+            raise ZygoteFailed("the zygote was stopped: the agent ends")
+        self._end = ours = self._spawn()
+        ours.settimeout(self._start_timeout_s)
+        try:
+            control.send(ours, self._config)
+            answer = control.receive(ours)
+        except (control.ControlClosed, TimeoutError) as error:
+            self._discard()
+            raise ZygoteFailed(f"the zygote did not start: {error}") from error
+        if answer["op"] != "ready":
+            self._discard()
+            raise ZygoteFailed(f"{answer['type']}: {answer['message']}", answer)
+        ours.settimeout(self._fork_timeout_s)
+
+    def _spawn(self) -> socket.socket:
+        """Start the process; our end of its control socket."""
+        ours, theirs = control.pair()
+        fd = theirs.fileno()
+        command = [sys.executable, "-m", "holdfast_workers.zygote", str(fd), str(os.getpid())]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=[fd],
+                env={**os.environ, **self._config.get("env", {})},
+                stdin=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            ours.close()
+            raise ZygoteFailed(f"the zygote's process could not be made: {error}") from error
+        finally:
+            theirs.close()
+        return ours
+
+    def _discard(self) -> None:
+        if self._end is not None:
+            self._end.close()
+            self._end = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None

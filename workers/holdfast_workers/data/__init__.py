@@ -1,0 +1,1 @@
+"""Corpora and the batches read from them."""

@@ -1,0 +1,100 @@
+"""Fetching a commit from the node agent that holds it.
+
+A fetch ends with a verified commit in the node's own segment, or with a reason.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import xxhash
+
+from holdfast_workers.errors import WorkersError
+from holdfast_workers.memory import wire
+from holdfast_workers.memory.segment import Commit
+from holdfast_workers.memory.store import SegmentStore
+from holdfast_workers.memory.wire import DEFAULT_TIMEOUTS, Role, Timeouts, WireError
+from holdfast_workers.messages import Held, Place, Restore
+
+
+class BadShard(WorkersError):
+    """The bytes received do not have the digest that was promised."""
+
+
+class SourceLost(WorkersError):
+    """The source cannot be reached, died in the middle, or no longer holds the commit."""
+
+
+def fetch(
+    secret: bytes,
+    source: Restore,
+    rank: int,
+    store: SegmentStore,
+    timeout_s: float,
+    *,
+    timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    on_connected: Callable[[socket.socket], None] = lambda _: None,
+) -> Held:
+    """Bring the commit that `source` names into this node's own segment of `rank`, verified.
+
+    All of it within `timeout_s`. Moves nothing if it lies there already. Raises BadShard,
+    SourceLost, or a SegmentError (no space, or busy). `on_connected` gets the connection before
+    the segment is touched: who shuts it makes the fetch end at once.
+    """
+    deadline = time.monotonic() + timeout_s
+    own = store.find(rank, Place.OWN)
+    held = own.find(source.attempt, source.step) if own else None
+    if held is not None and _is_wanted(held.digest, source) and store.check(rank, Place.OWN, held):
+        return store.describe(rank, Place.OWN, held)
+    timeouts = replace(
+        timeouts,
+        connect_s=min(timeouts.connect_s, timeout_s),
+        handshake_s=min(timeouts.handshake_s, timeout_s),
+        stall_s=min(timeouts.stall_s, timeout_s),
+    )
+    try:
+        sock = wire.connect(secret, source.host, source.data_port, Role.FETCH, timeouts)
+        with sock, store.writing(rank, Place.OWN):
+            on_connected(sock)
+            commit = _fetch_into(sock, source, rank, store, deadline)
+    except (OSError, WireError) as error:
+        raise SourceLost(
+            f"rank {rank}, step {source.step} from {source.agent} "
+            f"({source.host}:{source.data_port}): {error}"
+        ) from error
+    return store.describe(rank, Place.OWN, commit)
+
+
+def _fetch_into(
+    sock: socket.socket, source: Restore, rank: int, store: SegmentStore, deadline: float
+) -> Commit:
+    wire.send_header(
+        sock,
+        {"rank": rank, "place": source.place, "attempt": source.attempt, "step": source.step},
+    )
+    answer = wire.receive_header(sock)
+    digest, nbytes = wire.text(answer, "digest"), wire.whole(answer, "nbytes")
+    if not _is_wanted(digest, source):
+        raise BadShard(f"{source.agent} holds digest {digest}, wanted is {source.digest}")
+    if wire.whole(answer, "layout") > wire.LAYOUT_LIMIT:
+        raise WireError("the layout announced is above the limit")
+    raw = bytearray(wire.whole(answer, "layout"))
+    wire.receive_into(sock, memoryview(raw), deadline=deadline)
+    segment = store.ensure(rank, Place.OWN, wire.parse_layout(bytes(raw)))
+    if segment.layout.payload_bytes != nbytes:
+        raise BadShard(f"{nbytes} bytes do not fit the layout that came with them")
+    hasher = xxhash.xxh3_128()
+    with segment.begin(source.step) as slot:
+        wire.receive_into(sock, slot, hasher, deadline)
+    if not wire.receive_header(sock).get("whole"):
+        raise WireError("the commit was overwritten while it was sent")
+    if hasher.hexdigest() != digest:
+        raise BadShard(f"rank {rank}, step {source.step}: {source.agent} sent other bytes")
+    return segment.commit(attempt=source.attempt, step=source.step, digest=digest)
+
+
+def _is_wanted(digest: str, source: Restore) -> bool:
+    return not source.digest or digest == source.digest

@@ -1,0 +1,214 @@
+"""Lifelines: seeing another agent's process die, within milliseconds of it.
+
+A lifeline is a connection on which nothing happens but a heartbeat. If the peer's process dies,
+its kernel closes the connection, and that is seen at once; if its machine or the network goes, or
+the process stops, the heartbeats end, and that is seen after `heartbeat_timeout_s`.
+
+One thread with one selector carries every lifeline, connecting included. It says what it saw; it
+does not judge: a lost lifeline may be a lost link.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from holdfast_workers.memory import wire
+from holdfast_workers.memory.wire import Role, WireError
+
+_log = logging.getLogger(__name__)
+
+_READ_BYTES = 4096
+_LENGTH_BYTES = 4
+
+
+class _Phase(Enum):
+    CONNECTING = auto()
+    GREETED = auto()  # waiting for the server's greeting
+    ANSWERED = auto()  # waiting for its welcome
+    LIVE = auto()
+
+
+@dataclass(eq=False)
+class _Line:
+    agent: str
+    sock: socket.socket
+    last_heard: float
+    phase: _Phase = _Phase.CONNECTING
+    received: bytearray = field(default_factory=bytearray)
+    nonce: bytes = b""
+
+
+SILENCE = "nothing heard"
+"""What the reason begins with where an agent is silent only: it may live, out of reach."""
+
+
+class Lifelines:
+    """`on_lost(agent, why)` is called once per watch, from this object's thread; it must not
+    block. A lost agent is forgotten: to go on, watch it again."""
+
+    def __init__(
+        self,
+        secret: bytes,
+        on_lost: Callable[[str, str], None],
+        heartbeat_timeout_s: float,
+    ) -> None:
+        self._secret = secret
+        self._on_lost = on_lost
+        self._timeout_s = heartbeat_timeout_s
+        self._lines: dict[str, _Line] = {}
+        self._lock = threading.Lock()
+        self._commands: list[Callable[[], None]] = []
+        self._closing = False
+        self._selector = selectors.DefaultSelector()
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_reader, False)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="lifelines", daemon=True)
+        self._thread.start()
+
+    def watch(self, agent: str, host: str, port: int) -> None:
+        """Hold a lifeline to `agent`, instead of any earlier one. Returns at once; that the agent
+        cannot be reached is told like its loss."""
+        self._soon(lambda: self._open(agent, host, port))
+
+    def forget(self, agent: str) -> None:
+        """Let go of the lifeline. Nothing is told of this agent afterwards, unless it was being
+        told already."""
+        self._soon(lambda: self._drop(agent))
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            os.write(self._wake_writer, b"!")
+        self._thread.join(timeout_s)
+        os.close(self._wake_writer)
+
+    def _soon(self, command: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._closing:
+                self._commands.append(command)
+                os.write(self._wake_writer, b"!")
+
+    def _run(self) -> None:
+        while not self._closing:
+            for key, _events in self._selector.select(self._patience()):
+                line: _Line | None = key.data
+                if line is None:
+                    self._obey()
+                elif self._lines.get(line.agent) is line:  # not dropped by an earlier event
+                    self._attend(line)
+            self._drop_silent()
+        for agent in tuple(self._lines):
+            self._drop(agent)
+        self._selector.close()
+        os.close(self._wake_reader)
+
+    def _obey(self) -> None:
+        os.read(self._wake_reader, _READ_BYTES)
+        with self._lock:
+            commands, self._commands = self._commands, []
+        for command in commands:
+            command()
+
+    def _patience(self) -> float | None:
+        if not self._lines:
+            return None
+        oldest = min(line.last_heard for line in self._lines.values())
+        return max(0.0, oldest + self._timeout_s - time.monotonic())
+
+    def _drop_silent(self) -> None:
+        now = time.monotonic()
+        for line in tuple(self._lines.values()):
+            if now - line.last_heard >= self._timeout_s:
+                self._lose(line, f"{SILENCE} for {self._timeout_s} s")
+
+    def _open(self, agent: str, host: str, port: int) -> None:
+        self._drop(agent)
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        sock.setblocking(False)
+        line = self._lines[agent] = _Line(agent, sock, time.monotonic())
+        try:
+            wire.tune(sock)
+            code = sock.connect_ex((host, port))
+        except OSError as error:  # a host's name that cannot be resolved
+            self._lose(line, f"{SILENCE}: cannot connect: {error}")
+            return
+        if code not in (0, errno.EINPROGRESS):
+            self._lose(line, _in_words(OSError(code, os.strerror(code))))
+            return
+        self._selector.register(sock, selectors.EVENT_WRITE, line)
+
+    def _attend(self, line: _Line) -> None:
+        try:
+            if line.phase is _Phase.CONNECTING:
+                self._connected(line)
+            else:
+                self._read(line)
+        except BlockingIOError:
+            pass  # woken for nothing
+        except WireError as error:
+            self._lose(line, str(error))
+        except OSError as error:
+            self._lose(line, _in_words(error))
+
+    def _connected(self, line: _Line) -> None:
+        code = line.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+        line.phase = _Phase.GREETED
+        self._selector.modify(line.sock, selectors.EVENT_READ, line)
+
+    def _read(self, line: _Line) -> None:
+        piece = line.sock.recv(_READ_BYTES)
+        if not piece:
+            raise WireError("the process ended (end of its connection)")
+        line.last_heard = time.monotonic()
+        if line.phase is _Phase.LIVE:
+            return
+        line.received += piece
+        if line.phase is _Phase.GREETED and len(line.received) >= wire.GREETING_BYTES:
+            greeting = bytes(line.received[: wire.GREETING_BYTES])
+            del line.received[: wire.GREETING_BYTES]
+            answer, line.nonce = wire.answer_greeting(self._secret, greeting, Role.LIFELINE)
+            line.sock.sendall(answer)  # a few hundred bytes into an empty buffer
+            line.phase = _Phase.ANSWERED
+        if line.phase is _Phase.ANSWERED and len(line.received) >= _LENGTH_BYTES:
+            end = _LENGTH_BYTES + wire.header_length(line.received[:_LENGTH_BYTES])
+            if len(line.received) >= end:
+                welcome = wire.decode_header(bytes(line.received[_LENGTH_BYTES:end]))
+                wire.check_welcome(self._secret, line.nonce, Role.LIFELINE, welcome)
+                line.received.clear()
+                line.phase = _Phase.LIVE
+
+    def _lose(self, line: _Line, why: str) -> None:
+        self._drop(line.agent)
+        try:
+            self._on_lost(line.agent, why)
+        except Exception:  # the other lifelines must not be lost with one faulty listener
+            _log.exception("on_lost of agent %s failed", line.agent)
+
+    def _drop(self, agent: str) -> None:
+        line = self._lines.pop(agent, None)
+        if line is None:
+            return
+        if line.sock.fileno() in self._selector.get_map():
+            self._selector.unregister(line.sock)
+        line.sock.close()
+
+
+def _in_words(error: OSError) -> str:
+    """Only the peer's own kernel knows that nobody is there; a network's errors prove nothing."""
+    if error.errno in (errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE):
+        return str(error)
+    return f"{SILENCE}: {error}"

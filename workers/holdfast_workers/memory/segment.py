@@ -1,0 +1,325 @@
+"""One rank's memory checkpoint: two payload slots in one file under /dev/shm.
+
+Promises:
+
+- A commit counts only if its commit word is whole. The word is invalidated before its slot is
+  touched and written last, so a writer killed at any instant leaves the other slot as it was.
+- All pages are claimed when the segment is made: a full /dev/shm is an error at that moment and
+  never a SIGBUS in the middle of a step.
+- One process writes, any number read. A reader takes no lock: it reads, then asks `is_current`.
+- The file outlives every process; `open` is all that is needed to take up where one left off.
+
+Words are ordered by `seq`, the order of writing, not by step: after a rollback the newest state
+may have a lower step than a stale one, and it is the stale one that must be overwritten.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import struct
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from holdfast_workers.digest import payload_digest
+from holdfast_workers.errors import WorkersError
+from holdfast_workers.layout import StateLayout
+
+MAGIC = b"HOLDFAST"
+VERSION = 1
+SLOTS = 2
+PAGE = 4096
+
+_HEADER = struct.Struct("<8sIIQQQ")  # magic, version, layout bytes, payload bytes, slot offsets
+_HEADER_CRC_AT = _HEADER.size
+_WORD = struct.Struct("<4sQQQQ16s")  # tag, seq, attempt, step, nbytes, digest; then its crc
+_CRC = struct.Struct("<I")
+_PIN = struct.Struct("<QQ")  # slot + 1 (0: none), deadline on the monotonic clock in ns
+_WORDS_AT = 512
+_WORD_STRIDE = 256
+_PIN_AT = 2048
+_COUNTER = struct.Struct("=Q")
+_COUNTER_AT = 3072
+_COMMITTED = b"DONE"
+_QUARANTINED = b"BAD!"
+
+
+class SegmentError(WorkersError):
+    """Something about a segment; raised as itself where it is used against its rules."""
+
+
+class BadSegment(SegmentError):
+    """The file is not a whole segment of this version."""
+
+
+class SegmentSpaceError(SegmentError):
+    """Shared memory cannot hold the segment; says how much was wanted and how much is free."""
+
+
+class Overtaken(SegmentError):
+    """The commit asked for is no longer (or was never) in the segment."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A state that was whole when its word was read."""
+
+    attempt: int
+    step: int
+    nbytes: int
+    digest: str
+    slot: int
+    seq: int
+
+
+class Segment:
+    """See the module. Made by `create` or `open`; a context manager that closes."""
+
+    def __init__(self, path: Path, mapping: mmap.mmap, writable: bool) -> None:
+        self.path = path
+        self.writable = writable
+        self._mapping = mapping
+        self._view = memoryview(mapping)
+        self._open_slot: int | None = None
+        self._payload_bytes, self._slots, self._layout = _read_header(path, self._view)
+
+    @classmethod
+    def create(cls, path: Path, layout: StateLayout) -> Segment:
+        """A new, empty segment at `path`, replacing what is there, open for writing.
+
+        Raises SegmentSpaceError where /dev/shm (or the cgroup's memory) cannot hold it.
+        """
+        text = layout.to_json()
+        first = _round_up(PAGE + len(text))
+        slots = (first, first + _round_up(layout.payload_bytes))
+        size = slots[1] + _round_up(layout.payload_bytes)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        making = path.with_name(f".{path.name}.{os.getpid()}.new")
+        making.unlink(missing_ok=True)
+        fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            _claim_pages(fd, size, path)
+            header = _HEADER.pack(
+                MAGIC, VERSION, len(text), layout.payload_bytes, slots[0], slots[1]
+            )
+            os.pwrite(fd, header + _CRC.pack(zlib.crc32(text, zlib.crc32(header))), 0)
+            os.pwrite(fd, text, PAGE)
+            mapping = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            making.rename(path)
+        except BaseException:
+            making.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+        return cls(path, mapping, writable=True)
+
+    @classmethod
+    def open(cls, path: Path, *, writable: bool = True) -> Segment:
+        """The segment at `path`. Raises FileNotFoundError, or BadSegment if it is not one.
+
+        Readers say `writable=False`, and cannot do harm then.
+        """
+        fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        try:
+            size = os.fstat(fd).st_size
+            if size < PAGE:
+                raise BadSegment(f"{path} is no segment: only {size} bytes")
+            protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+            # A writer is about to touch every page; a reader may want the words alone.
+            flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if writable else 0)
+            mapping = mmap.mmap(fd, size, flags=flags, prot=protection)
+        finally:
+            os.close(fd)
+        return cls(path, mapping, writable)
+
+    @property
+    def layout(self) -> StateLayout:
+        return self._layout
+
+    def begin(self, step: int) -> memoryview:
+        """The slot that `step` is to be written to, invalidated: `payload_bytes` writable bytes.
+
+        Taken is a slot without a commit if there is one (nothing whole is given up), else the
+        one that holds `step` already, else the one written first; but a slot that a reader has
+        pinned only if it holds `step`.
+        """
+        if not self.writable:
+            raise SegmentError(f"{self.path} is open for reading only")
+        slot = self._slot_for(step)
+        self._clear_word(slot)
+        self._open_slot = slot
+        return self._slot(slot)
+
+    def commit(self, *, attempt: int, step: int, digest: str) -> Commit:
+        """Declare the slot of the last `begin` whole. `digest` is `payload_digest` of its bytes."""
+        slot = self._open_slot
+        if slot is None:
+            raise SegmentError(f"{self.path}: commit of step {step} without begin")
+        seq = self._take_number()
+        commit = Commit(attempt, step, self._payload_bytes, digest, slot, seq)
+        self._write_word(commit, _COMMITTED)
+        self._open_slot = None
+        return commit
+
+    def abandon(self) -> None:
+        """Give up the slot of the last `begin`; it stays without a commit."""
+        self._open_slot = None
+
+    def commits(self) -> list[Commit]:
+        """What is committed at this moment, the last written first."""
+        words = (self._read_word(slot) for slot in range(SLOTS))
+        return sorted((word for word in words if word), key=lambda word: -word.seq)
+
+    def find(self, attempt: int, step: int) -> Commit | None:
+        """The commit of `step` that `attempt` computed, if it is there."""
+        return next((c for c in self.commits() if (c.attempt, c.step) == (attempt, step)), None)
+
+    def payload(self, commit: Commit) -> memoryview:
+        """Read-only view of the bytes of `commit`. They may be overwritten while they are read:
+        ask `is_current` afterwards. Raises Overtaken if they have been already."""
+        if not self.is_current(commit):
+            raise Overtaken(f"{self.path}: step {commit.step} of attempt {commit.attempt} is gone")
+        return self.slot(commit)
+
+    def slot(self, commit: Commit) -> memoryview:
+        """As `payload`, but of whatever the slot holds by now."""
+        return self._slot(commit.slot).toreadonly()
+
+    def is_current(self, commit: Commit) -> bool:
+        """True if no byte of `commit` has been touched since its word was read."""
+        return self._read_word(commit.slot) == commit
+
+    def verify(self, commit: Commit) -> bool:
+        """True if the payload has the digest of the word, both before and after the look."""
+        if not self.is_current(commit):
+            return False
+        with self._slot(commit.slot) as payload:
+            same = payload_digest(payload) == commit.digest
+        return same and self.is_current(commit)
+
+    def quarantine(self, commit: Commit) -> None:
+        """Take `commit` out of what counts. Its bytes and word stay as evidence until the slot
+        is used again."""
+        if self.is_current(commit):
+            self._write_word(commit, _QUARANTINED)
+
+    def pin(self, commit: Commit, for_s: float) -> None:
+        """Ask the writer to leave `commit` alone for `for_s`, so that a slow reader is not
+        overtaken for ever by fast steps. Advisory: correctness rests on the digest alone. A
+        deadline and not a lock, because a reader may die."""
+        deadline = time.monotonic_ns() + int(for_s * 1e9)
+        _PIN.pack_into(self._view, _PIN_AT, commit.slot + 1, deadline)
+
+    def unpin(self) -> None:
+        _PIN.pack_into(self._view, _PIN_AT, 0, 0)
+
+    def close(self) -> None:
+        """Unmap. Where a caller still holds a view, the mapping goes with the last of them."""
+        try:
+            self._view.release()
+            self._mapping.close()
+        except BufferError:
+            pass  # the views keep the mapping; garbage collection ends both
+
+    def __enter__(self) -> Segment:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _slot(self, slot: int) -> memoryview:
+        start = self._slots[slot]
+        return self._view[start : start + self._payload_bytes]
+
+    def _slot_for(self, step: int) -> int:
+        words = {slot: self._read_word(slot) for slot in range(SLOTS)}
+        for slot, word in words.items():
+            if word is None:
+                return slot
+        for slot, word in words.items():
+            if word is not None and word.step == step:
+                return slot
+        oldest_first = sorted(words, key=lambda slot: words[slot].seq)  # type: ignore[union-attr]
+        return oldest_first[1] if oldest_first[0] == self._pinned() else oldest_first[0]
+
+    def _take_number(self) -> int:
+        # Counted in the file and not from the words: a number must not come twice even where the
+        # word that had it is gone, or a reader overtaken in the middle could not tell.
+        (last,) = _COUNTER.unpack_from(self._view, _COUNTER_AT)
+        number = 1 + max(last, *(word.seq for word in self.commits()), 0)
+        _COUNTER.pack_into(self._view, _COUNTER_AT, number)
+        return int(number)
+
+    def _pinned(self) -> int | None:
+        slot, deadline = _PIN.unpack_from(self._view, _PIN_AT)
+        return slot - 1 if slot and time.monotonic_ns() < deadline else None
+
+    def _read_word(self, slot: int) -> Commit | None:
+        at = _WORDS_AT + slot * _WORD_STRIDE
+        raw = bytes(self._view[at : at + _WORD.size + _CRC.size])
+        if zlib.crc32(raw[: _WORD.size]) != _CRC.unpack_from(raw, _WORD.size)[0]:
+            return None
+        tag, seq, attempt, step, nbytes, digest = _WORD.unpack_from(raw)
+        if tag != _COMMITTED or nbytes != self._payload_bytes:
+            return None
+        return Commit(attempt, step, nbytes, digest.hex(), slot, seq)
+
+    def _write_word(self, commit: Commit, tag: bytes) -> None:
+        raw = _WORD.pack(
+            tag,
+            commit.seq,
+            commit.attempt,
+            commit.step,
+            commit.nbytes,
+            bytes.fromhex(commit.digest),
+        )
+        at = _WORDS_AT + commit.slot * _WORD_STRIDE
+        self._view[at : at + _WORD.size + _CRC.size] = raw + _CRC.pack(zlib.crc32(raw))
+
+    def _clear_word(self, slot: int) -> None:
+        # The tag goes first and in one store: a word that is half cleared is no word.
+        at = _WORDS_AT + slot * _WORD_STRIDE
+        self._view[at : at + 4] = bytes(4)
+        self._view[at : at + _WORD.size + _CRC.size] = b"\xff" * (_WORD.size + _CRC.size)
+
+
+def _read_header(path: Path, view: memoryview) -> tuple[int, tuple[int, ...], StateLayout]:
+    magic, version, layout_bytes, payload_bytes, *slots = _HEADER.unpack_from(view)
+    if magic != MAGIC:
+        raise BadSegment(f"{path} is no segment: it begins with {magic!r}")
+    if version != VERSION:
+        raise BadSegment(f"{path} is of version {version}, this program reads {VERSION}")
+    text = bytes(view[PAGE : PAGE + layout_bytes])
+    crc = zlib.crc32(text, zlib.crc32(view[: _HEADER.size]))
+    if crc != _CRC.unpack_from(view, _HEADER_CRC_AT)[0]:
+        raise BadSegment(f"{path}: the header or the layout is damaged")
+    if len(view) < slots[-1] + payload_bytes:
+        raise BadSegment(f"{path} is cut short: {len(view)} bytes")
+    return payload_bytes, tuple(slots), StateLayout.from_json(text)
+
+
+def _claim_pages(fd: int, size: int, path: Path) -> None:
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.ENOMEM):
+            raise
+        stat = os.statvfs(path.parent)
+        raise SegmentSpaceError(
+            f"{path.parent} cannot hold a memory checkpoint of {size} bytes: "
+            f"{stat.f_bavail * stat.f_frsize} bytes are free. Give the node more shared memory "
+            f"(for a container: a larger /dev/shm), or turn the memory tier off"
+        ) from error
+
+
+def _round_up(nbytes: int) -> int:
+    return -(-nbytes // PAGE) * PAGE

@@ -1,0 +1,274 @@
+"""The bytes between node agents: authentication, headers, and payloads straight from memory.
+
+A connection begins with the server's nonce. The client proves that it knows the job's secret by
+an HMAC over that nonce and the role it asks for, and sends a nonce of its own, which the server
+answers in kind: neither side takes a byte of state from, or gives one to, a stranger. After that,
+headers are JSON of bounded size behind a 4-byte length, and payloads are raw.
+
+Every wait on a socket has a timeout. It bounds the time without progress, not the whole of a
+transfer, unless a deadline is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import select
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import xxhash
+
+from holdfast_workers.errors import WorkersError
+from holdfast_workers.layout import StateLayout
+
+GREETING = b"HFDATA1\n"
+NONCE_BYTES = 32
+GREETING_BYTES = len(GREETING) + NONCE_BYTES
+HEADER_LIMIT = 16 * 1024
+LAYOUT_LIMIT = 64 * 1024 * 1024
+_LENGTH = struct.Struct(">I")
+_CHUNK = 4 * 1024 * 1024
+# Digests are taken piece by piece while a piece is still in the cache.
+_DIGEST_CHUNK = 512 * 1024
+
+
+class Role(StrEnum):
+    PUSH = "push"
+    FETCH = "fetch"
+    LIFELINE = "lifeline"
+
+
+class WireError(WorkersError):
+    """The other side broke the protocol, or closed the connection."""
+
+
+class Refused(WireError):
+    """The other side said no. `code` is one of a closed set, see `Code`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+class Code(StrEnum):
+    """Why a request is refused."""
+
+    UNAUTHORISED = "unauthorised"
+    MALFORMED = "malformed"
+    FENCED = "fenced"  # the push is of an attempt that has been ended
+    OTHER_MESH = "other_mesh"
+    NO_LAYOUT = "no_layout"
+    BAD_DIGEST = "bad_digest"  # what arrived is not what was announced
+    NOT_HELD = "not_held"
+    NO_SPACE = "no_space"
+    BUSY = "busy"
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Of every socket operation on the data channel, in seconds."""
+
+    connect_s: float = 2.0
+    handshake_s: float = 2.0
+    stall_s: float = 5.0  # no progress within a message or a payload
+    idle_s: float = 600.0  # a server's wait for the next message of an idle client
+
+
+DEFAULT_TIMEOUTS = Timeouts()
+
+
+def connect(secret: bytes, host: str, port: int, role: Role, timeouts: Timeouts) -> socket.socket:
+    """An authenticated connection, ready for the role's first header.
+
+    Raises OSError (also as TimeoutError) if the peer cannot be reached, Refused if it does not
+    know us, WireError if we do not know it.
+    """
+    sock = socket.create_connection((host, port), timeout=timeouts.connect_s)
+    try:
+        tune(sock)
+        sock.settimeout(timeouts.handshake_s)
+        greeting = bytearray(GREETING_BYTES)
+        receive_into(sock, memoryview(greeting))
+        answer, mine = answer_greeting(secret, bytes(greeting), role)
+        sock.sendall(answer)
+        check_welcome(secret, mine, role, receive_header(sock))
+        sock.settimeout(timeouts.stall_s)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def answer_greeting(secret: bytes, greeting: bytes, role: Role) -> tuple[bytes, bytes]:
+    """The client's answer to a greeting, as bytes to send, and the nonce it carries."""
+    if not greeting.startswith(GREETING):
+        raise WireError(f"no data server: it greets with {greeting[:8]!r}")
+    mine = secrets.token_hex(NONCE_BYTES).encode()
+    proof = _proof(secret, "client", greeting[len(GREETING) :], role)
+    return encode_header({"role": role, "nonce": mine.decode(), "proof": proof}), mine
+
+
+def check_welcome(secret: bytes, mine: bytes, role: Role, welcome: dict[str, Any]) -> None:
+    """Raises WireError unless the server proved that it knows the secret."""
+    expected = _proof(secret, "server", mine, role)
+    if not _same(welcome.get("proof"), expected):
+        raise WireError("the data server does not know the job's secret")
+
+
+def admit(sock: socket.socket, secret: bytes, timeouts: Timeouts) -> Role:
+    """The server's side of `connect`. Raises WireError or OSError; the caller closes."""
+    sock.settimeout(timeouts.handshake_s)
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    sock.sendall(GREETING + nonce)
+    claim = receive_header(sock)
+    role = claim.get("role")
+    expected = _proof(secret, "client", nonce, str(role))
+    if role not in list(Role) or not _same(claim.get("proof"), expected):
+        send_refusal(sock, Code.UNAUTHORISED, "wrong secret or unknown role")
+        raise WireError("a client did not know the job's secret")
+    theirs = text(claim, "nonce").encode()
+    send_header(sock, {"proof": _proof(secret, "server", theirs, role)})
+    return Role(role)
+
+
+def tune(sock: socket.socket) -> None:
+    """Small messages leave at once."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def encode_header(header: dict[str, Any]) -> bytes:
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    if len(raw) > HEADER_LIMIT:
+        raise WireError(f"a header of {len(raw)} bytes is above the limit of {HEADER_LIMIT}")
+    return _LENGTH.pack(len(raw)) + raw
+
+
+def decode_header(raw: bytes) -> dict[str, Any]:
+    """Raises Refused for a refusal, WireError for what is not a header."""
+    try:
+        header = json.loads(raw)
+    except ValueError as error:
+        raise WireError(f"not a header: {raw[:40]!r}") from error
+    if not isinstance(header, dict):
+        raise WireError(f"not a header: {raw[:40]!r}")
+    if "refused" in header:
+        raise Refused(text(header, "refused"), text(header, "message"))
+    return header
+
+
+def header_length(raw: bytes | bytearray) -> int:
+    """Bytes of the header that follows these four. Raises WireError beyond the limit."""
+    (length,) = _LENGTH.unpack(raw)
+    if length > HEADER_LIMIT:
+        raise WireError(f"a header of {length} bytes was announced, the limit is {HEADER_LIMIT}")
+    return int(length)
+
+
+def send_header(sock: socket.socket, header: dict[str, Any]) -> None:
+    sock.sendall(encode_header(header))
+
+
+def send_refusal(sock: socket.socket, code: Code, message: str) -> None:
+    send_header(sock, {"refused": code, "message": message[:1024]})
+
+
+def receive_header(sock: socket.socket) -> dict[str, Any]:
+    """The next header. Raises Refused if it is a refusal, WireError at the end of the stream."""
+    raw = bytearray(_LENGTH.size)
+    receive_into(sock, memoryview(raw))
+    body = bytearray(header_length(raw))
+    receive_into(sock, memoryview(body))
+    return decode_header(bytes(body))
+
+
+def send_payload(
+    sock: socket.socket, payload: memoryview | bytes, deadline: float | None = None
+) -> None:
+    """All bytes, in pieces, so that a timeout means a stall and not a big payload."""
+    with memoryview(payload) as view:
+        for start in range(0, len(view), _CHUNK):
+            _limit(sock, deadline)
+            sock.sendall(view[start : start + _CHUNK])
+
+
+def receive_into(
+    sock: socket.socket,
+    target: memoryview,
+    hasher: xxhash.xxh3_128 | None = None,
+    deadline: float | None = None,
+) -> None:
+    """Fill `target`, without allocating. Raises WireError if the stream ends before."""
+    filled = hashed = 0
+    while filled < len(target):
+        _limit(sock, deadline)
+        count = sock.recv_into(target[filled:])
+        if count == 0:
+            raise WireError(f"the connection ended after {filled} of {len(target)} bytes")
+        filled += count
+        if hasher is not None and filled - hashed >= _DIGEST_CHUNK:
+            hasher.update(target[hashed:filled])
+            hashed = filled
+    if hasher is not None:
+        hasher.update(target[hashed:filled])
+
+
+def parse_layout(raw: bytes) -> StateLayout:
+    """A layout that was received. Raises WireError."""
+    try:
+        return StateLayout.from_json(raw)
+    except (ValueError, KeyError, TypeError) as error:
+        raise WireError(f"not a layout: {error}") from error
+
+
+def shut(sock: socket.socket) -> None:
+    """End a connection under another thread's hands; its reads and writes return at once."""
+    with contextlib.suppress(OSError):  # it may have ended by itself
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def is_stale(sock: socket.socket) -> bool:
+    """True if the other side has ended an idle connection on which nothing is to come."""
+    poll = select.poll()  # select() itself cannot take descriptors above 1023
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def whole(header: dict[str, Any], key: str) -> int:
+    """A whole number ≥ 0 of a header. Raises WireError."""
+    value = header.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise WireError(f"header field {key!r} is {value!r}, not a whole number")
+    return value
+
+
+def text(header: dict[str, Any], key: str) -> str:
+    """A string of a header. Raises WireError."""
+    value = header.get(key)
+    if not isinstance(value, str):
+        raise WireError(f"header field {key!r} is {value!r}, not a string")
+    return value
+
+
+def _limit(sock: socket.socket, deadline: float | None) -> None:
+    if deadline is None:
+        return
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the transfer was not done by its deadline")
+    sock.settimeout(left)
+
+
+def _same(claimed: object, expected: str) -> bool:
+    return hmac.compare_digest(str(claimed).encode(), expected.encode())
+
+
+def _proof(secret: bytes, side: str, nonce: bytes, role: str) -> str:
+    return hmac.new(secret, side.encode() + nonce + role.encode(), hashlib.sha256).hexdigest()

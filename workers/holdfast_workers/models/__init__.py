@@ -1,0 +1,1 @@
+"""Model families as plain single-device modules; they know nothing of meshes."""

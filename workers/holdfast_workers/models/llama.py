@@ -1,0 +1,144 @@
+"""A Llama-style decoder as plain single-device code: it knows nothing of ranks or meshes.
+
+Pre-norm blocks of causal grouped-query attention with rotary positions (Su et al. 2021,
+arXiv:2104.09864) and a SwiGLU feed-forward (Shazeer 2020, arXiv:2002.05202); RMS norms; untied
+head. Built on the meta device, it allocates nothing until `to_empty`; `reset_tables` then fills
+what is computed rather than learned.
+
+Attention derives its number of heads from the width of its projections, so the same code runs on
+a tensor-parallel shard of them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+import xxhash
+from torch import Tensor, nn
+
+from holdfast_workers.models.rms_norm import RMSNorm
+from holdfast_workers.spec import ModelSpec
+
+
+class Llama(nn.Module):
+    """Token ids (batch, sequence) → logits (batch, sequence, vocabulary)."""
+
+    def __init__(self, spec: ModelSpec, vocabulary: int) -> None:
+        super().__init__()
+        self.sequence_length = spec.sequence_length
+        self.head_size = spec.dim // spec.heads
+        self.rope_theta = spec.rope_theta
+        self.embedding = nn.Embedding(vocabulary, spec.dim)
+        self.blocks = nn.ModuleList(Block(spec) for _ in range(spec.layers))
+        self.norm = RMSNorm(spec.dim, spec.norm_eps)
+        self.head = nn.Linear(spec.dim, vocabulary, bias=False)
+        shape = (self.sequence_length, self.head_size)
+        self.register_buffer("cos", torch.empty(shape), persistent=False)
+        self.register_buffer("sin", torch.empty(shape), persistent=False)
+
+    def reset_tables(self) -> None:
+        """Fill the tables of rotary angles, computed on the CPU: the same on every device."""
+        half = self.head_size // 2
+        frequencies = self.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+        angles = torch.outer(torch.arange(self.sequence_length, dtype=torch.float64), frequencies)
+        self.get_buffer("cos").copy_(torch.cat((angles.cos(), angles.cos()), dim=-1))
+        self.get_buffer("sin").copy_(torch.cat((-angles.sin(), angles.sin()), dim=-1))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        cos, sin = self.get_buffer("cos")[:length], self.get_buffer("sin")[:length]
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        return self.head(self.norm(x))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(spec.dim, spec.norm_eps)
+        self.attention = Attention(spec)
+        self.feed_forward_norm = RMSNorm(spec.dim, spec.norm_eps)
+        self.feed_forward = FeedForward(spec)
+        self.dropout = spec.dropout
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self._drop(self.attention(self.attention_norm(x), cos, sin))
+        return x + self._drop(self.feed_forward(self.feed_forward_norm(x)))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
+
+
+class Attention(nn.Module):
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.head_size = spec.dim // spec.heads
+        kv_dim = (spec.kv_heads or spec.heads) * self.head_size
+        self.query = nn.Linear(spec.dim, spec.dim, bias=False)
+        self.key = nn.Linear(spec.dim, kv_dim, bias=False)
+        self.value = nn.Linear(spec.dim, kv_dim, bias=False)
+        self.output = nn.Linear(spec.dim, spec.dim, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        query = rotate(self._heads(self.query(x)), cos, sin)
+        key = rotate(self._heads(self.key(x)), cos, sin)
+        value = self._heads(self.value(x))
+        if query.shape[1] != key.shape[1]:
+            # Repeated by hand: torch's CPU flash kernel takes no grouped heads.
+            repeats = query.shape[1] // key.shape[1]
+            key = key.repeat_interleave(repeats, dim=1)
+            value = value.repeat_interleave(repeats, dim=1)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _heads(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        heads = width // self.head_size
+        return x.view(batch, length, heads, self.head_size).transpose(1, 2)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        hidden = spec.ffn_dim or default_ffn_dim(spec.dim)
+        self.gate = nn.Linear(spec.dim, hidden, bias=False)
+        self.up = nn.Linear(spec.dim, hidden, bias=False)
+        self.down = nn.Linear(hidden, spec.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+
+
+def default_ffn_dim(dim: int) -> int:
+    """8/3 of `dim`, rounded up to a multiple of 64."""
+    return -(-8 * dim // (3 * 64)) * 64
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate pairs (i, i + head_size / 2) of (batch, heads, sequence, head_size) by position.
+
+    `sin` is negative in its first half: the swapped halves need no further sign.
+    """
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
+
+
+def initial_values(name: str, shape: tuple[int, ...], layers: int, seed: int) -> Tensor:
+    """The whole parameter `name` at step 0: a function of (seed, name) alone, made on the CPU.
+
+    Norms are one; matrices are normal with standard deviation 0.02, those that write into the
+    residual stream scaled by 1/sqrt(2 · layers) (GPT-2, Radford et al. 2019, section 2.3).
+    """
+    if len(shape) == 1:
+        return torch.ones(shape)
+    std = 0.02
+    if name.endswith(("attention.output.weight", "feed_forward.down.weight")):
+        std /= math.sqrt(2 * layers)
+    generator = torch.Generator().manual_seed(_parameter_seed(seed, name))
+    return torch.empty(shape).normal_(0.0, std, generator=generator)
+
+
+def _parameter_seed(seed: int, name: str) -> int:
+    return int(xxhash.xxh3_64_intdigest(f"{seed}/{name}".encode()))

@@ -1,0 +1,50 @@
+"""RMS normalisation (Zhang and Sennrich 2019, arXiv:1910.07467) that is fast on a CPU too.
+
+On an accelerator, and under torch.compile, it is torch's own. On a CPU torch's is made of many
+small operations, each with its own pass over memory in the backward direction; here the gradient
+is written out, in a third of the time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    """Normalise the last dimension to a root mean square of 1, then scale by `weight`."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type != "cpu" or x.dtype is not torch.float32 or torch.compiler.is_compiling():
+            fused: Tensor = F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+            return fused
+        normal: Tensor = _RMSNormOnCPU.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
+        return normal
+
+
+class _RMSNormOnCPU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = (norm.square_() / x.shape[-1]).add_(eps).rsqrt_()
+        unit = x * scale
+        ctx.save_for_backward(unit, scale, weight)
+        scaled: Tensor = unit * weight
+        return scaled
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        """d(unit)/dx = scale · (1 - unit · unitᵀ / dim)."""
+        unit, scale, weight = ctx.saved_tensors
+        weight_gradient = (gradient * unit).flatten(0, -2).sum(0)
+        inner = gradient * weight
+        along = torch.linalg.vecdot(inner, unit).unsqueeze(-1).div_(-unit.shape[-1])
+        return inner.addcmul_(unit, along).mul_(scale), weight_gradient, None

@@ -1,0 +1,1 @@
+"""Parallelism applied from outside to a plain model, through DeviceMesh and DTensor."""

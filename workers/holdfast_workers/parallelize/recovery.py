@@ -1,0 +1,80 @@
+"""Keeping a living sharded model through a fault: forgetting a broken step, new process groups.
+
+Both reach into private parts of torch's FSDP2 and DeviceMesh (torch 2.11 to 2.13 have been read
+and tried). What is not found as expected raises `CannotRebind`, upon which the caller builds the
+model anew: always right, only slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+
+from holdfast_workers.parallelize.shard import sharded_modules
+
+
+class CannotRebind(Exception):
+    """This torch does not have the inner parts that a rebind in place needs."""
+
+
+def forget_step(model: nn.Module) -> None:
+    """Drop every trace that a forward or backward pass, broken off anywhere, left in `model`.
+
+    FSDP2's own reset leaves the unsharded gradients of a broken backward pass behind; the next
+    pass would add to them, and training would silently go wrong. They are cleared here, together
+    with the sharded ones.
+    """
+    for group in _parameter_groups(model):
+        # A pending all-gather of a dead group must not be waited for.
+        group._all_gather_result = None
+        for parameter in group.fsdp_params:
+            parameter.unsharded_accumulated_grad = None
+            unsharded = getattr(parameter, "_unsharded_param", None)
+            if unsharded is not None:
+                unsharded.grad = None
+            parameter.sharded_param.grad = None
+    if isinstance(model, FSDPModule):
+        model._get_fsdp_state()._reset_iter_state()
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def rebind_groups(model: nn.Module, living: DeviceMesh, fresh: DeviceMesh) -> None:
+    """Put the process groups of `fresh` under `model`, which was built on `living`.
+
+    Both meshes have the same shape and names, and this rank the same coordinates. `living` goes
+    on being the model's mesh. Raises CannotRebind, with the model untouched, if torch's inner
+    parts are not as known.
+    """
+    try:
+        old, new = living._get_root_mesh(), fresh._get_root_mesh()
+        old_groups, new_groups = old._pg_registry, new._pg_registry
+        infos = _mesh_infos(model)
+    except AttributeError as error:
+        raise CannotRebind(str(error)) from error
+    if sorted(old_groups) != sorted(new_groups):
+        raise CannotRebind(f"groups {sorted(old_groups)} became {sorted(new_groups)}")
+    old_groups.clear()
+    old_groups.update(new_groups)
+    for info in infos:
+        # Looks its process groups up in the mesh again.
+        info.__post_init__()
+
+
+def _parameter_groups(model: nn.Module) -> Iterator[Any]:
+    for module in sharded_modules(model):
+        yield from module._get_fsdp_state()._fsdp_param_groups
+
+
+def _mesh_infos(model: nn.Module) -> list[Any]:
+    found: dict[int, Any] = {}
+    for group in _parameter_groups(model):
+        for holder in (group, *group.fsdp_params):
+            for info in (holder.mesh_info, holder.post_forward_mesh_info):
+                if info is not None:
+                    found[id(info)] = info
+    return list(found.values())

@@ -1,0 +1,54 @@
+"""FSDP2 over the data axis: how parameters are grouped for communication, and in which precision.
+
+Gradients are summed, not averaged, over the data axis: the loss is divided by the number of
+targets of the whole global batch, so a sum is the right gradient for any split of the batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from holdfast_workers.models.llama import Llama
+
+SMALL_MODEL_BYTES = 64 << 20
+"""Up to this size of the whole model, latency outweighs overlap and memory: one group for all."""
+
+
+def apply_fully_shard(
+    model: Llama, axis: DeviceMesh, compute_dtype: torch.dtype, per_block: bool | None = None
+) -> None:
+    """Shard `model` over the one-dimensional mesh `axis`, in place.
+
+    `per_block` makes each block a communication group of its own, which is unsharded only while
+    it is needed; by default this depends on the model's size.
+    """
+    if per_block is None:
+        nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
+        per_block = nbytes > SMALL_MODEL_BYTES
+    # In float32 nothing is cast; a policy of None dtypes keeps FSDP from copying for it.
+    low = compute_dtype is not torch.float32
+    policy = MixedPrecisionPolicy(
+        param_dtype=compute_dtype if low else None, reduce_dtype=torch.float32 if low else None
+    )
+    if per_block:
+        for block in model.blocks:
+            fully_shard(block, mesh=axis, mp_policy=policy, reshard_after_forward=True)
+    fully_shard(model, mesh=axis, mp_policy=policy, reshard_after_forward=False)
+    for module in sharded_modules(model):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+
+
+def sharded_modules(model: torch.nn.Module) -> list[FSDPModule]:
+    """The modules of `model` that FSDP2 manages, outermost first; none if it was not applied."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def set_last_micro_batch(model: torch.nn.Module, last: bool) -> None:
+    """Before each micro-batch: only the last of a step reduces gradients and reshards."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+        model.set_reshard_after_backward(last)
+        model.set_is_last_backward(last)

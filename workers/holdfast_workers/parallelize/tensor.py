@@ -1,0 +1,123 @@
+"""Tensor parallelism of a Llama: which parameter is cut where, and what ties the pieces together.
+
+Parameters become DTensors on the `tp` axis, so their placement is on record and FSDP2 can shard
+them further; the arithmetic runs on each rank's local piece, without dispatch through DTensor,
+which would cost more than the arithmetic of a small layer. Attention and feed-forward are each
+cut by columns, then by rows (Shoeybi et al. 2019, arXiv:1909.08053, section 3): one all-reduce
+per half block and direction. Embedding, norms and head are whole on every rank and are computed
+there alike, so that their gradients need no collective: replicas stay bitwise equal because the
+all-reduce gives the same bits to all.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from holdfast_workers.models.llama import Block, Llama
+
+_BY_COLUMN, _BY_ROW = Shard(0), Shard(1)
+
+
+def apply_tensor_parallel(model: Llama, axis: DeviceMesh) -> None:
+    """Cut `model` (on the meta device) over the one-dimensional mesh `axis`, in place."""
+    for module in model.blocks:
+        assert isinstance(module, Block)
+        attention, feed_forward = module.attention, module.feed_forward
+        for linear in (attention.query, attention.key, attention.value):
+            _cut(linear, axis, _BY_COLUMN)
+        for linear in (feed_forward.gate, feed_forward.up):
+            _cut(linear, axis, _BY_COLUMN)
+        for linear in (attention.output, feed_forward.down):
+            _cut(linear, axis, _BY_ROW)
+        for half in (attention, feed_forward):
+            half.register_forward_pre_hook(partial(_enter, axis))
+            half.register_forward_hook(partial(_leave, axis))
+
+
+def _cut(linear: nn.Linear, axis: DeviceMesh, placement: Shard) -> None:
+    weight = distribute_tensor(linear.weight, axis, [placement], src_data_rank=None)
+    linear.weight = nn.Parameter(weight)
+    linear.forward = partial(_forward_on_local_piece, linear)  # type: ignore[method-assign]
+
+
+def _forward_on_local_piece(linear: nn.Linear, x: Tensor) -> Tensor:
+    weight = linear.weight
+    if torch.compiler.is_compiling():
+        return F.linear(x, weight.to_local() if isinstance(weight, DTensor) else weight)
+    product: Tensor = _PieceOfLinear.apply(x, weight)  # type: ignore[no-untyped-call]
+    return product
+
+
+def _enter(axis: DeviceMesh, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    entered: Tensor = _SumGradients.apply(args[0], axis)  # type: ignore[no-untyped-call]
+    return (entered, *args[1:])
+
+
+def _leave(axis: DeviceMesh, _: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    left: Tensor = _SumOutputs.apply(output, axis)  # type: ignore[no-untyped-call]
+    return left
+
+
+class _PieceOfLinear(torch.autograd.Function):
+    """x · weightᵀ on the local piece of a DTensor weight.
+
+    The same as `F.linear(x, weight.to_local())`, without what the conversion costs autograd; the
+    weight's gradient is wrapped with the weight's own placements.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: DTensor) -> Tensor:
+        piece = weight._local_tensor
+        ctx.save_for_backward(x, piece)
+        ctx.spec = weight._spec
+        return F.linear(x, piece)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, piece = ctx.saved_tensors
+        whole_gradient = gradient.flatten(0, -2).t().mm(x.flatten(0, -2))
+        wrapped = DTensor(whole_gradient, ctx.spec, requires_grad=False)  # type: ignore[no-untyped-call]
+        return gradient.matmul(piece), wrapped
+
+
+class _SumGradients(torch.autograd.Function):
+    """Identity; the gradient is summed over the axis."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: DeviceMesh) -> Tensor:
+        ctx.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _summed(gradient, ctx.axis), None
+
+
+class _SumOutputs(torch.autograd.Function):
+    """Sum over the axis; the gradient passes as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: DeviceMesh) -> Tensor:
+        return _summed(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def _summed(x: Tensor, axis: DeviceMesh) -> Tensor:
+    if torch.compiler.is_compiling():
+        summed: Tensor = functional.all_reduce(x, "sum", axis.get_group())
+        return summed
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=axis.get_group())
+    return total

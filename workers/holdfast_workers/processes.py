@@ -1,0 +1,83 @@
+"""Linux process facts that hold the process tree of a node together.
+
+A node agent makes itself a child subreaper; the zygote forks twice, so that a worker's parent
+becomes the agent; the worker then asks for SIGKILL at its parent's death. So no worker can go on
+training after its agent died, also not one that is stopped, and the agent sees every exit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def become_subreaper() -> None:
+    """Orphans among this process's descendants become its children."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int, timeout_s: float) -> bool:
+    """Wait until `parent` is our parent, then ask for SIGKILL at its death.
+
+    False if it did not become our parent within `timeout_s`: it is dead, and so should we be.
+    """
+    deadline = time.monotonic() + timeout_s
+    while os.getppid() != parent:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.0005)
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
+
+
+def name_process(name: str) -> None:
+    """Give this process a name of its own (15 bytes) in the process table."""
+    Path("/proc/self/comm").write_text(name[:15])
+
+
+def thread_count() -> int:
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def is_alive(pid: int) -> bool:
+    """True if the process exists and is not a zombie."""
+    return _run_state(pid) not in ("", "Z", "X")
+
+
+def sleeps(pid: int) -> bool:
+    """True if the process's main thread waits for something (not for a processor, nor a disk)."""
+    return _run_state(pid) == "S"
+
+
+def exit_detail(status: int) -> dict[str, int | str]:
+    """A wait status in words: `{"signal": 9, "name": "SIGKILL"}` or `{"exit_code": 1}`."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = f"signal {number}"
+        return {"signal": number, "name": name}
+    return {"exit_code": os.waitstatus_to_exitcode(status)}
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}): {os.strerror(number)}")
+
+
+def _run_state(pid: int) -> str:
+    """The state of the main thread, as proc(5) has it; empty if there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return stat.rpartition(")")[2].split()[0]

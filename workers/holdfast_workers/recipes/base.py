@@ -1,0 +1,138 @@
+"""What a training program must be able to do so that Holdfast can hold it through faults.
+
+A recipe owns the live training state of one rank: parameters, optimizer, schedule, RNG and data
+position. It knows its world as plain numbers and never why an attempt ended. Its state can be
+copied out and in as one flat payload (:mod:`holdfast_workers.layout`), and at equal step, seed
+and mesh the payload is bitwise the same however often the run was interrupted.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from holdfast_workers.agreement import Agreed, Contribution
+from holdfast_workers.layout import StateLayout
+from holdfast_workers.spec import TrainingSpec
+
+Agree = Callable[[Contribution], Agreed]
+"""World-wide agreement on a step; raises if any rank speaks of another attempt or step."""
+
+Gate = Callable[[int], None]
+"""Last word before a step is applied; raises if this rank may not commit it."""
+
+Phase = Callable[[str, int], None]
+"""Says which phase of which step is being entered; costs next to nothing."""
+
+
+@dataclass(frozen=True)
+class World:
+    """A rank's place in an attempt. The default process group exists if `world_size` > 1."""
+
+    rank: int
+    world_size: int
+    mesh: dict[str, int]
+    """Size of each axis, outermost first, e.g. {"dp_shard": 2, "tp": 2}."""
+    attempt: int
+    device: str
+    """ "cpu", or "cuda:0"."""
+
+    def __post_init__(self) -> None:
+        if prod(self.mesh.values()) != self.world_size:
+            raise ValueError(f"mesh {self.mesh} does not multiply to world size {self.world_size}")
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} is outside a world of {self.world_size}")
+
+    def size(self, axis: str) -> int:
+        """Size of a mesh axis; 1 for one that the mesh does not have."""
+        return self.mesh.get(axis, 1)
+
+    def coordinate(self, axis: str) -> int:
+        """This rank's coordinate on a mesh axis; 0 on one that the mesh does not have."""
+        if axis not in self.mesh:
+            return 0
+        names = list(self.mesh)
+        inner = prod(self.mesh[name] for name in names[names.index(axis) + 1 :])
+        return self.rank // inner % self.mesh[axis]
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What one applied step was: the world's agreement on it, and what only the recipe knows."""
+
+    agreed: Agreed
+    lr: float
+    tokens: int
+    """Tokens the whole world trained on in this step."""
+
+
+class Recipe(ABC):
+    """One rank's training program. Called from one thread, in the order of the methods below.
+
+    `prepare` → `build` → (`initialize` | `read_state`) → `train_step`*. After a fault:
+    `abandon_step`, then `rebind` on the new process groups and `read_state`; or a new process
+    goes through the first line.
+    """
+
+    def __init__(self, spec: TrainingSpec, cache_dir: Path) -> None:
+        self.spec = spec
+        self.cache_dir = cache_dir
+        self.applied_step = -1
+        """Steps that the live state has applied; -1 while it is no whole state of any step."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """All that needs no world (open or build the corpus). Starts no thread."""
+
+    @abstractmethod
+    def build(self, world: World) -> None:
+        """Make model and optimizer on the mesh; values stay uninitialised, the layout is fixed."""
+
+    @abstractmethod
+    def initialize(self) -> None:
+        """Put in the state of step 0: a function of the seed alone, on whatever mesh."""
+
+    @abstractmethod
+    def rebind(self, world: World) -> None:
+        """Put new process groups under the living model: same mesh, same rank, next attempt.
+
+        Values survive where torch allows it, but a `read_state` must follow all the same.
+        """
+
+    @abstractmethod
+    def abandon_step(self) -> None:
+        """Forget a step that an exception left anywhere: no trace of it may reach the next."""
+
+    @abstractmethod
+    def layout(self) -> StateLayout:
+        """Where each local tensor lies in the payload; fixed from `build` on."""
+
+    @abstractmethod
+    def write_state(self, payload: memoryview, step: int) -> None:
+        """Copy all state of this rank, which has applied `step` steps, into `payload`.
+
+        `payload` has `layout().payload_bytes` bytes; every byte is written, padding as zero.
+        """
+
+    @abstractmethod
+    def read_state(self, payload: memoryview) -> int:
+        """Take over the state in `payload`, in place; return its step."""
+
+    @abstractmethod
+    def state_digest(self, step: int) -> str:
+        """Digest of the payload that `write_state` would write now, without writing it."""
+
+    def parameters(self) -> int | None:
+        """How many parameters the whole model has; None if the recipe cannot tell."""
+        return None
+
+    @abstractmethod
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+        """Compute step number `step` (1 is the first), agree on it, and apply it.
+
+        Calls `agree` exactly once, after the backward pass; then `gate`; then changes state.
+        An exception before or inside `gate` leaves the state as it was.
+        """

@@ -1,0 +1,100 @@
+"""Which sample stands where in training: a pure function of (seed, epoch, position).
+
+Positions count samples from the start of the run. Each epoch is a permutation of all samples,
+computed element by element (a Feistel network over the smallest even-bit domain, walked until it
+falls inside the range; Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains"), so that
+no list is kept, any rank can ask for any position, and the whole state is one integer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ROUNDS = 6
+_MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_GOLDEN = 0x9E3779B97F4A7C15
+_WORD = (1 << 64) - 1
+
+Indices = NDArray[np.int64]
+_Words = NDArray[np.uint64]
+
+
+def permute(positions: Indices, samples: int, seed: int, epoch: int) -> Indices:
+    """Samples at `positions` (each in [0, samples)) of an epoch: a bijection on [0, samples)."""
+    if samples < 1:
+        raise ValueError("there are no samples to order")
+    half_bits = max(1, ((samples - 1).bit_length() + 1) // 2)
+    keys = _round_keys(seed, epoch)
+    order = _feistel(positions.astype(np.uint64), half_bits, keys)
+    outside = np.flatnonzero(order >= samples)
+    while outside.size:
+        order[outside] = _feistel(order[outside], half_bits, keys)
+        outside = outside[order[outside] >= samples]
+    return order.astype(np.int64)
+
+
+def samples_at(positions: Indices, samples: int, seed: int) -> Indices:
+    """The sample at each position of the run; positions may span epochs."""
+    epochs, within = np.divmod(positions, samples)
+    order = np.empty_like(positions)
+    for epoch in np.unique(epochs):
+        chosen = epochs == epoch
+        order[chosen] = permute(within[chosen], samples, seed, int(epoch))
+    return order
+
+
+def micro_batch_positions(
+    step: int,
+    micro_batch_index: int,
+    *,
+    data_index: int,
+    data_parallel: int,
+    micro_batch: int,
+    global_batch: int,
+) -> Indices:
+    """Positions that one data-parallel rank reads in one micro-batch of `step` (1 is the first).
+
+    The window of a step is cut into micro-batches, dealt to the data-parallel ranks in turn.
+    """
+    start = (step - 1) * global_batch
+    start += (micro_batch_index * data_parallel + data_index) * micro_batch
+    return np.arange(start, start + micro_batch, dtype=np.int64)
+
+
+def samples_digest(positions: Indices, samples: Indices) -> int:
+    """64-bit digest of a set of (position, sample) pairs.
+
+    Digests of disjoint sets add up (modulo 2**64) to the digest of their union, so the digest of
+    a step does not depend on how many ranks shared it.
+    """
+    with np.errstate(over="ignore"):
+        words = _mix(_mix(positions.astype(np.uint64)) + samples.astype(np.uint64))
+        return int(words.sum(dtype=np.uint64))
+
+
+def _feistel(values: _Words, half_bits: int, keys: list[np.uint64]) -> _Words:
+    shift = np.uint64(half_bits)
+    mask = np.uint64((1 << half_bits) - 1)
+    left, right = values >> shift, values & mask
+    with np.errstate(over="ignore"):
+        for key in keys:
+            left, right = right, left ^ (_mix(right + key) & mask)
+    return (left << shift) | right
+
+
+def _round_keys(seed: int, epoch: int) -> list[np.uint64]:
+    base = np.array([seed & _WORD], dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        base = _mix(_mix(base) + np.uint64(epoch & _WORD))
+    start = int(base[0])
+    counters = [(start + _GOLDEN * (round_ + 1)) & _WORD for round_ in range(_ROUNDS)]
+    return list(_mix(np.array(counters, dtype=np.uint64)))
+
+
+def _mix(words: _Words) -> _Words:
+    """Scramble each 64-bit word, bijectively (finalizer of SplitMix64, Steele et al. 2014)."""
+    with np.errstate(over="ignore"):
+        words = (words ^ (words >> np.uint64(30))) * _MULTIPLIERS[0]
+        words = (words ^ (words >> np.uint64(27))) * _MULTIPLIERS[1]
+    return words ^ (words >> np.uint64(31))

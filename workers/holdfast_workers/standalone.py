@@ -1,0 +1,211 @@
+"""The training core by itself: one process, or one rank under `torchrun`; neither Ray nor agents.
+
+    python -m holdfast_workers.standalone job.yaml [--steps N] [--json out] [--device cuda]
+    torchrun --nproc-per-node 4 -m holdfast_workers.standalone job.yaml
+
+It runs the very recipe and loop that the service runs, from step 0 to the last, with no fault
+tolerance and no checkpoint: the bare side of a comparison. Prints progress on rank 0 and, with
+`--json`, writes one JSON line per step (its row), per digest, and a summary as the last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any, TextIO
+
+import torch
+import yaml
+
+from holdfast_workers import groups
+from holdfast_workers.agreement import Agreed
+from holdfast_workers.loop import train
+from holdfast_workers.messages import StepRow
+from holdfast_workers.recipes import resolve
+from holdfast_workers.recipes.base import Recipe, World
+from holdfast_workers.spec import TrainingSpec, faults
+from holdfast_workers.throughput import flops_per_token, peak_flops
+
+_WARM_UP_STEPS = 5
+"""Steps left out of the summary's medians: they compile, allocate and fill caches."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    spec = load_spec(Path(options.job), steps=options.steps, world_size=world_size)
+    if found := faults(spec):
+        for fault in found:
+            print(f"{fault.path}: {fault.message}", file=sys.stderr)
+        return 2
+    device = _device(options.device)
+    recipe = resolve(spec.recipe)(spec, Path(options.cache_dir))
+    recipe.prepare()
+    groups.join(
+        os.environ.get("MASTER_ADDR", ""),
+        int(os.environ.get("MASTER_PORT", "0")),
+        0,
+        rank,
+        world_size,
+        options.timeout_s,
+        device,
+    )
+    world = World(rank, world_size, spec.parallel.mesh, attempt=0, device=device)
+    recipe.build(world)
+    recipe.initialize()
+    out = open(options.json, "w") if options.json and rank == 0 else None  # noqa: PTH123, SIM115
+    try:
+        report = _Report(recipe, world, spec, options.every, out)
+        train(recipe, world, spec, report, 0)
+        report.finish()
+    finally:
+        if out is not None:
+            out.close()
+        groups.leave()
+    return 0
+
+
+def load_spec(path: Path, *, steps: int | None, world_size: int) -> TrainingSpec:
+    """The training spec in a job file; what only the control plane knows is left out.
+
+    A single process ignores the mesh of the file, so that any job can be tried in one process.
+    """
+    job = yaml.safe_load(path.read_text())
+    if not isinstance(job, dict):
+        raise ValueError(f"{path} is not a job: a mapping was expected")
+    fields: dict[str, Any] = {k: v for k, v in job.items() if k in TrainingSpec.model_fields}
+    if steps is not None:
+        train_fields = dict(fields.get("train") or {})
+        schedule = dict(train_fields.get("schedule") or {})
+        warm_up = schedule.get("warmup_steps", 20)
+        train_fields["steps"] = steps
+        train_fields["schedule"] = {**schedule, "warmup_steps": min(warm_up, steps)}
+        fields["train"] = train_fields
+    if world_size == 1:
+        fields["parallel"] = {}
+    spec = TrainingSpec.model_validate(fields)
+    if spec.parallel.world_size != world_size:
+        raise ValueError(
+            f"the mesh {spec.parallel.mesh} needs {spec.parallel.world_size} processes, "
+            f"not {world_size}"
+        )
+    return spec
+
+
+class _Report:
+    """Hooks that only watch."""
+
+    def __init__(
+        self, recipe: Recipe, world: World, spec: TrainingSpec, every: int, out: TextIO | None
+    ) -> None:
+        self._recipe = recipe
+        self._world = world
+        self._spec = spec
+        self._every = every
+        self._out = out
+        self._rows: list[StepRow] = []
+        self._began = time.perf_counter()
+
+    def phase(self, name: str, step: int) -> None:
+        pass
+
+    def commit_gate(self, step: int) -> None:
+        pass
+
+    def replicated_step(self) -> int:
+        return -1
+
+    def checkpoint(self, step: int, recipe: Recipe, agreed: Agreed) -> str | None:
+        return None
+
+    def committed(self, row: StepRow) -> None:
+        self._rows.append(row)
+        self._write({"row": asdict(row)})
+        if self._world.rank == 0 and (row.step % self._every == 0 or row.step == 1):
+            print(
+                f"step {row.step:>6}  loss {row.loss:.4f}  grad norm {row.grad_norm:.3f}  "
+                f"lr {row.lr:.2e}  {row.step_time_s * 1e3:.0f} ms  "
+                f"{row.tokens / row.step_time_s:,.0f} tokens/s",
+                flush=True,
+            )
+
+    def digest(self, step: int, hex: str) -> None:
+        self._write({"digest": {"step": step, "hex": hex}})
+
+    def finish(self) -> None:
+        summary = self._summary()
+        self._write({"summary": summary})
+        if self._world.rank == 0:
+            print(json.dumps(summary), flush=True)
+
+    def _summary(self) -> dict[str, Any]:
+        rows = self._rows[_WARM_UP_STEPS:] or self._rows
+        step_time_s = median(row.step_time_s for row in rows)
+        tokens_per_second = rows[-1].tokens / step_time_s
+        summary: dict[str, Any] = {
+            "steps": len(self._rows),
+            "step_time_s": round(step_time_s, 6),
+            "tokens_per_second": round(tokens_per_second, 1),
+            "loss": self._rows[-1].loss,
+            "world_size": self._world.world_size,
+            "device": self._world.device,
+            "wall_s": round(time.perf_counter() - self._began, 3),
+        }
+        return summary | self._utilisation(tokens_per_second)
+
+    def _utilisation(self, tokens_per_second: float) -> dict[str, Any]:
+        """Parameters and, on a device of known peak, MFU."""
+        parameters = self._recipe.parameters()
+        if parameters is None:
+            return {}
+        found: dict[str, Any] = {"parameters": parameters}
+        if self._world.device.startswith("cuda"):
+            name = torch.cuda.get_device_name(self._world.device)
+            found["device_name"] = name
+            found["memory_bytes"] = torch.cuda.max_memory_allocated(self._world.device)
+            if peak := peak_flops(name):
+                flops = flops_per_token(parameters, self._spec.model)
+                found["mfu"] = round(flops * tokens_per_second / (peak * self._world.world_size), 4)
+        return found
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._out is not None:
+            self._out.write(json.dumps(line) + "\n")
+            self._out.flush()
+
+
+def _device(wanted: str) -> str:
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted != "cuda":
+        return wanted
+    device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    torch.cuda.set_device(device)
+    return device
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="holdfast_workers.standalone")
+    parser.add_argument("job", help="a job spec in YAML")
+    parser.add_argument("--steps", type=int, help="instead of the job's train.steps")
+    parser.add_argument("--json", help="write rows, digests and a summary here, as JSON lines")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, or cuda:N")
+    parser.add_argument("--every", type=int, default=10, help="print every N-th step")
+    parser.add_argument("--timeout-s", type=float, default=120.0, help="of each collective")
+    parser.add_argument(
+        "--cache-dir",
+        default=str(Path(tempfile.gettempdir()) / f"holdfast-corpus-{os.getuid()}"),
+        help="where the corpus is kept between runs",
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""Model FLOPs utilisation: what share of a device's peak a training run reaches."""
+
+from __future__ import annotations
+
+from holdfast_workers.data.corpus import BYTE_VOCABULARY
+from holdfast_workers.spec import ModelSpec
+
+_PEAK_BF16_FLOPS = {
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10G": 70e12,
+    "RTX 4090": 165e12,
+}
+"""Dense bf16 tensor-core peaks of the makers' data sheets, by a part of the device's name."""
+
+
+def flops_per_token(parameters: int, spec: ModelSpec) -> float:
+    """Training FLOPs per token: 6 · N + 12 · L · H · Q · T.
+
+    Chowdhery et al. 2022 (PaLM, arXiv:2204.02311), appendix B: N parameters without the embedding
+    table (a look-up does no arithmetic), L layers, H heads of size Q, sequence length T; causal
+    masking is not discounted, recomputation not counted.
+    """
+    counted = parameters - BYTE_VOCABULARY * spec.dim
+    return 6.0 * counted + 12.0 * spec.layers * spec.dim * spec.sequence_length
+
+
+def peak_flops(device_name: str) -> float | None:
+    """Peak bf16 FLOP/s of a device by its name, longest match first; None if it is not known."""
+    for name in sorted(_PEAK_BF16_FLOPS, key=len, reverse=True):
+        if name in device_name:
+            return _PEAK_BF16_FLOPS[name]
+    return None

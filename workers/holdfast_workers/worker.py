@@ -1,0 +1,191 @@
+"""A worker: one training process, forked by the zygote, owned by its node agent.
+
+It trains in its main thread and answers control in another, always: a fence cuts the sockets of
+the attempt's process groups, so the main thread leaves whatever collective it is blocked in at
+once, drops what it had half done, and parks, alive, ready to join the next attempt. A worker
+ends when its agent closes the control socket or dies.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import socket
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from holdfast_workers import control, groups
+from holdfast_workers.attempt import Attempt, Fenced
+from holdfast_workers.chaos import FaultPoints
+
+if TYPE_CHECKING:
+    from holdfast_workers.recipes.base import Recipe, World
+
+SEVER_AGAIN_S = 0.01
+
+
+class Worker:
+    """The process's life: hello, then attempt after attempt, until told to stop."""
+
+    def __init__(self, end: socket.socket, config: dict[str, Any], recipe: Recipe) -> None:
+        self._link = Link(end)
+        self._config = config
+        self._recipe = recipe
+        self._faults = FaultPoints.from_environment()
+        self._built_for: World | None = None
+
+    def run(self) -> int:
+        self._link.send({"op": "hello", "pid": os.getpid()})
+        self._link.start()
+        while True:
+            order = self._link.next_order()
+            if order["op"] == "fence":
+                self._link.send({"op": "parked", "attempt": order["attempt"]})
+            elif order["op"] == "join" and not self._link.is_fenced(order["attempt"]):
+                self._take_part(order)
+
+    def _take_part(self, order: dict[str, Any]) -> None:
+        if not self._link.enter(order["attempt"]):
+            return  # fenced just now; the order to park comes next
+        attempt = Attempt(
+            order, self._config, self._recipe, self._link, self._faults, self._built_for
+        )
+        try:
+            attempt.run()
+        except Exception as error:
+            fenced = isinstance(error, Fenced) or self._link.is_fenced(order["attempt"])
+            if not fenced:
+                self._link.send(attempt.failure(error))
+            self._link.sever()
+            attempt.abandon()
+        finally:
+            self._built_for = attempt.built_for
+            self._link.leave()
+
+
+class Link:
+    """The worker's side of its control socket: a thread that always answers.
+
+    Shared with the training thread under one condition: the fence, what is replicated, whether
+    the state that the agent fetches has come.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._changed = threading.Condition()
+        self._sending = threading.Lock()
+        self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._fence = 0
+        self._attempt = 0  # 0: in no attempt
+        self._foreign_sockets: frozenset[groups.OpenSocket] = frozenset()
+        self._replicated: dict[int, int] = {}  # attempt -> newest step the partner holds
+        self._state: dict[int, dict[str, Any]] = {}  # attempt -> the agent's word on the state
+        self._has_partner = True
+
+    def start(self) -> None:
+        threading.Thread(target=self._listen, name="control", daemon=True).start()
+
+    def send(self, message: dict[str, Any]) -> None:
+        with self._sending:
+            control.send(self._end, message)
+
+    def next_order(self) -> dict[str, Any]:
+        return self._orders.get()
+
+    def enter(self, attempt: int) -> bool:
+        """From here on, a fence cuts every connection that is made in this attempt.
+
+        False if it came already: the control thread, at rest, would not cut by itself.
+        """
+        with self._changed:
+            if self.is_fenced(attempt):
+                return False
+            self._foreign_sockets = groups.sockets()
+            self._has_partner = True
+            self._attempt = attempt
+            return True
+
+    def leave(self) -> None:
+        with self._changed:
+            self._attempt = 0
+
+    def is_fenced(self, attempt: int) -> bool:
+        return attempt < self._fence
+
+    def sever(self) -> None:
+        """Shut down every connection made since `enter`."""
+        groups.cut(groups.sockets() - self._foreign_sockets)
+
+    def wait_replicated(self, attempt: int, step: int, timeout_s: float) -> int:
+        """The newest step the partner holds; waits up to `timeout_s` for it to reach `step`."""
+
+        def reached() -> bool:
+            return not self._has_partner or self._newest(attempt) >= step or self.is_fenced(attempt)
+
+        with self._changed:
+            self._changed.wait_for(reached, timeout_s)
+            return self._newest(attempt) if self._has_partner else step
+
+    def wait_state(self, attempt: int, timeout_s: float) -> dict[str, Any]:
+        """The agent's word that this rank's state lies in its own segment, or why not."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: attempt in self._state or self.is_fenced(attempt), timeout_s
+            )
+            if self.is_fenced(attempt):
+                raise Fenced(attempt)
+            late = {"ok": False, "message": f"the state did not come within {timeout_s} s"}
+            return self._state.get(attempt, late)
+
+    def _newest(self, attempt: int) -> int:
+        return self._replicated.get(attempt, -1)
+
+    def _listen(self) -> None:
+        """The control thread: never blocked by training, ends the process with its agent."""
+        try:
+            while True:
+                cutting = self._must_cut()
+                if not self._readable(SEVER_AGAIN_S if cutting else None):
+                    self.sever()  # connections may have been made since the last time
+                    continue
+                self._obey(control.receive(self._end))
+        except control.ControlClosed:
+            os._exit(0)
+        except BaseException:  # a worker that cannot hear must not go on training
+            traceback.print_exc()
+            os._exit(1)
+
+    def _must_cut(self) -> bool:
+        return 0 < self._attempt < self._fence
+
+    def _readable(self, timeout_s: float | None) -> bool:
+        return bool(select.select([self._end], [], [], timeout_s)[0])
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        op = message["op"]
+        if op == "stop":
+            os._exit(0)
+        with self._changed:
+            if op == "fence":
+                self._fence = max(self._fence, message["attempt"])
+            elif op == "replicated":
+                _put_newest(self._replicated, message["attempt"], message["step"])
+            elif op == "state":
+                _put_newest(self._state, message["attempt"], message)
+            elif op == "partner":
+                self._has_partner = message["present"]
+                self._replicated.clear()  # that was the partner before
+            self._changed.notify_all()
+        if op in ("fence", "join"):
+            self._orders.put(message)
+        if self._must_cut():
+            self.sever()
+
+
+def _put_newest(told: dict[int, Any], attempt: int, word: Any) -> None:
+    """Keep only what was told for the newest attempt: an older one's may come late."""
+    if attempt >= max(told, default=0):
+        told.clear()
+        told[attempt] = word

@@ -1,0 +1,151 @@
+"""The zygote: imports everything, starts nothing, and forks processes on request.
+
+`python -m holdfast_workers.zygote FD AGENT_PID` is started by a node agent, reads its
+configuration from the control socket FD, imports torch and the job's recipe, prepares the recipe
+(data opened, nothing that needs a world) and then serves `fork` requests. Each request brings a
+control socket and a log pipe for the new process. The zygote never starts a thread, touches no
+device and holds no state of the run: it may die at any time and the workers go on.
+
+Kinds of processes: `worker` (trains), `store` (hosts the rendezvous store), `saver` (writes one
+shard of a remote checkpoint), `finalizer` (publishes a remote checkpoint).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast_workers import control, processes
+
+if TYPE_CHECKING:
+    from holdfast_workers.recipes.base import Recipe
+
+REPARENT_TIMEOUT_S = 5.0
+ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def main() -> None:
+    fd, agent_pid = int(sys.argv[1]), int(sys.argv[2])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides when we go
+    processes.name_process("hf-zygote")
+    end = socket.socket(fileno=fd)
+    with contextlib.suppress(control.ControlClosed):  # the agent is gone; so are its workers
+        config = control.receive(end)
+        try:
+            recipe = _prepare(config)
+        except Exception as error:
+            control.send(end, _failure(error))
+            return
+        threads = processes.thread_count()
+        control.send(end, {"op": "ready", "pid": os.getpid(), "threads": threads})
+        _serve(end, agent_pid, config, recipe)
+
+
+def _prepare(config: dict[str, Any]) -> Recipe:
+    """Import all that a worker will need, and open what needs no world."""
+    for name in ONE_THREAD:  # before torch is imported, or it starts a pool
+        os.environ.setdefault(name, "1")
+    import torch
+    import torch._dynamo
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.parallel
+
+    torch.set_num_threads(1)
+    from holdfast_workers import saver, store_host, worker  # noqa: F401
+    from holdfast_workers.recipes import resolve
+    from holdfast_workers.spec import TrainingSpec
+
+    spec = TrainingSpec.model_validate(config["training"])
+    recipe = resolve(spec.recipe)(spec, Path(config["cache_dir"]))
+    recipe.prepare()
+    return recipe
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    return {
+        "op": "failed",
+        "type": type(error).__name__,
+        "message": control.shortened(str(error)),
+        "traceback": control.shortened(traceback.format_exc()),
+    }
+
+
+def _serve(end: socket.socket, agent_pid: int, config: dict[str, Any], recipe: Recipe) -> None:
+    while True:
+        request, fds = control.receive_with_fds(end)
+        reader, writer = os.pipe()
+        middle = os.fork()
+        if middle == 0:
+            try:
+                child = os.fork()
+            except OSError:  # no process to be had: the agent is told of pid 0
+                os._exit(1)
+            if child:
+                os.write(writer, str(child).encode())
+                os._exit(0)
+            os.close(reader)
+            os.close(writer)
+            end.close()
+            _become(request, fds, agent_pid, config, recipe)
+        os.close(writer)
+        os.waitpid(middle, 0)
+        pid = int(os.read(reader, 32) or b"0")
+        os.close(reader)
+        for descriptor in fds:
+            os.close(descriptor)
+        control.send(end, {"op": "forked", "pid": pid})
+
+
+def _become(
+    request: dict[str, Any],
+    fds: list[int],
+    agent_pid: int,
+    config: dict[str, Any],
+    recipe: Recipe,
+) -> None:
+    """Run as the requested kind of process; never returns."""
+    code = 1
+    try:
+        control_fd, log_fd = fds
+        os.setsid()  # what it starts itself can be ended with it
+        os.dup2(log_fd, 1)
+        os.dup2(log_fd, 2)
+        os.close(log_fd)
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        if processes.die_with_parent(agent_pid, REPARENT_TIMEOUT_S):
+            os.environ.update(request.get("env", {}))
+            code = _run(request, socket.socket(fileno=control_fd), config, recipe)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run(
+    request: dict[str, Any], end: socket.socket, config: dict[str, Any], recipe: Recipe
+) -> int:
+    from holdfast_workers import saver, store_host, worker
+
+    kind = request["kind"]
+    processes.name_process(f"hf-{kind}")
+    if kind == "worker":
+        return worker.Worker(end, config, recipe).run()
+    if kind == "store":
+        return store_host.run(end, request["host"])
+    if kind == "saver":
+        return saver.save(end, request)
+    if kind == "finalizer":
+        return saver.finalize(end, request)
+    raise ValueError(f"unknown kind of process: {kind}")
+
+
+if __name__ == "__main__":
+    main()
