@@ -1,0 +1,1 @@
+"""The control plane: jobs, store, reconciler, supervisor, recovery policy. Never imports torch."""

@@ -1,0 +1,138 @@
+"""Who of a job's agents is there: introductions and lifelines, told as inputs of the core.
+
+An agent is known from its answer to `hello` until its lifeline ends or it is let go. What a
+lifeline tells is of one life of an agent, never taken for the next one's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+from holdfast_service.recovery import inputs as say
+from holdfast_workers.memory.lifeline import SILENCE, Lifelines
+from holdfast_workers.messages import AgentReport
+
+ENQUIRIES = 4
+
+
+class Agents(Protocol):
+    """The job's node agents, wherever they run."""
+
+    @property
+    def seats(self) -> list[str]: ...
+    def ensure(self) -> None: ...
+    def call(self, seat: str, method: str, *args: Any, timeout_s: float) -> Future[Any]: ...
+    def restart(self, seat: str) -> None: ...
+    def node_answers(self, node_id: str) -> bool: ...
+
+
+class AgentWatch:
+    """`tell` is called from several threads. Times in seconds: `hello_s` for an answer to `hello`,
+    `enquiry_s` for the cluster's word on a lost node."""
+
+    def __init__(
+        self,
+        agents: Agents,
+        secret: bytes,
+        tell: Callable[[say.Input], None],
+        *,
+        heartbeat_timeout_s: float,
+        hello_s: float,
+        enquiry_s: float,
+    ) -> None:
+        self._agents = agents
+        self._tell = tell
+        self._hello_s = hello_s
+        self._enquiry_s = enquiry_s
+        self._known: dict[str, AgentReport] = {}
+        self._asked: dict[str, Future[Any]] = {}
+        self._enquiries = ThreadPoolExecutor(ENQUIRIES, thread_name_prefix="node-enquiry")
+        self._lifelines = Lifelines(secret, self._lost, heartbeat_timeout_s)
+
+    @property
+    def seats(self) -> list[str]:
+        """Of the agents that are known."""
+        return list(self._known)
+
+    def known(self, seat: str) -> AgentReport | None:
+        return self._known.get(seat)
+
+    def look(self, epoch: int) -> None:
+        """Ask every agent who it is that is not known, or not ready, or not asked at present."""
+        for seat in self._agents.seats:
+            report = self._known.get(seat)
+            asked = self._asked.get(seat)
+            if (report is None or not report.ready) and (asked is None or asked.done()):
+                self._introduce(seat, epoch)
+
+    def forget(self, seat: str) -> None:
+        """Nothing more is told of this life of the agent."""
+        known = self._known.pop(seat, None)
+        if known is not None:
+            self._lifelines.forget(_line(known))
+
+    def close(self) -> None:
+        self._lifelines.close()
+        self._enquiries.shutdown(wait=False, cancel_futures=True)
+
+    def _introduce(self, seat: str, epoch: int) -> None:
+        call = self._agents.call(seat, "hello", epoch, timeout_s=self._hello_s)
+        self._asked[seat] = call
+        call.add_done_callback(lambda done: self._introduced(seat, done))
+
+    def _introduced(self, seat: str, call: Future[Any]) -> None:
+        if call.cancelled() or call.exception() is not None:
+            return  # not up yet; it will be asked again
+        report: AgentReport = call.result()
+        known = self._known.get(seat)
+        if known is None or _standing(known) != _standing(report):
+            self._known[seat] = report
+            self._tell(say.AgentUp(report))
+        if known is not None and known.incarnation != report.incarnation:
+            self._lifelines.forget(_line(known))
+        if known is None or known.incarnation != report.incarnation:
+            # Not before it is known: its end may be told at once.
+            self._lifelines.watch(_line(report), report.host, report.data_port)
+
+    def _lost(self, line: str, why: str) -> None:
+        seat, _, incarnation = line.partition(" ")
+        known = self._known.get(seat)
+        if known is None or known.incarnation != incarnation:
+            return
+        del self._known[seat]
+        at = time.time()
+        answers = self._node_answers(known.node_id)
+        words = {True: "answers", False: "does not answer", None: "could not be asked in time"}
+        self._tell(
+            say.AgentLost(
+                agent=seat,
+                why=why,
+                node_lost=answers is False,
+                evidence=(
+                    f"connection to the agent of node {known.node_id[:12]}: {why}",
+                    f"the node's raylet {words[answers]}",
+                ),
+                incarnation=incarnation,
+                at=at,
+                certain=not why.startswith(SILENCE),
+            )
+        )
+
+    def _node_answers(self, node_id: str) -> bool | None:
+        """None if the cluster does not say in time: that an agent is lost is told all the same."""
+        enquiry = self._enquiries.submit(self._agents.node_answers, node_id)
+        try:
+            return enquiry.result(self._enquiry_s)
+        except Exception:  # whatever the cluster's client raises means that it cannot say
+            return None
+
+
+def _standing(report: AgentReport) -> tuple[str, bool, bool]:
+    return (report.incarnation, report.ready, report.failure is not None)
+
+
+def _line(report: AgentReport) -> str:
+    return f"{report.agent} {report.incarnation}"

@@ -1,0 +1,1 @@
+"""All that is Ray: actors, placement groups, names. Nothing here takes a decision."""

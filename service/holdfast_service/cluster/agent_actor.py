@@ -1,0 +1,165 @@
+"""The node agent as a Ray actor: a thin shell that knows its node and its supervisor's name.
+
+Detached, one per bundle of the job's placement group, restarted by Ray without end. It never
+dies with its supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import threading
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from holdfast_service.cluster import names
+from holdfast_workers.agent import NodeAgent
+from holdfast_workers.agent_config import AgentConfig
+from holdfast_workers.messages import (
+    AgentReport,
+    FormOrder,
+    LogLine,
+    Partner,
+    Signal,
+    StepRow,
+)
+
+SHM_ROOT_VARIABLE = "HOLDFAST_SHM_ROOT"
+
+
+@dataclass(frozen=True)
+class AgentSeat:
+    """What the supervisor tells an agent at its creation; the rest it knows of its node."""
+
+    job_id: str
+    seat: str
+    training: dict[str, Any]
+    mesh: dict[str, int]
+    capacity: int
+    gpus_per_worker: float
+    secret: bytes = field(repr=False)
+    remote_root: str
+    cache_dir: str
+
+
+def memory_base() -> Path:
+    """Folder in shared memory under which all jobs of this user keep their segments."""
+    return Path(os.environ.get(SHM_ROOT_VARIABLE, f"/dev/shm/holdfast-{os.getuid()}"))
+
+
+class AgentActor:
+    """Runs a `NodeAgent`; every method is one of its commands."""
+
+    def __init__(self, seat: AgentSeat) -> None:
+        context = ray.get_runtime_context()
+        self._supervisor_name = names.supervisor(seat.job_id)
+        self._supervisor: Any = None
+        node_id = context.get_node_id()
+        self._agent = NodeAgent(_config(seat, node_id), self._tell_supervisor)
+        threading.Thread(target=self._start, name="agent-start", daemon=True).start()
+
+    def report(self) -> AgentReport:
+        return self._agent.report()
+
+    def hello(self, epoch: int) -> AgentReport:
+        self._find_supervisor()  # the one that asks may be another than the last
+        return self._agent.hello(epoch)
+
+    def fence(self, epoch: int, attempt: int, events: list[dict[str, Any]]) -> AgentReport:
+        return self._agent.fence(epoch, attempt, events)
+
+    def form(self, epoch: int, order: FormOrder, events: list[dict[str, Any]]) -> None:
+        self._agent.form(epoch, order, events)
+
+    def warm_up(self, epoch: int, attempt: int) -> None:
+        self._agent.warm_up(epoch, attempt)
+
+    def set_partner(self, epoch: int, attempt: int, rank: int, partner: Partner | None) -> None:
+        self._agent.set_partner(epoch, attempt, rank, partner)
+
+    def finalize(self, epoch: int, step: int, attempt: int, keep: int) -> dict[str, Any]:
+        return self._agent.finalize(epoch, step, attempt, keep)
+
+    def stop_workers(self, epoch: int, events: list[dict[str, Any]]) -> None:
+        self._agent.stop_workers(epoch, events)
+
+    def poll(
+        self, after_row: tuple[int, int], after_log: int, events: list[dict[str, Any]], acked: int
+    ) -> tuple[list[StepRow], dict[int, str], list[LogLine]]:
+        return self._agent.poll(after_row, after_log, events, acked)
+
+    def kept_events(self) -> list[dict[str, Any]]:
+        return self._agent.kept_events()
+
+    def release(self) -> None:
+        self._agent.release()
+
+    def _start(self) -> None:
+        try:
+            self._agent.start()
+        except Exception:  # reported to the supervisor as the agent's failure
+            traceback.print_exc()
+
+    def _find_supervisor(self) -> None:
+        with contextlib.suppress(ValueError):  # between two lives; the next one will ask
+            self._supervisor = ray.get_actor(self._supervisor_name, names.NAMESPACE)
+
+    def _tell_supervisor(self, signal: Signal) -> None:
+        """Best effort, and never blocking: a supervisor that begins asks for everything anyway."""
+        if self._supervisor is None:
+            return
+        try:
+            self._supervisor.signal.remote(signal)
+        except Exception:  # the agent's own threads must not end with Ray's troubles
+            traceback.print_exc()
+
+
+def _private(folder: Path) -> Path:
+    """The folder, made if need be, ours alone. Raises PermissionError if somebody else made it:
+    its name can be guessed, and all may write to /dev/shm."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{folder} is not a folder of this user: remove it, it is not ours")
+    folder.chmod(0o700)
+    return folder
+
+
+def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
+    folder = hashlib.sha256(node_id.encode()).hexdigest()[:12]
+    return AgentConfig(
+        job_id=seat.job_id,
+        agent=seat.seat,
+        node_id=node_id,
+        host=ray.util.get_node_ip_address(),
+        training=seat.training,
+        mesh=seat.mesh,
+        capacity=seat.capacity,
+        secret=seat.secret,
+        memory_root=str(_private(memory_base()) / seat.job_id / f"{seat.seat}-{folder}"),
+        cache_dir=seat.cache_dir,
+        remote_root=seat.remote_root,
+        gpus_per_worker=seat.gpus_per_worker,
+        reform=os.environ.get("HOLDFAST_REFORM", "in_place"),
+        env={
+            "GLOO_SOCKET_IFNAME": _interface_of(ray.util.get_node_ip_address()),
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+        },
+    )
+
+
+def _interface_of(host: str) -> str:
+    """The network interface that has this address; gloo binds to it and nothing else."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == host for address in addresses):
+            return str(name)
+    return "lo"

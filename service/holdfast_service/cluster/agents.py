@@ -1,0 +1,119 @@
+"""A job's node agents on Ray, as the supervisor sees them: named seats that answer calls.
+
+The placement group holds one node-sized bundle per training and standby node, spread strictly;
+a bundle whose node died is placed again when a node is free, and Ray restarts the agent in it.
+"""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from holdfast_service.cluster import names
+from holdfast_service.cluster.agent_actor import AgentActor, AgentSeat
+from holdfast_service.job_spec import JobSpec
+
+
+class RayAgents:
+    """Creates or adopts the agents of one job, and calls them with deadlines."""
+
+    def __init__(self, job_id: str, spec: JobSpec, secret: bytes, remote_root: str, cache: str):
+        self._job_id = job_id
+        self._spec = spec
+        self._secret = secret
+        self._remote_root = remote_root
+        self._cache_dir = cache
+        self._handles: dict[str, Any] = {}
+        self._pool = ThreadPoolExecutor(48, thread_name_prefix="agent-call")
+
+    @property
+    def seats(self) -> list[str]:
+        resources = self._spec.resources
+        training = -(-self._spec.parallel.world_size // resources.workers_per_node)
+        return [f"n{index}" for index in range(training + resources.standby_nodes)]
+
+    def ensure(self) -> None:
+        """Make the placement group and the agents, or adopt those of the same names."""
+        group = self._placement_group()
+        for index, seat in enumerate(self.seats):
+            self._handles[seat] = self._create(group, index, seat)
+
+    def call(self, seat: str, method: str, *args: Any, timeout_s: float) -> Future[Any]:
+        """Call an agent's method; the future raises what Ray or the method raised, in time."""
+        return self._pool.submit(self._call, seat, method, args, timeout_s)
+
+    def restart(self, seat: str) -> None:
+        """Kill the agent's process; Ray starts it again."""
+        ray.kill(self._handles[seat], no_restart=False)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def node_answers(self, node_id: str) -> bool:
+        """True if the node's raylet accepts connections; quicker than the cluster's own word."""
+        for node in ray.nodes():
+            if node["NodeID"] == node_id:
+                address = (node["NodeManagerAddress"], node["NodeManagerPort"])
+                try:
+                    socket.create_connection(address, timeout=0.1).close()
+                except OSError:
+                    return False
+                return bool(node["Alive"])
+        return False
+
+    def _call(self, seat: str, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
+        reference = getattr(self._handles[seat], method).remote(*args)
+        return ray.get(reference, timeout=timeout_s)
+
+    def _placement_group(self) -> Any:
+        name = names.placement_group(self._job_id)
+        try:
+            return ray.util.get_placement_group(name)
+        except ValueError:
+            bundle = self._bundle()
+            return placement_group(
+                [bundle] * len(self.seats), strategy="STRICT_SPREAD", name=name, lifetime="detached"
+            )
+
+    def _bundle(self) -> dict[str, float]:
+        resources = self._spec.resources
+        bundle = {"CPU": resources.cpus_per_worker * resources.workers_per_node}
+        if resources.gpus_per_worker:
+            bundle["GPU"] = resources.gpus_per_worker * resources.workers_per_node
+        return bundle
+
+    def _create(self, group: Any, index: int, seat: str) -> Any:
+        bundle = self._bundle()
+        actor = ray.remote(AgentActor).options(
+            name=names.agent(self._job_id, seat),
+            namespace=names.NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=-1,
+            max_task_retries=0,
+            max_concurrency=16,
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group=group, placement_group_bundle_index=index
+            ),
+        )
+        resources = self._spec.resources
+        return actor.remote(
+            AgentSeat(
+                job_id=self._job_id,
+                seat=seat,
+                training=self._spec.training().model_dump(mode="json"),
+                mesh=self._spec.parallel.mesh,
+                capacity=resources.workers_per_node,
+                gpus_per_worker=resources.gpus_per_worker,
+                secret=self._secret,
+                remote_root=self._remote_root,
+                cache_dir=self._cache_dir,
+            )
+        )

@@ -1,0 +1,269 @@
+"""The Ray cluster as the reconciler sees it (`reports.Cluster`).
+
+Every call has a deadline and runs Ray's blocking client in a thread. A cluster that cannot be
+asked raises ClusterUnavailable, a supervisor that does not answer SupervisorUnavailable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from holdfast_service.cluster import names
+from holdfast_service.cluster.agent_actor import memory_base
+from holdfast_service.cluster.supervisor_actor import SupervisorActor
+from holdfast_service.reports import (
+    Capacity,
+    ClusterUnavailable,
+    Cursors,
+    JobLaunch,
+    NodeCapacity,
+    SupervisorReport,
+    SupervisorUnavailable,
+)
+
+Result = TypeVar("Result")
+
+CALL_S = 10.0
+POLL_S = 5.0
+RELEASE_S = 5.0
+KEY_BYTES = 32
+
+
+class RayCluster:
+    """One connection of this process to one Ray cluster."""
+
+    def __init__(self, key: bytes, can_grow: bool) -> None:
+        self._key = key
+        self._can_grow = can_grow
+        self._supervisors: dict[str, Any] = {}
+
+    @classmethod
+    def connect(cls, address: str, key_path: Path, can_grow: bool = False) -> RayCluster:
+        """Connect this process as a driver. Authentication comes from the environment.
+
+        `key_path`: a secret of the control plane, made if there is none (0600); every job's own
+        secret derives from it. Raises ClusterUnavailable.
+        """
+        try:
+            ray.init(
+                address=address,
+                namespace=names.NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                ignore_reinit_error=True,
+            )
+        except (RayError, ConnectionError, RuntimeError) as error:
+            raise ClusterUnavailable(f"cannot connect to Ray at {address}: {error}") from error
+        return cls(_key(key_path), can_grow)
+
+    def close(self) -> None:
+        """Leave the cluster; what runs on it goes on."""
+        ray.shutdown()
+
+    async def capacity(self) -> Capacity:
+        return await self._ask(self._capacity)
+
+    async def ensure_supervisor(self, launch: JobLaunch) -> bool:
+        return await self._ask(lambda: self._ensure_supervisor(launch))
+
+    async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport:
+        def ask() -> SupervisorReport:
+            handle = self._supervisor(job_id)
+            report: SupervisorReport = ray.get(handle.poll.remote(cursors), timeout=POLL_S)
+            return report
+
+        return await self._ask_supervisor(job_id, ask)
+
+    async def cancel(self, job_id: str, reason: str) -> None:
+        def ask() -> None:
+            ray.get(self._supervisor(job_id).cancel.remote(reason), timeout=POLL_S)
+
+        await self._ask_supervisor(job_id, ask)
+
+    async def release(self, job_id: str) -> bool:
+        return await self._ask(lambda: self._release(job_id))
+
+    async def jobs_present(self) -> set[str]:
+        return await self._ask(_jobs_present)
+
+    # --- blocking bodies --------------------------------------------------------------------------
+
+    def _capacity(self) -> Capacity:
+        nodes = tuple(
+            NodeCapacity(
+                node_id=node["NodeID"],
+                host=node["NodeManagerAddress"],
+                cpus=float(node["Resources"].get("CPU", 0.0)),
+                gpus=float(node["Resources"].get("GPU", 0.0)),
+            )
+            for node in ray.nodes()
+            if node["Alive"]
+        )
+        return Capacity(nodes=nodes, can_grow=self._can_grow)
+
+    def _ensure_supervisor(self, launch: JobLaunch) -> bool:
+        name = names.supervisor(launch.job_id)
+        with contextlib.suppress(ValueError):
+            self._supervisors[launch.job_id] = ray.get_actor(name, names.NAMESPACE)
+            return False
+        actor = ray.remote(SupervisorActor).options(
+            name=name,
+            namespace=names.NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=-1,
+            max_task_retries=-1,
+            max_concurrency=32,
+            num_cpus=0,
+            scheduling_strategy=_beside_the_head(),
+        )
+        self._supervisors[launch.job_id] = actor.remote(launch, self._job_secret(launch.job_id))
+        return True
+
+    def _supervisor(self, job_id: str) -> Any:
+        if job_id not in self._supervisors:
+            try:
+                handle = ray.get_actor(names.supervisor(job_id), names.NAMESPACE)
+            except ValueError as error:
+                raise SupervisorUnavailable(f"job {job_id} has no supervisor") from error
+            self._supervisors[job_id] = handle
+        return self._supervisors[job_id]
+
+    def _job_secret(self, job_id: str) -> bytes:
+        return hmac.digest(self._key, job_id.encode(), "sha256")
+
+    def _release(self, job_id: str) -> bool:
+        """One pass: free memory, kill actors, remove the placement group, sweep segments."""
+        self._supervisors.pop(job_id, None)
+        mine = [name for name in _actor_names() if names.job_of(name) == job_id]
+        _end_actors([name for name in mine if name == names.supervisor(job_id)])
+        _end_actors([name for name in mine if name != names.supervisor(job_id)])
+        group = _group_named(names.placement_group(job_id))
+        if group is not None:
+            ray.util.remove_placement_group(group)
+        if mine or group is not None:
+            return False  # look again: only an empty cluster is proof
+        return _sweep(job_id)
+
+    # --- translation of errors ---------------------------------------------------------------
+
+    async def _ask(self, body: Callable[[], Result]) -> Result:
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(body), CALL_S + RELEASE_S)
+        except (RayError, ConnectionError, TimeoutError) as error:
+            raise ClusterUnavailable(f"{type(error).__name__}: {error}") from error
+
+    async def _ask_supervisor(self, job_id: str, body: Callable[[], Result]) -> Result:
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(body), CALL_S)
+        except (RayError, ConnectionError, TimeoutError) as error:
+            self._supervisors.pop(job_id, None)
+            raise SupervisorUnavailable(f"{type(error).__name__}: {error}") from error
+
+
+def _beside_the_head() -> NodeAffinitySchedulingStrategy | str:
+    """Near the GCS if it can be told: a lost training node then costs no supervisor."""
+    for node in ray.nodes():
+        if node["Alive"] and "node:__internal_head__" in node["Resources"]:
+            return NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)
+    return "DEFAULT"
+
+
+def _key(path: Path) -> bytes:
+    """The secret in `path`, made if there is none: whole from the moment it has its name, whoever
+    else makes it at the same time, and whenever one dies at it."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not path.exists():
+        fresh = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+        try:
+            path.hardlink_to(fresh)
+        except FileExistsError:
+            pass  # another server was faster: its key counts
+        finally:
+            fresh.unlink()
+    key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise ClusterUnavailable(f"{path} does not hold a key of {KEY_BYTES} bytes: remove it")
+    return key
+
+
+def _actor_names() -> list[str]:
+    found = ray.util.list_named_actors(all_namespaces=True)
+    return [entry["name"] for entry in found if entry["namespace"] == names.NAMESPACE]
+
+
+def _groups() -> Iterator[tuple[str, str]]:
+    """(name, id) of the placement groups that are not removed."""
+    for group_id, group in ray.util.placement_group_table().items():
+        if group["state"] != "REMOVED":
+            yield group["name"], group_id
+
+
+def _group_named(name: str) -> Any:
+    if any(found == name for found, _ in _groups()):
+        with contextlib.suppress(ValueError):
+            return ray.util.get_placement_group(name)
+    return None
+
+
+def _jobs_present() -> set[str]:
+    everything = [*_actor_names(), *(name for name, _ in _groups())]
+    return {job for name in everything if (job := names.job_of(name)) is not None}
+
+
+def _end_actors(named: list[str]) -> None:
+    """Let agents free what they hold, all at the same time, and kill them and the others."""
+    handles = {}
+    for name in named:
+        with contextlib.suppress(ValueError):  # gone meanwhile
+            handles[name] = ray.get_actor(name, names.NAMESPACE)
+    freed = [handle.release.remote() for name, handle in handles.items() if "agent:" in name]
+    if freed:
+        ray.wait(freed, num_returns=len(freed), timeout=RELEASE_S)
+    for handle in handles.values():
+        ray.kill(handle, no_restart=True)
+
+
+def _sweep(job_id: str) -> bool:
+    """Remove the job's segments on every node: agents that died could not. True if all did."""
+    sweep = ray.remote(_sweep_here)
+    calls = [
+        sweep.options(
+            num_cpus=0,
+            max_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+        ).remote(job_id)
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    if not calls:
+        return True
+    done, late = ray.wait(calls, num_returns=len(calls), timeout=RELEASE_S)
+    swept = not late
+    for call in done:
+        try:
+            ray.get(call)
+        except RayError:
+            swept = False  # a node that has died meanwhile is not asked the next time
+    return swept
+
+
+def _sweep_here(job_id: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(memory_base() / job_id)

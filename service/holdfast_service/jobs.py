@@ -1,0 +1,383 @@
+"""What one may do with jobs: the calls that the REST layer translates to.
+
+Everything is read from and written to the store; the cluster is asked for its capacity alone.
+A submitted job is durable when :meth:`JobService.submit` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import json
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+from uuid import UUID
+
+import uuid_utils
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast_service import crossing
+from holdfast_service.job_spec import JobSpec, parse
+from holdfast_service.lifecycle import Desired, State
+from holdfast_service.metrics import METRICS, Row, point, thinned
+from holdfast_service.reports import Capacity, Cluster, ClusterUnavailable
+from holdfast_service.settings import Settings
+from holdfast_service.store import queries, series, storable
+from holdfast_service.store.engine import Store
+from holdfast_service.store.models import Job
+from holdfast_service.store.transaction import JobTransaction, NoSuchJob, job_transaction
+from holdfast_service.views import (
+    AttemptView,
+    CheckpointView,
+    DigestPage,
+    EventPage,
+    IncidentView,
+    JobPage,
+    JobView,
+    LogLineView,
+    LogPage,
+    MetricPage,
+)
+
+_LONGEST_KEY = 255
+
+
+class JobError(Exception):
+    """Root of what a call on jobs may raise, beside InvalidSpec."""
+
+    code = "job_error"
+
+
+class JobNotFound(JobError):
+    code = "job_not_found"
+
+
+class JobEnded(JobError):
+    """The job has ended; what was asked can no longer be done."""
+
+    code = "job_ended"
+
+
+class IdempotencyConflict(JobError):
+    """The key was used before, with another document."""
+
+    code = "idempotency_conflict"
+
+
+class InvalidKey(JobError):
+    code = "invalid_idempotency_key"
+
+
+class InvalidCursor(JobError):
+    code = "invalid_cursor"
+
+
+class UnknownMetric(JobError):
+    code = "unknown_metric"
+
+
+class JobService:
+    """All calls raise :class:`JobNotFound` for an id that was never given out."""
+
+    def __init__(self, store: Store, cluster: Cluster, settings: Settings) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._settings = settings
+        self._crossing = crossing.chosen(settings.crash_at)
+
+    async def submit(
+        self, document: Mapping[str, Any], idempotency_key: str | None = None
+    ) -> tuple[JobView, bool]:
+        """The job, and True if this call created it; the same key and document: the first job.
+
+        Raises InvalidSpec, IdempotencyConflict, InvalidKey.
+        """
+        digest = _request_digest(document)
+        if idempotency_key is not None:
+            if not 0 < len(idempotency_key) <= _LONGEST_KEY or not idempotency_key.isprintable():
+                raise InvalidKey(f"an idempotency key has 1 to {_LONGEST_KEY} printable characters")
+            first = await self._submitted_before(idempotency_key, digest)
+            if first is not None:
+                return first, False
+        capacity = await self._capacity()
+        # Looking for a data path may take a slow file system's time.
+        spec = await asyncio.to_thread(
+            parse, document, capacity, check_paths=self._settings.check_data_paths
+        )
+        job = _new_job(spec, idempotency_key, digest, time.time())
+        try:
+            async with self._store.write() as session:
+                session.add(job)
+                await session.flush()
+                JobTransaction(session, job, job.created_at).emit(
+                    "job.submitted", {"name": job.name}
+                )
+        except IntegrityError:
+            # Two calls with one key at the same moment: the database let one of them through.
+            if idempotency_key is None:
+                raise
+            first = await self._submitted_before(idempotency_key, digest)
+            if first is None:
+                raise
+            return first, False
+        await self._crossing(crossing.Point.SUBMITTED)
+        return queries.job_view(job), True
+
+    async def get(self, job_id: str) -> JobView:
+        async with self._store.read() as session:
+            return queries.job_view(await _found(session, job_id))
+
+    async def cancel(self, job_id: str) -> JobView:
+        """Ask for the end of the job; again is the same. Raises JobEnded if it ended otherwise."""
+        try:
+            async with job_transaction(self._store, _canonical(job_id)) as tx:
+                if tx.state.terminal and tx.state is not State.CANCELLED:
+                    raise JobEnded(f"job {job_id} has {_ended_how(tx.state)} and stays so")
+                if tx.job.desired != Desired.CANCELLED and not tx.state.terminal:
+                    tx.job.desired = Desired.CANCELLED
+                    tx.job.due_at = 0.0  # whoever drives it looks at once
+                    tx.emit("job.cancel_requested", {})
+                    if tx.state in (State.QUEUED, State.PAUSED):
+                        # Nothing of it was started: it needs no cluster to end.
+                        tx.end(State.CANCELLED, "cancelled", "cancelled while it was queued")
+                return queries.job_view(tx.job)
+        except NoSuchJob as error:
+            raise _not_found(job_id) from error
+
+    async def attempts(self, job_id: str) -> Sequence[AttemptView]:
+        """Oldest first."""
+        async with self._store.read() as session:
+            await _found(session, job_id)
+            return await queries.attempt_views(session, job_id)
+
+    async def incidents(self, job_id: str) -> Sequence[IncidentView]:
+        """Oldest first."""
+        async with self._store.read() as session:
+            await _found(session, job_id)
+            return await queries.incident_views(session, job_id)
+
+    async def events(self, job_id: str, after: int = 0, limit: int = 200) -> EventPage:
+        """Events with a number above `after`, at most `limit`, at once."""
+        async with self._store.read() as session:
+            job = await _found(session, job_id)
+            events = await queries.event_views(session, job_id, after, limit)
+        last = events[-1].seq if events else after
+        state = State(job.state)
+        return EventPage(
+            events=tuple(events),
+            last_seq=last,
+            state=state,
+            ended=state.terminal and last >= job.event_seq,
+        )
+
+    async def wait_events(
+        self, job_id: str, after: int = 0, limit: int = 200, timeout_s: float = 15.0
+    ) -> EventPage:
+        """As :meth:`events`, but waits up to `timeout_s` for the first one; then an empty page.
+
+        Returns at once when the job is over: `ended` tells a stream to close.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            page = await self.events(job_id, after, limit)
+            left = deadline - time.monotonic()
+            if page.events or page.ended or left <= 0:
+                return page
+            # No session is held while waiting, and any process may have written the event.
+            await asyncio.sleep(min(left, self._settings.event_poll_s))
+
+    async def metrics(
+        self,
+        job_id: str,
+        names: Collection[str] | None = None,
+        after_step: int = 0,
+        limit: int = 1000,
+        max_points: int | None = None,
+    ) -> MetricPage:
+        """The committed history: one point per step, of the latest attempt that made it.
+
+        `names` None: all. `max_points`: every k-th point of the whole rest of the series and the
+        last one, instead of a page of `limit`. Raises UnknownMetric.
+        """
+        wanted = METRICS if names is None else tuple(dict.fromkeys(names))
+        for name in wanted:
+            if name not in METRICS:
+                raise UnknownMetric(f"there is no metric {name!r}: use {', '.join(METRICS)}")
+        found: list[Row] = []
+        more = False
+        async with self._store.read() as session:
+            await _found(session, job_id)
+            async with aclosing(series.read_rows(session, job_id, after_step)) as rows:
+                async for row in rows:
+                    if max_points is None and len(found) == limit:
+                        more = True
+                        break
+                    found.append(row)
+        if max_points is not None:
+            found = thinned(found, max_points)
+        return MetricPage(
+            names=wanted,
+            points=tuple(point(wanted, *row) for row in found),
+            last_step=found[-1][0] if found else after_step,
+            more=more,
+        )
+
+    async def logs(
+        self,
+        job_id: str,
+        *,
+        rank: int | None = None,
+        attempt: int | None = None,
+        after: int = 0,
+        limit: int = 1000,
+        tail: int | None = None,
+    ) -> LogPage:
+        """Lines with a number above `after`; or the last `tail` lines that match."""
+        most = limit if tail is None else min(tail, limit)
+        lines: list[LogLineView] = []
+        more = False
+        async with self._store.read() as session:
+            job = await _found(session, job_id)
+            backwards = tail is not None
+            async with aclosing(
+                series.read_logs(session, job_id, after, backwards=backwards)
+            ) as stored:
+                async for line_number, line in stored:
+                    view = queries.log_line_view(line_number, line)
+                    if rank is not None and view.rank != rank:
+                        continue
+                    if attempt is not None and view.attempt != attempt:
+                        continue
+                    if len(lines) == most:
+                        more = True
+                        break
+                    lines.append(view)
+        if backwards:
+            return LogPage(lines=tuple(reversed(lines)), last_line=job.log_lines, more=False)
+        # Past what the filter left out too: a follower would read it again and again.
+        last = lines[-1].line if more and lines else max(after, job.log_lines)
+        return LogPage(lines=tuple(lines), last_line=last, more=more)
+
+    async def checkpoints(self, job_id: str) -> Sequence[CheckpointView]:
+        """Remote checkpoints, newest step first, deleted and bad ones included."""
+        async with self._store.read() as session:
+            await _found(session, job_id)
+            return await queries.checkpoint_views(session, job_id)
+
+    async def digests(self, job_id: str, after_step: int = 0, limit: int = 10_000) -> DigestPage:
+        """Digest of the whole state after each step, of the committed history."""
+        found: dict[int, str] = {}
+        more = False
+        async with self._store.read() as session:
+            await _found(session, job_id)
+            async with aclosing(series.read_digests(session, job_id, after_step)) as stored:
+                async for step, digest in stored:
+                    if len(found) == limit:
+                        more = True
+                        break
+                    found[step] = digest
+        return DigestPage(digests=found, last_step=max(found, default=after_step), more=more)
+
+    async def list(
+        self,
+        cursor: str | None = None,
+        limit: int = 50,
+        state: Collection[State] | None = None,
+        name: str | None = None,
+    ) -> JobPage:
+        """Newest first. `name` matches exactly. Raises InvalidCursor."""
+        query = select(Job).order_by(Job.id.desc()).limit(limit + 1)
+        if cursor is not None:
+            query = query.where(Job.id < _from_cursor(cursor))
+        if state:
+            query = query.where(Job.state.in_(state))
+        if name is not None:
+            query = query.where(Job.name == storable.text(name))
+        async with self._store.read() as session:
+            jobs = (await session.scalars(query)).all()
+        page = jobs[:limit]
+        return JobPage(
+            jobs=tuple(queries.job_view(job) for job in page),
+            next_cursor=_to_cursor(page[-1].id) if len(jobs) > limit else None,
+        )
+
+    async def _submitted_before(self, key: str, digest: str) -> JobView | None:
+        async with self._store.read() as session:
+            job = await session.scalar(select(Job).where(Job.idempotency_key == key))
+        if job is None:
+            return None
+        if job.request_digest != digest:
+            raise IdempotencyConflict(
+                f"idempotency key {key!r} was used for job {job.id} with another spec"
+            )
+        return queries.job_view(job)
+
+    async def _capacity(self) -> Capacity | None:
+        try:
+            return await self._cluster.capacity()
+        except ClusterUnavailable:
+            return None  # accepted all the same; it waits in the queue and says for what
+
+
+async def _found(session: AsyncSession, job_id: str) -> Job:
+    job = await session.get(Job, _canonical(job_id))
+    if job is None:
+        raise _not_found(job_id)
+    return job
+
+
+def _canonical(job_id: str) -> str:
+    """The id, if it could be one: what else a path may hold, a database need not understand."""
+    try:
+        if str(UUID(job_id)) == job_id:
+            return job_id
+    except ValueError:
+        pass
+    raise _not_found(job_id)
+
+
+def _not_found(job_id: str) -> JobNotFound:
+    return JobNotFound(f"there is no job {job_id[:64]!r}")
+
+
+def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> Job:
+    return Job(
+        id=str(uuid_utils.uuid7()),
+        name=spec.name,
+        spec=spec.model_dump(mode="json"),
+        desired=Desired.RUNNING,
+        state=State.QUEUED,
+        created_at=now,
+        idempotency_key=key,
+        request_digest=digest,
+        steps=spec.train.steps,
+        step=0,
+        event_seq=0,
+    )
+
+
+def _request_digest(document: object) -> str:
+    canonical = json.dumps(document, sort_keys=True, default=str)
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _ended_how(state: State) -> str:
+    return "succeeded" if state is State.SUCCEEDED else "failed"
+
+
+def _to_cursor(job_id: str) -> str:
+    return base64.urlsafe_b64encode(UUID(job_id).bytes).decode().rstrip("=")
+
+
+def _from_cursor(cursor: str) -> str:
+    try:
+        raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        return str(UUID(bytes=raw))
+    except (ValueError, binascii.Error) as error:
+        raise InvalidCursor(f"{cursor[:64]!r} is no cursor of a list of jobs") from error

@@ -1,0 +1,144 @@
+"""Which worker on which agent takes which rank: a pure, deterministic assignment.
+
+Promises: every rank is seated exactly once or nothing is; no agent gets more ranks than its
+capacity; the ranks of one group (a node's worth) sit together; a group whose agent is still there
+stays with it and every surviving process keeps its rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Idle:
+    """A living process that can take a rank. `rank`: the one it had in the last attempt."""
+
+    worker: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Node:
+    """An agent that may be given ranks."""
+
+    agent: str
+    domain: str
+    capacity: int
+    ready: bool
+    idle: tuple[Idle, ...] = ()
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where a group sat. `alive`: the very same life of that agent is among the nodes."""
+
+    agent: str
+    domain: str
+    alive: bool
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One rank on one agent; `worker` None means a process to be forked there."""
+
+    rank: int
+    agent: str
+    worker: str | None
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """All ranks, in order. `moved`: groups (by number) that sit on another agent than before."""
+
+    placed: tuple[Placed, ...]
+    moved: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """There is no room for these ranks."""
+
+    ranks: tuple[int, ...]
+
+
+def assign(
+    groups: Sequence[Sequence[int]], homes: Mapping[int, Home], nodes: Sequence[Node]
+) -> Assignment | Shortage:
+    """Seat every group, or say which ranks find no room.
+
+    A hole goes to an agent that holds no group (a standby), in the lost agent's failure domain
+    first, then the one with more warm workers; only then to one with room beside its own ranks.
+    """
+    by_agent = {node.agent: node for node in nodes}
+    free = {node.agent: node.capacity for node in nodes}
+    seats: dict[int, str] = {}
+    for index, group in enumerate(groups):
+        home = homes.get(index)
+        if home is None or not home.alive or free.get(home.agent, 0) < len(group):
+            continue
+        seats[index] = home.agent
+        free[home.agent] -= len(group)
+    holes = [index for index in range(len(groups)) if index not in seats]
+    short: list[int] = []
+    # Larger groups first: a smaller one always fits where they left room, not the other way.
+    for index in sorted(holes, key=lambda hole: (-len(groups[hole]), hole)):
+        chosen = _choose(len(groups[index]), homes.get(index), by_agent, free, seats)
+        if chosen is None:
+            short.extend(groups[index])
+            continue
+        seats[index] = chosen
+        free[chosen] -= len(groups[index])
+    if short:
+        return Shortage(ranks=tuple(sorted(short)))
+    moved = tuple(index for index in holes if index in homes and homes[index].agent != seats[index])
+    return Assignment(placed=_fill(groups, seats, by_agent), moved=moved)
+
+
+def name_order(agent: str) -> tuple[int, str]:
+    """Sorts "n2" before "n10"."""
+    return len(agent), agent
+
+
+def _choose(
+    size: int,
+    home: Home | None,
+    nodes: Mapping[str, Node],
+    free: Mapping[str, int],
+    seats: Mapping[int, str],
+) -> str | None:
+    busy = set(seats.values())
+
+    def preference(agent: str) -> tuple[bool, bool, int, tuple[int, str]]:
+        node = nodes[agent]
+        strange = home is not None and node.domain != home.domain
+        return agent in busy, strange, -min(len(node.idle), size), name_order(agent)
+
+    fitting = [agent for agent, node in nodes.items() if node.ready and free[agent] >= size]
+    return min(fitting, key=preference, default=None)
+
+
+def _fill(
+    groups: Sequence[Sequence[int]], seats: Mapping[int, str], nodes: Mapping[str, Node]
+) -> tuple[Placed, ...]:
+    placed: list[Placed] = []
+    for agent, node in nodes.items():
+        ranks = sorted(rank for index, at in seats.items() if at == agent for rank in groups[index])
+        workers = _workers(ranks, node.idle)
+        placed.extend(Placed(rank=rank, agent=agent, worker=workers.get(rank)) for rank in ranks)
+    return tuple(sorted(placed, key=lambda one: one.rank))
+
+
+def _workers(ranks: Sequence[int], idle: Sequence[Idle]) -> dict[int, str]:
+    """Survivors keep their rank; what is left over fills holes before anything is forked."""
+    kept: dict[int, str] = {}
+    for one in idle:
+        if one.rank is not None and one.rank in ranks:
+            kept.setdefault(one.rank, one.worker)
+    taken = set(kept.values())
+    spare = [one.worker for one in idle if one.worker not in taken]
+    for rank in ranks:
+        if rank not in kept and spare:
+            kept[rank] = spare.pop(0)
+    return kept

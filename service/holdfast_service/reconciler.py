@@ -1,0 +1,182 @@
+"""The drive from what users want to what the cluster does, for every job of a store.
+
+Any number of reconcilers may run on one store: each claims jobs by lease and drives each claimed
+job in a task of its own, so that a job which cannot be driven holds up no other. What is true is
+in the store; a reconciler that dies is replaced by whoever claims its jobs next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from uuid import uuid4
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from holdfast_service import crossing as crossings
+from holdfast_service.crossing import Crossing
+from holdfast_service.driver import Driver, Rest
+from holdfast_service.reaper import Reaper
+from holdfast_service.reports import Cluster, ClusterUnavailable
+from holdfast_service.settings import Settings
+from holdfast_service.store import leases
+from holdfast_service.store.engine import Store
+from holdfast_service.store.leases import Lease
+from holdfast_service.store.transaction import LeaseLost, job_transaction
+
+log = structlog.get_logger(__name__)
+
+
+class Reconciler:
+    """Drives every job of the store that nobody else holds."""
+
+    def __init__(
+        self,
+        store: Store,
+        cluster: Cluster,
+        settings: Settings,
+        *,
+        crossing: Crossing | None = None,
+    ) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._settings = settings
+        self._crossing = crossing or crossings.chosen(settings.crash_at)
+        self._owner = str(uuid4())
+        self._reaper = Reaper(store, cluster, settings)
+        self._drives: dict[str, asyncio.Task[None]] = {}
+        self._looked_at: float | None = None
+        self._stop = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Drive until `stop` is set, then hand every lease back. Never raises for one job."""
+        every = {
+            self._claim: self._settings.claim_interval_s,
+            self._renew: self._settings.lease_s / 3,
+            self._reap: self._settings.reap_interval_s,
+        }
+        self._stop = stop
+        duties = [
+            asyncio.create_task(self._every(seconds, duty)) for duty, seconds in every.items()
+        ]
+        try:
+            await stop.wait()
+            await asyncio.wait(duties, timeout=self._settings.stop_deadline_s)
+        finally:
+            for duty in duties:
+                duty.cancel()
+            await self._let_go()
+
+    def seconds_since_look(self) -> float | None:
+        """Since the last successful look for work; None: never yet (for readiness)."""
+        return None if self._looked_at is None else time.monotonic() - self._looked_at
+
+    async def _claim(self) -> None:
+        room = self._settings.claim_limit - len(self._drives)
+        for lease in await leases.claim(self._store, self._owner, room, self._settings.lease_s):
+            stale = self._drives.pop(lease.job_id, None)
+            if stale is not None:
+                stale.cancel()  # its lease ran out unnoticed, and came back to this process
+            task = asyncio.create_task(self._drive(lease), name=f"drive {lease.job_id}")
+            self._drives[lease.job_id] = task
+        self._looked_at = time.monotonic()
+
+    async def _renew(self) -> None:
+        drives = dict(self._drives)
+        kept = await leases.renew(self._store, self._owner, drives, self._settings.lease_s)
+        for job_id in drives.keys() - kept:
+            # Meanwhile the drive may have given its lease back by itself, and a new one begun.
+            if self._drives.get(job_id) is drives[job_id]:
+                log.warning("lease.lost", job=job_id)
+                drives[job_id].cancel()
+                del self._drives[job_id]
+
+    async def _reap(self) -> None:
+        try:
+            for job_id in await self._reaper.sweep():
+                log.warning("reaped", job=job_id)
+        except ClusterUnavailable as error:
+            log.warning("reaper.waits", error=str(error))
+
+    async def _drive(self, lease: Lease) -> None:
+        """Turn after turn, until the job rests for long, has no work left, or is lost."""
+        try:
+            rest = await self._turns(lease)
+            await leases.release(self._store, lease, rest)
+        except LeaseLost:
+            log.warning("lease.lost", job=lease.job_id)
+        except SQLAlchemyError as error:
+            # Not given back: it runs out by itself, and whoever reaches the store takes the job.
+            log.error("lease.kept", job=lease.job_id, exc_info=error)
+        finally:
+            if self._drives.get(lease.job_id) is asyncio.current_task():
+                del self._drives[lease.job_id]
+
+    async def _turns(self, lease: Lease) -> float:
+        """Returns after how many seconds the job wants to be looked at again."""
+        driver = Driver(self._store, self._cluster, self._settings, self._crossing, lease)
+        errors = 0
+        while True:
+            try:
+                rest = await driver.turn()
+                errors = 0
+            except LeaseLost:
+                raise
+            except Exception as error:
+                errors += 1
+                rest = await self._after_error(lease, error, errors)
+            if rest is None:
+                return 0.0
+            if not rest.keep:
+                return rest.seconds
+            if await _passed(self._stop, rest.seconds):
+                return 0.0
+
+    async def _after_error(self, lease: Lease, error: Exception, errors: int) -> Rest:
+        """Say it where the user looks, and try again later and later."""
+        seconds = min(
+            self._settings.error_retry_s * 2.0 ** min(errors - 1, 20),
+            self._settings.error_retry_max_s,
+        )
+        log.error("drive.failed", job=lease.job_id, retry_s=seconds, exc_info=error)
+        try:
+            async with job_transaction(self._store, lease.job_id, token=lease.token) as tx:
+                tx.wait_for("reconciler", f"it could not be driven: {error!r}")
+        except SQLAlchemyError as again:
+            # The store itself is in trouble: then it cannot be told there, and is tried again.
+            log.error("drive.unrecorded", job=lease.job_id, exc_info=again)
+        return Rest(seconds)
+
+    async def _every(self, seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
+        """Do the duty again and again; an error in one round does not end the rounds."""
+        while True:
+            try:
+                await duty()
+            except Exception as error:
+                log.error("duty.failed", duty=duty.__name__, exc_info=error)
+            if await _passed(self._stop, seconds):
+                return
+
+    async def _let_go(self) -> None:
+        """Wait for the turns under way; each gives its lease back. Those too slow are cut off."""
+        drives = list(self._drives.values())
+        if not drives:
+            return
+        _, late = await asyncio.wait(drives, timeout=self._settings.stop_deadline_s)
+        for drive in late:
+            drive.cancel()  # its lease runs out by itself
+        await asyncio.gather(*late, return_exceptions=True)
+
+
+async def _passed(stop: asyncio.Event, seconds: float) -> bool:
+    """Let the time pass; True as soon as it is time to stop."""
+    if stop.is_set() or seconds <= 0:
+        await asyncio.sleep(0)
+        return stop.is_set()
+    try:
+        await asyncio.wait_for(stop.wait(), timeout=seconds)
+    except TimeoutError:
+        return False
+    return True

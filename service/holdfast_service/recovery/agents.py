@@ -1,0 +1,148 @@
+"""Agents come, go and answer: what that means for the attempt."""
+
+from __future__ import annotations
+
+from holdfast_service.policy import Cause, Fault
+from holdfast_service.recovery import faults, forming, hearing
+from holdfast_service.recovery.effects import RemoveAgent
+from holdfast_service.recovery.inputs import AgentLost, CommandFailed, Fenced
+from holdfast_service.recovery.partners import mend_partners
+from holdfast_service.recovery.roster import Arrival
+from holdfast_service.recovery.state import WITH_WORLD, Stage, State
+from holdfast_service.reports import EventKind
+from holdfast_workers.messages import AgentReport
+
+
+def arrived(state: State, report: AgentReport, now: float) -> None:
+    """An agent is there: for the first time, again, in a new life, or simply still."""
+    arrival = state.roster.take(report)
+    if arrival is Arrival.STALE:
+        return
+    if arrival is not Arrival.KNOWN:
+        state.awaiting.discard(report.agent)  # a fence sent to its former life has no answer
+    for shard in report.shards:
+        hearing.shard_saved(state, int(shard["attempt"]), int(shard["rank"]), dict(shard))
+    if arrival is Arrival.RESTARTED:
+        _forget_former_life(state, report.agent, now)
+    record = state.roster.record(report.agent)
+    hosting = state.world is not None and report.agent in state.world.hosts()
+    if record is not None and not hosting and state.stage is not Stage.ENDED:
+        forming.welcome(state, record)
+        mend_partners(state)
+
+
+def lost(state: State, given: AgentLost, now: float) -> None:
+    """An agent is gone, or cannot be reached."""
+    record = state.roster.record(given.agent)
+    if record is None or not state.roster.is_current(given.agent, given.incarnation):
+        return
+    was_live = record.live
+    state.roster.lose(given.agent)
+    state.saves.release(given.agent)
+    state.awaiting.discard(given.agent)
+    if given.certain and given.agent in state.unproven:
+        state.unproven = set()
+    world = state.world if state.stage in WITH_WORLD else state.last_world
+    if world is not None and given.agent in world.hosts():
+        faults.accuse(state, _loss(state, given, now), now)
+    elif was_live:
+        state.emit(EventKind.STANDBY, agent=given.agent, state="lost")
+        state.note(f"standby {given.agent} is lost: {given.why}")
+        mend_partners(state)
+    _go_on(state, now)
+
+
+def made_way(state: State, given: Fenced, now: float) -> None:
+    """An agent has answered a fence. Late answers to older fences mean nothing."""
+    if given.attempt != state.attempt or state.stage in (Stage.ASSEMBLING, Stage.ADOPTING):
+        return
+    arrival = state.roster.take(given.report)
+    if arrival is Arrival.STALE:
+        return
+    if arrival is Arrival.RESTARTED:
+        _forget_former_life(state, given.agent, now)
+    if state.stage is Stage.ENDED:
+        return
+    state.roster.has_made_way(given.report, given.attempt)
+    state.awaiting.discard(given.agent)
+    if given.agent in state.unproven:
+        state.unproven = set()
+    for held in given.report.held:
+        state.note_step(held.attempt, held.step)
+    _go_on(state, now)
+
+
+def command_failed(state: State, given: CommandFailed, now: float) -> None:
+    """A command did not get through: its agent is as good as lost, and made so."""
+    if given.command == "finalize_checkpoint":
+        _finalize_failed(state, given)
+        return
+    if given.attempt != state.attempt or given.command not in ("fence", "form"):
+        state.note(f"{given.command} failed on {given.agent}: {given.why}")
+        return
+    record = state.roster.record(given.agent)
+    if (
+        record is None
+        or not record.live
+        or not state.roster.is_current(given.agent, given.incarnation)
+    ):
+        return
+    why = f"{given.command} of attempt {given.attempt} failed: {given.why}"
+    state.ask(RemoveAgent(given.agent, why, record.incarnation))
+    lost(state, AgentLost(given.agent, why, certain=False), now)
+
+
+def _forget_former_life(state: State, agent: str, now: float) -> None:
+    state.saves.release(agent)
+    state.bad_links = {link for link in state.bad_links if agent not in link}
+    if agent in state.unproven:
+        state.unproven = set()
+    world = state.world
+    if world is None:
+        return
+    if agent in world.hosts():
+        loss = AgentLost(agent, "its process was replaced by a new one")
+        faults.accuse(state, _loss(state, loss, now), now)
+        return
+    for member in world.members.values():
+        if member.partner == agent:
+            member.partner = None  # its address and what it held are of the former life
+
+
+def _loss(state: State, given: AgentLost, now: float) -> Fault:
+    world = state.world or state.last_world
+    members = world.members.values() if world is not None else ()
+    ranks = [member.rank for member in members if member.agent == given.agent]
+    listed = ", ".join(str(rank) for rank in ranks)
+    told = f" ({'; '.join(given.evidence)})" if given.evidence else ""
+    kind = "node of " if given.node_lost else "agent "
+    return Fault(
+        Cause.NODE_LOST if given.node_lost else Cause.AGENT_LOST,
+        attempt=state.attempt,
+        at=now if given.at is None else given.at,
+        what=f"{kind}{given.agent} with ranks {listed} is lost: {given.why}{told}",
+        rank=min(ranks, default=None),
+        ranks=tuple(ranks),
+        agent=given.agent,
+        step=state.committed,
+        certain=given.certain,
+    )
+
+
+def _finalize_failed(state: State, given: CommandFailed) -> None:
+    """Another agent tries, a few times; then the checkpoint is given up."""
+    pending = state.saves.pending.get((given.attempt, given.step))
+    if pending is None or pending.agent != given.agent:
+        return
+    pending.agent, pending.last = None, given.agent
+    pending.failures += 1
+    if pending.failures >= state.config.finalize_attempts:
+        state.saves.drop(given.attempt, given.step)
+        message = f"step {given.step} could not be finalized: {given.why}"
+        state.emit(EventKind.CHECKPOINT_BAD, step=given.step, uri="", message=message)
+
+
+def _go_on(state: State, now: float) -> None:
+    """An agent less to wait for, or one more to count on."""
+    if state.stage is Stage.WAITING or (state.stage is Stage.FENCING and not state.awaiting):
+        forming.decide(state, now)

@@ -1,0 +1,83 @@
+"""What an operator may set, by `HOLDFAST_*` environment variables or by arguments.
+
+Every deadline and interval of the control plane lives here, none in the middle of code.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Settings(BaseSettings):
+    """Settings of one control-plane process; immutable once made."""
+
+    model_config = SettingsConfigDict(env_prefix="HOLDFAST_", frozen=True, extra="ignore")
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8642
+    data_dir: Path = Field(
+        default_factory=lambda: Path.home() / ".holdfast",
+        description="database, job folders and secrets of an embedded control plane",
+    )
+    database_url: str | None = Field(
+        default=None, description="null: SQLite in the data directory; or postgresql://..."
+    )
+    ray_address: str | None = Field(
+        default=None, description="null: an embedded cluster of `local_nodes` nodes"
+    )
+    local_nodes: Annotated[int, Field(ge=1)] = 3
+    check_data_paths: bool = Field(
+        default=True,
+        description="refuse a spec whose data path does not exist here; turn off where the "
+        "nodes see folders that this process does not",
+    )
+
+    reconcile_interval_s: Seconds = Field(default=1.0, description="between two polls of a job")
+    claim_interval_s: Seconds = Field(default=0.5, description="between two looks for work")
+    claim_limit: Annotated[int, Field(ge=1)] = Field(
+        default=256, description="jobs that one reconciler drives at the same time"
+    )
+    lease_s: Seconds = Field(default=10.0, description="a dead reconciler's jobs wait this long")
+    queue_retry_s: Seconds = Field(default=1.0, description="next look at a job that waits")
+    cluster_retry_s: Seconds = Field(default=2.0, description="next try of an unreachable cluster")
+    error_retry_s: Seconds = Field(default=1.0, description="first back-off after an error")
+    error_retry_max_s: Seconds = 30.0
+    supervisor_deadline_s: Seconds = Field(
+        default=15.0, description="a supervisor silent for so long is asked for anew"
+    )
+    supervisor_starts: Annotated[int, Field(ge=1)] = Field(
+        default=20, description="supervisors made for one job before it fails"
+    )
+    drain_deadline_s: Seconds = Field(
+        default=10.0, description="for the last rows and log lines of a job that has ended"
+    )
+    cancel_deadline_s: Seconds = Field(
+        default=60.0, description="then a cancelled job's resources are taken away by force"
+    )
+    release_retry_s: Seconds = 0.5
+    release_deadline_s: Seconds = Field(
+        default=60.0, description="then a clean-up is reported as overdue and tried less often"
+    )
+    reap_interval_s: Seconds = 30.0
+    stop_deadline_s: Seconds = Field(default=10.0, description="for an orderly shutdown")
+    event_poll_s: Seconds = Field(default=0.1, description="between two looks for new events")
+    database_busy_s: Seconds = Field(default=30.0, description="longest wait for a database lock")
+    database_pool: Annotated[int, Field(ge=1)] = 10
+    crash_at: str | None = Field(
+        default=None,
+        description="for chaos tests: the process kills itself at this crossing (crossing.py)",
+    )
+
+    def resolved_database_url(self) -> str:
+        """The database's URL; the embedded default lies in the data directory."""
+        return self.database_url or f"sqlite:///{self.data_dir.absolute() / 'holdfast.db'}"
+
+    def job_dir(self, job_id: str) -> Path:
+        """The job's own folder: its supervisor's journal and default remote checkpoints."""
+        return self.data_dir.absolute() / "jobs" / job_id

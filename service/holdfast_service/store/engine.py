@@ -1,0 +1,144 @@
+"""One database, SQLite or PostgreSQL, behind the same two kinds of transaction.
+
+`read()` sees one snapshot; `write()` holds the right to write from its first statement, so that
+what is read in it cannot have changed when it is written (BEGIN IMMEDIATE on SQLite, row locks on
+PostgreSQL). No transaction is ever held across I/O to elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, event, literal_column, make_url, text
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.sql import ColumnElement
+
+from holdfast_service.settings import Settings
+from holdfast_service.store.migrate import migrate
+from holdfast_service.store.storable import to_json
+
+_WRITING = "holdfast_writing"
+_DRIVERS = {
+    "sqlite": "sqlite+aiosqlite",
+    "postgresql": "postgresql+asyncpg",
+    "postgres": "postgresql+asyncpg",
+}
+
+
+class UnsupportedDatabase(Exception):
+    """The database URL names something that is neither SQLite nor PostgreSQL."""
+
+
+class Store:
+    """Made by :meth:`open`; the schema is up to date from then on."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        # PostgreSQL's default shows each statement a newer state; SQLite has one snapshot anyway.
+        snapshot = {"isolation_level": "REPEATABLE READ"} if self.postgres else {}
+        self._reader = engine.execution_options(**snapshot)
+        self._writer = engine.execution_options(**{_WRITING: True})
+
+    @classmethod
+    async def open(cls, settings: Settings) -> Store:
+        """Connect, and bring the schema up to date (safe with several processes at once)."""
+        url = database_url(settings.resolved_database_url())
+        if url.get_backend_name() == "sqlite":
+            engine = _sqlite(url, settings.database_busy_s, settings.database_pool)
+        else:
+            engine = create_async_engine(
+                url,
+                pool_size=settings.database_pool,
+                max_overflow=10,
+                pool_pre_ping=True,
+                json_serializer=to_json,
+            )
+        store = cls(engine)
+        try:
+            await migrate(store._writer)
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+    async def ping(self) -> None:
+        """Raise if the database does not answer."""
+        async with self.read() as session:
+            await session.execute(text("SELECT 1"))
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncSession]:
+        async with AsyncSession(self._reader, expire_on_commit=False) as session:
+            yield session
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncSession]:
+        """Committed when the block ends, rolled back when it raises."""
+        async with (
+            AsyncSession(self._writer, expire_on_commit=False) as session,
+            session.begin(),
+        ):
+            yield session
+
+    @property
+    def postgres(self) -> bool:
+        return self._engine.dialect.name == "postgresql"
+
+    def clock(self) -> ColumnElement[float]:
+        """The database's own time, in Unix seconds.
+
+        Leases are judged by it alone: the clocks of the machines that run reconcilers may differ.
+        """
+        if self.postgres:
+            return literal_column("CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
+        return literal_column("((julianday('now') - 2440587.5) * 86400.0)")
+
+
+def database_url(given: str) -> URL:
+    """The URL with the asynchronous driver that this store uses; raises UnsupportedDatabase."""
+    url = make_url(given)
+    driver = _DRIVERS.get(url.get_backend_name())
+    if driver is None:
+        raise UnsupportedDatabase(
+            f"database URL {url.render_as_string(hide_password=True)!r}: "
+            "use sqlite:///<path> or postgresql://<user>@<host>/<database>"
+        )
+    return url.set(drivername=driver)
+
+
+def _sqlite(url: URL, busy_s: float, pool: int) -> AsyncEngine:
+    if url.database:
+        Path(url.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    engine = create_async_engine(
+        url,
+        connect_args={"timeout": busy_s},
+        pool_size=pool,
+        max_overflow=10,
+        json_serializer=to_json,
+    )
+    event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+    event.listen(engine.sync_engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    # The driver must not open transactions of its own: `_begin_sqlite` says which kind it is.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    # An accepted job is on disk when its submitter hears of it, also if the power goes.
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A deferred transaction that turns into a writer may find its snapshot outdated and fail; an
+    # immediate one waits for its turn instead.
+    writing = connection.get_execution_options().get(_WRITING, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")

@@ -1,0 +1,38 @@
+"""Bring a database's schema up to date, at start, however many processes start at once.
+
+The revisions are in `migrations/` and travel in the wheel. Nobody creates tables any other way.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+_MIGRATIONS = Path(__file__).parent / "migrations"
+_ADVISORY_LOCK = 0x486F6C64  # "Hold": one migration at a time in a PostgreSQL database
+
+
+async def migrate(writer: AsyncEngine) -> None:
+    """Run every revision that is missing, in one transaction that excludes other writers."""
+    if writer.dialect.name == "sqlite":
+        # Readers and the writer do not wait for each other; kept in the file once set.
+        async with writer.connect() as connection:
+            raw = await connection.get_raw_connection()
+            await raw.driver_connection.execute("PRAGMA journal_mode=WAL")  # type: ignore[union-attr]
+    async with writer.begin() as connection:
+        if writer.dialect.name == "postgresql":
+            await connection.execute(
+                text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK}
+            )
+        await connection.run_sync(_upgrade)
+
+
+def _upgrade(connection: Connection) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

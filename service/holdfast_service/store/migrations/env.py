@@ -1,0 +1,15 @@
+"""What alembic runs for every migration: on the connection and in the transaction it is given."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from holdfast_service.store.models import Base
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=Base.metadata,
+    # The caller's transaction holds the lock that keeps other processes out.
+    transaction_per_migration=False,
+)
+context.run_migrations()

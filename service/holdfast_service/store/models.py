@@ -1,0 +1,202 @@
+"""The tables. A job's row is the lock of all that belongs to it; rows of a step do not exist.
+
+Series (metrics, digests, log lines) are kept in chunks that a key derived from the step or the
+line number names, so that storing a report twice changes nothing. Times are Unix seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+Json = dict[str, Any]
+
+
+class Base(DeclarativeBase):
+    # Named constraints, so that a later migration can address each of them on either database.
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(column_0_label)s",
+            "uq": "uq_%(table_name)s_%(column_0_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012  (read by the declarative machinery)
+        int: BigInteger,
+        float: Double,
+        dict[str, Any]: JSON(none_as_null=True),
+        list[Any]: JSON(none_as_null=True),
+    }
+
+
+class Job(Base):
+    """A job: what was asked for, what was observed, and how far its supervisor has been read."""
+
+    __tablename__ = "jobs"
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)  # uuid7: ordered by creation
+    name: Mapped[str] = mapped_column(String(64), index=True)
+    spec: Mapped[Json]
+    desired: Mapped[str] = mapped_column(String(16))
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    waiting: Mapped[Json | None]  # {resource, reason, since, until}
+    outcome_code: Mapped[str | None] = mapped_column(String(64))
+    outcome_message: Mapped[str | None] = mapped_column(Text)
+    outcome_traceback: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+    ended_at: Mapped[float | None]
+    # A second submission with the same key is the first job; with another body, a conflict.
+    idempotency_key: Mapped[str | None] = mapped_column(String(255), unique=True)
+    request_digest: Mapped[str] = mapped_column(String(64))
+
+    step: Mapped[int] = mapped_column(default=0)
+    steps: Mapped[int]
+    attempt: Mapped[int] = mapped_column(default=0)
+    incidents: Mapped[int] = mapped_column(default=0)
+    loss: Mapped[float | None]
+    tokens_per_second: Mapped[float | None]
+
+    event_seq: Mapped[int] = mapped_column(default=0)  # number of the newest event
+    log_lines: Mapped[int] = mapped_column(default=0)  # number of the newest log line
+    epoch: Mapped[int] = mapped_column(default=0)  # the supervisor's
+    cursor_event: Mapped[int] = mapped_column(default=0)
+    cursor_attempt: Mapped[int] = mapped_column(default=0)
+    cursor_step: Mapped[int] = mapped_column(default=0)
+    cursor_logs: Mapped[Json] = mapped_column(default=dict)
+
+    # Who may drive the job: the holder of the token, until the database's clock says `until`.
+    lease_owner: Mapped[str | None] = mapped_column(String(64))
+    lease_token: Mapped[str | None] = mapped_column(String(36))
+    lease_until: Mapped[float] = mapped_column(default=0.0)
+    due_at: Mapped[float] = mapped_column(default=0.0)  # nobody looks at it before
+    cleaned: Mapped[bool] = mapped_column(default=False)  # ended, and off the cluster
+
+    __table_args__ = (Index("ix_jobs_work", "cleaned", "due_at", "lease_until"),)
+
+
+class Event(Base):
+    __tablename__ = "events"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    at: Mapped[float]
+    kind: Mapped[str] = mapped_column(String(64))
+    data: Mapped[Json]
+
+
+class Intent(Base):
+    """What is about to be done to the cluster: written before, marked done after."""
+
+    __tablename__ = "intents"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    at: Mapped[float]
+    done_at: Mapped[float | None]
+    times: Mapped[int] = mapped_column(Integer, default=0)  # how often it took effect
+
+
+class Attempt(Base):
+    __tablename__ = "attempts"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    state: Mapped[str] = mapped_column(String(16))  # forming, running, ended
+    mesh: Mapped[Json]
+    world_size: Mapped[int]
+    standbys: Mapped[list[Any]]
+    restore: Mapped[Json]
+    joined: Mapped[Json]
+    cause_incident: Mapped[int | None]
+    first_step: Mapped[int | None]
+    last_step: Mapped[int | None]
+    forming_at: Mapped[float]
+    running_at: Mapped[float | None]
+    ended_at: Mapped[float | None]
+    reason: Mapped[str | None] = mapped_column(Text)
+
+
+class AttemptMember(Base):
+    __tablename__ = "attempt_members"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    worker: Mapped[str] = mapped_column(Text)
+    agent: Mapped[str] = mapped_column(Text)
+    node_id: Mapped[str] = mapped_column(Text)
+    host: Mapped[str] = mapped_column(Text)
+    pid: Mapped[int | None]
+    role: Mapped[str] = mapped_column(Text)
+
+
+class Incident(Base):
+    __tablename__ = "incidents"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    opened_at: Mapped[float]
+    closed_at: Mapped[float | None]
+    data: Mapped[Json]  # as the supervisor's last word on it
+
+
+class Checkpoint(Base):
+    """A remote checkpoint; a deleted or bad one stays on record."""
+
+    __tablename__ = "checkpoints"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    uri: Mapped[str] = mapped_column(String(1024), primary_key=True)
+    step: Mapped[int]
+    attempt: Mapped[int]
+    tier: Mapped[str] = mapped_column(String(16))
+    nbytes: Mapped[int]
+    mesh: Mapped[Json]
+    saved_at: Mapped[float]
+    deleted_at: Mapped[float | None]
+    deleted_why: Mapped[str | None] = mapped_column(Text)
+    bad: Mapped[str | None] = mapped_column(Text)
+
+
+class MetricChunk(Base):
+    """Rows of one attempt whose steps fall in one window (series.WINDOW steps)."""
+
+    __tablename__ = "metric_chunks"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    window: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    rows: Mapped[Json]  # step -> values in the order of series.COLUMNS
+
+
+class DigestChunk(Base):
+    __tablename__ = "digest_chunks"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    window: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    digests: Mapped[Json]  # step -> hex
+
+
+class LogChunk(Base):
+    """Log lines in order of arrival; `first` is the number of the first line."""
+
+    __tablename__ = "log_chunks"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    first: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    last: Mapped[int]
+    lines: Mapped[list[Any]]

@@ -1,0 +1,318 @@
+"""A supervisor's report becomes rows: its events, the tables they speak of, and its cursors.
+
+All of a report is stored in one transaction with the cursors that say so, so a crash between two
+reports loses nothing and stores nothing twice. An event that cannot be read is kept as it came,
+and said to be unreadable: it must not hold up the job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.exc import OperationalError, StatementError
+
+from holdfast_service.lifecycle import State, observed
+from holdfast_service.reports import Cursors, EventKind, Phase, SupervisorEvent, SupervisorReport
+from holdfast_service.store import series
+from holdfast_service.store.models import Attempt, AttemptMember, Checkpoint, Incident, Job
+from holdfast_service.store.storable import number, text
+from holdfast_service.store.transaction import JobTransaction
+from holdfast_workers.messages import StepRow
+
+_ENDED_BY_AN_ANSWER = ("supervisor", "cluster", "reconciler")  # resources a job waits for
+_OUTCOMES = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
+
+
+@dataclass(frozen=True)
+class Absorbed:
+    """What storing a report came to."""
+
+    rows: int  # rows and digests that were not known before
+    end_held: bool  # the report says ENDED, and that was left for the next one
+
+
+def cursors_of(job: Job) -> Cursors:
+    return Cursors(
+        event=job.cursor_event,
+        row=(job.cursor_attempt, job.cursor_step),
+        logs=dict(job.cursor_logs),
+    )
+
+
+def brings_news(job: Job, report: SupervisorReport) -> bool:
+    """Whether storing the report would change anything; without that no transaction is needed."""
+    return bool(
+        report.events
+        or report.rows
+        or report.digests
+        or report.logs
+        or (report.epoch, report.step, report.attempt) != (job.epoch, job.step, job.attempt)
+        or (job.waiting and job.waiting["resource"] in _ENDED_BY_AN_ANSWER)
+        or observed(State(job.state), report.phase)
+        or report.phase is Phase.ENDED
+    )
+
+
+async def absorb(tx: JobTransaction, report: SupervisorReport, *, hold_end: bool) -> Absorbed:
+    """Store the report. The end comes last: see `hold_end`.
+
+    A job that is seen to have ended must have all its rows: whoever waits for the end reads them
+    next. So ENDED is left for the next report as long as one brings rows that are new, or, with
+    `hold_end`, log lines.
+    """
+    job = tx.job
+    tx.waits_no_more(*_ENDED_BY_AN_ANSWER)
+    job.epoch = max(job.epoch, report.epoch)
+    rows = await _rows(tx, report) + await _digests(tx, report)
+    lines = await series.store_logs(tx.session, job, report.logs)
+    end_held = False
+    for event in report.events:
+        if event.seq <= job.cursor_event:
+            continue
+        if event.kind is EventKind.ENDED and (rows or (hold_end and lines)):
+            end_held = True
+            break
+        await _store_event(tx, event)
+    if not tx.state.terminal:
+        job.step = report.step
+        job.attempt = max(job.attempt, report.attempt)
+        _move(tx, report.phase)
+    return Absorbed(rows=rows, end_held=end_held)
+
+
+async def _rows(tx: JobTransaction, report: SupervisorReport) -> int:
+    job = tx.job
+    known = (job.cursor_attempt, job.cursor_step)
+    rows = [row for row in report.rows if (row.attempt, row.step) > known]
+    if not rows:
+        return 0
+    await series.store_rows(tx.session, job.id, rows)
+    newest: StepRow = max(rows, key=lambda row: (row.attempt, row.step))
+    job.cursor_attempt, job.cursor_step = newest.attempt, newest.step
+    job.loss = number(newest.loss)
+    seconds = sum(row.step_time_s for row in rows)
+    job.tokens_per_second = (
+        number(sum(row.tokens for row in rows) / seconds) if seconds > 0 else None
+    )
+    return len(rows)
+
+
+async def _digests(tx: JobTransaction, report: SupervisorReport) -> int:
+    digests = {row.step: row.digest for row in report.rows if row.digest}
+    digests.update(report.digests)
+    if not digests:
+        return 0
+    fresh, mismatches = await series.store_digests(tx.session, tx.job.id, digests)
+    for found in mismatches:
+        tx.emit(
+            "digest.mismatch",
+            {
+                "step": found.step,
+                "stored": found.stored,
+                "seen": found.seen,
+                "attempt": report.attempt,
+            },
+        )
+    return fresh
+
+
+async def _store_event(tx: JobTransaction, event: SupervisorEvent) -> None:
+    job = tx.job
+    if event.seq != job.cursor_event + 1:
+        tx.emit("events.lost", {"after": job.cursor_event, "before": event.seq})
+    job.cursor_event = event.seq
+    tx.emit(event.kind, event.data, at=event.at)
+    try:
+        async with tx.session.begin_nested():
+            await _project(tx, event)
+    except OperationalError:
+        raise  # the database's trouble, not the event's
+    except (KeyError, TypeError, ValueError, AttributeError, StatementError) as error:
+        await tx.session.refresh(job)
+        tx.emit("event.unreadable", {"kind": event.kind, "error": repr(error)}, at=event.at)
+
+
+async def _project(tx: JobTransaction, event: SupervisorEvent) -> None:
+    said = event.data
+    match event.kind:
+        case EventKind.PHASE:
+            _move(tx, Phase(said["phase"]), at=event.at)
+        case EventKind.ATTEMPT_FORMING:
+            await _attempt_forming(tx, said, event.at)
+        case EventKind.ATTEMPT_RUNNING:
+            await _attempt_running(tx, said, event.at)
+        case EventKind.ATTEMPT_ENDED:
+            attempt = await _attempt(tx, _whole(said["attempt"]), event.at)
+            attempt.state = "ended"
+            attempt.ended_at = event.at
+            attempt.reason = text(said.get("reason") or "")
+            attempt.last_step = _whole_or_none(said.get("last_step"))
+        case EventKind.INCIDENT_OPENED | EventKind.INCIDENT_UPDATED | EventKind.INCIDENT_CLOSED:
+            await _incident(tx, said, event)
+        case EventKind.CHECKPOINT_SAVED:
+            await _checkpoint_saved(tx, said, event.at)
+        case EventKind.CHECKPOINT_DELETED | EventKind.CHECKPOINT_BAD:
+            await _checkpoint_gone(tx, said, event)
+        case EventKind.WAITING:
+            tx.job.waiting = {
+                "resource": text(said["resource"]),
+                "reason": text(said.get("reason") or f"waits for {said['resource']}"),
+                "since": event.at,
+                "until": said.get("until"),
+            }
+        case EventKind.STANDBY:
+            pass  # the event itself is all there is to keep
+        case EventKind.ENDED:
+            _ended(tx, said, event.at)
+
+
+def _move(tx: JobTransaction, phase: Phase, at: float | None = None) -> None:
+    new = observed(tx.state, phase)
+    if new is not None:
+        tx.transition(new, at=at)
+
+
+def _ended(tx: JobTransaction, said: dict[str, Any], at: float) -> None:
+    """Whatever else it says, a supervisor that has ended its job ends it here too."""
+    if tx.state.terminal:
+        return
+    outcome = next((state for state in _OUTCOMES if state == said.get("outcome")), State.FAILED)
+    traceback = said.get("traceback")
+    if isinstance(said.get("step"), int):
+        tx.job.step = said["step"]
+    tx.end(
+        outcome,
+        str(said.get("code") or outcome.lower()),
+        str(said.get("message") or ""),
+        None if not traceback else str(traceback),
+        at=at,
+    )
+
+
+async def _attempt(tx: JobTransaction, number_: int, at: float) -> Attempt:
+    attempt = await tx.session.get(Attempt, (tx.job.id, number_))
+    if attempt is None:
+        attempt = Attempt(
+            job_id=tx.job.id,
+            number=number_,
+            state="forming",
+            mesh={},
+            world_size=0,
+            standbys=[],
+            restore={},
+            joined={},
+            forming_at=at,
+        )
+        tx.session.add(attempt)
+    return attempt
+
+
+async def _attempt_forming(tx: JobTransaction, said: dict[str, Any], at: float) -> None:
+    attempt = await _attempt(tx, _whole(said["attempt"]), at)
+    attempt.mesh = dict(said["mesh"])
+    attempt.world_size = _whole(said["world_size"])
+    attempt.standbys = list(said.get("standbys") or ())
+    attempt.restore = dict(said.get("restore") or {})
+    attempt.cause_incident = _whole_or_none(said.get("cause_incident"))
+    attempt.forming_at = at
+    tx.job.attempt = max(tx.job.attempt, attempt.number)
+    await _members(tx, attempt.number, said["members"])
+
+
+async def _attempt_running(tx: JobTransaction, said: dict[str, Any], at: float) -> None:
+    attempt = await _attempt(tx, _whole(said["attempt"]), at)
+    attempt.state = "running"
+    attempt.running_at = at
+    attempt.joined = {str(rank): how for rank, how in (said.get("joined") or {}).items()}
+    attempt.first_step = _whole_or_none(said.get("first_step"))
+    tx.waits_no_more(*([tx.job.waiting["resource"]] if tx.job.waiting else ()))
+    await _members(tx, attempt.number, said.get("members") or ())
+
+
+async def _members(tx: JobTransaction, attempt: int, members: Any) -> None:
+    for said in members:
+        # A later word on the same rank (its final pid) replaces the earlier one.
+        await tx.session.merge(
+            AttemptMember(
+                job_id=tx.job.id,
+                attempt=attempt,
+                rank=_whole(said["rank"]),
+                worker=text(said.get("worker") or ""),
+                agent=text(said.get("agent") or ""),
+                node_id=text(said.get("node_id") or ""),
+                host=text(said.get("host") or ""),
+                pid=_whole_or_none(said.get("pid")),
+                role=text(said.get("role") or ""),
+            )
+        )
+
+
+async def _incident(tx: JobTransaction, said: dict[str, Any], event: SupervisorEvent) -> None:
+    number_ = _whole(said["incident"])
+    incident = await tx.session.get(Incident, (tx.job.id, number_))
+    if incident is None:
+        incident = Incident(
+            job_id=tx.job.id,
+            number=number_,
+            opened_at=said.get("opened_at") or event.at,
+            data={},
+        )
+        tx.session.add(incident)
+    incident.data = {
+        **incident.data,
+        **{field: value for field, value in said.items() if value is not None},
+    }
+    if event.kind is EventKind.INCIDENT_CLOSED:
+        incident.closed_at = said.get("closed_at") or event.at
+    tx.job.incidents = max(tx.job.incidents, incident.number)
+
+
+async def _checkpoint_saved(tx: JobTransaction, said: dict[str, Any], at: float) -> None:
+    await tx.session.merge(
+        Checkpoint(
+            job_id=tx.job.id,
+            uri=text(said["uri"]),
+            step=_whole(said["step"]),
+            attempt=_whole(said.get("attempt") or 0),
+            tier=text(said.get("tier") or "remote"),
+            nbytes=_whole(said.get("nbytes") or 0),
+            mesh=_mesh(said.get("mesh")),
+            saved_at=at,
+            deleted_at=None,
+            deleted_why=None,
+            bad=None,
+        )
+    )
+
+
+async def _checkpoint_gone(
+    tx: JobTransaction, said: dict[str, Any], event: SupervisorEvent
+) -> None:
+    checkpoint = await tx.session.get(Checkpoint, (tx.job.id, text(said["uri"])))
+    if checkpoint is None:
+        return  # e.g. an incomplete leftover: never announced, its end is in the events
+    if event.kind is EventKind.CHECKPOINT_BAD:
+        checkpoint.bad = text(said.get("message") or "failed verification")
+    else:
+        checkpoint.deleted_at = event.at
+        checkpoint.deleted_why = text(said.get("why") or "")
+
+
+def _whole(said: Any) -> int:
+    """A whole number; SQLite would keep anything in its place."""
+    if isinstance(said, bool) or not isinstance(said, int):
+        raise TypeError(f"{said!r} is no whole number")
+    return said
+
+
+def _whole_or_none(said: Any) -> int | None:
+    return None if said is None else _whole(said)
+
+
+def _mesh(said: Any) -> dict[str, int]:
+    """A mesh as a mapping; also from its short form `dp_shard=2,tp=2`."""
+    if isinstance(said, str):
+        pairs = (axis.partition("=") for axis in said.split(",") if axis)
+        return {axis: int(size) for axis, _, size in pairs}
+    return dict(said or {})

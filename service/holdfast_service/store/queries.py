@@ -1,0 +1,191 @@
+"""Rows to views. Each function reads; none decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast_service.lifecycle import Desired, State
+from holdfast_service.store.models import (
+    Attempt,
+    AttemptMember,
+    Checkpoint,
+    Event,
+    Incident,
+    Job,
+)
+from holdfast_service.store.storable import number
+from holdfast_service.views import (
+    AttemptView,
+    CheckpointView,
+    EventView,
+    IncidentView,
+    JobView,
+    LogLineView,
+    MemberView,
+    OutcomeView,
+    ProgressView,
+    WaitingView,
+)
+
+
+def job_view(job: Job) -> JobView:
+    state = State(job.state)
+    outcome = None
+    if state.terminal:
+        outcome = OutcomeView(
+            code=job.outcome_code or state.lower(),
+            message=job.outcome_message or "",
+            traceback=job.outcome_traceback,
+        )
+    return JobView(
+        id=job.id,
+        name=job.name,
+        state=state,
+        desired=Desired(job.desired),
+        spec=job.spec,
+        progress=ProgressView(
+            step=job.step,
+            steps=job.steps,
+            attempt=job.attempt,
+            loss=job.loss,
+            tokens_per_second=job.tokens_per_second,
+            incidents=job.incidents,
+        ),
+        outcome=outcome,
+        waiting=WaitingView(**job.waiting) if job.waiting and not state.terminal else None,
+        created_at=job.created_at,
+        started_at=job.started_at,
+        ended_at=job.ended_at,
+        released=job.cleaned,
+        event_seq=job.event_seq,
+    )
+
+
+async def attempt_views(session: AsyncSession, job_id: str) -> list[AttemptView]:
+    members: dict[int, list[MemberView]] = {}
+    for row in await session.scalars(
+        select(AttemptMember).where(AttemptMember.job_id == job_id).order_by(AttemptMember.rank)
+    ):
+        members.setdefault(row.attempt, []).append(
+            MemberView(
+                rank=row.rank,
+                worker=row.worker,
+                agent=row.agent,
+                node_id=row.node_id,
+                host=row.host,
+                pid=row.pid,
+                role=row.role,
+            )
+        )
+    attempts = await session.scalars(
+        select(Attempt).where(Attempt.job_id == job_id).order_by(Attempt.number)
+    )
+    return [_attempt_view(attempt, members.get(attempt.number, [])) for attempt in attempts]
+
+
+async def incident_views(session: AsyncSession, job_id: str) -> list[IncidentView]:
+    incidents = await session.scalars(
+        select(Incident).where(Incident.job_id == job_id).order_by(Incident.number)
+    )
+    return [_incident_view(incident) for incident in incidents]
+
+
+async def event_views(
+    session: AsyncSession, job_id: str, after: int, limit: int
+) -> list[EventView]:
+    events = await session.scalars(
+        select(Event)
+        .where(Event.job_id == job_id, Event.seq > after)
+        .order_by(Event.seq)
+        .limit(limit)
+    )
+    return [
+        EventView(seq=event.seq, at=event.at, kind=event.kind, data=event.data) for event in events
+    ]
+
+
+async def checkpoint_views(session: AsyncSession, job_id: str) -> list[CheckpointView]:
+    checkpoints = await session.scalars(
+        select(Checkpoint)
+        .where(Checkpoint.job_id == job_id)
+        .order_by(Checkpoint.step.desc(), Checkpoint.attempt.desc())
+    )
+    return [
+        CheckpointView(
+            step=row.step,
+            attempt=row.attempt,
+            tier=row.tier,
+            uri=row.uri,
+            nbytes=row.nbytes,
+            mesh=row.mesh,
+            saved_at=row.saved_at,
+            deleted_at=row.deleted_at,
+            deleted_why=row.deleted_why,
+            bad=row.bad,
+        )
+        for row in checkpoints
+    ]
+
+
+def log_line_view(line: int, stored: list[Any]) -> LogLineView:
+    """A line as `series.store_logs` keeps it."""
+    at, rank, attempt, agent, worker, stream, said = stored
+    return LogLineView(
+        line=line,
+        at=at,
+        rank=rank,
+        attempt=attempt,
+        agent=agent,
+        worker=worker,
+        stream=stream,
+        text=said,
+    )
+
+
+def _attempt_view(attempt: Attempt, members: list[MemberView]) -> AttemptView:
+    return AttemptView(
+        number=attempt.number,
+        state=attempt.state,
+        mesh=attempt.mesh,
+        world_size=attempt.world_size,
+        members=tuple(members),
+        standbys=tuple(attempt.standbys),
+        restore=attempt.restore,
+        cause_incident=attempt.cause_incident,
+        joined=attempt.joined,
+        first_step=attempt.first_step,
+        last_step=attempt.last_step,
+        forming_at=attempt.forming_at,
+        running_at=attempt.running_at,
+        ended_at=attempt.ended_at,
+        reason=attempt.reason,
+    )
+
+
+def _incident_view(incident: Incident) -> IncidentView:
+    said = incident.data
+    return IncidentView(
+        number=incident.number,
+        cause=str(said.get("cause") or "unknown"),
+        attempt=said.get("attempt") or 0,
+        lost=tuple(said.get("lost") or ()),
+        evidence=tuple(said.get("evidence") or ()),
+        decision=_words(said.get("decision")),
+        reason=_words(said.get("reason")),
+        restored_step=said.get("restored_step"),
+        steps_lost=said.get("steps_lost"),
+        tiers={str(rank): str(tier) for rank, tier in (said.get("tiers") or {}).items()},
+        phases_s={
+            str(phase): number(seconds) for phase, seconds in (said.get("phases_s") or {}).items()
+        },
+        opened_at=incident.opened_at,
+        closed_at=incident.closed_at,
+        resolution=_words(said.get("resolution")),
+    )
+
+
+def _words(said: object) -> str | None:
+    return None if said is None else str(said)

@@ -1,0 +1,135 @@
+"""One job's transaction: what changes a job, its events and their numbers, all or nothing.
+
+The job's row is locked from the first statement, so numbers have no gaps and no twins, and the
+state that a transition starts from is the state it replaces. A writer that drives the job gives
+the token of its lease: once somebody else holds the job, none of its writes succeeds any more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast_service.lifecycle import TERMINAL, State, require
+from holdfast_service.store.engine import Store
+from holdfast_service.store.models import Event, Intent, Job
+from holdfast_service.store.storable import text
+
+
+class LeaseLost(Exception):
+    """Another reconciler drives the job by now; the writer must let go of it."""
+
+
+class NoSuchJob(Exception):
+    """No job has this id."""
+
+
+class JobTransaction:
+    """A job, locked, for the length of a transaction. Made by :func:`job_transaction`."""
+
+    def __init__(self, session: AsyncSession, job: Job, now: float) -> None:
+        self.session = session
+        self.job = job
+        self.now = now
+
+    @property
+    def state(self) -> State:
+        return State(self.job.state)
+
+    def emit(self, kind: str, data: dict[str, Any], at: float | None = None) -> int:
+        """Append an event to the job's history; returns its number."""
+        self.job.event_seq += 1
+        self.session.add(
+            Event(
+                job_id=self.job.id,
+                seq=self.job.event_seq,
+                at=self.now if at is None else at,
+                kind=text(kind)[:64],
+                data=data,
+            )
+        )
+        return self.job.event_seq
+
+    def transition(self, new: State, *, reason: str | None = None, at: float | None = None) -> None:
+        """Move the job to `new`, with its event. Raises ForbiddenTransition."""
+        old = self.state
+        require(old, new)
+        self.job.state = new
+        when = self.now if at is None else at
+        if new is State.STARTING and self.job.started_at is None:
+            self.job.started_at = when
+        if new in TERMINAL:
+            self.job.ended_at = when
+        self.job.waiting = None
+        self.emit("job.state", {"from": old, "to": new, "reason": reason}, at=when)
+
+    def end(
+        self,
+        outcome: State,
+        code: str,
+        message: str,
+        traceback: str | None = None,
+        at: float | None = None,
+    ) -> None:
+        """Move the job to a terminal state, with the cause that users see."""
+        self.job.outcome_code = text(code)[:64]
+        self.job.outcome_message = text(message)
+        self.job.outcome_traceback = None if traceback is None else text(traceback)
+        self.transition(outcome, reason=self.job.outcome_message, at=at)
+
+    def wait_for(
+        self, resource: str, reason: str, *, until: float | None = None, event: str = "waiting"
+    ) -> None:
+        """Say what the job waits for; an event only when it did not wait for that before."""
+        known = self.job.waiting
+        same = known is not None and known["resource"] == resource
+        self.job.waiting = {
+            "resource": resource,
+            "reason": text(reason),
+            "since": known["since"] if known and same else self.now,
+            "until": until,
+        }
+        if not same:
+            self.emit(event, {"resource": resource, "reason": reason, "until": until})
+
+    def waits_no_more(self, *resources: str) -> None:
+        """Forget a wait for one of `resources`, if that is what the job waited for."""
+        if self.job.waiting and self.job.waiting["resource"] in resources:
+            self.job.waiting = None
+
+    async def intend(self, name: str) -> Intent:
+        """Write down that an effect is about to be asked for; the first time counts."""
+        intent = await self.session.get(Intent, (self.job.id, name))
+        if intent is None:
+            intent = Intent(job_id=self.job.id, name=name, at=self.now, done_at=None, times=0)
+            self.session.add(intent)
+        return intent
+
+    async def done(self, name: str) -> Intent:
+        """Write down that the effect is there, and count it."""
+        intent = await self.intend(name)
+        intent.done_at = self.now
+        intent.times += 1
+        return intent
+
+
+@asynccontextmanager
+async def job_transaction(
+    store: Store, job_id: str, *, token: str | None = None, now: float | None = None
+) -> AsyncIterator[JobTransaction]:
+    """Lock the job and change it; committed at the end of the block, rolled back if it raises.
+
+    Raises NoSuchJob, and LeaseLost if `token` is not the job's.
+    """
+    async with store.write() as session:
+        job = await session.scalar(select(Job).where(Job.id == job_id).with_for_update())
+        if job is None:
+            raise NoSuchJob(job_id)
+        if token is not None and job.lease_token != token:
+            raise LeaseLost(job_id)
+        yield JobTransaction(session, job, time.time() if now is None else now)
