@@ -1,0 +1,52 @@
+"""What `holdfast` exits with. Scripts lean on these: a number never changes its meaning."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from holdfast.errors import (
+    Conflict,
+    HoldfastError,
+    InvalidSpec,
+    NotFound,
+    ServerUnreachable,
+    WaitTimeout,
+)
+from holdfast_service.lifecycle import State
+
+
+class ExitCode(IntEnum):
+    OK = 0
+    JOB_FAILED = 1  # the job ended FAILED; for the demo also: the runs differ
+    USAGE = 2  # the command line or the spec is wrong
+    NOT_FOUND = 3
+    CONFLICT = 4  # it cannot be done in the present state
+    UNREACHABLE = 5  # no server answers
+    TIMEOUT = 6  # `--timeout` was over before the job
+    CANCELLED = 7  # the job ended CANCELLED
+    SERVER = 8  # the server failed, could not start, or is not ready
+    INTERRUPTED = 130  # Ctrl-C
+
+
+def of_error(error: HoldfastError) -> ExitCode:
+    match error:
+        case InvalidSpec():
+            return ExitCode.USAGE
+        case NotFound():
+            return ExitCode.NOT_FOUND
+        case Conflict():
+            return ExitCode.CONFLICT
+        case ServerUnreachable():
+            return ExitCode.UNREACHABLE
+        case WaitTimeout():
+            return ExitCode.TIMEOUT
+        case _:
+            status = getattr(error, "status", 500)
+            return ExitCode.USAGE if 400 <= status < 500 else ExitCode.SERVER
+
+
+def of_state(state: State) -> ExitCode:
+    """For commands that wait for the end of a job."""
+    return {State.FAILED: ExitCode.JOB_FAILED, State.CANCELLED: ExitCode.CANCELLED}.get(
+        state, ExitCode.OK
+    )

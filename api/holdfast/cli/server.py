@@ -1,0 +1,94 @@
+"""`serve`: the control plane in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+from cyclopts import App, Parameter
+
+from holdfast.cli import output
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.schemas import ServerFile
+from holdfast_service.settings import Settings
+
+
+def serve(
+    *,
+    host: Annotated[str | None, Parameter(help="Default 127.0.0.1.")] = None,
+    port: Annotated[int | None, Parameter(help="Default 8642; 0: any free one.")] = None,
+    data_dir: Annotated[Path | None, Parameter(help="Default ~/.holdfast.")] = None,
+    database_url: Annotated[
+        str | None, Parameter(help="Default: SQLite in the data directory.")
+    ] = None,
+    ray_address: Annotated[
+        str | None, Parameter(help="A Ray cluster; default: an embedded one.")
+    ] = None,
+    local_nodes: Annotated[
+        int | None, Parameter(help="Nodes of the embedded cluster; default 3.")
+    ] = None,
+    expose_without_authentication: Annotated[
+        bool, Parameter(negative="", help="Allow a host that other machines can reach.")
+    ] = False,
+    json: Annotated[bool, Parameter(name="--json", negative="", help="JSON on stdout.")] = False,
+) -> ExitCode:
+    """Run the control plane until Ctrl-C or SIGTERM.
+
+    Every option with a value can be given as HOLDFAST_<OPTION> in the environment instead.
+    """
+    from holdfast import serve as server  # late: it loads the whole service
+
+    given: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "data_dir": data_dir,
+        "database_url": database_url,
+        "ray_address": ray_address,
+        "local_nodes": local_nodes,
+    }
+    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    _configure_logging()
+
+    def ready(started: ServerFile) -> None:
+        if json:
+            output.print_json(started)
+        else:
+            output.stderr().print(
+                f"Holdfast serves at {started.address} (data in {started.data_dir}); Ctrl-C ends it"
+            )
+
+    try:
+        asyncio.run(server.serve(settings, exposed=expose_without_authentication, on_ready=ready))
+    except server.ServeError as error:
+        output.stderr().print(f"error (serve): {error}", markup=False)
+        return ExitCode.SERVER
+    return ExitCode.OK
+
+
+def register(app: App) -> None:
+    app.command(serve)
+
+
+def _configure_logging() -> None:
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.dev.ConsoleRenderer(colors=False)
+            if sys.stderr.isatty()
+            else structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=_to_stderr,
+    )
+
+
+def _to_stderr(*_names: object) -> structlog.PrintLogger:
+    """A logger that writes to what is stderr when it is made, not when logging was set up."""
+    return structlog.PrintLogger(sys.stderr)

@@ -1,0 +1,76 @@
+"""A `holdfast serve` of the demo's own: started as a user would, and ended with all it made."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast.errors import HoldfastError
+from holdfast.schemas import ServerFile
+from holdfast_service import local_cluster
+
+START_S = 180.0
+STOP_S = 45.0
+
+
+class ServerDidNotStart(HoldfastError):
+    code = "server_did_not_start"
+
+
+@contextlib.contextmanager
+def child_server(nodes: int) -> Iterator[ServerFile]:
+    """A server on a free port with a private data directory; both are gone afterwards."""
+    data_dir = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
+    log = data_dir / "server.log"
+    process: subprocess.Popen[str] | None = None
+    try:
+        with log.open("w") as errors:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "holdfast", "serve", "--json", "--port", "0"),
+                    *("--data-dir", str(data_dir), "--local-nodes", str(nodes)),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,  # Ctrl-C is the demo's, which ends the server in order
+            )
+        yield _ready(process, log)
+    finally:
+        _end(process)
+        local_cluster.stop(data_dir)
+        shutil.rmtree(data_dir, ignore_errors=True)
+
+
+def _ready(process: subprocess.Popen[str], log: Path) -> ServerFile:
+    assert process.stdout is not None
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if select.select([process.stdout], [], [], 0.2)[0]:
+            line = process.stdout.readline()
+            if not line:
+                break
+            return ServerFile.model_validate_json(line)
+    words = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+    raise ServerDidNotStart(f"`holdfast serve` did not come up; its last words:\n{words}")
+
+
+def _end(process: subprocess.Popen[str] | None) -> None:
+    if process is None:
+        return
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

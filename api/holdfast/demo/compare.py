@@ -1,0 +1,44 @@
+"""Compares two runs of one job, step by step. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`equal` steps of `steps` are the same in both; the others are named."""
+
+    what: str
+    steps: int
+    equal: int
+    differing: tuple[int, ...]
+    missing: tuple[int, ...]
+
+    @property
+    def same(self) -> bool:
+        return self.steps > 0 and self.equal == self.steps
+
+    def __str__(self) -> str:
+        text = f"{self.what}: {self.equal} of {self.steps} steps equal"
+        if self.differing:
+            text += f"; the first that differs is step {self.differing[0]}"
+        if self.missing:
+            text += f"; {len(self.missing)} steps are missing, the first is {self.missing[0]}"
+        return text
+
+
+def compare(
+    what: str, steps: int, one: Mapping[int, Value], other: Mapping[int, Value]
+) -> Comparison:
+    """Steps 1 to `steps` of both; a value that one of them lacks is not equal."""
+    missing = tuple(step for step in range(1, steps + 1) if step not in one or step not in other)
+    differing = tuple(
+        step for step in range(1, steps + 1) if step not in missing and one[step] != other[step]
+    )
+    equal = steps - len(missing) - len(differing)
+    return Comparison(what, steps, equal, differing, missing)

@@ -1,0 +1,128 @@
+"""Runs one job twice, undisturbed and disturbed, and compares every step of the two."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from holdfast.cli import output
+from holdfast.cli.progress import ProgressShow, Watcher
+from holdfast.client import Client
+from holdfast.demo.child_server import child_server
+from holdfast.demo.compare import Comparison, compare
+from holdfast.demo.mischief import Mischief
+from holdfast.errors import HoldfastError
+from holdfast_service.lifecycle import State
+from holdfast_service.views import JobView
+
+NODES = 3
+READY_S = 60.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the demonstration showed; `passed` only if nothing is left to be explained."""
+
+    undisturbed: JobView
+    disturbed: JobView
+    comparisons: tuple[Comparison, ...]
+    incidents: int
+
+    @property
+    def passed(self) -> bool:
+        ended_well = all(job.state is State.SUCCEEDED for job in (self.undisturbed, self.disturbed))
+        return ended_well and self.incidents >= 2 and all(one.same for one in self.comparisons)
+
+
+class JobDidNotSucceed(HoldfastError):
+    code = "job_did_not_succeed"
+    status = 500
+
+
+def run(document: Mapping[str, Any], console: Console) -> Verdict:
+    """Start a server, run the two jobs, compare them, end the server. Raises HoldfastError."""
+    began = time.monotonic()
+    console.print(f"Starting `holdfast serve` with a Ray cluster of {NODES} local nodes")
+    with (
+        child_server(NODES) as server,
+        Client(server.address, retry_s=READY_S) as client,
+    ):
+        client.ready()
+        console.print(f"It serves at {server.address} after {_since(began)}")
+        console.print("\n1. Undisturbed", style="bold")
+        undisturbed = _follow(client, console, document, None)
+        console.print("\n2. The same job, disturbed", style="bold")
+
+        def say(text: str) -> None:
+            console.print(f">>> {text}", style="bold red", markup=False)
+
+        mischief = Mischief(client, Path(server.data_dir), say)
+        disturbed = _follow(client, console, document, mischief)
+        verdict = _compare(client, undisturbed, disturbed)
+        console.print("\n3. Compared", style="bold")
+        _tell(console, verdict)
+        console.print(f"Ending the server (the demo took {_since(began)})")
+    return verdict
+
+
+def _follow(
+    client: Client, console: Console, document: Mapping[str, Any], watcher: Watcher | None
+) -> JobView:
+    job = client.submit(document)
+    job = ProgressShow(client, console).follow(job.id, watcher)
+    if job.state is not State.SUCCEEDED:
+        outcome = job.outcome
+        why = f"{outcome.code}: {outcome.message}" if outcome else "no outcome"
+        trace = f"\n{outcome.traceback}" if outcome and outcome.traceback else ""
+        raise JobDidNotSucceed(f"job {job.id} ended {job.state.value}: {why}{trace}")
+    return job
+
+
+def _compare(client: Client, undisturbed: JobView, disturbed: JobView) -> Verdict:
+    steps = undisturbed.progress.steps
+    comparisons = (
+        compare(
+            "digest of all state",
+            steps,
+            client.digests(undisturbed.id),
+            client.digests(disturbed.id),
+        ),
+        compare(
+            "samples consumed",
+            steps,
+            _samples(client, undisturbed.id),
+            _samples(client, disturbed.id),
+        ),
+    )
+    return Verdict(undisturbed, disturbed, comparisons, disturbed.progress.incidents)
+
+
+def _samples(client: Client, job_id: str) -> dict[int, Any]:
+    return {point.step: point.values["samples"] for point in client.metrics(job_id, ["samples"])}
+
+
+def _tell(console: Console, verdict: Verdict) -> None:
+    for comparison in verdict.comparisons:
+        style = "green" if comparison.same else "bold red"
+        console.print(str(comparison), style=style)
+    for name, job in (("undisturbed", verdict.undisturbed), ("disturbed", verdict.disturbed)):
+        if job.started_at is not None and job.ended_at is not None:
+            console.print(f"{name}: {output.seconds(job.ended_at - job.started_at)}")
+    if verdict.incidents < 2:
+        console.print(
+            f"only {verdict.incidents} incident(s) of the 2 were seen: the job was over too soon",
+            style="bold red",
+        )
+    console.print(
+        "The same bits, in spite of it all." if verdict.passed else "NOT THE SAME.",
+        style="bold green" if verdict.passed else "bold red",
+    )
+
+
+def _since(began: float) -> str:
+    return output.seconds(time.monotonic() - began)

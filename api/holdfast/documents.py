@@ -1,0 +1,76 @@
+"""Reads a document that a user wrote, as YAML (of which JSON is a part), into plain values.
+
+Nothing but mappings, lists and scalars comes out. Aliases are refused (a short text could stand
+for gigabytes) and so is a key that is given twice (one of the two would be ignored silently).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+MAX_DEPTH = 50
+
+
+class DocumentError(ValueError):
+    """The text is not a document; says where and what to do."""
+
+
+class _Loader(yaml.SafeLoader):
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        where = f"line {event.start_mark.line + 1}"
+        if isinstance(event, yaml.AliasEvent):
+            raise DocumentError(f"{where}: aliases (*{event.anchor}) are not allowed; write it out")
+        if self.depth >= MAX_DEPTH:
+            raise DocumentError(f"{where}: nested deeper than {MAX_DEPTH} levels")
+        self.depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    line = key.start_mark.line + 1
+                    raise DocumentError(f"line {line}: key {key.value!r} is given twice")
+                seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+def read(text: str | bytes) -> dict[str, Any]:
+    """The mapping that `text` holds. Raises DocumentError."""
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise DocumentError(f"{where}{error.problem or 'not YAML or JSON'}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        if isinstance(error, DocumentError):
+            raise
+        raise DocumentError(f"not YAML or JSON: {error}") from error
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise DocumentError("a job spec is a mapping of names to values")
+    return value
+
+
+def set_path(document: dict[str, Any], assignment: str) -> None:
+    """Change `document` by `path.to.key=value`; the value is read as YAML. Raises DocumentError."""
+    path, equals, text = assignment.partition("=")
+    keys = path.split(".")
+    if not equals or not all(keys):
+        raise DocumentError(f"{assignment!r}: write path.to.key=value")
+    section = document
+    for key in keys[:-1]:
+        inner = section.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise DocumentError(f"{path}: {key} is not a section")
+        section = inner
+    section[keys[-1]] = read(f"value: {text}")["value"]

@@ -1,0 +1,57 @@
+"""Makes the ASGI application from the services it is given; holds no state of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from holdfast.rest import feeds, health, history, jobs, problems, prometheus
+from holdfast.rest.guard import Guard
+from holdfast.rest.services import Services
+from holdfast.schemas import Problem
+from holdfast_service.job_spec import JobSpec
+
+TITLE = "Holdfast"
+VERSION = "v1"
+REFERENCE = "#/components/schemas/{model}"
+
+
+def create_app(services: Services) -> FastAPI:
+    app = FastAPI(
+        title=TITLE,
+        version=VERSION,
+        summary="Elastic, fault-tolerant training as a service.",
+        openapi_url="/api/v1/openapi.json",
+        docs_url=None,  # those pages load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.services = services
+    for resource in (jobs, history, feeds, health, prometheus):
+        app.include_router(resource.router)
+    problems.install(app)
+    app.state.registry = CollectorRegistry()
+    app.add_middleware(prometheus.Measured, registry=app.state.registry)
+    app.add_middleware(Guard, services=services)
+    _document(app)
+    return app
+
+
+def _document(app: FastAPI) -> None:
+    """Complete the OpenAPI document by the schemas that no route's signature names."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = generate()
+            schemas = document["components"]["schemas"]
+            for model in (JobSpec, Problem):
+                schema = model.model_json_schema(ref_template=REFERENCE)
+                schemas |= schema.pop("$defs", {})
+                schemas[model.__name__] = schema
+        assert app.openapi_schema is not None
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

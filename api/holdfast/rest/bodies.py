@@ -1,0 +1,41 @@
+"""Reads the document of a request, JSON or YAML by its `Content-Type`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+
+from holdfast import documents
+from holdfast.rest.problems import ProblemError, too_large
+
+JSON = "application/json"
+YAML = frozenset({"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml"})
+
+
+async def document(request: Request, limit: int) -> dict[str, Any]:
+    """The body, of `limit` bytes at most, as a mapping. Raises ProblemError (400, 413, 415)."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # Also a fence: a web page may send `text/plain` anywhere unasked, but neither of these.
+    if media_type != JSON and media_type not in YAML:
+        given = f"not {media_type}" if media_type else "by a Content-Type header"
+        raise ProblemError(
+            415,
+            "unsupported_media_type",
+            f"send application/json or application/yaml, {given}",
+            headers={"Accept": "application/json, application/yaml"},
+        )
+    try:
+        return documents.read(await _limited(request, limit))
+    except documents.DocumentError as error:
+        raise ProblemError(400, "malformed_body", str(error)) from error
+
+
+async def _limited(request: Request, limit: int) -> bytes:
+    """A body without a stated length is cut off where it becomes too long."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise too_large(limit)
+    return bytes(body)

@@ -1,0 +1,58 @@
+"""Refuses what no honest client sends: foreign hosts, foreign origins, enormous bodies.
+
+A server on loopback has no users yet, so whoever reaches it is trusted. A web page in the
+user's browser reaches it too: by a name that resolves to 127.0.0.1 (DNS rebinding), or by a
+plain form post. The first bears a foreign `Host`, the second a foreign `Origin`.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from holdfast.rest.problems import ProblemError, problem_response, too_large
+from holdfast.rest.services import Services
+
+
+class Guard:
+    """ASGI middleware around everything else, error pages included."""
+
+    def __init__(self, app: ASGIApp, services: Services) -> None:
+        self._app = app
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        refusal = self._refusal(headers)
+        if refusal is not None:
+            response = problem_response(
+                refusal.status, refusal.code, refusal.detail, instance=scope["path"]
+            )
+            await response(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, headers: Headers) -> ProblemError | None:
+        allowed = self._services.allowed_hosts
+        host = _name(f"//{headers.get('host', '')}")
+        if allowed is not None and host not in allowed:
+            return ProblemError(421, "untrusted_host", f"this server is not {host!r}")
+        origin = headers.get("origin")
+        if origin is not None and _name(origin) not in (allowed or {host}):
+            return ProblemError(403, "foreign_origin", f"requests from {origin!r} are refused")
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length) > self._services.max_body_bytes:
+            return too_large(self._services.max_body_bytes)
+        return None
+
+
+def _name(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None

@@ -1,0 +1,97 @@
+"""`/jobs`: submit, list, show, cancel."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+
+from holdfast.rest import bodies
+from holdfast.rest.problems import documented
+from holdfast.rest.services import JobsDep, ServicesDep
+from holdfast_service.lifecycle import State
+from holdfast_service.views import JobPage, JobView
+
+router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
+
+JobId = Annotated[str, Path(description="id of the job", max_length=64)]
+
+EXAMPLE_SPEC: dict[str, Any] = {
+    "name": "stdlib-lm",
+    "recipe": "pretrain",
+    "model": {"dim": 128, "layers": 4, "heads": 4, "kv_heads": 2, "sequence_length": 256},
+    "data": {"source": "python-stdlib", "tokenizer": "bytes"},
+    "train": {"steps": 300, "global_batch": 16, "micro_batch": 4, "seed": 7},
+    "parallel": {"dp_shard": 2, "tp": 2},
+    "resources": {"workers_per_node": 2, "standby_nodes": 1},
+}
+_SPEC = {"schema": {"$ref": "#/components/schemas/JobSpec"}, "example": EXAMPLE_SPEC}
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=JobView,
+    summary="Submit a job",
+    responses={
+        200: {"model": JobView, "description": "The first job of this Idempotency-Key."},
+        201: {
+            "description": "Accepted: it is durable and will be started.",
+            "headers": {
+                "Location": {"description": "where the job is found", "schema": {"type": "string"}}
+            },
+        },
+        **documented(400, 409, 413, 415, 422),
+    },
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": _SPEC, "application/yaml": _SPEC},
+        }
+    },
+)
+async def submit(
+    request: Request,
+    response: Response,
+    services: ServicesDep,
+    idempotency_key: Annotated[
+        str | None,
+        Header(description="the same key and document give the same job", max_length=200),
+    ] = None,
+) -> JobView:
+    document = await bodies.document(request, services.max_body_bytes)
+    job, created = await services.jobs.submit(document, idempotency_key)
+    response.status_code = 201 if created else 200
+    response.headers["Location"] = f"/api/v1/jobs/{job.id}"
+    return job
+
+
+@router.get(
+    "", response_model=JobPage, summary="List jobs, newest first", responses=documented(400, 422)
+)
+async def list_jobs(
+    jobs: JobsDep,
+    cursor: Annotated[str | None, Query(description="`next_cursor` of the page before")] = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    state: Annotated[list[State] | None, Query(description="one or more states")] = None,
+    name: Annotated[str | None, Query(description="exact name")] = None,
+) -> JobPage:
+    return await jobs.list(cursor=cursor, limit=limit, state=state, name=name)
+
+
+@router.get(
+    "/{job_id}", response_model=JobView, summary="Show a job", responses=documented(404, 422)
+)
+async def get(jobs: JobsDep, job_id: JobId) -> JobView:
+    return await jobs.get(job_id)
+
+
+@router.post(
+    "/{job_id}/cancel",
+    status_code=202,
+    response_model=JobView,
+    summary="Cancel a job; again is the same",
+    responses=documented(404, 409, 422),
+)
+async def cancel(jobs: JobsDep, job_id: JobId) -> JobView:
+    return await jobs.cancel(job_id)

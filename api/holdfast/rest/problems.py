@@ -1,0 +1,197 @@
+"""Every error leaves as `application/problem+json` with a stable code; none escapes otherwise."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from holdfast.schemas import Problem
+from holdfast_service.job_spec import InvalidSpec
+from holdfast_service.jobs import JobError
+
+MEDIA_TYPE = "application/problem+json"
+
+STATUS_OF_JOB_ERROR = {
+    "job_not_found": 404,
+    "job_ended": 409,
+    "idempotency_conflict": 409,
+    "invalid_idempotency_key": 422,
+    "invalid_cursor": 400,
+    "unknown_metric": 404,
+}
+CODE_OF_STATUS = {
+    400: "bad_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "body_too_large",
+    415: "unsupported_media_type",
+    421: "untrusted_host",
+    500: "internal_error",
+    503: "not_ready",
+}
+MEANING = {
+    400: "The request cannot be understood.",
+    404: "There is no such thing.",
+    409: "It cannot be done in the present state.",
+    413: "The body is larger than the server accepts.",
+    415: "The body is neither JSON nor YAML.",
+    422: "Some values are impossible; `faults` names each at its path.",
+    503: "The server cannot do it at present; try again.",
+}
+EXAMPLE_CODE = {409: "job_ended", 422: "invalid_spec", 404: "job_not_found", 400: "malformed_body"}
+
+
+class ProblemError(Exception):
+    """Raised where a request is refused by the REST layer itself."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        **extensions: Any,
+    ) -> None:
+        super().__init__(detail)
+        self.status, self.code, self.detail = status, code, detail
+        self.headers, self.extensions = headers, extensions
+
+
+def too_large(limit: int) -> ProblemError:
+    return ProblemError(413, "body_too_large", f"a body may have {limit} bytes at most")
+
+
+def problem_response(
+    status: int,
+    code: str,
+    detail: str | None,
+    *,
+    instance: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    **extensions: Any,
+) -> Response:
+    body = {
+        "type": f"urn:holdfast:problem:{code}",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "code": code,
+        "detail": detail,
+        "instance": instance,
+        **extensions,
+    }
+    present = {key: value for key, value in body.items() if value is not None}
+    return Response(
+        json.dumps(present), status_code=status, media_type=MEDIA_TYPE, headers=dict(headers or {})
+    )
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route that may answer with these problems, for OpenAPI."""
+    return {
+        status: {
+            "description": MEANING[status],
+            "model": Problem,
+            "content": {
+                MEDIA_TYPE: {
+                    "schema": {"$ref": "#/components/schemas/Problem"},
+                    "example": _example(status),
+                }
+            },
+        }
+        for status in statuses
+    }
+
+
+def install(app: FastAPI) -> None:
+    """Turn every exception that a request may end with into a problem."""
+
+    @app.exception_handler(ProblemError)
+    async def refused(request: Request, error: ProblemError) -> Response:
+        return _answer(
+            request, error.status, error.code, error.detail, error.headers, **error.extensions
+        )
+
+    @app.exception_handler(InvalidSpec)
+    async def invalid_spec(request: Request, error: InvalidSpec) -> Response:
+        faults = [{"path": fault.path, "message": fault.message} for fault in error.faults]
+        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+        return _answer(request, 422, "invalid_spec", f"the spec has {count}", faults=faults)
+
+    @app.exception_handler(JobError)
+    async def job_error(request: Request, error: JobError) -> Response:
+        return _answer(request, STATUS_OF_JOB_ERROR[error.code], error.code, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid_parameters(request: Request, error: RequestValidationError) -> Response:
+        return _answer(
+            request,
+            422,
+            "invalid_parameters",
+            "some parameters are impossible",
+            faults=_faults(error.errors()),
+        )
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        status = error.status_code
+        code = CODE_OF_STATUS.get(status, f"http_{status}")
+        headers = {"Allow": _allowed(app, request)} if status == 405 else error.headers
+        return _answer(request, status, code, str(error.detail), headers)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        # The server above logs the traceback: the framework raises the error again for it.
+        return _answer(request, 500, "internal_error", "an unexpected error; the log has it")
+
+
+def _answer(
+    request: Request,
+    status: int,
+    code: str,
+    detail: str,
+    headers: Mapping[str, str] | None = None,
+    **extensions: Any,
+) -> Response:
+    return problem_response(
+        status, code, detail, instance=request.url.path, headers=headers, **extensions
+    )
+
+
+def _allowed(app: FastAPI, request: Request) -> str:
+    """Every method of a path; the framework names those of one of its routes only."""
+    methods: set[str] = set()
+    for template, operations in app.openapi()["paths"].items():
+        if re.fullmatch(re.sub(r"\{[^}]+\}", "[^/]+", template), request.url.path):
+            methods |= {method.upper() for method in operations}
+    return ", ".join(sorted(methods))
+
+
+def _faults(errors: Sequence[Any]) -> list[dict[str, str]]:
+    return [
+        {"path": ".".join(str(part) for part in error["loc"]), "message": error["msg"]}
+        for error in errors
+    ]
+
+
+def _example(status: int) -> dict[str, Any]:
+    code = EXAMPLE_CODE.get(status) or CODE_OF_STATUS[status]
+    example: dict[str, Any] = {
+        "type": f"urn:holdfast:problem:{code}",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "code": code,
+        "detail": MEANING[status],
+    }
+    if status == 422:
+        fault = {"path": "parallel.tp", "message": "heads 4 is not divisible by tp 3"}
+        example |= {"detail": "the spec has 1 fault", "faults": [fault]}
+    return example

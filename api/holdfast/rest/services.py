@@ -1,0 +1,42 @@
+"""What the routers are given: the service calls they translate to, and a few limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from holdfast_service.jobs import JobService
+
+Probe = Callable[[], Awaitable[str | None]]
+"""Looks at one part of the control plane: None if it is well, otherwise what is wrong."""
+
+
+@dataclass(frozen=True)
+class Services:
+    jobs: JobService
+    probes: Mapping[str, Probe] = field(default_factory=dict)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the server shuts down: streams end, so that clients resume elsewhere or later."""
+    allowed_hosts: frozenset[str] | None = None
+    """Names by which the server may be addressed; None: any (it was opened on purpose)."""
+    max_body_bytes: int = 2**20
+    probe_timeout_s: float = 5.0
+    keep_alive_s: float = 15.0
+    poll_s: float = 0.1
+
+
+def services(request: Request) -> Services:
+    found: Services = request.app.state.services
+    return found
+
+
+def jobs(request: Request) -> JobService:
+    return services(request).jobs
+
+
+ServicesDep = Annotated[Services, Depends(services)]
+JobsDep = Annotated[JobService, Depends(jobs)]

@@ -1,0 +1,136 @@
+"""Server-sent events: numbered, resumable by `Last-Event-ID`, kept alive, ended in order.
+
+When a job is over and everything has been sent, a message `end` without a number closes its
+stream. One that closes without it (the server shut down, the connection broke) is to be resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fastapi import Request
+from starlette.responses import Response, StreamingResponse
+
+from holdfast.rest.problems import ProblemError
+from holdfast.rest.services import Services
+from holdfast_service.views import EventPage, LogPage
+
+MEDIA_TYPE = "text/event-stream"
+KEEP_ALIVE = ": keep-alive\n\n"
+END = "event: end\ndata: {}\n\n"
+PAGE = 500
+
+Page = TypeVar("Page")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request says of streaming: whether it wants one, and from which number on."""
+
+    stream: bool
+    after: int
+
+
+def asked(request: Request, after: int) -> Asked:
+    """Read `Accept` and `Last-Event-ID` (which wins over `after`: a reconnect repeats the URL)."""
+    stream = MEDIA_TYPE in request.headers.get("accept", "")
+    last = request.headers.get("last-event-id", "")
+    if not stream or not last:
+        return Asked(stream, after)
+    if not (last.isascii() and last.isdigit() and len(last) < 19):
+        raise ProblemError(
+            422,
+            "invalid_parameters",
+            "Last-Event-ID is not a number that this server sent",
+            faults=[{"path": "header.last-event-id", "message": "must be a whole number"}],
+        )
+    return Asked(stream, int(last))
+
+
+async def event_stream(services: Services, job_id: str, after: int) -> Response:
+    """All events with a number above `after`, as they come."""
+    page = await services.jobs.events(job_id, after, PAGE)
+    if page.ended and not page.events:
+        return Response(status_code=204)  # tells a browser not to reconnect: nothing will come
+    return _response(_events(services, job_id, page))
+
+
+def log_stream(
+    services: Services,
+    fetch: Callable[[int], Awaitable[LogPage]],
+    first: LogPage,
+    ended: Callable[[], Awaitable[bool]],
+) -> Response:
+    """The lines of `first`, then those that `fetch(after)` finds, until the job is over."""
+    return _response(_logs(services, fetch, first, ended))
+
+
+async def _events(services: Services, job_id: str, page: EventPage) -> AsyncIterator[str]:
+    while True:
+        for event in page.events:
+            yield _message(event.seq, event.kind, event.model_dump_json())
+        if page.ended:
+            yield END
+        if page.ended or services.stopping.is_set():
+            return
+        following = await _unless_stopping(
+            services,
+            services.jobs.wait_events(job_id, page.last_seq, PAGE, services.keep_alive_s),
+        )
+        if following is None:
+            return
+        page = following
+        if not page.events and not page.ended:
+            yield KEEP_ALIVE
+
+
+async def _logs(
+    services: Services,
+    fetch: Callable[[int], Awaitable[LogPage]],
+    page: LogPage,
+    ended: Callable[[], Awaitable[bool]],
+) -> AsyncIterator[str]:
+    last_sent = time.monotonic()
+    over = False
+    while True:
+        for line in page.lines:
+            yield _message(line.line, "log", line.model_dump_json())
+            last_sent = time.monotonic()
+        if over and not page.more:
+            yield END
+            return
+        if services.stopping.is_set():
+            return
+        if not page.more:
+            if time.monotonic() - last_sent > services.keep_alive_s:
+                yield KEEP_ALIVE
+                last_sent = time.monotonic()
+            # Asked before the read that follows: lines written until the end are still sent.
+            over = await ended()
+            await asyncio.sleep(0 if over else services.poll_s)
+        page = await fetch(page.last_line)
+
+
+async def _unless_stopping(services: Services, call: Awaitable[Page]) -> Page | None:
+    """The result of `call`, or None as soon as the server shuts down."""
+    work = asyncio.ensure_future(call)
+    stop = asyncio.ensure_future(services.stopping.wait())
+    try:
+        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        work.cancel()
+        stop.cancel()
+
+
+def _message(number: int, kind: str, payload: str) -> str:
+    return f"id: {number}\nevent: {kind}\ndata: {payload}\n\n"
+
+
+def _response(messages: AsyncIterator[str]) -> Response:
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(messages, media_type=MEDIA_TYPE, headers=headers)

@@ -1,0 +1,46 @@
+"""What crosses the wire beside the service's own views: problems, health, the server's address."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Problem(BaseModel):
+    """An error as RFC 9457 describes it; programs branch on `code`, which never changes."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = Field(description="urn:holdfast:problem:<code>")
+    title: str
+    status: int
+    code: str = Field(description="stable name of the error")
+    detail: str | None = None
+    instance: str | None = Field(default=None, description="path of the request")
+    faults: list[ProblemFault] | None = Field(
+        default=None, description="every single thing that is wrong, at its path"
+    )
+
+
+class ProblemFault(BaseModel):
+    path: str
+    message: str
+
+
+class Health(BaseModel):
+    status: str
+
+
+class Readiness(BaseModel):
+    status: str
+    checks: dict[str, str] = Field(description="per part: ok, or what is wrong with it")
+
+
+class ServerFile(BaseModel):
+    """`server.json` in the data directory: how programs of the same user find the server."""
+
+    address: str
+    pid: int
+    data_dir: str
+
+
+SERVER_FILE = "server.json"
