@@ -1,0 +1,1 @@
+"""Programs that measure Holdfast against something else, both sides in one run."""

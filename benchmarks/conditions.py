@@ -1,0 +1,80 @@
+"""Under which conditions a benchmark ran, and how it tells its progress."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "examples" / "stdlib-lm.yaml"
+
+
+def say(text: str) -> None:
+    """Progress and conditions; stdout, so that the JSON line is the last of it."""
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
+
+
+def print_json(summary: Mapping[str, Any]) -> None:
+    print(json.dumps(summary), flush=True)
+
+
+def load_job(path: Path) -> dict[str, Any]:
+    """A job document; raises ValueError if it is none."""
+    job = yaml.safe_load(path.read_text())
+    if not isinstance(job, dict):
+        raise ValueError(f"{path} is not a job: a mapping was expected")
+    return job
+
+
+def machine() -> dict[str, Any]:
+    """Versions, cores and load, as they are now."""
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "ray", "holdfast")},
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "load": [round(one, 2) for one in os.getloadavg()],
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def model_words(job: Mapping[str, Any]) -> str:
+    model, train, parallel = job["model"], job["train"], job["parallel"]
+    return (
+        f"{model['family']} dim {model['dim']}, {model['layers']} layers, "
+        f"sequence {model['sequence_length']}, batch {train['global_batch']}, "
+        + " × ".join(f"{axis} {size}" for axis, size in parallel.items())
+    )
+
+
+def wait_for_quiet(limit: float, patience_s: float) -> None:
+    """Wait until the load of the last minute is below `limit`, for `patience_s` at most."""
+    deadline = time.monotonic() + patience_s
+    while os.getloadavg()[0] >= limit:
+        if time.monotonic() >= deadline:
+            say(f"the machine is not quiet: load {os.getloadavg()[0]:.2f}; measuring all the same")
+            return
+        time.sleep(5)
+
+
+def environment() -> dict[str, str]:
+    """What every process of both sides has: this interpreter's, and one thread each."""
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    binaries = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    return {
+        **os.environ,
+        "PYTHONPATH": paths,
+        "PATH": binaries,
+        "OMP_NUM_THREADS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }

@@ -1,0 +1,139 @@
+"""What is computed from the measurements. Pure: values in, values out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A step that a world applied. `world` grows by one with each world that was formed."""
+
+    world: int
+    step: int
+    at: float
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One SIGKILL and what it cost, in seconds from the kill.
+
+    `recovery_s` ends with the first step of a new world whose number goes beyond every step that
+    the old world has applied, even those that were in flight when the kill came.
+    """
+
+    rank: int
+    last_step: int
+    restored_step: int | None
+    recovery_s: float
+    phases_s: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, least and greatest of some measurements."""
+
+    median: float
+    least: float
+    greatest: float
+    count: int
+
+    def __str__(self) -> str:
+        return (
+            f"median {self.median:.3f} s, min {self.least:.3f} s, max {self.greatest:.3f} s "
+            f"({self.count})"
+        )
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Raises ValueError if there is nothing to measure."""
+    found = sorted(values)
+    if not found:
+        raise ValueError("no measurement")
+    return Spread(median(found), found[0], found[-1], len(found))
+
+
+def last_step(commits: Sequence[Commit], killed_at: float) -> int:
+    """The last step of the world that was hit; its commits after the kill count too."""
+    hit = max((commit.world for commit in commits if commit.at <= killed_at), default=0)
+    return max((commit.step for commit in commits if commit.world <= hit), default=0)
+
+
+def recovered_at(commits: Sequence[Commit], killed_at: float) -> float | None:
+    """When a new world first went beyond the last step before the kill; None: not yet."""
+    hit = max((commit.world for commit in commits if commit.at <= killed_at), default=0)
+    reached = last_step(commits, killed_at)
+    beyond = [c.at for c in commits if c.world > hit and c.step > reached]
+    return min(beyond, default=None)
+
+
+def median_phases(phases: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    """Median of each phase over the incidents that measured it, in the order first seen."""
+    names = list(dict.fromkeys(name for one in phases for name in one))
+    found: dict[str, float] = {}
+    for name in names:
+        values = [value for one in phases if (value := one.get(name)) is not None]
+        if values:
+            found[name] = round(median(values), 4)
+    return found
+
+
+def recovery_summary(
+    holdfast: Sequence[Fault], ray_train: Mapping[str, Sequence[Fault]]
+) -> dict[str, Any]:
+    """The last line of `benchmarks.recovery`: Ray Train is judged by its better setting.
+
+    `least_ratio` sets Ray Train's quickest recovery against Holdfast's slowest.
+    """
+    ours = spread(fault.recovery_s for fault in holdfast)
+    theirs = {
+        name: spread(fault.recovery_s for fault in faults) for name, faults in ray_train.items()
+    }
+    best = min(theirs, key=lambda name: theirs[name].median)
+    return {
+        "holdfast_s": round(ours.median, 4),
+        "ray_train_s": round(theirs[best].median, 4),
+        "ratio": round(theirs[best].median / ours.median, 2),
+        "phases_s": median_phases([fault.phases_s for fault in holdfast]),
+        "least_ratio": round(min(one.least for one in theirs.values()) / ours.greatest, 2),
+        "holdfast_min_max_s": [round(ours.least, 4), round(ours.greatest, 4)],
+        "ray_train_setting": best,
+        "ray_train_by_setting": {
+            name: {
+                "median_s": round(one.median, 4),
+                "min_max_s": [round(one.least, 4), round(one.greatest, 4)],
+                "ratio": round(one.median / ours.median, 2),
+            }
+            for name, one in theirs.items()
+        },
+        "faults": {"holdfast": len(holdfast), **{n: len(f) for n, f in ray_train.items()}},
+    }
+
+
+def steady(step_times_s: Sequence[float], skip: int, count: int) -> list[float]:
+    """`count` step times after the first `skip`, which compile, allocate and fill caches."""
+    return list(step_times_s[skip : skip + count])
+
+
+def overhead_summary(
+    holdfast: Sequence[Sequence[float]], bare: Sequence[Sequence[float]]
+) -> dict[str, Any]:
+    """The last line of `benchmarks.overhead`, from each round's steady step times.
+
+    `ratio` is that of the two medians over all rounds' steps; `round_ratios` compares each round
+    with its neighbour, which shows how much of it is the machine's own unrest.
+    """
+    ours = median([time for one in holdfast for time in one])
+    theirs = median([time for one in bare for time in one])
+    return {
+        "ratio": round(ours / theirs, 4),
+        "holdfast_step_s": round(ours, 6),
+        "bare_step_s": round(theirs, 6),
+        "round_ratios": [
+            round(median(one) / median(other), 4) for one, other in zip(holdfast, bare, strict=True)
+        ],
+        "steps": {"holdfast": sum(map(len, holdfast)), "bare": sum(map(len, bare))},
+    }

@@ -1,0 +1,119 @@
+"""One SIGKILL under Holdfast, through the product's own door: serve, REST, and nothing left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.figures import Commit, Fault, last_step, recovered_at
+from holdfast.client import Client
+from holdfast.demo.child_server import child_server
+from holdfast.errors import Conflict
+from holdfast_service.views import IncidentView, MetricPoint
+
+NODES = 3
+READY_S = 60.0
+START_S = 180.0
+RECOVER_S = 120.0
+END_S = 60.0
+POLL_S = 0.05
+
+
+class HoldfastFailed(Exception):
+    """The job did not do what was waited for."""
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    """A job on a server of the benchmark's own."""
+
+    client: Client
+    id: str
+    data_dir: str
+
+    def points(self) -> list[MetricPoint]:
+        return list(self.client.metrics(self.id, ["step_time_s"]))
+
+    def wait_step(self, step: int, timeout_s: float, look_s: float = POLL_S) -> None:
+        """Raises HoldfastFailed if the job ends or does not come so far in time."""
+        deadline = time.monotonic() + timeout_s
+        while (job := self.client.get(self.id)).progress.step < step:
+            if job.state.terminal or time.monotonic() > deadline:
+                raise HoldfastFailed(
+                    f"the job is {job.state.value} at step {job.progress.step} of {step}: "
+                    f"{job.outcome or job.waiting}"
+                )
+            time.sleep(look_s)
+
+
+@contextlib.contextmanager
+def running(document: Mapping[str, Any]) -> Iterator[RunningJob]:
+    """Serve, submit, and in the end cancel the job and end the server and all its processes."""
+    with child_server(NODES) as server, Client(server.address, retry_s=READY_S) as client:
+        client.ready()
+        job = client.submit(document)
+        yield RunningJob(client, job.id, server.data_dir)
+        with contextlib.suppress(Conflict):  # it has ended by itself
+            client.cancel(job.id)
+        client.wait(job.id, END_S)
+
+
+def measure(document: Mapping[str, Any], rank: int, after_step: int) -> Fault:
+    """Start, kill `rank` once `after_step` steps are applied, wait for the first step beyond."""
+    with running(document) as job:
+        job.wait_step(after_step, START_S)
+        victim = _pid(job, rank)
+        killed_at = time.time()
+        os.kill(victim, signal.SIGKILL)
+        incident = _closed_incident(job)
+        commits, recovered = _beyond(job, killed_at)
+        return Fault(
+            rank=rank,
+            last_step=last_step(commits, killed_at),
+            restored_step=incident.restored_step,
+            recovery_s=recovered - killed_at,
+            phases_s={name: s for name, s in incident.phases_s.items() if s is not None},
+        )
+
+
+def _pid(job: RunningJob, rank: int) -> int:
+    newest = job.client.attempts(job.id)[-1]
+    for member in newest.members:
+        if member.rank == rank and member.pid is not None:
+            return member.pid
+    raise HoldfastFailed(f"attempt {newest.number} has no process of rank {rank}")
+
+
+def _closed_incident(job: RunningJob) -> IncidentView:
+    deadline = time.monotonic() + RECOVER_S
+    while time.monotonic() < deadline:
+        closed = [one for one in job.client.incidents(job.id) if one.closed_at is not None]
+        if closed:
+            return closed[-1]
+        time.sleep(POLL_S)
+    raise HoldfastFailed(f"no recovery within {RECOVER_S:g} s: {job.client.get(job.id)}")
+
+
+def _beyond(job: RunningJob, killed_at: float) -> tuple[list[Commit], float]:
+    """All commits, and when the first of a new attempt went beyond the last before the kill."""
+    deadline = time.monotonic() + RECOVER_S
+    while time.monotonic() < deadline:
+        commits = _commits(job)
+        if (recovered := recovered_at(commits, killed_at)) is not None:
+            return commits, recovered
+        time.sleep(POLL_S)
+    raise HoldfastFailed(f"no new step within {RECOVER_S:g} s: {job.client.get(job.id)}")
+
+
+def _commits(job: RunningJob) -> list[Commit]:
+    """Every step of history, and the last of each ended attempt, which may have been redone."""
+    commits = [Commit(point.attempt, point.step, point.at) for point in job.points()]
+    for attempt in job.client.attempts(job.id):
+        if attempt.last_step is not None and attempt.ended_at is not None:
+            commits.append(Commit(attempt.number, attempt.last_step, attempt.ended_at))
+    return commits

@@ -1,0 +1,146 @@
+"""What Holdfast costs while nothing happens: its step time against the bare training core's.
+
+    python -m benchmarks.overhead --json [--rounds N] [--steps N]
+
+The same job on both sides, its memory checkpoints and remote checkpoints off: under Holdfast, by
+serve and REST, with its cluster, agents, supervisor, reconciler and standby node all running; and
+under `torchrun -m holdfast_workers.standalone`. The sides take turns; the first steps of each run
+are left out. Also measured: CPU seconds of every process of Holdfast's that does not train.
+
+Anything else that runs on the machine spoils the comparison, on the side it happens to hit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+
+from benchmarks import holdfast_side
+from benchmarks.conditions import (
+    EXAMPLE,
+    ROOT,
+    environment,
+    load_job,
+    machine,
+    model_words,
+    print_json,
+    say,
+    wait_for_quiet,
+)
+from benchmarks.cpu_use import CpuUse
+from benchmarks.figures import overhead_summary, steady
+from holdfast_workers.spec import TrainingSpec
+
+RUN_S = 600.0
+TAIL = 30
+"""Steps after those that are measured: CPU use is counted before the job ends."""
+LOOK_S = 3.0
+"""Between two looks at the running job: to look costs, and is no part of what is measured."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    job = without_checkpoints(load_job(options.job), options.skip + options.steps + TAIL)
+    say("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    say(
+        f"model: {model_words(job)}; no checkpoints; {options.rounds} rounds of "
+        f"{options.steps} steps on each side, after {options.skip} that are left out"
+    )
+    wait_for_quiet(options.quiet, options.patience_s)
+    ours, theirs = [], []
+    shares: dict[str, float] = {}
+    for number in range(options.rounds):
+        times, shares = under_holdfast(job)
+        ours.append(steady(times, options.skip, options.steps))
+        theirs.append(steady(bare(job), options.skip, options.steps))
+        say(
+            f"{number + 1}/{options.rounds} median step: holdfast {median(ours[-1]) * 1e3:.2f} ms, "
+            f"bare {median(theirs[-1]) * 1e3:.2f} ms, "
+            f"ratio {median(ours[-1]) / median(theirs[-1]):.4f}"
+        )
+    say("share of one core, last round: " + _shares(shares))
+    summary = overhead_summary(ours, theirs) | {"cpu_share": shares}
+    if options.json:
+        print_json(summary)
+    else:
+        say(f"ratio {summary['ratio']}")
+    return 0
+
+
+def without_checkpoints(job: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """The same job for `steps` steps, with both tiers of checkpoints off."""
+    changed = deepcopy(dict(job))
+    changed["train"]["steps"] = steps
+    changed["checkpoint"] = {
+        **changed.get("checkpoint", {}),
+        "memory": {"every_steps": 0},
+        "remote": {"every_steps": 0},
+    }
+    return changed
+
+
+def under_holdfast(job: Mapping[str, Any]) -> tuple[list[float], dict[str, float]]:
+    """Time of each step in s; share of a core that each kind of other process took meanwhile."""
+    with holdfast_side.running(job) as running:
+        running.wait_step(1, holdfast_side.START_S)
+        use = CpuUse(Path(running.data_dir))
+        running.wait_step(job["train"]["steps"] - TAIL, RUN_S, LOOK_S)
+        shares = use.shares()
+        points = running.points()
+    times = [point.values["step_time_s"] for point in points]
+    return [float(time) for time in times if time is not None], shares
+
+
+def bare(job: Mapping[str, Any]) -> list[float]:
+    """Time of each step in s, of the training core under torchrun."""
+    ranks = TrainingSpec.model_validate({"parallel": job["parallel"]}).parallel.world_size
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        document, rows = Path(folder) / "job.yaml", Path(folder) / "rows.jsonl"
+        document.write_text(yaml.safe_dump(dict(job)))
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
+                *("-m", "holdfast_workers.standalone", str(document), "--json", str(rows)),
+            ],
+            cwd=ROOT,
+            env={**environment(), "GLOO_SOCKET_IFNAME": "lo"},  # as the embedded cluster does
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=RUN_S,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"the bare training core failed:\n{done.stderr[-4000:]}")
+        lines = [json.loads(line) for line in rows.read_text().splitlines()]
+    return [float(line["row"]["step_time_s"]) for line in lines if "row" in line]
+
+
+def _shares(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
+    parser.add_argument("--rounds", type=int, default=3, help="of each side; default 3")
+    parser.add_argument("--steps", type=int, default=100, help="measured per run; default 100")
+    parser.add_argument("--skip", type=int, default=10, help="first steps left out; default 10")
+    parser.add_argument("--job", type=Path, default=EXAMPLE, help="default: the example")
+    parser.add_argument("--quiet", type=float, default=1.0, help="start below this load")
+    parser.add_argument("--patience-s", type=float, default=60.0, help="wait so long for it")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

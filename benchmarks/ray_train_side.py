@@ -1,0 +1,204 @@
+"""One SIGKILL under Ray Train: a fresh cluster, a job, a fault, its recovery, and nothing left.
+
+Two settings are measured. `default` is what its guide shows. `best` is everything found in Ray
+2.60 that makes a restart faster without changing what it does. Warm processes are not among it:
+Ray starts only as many idle ones as there are cores, and Ray Train's workers inherit a runtime
+environment from its controller that none of these fits, so each restart starts and imports anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.conditions import ROOT, environment
+from benchmarks.figures import Commit, Fault, last_step, recovered_at
+from holdfast_service import cluster_processes
+
+START_S = 180.0
+RECOVER_S = 180.0
+POLL_S = 0.05
+CPUS = 8
+"""What the raylet believes to have: more than is needed, so that no rank waits for one."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How Ray Train is run. `why` is printed with the figures."""
+
+    name: str
+    why: str
+    upload: bool
+    in_memory: bool
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+DEFAULT = Setting(
+    name="default",
+    why="no setting touched; state by report() of a temporary folder to storage on disk",
+    upload=True,
+    in_memory=False,
+)
+_QUICK = {  # read by Ray Train's controller and workers, and by its torch backend
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",  # 2 s by default: its poll of the workers
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_ENABLE_STATE_ACTOR_RECONCILIATION": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "1",  # 30 by default
+    "RAY_worker_niceness": "0",  # 15 by default
+}
+BEST = Setting(
+    name="best",
+    why="workers polled every 0.1 s instead of 2, watchers and metrics off, normal priority; "
+    "state written straight to its place in /dev/shm",
+    upload=False,
+    in_memory=True,
+    environment=_QUICK,
+)
+SETTINGS = (DEFAULT, BEST)
+
+
+class RayTrainFailed(Exception):
+    """Ray Train did not start, or did not recover in time."""
+
+
+def measure(spec: dict[str, Any], setting: Setting, rank: int, after_step: int) -> Fault:
+    """Start, kill `rank` once `after_step` steps are applied, wait for the first step beyond."""
+    with _run(spec, setting) as run:
+        run.wait(lambda: run.step() >= after_step, START_S, f"reach step {after_step}")
+        victim = run.pids()[rank]
+        killed_at = time.time()
+        os.kill(victim, signal.SIGKILL)
+        run.wait(
+            lambda: recovered_at(run.commits(killed_at), killed_at) is not None,
+            RECOVER_S,
+            "recover",
+        )
+        commits = run.commits(killed_at)
+        recovered = recovered_at(commits, killed_at)
+        assert recovered is not None
+        return Fault(
+            rank=rank,
+            last_step=last_step(commits, killed_at),
+            restored_step=int(run.latest("restored", killed_at)),
+            recovery_s=recovered - killed_at,
+            phases_s=run.phases(killed_at),
+        )
+
+
+@dataclass
+class _Run:
+    process: subprocess.Popen[bytes]
+    folder: Path
+    log: Path
+
+    def lines(self) -> Iterator[list[dict[str, Any]]]:
+        """Per rank and process: a line about itself, then one per applied step."""
+        for path in sorted(self.folder.glob("*.jsonl")):
+            text = path.read_text()
+            whole = text[: text.rfind("\n") + 1].splitlines()  # the last may be half written
+            if whole:
+                yield [json.loads(line) for line in whole]
+
+    def step(self) -> int:
+        return max((line["step"] for one in self.lines() for line in one[1:]), default=0)
+
+    def pids(self) -> dict[int, int]:
+        return {one[0]["rank"]: one[0]["pid"] for one in self.lines()}
+
+    def commits(self, killed_at: float) -> list[Commit]:
+        return [
+            Commit(1 if one[0]["born"] <= killed_at else 2, line["step"], line["at"])
+            for one in self.lines()
+            for line in one[1:]
+        ]
+
+    def latest(self, name: str, killed_at: float) -> float:
+        """The greatest value of a field that the ranks of the new world wrote of themselves."""
+        return max(float(one[0][name]) for one in self.lines() if one[0]["born"] > killed_at)
+
+    def phases(self, killed_at: float) -> dict[str, float]:
+        """Seconds from the kill to when the last rank of the new world was so far.
+
+        `process_started` is negative if all ranks got processes that had been waiting.
+        """
+        names = ("process_started", "born", "built")
+        return {name: round(self.latest(name, killed_at) - killed_at, 3) for name in names}
+
+    def wait(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                words = "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
+                raise RayTrainFailed(f"Ray Train did not {what} in {timeout_s:g} s:\n{words}")
+            time.sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def _run(spec: dict[str, Any], setting: Setting) -> Iterator[_Run]:
+    mark = secrets.token_hex(4)
+    folder = Path(tempfile.mkdtemp(prefix=f"bench-{mark}-"))
+    storage = Path(f"/dev/shm/bench-{mark}") if setting.in_memory else folder / "storage"
+    ray_temp = Path(tempfile.gettempdir()) / f"ray-{mark}"  # short, for the sockets' paths
+    (folder / "commits").mkdir()
+    storage.mkdir(mode=0o700)
+    log = folder / "ray_train.log"
+    process = _start(spec, setting, mark, folder, storage, ray_temp, log)
+    try:
+        yield _Run(process, folder / "commits", log)
+    finally:
+        cluster_processes.sweep(mark, [str(storage), str(ray_temp)])
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(
+    spec: dict[str, Any],
+    setting: Setting,
+    mark: str,
+    folder: Path,
+    storage: Path,
+    ray_temp: Path,
+    log: Path,
+) -> subprocess.Popen[bytes]:
+    ranks = 1
+    for size in spec["parallel"].values():
+        ranks *= size
+    config = {
+        "loop": {
+            "spec": spec,
+            "folder": str(folder / "commits"),
+            "cache_dir": str(Path(tempfile.gettempdir()) / f"holdfast-corpus-{os.getuid()}"),
+            "every_steps": 1,
+            "upload": setting.upload,
+        },
+        "ray_temp_dir": str(ray_temp),
+        "storage": str(storage),
+        "ranks": ranks,
+        "cpus": CPUS,
+    }
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    marked = {cluster_processes.CLUSTER_MARK: mark, "TMPDIR": str(folder)}
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.ray_train_program", str(path)],
+            cwd=ROOT,
+            env={**environment(), **setting.environment, **marked},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )

@@ -1,0 +1,142 @@
+"""How long a killed rank stops the training: Holdfast against Ray Train.
+
+    python -m benchmarks.recovery --json [--faults N]
+
+The same model, data, mesh, step loop and checkpoint cadence (every step) on both sides. One fault:
+a fresh cluster, a job of four ranks, SIGKILL of one of them once the job is under way, and the
+seconds from the kill to the first step beyond the last one that was applied before it, that whole
+step included; so the model is a small one (`benchmarks/recovery.yaml`, or `--job`). The sides take
+turns, and in one round the same rank dies on each. Everything that was started is ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import holdfast_side, ray_train_side
+from benchmarks.conditions import (
+    ROOT,
+    load_job,
+    machine,
+    model_words,
+    print_json,
+    say,
+    wait_for_quiet,
+)
+from benchmarks.figures import Fault, median_phases, recovery_summary, spread
+from holdfast_workers.spec import TrainingSpec
+
+ENDLESS = 1_000_000
+HOLDFAST = "holdfast"
+SMALL_JOB = ROOT / "benchmarks" / "recovery.yaml"
+
+Measure = Callable[[int, int], Fault]
+"""(rank to kill, step to wait for first) -> what it cost."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    job = endless(load_job(options.job))
+    sides = _sides(job, options.settings)
+    _print_conditions(job, options)
+    wait_for_quiet(options.quiet, options.patience_s)
+    faults = _rounds(sides, options.faults, options.after_step, _ranks(job))
+    ray_train = {name: found for name, found in faults.items() if name != HOLDFAST}
+    summary = recovery_summary(faults[HOLDFAST], ray_train)
+    _print_table(faults)
+    if options.json:
+        print_json(summary)
+    else:
+        say(f"ratio {summary['ratio']} against the setting {summary['ray_train_setting']!r}")
+    return 0
+
+
+def endless(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The same job, which never ends by itself and keeps no remote checkpoint on the way."""
+    changed = deepcopy(dict(job))
+    changed["train"]["steps"] = ENDLESS
+    changed["checkpoint"] = {"memory": {"every_steps": 1}, "remote": {"every_steps": 0}}
+    return changed
+
+
+def ray_train_spec(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The training part of a job, without digests, which Ray Train has no use for."""
+    fields = {name: value for name, value in job.items() if name in TrainingSpec.model_fields}
+    spec = TrainingSpec.model_validate(fields).model_dump(mode="json")
+    spec["checkpoint"]["digest_every_steps"] = 0
+    return spec
+
+
+def _sides(job: Mapping[str, Any], settings: list[str]) -> dict[str, Measure]:
+    sides: dict[str, Measure] = {HOLDFAST: partial(holdfast_side.measure, job)}
+    spec = ray_train_spec(job)
+    for setting in ray_train_side.SETTINGS:
+        if setting.name in settings:
+            sides[setting.name] = partial(ray_train_side.measure, spec, setting)
+    return sides
+
+
+def _rounds(
+    sides: Mapping[str, Measure], rounds: int, after_step: int, ranks: int
+) -> dict[str, list[Fault]]:
+    faults: dict[str, list[Fault]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name, measure in sides.items():
+            fault = measure(number % ranks, after_step + number)
+            faults[name].append(fault)
+            say(
+                f"{number + 1}/{rounds} {name:<9} rank {fault.rank} killed after step "
+                f"{fault.last_step}, restored step {fault.restored_step}: "
+                f"{fault.recovery_s:.3f} s  {_phases(fault.phases_s)}"
+            )
+    return faults
+
+
+def _print_conditions(job: Mapping[str, Any], options: argparse.Namespace) -> None:
+    say("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    say(f"model: {model_words(job)}; state kept every step; {options.faults} faults on each side")
+    say("holdfast: `serve` and REST, an embedded cluster of three raylets, one standby node")
+    for setting in ray_train_side.SETTINGS:
+        say(f"Ray Train, {setting.name}: {setting.why}; FailureConfig(max_failures=-1), one raylet")
+
+
+def _print_table(faults: Mapping[str, list[Fault]]) -> None:
+    for name, found in faults.items():
+        say(f"{name:<9} {spread(fault.recovery_s for fault in found)}")
+        say(f"{'':<9} phases: {_phases(median_phases([fault.phases_s for fault in found]))}")
+
+
+def _phases(phases_s: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {seconds:.3f}" for name, seconds in phases_s.items())
+
+
+def _ranks(job: Mapping[str, Any]) -> int:
+    return TrainingSpec.model_validate({"parallel": job["parallel"]}).parallel.world_size
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.recovery", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
+    parser.add_argument("--faults", type=int, default=5, help="on each side; default 5")
+    parser.add_argument("--job", type=Path, default=SMALL_JOB, help=f"default: {SMALL_JOB.name}")
+    parser.add_argument("--after-step", type=int, default=10, help="before the kill; default 10")
+    parser.add_argument(
+        "--settings",
+        nargs="+",
+        default=[setting.name for setting in ray_train_side.SETTINGS],
+        choices=[setting.name for setting in ray_train_side.SETTINGS],
+        help="of Ray Train; default: all",
+    )
+    parser.add_argument("--quiet", type=float, default=1.0, help="start below this load")
+    parser.add_argument("--patience-s", type=float, default=60.0, help="wait so long for it")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

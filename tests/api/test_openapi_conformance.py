@@ -1,0 +1,50 @@
+"""Random requests, made from the OpenAPI document, are answered as the document says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import schemathesis
+import schemathesis.checks
+import schemathesis.specs.openapi.checks
+from hypothesis import HealthCheck, Phase, settings
+from tests.api.live_server import live_server
+
+CHECKS = [  # a spec that fits its schema may still be impossible, so not: accepts what fits
+    schemathesis.checks.not_a_server_error,
+    schemathesis.specs.openapi.checks.status_code_conformance,
+    schemathesis.specs.openapi.checks.content_type_conformance,
+    schemathesis.specs.openapi.checks.response_schema_conformance,
+]
+FEW = settings(
+    max_examples=8,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)
+
+
+@pytest.mark.timeout(180)
+def test_answers_conform_to_the_document(tmp_path: Path) -> None:
+    with live_server(tmp_path) as server:
+        schema = schemathesis.openapi.from_url(f"{server.address}/api/v1/openapi.json")
+        tested = 0
+        for result in schema.exclude(path="/metrics").get_all_operations():
+            operation = result.ok()
+
+            @FEW
+            @_given(operation)
+            def conforms(case: schemathesis.Case) -> None:
+                case.call_and_validate(timeout=20, checks=CHECKS)
+
+            conforms()
+            tested += 1
+        assert tested >= 12
+
+
+def _given(operation: object) -> object:
+    from hypothesis import given
+
+    return given(case=operation.as_strategy())  # type: ignore[attr-defined]

@@ -1,0 +1,113 @@
+"""What the resources answer when all is well."""
+
+from __future__ import annotations
+
+import httpx
+import yaml
+from tests.api.live_server import SPEC, LiveServer, eventually
+
+
+def submitted(http: httpx.Client, **changes: object) -> str:
+    response = http.post("/api/v1/jobs", json={**SPEC, **changes})
+    assert response.status_code == 201, response.text
+    return str(response.json()["id"])
+
+
+def test_json_and_yaml_are_the_same_document(http: httpx.Client) -> None:
+    from_json = http.post("/api/v1/jobs", json=SPEC)
+    from_yaml = http.post(
+        "/api/v1/jobs", content=yaml.safe_dump(SPEC), headers={"Content-Type": "application/yaml"}
+    )
+    assert from_json.status_code == from_yaml.status_code == 201
+    assert from_json.json()["spec"] == from_yaml.json()["spec"]
+    assert http.get(from_json.headers["location"]).json()["id"] == from_json.json()["id"]
+
+
+def test_a_repeated_submission_gives_the_first_job(http: httpx.Client) -> None:
+    key = {"Idempotency-Key": "once"}
+    first = http.post("/api/v1/jobs", json=SPEC, headers=key)
+    again = http.post("/api/v1/jobs", json=SPEC, headers=key)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["id"] == again.json()["id"]
+    assert first.headers["location"] == again.headers["location"]
+
+
+def test_pages_name_each_job_once_newest_first(http: httpx.Client) -> None:
+    ids = [submitted(http, name=f"job-{number}") for number in range(5)]
+    seen: list[str] = []
+    cursor: str | None = None
+    while True:
+        params = {"limit": 2, **({"cursor": cursor} if cursor else {})}
+        page = http.get("/api/v1/jobs", params=params).json()
+        seen += [job["id"] for job in page["jobs"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert seen == ids[::-1]
+    named = http.get("/api/v1/jobs", params={"name": "job-3"}).json()["jobs"]
+    assert [job["id"] for job in named] == [ids[3]]
+
+
+def test_the_history_of_a_job(http: httpx.Client, server: LiveServer) -> None:
+    job_id = submitted(http)
+    server.run_job(job_id)
+    path = f"/api/v1/jobs/{job_id}"
+    assert eventually(lambda: http.get(path).json()["state"] == "SUCCEEDED")
+    assert http.get(path).json()["progress"]["step"] == 5
+    assert [m["pid"] for m in http.get(f"{path}/attempts").json()[0]["members"]] == [
+        100,
+        101,
+        102,
+        103,
+    ]
+    digests = http.get(f"{path}/digests").json()["digests"]
+    assert digests == {str(step): f"d{step}" for step in range(1, 6)}
+    points = http.get(f"{path}/metrics", params={"name": ["loss", "samples"]}).json()["points"]
+    assert [point["step"] for point in points] == [1, 2, 3, 4, 5]
+    assert points[0]["values"] == {"loss": 1.5, "samples": "s1"}
+    assert http.get(f"{path}/incidents").json() == http.get(f"{path}/checkpoints").json() == []
+    assert http.post(f"{path}/cancel").json()["code"] == "job_ended"
+    in_state = http.get("/api/v1/jobs", params={"state": "SUCCEEDED"}).json()["jobs"]
+    assert [job["id"] for job in in_state] == [job_id]
+
+
+def test_cancel_again_is_the_same(http: httpx.Client, server: LiveServer) -> None:
+    job_id = submitted(http)
+    server.supervisor(job_id)
+    for _ in range(2):
+        response = http.post(f"/api/v1/jobs/{job_id}/cancel")
+        assert response.status_code == 202, response.text
+        assert response.json()["desired"] == "cancelled"
+    path = f"/api/v1/jobs/{job_id}"
+    assert eventually(lambda: http.get(path).json()["state"] == "CANCELLED")
+
+
+def test_prometheus_shows_live_jobs_and_routes_without_ids(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    job_id = submitted(http)
+    server.run_job(job_id, steps=3, end=False)
+    step = f'holdfast_job_step{{job_id="{job_id}",name="tiny"}} 3.0'
+    assert eventually(lambda: step in http.get("/metrics").text)
+    http.get(f"/api/v1/jobs/{job_id}")
+    http.get("/wp-login.php")
+    text = http.get("/metrics").text
+    requests = [
+        line for line in text.splitlines() if line.startswith("holdfast_http_requests_total")
+    ]
+    assert any(
+        'route="/api/v1/jobs/{job_id}"' in line and 'status="200"' in line for line in requests
+    )
+    assert not any(job_id in line or "wp-login" in line for line in requests)
+
+
+def test_openapi_documents_problems_and_the_spec(http: httpx.Client) -> None:
+    document = http.get("/api/v1/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    assert {"Problem", "JobSpec", "ModelSpec", "JobView"} <= set(schemas)
+    submit = document["paths"]["/api/v1/jobs"]["post"]
+    assert {"200", "201", "400", "409", "413", "415", "422"} <= set(submit["responses"])
+    problem = submit["responses"]["422"]["content"]["application/problem+json"]
+    assert problem["example"]["code"] == "invalid_spec"
+    assert "HTTPValidationError" not in str(document["paths"])
+    assert set(submit["requestBody"]["content"]) == {"application/json", "application/yaml"}

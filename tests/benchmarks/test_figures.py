@@ -1,0 +1,109 @@
+"""What the benchmarks compute from their measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from benchmarks.conditions import EXAMPLE, load_job, machine, model_words
+from benchmarks.figures import (
+    Commit,
+    Fault,
+    last_step,
+    median_phases,
+    overhead_summary,
+    recovered_at,
+    recovery_summary,
+    spread,
+    steady,
+)
+from benchmarks.overhead import without_checkpoints
+from benchmarks.recovery import SMALL_JOB, endless, ray_train_spec
+
+from holdfast_service.job_spec import parse
+
+
+def fault(recovery_s: float, **phases_s: float) -> Fault:
+    return Fault(0, last_step=10, restored_step=10, recovery_s=recovery_s, phases_s=phases_s)
+
+
+def test_recovery_ends_with_the_first_step_beyond_the_old_world() -> None:
+    commits = [
+        Commit(1, 9, 1.0),
+        Commit(1, 10, 2.0),
+        Commit(2, 10, 5.0),  # computed again: no progress yet
+        Commit(2, 11, 6.0),
+        Commit(2, 12, 7.0),
+    ]
+    assert last_step(commits, killed_at=2.5) == 10
+    assert recovered_at(commits, killed_at=2.5) == 6.0
+
+
+def test_a_step_in_flight_at_the_kill_is_the_old_worlds() -> None:
+    commits = [Commit(1, 10, 2.0), Commit(1, 11, 2.51), Commit(2, 11, 5.0)]
+    assert last_step(commits, killed_at=2.5) == 11
+    assert recovered_at(commits, killed_at=2.5) is None
+    assert recovered_at([*commits, Commit(2, 12, 6.0)], killed_at=2.5) == 6.0
+
+
+def test_nothing_is_recovered_while_there_is_no_new_world() -> None:
+    assert recovered_at([Commit(1, 1, 1.0), Commit(1, 2, 3.0)], killed_at=2.0) is None
+    assert recovered_at([], killed_at=2.0) is None
+    assert last_step([], killed_at=2.0) == 0
+
+
+def test_ray_train_is_judged_by_its_better_setting() -> None:
+    summary = recovery_summary(
+        [fault(0.5, form=0.1), fault(0.4, form=0.3), fault(0.9)],
+        {"default": [fault(12.0), fault(14.0)], "best": [fault(9.0), fault(11.0)]},
+    )
+    assert (summary["holdfast_s"], summary["ray_train_s"]) == (0.5, 10.0)
+    assert summary["ratio"] == 20.0
+    assert summary["least_ratio"] == 10.0
+    assert summary["ray_train_setting"] == "best"
+    assert summary["ray_train_by_setting"]["default"]["ratio"] == 26.0
+    assert summary["phases_s"] == {"form": 0.2}
+    assert json.loads(json.dumps(summary)) == summary
+
+
+def test_a_phase_that_was_not_measured_does_not_count_as_zero() -> None:
+    assert median_phases([{"form": 0.2, "restore": None}, {"form": 0.4}]) == {"form": 0.3}
+
+
+def test_a_spread_of_nothing_is_refused() -> None:
+    assert spread([3.0, 1.0, 2.0]).median == 2.0
+    with pytest.raises(ValueError, match="no measurement"):
+        spread([])
+
+
+def test_overhead_is_the_ratio_of_the_medians_of_steady_steps() -> None:
+    rounds = [steady([9.0, 1.0, 1.0, 1.1, 9.0], 1, 3), steady([8.0, 1.2, 1.0, 1.0], 1, 3)]
+    assert rounds == [[1.0, 1.0, 1.1], [1.2, 1.0, 1.0]]
+    summary = overhead_summary(rounds, [[0.8, 0.8, 0.8], [0.8, 1.0, 1.0]])
+    assert summary["ratio"] == 1.25
+    assert summary["round_ratios"] == [1.25, 1.0]
+
+
+def test_the_jobs_that_are_measured_are_legal(tmp_path: Path) -> None:
+    job = load_job(EXAMPLE)
+    for faulty in (parse(endless(job), None), parse(endless(load_job(SMALL_JOB)), None)):
+        assert faulty.checkpoint.memory.every_steps == 1
+    bare = parse(without_checkpoints(job, 42), None)
+    assert bare.train.steps == 42
+    assert bare.checkpoint.memory.every_steps == bare.checkpoint.remote.every_steps == 0
+    assert ray_train_spec(job)["checkpoint"]["digest_every_steps"] == 0
+    assert job == yaml.safe_load(EXAMPLE.read_text()), "the original was changed"
+
+
+def test_a_file_that_is_no_job_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("- 1\n")
+    with pytest.raises(ValueError, match="not a job"):
+        load_job(path)
+
+
+def test_conditions_name_versions_load_and_model() -> None:
+    assert {"torch", "ray", "cores", "load"} <= set(machine())
+    assert "dp_shard 2 × tp 2" in model_words(load_job(EXAMPLE))

@@ -1,0 +1,31 @@
+"""The undisturbed run that every disturbed one is compared with, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.support.supervised import small_training, supervised
+
+from holdfast_workers.messages import StepRow
+
+STEPS = 60
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    digests: dict[int, str]
+    rows: dict[int, StepRow]
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Undisturbed]:
+    """Digests and rows of `small_training(STEPS)` when nothing happens."""
+    folder: Path = tmp_path_factory.mktemp("undisturbed")
+    with supervised(folder, small_training(STEPS), standbys=0) as run:
+        end = run.wait_end()
+        assert end["outcome"] == "SUCCEEDED", run.story()
+        assert sorted(run.digests) == list(range(STEPS + 1))
+        yield Undisturbed(dict(run.digests), dict(run.rows))

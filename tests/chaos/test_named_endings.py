@@ -1,0 +1,55 @@
+"""Jobs that cannot succeed end with a cause, soon, and without burning standbys (P5)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.support.supervised import small_training, supervised
+
+from holdfast_service.reports import EventKind
+
+pytestmark = pytest.mark.chaos
+
+
+def test_a_users_error_ends_the_job_with_its_traceback_and_burns_no_standby(
+    tmp_path: Path,
+) -> None:
+    training = small_training(60, recipe="tests.support.recipes:RaisesAtStepTen")
+    with supervised(tmp_path, training, standbys=1) as run:
+        end = run.wait_end()
+        assert (end["outcome"], end["code"]) == ("FAILED", "user_error"), run.story()
+        assert "the user's own mistake" in end["traceback"]
+        assert end["step"] == 9
+        members = [event["members"] for event in run.of(EventKind.ATTEMPT_FORMING)]
+        assert {member["agent"] for one in members for member in one} == {"n0", "n1"}
+        assert len({tuple(member["pid"] for member in one) for one in members}) == 1
+
+
+def test_a_rank_that_dies_at_the_same_step_for_ever_ends_the_job_by_the_budget(
+    tmp_path: Path,
+) -> None:
+    plan = [{"point": "backward", "rank": 1, "step": 8, "action": "kill", "times": 99}]
+    config = {"max_failures": 3}
+    with supervised(tmp_path, small_training(60), standbys=0, chaos=plan, config=config) as run:
+        end = run.wait_end()
+        assert (end["outcome"], end["code"]) == ("FAILED", "too_many_failures"), run.story()
+        assert "rank 1" in end["message"]
+        assert len(run.of(EventKind.INCIDENT_OPENED)) <= 4
+
+
+def test_a_recipe_that_cannot_be_imported_ends_the_job_with_the_reason(tmp_path: Path) -> None:
+    training = small_training(60, recipe="tests.support.recipes:NoSuchRecipe")
+    with supervised(tmp_path, training, standbys=0) as run:
+        end = run.wait_end()
+        assert end["outcome"] == "FAILED", run.story()
+        assert "NoSuchRecipe" in end["message"]
+
+
+def test_a_cancelled_job_stops_at_once(tmp_path: Path) -> None:
+    with supervised(tmp_path, small_training(4000), standbys=1) as run:
+        run.wait_step(5)
+        run.supervisor.cancel("the test asked for it")
+        end = run.wait_end(10)
+        assert end["outcome"] == "CANCELLED", run.story()
+        run.wait(lambda: not run.workers(), 10)

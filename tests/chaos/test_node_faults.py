@@ -1,0 +1,163 @@
+"""Loss of nodes, agents, zygotes, standbys and the supervisor: the same bits, or a named reason."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.chaos.conftest import STEPS, Undisturbed
+from tests.chaos.proof import assert_same_history, incidents
+from tests.support.supervised import small_training, supervised
+
+from holdfast_service.reports import EventKind
+from holdfast_workers import processes
+from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, RemoteTierSpec
+
+pytestmark = pytest.mark.chaos
+
+
+def test_a_standby_node_takes_over_from_the_node_of_rank_zero(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    with supervised(tmp_path, small_training(STEPS), standbys=1) as run:
+        run.wait_step(15)
+        lost = run.seat_of(0)
+        run.agents.kill_node(lost)
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, undisturbed)
+        (incident,) = incidents(run)
+        assert incident["cause"] == "node_lost"
+        assert incident["steps_lost"] <= 1
+        assert "partner_ram" in set(incident["tiers"].values()) or run.story()
+        members = run.of(EventKind.ATTEMPT_RUNNING)[-1]["members"]
+        assert lost not in {member["agent"] for member in members}
+
+
+def test_both_nodes_die_one_after_the_other_and_the_first_comes_back(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """Agents die, nodes live: the second loss is filled by the agent that came back."""
+    with supervised(tmp_path, small_training(STEPS), standbys=1) as run:
+        run.wait_step(10)
+        run.agents.kill(run.seat_of(0))
+        run.wait_step(25)
+        run.agents.kill(run.seat_of(2))
+        run.wait_step(40)
+        run.agents.kill(run.seat_of(1))
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, undisturbed)
+        assert len(incidents(run)) == 3
+
+
+def test_an_agent_without_standby_comes_back_and_uses_its_own_segments(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    with supervised(tmp_path, small_training(STEPS), standbys=0) as run:
+        run.wait_step(15)
+        run.agents.kill("n1")
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, undisturbed)
+
+
+def test_losing_standby_and_zygotes_costs_training_nothing(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    with supervised(tmp_path, small_training(STEPS), standbys=1) as run:
+        run.wait_step(10)
+        training = {run.seat_of(0), run.seat_of(2)}
+        (standby,) = set(run.agents.seats) - training
+        run.agents.kill(standby)
+        for seat in training:
+            for pid in zygotes_of(run.agents.agents[seat].process.pid):  # type: ignore[union-attr]
+                os.kill(pid, signal.SIGKILL)
+        run.wait_step(35)
+        run.kill(1)  # the new zygote must be able to fork
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, undisturbed)
+        (incident,) = incidents(run)
+        assert incident["cause"] == "worker_crash"
+
+
+def test_the_rendezvous_stores_may_die(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    with supervised(tmp_path, small_training(STEPS), standbys=0) as run:
+        run.wait_step(10)
+        for agent in run.agents.agents.values():
+            for pid in children_named(agent.process.pid, "hf-store"):  # type: ignore[union-attr]
+                os.kill(pid, signal.SIGKILL)
+        run.wait_step(20)
+        run.kill(2)
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, undisturbed)
+
+
+def test_losing_the_supervisor_costs_no_step_and_no_event(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    with supervised(tmp_path, small_training(STEPS), standbys=1) as run:
+        run.wait_step(15)
+        before = run.pids()
+        run.lose_supervisor()
+        run.wait_step(25)
+        assert run.pids() == before
+        run.kill(3)
+        run.wait_step(40)
+        run.lose_supervisor()
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, undisturbed)
+        assert [event.seq for event in run.events] == list(range(1, len(run.events) + 1))
+        assert {row.attempt for row in run.all_rows} == {1, 2}
+
+
+def test_a_supervisor_that_dies_with_a_rank_finds_the_hole(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    with supervised(tmp_path, small_training(STEPS), standbys=0) as run:
+        run.wait_step(15)
+        pids = run.pids()
+        run.lose_supervisor()
+        os.kill(pids[1], signal.SIGKILL)
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, undisturbed)
+
+
+def test_all_memory_lost_the_remote_tier_serves(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    checkpoint = CheckpointSpec(
+        memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=10, keep=2)
+    )
+    training = small_training(STEPS, checkpoint=checkpoint)
+    with supervised(tmp_path, training, standbys=2) as run:
+        run.wait(lambda: len(run.of(EventKind.CHECKPOINT_SAVED)) >= 2)
+        for seat in {run.seat_of(0), run.seat_of(2)}:
+            run.agents.kill_node(seat)
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, undisturbed)
+        assert "remote" in {tier for i in incidents(run) for tier in i["tiers"].values()}
+
+
+def test_without_a_replacement_the_job_waits_and_then_says_why(tmp_path: Path) -> None:
+    config = {"wait_for_replacement_s": 2.0}
+    with supervised(tmp_path, small_training(400), standbys=0, config=config) as run:
+        run.wait_step(5)
+        run.agents.kill_node("n1")
+        end = run.wait_end()
+        assert (end["outcome"], end["code"]) == ("FAILED", "no_replacement"), run.story()
+        assert run.of(EventKind.WAITING)
+
+
+def zygotes_of(agent_pid: int) -> list[int]:
+    return children_named(agent_pid, "hf-zygote")
+
+
+def children_named(parent: int, name: str) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            head, _, rest = stat.read_text().rpartition(")")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if head.endswith(f"({name}") and int(rest.split()[1]) == parent:
+            found.append(int(stat.parent.name))
+    assert found or not processes.is_alive(parent)
+    return found

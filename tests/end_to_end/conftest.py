@@ -1,0 +1,159 @@
+"""The whole product, as a user starts it: `holdfast serve` on three local nodes, over REST."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from holdfast import Client
+from holdfast.schemas import ServerFile
+from holdfast_service import cluster_processes, local_cluster
+from holdfast_service.views import JobView, MemberView
+
+REPOSITORY = Path(__file__).parents[2]
+STEPS = 120
+START_S = 180.0
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    """A job of four ranks on two nodes with a standby; its step takes some 50 ms on two cores."""
+    document: dict[str, Any] = {
+        "name": "small-lm",
+        "recipe": "pretrain",
+        "model": {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "sequence_length": 64},
+        "train": {
+            "steps": STEPS,
+            "global_batch": 8,
+            "micro_batch": 2,
+            "schedule": {"name": "cosine", "warmup_steps": 5},
+        },
+        "parallel": {"dp_shard": 2, "tp": 2},
+        "resources": {"cpus_per_worker": 0.5, "workers_per_node": 2, "standby_nodes": 1},
+        "checkpoint": {"memory": {"every_steps": 1}, "remote": {"every_steps": 50, "keep": 2}},
+        "recovery": {"max_failures": 20, "window_s": 3600, "wait_for_replacement_s": 30},
+    }
+    return {**document, **changes}
+
+
+class Product:
+    """A server that may be killed and started again, and what its jobs have on this machine."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.log = data_dir / "server.log"
+        self.process: subprocess.Popen[str] | None = None
+        self.client: Client
+
+    def start(self) -> None:
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "holdfast", "serve", "--json", "--port", "0"),
+                    *("--data-dir", str(self.data_dir), "--local-nodes", "3"),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, "PYTHONPATH": _python_path(), "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        assert self.process.stdout is not None
+        readable = select.select([self.process.stdout], [], [], START_S)[0]
+        line = self.process.stdout.readline() if readable else ""
+        assert line, self.log.read_text()[-3000:]
+        self.client = Client(ServerFile.model_validate_json(line).address, retry_s=30)
+        self.client.ready()
+
+    def kill(self) -> None:
+        """SIGKILL to the API server, reconciler included."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+
+    @property
+    def cluster(self) -> local_cluster.LocalCluster:
+        found = local_cluster.find(self.data_dir)
+        assert found is not None
+        return found
+
+    def actor_pids(self, kind: str) -> list[int]:
+        """Processes of a kind of actor: `SupervisorActor` or `AgentActor`."""
+        pids = cluster_processes.of_cluster(self.cluster.cluster_id)
+        return [pid for pid in pids if _title(pid).startswith(f"ray::{kind}")]
+
+    def wait(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "the condition was not met in time"
+            time.sleep(0.05)
+
+    def wait_step(self, job_id: str, step: int, timeout_s: float = 90.0) -> None:
+        self.wait(lambda: self.client.get(job_id).progress.step >= step, timeout_s)
+
+    def members(self, job_id: str) -> dict[int, MemberView]:
+        newest = self.client.attempts(job_id)[-1]
+        return {member.rank: member for member in newest.members}
+
+    def finish(self, job_id: str, timeout_s: float = 120.0) -> JobView:
+        return self.client.wait(job_id, timeout_s)
+
+    def samples(self, job_id: str) -> dict[int, Any]:
+        points = self.client.metrics(job_id, ["samples"])
+        return {point.step: point.values["samples"] for point in points}
+
+    def left_of(self, job_id: str) -> list[str]:
+        """What a job still has: segments and worker processes."""
+        segments = [str(path) for path in Path(self.cluster.shm_root).glob(f"{job_id}*")]
+        workers = [str(pid) for pid in self.actor_pids("AgentActor")]
+        return [*segments, *workers, *map(str, self.actor_pids("SupervisorActor"))]
+
+
+def _python_path() -> str:
+    """Jobs name recipes of the tests, so the repository must be importable on the nodes."""
+    return os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+
+
+def _title(pid: int) -> str:
+    try:
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return ""
+
+
+@pytest.fixture(scope="module")
+def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    started = Product(tmp_path_factory.mktemp("product"))
+    started.start()
+    try:
+        yield started
+    finally:
+        if started.process is not None and started.process.poll() is None:
+            started.stop()
+        local_cluster.stop(started.data_dir)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(product: Product) -> dict[int, str]:
+    """Digest per step of a run that nothing happened to."""
+    job = product.client.submit(spec())
+    ended = product.finish(job.id)
+    assert ended.state == "SUCCEEDED", ended
+    digests = product.client.digests(job.id)
+    assert set(range(1, STEPS + 1)) <= set(digests)
+    return digests

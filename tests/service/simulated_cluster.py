@@ -1,0 +1,142 @@
+"""A small cluster with faults, on which a recovery core is tried: see `simulated_training`.
+
+A watchdog checks after every input what must always hold; an AssertionError is raised where a
+promise of the core does not. Everything random comes from one seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.service.simulated_agent import SimAgent
+from tests.service.simulated_training import SimulatedTraining
+
+from holdfast_service.recovery import inputs as given
+from holdfast_service.recovery.core import RecoveryCore
+from holdfast_service.recovery.facts import Facts
+from holdfast_workers.messages import ErrorKind, SignalKind
+
+
+class SimulatedCluster(SimulatedTraining):
+    """`run()` until the job has ended; schedule faults before with `at(...)`."""
+
+    # --- faults -------------------------------------------------------------------------------
+
+    def kill_worker(self, agent_name: str, index: int = 0) -> None:
+        """SIGKILL one of the agent's workers, seated or warm."""
+        agent = self.agents[agent_name]
+        names = sorted(agent.workers)
+        if agent.alive and names:
+            worker = agent.workers.pop(names[index % len(names)])
+            self._exited(agent, worker, {"signal": "SIGKILL"})
+            self._upset(worker.attempt)
+
+    def kill_rank(self, rank: int) -> None:
+        """SIGKILL the worker that has the rank now."""
+        for agent in self.agents.values():
+            for worker in list(agent.workers.values()):
+                if worker.rank == rank and worker.attempt == max(self.worlds, default=0):
+                    self.kill_worker(agent.name, sorted(agent.workers).index(worker.name))
+                    return
+
+    def kill_agent(self, name: str, back_after_s: float | None = 1.0) -> None:
+        """The agent's process and its workers die; its memory segments stay."""
+        agent = self.agents[name]
+        if not agent.alive:
+            return
+        attempts = {worker.attempt for worker in agent.workers.values()}
+        life = agent.incarnation
+        agent.die()
+        lost = given.AgentLost(name, "its process died", incarnation=life)
+        self.send(lost, 0.5)
+        for attempt in attempts:
+            self._upset(attempt)
+        if back_after_s is not None:
+            self.at(back_after_s, lambda: self._restart(agent, life))
+
+    def kill_node(self, name: str, back_after_s: float | None = 20.0) -> None:
+        """The node and all its memory are gone; perhaps an empty one comes instead."""
+        agent = self.agents[name]
+        if not agent.alive:
+            return
+        self.kill_agent(name, back_after_s)
+        agent.forget()
+        lost = given.AgentLost(name, "its node died", True, ("no heartbeat",), agent.incarnation)
+        self.at(2.0, lambda: self.send(lost))
+
+    def cut_off(self, name: str, for_s: float, noticed_after_s: float = 3.0) -> None:
+        """A partition: the agent lives, but nobody hears it for a while."""
+        agent = self.agents[name]
+        if not (agent.alive and agent.reachable):
+            return
+        agent.reachable = False
+        life = agent.incarnation
+
+        def notice() -> None:
+            if not agent.reachable and agent.incarnation == life:
+                silent = given.AgentLost(name, "does not answer", incarnation=life, certain=False)
+                self.feed(silent)
+
+        def heal() -> None:
+            agent.reachable = True
+            for one in agent.unsent:
+                self.send(given.Signals((one,)))
+            agent.unsent.clear()
+            if agent.alive:
+                self.send(given.AgentUp(agent.report()))
+
+        self.at(noticed_after_s, notice)
+        self.at(for_s, heal)
+
+    def forget_copies(self, name: str) -> None:
+        """Every memory checkpoint of this agent rots: it is listed, but cannot be loaded."""
+        self.agents[name].rotten = True
+        self.at(6.0, lambda: setattr(self.agents[name], "rotten", False))
+
+    def stick(self, name: str) -> None:
+        """The next worker of this agent that is to join never arrives."""
+        self.agents[name].sticky = True
+
+    def break_link(self, rank: int) -> None:
+        """The rank's replication fails, though its partner lives."""
+        attempt = max(self.worlds, default=0)
+        for at, agent, worker in self._members(attempt) if attempt else ():
+            if at == rank and worker is not None and self._is_in(agent, worker, attempt):
+                detail = {"partner": agent.partners.get(rank) or "", "why": "timed out"}
+                agent.partners[rank] = None
+                self.signal(
+                    agent,
+                    SignalKind.PARTNER_LOST,
+                    attempt,
+                    rank=rank,
+                    worker=worker.name,
+                    detail=detail,
+                )
+
+    def glitch(self) -> None:
+        """Every rank's collective fails, and nobody has died."""
+        self._upset(max(self.worlds, default=0))
+
+    def restart_supervisor(self) -> None:
+        """The core is lost; a new one starts from the journal and the agents' reports."""
+        if self.ended is not None:
+            return
+        self.supervisor += 1
+        facts = Facts.from_events(self.events)
+        config = replace(self.config, remotes=tuple(self.remotes.values()))
+        self.core = RecoveryCore(config, self.now, facts)
+        self.watchdog.supervisor_restarted()
+        for agent in self.agents.values():
+            if agent.alive and agent.reachable:
+                self.send(given.AgentUp(agent.report()))
+
+    def _restart(self, agent: SimAgent, life: str) -> None:
+        if not agent.alive and agent.incarnation == life:
+            agent.start_again()
+            self._boot(agent)
+
+    def _upset(self, attempt: int) -> None:
+        """The survivors' collectives break."""
+        for _, agent, worker in self._members(attempt) if attempt in self.worlds else ():
+            if worker is not None and self._is_in(agent, worker, attempt):
+                self._failed(agent, worker, ErrorKind.COMMUNICATION, "connection closed by peer")

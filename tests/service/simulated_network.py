@@ -1,0 +1,149 @@
+"""Simulated time, and a network that delays, repeats and loses what passes between a recovery
+core and its agents."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+from tests.service.simulated_agent import SimAgent
+from tests.service.watchdog import Watchdog
+
+from holdfast_service.recovery import effects as fx
+from holdfast_service.recovery import inputs as given
+from holdfast_service.recovery.config import RecoveryConfig
+from holdfast_service.recovery.core import RecoveryCore
+from holdfast_service.registry import RemoteCheckpoint
+from holdfast_service.reports import SupervisorEvent
+from holdfast_workers.messages import (
+    Signal,
+    SignalKind,
+)
+
+START = 1_000_000.0
+
+
+class SimulatedNetwork:
+    """Holds the core, the agents and the clock; lets time pass until the job has ended."""
+
+    def __init__(
+        self,
+        config: RecoveryConfig,
+        seed: int = 0,
+        *,
+        remote_every: int = 10,
+        chaos: float = 0.0,
+        domains: int = 0,
+    ) -> None:
+        """`chaos` is the probability that a message is slow, repeated or lost."""
+        self.config = config
+        self.random = random.Random(seed)
+        self.chaos = chaos
+        self.remote_every = remote_every
+        self.now = START
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self.events: list[SupervisorEvent] = []
+        self.ended: fx.End | None = None
+        self.remotes: dict[str, RemoteCheckpoint] = {}
+        self.worlds: dict[int, dict[int, tuple[str, str]]] = {}
+        self.restored: dict[int, int] = {}
+        self.committed: list[tuple[int, int]] = []
+        self.user_error_at: int | None = None
+        self.user_errors = 1000
+        """How often the recipe raises when it gets to `user_error_at`."""
+        self.shard_failures = 0
+        self.supervisor = 1
+        self.watchdog = Watchdog(config)
+        names = [f"n{i}" for i in range(config.nodes + config.standby_nodes)]
+        self.agents = {
+            name: SimAgent(name, config, domain=f"d{i % domains}" if domains else "")
+            for i, name in enumerate(names)
+        }
+        self.core = RecoveryCore(config, self.now)
+        for agent in self.agents.values():
+            self._boot(agent)
+        self._list_remotes()
+
+    # --- time and messages --------------------------------------------------------------------
+
+    def at(self, seconds: float, act: Callable[[], None]) -> None:
+        """Let `act` happen `seconds` after now."""
+        heapq.heappush(self._queue, (self.now + seconds, next(self._order), act))
+
+    def run(self, limit_s: float = 5000.0) -> fx.End:
+        """Let time pass until the job ends."""
+        end = self.now + limit_s
+        while self.ended is None:
+            self._advance()
+            if self.now > end:
+                raise AssertionError(f"not ended after {limit_s} s: {self.core.stage}")
+        return self.ended
+
+    def run_until(self, met: Callable[[], bool], limit_s: float = 1000.0) -> None:
+        end = self.now + limit_s
+        while not met():
+            self._advance()
+            assert self.now <= end, f"did not come to pass; {self.core.stage}"
+
+    def _advance(self) -> None:
+        deadline = self.core.next_deadline()
+        upcoming = self._queue[0][0] if self._queue else None
+        if deadline is not None and (upcoming is None or deadline <= upcoming):
+            self.now = max(self.now, deadline)
+            self.feed(given.Tick())
+            return
+        assert upcoming is not None, f"nothing will ever happen again; {self.core.stage}"
+        self.now, _, act = heapq.heappop(self._queue)
+        act()
+
+    def feed(self, value: given.Input) -> None:
+        """Hand one input to the core now, and carry out what it asks for."""
+        if self.ended is not None:
+            assert self.core.handle(value, self.now) == (), "effects after the end"
+            return
+        effects = self.core.handle(value, self.now)
+        self.watchdog.check(self.core, value, effects)
+        for effect in effects:
+            self._carry_out(effect)
+
+    def send(self, value: given.Input, slowest_s: float = 0.02) -> None:
+        """Hand it in after a network's delay; with chaos, late or twice."""
+        supervisor = self.supervisor
+
+        def deliver() -> None:
+            if supervisor == self.supervisor or isinstance(value, given.Signals):
+                self.feed(value)
+
+        self.at(self.random.uniform(0, slowest_s), deliver)
+        if self.random.random() < self.chaos:
+            self.at(self.random.uniform(0, 3.0), deliver)
+
+    def signal(self, agent: SimAgent, kind: SignalKind, attempt: int, **fields: Any) -> None:
+        agent.signals += 1
+        one = Signal(
+            kind=kind,
+            agent=agent.name,
+            incarnation=agent.incarnation,
+            seq=agent.signals,
+            at=self.now,
+            attempt=attempt,
+            **fields,
+        )
+        if agent.reachable:
+            slow = 1.5 if self.random.random() < self.chaos else 0.02
+            self.send(given.Signals((one,)), slow)
+        else:
+            agent.unsent.append(one)
+
+    def _carry_out(self, effect: fx.Effect) -> None:
+        raise NotImplementedError
+
+    def _boot(self, agent: SimAgent) -> None:
+        raise NotImplementedError
+
+    def _list_remotes(self) -> None:
+        raise NotImplementedError

@@ -1,0 +1,57 @@
+"""The schema: migrations and models agree, and any number of processes may start at once."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import Any
+
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection
+
+from holdfast_service.settings import Settings
+from holdfast_service.store.engine import Store
+from holdfast_service.store.models import Base
+
+_OPEN = """
+import asyncio, sys
+from pathlib import Path
+from holdfast_service.settings import Settings
+from holdfast_service.store.engine import Store
+async def main():
+    store = await Store.open(Settings(data_dir=Path(sys.argv[1]), database_url=sys.argv[2]))
+    await store.ping()
+    await store.close()
+asyncio.run(main())
+"""
+
+
+async def test_migrations_lead_to_the_models(store: Store) -> None:
+    def differences(connection: Connection) -> list[Any]:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        return list(compare_metadata(context, Base.metadata))
+
+    async with store.read() as session:
+        connection = await session.connection()
+        assert await connection.run_sync(differences) == []
+
+
+async def test_processes_that_start_at_once_migrate_once(settings: Settings) -> None:
+    command = [sys.executable, "-c", _OPEN, str(settings.data_dir)]
+    url = settings.resolved_database_url()
+    started = [
+        await asyncio.create_subprocess_exec(*command, url, stderr=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    for process in started:
+        _, errors = await process.communicate()
+        assert process.returncode == 0, errors.decode()
+
+
+async def test_opening_again_changes_nothing(settings: Settings) -> None:
+    for _ in range(2):
+        store = await Store.open(settings)
+        await store.ping()
+        await store.close()

@@ -1,0 +1,204 @@
+"""One job under a real supervisor on local agents: the whole of recovery, without Ray or REST.
+
+`SupervisedRun` starts it, tells what happens, breaks things for real, and says how it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from holdfast_service.recovery.config import RecoveryConfig
+from holdfast_service.reports import Cursors, EventKind, JobLaunch, SupervisorEvent
+from holdfast_service.supervisor import Supervisor, SupervisorTimes
+from holdfast_workers.messages import StepRow, WorkerReport
+from holdfast_workers.spec import (
+    CheckpointSpec,
+    MemoryTierSpec,
+    ModelSpec,
+    ParallelSpec,
+    RemoteTierSpec,
+    ScheduleSpec,
+    TrainingSpec,
+    TrainSpec,
+)
+from tests.support.local_agents import LocalAgents
+
+
+def small_training(steps: int = 20, **changes: Any) -> TrainingSpec:
+    """A job of four ranks whose step takes some 50 ms on two cores."""
+    fields: dict[str, Any] = {
+        "model": ModelSpec(dim=64, layers=2, heads=4, kv_heads=2, sequence_length=64),
+        "train": TrainSpec(
+            steps=steps, global_batch=8, micro_batch=2, schedule=ScheduleSpec(warmup_steps=5)
+        ),
+        "parallel": ParallelSpec(dp_shard=2, tp=2),
+        "checkpoint": CheckpointSpec(
+            memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=0, keep=3)
+        ),
+        **changes,
+    }
+    return TrainingSpec(**fields)
+
+
+class SupervisedRun:
+    """A job, its agents and its supervisor. `kill` and its like are real signals."""
+
+    def __init__(
+        self,
+        folder: Path,
+        training: TrainingSpec,
+        *,
+        standbys: int = 1,
+        workers_per_node: int = 2,
+        chaos: list[dict[str, Any]] | None = None,
+        config: dict[str, Any] | None = None,
+        **agent_config: Any,
+    ) -> None:
+        self.training = training
+        self.folder = folder
+        self.remote_root = folder / "job" / "checkpoints"
+        world = training.parallel.world_size
+        self._config = RecoveryConfig(
+            mesh=training.parallel.mesh,
+            world_size=world,
+            workers_per_node=workers_per_node,
+            standby_nodes=standbys,
+            steps=training.train.steps,
+            memory_every_steps=training.checkpoint.memory.every_steps,
+            **{"standby_wait_s": 20.0, **(config or {})},
+        )
+        plan = folder / "chaos.json"
+        plan.write_text(json.dumps(chaos or []))
+        os.environ["HOLDFAST_CHAOS"] = str(plan)
+        self.agents = LocalAgents(
+            self._config.nodes + standbys,
+            training.model_dump(mode="json"),
+            training.parallel.mesh,
+            workers_per_node,
+            self.remote_root,
+            **agent_config,
+        )
+        self.cursors = Cursors()
+        self.events: list[SupervisorEvent] = []
+        self.rows: dict[int, StepRow] = {}
+        self.all_rows: list[StepRow] = []
+        self.digests: dict[int, str] = {}
+        self.logs: list[str] = []
+        self.supervisor = self._supervise()
+
+    def _supervise(self) -> Supervisor:
+        supervisor = Supervisor(
+            JobLaunch("job", "test", {}, str(self.folder / "job"), self.cursors.event),
+            self._config,
+            self.agents,
+            self.agents.secret,
+            self.remote_root,
+            self.training.checkpoint.remote.keep,
+            SupervisorTimes(poll_s=0.1),
+        )
+        self.agents.on_signal = supervisor.signal
+        threading.Thread(target=supervisor.run, daemon=True).start()
+        return supervisor
+
+    def lose_supervisor(self) -> None:
+        """The supervisor forgets everything; its successor has only what others hold."""
+        old = self.supervisor
+        self.agents.on_signal = lambda _: None
+        old.vanish()
+        self.supervisor = self._supervise()
+
+    def close(self) -> None:
+        os.environ.pop("HOLDFAST_CHAOS", None)
+        self.agents.close()
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Fetch as the reconciler does."""
+        report = self.supervisor.report(self.cursors)
+        self.events.extend(report.events)
+        for row in report.rows:
+            self.rows[row.step] = row
+            self.all_rows.append(row)
+        self.digests.update(report.digests)
+        self.logs.extend(line.text for line in report.logs)
+        logs = dict(self.cursors.logs)
+        for line in report.logs:
+            logs[f"{line.agent}.{line.incarnation}"] = line.seq
+        last = report.rows[-1] if report.rows else None
+        self.cursors = Cursors(
+            event=self.events[-1].seq if self.events else 0,
+            row=(last.attempt, last.step) if last else self.cursors.row,
+            logs=logs,
+        )
+
+    def wait(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        """Poll until `condition` holds; the run's story in the error if it does not."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self.poll()
+            if condition():
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"condition not met in {timeout_s} s\n{self.story()}")
+            time.sleep(0.01)
+
+    def wait_step(self, step: int, timeout_s: float = 60.0) -> None:
+        self.wait(lambda: step in self.rows, timeout_s)
+
+    def wait_end(self, timeout_s: float = 120.0) -> dict[str, Any]:
+        """The data of the ENDED event, and all rows and digests gathered."""
+        self.wait(lambda: bool(self.of(EventKind.ENDED)), timeout_s)
+        for _ in range(3):
+            self.poll()
+        return self.of(EventKind.ENDED)[-1]
+
+    def of(self, kind: EventKind) -> list[dict[str, Any]]:
+        return [event.data for event in self.events if event.kind is kind]
+
+    def workers(self) -> dict[int, tuple[str, WorkerReport]]:
+        """(seat, worker) by rank, of the newest attempt."""
+        found: dict[int, tuple[str, WorkerReport]] = {}
+        for seat in self.agents.seats:
+            try:
+                report = self.agents.call(seat, "report", timeout_s=5).result()
+            except Exception:
+                continue
+            for worker in report.workers:
+                if worker.rank is not None and worker.attempt == report.attempt:
+                    found[worker.rank] = (seat, worker)
+        return found
+
+    def pids(self) -> dict[int, int]:
+        return {rank: worker.pid for rank, (_, worker) in self.workers().items()}
+
+    def seat_of(self, rank: int) -> str:
+        return self.workers()[rank][0]
+
+    def story(self) -> str:
+        lines = [f"{e.seq} {e.at:.3f} {e.kind} {json.dumps(e.data)[:1500]}" for e in self.events]
+        return "\n".join([*lines, *self.logs[-40:]])
+
+    # --- breaking ---------------------------------------------------------------------------------
+
+    def kill(self, *ranks: int) -> None:
+        pids = self.pids()
+        for rank in ranks:
+            os.kill(pids[rank], signal.SIGKILL)
+
+
+@contextmanager
+def supervised(folder: Path, training: TrainingSpec, **options: Any) -> Iterator[SupervisedRun]:
+    run = SupervisedRun(folder, training, **options)
+    try:
+        yield run
+    finally:
+        run.close()

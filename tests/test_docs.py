@@ -1,0 +1,58 @@
+"""The documents name only what exists, and all that can be set."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.exit_codes import ExitCode
+from holdfast_service.crossing import Point
+from holdfast_service.lifecycle import TRANSITIONS
+from holdfast_service.policy import Cause
+from holdfast_service.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("api/holdfast", "service/holdfast_service", "workers/holdfast_workers")
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+MODULE = re.compile(r"`([\w/]+\.py)`")
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)[^)]*\)")
+
+
+def sources() -> list[str]:
+    """Every Python file of the packages and the tests, as a path that begins with a slash."""
+    folders = [*(ROOT / package for package in PACKAGES), ROOT / "tests", ROOT / "benchmarks"]
+    return [f"/{path.relative_to(ROOT)}" for folder in folders for path in folder.rglob("*.py")]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_module_and_page_that_is_named_exists(document: Path) -> None:
+    text = document.read_text()
+    known = sources()
+    modules = MODULE.findall(text)
+    assert not [name for name in modules if not any(one.endswith(f"/{name}") for one in known)]
+    assert not [link for link in LINK.findall(text) if not (document.parent / link).exists()]
+    if document.name == "architecture.md":
+        assert len(set(modules)) > 100  # the map is there at all
+
+
+def test_every_setting_is_explained() -> None:
+    text = (ROOT / "docs/operations.md").read_text()
+    settings = [f"HOLDFAST_{name.upper()}" for name in Settings.model_fields]
+    assert not [name for name in settings if f"| `{name}`" not in text]
+
+
+def test_every_exit_code_cause_and_transition_is_told() -> None:
+    operations = (ROOT / "docs/operations.md").read_text()
+    assert not [code for code in ExitCode if f"| {code.value} |" not in operations]
+    policy = (ROOT / "docs/recovery-policy.md").read_text()
+    assert not [cause for cause in Cause if f"| `{cause.value}` |" not in policy]
+    architecture = (ROOT / "docs/architecture.md").read_text()
+    assert not [state for state in TRANSITIONS if f"`{state.value}`" not in architecture]
+    assert len(Point) == 10  # "ten points between transition and effect"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_documents_name_no_machine(document: Path) -> None:
+    assert not re.findall(r"/(?:home|root|work|Users)/\S*", document.read_text())

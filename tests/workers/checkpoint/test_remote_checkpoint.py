@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as stock
+from tests.workers.checkpoint.worlds import (
+    STATE,
+    global_state,
+    layout_of,
+    payload_of,
+    save_shards,
+    save_world,
+    small_state,
+)
+from torch.distributed.checkpoint import FileSystemReader
+
+from holdfast_workers.checkpoint.load import load_state, read_entry
+from holdfast_workers.checkpoint.manifest import (
+    MANIFEST,
+    BadCheckpoint,
+    CheckpointExists,
+    IncompatibleCheckpoint,
+    IncompleteCheckpoint,
+    checkpoint_folder,
+    finalize,
+    list_checkpoints,
+    publish,
+    read_manifest,
+    verify,
+)
+from holdfast_workers.layout import SMALL_STATE, StateLayout
+
+DP2_TP2 = {"dp_shard": 2, "tp": 2}
+MESHES = [DP2_TP2, {"dp_shard": 4, "tp": 1}, {"dp_shard": 1, "tp": 4}, {"dp_shard": 1, "tp": 1}]
+
+
+def _loaded(folder: Path, mesh: dict[str, int], rank: int) -> tuple[bytes, list[str]]:
+    layout = layout_of(mesh, rank)
+    payload = memoryview(bytearray(layout.payload_bytes))
+    missing = load_state(folder, layout, payload, mesh=mesh, rank=rank)
+    return bytes(payload), missing
+
+
+@pytest.mark.parametrize("saved_on", MESHES, ids=str)
+@pytest.mark.parametrize("loaded_on", MESHES, ids=str)
+def test_any_mesh_loads_what_any_mesh_saved(
+    tmp_path: Path, saved_on: dict[str, int], loaded_on: dict[str, int]
+) -> None:
+    folder = save_world(tmp_path, 7, 1, saved_on).folder
+    for rank in range(loaded_on["dp_shard"] * loaded_on["tp"]):
+        layout = layout_of(loaded_on, rank)
+        expected = bytearray(payload_of(layout, global_state(), rank))
+        got, missing = _loaded(folder, loaded_on, rank)
+        if saved_on != loaded_on:
+            assert missing == [SMALL_STATE]
+            expected[layout.tensors[-1].offset :] = bytes(len(expected) - layout.tensors[-1].offset)
+        else:
+            assert missing == []
+        assert got == bytes(expected)
+
+
+def test_an_entry_that_was_not_saved_is_named_and_left_alone(tmp_path: Path) -> None:
+    folder = save_world(tmp_path, 7, 1, DP2_TP2).folder
+    layout = layout_of(DP2_TP2, 0)
+    first = layout.tensors[0]
+    renamed = type(first)(**{**first.__dict__, "name": "model.unheard_of"})
+    changed = StateLayout((renamed, *layout.tensors[1:]), layout.payload_bytes)
+    payload = memoryview(bytearray(b"\7" * layout.payload_bytes))
+    assert load_state(folder, changed, payload, mesh=DP2_TP2, rank=0) == ["model.unheard_of"]
+    assert bytes(payload[: first.nbytes]) == b"\7" * first.nbytes
+
+
+def test_another_models_shape_is_refused(tmp_path: Path) -> None:
+    folder = save_world(tmp_path, 7, 1, DP2_TP2).folder
+    layout = layout_of(DP2_TP2, 0)
+    first = layout.tensors[0]
+    other = type(first)(**{**first.__dict__, "global_shape": (13, 8)})
+    changed = StateLayout((other, *layout.tensors[1:]), layout.payload_bytes)
+    payload = memoryview(bytearray(layout.payload_bytes))
+    with pytest.raises(IncompatibleCheckpoint, match=r"model\.embed"):
+        load_state(folder, changed, payload, mesh=DP2_TP2, rank=0)
+
+
+def test_small_state_of_another_rank_can_be_read(tmp_path: Path) -> None:
+    folder = save_world(tmp_path, 7, 1, DP2_TP2).folder
+    assert read_entry(folder, SMALL_STATE, 3) == small_state(3)
+    with pytest.raises(KeyError):
+        read_entry(folder, SMALL_STATE, 4)
+
+
+def test_stock_torch_reads_it(tmp_path: Path) -> None:
+    folder = save_world(tmp_path, 7, 1, DP2_TP2).folder
+    state = {name: torch.zeros(shape) for name, (shape, _dp, _tp) in STATE.items()}
+    state[f"{SMALL_STATE}.rank2"] = torch.zeros(len(small_state(2)), dtype=torch.uint8)
+    stock.load(state, storage_reader=FileSystemReader(folder), no_dist=True)
+    for name, expected in global_state().items():
+        assert np.array_equal(state[name].numpy(), expected)
+    assert bytes(state[f"{SMALL_STATE}.rank2"].numpy()) == small_state(2)
+
+
+def test_loading_never_opens_the_pickle(tmp_path: Path) -> None:
+    folder = save_world(tmp_path, 7, 1, DP2_TP2).folder
+    trap = tmp_path / "trapped"
+
+    class Trap:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(trap),)
+
+    (folder / ".metadata").write_bytes(pickle.dumps(Trap()))
+    _loaded(folder, DP2_TP2, 1)
+    verify(folder)
+    assert not trap.exists()
+
+
+def test_a_flipped_byte_is_found_and_its_file_named(tmp_path: Path) -> None:
+    folder = save_world(tmp_path, 7, 1, DP2_TP2).folder
+    victim = folder / "__2_0.distcp"
+    raw = bytearray(victim.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    victim.write_bytes(raw)
+    with pytest.raises(BadCheckpoint, match="__2_0"):
+        verify(folder)
+    with pytest.raises(BadCheckpoint, match="__2_0"):
+        _loaded(folder, DP2_TP2, 2)
+    _loaded(folder, {"dp_shard": 2, "tp": 2}, 1)  # needs nothing of the damaged file
+
+
+@pytest.mark.parametrize("harm", ["cut", "missing", "grown"])
+def test_a_file_of_the_wrong_size_is_refused(tmp_path: Path, harm: str) -> None:
+    folder = save_world(tmp_path, 7, 1, DP2_TP2).folder
+    victim = folder / "__0_0.distcp"
+    if harm == "cut":
+        os.truncate(victim, victim.stat().st_size - 1)
+    elif harm == "grown":
+        victim.write_bytes(victim.read_bytes() + b"\0")
+    else:
+        victim.unlink()
+    with pytest.raises(BadCheckpoint, match="__0_0"):
+        _loaded(folder, DP2_TP2, 0)
+
+
+def test_a_damaged_manifest_is_not_listed_but_told(tmp_path: Path) -> None:
+    good = save_world(tmp_path, 5, 1, DP2_TP2)
+    bad = save_world(tmp_path, 7, 1, DP2_TP2)
+    path = bad.folder / MANIFEST
+    path.write_bytes(path.read_bytes().replace(b'"step": 7', b'"step": 9'))
+    told: list[Path] = []
+    listed = list_checkpoints(tmp_path, lambda folder, _why: told.append(folder))
+    assert [manifest.folder for manifest in listed] == [good.folder]
+    assert told == [bad.folder]
+
+
+def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
+    records = save_shards(checkpoint_folder(tmp_path, 7, 1), DP2_TP2)
+    records[0]["name"] = "../../etc/passwd"
+    for tensor in records[0]["tensors"]:
+        tensor["file"] = records[0]["name"]
+    with pytest.raises(BadCheckpoint, match="passwd"):
+        finalize(checkpoint_folder(tmp_path, 7, 1), records, DP2_TP2, {})
+
+
+def test_nothing_is_published_while_a_rank_or_a_box_is_missing(tmp_path: Path) -> None:
+    folder = checkpoint_folder(tmp_path, 7, 1)
+    records = save_shards(folder, DP2_TP2)
+    with pytest.raises(IncompleteCheckpoint, match="ranks"):
+        finalize(folder, records[:3], DP2_TP2, {})
+    with pytest.raises(IncompleteCheckpoint, match="ranks"):
+        finalize(folder, [*records[:3], records[0]], DP2_TP2, {})
+    holed = json.loads(json.dumps(records))
+    del holed[1]["tensors"][0]
+    with pytest.raises(IncompleteCheckpoint, match="missing"):
+        finalize(folder, holed, DP2_TP2, {})
+    mixed = [{**records[0], "attempt": 2}, *records[1:]]
+    with pytest.raises(IncompleteCheckpoint, match="several"):
+        finalize(folder, mixed, DP2_TP2, {})
+    assert list_checkpoints(tmp_path) == []
+    finalize(folder, records, DP2_TP2, {})
+    assert len(list_checkpoints(tmp_path)) == 1
+
+
+def test_a_manifest_is_never_replaced(tmp_path: Path) -> None:
+    folder = checkpoint_folder(tmp_path, 7, 1)
+    records = save_shards(folder, DP2_TP2)
+    first = finalize(folder, records, DP2_TP2, {"job": "a"})
+    assert finalize(folder, records[::-1], DP2_TP2, {"job": "a"}) == first
+    with pytest.raises(CheckpointExists):
+        finalize(folder, records, DP2_TP2, {"job": "b"})
+    with pytest.raises(CheckpointExists):
+        save_shards(folder, DP2_TP2)
+    publish(folder, b"a finalizer that saw no manifest yet, and came second")
+    assert read_manifest(folder) == first
+
+
+def test_checkpoints_are_listed_newest_first(tmp_path: Path) -> None:
+    for step, attempt in ((5, 1), (100, 2), (7, 1), (7, 3)):
+        save_world(tmp_path, step, attempt, {"dp_shard": 1, "tp": 1})
+    (tmp_path / "step-00000200.attempt-4").mkdir()
+    listed = [(manifest.step, manifest.attempt) for manifest in list_checkpoints(tmp_path)]
+    assert listed == [(100, 2), (7, 3), (7, 1), (5, 1)]
+
+
+def test_manifests_are_read_without_torch() -> None:
+    code = (
+        "import sys, holdfast_workers.checkpoint.manifest, holdfast_workers.checkpoint.load, "
+        "holdfast_workers.checkpoint.retention; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.chaos
+def test_a_kill_at_any_moment_of_a_save_leaves_the_previous_one_loadable(tmp_path: Path) -> None:
+    """Forked savers are killed at moments spread over the whole of a save and its publication."""
+    mesh = {"dp_shard": 2, "tp": 1}
+    previous = save_world(tmp_path, 1, 1, mesh)
+    began = time.monotonic()
+    save_world(tmp_path, 2, 1, mesh, seed=2)
+    whole_s = time.monotonic() - began
+    published = number = 0
+    while published < 3:  # ever later, until the kill has come after the publication
+        number += 1
+        assert number < 300, "no save was ever published"
+        step = 3 + number
+        pid = os.fork()
+        if pid == 0:
+            save_world(tmp_path, step, 1, mesh, seed=step)
+            os._exit(0)
+        time.sleep(whole_s * number / 8)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        listed = list_checkpoints(tmp_path)
+        assert previous.folder in [manifest.folder for manifest in listed]
+        for manifest in listed:
+            verify(manifest.folder)
+        if listed[0].step == step:
+            published += 1
+            layout = layout_of(mesh, 0)
+            got, _ = _loaded(listed[0].folder, mesh, 0)
+            assert got == bytes(payload_of(layout, global_state(step), 0))
+    assert number > 8, "no kill came in the middle of a save"

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.workers.memory.shm import SECRET, AgentProcess, eventually
+
+from holdfast_workers.memory.lifeline import Lifelines
+
+TIMEOUT_S = 1.0
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.lost: list[tuple[str, str]] = []
+        self.at: list[float] = []
+
+    def __call__(self, agent: str, why: str) -> None:
+        self.at.append(time.monotonic())
+        self.lost.append((agent, why))
+
+
+@pytest.fixture
+def heard() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def lifelines(heard: Listener) -> Iterator[Lifelines]:
+    made = Lifelines(SECRET, heard, TIMEOUT_S)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def agent(shm: Path) -> Iterator[Callable[[str], AgentProcess]]:
+    agents: list[AgentProcess] = []
+
+    def start(name: str) -> AgentProcess:
+        agents.append(AgentProcess.start(shm / name, heartbeat_s=0.05))
+        return agents[-1]
+
+    yield start
+    for one in agents:
+        one.end()
+
+
+def _live(lifelines: Lifelines) -> int:
+    return sum(line.phase.name == "LIVE" for line in list(lifelines._lines.values()))
+
+
+@pytest.mark.chaos
+def test_a_killed_process_is_noticed_within_milliseconds(
+    heard: Listener, lifelines: Lifelines, agent: Callable[[str], AgentProcess]
+) -> None:
+    names = ["n0", "n1", "n2"]
+    agents = {name: agent(name) for name in names}
+    for name, process in agents.items():
+        lifelines.watch(name, "127.0.0.1", process.port)
+    eventually(lambda: _live(lifelines) == 3)
+    delays = []
+    for number, name in enumerate(names):
+        killed = time.monotonic()
+        agents[name].process.kill()
+        eventually(lambda number=number: len(heard.lost) > number)
+        delays.append(heard.at[number] - killed)
+    assert [name for name, _why in heard.lost] == names
+    assert statistics.median(delays) < 0.1, delays
+
+
+def test_silence_is_noticed_after_the_timeout(
+    heard: Listener, lifelines: Lifelines, agent: Callable[[str], AgentProcess]
+) -> None:
+    process, other = agent("n0"), agent("n1")
+    lifelines.watch("n0", "127.0.0.1", process.port)
+    lifelines.watch("n1", "127.0.0.1", other.port)
+    eventually(lambda: _live(lifelines) == 2)
+    stopped = time.monotonic()
+    os.kill(process.process.pid, signal.SIGSTOP)
+    eventually(lambda: heard.lost)
+    assert heard.lost[0][0] == "n0"
+    assert "nothing heard" in heard.lost[0][1]
+    assert TIMEOUT_S * 0.5 < heard.at[0] - stopped < TIMEOUT_S * 3
+    assert len(heard.lost) == 1  # n1 went on beating all the while
+
+
+def test_who_cannot_be_reached_or_does_not_answer_is_lost(
+    heard: Listener, lifelines: Lifelines
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        lifelines.watch("mute", "127.0.0.1", mute.getsockname()[1])
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            lifelines.watch("closed", "127.0.0.1", closed.getsockname()[1])
+            eventually(lambda: len(heard.lost) == 2)
+    assert [name for name, _why in heard.lost] == ["closed", "mute"]
+
+
+def test_a_wrong_secret_is_a_lost_lifeline(
+    heard: Listener, agent: Callable[[str], AgentProcess]
+) -> None:
+    process = agent("n0")
+    stranger = Lifelines(b"a guess", heard, TIMEOUT_S)
+    stranger.watch("n0", "127.0.0.1", process.port)
+    eventually(lambda: heard.lost)
+    assert "unauthorised" in heard.lost[0][1]
+    stranger.close()
+
+
+def test_the_forgotten_are_not_missed_and_the_lost_can_be_watched_again(
+    heard: Listener, lifelines: Lifelines, agent: Callable[[str], AgentProcess]
+) -> None:
+    first, second = agent("n0"), agent("n1")
+    lifelines.watch("n0", "127.0.0.1", first.port)
+    lifelines.watch("n1", "127.0.0.1", second.port)
+    eventually(lambda: _live(lifelines) == 2)
+    lifelines.forget("n0")
+    eventually(lambda: _live(lifelines) == 1)
+    first.end()
+    second.end()
+    eventually(lambda: heard.lost)
+    assert [name for name, _why in heard.lost] == ["n1"]
+    again = agent("n1")
+    lifelines.watch("n1", "127.0.0.1", again.port)
+    eventually(lambda: _live(lifelines) == 1)
+    again.end()
+    eventually(lambda: len(heard.lost) == 2)
+
+
+def test_one_faulty_listener_does_not_end_the_watch(
+    agent: Callable[[str], AgentProcess],
+) -> None:
+    heard: list[str] = []
+
+    def faulty(name: str, _why: str) -> None:
+        heard.append(name)
+        raise RuntimeError("a bug in the listener")
+
+    lifelines = Lifelines(SECRET, faulty, TIMEOUT_S)
+    first, second = agent("n0"), agent("n1")
+    lifelines.watch("n0", "127.0.0.1", first.port)
+    lifelines.watch("n1", "127.0.0.1", second.port)
+    eventually(lambda: _live(lifelines) == 2)
+    first.end()
+    eventually(lambda: heard == ["n0"])
+    second.end()
+    eventually(lambda: heard == ["n0", "n1"])
+    lifelines.close()

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import os
+import random
+import signal
+import stat
+import time
+from pathlib import Path
+
+import pytest
+from tests.workers.memory.shm import content, layout_of, write
+
+from holdfast_workers.digest import payload_digest
+from holdfast_workers.memory import segment as module
+from holdfast_workers.memory.segment import (
+    BadSegment,
+    Overtaken,
+    Segment,
+    SegmentError,
+    SegmentSpaceError,
+)
+
+NBYTES = 100_000
+
+
+def _steps(segment: Segment) -> list[tuple[int, int]]:
+    return [(commit.attempt, commit.step) for commit in segment.commits()]
+
+
+def _word_at(slot: int) -> int:
+    return module._WORDS_AT + slot * module._WORD_STRIDE
+
+
+def test_a_commit_is_seen_by_another_mapping_with_the_same_bytes(shm: Path) -> None:
+    path = shm / "own-0.seg"
+    with Segment.create(path, layout_of(NBYTES)) as writer:
+        assert writer.commits() == []
+        write(writer, 1, 1)
+        with Segment.open(path, writable=False) as reader:
+            (commit,) = reader.commits()
+            assert (commit.attempt, commit.step, commit.nbytes) == (1, 1, NBYTES)
+            assert bytes(reader.payload(commit)) == content(NBYTES, 1, 1)
+            assert reader.verify(commit)
+            assert reader.layout == layout_of(NBYTES)
+            with pytest.raises(SegmentError, match="reading only"):
+                reader.begin(2)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_the_two_last_steps_are_held_newest_first(shm: Path) -> None:
+    with Segment.create(shm / "own-0.seg", layout_of(NBYTES)) as segment:
+        for step in range(1, 6):
+            write(segment, 1, step)
+            assert _steps(segment) == [(1, at) for at in (step, step - 1) if at]
+
+
+def test_begin_gives_up_nothing_whole_that_it_need_not(shm: Path) -> None:
+    with Segment.create(shm / "own-0.seg", layout_of(NBYTES)) as segment:
+        write(segment, 1, 10)
+        segment.begin(10)  # the same step anew, and the writer dies
+        assert _steps(segment) == [(1, 10)]
+        write(segment, 1, 11)
+        segment.begin(11)
+        assert _steps(segment) == [(1, 10)]
+
+
+def test_a_stale_future_is_overwritten_before_the_new_present(shm: Path) -> None:
+    """After a rollback to a far older step, what counts is when a slot was written."""
+    with Segment.create(shm / "own-0.seg", layout_of(NBYTES)) as segment:
+        write(segment, 1, 11)
+        write(segment, 1, 12)
+        write(segment, 2, 6)
+        assert _steps(segment) == [(2, 6), (1, 12)]
+        write(segment, 2, 7)
+        assert _steps(segment) == [(2, 7), (2, 6)]
+
+
+def test_a_commit_without_begin_is_refused(shm: Path) -> None:
+    with (
+        Segment.create(shm / "own-0.seg", layout_of(NBYTES)) as segment,
+        pytest.raises(SegmentError, match="without begin"),
+    ):
+        segment.commit(attempt=1, step=1, digest="0" * 32)
+
+
+def test_a_reader_notices_that_it_was_overtaken(shm: Path) -> None:
+    with Segment.create(shm / "own-0.seg", layout_of(NBYTES)) as segment:
+        first = write(segment, 1, 1)
+        view = segment.payload(first)
+        write(segment, 1, 2)
+        assert segment.is_current(first)
+        segment.begin(3)
+        assert not segment.is_current(first)
+        assert not segment.verify(first)
+        with pytest.raises(Overtaken):
+            segment.payload(first)
+        view.release()
+
+
+def test_the_same_step_committed_again_is_another_commit(shm: Path) -> None:
+    """Else a reader that was overtaken in the middle would find the word it began with."""
+    with Segment.create(shm / "own-0.seg", layout_of(NBYTES)) as segment:
+        write(segment, 1, 1)
+        first = write(segment, 1, 2)
+        again = write(segment, 1, 2)
+        assert again.slot == first.slot
+        assert not segment.is_current(first)
+
+
+@pytest.mark.parametrize("byte", range(4 + 4 * 8 + 16 + 4))
+def test_a_torn_word_is_no_commit(shm: Path, byte: int) -> None:
+    path = shm / "own-0.seg"
+    with Segment.create(path, layout_of(1000)) as segment:
+        write(segment, 1, 1)
+        newest = write(segment, 1, 2)
+        with path.open("r+b") as file:
+            file.seek(_word_at(newest.slot) + byte)
+            old = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([old[0] ^ 0x10]))
+        assert _steps(segment) == [(1, 1)]
+
+
+def test_a_flipped_byte_of_the_payload_fails_verification(shm: Path) -> None:
+    with Segment.create(shm / "own-0.seg", layout_of(NBYTES)) as segment:
+        commit = write(segment, 1, 1)
+        segment._slot(commit.slot)[NBYTES // 2] ^= 1
+        assert not segment.verify(commit)
+        segment.quarantine(commit)
+        assert segment.commits() == []
+        write(segment, 1, 2)
+        assert _steps(segment) == [(1, 2)]
+
+
+def test_a_pinned_slot_is_left_alone_until_its_deadline(shm: Path) -> None:
+    with Segment.create(shm / "own-0.seg", layout_of(NBYTES)) as segment:
+        first = write(segment, 1, 1)
+        segment.pin(first, 60.0)
+        for step in (2, 3, 4):
+            write(segment, 1, step)
+        assert _steps(segment) == [(1, 4), (1, 1)]
+        segment.pin(first, 0.0)
+        write(segment, 1, 5)
+        assert _steps(segment) == [(1, 5), (1, 4)]
+
+
+@pytest.mark.parametrize("harm", ["magic", "layout", "cut", "empty"])
+def test_what_is_not_a_whole_segment_is_refused(shm: Path, harm: str) -> None:
+    path = shm / "own-0.seg"
+    Segment.create(path, layout_of(NBYTES)).close()
+    with path.open("r+b") as file:
+        if harm == "cut":
+            file.truncate(NBYTES)
+        elif harm == "empty":
+            file.truncate(0)
+        else:
+            file.seek(0 if harm == "magic" else module.PAGE + 5)
+            file.write(b"x")
+    with pytest.raises(BadSegment):
+        Segment.open(path)
+
+
+def test_full_shared_memory_is_a_clear_error_and_leaves_nothing(shm: Path) -> None:
+    free = os.statvfs(shm)
+    nbytes = free.f_bavail * free.f_frsize
+    with pytest.raises(SegmentSpaceError, match="bytes are free"):
+        Segment.create(shm / "own-0.seg", layout_of(nbytes))
+    assert list(shm.iterdir()) == []
+
+
+def test_closing_under_a_view_is_harmless(shm: Path) -> None:
+    segment = Segment.create(shm / "own-0.seg", layout_of(NBYTES))
+    commit = write(segment, 1, 1)
+    view = segment.payload(commit)
+    segment.close()
+    assert bytes(view) == content(NBYTES, 1, 1)
+
+
+@pytest.mark.chaos
+def test_a_writer_killed_at_any_instant_leaves_a_whole_slot(shm: Path) -> None:
+    """SIGKILL at random moments of a writer that does nothing but commit."""
+    path = shm / "own-0.seg"
+    nbytes = 1_000_000
+    seed = time.time_ns() % 100_000
+    print(f"seed {seed}")
+    moments = random.Random(seed)
+    segment = Segment.create(path, layout_of(nbytes))
+    write(segment, 1, 0)
+    states = [(raw, payload_digest(raw)) for raw in (content(nbytes, 1, step) for step in range(8))]
+    last, halves = 0, 0
+    for _round in range(40):
+        pid = os.fork()
+        if pid == 0:
+            writer = Segment.open(path)
+            for step in range(last + 1, 10**9):
+                raw, digest = states[step % len(states)]
+                with writer.begin(step) as slot:
+                    slot[:] = raw
+                writer.commit(attempt=1, step=step, digest=digest)
+        time.sleep(moments.uniform(0.002, 0.012))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        commits = segment.commits()
+        assert commits, "both slots were lost"
+        for commit in commits:
+            assert segment.verify(commit)
+            assert bytes(segment.payload(commit)) == states[commit.step % len(states)][0]
+        halves += len(commits) == 1
+        assert commits[0].step >= last
+        last = commits[0].step
+    assert last > 40
+    assert halves, "no kill came in the middle of a copy"

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.workers.memory.shm import MESH, layout_of, write
+
+from holdfast_workers.memory.segment import Segment
+from holdfast_workers.memory.store import NothingHeld, Quarantined, SegmentBusy, SegmentStore
+from holdfast_workers.messages import Place
+
+NBYTES = 50_000
+
+
+def _held(store: SegmentStore, *, verified: bool = False) -> list[tuple[int, str, int]]:
+    return [(held.rank, held.place.value, held.step) for held in store.held(verified=verified)]
+
+
+def test_what_a_worker_commits_is_held_and_survives_the_agent(shm: Path) -> None:
+    store = SegmentStore(shm, MESH)
+    worker = Segment.create(store.path(3, Place.OWN), layout_of(NBYTES))
+    write(worker, 1, 1)
+    write(worker, 1, 2)
+    write(store.ensure(1, Place.REPLICA, layout_of(NBYTES)), 1, 2)
+    expected = [(1, "replica", 2), (3, "own", 2), (3, "own", 1)]
+    assert _held(store) == expected
+    store.close()
+    again = SegmentStore(shm, MESH)
+    assert _held(again, verified=True) == expected
+    assert again.held()[0].mesh == MESH
+    write(worker, 1, 3)
+    assert (3, "own", 3) in _held(again)
+
+
+def test_a_segment_replaced_by_its_worker_is_seen_anew(shm: Path) -> None:
+    store = SegmentStore(shm, MESH)
+    write(store.ensure(0, Place.OWN, layout_of(NBYTES)), 1, 1)
+    assert _held(store) == [(0, "own", 1)]
+    write(Segment.create(store.path(0, Place.OWN), layout_of(2 * NBYTES)), 2, 5)
+    assert [(held.step, held.nbytes) for held in store.held()] == [(5, 2 * NBYTES)]
+
+
+def test_ensure_keeps_what_fits_and_replaces_what_does_not(shm: Path) -> None:
+    store = SegmentStore(shm, MESH)
+    write(store.ensure(0, Place.OWN, layout_of(NBYTES)), 1, 1)
+    assert store.ensure(0, Place.OWN, layout_of(NBYTES)).commits()
+    assert store.ensure(0, Place.OWN, layout_of(NBYTES + 1)).commits() == []
+
+
+def test_a_flipped_byte_is_quarantined_and_the_older_state_remains(shm: Path) -> None:
+    bad: list[Quarantined] = []
+    store = SegmentStore(shm, MESH, on_bad=bad.append)
+    segment = store.ensure(0, Place.OWN, layout_of(NBYTES))
+    write(segment, 1, 1)
+    newest = write(segment, 1, 2)
+    segment._slot(newest.slot)[17] ^= 0x40
+    assert _held(store) == [(0, "own", 2), (0, "own", 1)]
+    assert _held(store, verified=True) == [(0, "own", 1)]
+    assert [(found.rank, found.attempt, found.step) for found in bad] == [(0, 1, 2)]
+    assert _held(store) == [(0, "own", 1)]
+    assert _held(store, verified=True) == [(0, "own", 1)]
+    assert len(bad) == 1
+
+
+def test_a_damaged_file_is_set_aside_and_reported(shm: Path) -> None:
+    bad: list[Quarantined] = []
+    store = SegmentStore(shm, MESH, on_bad=bad.append)
+    path = store.path(0, Place.OWN)
+    Segment.create(path, layout_of(NBYTES)).close()
+    path.write_bytes(b"no segment" * 1000)
+    assert store.held() == []
+    assert (bad[0].rank, bad[0].step) == (0, None)
+    assert not path.exists()
+    assert path.with_suffix(".bad").exists()
+
+
+def test_a_replica_is_adopted_without_a_copy(shm: Path) -> None:
+    store = SegmentStore(shm, MESH)
+    replica = store.ensure(2, Place.REPLICA, layout_of(NBYTES))
+    write(replica, 1, 7)
+    inode = store.path(2, Place.REPLICA).stat().st_ino
+    write(store.ensure(2, Place.OWN, layout_of(NBYTES)), 1, 3)
+    store.adopt(2)
+    assert _held(store, verified=True) == [(2, "own", 7)]
+    assert store.path(2, Place.OWN).stat().st_ino == inode
+    with pytest.raises(NothingHeld):
+        store.adopt(2)
+
+
+def test_adoption_waits_for_a_push_but_not_for_ever(shm: Path) -> None:
+    store = SegmentStore(shm, MESH, busy_timeout_s=0.05)
+    store.ensure(2, Place.REPLICA, layout_of(NBYTES))
+    with store.writing(2, Place.REPLICA), pytest.raises(SegmentBusy):
+        store.adopt(2)
+    store.adopt(2)
+
+
+def test_everything_is_freed(shm: Path) -> None:
+    store = SegmentStore(shm, MESH)
+    for rank in range(3):
+        write(store.ensure(rank, Place.OWN, layout_of(NBYTES)), 1, 1)
+    store.drop(1, Place.OWN)
+    store.drop(1, Place.OWN)
+    assert [held.rank for held in store.held()] == [0, 2]
+    store.free_all()
+    assert list(shm.iterdir()) == []
+
+
+def test_a_mesh_tag_cannot_lead_out_of_the_folder(shm: Path) -> None:
+    with pytest.raises(ValueError, match="folder"):
+        SegmentStore(shm, "../elsewhere")
+
+
+def test_the_memory_tier_is_light() -> None:
+    code = (
+        "import sys, holdfast_workers.memory.replicate, holdfast_workers.memory.server, "
+        "holdfast_workers.memory.lifeline; assert 'torch' not in sys.modules; "
+        "assert 'ray' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

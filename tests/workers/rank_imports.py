@@ -1,0 +1,15 @@
+"""What the fork server imports before it forks ranks."""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch
+import torch._dynamo
+import torch.distributed.fsdp
+import torch.distributed.tensor.parallel
+
+import holdfast_workers.loop
+import holdfast_workers.recipes.pretrain  # noqa: F401
+
+torch.set_num_threads(1)

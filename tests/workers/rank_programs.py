@@ -1,0 +1,254 @@
+"""What ranks do in the tests of the training core; each returns plain values."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.workers.rank_worlds import COLLECTIVE_TIMEOUT_S, Watching
+from torch import Tensor
+
+from holdfast_workers import groups
+from holdfast_workers.digest import payload_digest
+from holdfast_workers.loop import train
+from holdfast_workers.parallelize import recovery, shard
+from holdfast_workers.recipes import resolve
+from holdfast_workers.recipes.base import World
+from holdfast_workers.recipes.pretrain import NonFiniteStep, PretrainRecipe
+from holdfast_workers.spec import TrainingSpec
+
+
+class Interrupted(Exception):
+    """Raised by a test in the middle of a step."""
+
+
+def make(cache_dir: Path, spec: TrainingSpec) -> PretrainRecipe:
+    recipe = resolve(spec.recipe)(spec, cache_dir)
+    assert isinstance(recipe, PretrainRecipe)
+    recipe.prepare()
+    return recipe
+
+
+def join(port: int, world: World) -> None:
+    groups.join(
+        "127.0.0.1", port, world.attempt, world.rank, world.world_size, COLLECTIVE_TIMEOUT_S, "cpu"
+    )
+
+
+def save(recipe: PretrainRecipe, folder: Path, world: World, step: int) -> str:
+    payload = bytearray(b"\xff" * recipe.layout().payload_bytes)
+    recipe.write_state(memoryview(payload), step)
+    (folder / f"rank{world.rank}-step{step}").write_bytes(payload)
+    return payload_digest(payload)
+
+
+def load(recipe: PretrainRecipe, folder: Path, world: World, step: int) -> int:
+    payload = (folder / f"rank{world.rank}-step{step}").read_bytes()
+    return recipe.read_state(memoryview(payload))
+
+
+def undisturbed(
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec, folder: Path | None = None
+) -> dict[str, Any]:
+    """Train from the start; with `folder`, write the state of every step to it."""
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    recipe.initialize()
+    hooks = Watching()
+    if folder is not None:
+        hooks.on_checkpoint = lambda step, _: save(recipe, folder, world, step)
+    train(recipe, world, spec, hooks, 0)
+    groups.leave()
+    return {"rows": hooks.rows, "digests": hooks.digests, "phases": hooks.phases}
+
+
+def resumed(
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec, folder: Path, step: int
+) -> dict[int, str]:
+    """Go on from a written state, in a new process."""
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    start = load(recipe, folder, world, step)
+    assert start == step == recipe.applied_step
+    hooks = Watching()
+    train(recipe, world, spec, hooks, start)
+    groups.leave()
+    return hooks.digests
+
+
+def undisturbed_per_block(
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec
+) -> dict[str, Any]:
+    """As a large model is sharded: every block a communication group of its own."""
+    shard.SMALL_MODEL_BYTES = 0
+    return undisturbed(port, cache_dir, world, spec)
+
+
+def poisoned(
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec, stop: int
+) -> tuple[str, bool, int]:
+    """One rank's gradient is not finite in step `stop`: what is raised, and is state unchanged?"""
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    recipe.initialize()
+    before = [recipe.state_digest(0)]
+    hooks = Watching()
+    hooks.on_checkpoint = lambda step, r: before.append(r.state_digest(step))
+
+    def poison(module: torch.nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        return output * float("nan") if len(before) == stop and world.rank == 1 else None
+
+    recipe.model.norm.register_forward_hook(poison)
+    try:
+        train(recipe, world, spec, hooks, 0)
+    except NonFiniteStep as error:
+        recipe.abandon_step()
+        groups.leave()
+        unchanged = recipe.state_digest(stop - 1) == before[stop - 1]
+        return str(error), unchanged, recipe.applied_step
+    raise AssertionError("the step was applied")
+
+
+def digests_both_ways(
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec, folder: Path
+) -> tuple[str, str]:
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    recipe.initialize()
+    train(recipe, world, spec, Watching(), 0)
+    filled = save(recipe, folder, world, spec.train.steps)
+    groups.leave()
+    return filled, recipe.state_digest(spec.train.steps)
+
+
+def rebound(
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec, stop: int, fall_back: bool
+) -> dict[str, Any]:
+    """Leave the groups after step `stop`, meet again under a new attempt, go on living.
+
+    `fall_back` breaks torch's private parts, so that the model is built anew instead.
+    """
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    recipe.initialize()
+
+    def interrupt(name: str, step: int) -> None:
+        if (name, step) == ("agree", stop + 1) and hooks.phases.count((name, step)) == 1:
+            raise Interrupted
+
+    hooks = Watching(interrupt)
+    kept = bytearray(recipe.layout().payload_bytes)
+    hooks.on_checkpoint = lambda step, r: r.write_state(memoryview(kept), step)
+    with contextlib.suppress(Interrupted):
+        train(recipe, world, spec, hooks, 0)
+    recipe.abandon_step()
+    living = recipe.state_digest(stop) == payload_digest(kept)
+    identities = _identities(recipe)
+    groups.leave()
+    again = World(world.rank, world.world_size, world.mesh, world.attempt + 1000, world.device)
+    join(port, again)
+    if fall_back:
+        recovery._mesh_infos = _raise_attribute_error
+    recipe.rebind(again)
+    if fall_back:
+        recipe.read_state(memoryview(kept))
+    hooks.rows.clear()
+    train(recipe, again, spec, hooks, stop)
+    groups.leave()
+    return {
+        "digests": hooks.digests,
+        "living": living,
+        "same_tensors": identities == _identities(recipe),
+    }
+
+
+def broken_in_backward(
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec, stop: int, per_block: bool
+) -> dict[int, str]:
+    """An exception in mid-backward of the last micro-batch of a step; then the step again."""
+    if per_block:
+        shard.SMALL_MODEL_BYTES = 0
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    recipe.initialize()
+    hooks = Watching()
+    kept = bytearray(recipe.layout().payload_bytes)
+    hooks.on_checkpoint = lambda step, r: r.write_state(memoryview(kept), step)
+    armed = [True]
+
+    def raise_once(gradient: Tensor) -> None:
+        if armed[0] and hooks.phases.count(("backward", stop)) == 2:
+            armed[0] = False
+            raise Interrupted
+
+    def watch_gradient(module: torch.nn.Module, args: Any, output: Tensor) -> None:
+        output.register_hook(raise_once)
+
+    recipe.model.blocks[0].register_forward_hook(watch_gradient)
+    try:
+        train(recipe, world, spec, hooks, 0)
+    except Interrupted:
+        recipe.abandon_step()
+    assert not armed[0]
+    train(recipe, world, spec, hooks, recipe.read_state(memoryview(kept)))
+    groups.leave()
+    return hooks.digests
+
+
+def survivor(
+    port: int,
+    cache_dir: Path,
+    world: World,
+    spec: TrainingSpec,
+    folder: Path,
+    kill_at: tuple[str, int],
+) -> dict[str, Any]:
+    """Train; the highest rank kills itself at `kill_at`; the others go on in the next attempt."""
+    before = groups.sockets()
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    recipe.initialize()
+    sockets = groups.sockets() - before
+    victim = world.rank == world.world_size - 1
+
+    def die(name: str, step: int) -> None:
+        if victim and (name, step) == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    hooks = Watching(die)
+    hooks.on_checkpoint = lambda step, _: save(recipe, folder, world, step)
+    failure = None
+    try:
+        train(recipe, world, spec, hooks, 0)
+    except Exception as error:
+        failure = error
+    assert failure is not None and groups.is_communication_error(failure), repr(failure)
+    groups.cut(sockets)
+    recipe.abandon_step()
+    groups.leave()
+    again = World(world.rank, world.world_size, world.mesh, world.attempt + 1000, world.device)
+    join(port, again)
+    recipe.rebind(again)
+    start = load(recipe, folder, world, kill_at[1] - 1)
+    train(recipe, again, spec, hooks, start)
+    groups.leave()
+    return {"digests": hooks.digests, "pid": os.getpid()}
+
+
+def _identities(recipe: PretrainRecipe) -> list[int]:
+    return [id(parameter) for parameter in recipe.model.parameters()]
+
+
+def _raise_attribute_error(_: object) -> Any:
+    raise AttributeError("gone")

@@ -1,0 +1,74 @@
+"""The model's own arithmetic agrees with torch's plain operations."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from holdfast_workers.models.llama import Llama, initial_values, rotate
+from holdfast_workers.models.rms_norm import RMSNorm
+from holdfast_workers.spec import ModelSpec
+
+SPEC = ModelSpec(dim=32, layers=2, heads=4, kv_heads=2, sequence_length=16)
+
+
+def filled() -> Llama:
+    model = Llama(SPEC, 50)
+    model.reset_tables()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(initial_values(name, tuple(parameter.shape), SPEC.layers, 3))
+    return model
+
+
+def test_the_norm_and_its_gradients_are_torchs() -> None:
+    torch.manual_seed(0)
+    x, upstream = torch.randn(2, 5, 16), torch.randn(2, 5, 16)
+    norm = RMSNorm(16, 1e-5)
+    with torch.no_grad():
+        norm.weight.uniform_(0.5, 2.0)
+    results = []
+    for forward in (norm, lambda t: F.rms_norm(t, (16,), norm.weight, 1e-5)):
+        leaf = x.clone().requires_grad_()
+        norm.weight.grad = None
+        y = forward(leaf)
+        y.backward(upstream)
+        results.append((y.detach(), leaf.grad, norm.weight.grad.clone()))
+    for own, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(own, theirs)
+
+
+def test_rotation_keeps_lengths_and_depends_on_distance_only() -> None:
+    model = filled()
+    cos, sin = model.get_buffer("cos"), model.get_buffer("sin")
+    torch.manual_seed(0)
+    one, other = torch.randn(8), torch.randn(8)
+    x = rotate(one.expand(1, 1, 16, 8), cos, sin)[0, 0]
+    y = rotate(other.expand(1, 1, 16, 8), cos, sin)[0, 0]
+    torch.testing.assert_close(x.norm(dim=-1), one.norm().expand(16))
+    products = x @ y.T
+    for distance in (0, 1, 5):
+        diagonal = products.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
+
+
+def test_no_position_sees_a_later_one() -> None:
+    model = filled()
+    tokens = torch.arange(16).unsqueeze(0)
+    changed = tokens.clone()
+    changed[0, 10] = 49
+    before, after = model(tokens), model(changed)
+    torch.testing.assert_close(before[0, :10], after[0, :10])
+    assert not torch.allclose(before[0, 10:], after[0, 10:])
+
+
+def test_initial_values_depend_on_seed_and_name_alone() -> None:
+    def values(seed: int, name: str) -> torch.Tensor:
+        return initial_values(name, (8, 4), 2, seed)
+
+    first = values(1, "a.weight")
+    torch.manual_seed(99)
+    assert torch.equal(first, values(1, "a.weight"))
+    assert not torch.equal(first, values(2, "a.weight"))
+    assert not torch.equal(first, values(1, "b.weight"))
+    assert torch.equal(initial_values("norm.weight", (4,), 2, 1), torch.ones(4))

@@ -1,0 +1,106 @@
+"""The training core runs by itself, as one process and under torchrun, with one curve."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from holdfast_workers.spec import ModelSpec, faults
+from holdfast_workers.standalone import load_spec
+from holdfast_workers.throughput import flops_per_token, peak_flops
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "stdlib-lm.yaml"
+
+
+def small_job(folder: Path) -> Path:
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    job = {
+        "name": "small",
+        "model": {"dim": 32, "layers": 1, "heads": 2, "sequence_length": 16},
+        "data": {"source": str(folder / "text.txt")},
+        "train": {"steps": 3, "global_batch": 4, "micro_batch": 2},
+        "parallel": {"dp_shard": 2},
+        "resources": {"gpus_per_worker": 0},
+    }
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    return path
+
+
+def run(folder: Path, launcher: list[str], name: str) -> list[dict[str, Any]]:
+    out = folder / name
+    command = [
+        *launcher,
+        "-m",
+        "holdfast_workers.standalone",
+        str(folder / "job.yaml"),
+        "--json",
+        str(out),
+        "--cache-dir",
+        str(folder / "cache"),
+        "--device",
+        "cpu",
+        "--steps",
+        "3",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_one_process_and_torchrun_follow_one_curve(tmp_path: Path) -> None:
+    small_job(tmp_path)
+    alone = run(tmp_path, [sys.executable], "alone")
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
+    together = run(tmp_path, torchrun, "together")
+    losses = [
+        [line["row"]["loss"] for line in lines if "row" in line] for lines in (alone, together)
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    for lines in (alone, together):
+        digests = [line["digest"]["step"] for line in lines if "digest" in line]
+        assert digests == [0, 1, 2, 3]
+        assert lines[-1]["summary"]["steps"] == 3
+
+
+def test_the_example_is_a_job_without_faults() -> None:
+    spec = load_spec(EXAMPLE, steps=None, world_size=4)
+    assert faults(spec) == []
+    assert spec.parallel.mesh == {"dp_shard": 2, "tp": 2}
+    assert spec.train.steps == 300
+
+
+def test_one_process_runs_any_mesh_and_fewer_steps() -> None:
+    spec = load_spec(EXAMPLE, steps=5, world_size=1)
+    assert spec.parallel.world_size == 1
+    assert (spec.train.steps, spec.train.schedule.warmup_steps) == (5, 5)
+
+
+def test_a_world_of_the_wrong_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs 4 processes, not 3"):
+        load_spec(EXAMPLE, steps=None, world_size=3)
+
+
+def test_flops_and_peaks() -> None:
+    spec = ModelSpec(dim=64, layers=2, heads=4, sequence_length=128)
+    assert flops_per_token(100_000, spec) == 6 * (100_000 - 256 * 64) + 12 * 2 * 64 * 128
+    assert peak_flops("NVIDIA H100 PCIe") == 756e12
+    assert peak_flops("NVIDIA H200") == 989e12
+    assert peak_flops("something else") is None
