@@ -16,6 +16,7 @@ from holdfast_workers.memory.lifeline import SILENCE, Lifelines
 from holdfast_workers.messages import AgentReport
 
 ENQUIRIES = 4
+ENQUIRY_PAUSE_S = 0.05
 
 
 class Agents(Protocol):
@@ -31,7 +32,7 @@ class Agents(Protocol):
 
 class AgentWatch:
     """`tell` is called from several threads. Times in seconds: `hello_s` for an answer to `hello`,
-    `enquiry_s` for the cluster's word on a lost node."""
+    `enquiry_s` for how long a node is watched whose agent is lost."""
 
     def __init__(
         self,
@@ -103,31 +104,33 @@ class AgentWatch:
         if known is None or known.incarnation != incarnation:
             return
         del self._known[seat]
-        at = time.time()
-        answers = self._node_answers(known.node_id)
-        words = {True: "answers", False: "does not answer", None: "could not be asked in time"}
         self._tell(
             say.AgentLost(
                 agent=seat,
-                why=why,
-                node_lost=answers is False,
-                evidence=(
-                    f"connection to the agent of node {known.node_id[:12]}: {why}",
-                    f"the node's raylet {words[answers]}",
-                ),
+                why=f"connection to its process: {why}",
                 incarnation=incarnation,
-                at=at,
+                at=time.time(),
                 certain=not why.startswith(SILENCE),
             )
         )
+        self._enquiries.submit(self._enquire, seat, known.node_id)
 
-    def _node_answers(self, node_id: str) -> bool | None:
-        """None if the cluster does not say in time: that an agent is lost is told all the same."""
-        enquiry = self._enquiries.submit(self._agents.node_answers, node_id)
-        try:
-            return enquiry.result(self._enquiry_s)
-        except Exception:  # whatever the cluster's client raises means that it cannot say
-            return None
+    def _enquire(self, seat: str, node_id: str) -> None:
+        """Whether the node was lost too. A dying node's raylet may outlive the agent by a moment:
+        as long as it answers, it is asked again."""
+        words = "could not be asked"
+        deadline = time.monotonic() + self._enquiry_s
+        while time.monotonic() < deadline:
+            try:
+                answers = self._agents.node_answers(node_id)
+            except Exception:  # whatever the cluster's client raises means that it cannot say
+                break
+            words = "answers" if answers else "does not answer"
+            if not answers:
+                break
+            time.sleep(ENQUIRY_PAUSE_S)
+        evidence = f"the raylet of {seat}'s node {node_id[:12]} {words}"
+        self._tell(say.NodeWord(seat, words == "does not answer", evidence))
 
 
 def _standing(report: AgentReport) -> tuple[str, bool, bool]:

@@ -61,6 +61,16 @@ class Incident:
         faults = (*self.faults, fault)
         return replace(self, faults=faults, cause=primary(faults).cause).with_evidence(fault.what)
 
+    def with_node_lost(self, agent: str) -> Incident:
+        """The same incident, now that the agent is known to have been lost with its node."""
+        faults = tuple(
+            replace(fault, cause=Cause.NODE_LOST)
+            if fault.agent == agent and fault.cause is Cause.AGENT_LOST
+            else fault
+            for fault in self.faults
+        )
+        return replace(self, faults=faults, cause=primary(faults).cause if faults else self.cause)
+
     def with_evidence(self, what: str) -> Incident:
         if what in self.evidence:
             return self

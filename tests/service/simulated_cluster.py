@@ -61,8 +61,8 @@ class SimulatedCluster(SimulatedTraining):
             return
         self.kill_agent(name, back_after_s)
         agent.forget()
-        lost = given.AgentLost(name, "its node died", True, ("no heartbeat",), agent.incarnation)
-        self.at(2.0, lambda: self.send(lost))
+        word = given.NodeWord(name, True, "the raylet does not answer")
+        self.at(2.0, lambda: self.send(word))
 
     def cut_off(self, name: str, for_s: float, noticed_after_s: float = 3.0) -> None:
         """A partition: the agent lives, but nobody hears it for a while."""

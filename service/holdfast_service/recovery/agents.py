@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast_service.policy import Cause, Fault
 from holdfast_service.recovery import faults, forming, hearing
 from holdfast_service.recovery.effects import RemoveAgent
-from holdfast_service.recovery.inputs import AgentLost, CommandFailed, Fenced
+from holdfast_service.recovery.inputs import AgentLost, CommandFailed, Fenced, NodeWord
 from holdfast_service.recovery.partners import mend_partners
 from holdfast_service.recovery.roster import Arrival
 from holdfast_service.recovery.state import WITH_WORLD, Stage, State
@@ -50,6 +50,14 @@ def lost(state: State, given: AgentLost, now: float) -> None:
         state.note(f"standby {given.agent} is lost: {given.why}")
         mend_partners(state)
     _go_on(state, now)
+
+
+def node_told(state: State, given: NodeWord) -> None:
+    """Why an agent was lost: with its node, or alone. For the open incident's record."""
+    if state.incident is not None and given.lost:
+        state.incident = state.incident.with_node_lost(given.agent)
+        state.tell_incident()
+    state.note(given.evidence)
 
 
 def made_way(state: State, given: Fenced, now: float) -> None:
@@ -114,13 +122,11 @@ def _loss(state: State, given: AgentLost, now: float) -> Fault:
     members = world.members.values() if world is not None else ()
     ranks = [member.rank for member in members if member.agent == given.agent]
     listed = ", ".join(str(rank) for rank in ranks)
-    told = f" ({'; '.join(given.evidence)})" if given.evidence else ""
-    kind = "node of " if given.node_lost else "agent "
     return Fault(
-        Cause.NODE_LOST if given.node_lost else Cause.AGENT_LOST,
+        Cause.AGENT_LOST,
         attempt=state.attempt,
         at=now if given.at is None else given.at,
-        what=f"{kind}{given.agent} with ranks {listed} is lost: {given.why}{told}",
+        what=f"agent {given.agent} with ranks {listed} is lost: {given.why}",
         rank=min(ranks, default=None),
         ranks=tuple(ranks),
         agent=given.agent,

@@ -24,6 +24,7 @@ from holdfast_service.recovery.inputs import (
     CommandFailed,
     Fenced,
     Input,
+    NodeWord,
     RemoteCheckpoints,
     Signals,
     StepCommitted,
@@ -98,6 +99,8 @@ class RecoveryCore:
                 agents.arrived(state, given.report, now)
             case AgentLost():
                 agents.lost(state, given, now)
+            case NodeWord():
+                agents.node_told(state, given)
             case Signals():
                 for signal in given.signals:
                     if state.stage is not Stage.ENDED:

@@ -33,8 +33,6 @@ class AgentLost:
 
     agent: str
     why: str
-    node_lost: bool = False
-    evidence: tuple[str, ...] = ()
     incarnation: str = ""
     """Which life of the agent was lost; "" means the present one."""
     at: float | None = None
@@ -43,6 +41,16 @@ class AgentLost:
     """Whether its processes are known to be dead (connection closed, node declared dead). False
     where it is merely silent: as long as *no* member of its attempt is known to have stopped, no
     new one is formed. Say it again with True as soon as it is known."""
+
+
+@dataclass(frozen=True)
+class NodeWord:
+    """What the cluster says of the node of a lost agent. Decides nothing: whatever it is, the
+    agent is gone. It names the cause, and comes after `AgentLost`, which waits for nobody."""
+
+    agent: str
+    lost: bool
+    evidence: str
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,7 @@ class Tick:
 Input = (
     AgentUp
     | AgentLost
+    | NodeWord
     | Signals
     | Fenced
     | CommandFailed
