@@ -47,7 +47,9 @@ class SupervisorTimes:
     poll_s: float = 1.0
     listing_s: float = 3.0
     call_s: float = 10.0
-    form_call_s: float = 30.0
+    form_call_s: float = 100.0
+    """Long enough for an agent whose zygote has just died to start another, which imports torch;
+    an agent that dies over it is noticed by its lifeline."""
     finalize_s: float = 120.0
     heartbeat_timeout_s: float = 2.0
     enquiry_s: float = 1.0

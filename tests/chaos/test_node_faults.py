@@ -77,7 +77,7 @@ def test_losing_standby_and_zygotes_costs_training_nothing(
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert_same_history(run, undisturbed)
         (incident,) = incidents(run)
-        assert incident["cause"] == "worker_crash"
+        assert incident["cause"] == "worker_crash", run.story()
 
 
 def test_the_rendezvous_stores_may_die(tmp_path: Path, undisturbed: Undisturbed) -> None:

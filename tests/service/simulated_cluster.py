@@ -39,7 +39,9 @@ class SimulatedCluster(SimulatedTraining):
                     self.kill_worker(agent.name, sorted(agent.workers).index(worker.name))
                     return
 
-    def kill_agent(self, name: str, back_after_s: float | None = 1.0) -> None:
+    def kill_agent(
+        self, name: str, back_after_s: float | None = 1.0, *, node: bool = False
+    ) -> None:
         """The agent's process and its workers die; its memory segments stay."""
         agent = self.agents[name]
         if not agent.alive:
@@ -48,7 +50,10 @@ class SimulatedCluster(SimulatedTraining):
         life = agent.incarnation
         agent.die()
         lost = given.AgentLost(name, "its process died", incarnation=life)
-        self.send(lost, 0.5)
+        seen_after_s = self.random.uniform(0, 0.5)
+        self.at(seen_after_s, lambda: self.send(lost))
+        word = given.NodeWord(name, node, f"the raylet {'does not answer' if node else 'answers'}")
+        self.at(seen_after_s + 0.05, lambda: self.send(word))
         for attempt in attempts:
             self._upset(attempt)
         if back_after_s is not None:
@@ -59,10 +64,8 @@ class SimulatedCluster(SimulatedTraining):
         agent = self.agents[name]
         if not agent.alive:
             return
-        self.kill_agent(name, back_after_s)
+        self.kill_agent(name, back_after_s, node=True)
         agent.forget()
-        word = given.NodeWord(name, True, "the raylet does not answer")
-        self.at(2.0, lambda: self.send(word))
 
     def cut_off(self, name: str, for_s: float, noticed_after_s: float = 3.0) -> None:
         """A partition: the agent lives, but nobody hears it for a while."""

@@ -84,6 +84,8 @@ def test_a_lost_node_is_replaced_by_the_standby_from_its_partners_memory() -> No
     assert event["restore"]["tiers"]["0"] == "partner_ram"
     assert event["restore"]["tiers"]["2"] == "own_ram"
     assert closed(job)[0]["steps_lost"] <= 1
+    assert closed(job)[0]["cause"] == "node_lost"  # amended: the agent's end was seen first
+    assert job.told(EventKind.INCIDENT_OPENED)[0]["cause"] == "agent_lost"
 
 
 def test_two_ranks_at_once_are_one_incident() -> None:
@@ -103,7 +105,7 @@ def test_a_fault_during_the_recovery_is_folded_into_its_incident_and_counted() -
     assert job.run().outcome == "SUCCEEDED"
     (incident,) = closed(job)
     assert len(incident["failures"]) == 2
-    assert {"worker_crash", "agent_lost"} <= set(incident["causes"])
+    assert {"worker_crash", "node_lost"} <= set(incident["causes"])
 
 
 def test_the_loss_of_a_standby_costs_no_attempt() -> None:

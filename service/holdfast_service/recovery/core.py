@@ -102,9 +102,7 @@ class RecoveryCore:
             case NodeWord():
                 agents.node_told(state, given)
             case Signals():
-                for signal in given.signals:
-                    if state.stage is not Stage.ENDED:
-                        hearing.hear(state, signal, now)
+                hearing.hear_all(state, given.signals, now)
             case Fenced():
                 agents.made_way(state, given, now)
             case CommandFailed():

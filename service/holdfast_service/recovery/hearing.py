@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast_service.policy import Cause, Fault
@@ -25,6 +25,13 @@ CAUSES = {
     ErrorKind.RESTORE: Cause.BAD_STATE,
     ErrorKind.INTERNAL: Cause.INTERNAL_ERROR,
 }
+
+
+def hear_all(state: State, signals: Sequence[Signal], now: float) -> None:
+    """In their order; after the end of the job nothing is heard any more."""
+    for signal in signals:
+        if state.stage is not Stage.ENDED:
+            hear(state, signal, now)
 
 
 def hear(state: State, signal: Signal, now: float) -> None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,6 +91,47 @@ def test_silence_is_noticed_after_the_timeout(
     assert "nothing heard" in heard.lost[0][1]
     assert TIMEOUT_S * 0.5 < heard.at[0] - stopped < TIMEOUT_S * 3
     assert len(heard.lost) == 1  # n1 went on beating all the while
+
+
+_WATCHER = """
+import sys
+from holdfast_workers.memory.lifeline import Lifelines
+from tests.workers.memory.shm import SECRET
+lines = Lifelines(SECRET, lambda agent, why: print(agent, why, flush=True), 1.0)
+lines.watch("n0", "127.0.0.1", int(sys.argv[1]))
+print("watching", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.chaos
+def test_a_machine_that_stood_still_with_the_watcher_is_not_taken_for_silent(
+    agent: Callable[[str], AgentProcess],
+) -> None:
+    process = agent("n0")
+    watcher = subprocess.Popen(
+        [sys.executable, "-c", _WATCHER, str(process.port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "PYTHONPATH": "."},
+    )
+    assert watcher.stdout is not None
+    watcher.stdout.readline()
+    time.sleep(TIMEOUT_S)
+    for pid in (process.process.pid, watcher.pid):
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(TIMEOUT_S * 1.5)
+    os.kill(watcher.pid, signal.SIGCONT)  # the first to run again has heard nothing yet
+    time.sleep(TIMEOUT_S * 0.3)
+    os.kill(process.process.pid, signal.SIGCONT)
+    time.sleep(TIMEOUT_S * 1.5)
+    assert not select.select([watcher.stdout], [], [], 0)[0], watcher.stdout.readline()
+    os.kill(process.process.pid, signal.SIGSTOP)
+    assert "nothing heard" in watcher.stdout.readline()
+    watcher.kill()
+    watcher.communicate()
 
 
 def test_who_cannot_be_reached_or_does_not_answer_is_lost(

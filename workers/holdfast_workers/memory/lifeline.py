@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 _READ_BYTES = 4096
 _LENGTH_BYTES = 4
+_LOOK_S = 0.5
+_OVERSLEPT_S = 0.1
 
 
 class _Phase(Enum):
@@ -102,7 +104,11 @@ class Lifelines:
 
     def _run(self) -> None:
         while not self._closing:
-            for key, _events in self._selector.select(self._patience()):
+            asked, began = self._patience(), time.monotonic()
+            events = self._selector.select(asked)
+            if asked is not None:
+                self._forgive(time.monotonic() - began - asked)
+            for key, _events in events:
                 line: _Line | None = key.data
                 if line is None:
                     self._obey()
@@ -125,7 +131,14 @@ class Lifelines:
         if not self._lines:
             return None
         oldest = min(line.last_heard for line in self._lines.values())
-        return max(0.0, oldest + self._timeout_s - time.monotonic())
+        return min(_LOOK_S, max(0.0, oldest + self._timeout_s - time.monotonic()))
+
+    def _forgive(self, overslept_s: float) -> None:
+        """Time in which this process did not run (it or its machine was stopped, or starved of
+        processors) is no silence of the others': they may have been stopped with it."""
+        if overslept_s > _OVERSLEPT_S:
+            for line in self._lines.values():
+                line.last_heard += overslept_s
 
     def _drop_silent(self) -> None:
         now = time.monotonic()
