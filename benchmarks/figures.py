@@ -121,19 +121,24 @@ def steady(step_times_s: Sequence[float], skip: int, count: int) -> list[float]:
 def overhead_summary(
     holdfast: Sequence[Sequence[float]], bare: Sequence[Sequence[float]]
 ) -> dict[str, Any]:
-    """The last line of `benchmarks.overhead`, from each round's steady step times.
+    """The last line of `benchmarks.overhead`, from each run's steady step times.
 
-    `ratio` is that of the two medians over all rounds' steps; `round_ratios` compares each round
-    with its neighbour, which shows how much of it is the machine's own unrest.
+    The runs take turns, a bare one first and last, so `bare` has one more. Each of Holdfast's is
+    compared with the mean of its two neighbours, which takes out a machine that grows slower or
+    faster; `ratio` is the median of these `round_ratios`.
     """
-    ours = median([time for one in holdfast for time in one])
-    theirs = median([time for one in bare for time in one])
+    ours = [median(one) for one in holdfast]
+    theirs = [median(one) for one in bare]
+    if len(theirs) != len(ours) + 1:
+        raise ValueError(f"{len(ours)} runs need {len(ours) + 1} bare ones around them")
+    ratios = [
+        2 * one / (before + after)
+        for one, before, after in zip(ours, theirs, theirs[1:], strict=False)
+    ]
     return {
-        "ratio": round(ours / theirs, 4),
-        "holdfast_step_s": round(ours, 6),
-        "bare_step_s": round(theirs, 6),
-        "round_ratios": [
-            round(median(one) / median(other), 4) for one, other in zip(holdfast, bare, strict=True)
-        ],
+        "ratio": round(median(ratios), 4),
+        "round_ratios": [round(ratio, 4) for ratio in ratios],
+        "holdfast_step_s": [round(one, 6) for one in ours],
+        "bare_step_s": [round(one, 6) for one in theirs],
         "steps": {"holdfast": sum(map(len, holdfast)), "bare": sum(map(len, bare))},
     }

@@ -4,8 +4,9 @@
 
 The same job on both sides, its memory checkpoints and remote checkpoints off: under Holdfast, by
 serve and REST, with its cluster, agents, supervisor, reconciler and standby node all running; and
-under `torchrun -m holdfast_workers.standalone`. The sides take turns; the first steps of each run
-are left out. Also measured: CPU seconds of every process of Holdfast's that does not train.
+under `torchrun -m holdfast_workers.standalone`. The sides take turns, and each run under Holdfast
+is compared with the mean of the bare runs before and after it; the first steps are left out. Also
+measured: CPU seconds of every process of Holdfast's that does not train.
 
 Anything else that runs on the machine spoils the comparison, on the side it happens to hit.
 """
@@ -54,19 +55,19 @@ def main(arguments: list[str] | None = None) -> int:
     say("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
     say(
         f"model: {model_words(job)}; no checkpoints; {options.rounds} rounds of "
-        f"{options.steps} steps on each side, after {options.skip} that are left out"
+        f"{options.steps} steps, after {options.skip} that are left out"
     )
     wait_for_quiet(options.quiet, options.patience_s)
-    ours, theirs = [], []
+    ours, theirs = [], [steady(bare(job), options.skip, options.steps)]
     shares: dict[str, float] = {}
     for number in range(options.rounds):
         times, shares = under_holdfast(job)
         ours.append(steady(times, options.skip, options.steps))
         theirs.append(steady(bare(job), options.skip, options.steps))
+        before, under, after = (median(one) * 1e3 for one in (theirs[-2], ours[-1], theirs[-1]))
         say(
-            f"{number + 1}/{options.rounds} median step: holdfast {median(ours[-1]) * 1e3:.2f} ms, "
-            f"bare {median(theirs[-1]) * 1e3:.2f} ms, "
-            f"ratio {median(ours[-1]) / median(theirs[-1]):.4f}"
+            f"{number + 1}/{options.rounds} median step: bare {before:.2f} ms, holdfast "
+            f"{under:.2f} ms, bare {after:.2f} ms, ratio {2 * under / (before + after):.4f}"
         )
     say("share of one core, last round: " + _shares(shares))
     summary = overhead_summary(ours, theirs) | {"cpu_share": shares}
@@ -133,8 +134,8 @@ def _shares(shares: Mapping[str, float]) -> str:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
-    parser.add_argument("--rounds", type=int, default=3, help="of each side; default 3")
-    parser.add_argument("--steps", type=int, default=100, help="measured per run; default 100")
+    parser.add_argument("--rounds", type=int, default=5, help="runs under Holdfast; default 5")
+    parser.add_argument("--steps", type=int, default=60, help="measured per run; default 60")
     parser.add_argument("--skip", type=int, default=10, help="first steps left out; default 10")
     parser.add_argument("--job", type=Path, default=EXAMPLE, help="default: the example")
     parser.add_argument("--quiet", type=float, default=1.0, help="start below this load")

@@ -23,7 +23,7 @@ import uvicorn
 from holdfast.rest.app import create_app
 from holdfast.rest.services import Probe, Services
 from holdfast.schemas import SERVER_FILE, ServerFile
-from holdfast_service import local_cluster
+from holdfast_service import local_cluster, scheduling
 from holdfast_service.jobs import JobService
 from holdfast_service.reconciler import Reconciler
 from holdfast_service.reports import Cluster, ClusterUnavailable
@@ -95,7 +95,7 @@ async def _run(
     store = await Store.open(settings)
     reconciler = Reconciler(store, cluster, settings)
     services = Services(
-        jobs=JobService(store, cluster, settings),
+        jobs=JobService(store, cluster, settings, reconciler.ring),
         probes=_probes(store, cluster, reconciler, settings),
         stopping=stopping,
         allowed_hosts=None if exposed else LOOPBACK_NAMES | {settings.host},
@@ -150,6 +150,7 @@ async def _cluster(settings: Settings, stopping: asyncio.Event) -> AsyncIterator
     try:
         with local_cluster.attached(settings.data_dir):
             embedded = await _embedded(settings, stopping)
+            scheduling.step_back()
             os.environ |= embedded.environment()  # before Ray is imported, which reads it once
             async with _connected(settings, embedded.address) as cluster:
                 yield cluster

@@ -61,19 +61,25 @@ class Driver:
         self._lease = lease
         self._silent_since: float | None = None  # monotonic: the supervisor did not answer
         self._ended_since: float | None = None  # monotonic: it says ENDED, rows still come
+        self._seen: tuple[Job, dict[str, Intent]] | None = None  # as the last turn left the job
 
     async def turn(self) -> Rest | None:
         """Do what is next; None: the job needs nobody ever again.
 
         Raises LeaseLost when another holds the job; any other error leaves it as it was.
         """
-        job, intents = await self._read()
+        job, intents = self._seen or await self._read()
+        self._seen = None
         try:
             return await self._next(job, intents)
         except ClusterUnavailable as error:
             return await self._without_cluster(error)
         except SupervisorUnavailable as error:
             return await self._without_supervisor(job, intents, error)
+
+    def look_anew(self) -> None:
+        """The job was changed by somebody else: the next turn reads it from the store."""
+        self._seen = None
 
     async def _next(self, job: Job, intents: dict[str, Intent]) -> Rest | None:
         state = State(job.state)
@@ -149,16 +155,22 @@ class Driver:
         pause = Rest(self._settings.reconcile_interval_s)
         if not projection.brings_news(job, report):
             return pause
+        anew = intents[START].times > 1
         async with self._transaction() as tx:
             absorbed = await projection.absorb(tx, report, hold_end=not self._drained())
-            if absorbed.rows and intents[START].times > 1:
+            if absorbed.rows and anew:
                 (await tx.intend(START)).times = 1  # it advances again: losses count anew
             if report.phase is Phase.ENDED and not tx.state.terminal and self._drained():
                 tx.end(State.FAILED, "outcome_lost", "it ended, and its outcome was not told")
         await self._crossing(Point.ENDED if tx.state.terminal else Point.STORED)
         if report.phase is Phase.ENDED and (self._ended_since is None or absorbed.rows):
             self._ended_since = time.monotonic()
-        return Rest(0.0) if absorbed.end_held or _full(report) else pause
+        if absorbed.end_held or _full(report):
+            return Rest(0.0)
+        as_read = intents[START].done_at is not None and not anew
+        if as_read and not tx.state.terminal:
+            self._seen = tx.job, intents  # what the transaction has just read is as good
+        return pause
 
     def _drained(self) -> bool:
         """Whether what comes after the last row of an ended job was waited for long enough."""

@@ -12,7 +12,7 @@ import binascii
 import hashlib
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 from uuid import UUID
@@ -85,11 +85,20 @@ class UnknownMetric(JobError):
 class JobService:
     """All calls raise :class:`JobNotFound` for an id that was never given out."""
 
-    def __init__(self, store: Store, cluster: Cluster, settings: Settings) -> None:
+    def __init__(
+        self,
+        store: Store,
+        cluster: Cluster,
+        settings: Settings,
+        notify: Callable[[str], None] = lambda _job_id: None,
+    ) -> None:
+        """`notify(job_id)`: there is something to do for the job, for a reconciler in this
+        process; others find out by themselves."""
         self._store = store
         self._cluster = cluster
         self._settings = settings
         self._crossing = crossing.chosen(settings.crash_at)
+        self._notify = notify
 
     async def submit(
         self, document: Mapping[str, Any], idempotency_key: str | None = None
@@ -127,6 +136,7 @@ class JobService:
                 raise
             return first, False
         await self._crossing(crossing.Point.SUBMITTED)
+        self._notify(job.id)
         return queries.job_view(job), True
 
     async def get(self, job_id: str) -> JobView:
@@ -146,9 +156,11 @@ class JobService:
                     if tx.state in (State.QUEUED, State.PAUSED):
                         # Nothing of it was started: it needs no cluster to end.
                         tx.end(State.CANCELLED, "cancelled", "cancelled while it was queued")
-                return queries.job_view(tx.job)
+                cancelled = queries.job_view(tx.job)
         except NoSuchJob as error:
             raise _not_found(job_id) from error
+        self._notify(cancelled.id)
+        return cancelled
 
     async def attempts(self, job_id: str) -> Sequence[AttemptView]:
         """Oldest first."""

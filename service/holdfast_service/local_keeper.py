@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from holdfast_service import cluster_processes
+from holdfast_service import cluster_processes, scheduling
 from holdfast_service.local_cluster import (
     SHM_ROOT,
     ClusterFolder,
@@ -41,13 +41,15 @@ LOCK_PATIENCE_S = 1.0
 OBJECT_STORE_BYTES = 80 * 2**20  # Holdfast moves no state through Ray's object store
 CLUSTER_SETTINGS = {
     "RAY_health_check_initial_delay_ms": "2000",
-    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
     # Two cores have better things to do than ten reports a second of what never changes.
     "RAY_raylet_report_resources_period_milliseconds": "1000",
     "RAY_enable_metrics_collection": "0",
     "RAY_event_stats": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_memory_monitor_refresh_ms": "1000",
     # Training is what the machine is for: Ray would run it at the lowest priority but four.
     "RAY_worker_niceness": "0",
     # Idle Python workers would take the two cores of a small machine for seconds.
@@ -209,6 +211,7 @@ def _take(lock: int) -> bool:
 
 
 def _keep(place: ClusterFolder, options: argparse.Namespace) -> int:
+    scheduling.step_back()
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)
     if left := place.read():  # a keeper was killed, or the machine went down

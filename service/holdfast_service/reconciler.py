@@ -8,6 +8,7 @@ in the store; a reconciler that dies is replaced by whoever claims its jobs next
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from uuid import uuid4
@@ -47,6 +48,8 @@ class Reconciler:
         self._owner = str(uuid4())
         self._reaper = Reaper(store, cluster, settings)
         self._drives: dict[str, asyncio.Task[None]] = {}
+        self._bells: dict[str, asyncio.Event] = {}
+        self._bell = asyncio.Event()
         self._looked_at: float | None = None
         self._stop = asyncio.Event()
 
@@ -63,6 +66,9 @@ class Reconciler:
         ]
         try:
             await stop.wait()
+            self._bell.set()
+            for bell in self._bells.values():
+                bell.set()
             await asyncio.wait(duties, timeout=self._settings.stop_deadline_s)
         finally:
             for duty in duties:
@@ -73,13 +79,22 @@ class Reconciler:
         """Since the last successful look for work; None: never yet (for readiness)."""
         return None if self._looked_at is None else time.monotonic() - self._looked_at
 
+    def ring(self, job_id: str) -> None:
+        """Something is to be done for this job: look now instead of at the next interval.
+
+        Only for what this process itself brought about; of the rest the intervals take care.
+        """
+        self._bells.get(job_id, self._bell).set()
+
     async def _claim(self) -> None:
+        self._bell.clear()
         room = self._settings.claim_limit - len(self._drives)
         for lease in await leases.claim(self._store, self._owner, room, self._settings.lease_s):
             stale = self._drives.pop(lease.job_id, None)
             if stale is not None:
                 stale.cancel()  # its lease ran out unnoticed, and came back to this process
-            task = asyncio.create_task(self._drive(lease), name=f"drive {lease.job_id}")
+            self._bells[lease.job_id] = bell = asyncio.Event()
+            task = asyncio.create_task(self._drive(lease, bell), name=f"drive {lease.job_id}")
             self._drives[lease.job_id] = task
         self._looked_at = time.monotonic()
 
@@ -100,11 +115,12 @@ class Reconciler:
         except ClusterUnavailable as error:
             log.warning("reaper.waits", error=str(error))
 
-    async def _drive(self, lease: Lease) -> None:
+    async def _drive(self, lease: Lease, bell: asyncio.Event) -> None:
         """Turn after turn, until the job rests for long, has no work left, or is lost."""
         try:
-            rest = await self._turns(lease)
+            rest = await self._turns(lease, bell)
             await leases.release(self._store, lease, rest)
+            asyncio.get_running_loop().call_later(rest, self._bell.set)
         except LeaseLost:
             log.warning("lease.lost", job=lease.job_id)
         except SQLAlchemyError as error:
@@ -113,8 +129,10 @@ class Reconciler:
         finally:
             if self._drives.get(lease.job_id) is asyncio.current_task():
                 del self._drives[lease.job_id]
+            if self._bells.get(lease.job_id) is bell:
+                del self._bells[lease.job_id]
 
-    async def _turns(self, lease: Lease) -> float:
+    async def _turns(self, lease: Lease, bell: asyncio.Event) -> float:
         """Returns after how many seconds the job wants to be looked at again."""
         driver = Driver(self._store, self._cluster, self._settings, self._crossing, lease)
         errors = 0
@@ -131,7 +149,12 @@ class Reconciler:
                 return 0.0
             if not rest.keep:
                 return rest.seconds
-            if await _passed(self._stop, rest.seconds):
+            if self._stop.is_set():
+                return 0.0
+            if await _rang(bell, rest.seconds):
+                bell.clear()
+                driver.look_anew()
+            if self._stop.is_set():
                 return 0.0
 
     async def _after_error(self, lease: Lease, error: Exception, errors: int) -> Rest:
@@ -156,7 +179,8 @@ class Reconciler:
                 await duty()
             except Exception as error:
                 log.error("duty.failed", duty=duty.__name__, exc_info=error)
-            if await _passed(self._stop, seconds):
+            await _rang(self._bell if duty == self._claim else self._stop, seconds)
+            if self._stop.is_set():
                 return
 
     async def _let_go(self) -> None:
@@ -170,13 +194,11 @@ class Reconciler:
         await asyncio.gather(*late, return_exceptions=True)
 
 
-async def _passed(stop: asyncio.Event, seconds: float) -> bool:
-    """Let the time pass; True as soon as it is time to stop."""
-    if stop.is_set() or seconds <= 0:
+async def _rang(bell: asyncio.Event, seconds: float) -> bool:
+    """Wait until the bell rings, or the time is over; True if it rang."""
+    if seconds <= 0:
         await asyncio.sleep(0)
-        return stop.is_set()
-    try:
-        await asyncio.wait_for(stop.wait(), timeout=seconds)
-    except TimeoutError:
-        return False
-    return True
+    else:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(bell.wait(), timeout=seconds)
+    return bell.is_set()

@@ -39,7 +39,9 @@ class Settings(BaseSettings):
     )
 
     reconcile_interval_s: Seconds = Field(default=1.0, description="between two polls of a job")
-    claim_interval_s: Seconds = Field(default=0.5, description="between two looks for work")
+    claim_interval_s: Seconds = Field(
+        default=2.0, description="between two looks for work that another process brought"
+    )
     claim_limit: Annotated[int, Field(ge=1)] = Field(
         default=256, description="jobs that one reconciler drives at the same time"
     )

@@ -176,6 +176,7 @@ class Brood:
                 pass_fds=[fd],
                 env={**os.environ, **self._config.get("env", {})},
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,  # its start must not wait for processors as watchers do
             )
         except OSError as error:
             ours.close()
