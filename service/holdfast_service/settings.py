@@ -38,7 +38,7 @@ class Settings(BaseSettings):
         "nodes see folders that this process does not",
     )
 
-    reconcile_interval_s: Seconds = Field(default=1.0, description="between two polls of a job")
+    reconcile_interval_s: Seconds = Field(default=2.0, description="between two polls of a job")
     claim_interval_s: Seconds = Field(
         default=2.0, description="between two looks for work that another process brought"
     )
