@@ -52,9 +52,9 @@ class RunningJob:
 
 
 @contextlib.contextmanager
-def running(document: Mapping[str, Any]) -> Iterator[RunningJob]:
+def running(document: Mapping[str, Any], nodes: int = NODES) -> Iterator[RunningJob]:
     """Serve, submit, and in the end cancel the job and end the server and all its processes."""
-    with child_server(NODES) as server, Client(server.address, retry_s=READY_S) as client:
+    with child_server(nodes) as server, Client(server.address, retry_s=READY_S) as client:
         client.ready()
         job = client.submit(document)
         yield RunningJob(client, job.id, server.data_dir)

@@ -19,7 +19,7 @@ import psutil
 from ray import train as ray_train
 
 from holdfast_workers.agreement import Agreed
-from holdfast_workers.loop import train
+from holdfast_workers.loop import DigestSource, train
 from holdfast_workers.messages import StepRow
 from holdfast_workers.recipes import resolve
 from holdfast_workers.recipes.base import Recipe, World
@@ -103,7 +103,7 @@ class _Hooks:
     def digest(self, step: int, hex: str) -> None:
         pass
 
-    def checkpoint(self, step: int, recipe: Recipe, agreed: Agreed) -> str | None:
+    def checkpoint(self, step: int, recipe: Recipe, agreed: Agreed) -> DigestSource | None:
         if step % self._config.every_steps:
             return None
         payload = bytearray(recipe.layout().payload_bytes)

@@ -62,6 +62,21 @@ def test_a_rank_may_die_in_any_phase_of_a_step(
         assert max(incident["steps_lost"] for incident in incidents(run)) <= 1
 
 
+def test_a_slow_copy_holds_up_the_step_and_never_tears_the_state(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """Copies that outlast the next backward; kills in the middle of them."""
+    plan = [kill("memory", 1, 7), kill("backward", 2, 12), kill("optimizer", 0, 16)]
+    training = small_training(STEPS, recipe="tests.support.recipes:CopiesSlowly")
+    with supervised(tmp_path, training, standbys=0, chaos=plan) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert not not_fired(run, plan)
+        assert_same_history(run, undisturbed)
+        assert max(incident["steps_lost"] for incident in incidents(run)) <= 1
+        assert run.rows[STEPS].checkpoint_wait_s > 0
+        assert run.rows[STEPS].protected_step == STEPS - 1
+
+
 def test_survivors_keep_their_processes(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Also the regression test for stale gradients: each kill comes in the middle of a backward.
 

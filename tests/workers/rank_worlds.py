@@ -18,6 +18,7 @@ from typing import Any
 from torch._C._distributed_c10d import TCPStore
 
 from holdfast_workers.agreement import Agreed
+from holdfast_workers.loop import DigestSource
 from holdfast_workers.messages import StepRow
 from holdfast_workers.recipes.base import Recipe, World
 from holdfast_workers.spec import TrainingSpec
@@ -59,7 +60,7 @@ class Watching:
         self.rows: list[StepRow] = []
         self.digests: dict[int, str] = {}
         self.phases: list[tuple[str, int]] = []
-        self.on_checkpoint: Callable[[int, Recipe], str | None] = lambda step, recipe: None
+        self.on_checkpoint: Callable[[int, Recipe], DigestSource | None] = lambda step, recipe: None
         self._on_phase = on_phase
 
     def phase(self, name: str, step: int) -> None:
@@ -73,7 +74,7 @@ class Watching:
     def replicated_step(self) -> int:
         return -1
 
-    def checkpoint(self, step: int, recipe: Recipe, agreed: Agreed) -> str | None:
+    def checkpoint(self, step: int, recipe: Recipe, agreed: Agreed) -> DigestSource | None:
         return self.on_checkpoint(step, recipe)
 
     def committed(self, row: StepRow) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from holdfast_workers.digest import payload_digest
 from holdfast_workers.layout import SMALL_STATE, StateLayout
 from holdfast_workers.recipes.random_state import generators, seed_generators
-from holdfast_workers.state import Box, Piece, RankState, StateMismatch
+from holdfast_workers.state import Box, CopyStopped, Piece, RankState, StateMismatch
 
 SMALL = {"step": 5, "seed": 1}
 
@@ -34,7 +36,7 @@ def state(tensors: list[Tensor]) -> RankState:
 def test_what_is_written_is_read_back_in_place(state: RankState, tensors: list[Tensor]) -> None:
     seed_generators(3, 0, "cpu")
     payload = memoryview(bytearray(state.layout.payload_bytes))
-    state.write(payload, SMALL)
+    state.freeze(SMALL).write(payload)
     kept = [tensor.clone() for tensor in tensors]
     drawn = torch.rand(3)
     for tensor in tensors:
@@ -46,22 +48,47 @@ def test_what_is_written_is_read_back_in_place(state: RankState, tensors: list[T
 
 def test_a_payload_may_be_read_only(state: RankState) -> None:
     payload = bytearray(state.layout.payload_bytes)
-    state.write(memoryview(payload), SMALL)
+    state.freeze(SMALL).write(memoryview(payload))
     assert state.read(memoryview(bytes(payload))) == SMALL
 
 
 def test_every_byte_is_written(state: RankState) -> None:
     nbytes = state.layout.payload_bytes
     zeros, ones = bytearray(nbytes), bytearray(b"\xff" * nbytes)
-    state.write(memoryview(zeros), SMALL)
-    state.write(memoryview(ones), SMALL)
+    state.freeze(SMALL).write(memoryview(zeros))
+    state.freeze(SMALL).write(memoryview(ones))
     assert zeros == ones
 
 
 def test_the_digest_needs_no_payload(state: RankState) -> None:
     payload = bytearray(state.layout.payload_bytes)
-    state.write(memoryview(payload), SMALL)
+    state.freeze(SMALL).write(memoryview(payload))
     assert state.digest(SMALL) == payload_digest(payload)
+
+
+@given(st.lists(st.integers(0, 3 * 65_537), max_size=4))
+@settings(deadline=None, max_examples=30)
+def test_the_digest_made_while_copying_is_the_payloads(sizes: list[int]) -> None:
+    tensors = [torch.arange(size, dtype=torch.float32) for size in sizes]
+    pieces = [piece(f"t{index}", tensor) for index, tensor in enumerate(tensors)]
+    state = RankState(pieces, generators("cpu"))
+    payload = bytearray(b"\xff" * state.layout.payload_bytes)
+    digest = state.freeze(SMALL).write(memoryview(payload))
+    assert digest == payload_digest(payload) == state.digest(SMALL)
+
+
+def test_what_moves_on_before_the_next_step_is_copied_at_once(state: RankState) -> None:
+    seed_generators(3, 0, "cpu")
+    expected = state.digest(SMALL)
+    frozen = state.freeze(SMALL)
+    torch.rand(3)  # as dropout does in the next forward
+    assert frozen.write(memoryview(bytearray(state.layout.payload_bytes))) == expected
+
+
+def test_a_copy_that_is_stopped_says_so(state: RankState) -> None:
+    payload = memoryview(bytearray(state.layout.payload_bytes))
+    with pytest.raises(CopyStopped):
+        state.freeze(SMALL).write(payload, lambda: True)
 
 
 def test_one_changed_bit_changes_the_digest(state: RankState, tensors: list[Tensor]) -> None:
@@ -88,7 +115,7 @@ def test_a_payload_of_another_size_is_refused(state: RankState) -> None:
     with pytest.raises(StateMismatch, match="bytes"):
         state.read(short)
     with pytest.raises(StateMismatch, match="bytes"):
-        state.write(short, SMALL)
+        state.freeze(SMALL).write(short)
 
 
 def test_a_payload_without_small_state_changes_nothing(

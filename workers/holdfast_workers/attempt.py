@@ -8,20 +8,25 @@ then. Everything said to the agent carries the attempt.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from holdfast_workers import control, groups
 from holdfast_workers.checkpoint.load import load_state
 from holdfast_workers.checkpoint.manifest import CheckpointError
 from holdfast_workers.copies import copy_path
-from holdfast_workers.digest import payload_digest
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.loop import train
-from holdfast_workers.memory.segment import BadSegment, Segment, SegmentError
+from holdfast_workers.loop import DigestSource, train
+from holdfast_workers.memory.segment import BadSegment, Commit, Segment, SegmentError
+from holdfast_workers.memory.shadow import Copies
 from holdfast_workers.messages import ErrorKind, StepRow, Tier
 from holdfast_workers.recipes.base import World
 
@@ -30,6 +35,9 @@ if TYPE_CHECKING:
     from holdfast_workers.chaos import FaultPoints
     from holdfast_workers.layout import StateLayout
     from holdfast_workers.recipes.base import Recipe
+    from holdfast_workers.state import Snapshot
+
+COPY_GRACE_S = 1.0
 
 
 class Fenced(Exception):
@@ -74,6 +82,8 @@ class Attempt:
         self._memory_step = -1  # newest step committed to memory
         self._step = 0
         self._start_digest: str | None = None
+        self._copies = Copies()
+        self._waited_s = 0.0  # by the training thread for checkpoints, in this step
         self._phases: dict[str, float] = {}
         faults.rank = self._rank
 
@@ -86,8 +96,9 @@ class Attempt:
         self._say("joined", step=start, phases_s=self._phases, tier=self._order["restore"]["tier"])
         self._step = start
         if start == self._spec.train.steps:  # the fault came between the last step and its save
-            self._hand_to_saver(start, self._start_digest)
+            self._leave_for_saver(start, self._recipe.freeze(start).write)
         train(self._recipe, world, self._spec, self, start, self._start_digest)
+        self._copies.finish()
         groups.leave()
         self._say("done", step=self._spec.train.steps)
 
@@ -105,7 +116,11 @@ class Attempt:
         }
 
     def abandon(self) -> None:
-        """Drop the half-done step and the groups; the process stays warm."""
+        """Drop the half-done step and the groups; the process stays warm.
+
+        A copy under way is made whole if that takes no time: the step it is of need not be lost.
+        """
+        self._copies.end(COPY_GRACE_S)
         self._recipe.abandon_step()
         groups.leave()
         self._close_segment()
@@ -116,35 +131,41 @@ class Attempt:
         self._faults.reach(name, step)
 
     def commit_gate(self, step: int) -> None:
-        if self._link.is_fenced(self._number):
-            raise Fenced(self._number)
+        with self._waiting():
+            self._copies.await_captured()
+        self._check_fence()
 
     def replicated_step(self) -> int:
         """What the partner holds. Waits a little: a memory checkpoint is skipped otherwise."""
-        if self._memory_step < 0 or not self._order["has_partner"]:
-            return self._memory_step
-        return self._link.wait_replicated(
-            self._number, self._memory_step, self._config["replication_patience_s"]
-        )
+        with self._waiting():
+            self._copies.await_captured()
+            if self._memory_step < 0 or not self._order["has_partner"]:
+                return self._memory_step
+            return self._link.wait_replicated(
+                self._number, self._memory_step, self._config["replication_patience_s"]
+            )
 
-    def checkpoint(self, step: int, recipe: Recipe, agreed: Agreed) -> str | None:
-        """Write step `step` to memory when due, and hand a copy to the remote tier when due.
+    def checkpoint(self, step: int, recipe: Recipe, agreed: Agreed) -> DigestSource | None:
+        """Begin to copy step `step` to memory when due, and for the remote tier when due.
 
-        The slot of the last but one checkpoint is overwritten only once the last one has reached
-        every rank's partner: some step is always whole, whatever dies.
+        The copy is made in the shadow of the next forward and backward. The slot of the last but
+        one checkpoint is overwritten only once the last one has reached every rank's partner:
+        some step is always whole, whatever dies.
         """
-        digest = None
         self._step = step
-        safe = agreed.replicated_step >= self._memory_step
-        if self._memory_due(step) and safe:
-            digest = self._write_memory(step)
-        if self._remote_due(step):
-            self._hand_to_saver(step, digest)
-        return digest
+        to_memory = self._memory_due(step) and agreed.replicated_step >= self._memory_step
+        to_remote = self._remote_due(step)
+        if not (to_memory or to_remote):
+            return None
+        snapshot = recipe.freeze(step)
+        return self._copies.start(
+            lambda captured: self._copy_out(snapshot, step, to_memory, to_remote, captured)
+        )
 
     def committed(self, row: StepRow) -> None:
         if self._order["reporter"]:
-            self._say("row", row=asdict(row))
+            self._say("row", row=asdict(replace(row, checkpoint_wait_s=self._waited_s)))
+        self._waited_s = 0.0
 
     def digest(self, step: int, digest: str) -> None:
         if self._order["reporter"]:
@@ -235,7 +256,7 @@ class Attempt:
     def _ensure_in_memory(self, step: int) -> None:
         """Whatever tier the state came from: from now on memory has it."""
         if self._memory_step != step:
-            self._start_digest = self._write_memory(step)
+            self._start_digest = self._write_memory(self._recipe.freeze(step), step).digest
 
     def _check_fence(self) -> None:
         if self._link.is_fenced(self._number):
@@ -251,32 +272,49 @@ class Attempt:
         every = self._spec.checkpoint.remote.every_steps
         return step == self._spec.train.steps or (every > 0 and step % every == 0)
 
-    def _write_memory(self, step: int) -> str:
+    def _copy_out(
+        self,
+        snapshot: Snapshot,
+        step: int,
+        to_memory: bool,
+        to_remote: bool,
+        captured: Callable[[str], None],
+    ) -> None:
+        """In the copying thread: `captured` is called once the live state may change again."""
+        if not to_memory:
+            captured(self._leave_for_saver(step, partial(snapshot.write, stopped=self._stopped)))
+            return
+        commit = self._write_memory(snapshot, step)
+        captured(commit.digest)
+        if to_remote:
+            payload = self._open_segment().payload(commit)
+            self._leave_for_saver(step, lambda view: _copied(payload, view, commit.digest))
+
+    def _stopped(self) -> bool:
+        return self._copies.stopped
+
+    def _write_memory(self, snapshot: Snapshot, step: int) -> Commit:
         segment = self._open_segment()
-        view = segment.begin(step)
-        self._recipe.write_state(view, step)
+        digest = snapshot.write(segment.begin(step), self._stopped)
         self._faults.reach("memory", step)
-        digest = payload_digest(view)
-        segment.commit(attempt=self._number, step=step, digest=digest)
+        commit = segment.commit(attempt=self._number, step=step, digest=digest)
         self._memory_step = step
         self._say("committed", step=step)
         self._faults.reach("committed", step)
-        return digest
+        return commit
 
-    def _hand_to_saver(self, step: int, digest: str | None) -> None:
-        """Leave a copy of the state for the saver; the trainer goes on."""
+    def _leave_for_saver(self, step: int, write: Callable[[memoryview], str]) -> str:
+        """Leave a copy of the state, which `write` makes, for the saver; its digest."""
         self._faults.reach("save", step)
         root = Path(self._order["segment_root"])
         path = copy_path(root, self._rank, step, self._number)
         path.unlink(missing_ok=True)
-        copy = Segment.create(path, self._recipe.layout())
-        view = copy.begin(step)
-        self._recipe.write_state(view, step)
-        copy.commit(attempt=self._number, step=step, digest=digest or payload_digest(view))
-        view.release()
-        copy.close()
+        with Segment.create(path, self._recipe.layout()) as copy:
+            digest = write(copy.begin(step))
+            copy.commit(attempt=self._number, step=step, digest=digest)
         self._say("save", step=step, path=str(path))
         self._faults.reach("saved", step)
+        return digest
 
     def _open_segment(self) -> Segment:
         """This rank's own segment: the one at hand if its layout fits, else a new one."""
@@ -286,6 +324,15 @@ class Attempt:
             self._segment = _opened(path, layout) or Segment.create(path, layout)
         return self._segment
 
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """What the training thread spends in here is what checkpoints cost it."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waited_s += time.monotonic() - began
+
     def _close_segment(self) -> None:
         if self._segment is not None:
             self._segment.close()
@@ -293,6 +340,11 @@ class Attempt:
 
     def _say(self, op: str, **fields: Any) -> None:
         self._link.send({"op": op, "attempt": self._number, "rank": self._rank, **fields})
+
+
+def _copied(source: memoryview, target: memoryview, digest: str) -> str:
+    np.copyto(np.frombuffer(target, dtype=np.uint8), np.frombuffer(source, dtype=np.uint8))
+    return digest
 
 
 def _opened(path: Path, layout: StateLayout) -> Segment | None:

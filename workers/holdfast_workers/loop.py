@@ -9,12 +9,16 @@ unchanged: what they mean is for the caller to decide.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from holdfast_workers.agreement import Agreed, Contribution, Record, fold, gather
 from holdfast_workers.messages import StepRow
 from holdfast_workers.recipes.base import Recipe, StepOutcome, World
 from holdfast_workers.spec import TrainingSpec
+
+DigestSource = Callable[[], str]
+"""Waits for a shard digest that is being computed; raises what prevented it."""
 
 _CLOSING_SHARE = Contribution(
     loss_sum=0.0, count=0, grad_sq=0.0, data_index=0, samples=0, sample_count=0
@@ -36,8 +40,11 @@ class Hooks(Protocol):
         """The newest step of this rank whose state also lies on another node; -1 for none."""
         ...
 
-    def checkpoint(self, step: int, recipe: Recipe, agreed: Agreed) -> str | None:
-        """`step` has been applied. Returns the shard digest if it came to know it, else None."""
+    def checkpoint(self, step: int, recipe: Recipe, agreed: Agreed) -> DigestSource | None:
+        """`step` has been applied. What will know the shard digest of its state, or None.
+
+        The state may be copied until the next `commit_gate` returns; nobody changes it before.
+        """
         ...
 
     def committed(self, row: StepRow) -> None:
@@ -72,11 +79,12 @@ class _Loop:
         self._spec = spec
         self._hooks = hooks
         self._state_step = -1
-        self._state_digest = ""
+        self._state_digest: DigestSource | None = None
         self._step = 0
 
     def run(self, start_step: int, start_digest: str | None) -> None:
-        self._note_state(start_step, start_digest)
+        known = None if start_digest is None else lambda: start_digest
+        self._note_state(start_step, known)
         previous = time.perf_counter()
         for step in range(start_step + 1, self._spec.train.steps + 1):
             self._step = step
@@ -93,20 +101,27 @@ class _Loop:
         self._hooks.phase("agree", self._step)
         self._agree(_CLOSING_SHARE)
 
-    def _note_state(self, step: int, known: str | None) -> None:
-        """Keep the digest of the state at `step` for the next agreement, where one is due."""
+    def _note_state(self, step: int, known: DigestSource | None) -> None:
+        """Keep the digest of the state at `step` for the next agreement, where one is due.
+
+        By then the random generators have moved on: what nobody copies is digested now.
+        """
         every = self._spec.checkpoint.digest_every_steps
         due = every > 0 and (step % every == 0 or step == self._spec.train.steps)
         self._state_step = step if due else -1
-        self._state_digest = (known or self._recipe.state_digest(step)) if due else ""
+        self._state_digest = None
+        if due:
+            digest = None if known is not None else self._recipe.state_digest(step)
+            self._state_digest = known if digest is None else lambda: digest
 
     def _agree(self, share: Contribution) -> Agreed:
+        digest = self._state_digest() if self._state_digest is not None else ""
         record = Record(
             attempt=self._world.attempt,
             step=self._step,
             contribution=share,
             state_step=self._state_step,
-            state_digest=bytes.fromhex(self._state_digest) or bytes(16),
+            state_digest=bytes.fromhex(digest) or bytes(16),
             replicated_step=self._hooks.replicated_step(),
         )
         agreed = fold(gather(record, self._world.world_size))
@@ -128,4 +143,5 @@ def _row(outcome: StepOutcome, step_time_s: float) -> StepRow:
         step_time_s=step_time_s,
         loader_wait_s=agreed.loader_wait_s,
         samples=agreed.samples,
+        protected_step=agreed.replicated_step,
     )

@@ -186,6 +186,8 @@ class StepRow:
     loader_wait_s: float
     samples: str  # digest of the sample ids consumed, all ranks, in order
     digest: str | None = None  # digest of the state after this step; known one step later
+    protected_step: int = -1  # newest step whose state every rank's partner holds too
+    checkpoint_wait_s: float = 0.0  # of the reporting rank, for its memory checkpoint
 
 
 @dataclass(frozen=True)

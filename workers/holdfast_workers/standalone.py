@@ -26,7 +26,7 @@ import yaml
 
 from holdfast_workers import groups
 from holdfast_workers.agreement import Agreed
-from holdfast_workers.loop import train
+from holdfast_workers.loop import DigestSource, train
 from holdfast_workers.messages import StepRow
 from holdfast_workers.recipes import resolve
 from holdfast_workers.recipes.base import Recipe, World
@@ -122,7 +122,7 @@ class _Report:
     def replicated_step(self) -> int:
         return -1
 
-    def checkpoint(self, step: int, recipe: Recipe, agreed: Agreed) -> str | None:
+    def checkpoint(self, step: int, recipe: Recipe, agreed: Agreed) -> DigestSource | None:
         return None
 
     def committed(self, row: StepRow) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -23,6 +24,7 @@ from holdfast_workers.digest import streamed_digest
 from holdfast_workers.layout import SMALL_STATE, StateLayout, TensorEntry, aligned
 
 SMALL_CAPACITY = 1024
+_CHUNK = 1 << 18  # bytes: two of them fit into a core's own cache
 _Bytes = NDArray[np.uint8]
 
 
@@ -59,6 +61,10 @@ class RankBytes:
     put: Callable[[Tensor], None]
 
 
+class CopyStopped(Exception):
+    """The copy was called off before it was whole."""
+
+
 class StateMismatch(Exception):
     """A payload does not fit the live state: another run, another mesh, or damaged."""
 
@@ -89,6 +95,40 @@ def local_of(tensor: Tensor) -> Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
+class Snapshot:
+    """The state of one rank at one step, waiting to be copied. Needs no torch to be copied, so
+    another thread may do it while the tensors are only read."""
+
+    def __init__(self, layout: StateLayout, sources: Sequence[_Bytes]) -> None:
+        self.layout = layout
+        self.sources = sources
+
+    def write(self, payload: memoryview, stopped: Callable[[], bool] = lambda: False) -> str:
+        """Fill all of `payload`: the tensors by the layout, zeros between them; its digest.
+
+        One pass: every chunk is hashed while it is still in the processor's cache. Copying and
+        hashing let go of the interpreter's lock. Raises CopyStopped soon after `stopped` holds.
+        """
+        target = np.frombuffer(payload, dtype=np.uint8)
+        if target.nbytes != self.layout.payload_bytes:
+            raise StateMismatch(
+                f"payload has {target.nbytes} bytes, the state {self.layout.payload_bytes}"
+            )
+        hasher = xxhash.xxh3_128()
+        for entry, source in zip(self.layout.tensors, self.sources, strict=True):
+            end = entry.offset + entry.nbytes
+            padded = entry.offset + aligned(entry.nbytes)
+            target[end:padded] = 0
+            for start in range(0, entry.nbytes, _CHUNK):
+                if stopped():
+                    raise CopyStopped
+                stop = min(start + _CHUNK, entry.nbytes)
+                target[entry.offset + start : entry.offset + stop] = source[start:stop]
+                last = padded if stop == entry.nbytes else entry.offset + stop
+                hasher.update(target[entry.offset + start : last].data)
+        return str(hasher.hexdigest())
+
+
 class RankState:
     """All state of one rank, in a fixed order, at fixed places of a payload."""
 
@@ -97,17 +137,13 @@ class RankState:
         self._rank_bytes = list(rank_bytes)
         self.layout = self._lay_out()
 
-    def write(self, payload: memoryview, small: dict[str, Any]) -> None:
-        """Fill all of `payload`: the tensors by the layout, zeros between them."""
-        target = np.frombuffer(payload, dtype=np.uint8)
-        if target.nbytes != self.layout.payload_bytes:
-            raise StateMismatch(
-                f"payload has {target.nbytes} bytes, the state {self.layout.payload_bytes}"
-            )
-        for entry, source in zip(self.layout.tensors, self._contents(small), strict=True):
-            end = entry.offset + entry.nbytes
-            target[entry.offset : end] = source
-            target[end : entry.offset + aligned(entry.nbytes)] = 0
+    def freeze(self, small: dict[str, Any]) -> Snapshot:
+        """The state of this moment, to be copied later: as long as no tensor is changed.
+
+        What changes sooner (random generators, the small state) is copied at once. A tensor on
+        an accelerator is brought to the host now.
+        """
+        return Snapshot(self.layout, list(self._contents(small)))
 
     def read(self, payload: memoryview) -> dict[str, Any]:
         """Take over `payload`, in place; return the small state."""
@@ -127,7 +163,7 @@ class RankState:
         return small
 
     def digest(self, small: dict[str, Any]) -> str:
-        """Digest of the payload that `write` would fill."""
+        """Digest of the payload that a snapshot of this moment would fill."""
         return streamed_digest(source.data for source in self._contents(small))
 
     def _contents(self, small: dict[str, Any]) -> Iterator[_Bytes]:

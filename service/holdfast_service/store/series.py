@@ -32,6 +32,8 @@ COLUMNS = (
     "step_time_s",
     "loader_wait_s",
     "samples",
+    "protected_step",
+    "checkpoint_wait_s",
 )
 """What is kept of a StepRow beside its step and attempt, in this order. Append only."""
 

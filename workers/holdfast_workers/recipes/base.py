@@ -13,10 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast_workers.agreement import Agreed, Contribution
 from holdfast_workers.layout import StateLayout
 from holdfast_workers.spec import TrainingSpec
+
+if TYPE_CHECKING:
+    from holdfast_workers.state import Snapshot
 
 Agree = Callable[[Contribution], Agreed]
 """World-wide agreement on a step; raises if any rank speaks of another attempt or step."""
@@ -111,11 +115,16 @@ class Recipe(ABC):
         """Where each local tensor lies in the payload; fixed from `build` on."""
 
     @abstractmethod
-    def write_state(self, payload: memoryview, step: int) -> None:
-        """Copy all state of this rank, which has applied `step` steps, into `payload`.
+    def freeze(self, step: int) -> Snapshot:
+        """All state of this rank, which has applied `step` steps, to be copied before the next
+        step changes it: until then, by any thread."""
+
+    def write_state(self, payload: memoryview, step: int) -> str:
+        """Copy all state of this rank, which has applied `step` steps, into `payload`; its digest.
 
         `payload` has `layout().payload_bytes` bytes; every byte is written, padding as zero.
         """
+        return self.freeze(step).write(payload)
 
     @abstractmethod
     def read_state(self, payload: memoryview) -> int:

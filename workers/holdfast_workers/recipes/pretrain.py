@@ -33,7 +33,7 @@ from holdfast_workers.recipes.base import Agree, Gate, Phase, Recipe, StepOutcom
 from holdfast_workers.recipes.random_state import generators, seed_generators
 from holdfast_workers.sample_order import micro_batch_positions, samples_at, samples_digest
 from holdfast_workers.spec import TrainingSpec
-from holdfast_workers.state import Box, Piece, RankState, StateMismatch, box_of, local_of
+from holdfast_workers.state import Box, Piece, RankState, Snapshot, StateMismatch, box_of, local_of
 
 
 class NonFiniteStep(ArithmeticError):
@@ -120,8 +120,8 @@ class PretrainRecipe(Recipe):
     def layout(self) -> StateLayout:
         return self._alive().state.layout
 
-    def write_state(self, payload: memoryview, step: int) -> None:
-        self._alive().state.write(payload, self._small_state(step))
+    def freeze(self, step: int) -> Snapshot:
+        return self._alive().state.freeze(self._small_state(step))
 
     def read_state(self, payload: memoryview) -> int:
         living = self._alive()

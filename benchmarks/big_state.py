@@ -1,0 +1,85 @@
+"""A recipe whose state is large and whose step is short: what checkpoints cost shows with it.
+
+The state of a rank is `layers` square float32 matrices of `dim` rows, none of them shared with
+another rank. A step multiplies small matrices (`sequence_length` times), reads nothing and then
+changes every byte of the state, as an optimizer does.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from holdfast_workers.agreement import Contribution
+from holdfast_workers.layout import StateLayout
+from holdfast_workers.recipes.base import Agree, Gate, Phase, Recipe, StepOutcome, World
+from holdfast_workers.state import Box, Piece, RankState, Snapshot
+
+SIDE = 384  # of the matrices that a step multiplies
+
+
+class BigState(Recipe):
+    """Named by `recipe: benchmarks.big_state:BigState`."""
+
+    tensors: list[torch.Tensor]
+
+    def prepare(self) -> None:
+        pass
+
+    def build(self, world: World) -> None:
+        model = self.spec.model
+        self._world = world
+        self.tensors = [torch.zeros(model.dim, model.dim) for _ in range(model.layers)]
+        pieces = []
+        for index, tensor in enumerate(self.tensors):
+            shape = (world.world_size * model.dim, model.dim)
+            box = Box(shape, (world.rank * model.dim, 0), tuple(tensor.shape), primary=True)
+            pieces.append(Piece(f"model.{index}", tensor, box))
+        self._state = RankState(pieces, [])
+        self._factor = torch.full((SIDE, SIDE), 1.0 / SIDE)
+
+    def initialize(self) -> None:
+        for index, tensor in enumerate(self.tensors):
+            tensor.fill_(index + self._world.rank)
+        self.applied_step = 0
+
+    def rebind(self, world: World) -> None:
+        self._world = world
+
+    def abandon_step(self) -> None:
+        pass
+
+    def layout(self) -> StateLayout:
+        return self._state.layout
+
+    def freeze(self, step: int) -> Snapshot:
+        return self._state.freeze({"step": step})
+
+    def read_state(self, payload: memoryview) -> int:
+        self.applied_step = int(self._state.read(payload)["step"])
+        return self.applied_step
+
+    def state_digest(self, step: int) -> str:
+        return self._state.digest({"step": step})
+
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+        phase("forward", step)
+        product = self._factor
+        for _ in range(self.spec.model.sequence_length):
+            product = product @ self._factor
+        phase("agree", step)
+        agreed = agree(
+            Contribution(
+                loss_sum=float(product[0, 0]),
+                count=1,
+                grad_sq=0.0,
+                data_index=self._world.rank,
+                samples=self._world.rank,
+                sample_count=1,
+            )
+        )
+        gate(step)
+        phase("optimizer", step)
+        for tensor in self.tensors:
+            tensor.add_(1e-3)
+        self.applied_step = step
+        return StepOutcome(agreed=agreed, lr=1e-3, tokens=1)

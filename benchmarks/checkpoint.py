@@ -1,0 +1,186 @@
+"""What a memory checkpoint at every step costs, against none and against what torch brings along.
+
+    python -m benchmarks.checkpoint --json [--ranks N ...] [--state-mb M] [--steps N]
+
+One rank per raylet, each with `--state-mb` of state that changes with every step. Under Holdfast,
+by serve and REST: without checkpoints, in own memory alone, and with a partner's copy. Under
+torchrun, the same recipe and loop: nothing, `torch.save`, and `torch.distributed.checkpoint`'s
+`async_save` at its default and at its best settings, all to /dev/shm. The floor is what copying,
+hashing and sending those bytes takes by itself. The stall is what the training thread stands
+still for a save; the added time is by how much a step takes longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+
+from benchmarks import holdfast_side
+from benchmarks.conditions import ROOT, environment, machine, print_json, say
+from benchmarks.floor import floor
+from benchmarks.stock_savers import SAVERS
+
+RUN_S = 900.0
+SKIP = 4
+MATRIX_MB = 16
+MATRIX_DIM = 2048
+Steps = list[tuple[float, float]]
+"""(seconds of the step, seconds the training thread stood still for a save) of each."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    say("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    by_ranks = {}
+    for ranks in options.ranks:
+        say(f"{ranks} ranks of {options.state_mb} MB each, {options.steps} steps")
+        by_ranks[str(ranks)] = measure(ranks, options.state_mb, options.steps, options.work)
+    worst = max(by_ranks.values(), key=lambda one: one["added_vs_floor"])
+    summary = {**{name: worst[name] for name in RATIOS}, "by_ranks": by_ranks}
+    if options.json:
+        print_json(summary)
+    return 0
+
+
+RATIOS = ("stall_vs_dcp_default", "stall_vs_dcp_best", "added_vs_floor")
+
+
+def measure(ranks: int, state_mb: int, steps: int, work: int) -> dict[str, Any]:
+    found: dict[str, Steps] = {}
+    for saver in SAVERS:
+        found[saver] = stock(job(ranks, state_mb, steps, work, memory=0), ranks, saver)
+        _tell(saver, found[saver])
+    for name, memory, per_node in (
+        ("holdfast_none", 0, 1),
+        ("holdfast_own", 1, ranks),
+        ("holdfast_partner", 1, 1),
+    ):
+        found[name] = under_holdfast(job(ranks, state_mb, steps, work, memory, per_node), ranks)
+        _tell(name, found[name])
+    floors = {
+        "own": floor(ranks, state_mb << 20, partner=False),
+        "partner": floor(ranks, state_mb << 20, partner=True),
+    }
+    say(f"floor: own {floors['own']['total']:.3f} s, partner {floors['partner']['total']:.3f} s")
+    return summary(found, floors)
+
+
+def summary(
+    found: Mapping[str, Steps], floors: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
+    """Medians and ratios. Of an added time that is negative nothing is left but noise: 0."""
+    step = {name: median(one for one, _ in steps) for name, steps in found.items()}
+    stall = {name: median(one for _, one in steps) for name, steps in found.items()}
+    added = {
+        name: max(0.0, step[name] - step["holdfast_none" if "holdfast" in name else "none"])
+        for name in step
+    }
+    ours = stall["holdfast_partner"]
+    return {
+        "stall_vs_dcp_default": round(ours / stall["dcp_default"], 4),
+        "stall_vs_dcp_best": round(ours / stall["dcp_best"], 4),
+        "added_vs_floor": round(added["holdfast_partner"] / floors["partner"]["total"], 3),
+        "own_added_vs_floor": round(added["holdfast_own"] / floors["own"]["total"], 3),
+        "step_s": _rounded(step),
+        "stall_s": _rounded(stall),
+        "added_s": _rounded(added),
+        "floor_s": {name: _rounded(one) for name, one in floors.items()},
+    }
+
+
+def job(
+    ranks: int, state_mb: int, steps: int, work: int, memory: int, per_node: int = 1
+) -> dict[str, Any]:
+    return {
+        "name": "big-state",
+        "recipe": "benchmarks.big_state:BigState",
+        "model": {
+            "dim": MATRIX_DIM,
+            "layers": -(-state_mb // MATRIX_MB),
+            "heads": 1,
+            "sequence_length": work,
+        },
+        "train": {
+            "steps": steps,
+            "global_batch": ranks,
+            "micro_batch": 1,
+            "schedule": {"name": "constant", "warmup_steps": 1},
+        },
+        "parallel": {"dp_shard": ranks},
+        "resources": {"cpus_per_worker": 0.5, "workers_per_node": per_node, "standby_nodes": 0},
+        "checkpoint": {
+            "memory": {"every_steps": memory},
+            "remote": {"every_steps": 0},
+            "digest_every_steps": 0,
+        },
+    }
+
+
+def under_holdfast(document: Mapping[str, Any], nodes: int) -> Steps:
+    names = ["step_time_s", "checkpoint_wait_s"]
+    with holdfast_side.running(document, nodes) as running:
+        running.wait_step(document["train"]["steps"] - 1, RUN_S, look_s=1.0)
+        points = list(running.client.metrics(running.id, names))
+    rows = [(point.values["step_time_s"], point.values["checkpoint_wait_s"]) for point in points]
+    return [(float(time), float(wait)) for time, wait in rows if time and wait is not None][SKIP:]
+
+
+def stock(document: Mapping[str, Any], ranks: int, saver: str) -> Steps:
+    kept = Path(tempfile.mkdtemp(prefix="bench-", dir="/dev/shm"))
+    try:
+        path, rows = kept / "job.yaml", kept / "rows.jsonl"
+        path.write_text(yaml.safe_dump(dict(document)))
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
+                *("-m", "benchmarks.stock_savers", str(path), saver, str(kept), str(rows)),
+            ],
+            cwd=ROOT,
+            env={**environment(), "GLOO_SOCKET_IFNAME": "lo"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=RUN_S,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{saver} failed:\n{done.stderr[-4000:]}")
+        lines = [json.loads(line) for line in rows.read_text().splitlines()]
+        return [(float(time), float(stall)) for _step, time, stall in lines][SKIP:]
+    finally:
+        shutil.rmtree(kept, ignore_errors=True)
+
+
+def _tell(name: str, steps: Sequence[tuple[float, float]]) -> None:
+    step, stall = median(one for one, _ in steps), median(one for _, one in steps)
+    say(f"{name:>16}: step {step * 1e3:8.1f} ms, stall {stall * 1e3:8.1f} ms ({len(steps)} steps)")
+
+
+def _rounded(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 5) for name, value in values.items()}
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="default 2 and 4")
+    parser.add_argument("--state-mb", type=int, default=256, help="per rank; default 256")
+    parser.add_argument("--steps", type=int, default=24, help="per run; default 24")
+    parser.add_argument(
+        "--work", type=int, default=300, help="matrix products in a step; default 300"
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""The least that a memory checkpoint with one partner copy must cost on this machine.
+
+Every rank at once, with nothing else running: copy its bytes to shared memory that is warm, make
+a digest of them, send them through loopback into warm memory. Seconds for all three, each after
+the other, as the median over some rounds.
+"""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import socket
+import threading
+import time
+from multiprocessing.synchronize import Barrier
+from statistics import median
+
+import numpy as np
+import xxhash
+
+ROUNDS = 7
+PIECE = 1 << 20
+
+
+def floor(ranks: int, nbytes: int, *, partner: bool) -> dict[str, float]:
+    """Seconds of `copy`, `digest`, `send` (0 without `partner`) and their sum, `total`."""
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(ranks)
+    found = context.Queue()
+    workers = [
+        context.Process(target=_rank, args=(nbytes, partner, barrier, found)) for _ in range(ranks)
+    ]
+    for worker in workers:
+        worker.start()
+    rows = [found.get(timeout=300) for _ in range(ranks * ROUNDS)]
+    for worker in workers:
+        worker.join()
+    parts = {name: median(row[name] for row in rows) for name in ("copy", "digest", "send")}
+    return {**parts, "total": sum(parts.values())}
+
+
+def _rank(nbytes: int, partner: bool, barrier: Barrier, found: object) -> None:
+    source = np.ones(nbytes, dtype=np.uint8)
+    shared = np.frombuffer(mmap.mmap(-1, nbytes), dtype=np.uint8)
+    kept = np.zeros(nbytes, dtype=np.uint8)
+    shared[:] = 0
+    ours, theirs = _loopback()
+    for _ in range(ROUNDS):
+        row = {}
+        barrier.wait(300)
+        began = time.perf_counter()
+        shared[:] = source
+        row["copy"] = time.perf_counter() - began
+        barrier.wait(300)
+        began = time.perf_counter()
+        xxhash.xxh3_128_digest(shared.data)
+        row["digest"] = time.perf_counter() - began
+        barrier.wait(300)
+        began = time.perf_counter()
+        if partner:
+            _stream(ours, theirs, memoryview(shared), memoryview(kept))
+        row["send"] = time.perf_counter() - began if partner else 0.0
+        found.put(row)  # type: ignore[attr-defined]
+
+
+def _loopback() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        ours = socket.create_connection(door.getsockname())
+        theirs, _ = door.accept()
+    return ours, theirs
+
+
+def _stream(
+    ours: socket.socket, theirs: socket.socket, source: memoryview, target: memoryview
+) -> None:
+    def send() -> None:
+        for start in range(0, len(source), PIECE):
+            ours.sendall(source[start : start + PIECE])
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    filled = 0
+    while filled < len(target):
+        filled += theirs.recv_into(target[filled:])
+    sender.join()

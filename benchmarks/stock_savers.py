@@ -1,0 +1,147 @@
+"""The same recipe and step loop, saved every step by what torch brings along.
+
+    torchrun --nproc-per-node N -m benchmarks.stock_savers JOB.yaml SAVER FOLDER OUT.jsonl
+
+`none` saves nothing; `torch_save` writes at once; `dcp_default` is `async_save` as it comes;
+`dcp_best` saves from another process and stages in another thread, waiting for that before the
+state changes. All write to FOLDER, which should lie in memory. Rank 0 writes a line per step:
+its time, and how long the training thread stood still for the save.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+from benchmarks.big_state import BigState
+from holdfast_workers import groups
+from holdfast_workers.agreement import Agreed
+from holdfast_workers.loop import DigestSource, train
+from holdfast_workers.messages import StepRow
+from holdfast_workers.recipes.base import Recipe, World
+from holdfast_workers.standalone import load_spec
+
+SAVERS = ("none", "torch_save", "dcp_default", "dcp_best")
+KEPT = 2
+COLLECTIVE_S = 300.0
+
+
+def main() -> None:
+    job, saver, folder, out = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
+    torch.set_num_threads(1)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    spec = load_spec(job, steps=None, world_size=size)
+    recipe = BigState(spec, folder)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    groups.join(address, port, 0, rank, size, COLLECTIVE_S, "cpu")
+    recipe.build(world := World(rank, size, spec.parallel.mesh, attempt=0, device="cpu"))
+    recipe.initialize()
+    with open(out if rank == 0 else os.devnull, "w") as lines:  # noqa: PTH123
+        hooks = _Saving(saver, recipe, rank, folder, lines)
+        train(recipe, world, spec, hooks, 0)
+        hooks.finish()
+    groups.leave()
+
+
+class _Saving:
+    """Hooks that save after every step."""
+
+    def __init__(self, saver: str, recipe: BigState, rank: int, folder: Path, out: TextIO) -> None:
+        self._save: Callable[[int], None] = getattr(self, f"_{saver}")
+        self._recipe = recipe
+        self._rank = rank
+        self._folder = folder
+        self._out = out
+        self._stall_s = 0.0
+        self._saving: Future[Any] | None = None
+        self._staging: Future[Any] | None = None
+        self._stager = (
+            DefaultStager(StagingOptions(use_pinned_memory=False, use_non_blocking_copy=False))
+            if saver == "dcp_best"
+            else None
+        )
+
+    def phase(self, name: str, step: int) -> None:
+        pass
+
+    def replicated_step(self) -> int:
+        return -1
+
+    def digest(self, step: int, hex: str) -> None:
+        pass
+
+    def commit_gate(self, step: int) -> None:
+        if self._staging is not None:
+            began = time.monotonic()
+            self._staging.result()
+            self._stall_s += time.monotonic() - began
+
+    def checkpoint(self, step: int, recipe: Recipe, agreed: Agreed) -> DigestSource | None:
+        began = time.monotonic()
+        self._save(step)
+        self._stall_s += time.monotonic() - began
+        return None
+
+    def committed(self, row: StepRow) -> None:
+        self._out.write(json.dumps([row.step, row.step_time_s, self._stall_s]) + "\n")
+        self._out.flush()
+        self._stall_s = 0.0
+
+    def finish(self) -> None:
+        if self._saving is not None:
+            self._saving.result()
+        if self._stager is not None:
+            self._stager.close()
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        return {f"{self._rank}.{i}": tensor for i, tensor in enumerate(self._recipe.tensors)}
+
+    def _none(self, step: int) -> None:
+        pass
+
+    def _torch_save(self, step: int) -> None:
+        torch.save(self._state(), self._folder / f"rank-{self._rank}-{step % KEPT}.pt")
+
+    def _dcp_default(self, step: int) -> None:
+        self._saving = dcp.async_save(self._state(), checkpoint_id=self._next(step))  # type: ignore[assignment]
+
+    def _dcp_best(self, step: int) -> None:
+        answer: Any = dcp.async_save(
+            self._state(),
+            checkpoint_id=self._next(step),
+            async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+            async_stager=self._stager,
+        )
+        self._staging = getattr(answer, "staging_completion", None)
+        self._saving = getattr(answer, "upload_completion", answer)
+
+    def _next(self, step: int) -> Path:
+        """Where to save. The save before must be over: two at once are not allowed for."""
+        if self._saving is not None:
+            self._saving.result()
+        place = self._folder / f"step-{step % KEPT}"
+        if self._rank == 0:
+            shutil.rmtree(place, ignore_errors=True)
+        groups_barrier()
+        return place
+
+
+def groups_barrier() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from holdfast_workers.memory.shadow import Copies
+
+
+def test_training_goes_on_once_the_state_is_captured_whatever_else_is_copied() -> None:
+    copies, go_on = Copies(), threading.Event()
+
+    def job(captured: Callable[[str], None]) -> None:
+        captured("digest")
+        go_on.wait(10)
+
+    digest = copies.start(job)
+    copies.await_captured()
+    assert digest() == "digest"
+    go_on.set()
+    copies.finish()
+
+
+def test_the_state_is_not_given_back_before_it_is_captured() -> None:
+    copies = Copies()
+    seen: list[str] = []
+
+    def job(captured: Callable[[str], None]) -> None:
+        time.sleep(0.1)
+        seen.append("copied")
+        captured("")
+
+    copies.start(job)
+    copies.await_captured()
+    assert seen == ["copied"]
+    copies.end(1.0)
+
+
+def test_copies_are_made_one_after_the_other() -> None:
+    copies = Copies()
+    at_once = threading.Semaphore(1)
+
+    def job(captured: Callable[[str], None]) -> None:
+        assert at_once.acquire(blocking=False)
+        captured("")
+        time.sleep(0.01)
+        at_once.release()
+
+    for _ in range(5):
+        copies.start(job)
+        copies.await_captured()
+    copies.finish()
+
+
+def test_what_prevented_a_capture_is_raised_where_it_is_waited_for() -> None:
+    copies = Copies()
+
+    def job(captured: Callable[[str], None]) -> None:
+        raise OSError("shared memory is full")
+
+    digest = copies.start(job)
+    for wait in (copies.await_captured, digest, copies.finish):
+        with pytest.raises(OSError, match="full"):
+            wait()
+    copies.end(1.0)
+
+
+def test_what_failed_after_the_capture_is_raised_by_the_next_copy() -> None:
+    copies = Copies()
+
+    def job(captured: Callable[[str], None]) -> None:
+        captured("")
+        raise OSError("no room for a second copy")
+
+    copies.start(job)
+    copies.await_captured()
+    with pytest.raises(OSError, match="second"):
+        copies.finish()
+    with pytest.raises(OSError, match="second"):
+        copies.start(job)
+
+
+def test_at_the_end_a_short_copy_becomes_whole_and_a_long_one_is_stopped() -> None:
+    whole: list[bool] = []
+
+    def job(seconds: float, copies: Copies) -> Callable[[Callable[[str], None]], None]:
+        def run(captured: Callable[[str], None]) -> None:
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline and not copies.stopped:
+                time.sleep(0.005)
+            whole.append(not copies.stopped)
+            captured("")
+
+        return run
+
+    for seconds in (0.05, 60.0):
+        copies = Copies()
+        copies.start(job(seconds, copies))
+        copies.end(0.3)
+    assert whole == [True, False]

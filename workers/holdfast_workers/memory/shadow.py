@@ -1,0 +1,72 @@
+"""Copying in the shadow of training: one thread beside the one that trains.
+
+The training thread starts a copy right after a step has been applied and goes on; before it
+changes the state again it waits until the copy has *captured* it. What the copying thread does
+afterwards (a second copy for the remote tier) holds up nothing but the next copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+CAPTURE_S = 300.0
+STOP_S = 10.0
+
+Job = Callable[[Callable[[str], None]], None]
+"""A copy. Calls what it is given with the digest, as soon as the live state is captured."""
+
+
+class Copies:
+    """Copies are made one after the other, in the order of their start."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shadow-copy")
+        self._captured: Future[str] | None = None
+        self._done: Future[None] | None = None
+        self.stopped = False
+        """To be looked at by jobs: give up soon."""
+
+    def start(self, job: Job) -> Callable[[], str]:
+        """Start a copy; what is returned waits for its digest. Raises what the last one raised."""
+        self._raise_of_the_last()
+        captured: Future[str] = Future()
+
+        def run() -> None:
+            try:
+                job(captured.set_result)
+            except BaseException as error:
+                if captured.done():
+                    raise
+                captured.set_exception(error)
+
+        self._captured = captured
+        self._done = self._thread.submit(run)
+        return lambda: captured.result(CAPTURE_S)
+
+    def await_captured(self) -> None:
+        """Return once the live state may be changed. Raises what prevented its capture."""
+        if self._captured is not None:
+            self._captured.result(CAPTURE_S)
+
+    def finish(self) -> None:
+        """Wait for all of the last copy, and end the thread."""
+        self.await_captured()
+        if self._done is not None:
+            self._done.result(CAPTURE_S)
+        self._thread.shutdown(wait=False)
+
+    def end(self, grace_s: float) -> None:
+        """Let the copy under way become whole, for `grace_s` at most; then stop it.
+
+        From the return on nothing reads the live state. Raises TimeoutError if that cannot be had.
+        """
+        if self._done is not None and not wait([self._done], grace_s).done:
+            self.stopped = True
+            if not wait([self._done], STOP_S).done:
+                raise TimeoutError(f"the copying thread did not stop within {STOP_S} s")
+        self._thread.shutdown(wait=False)
+
+    def _raise_of_the_last(self) -> None:
+        if self._done is not None and self._done.done():
+            self._done.result()
