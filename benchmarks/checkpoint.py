@@ -19,8 +19,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 import yaml
@@ -31,11 +32,33 @@ from benchmarks.floor import floor
 from benchmarks.stock_savers import SAVERS
 
 RUN_S = 900.0
-SKIP = 4
+SKIP = 14
+"""First steps left out: they fill caches, and use up what patience there is for late partners."""
 MATRIX_MB = 16
 MATRIX_DIM = 2048
-Steps = list[tuple[float, float]]
-"""(seconds of the step, seconds the training thread stood still for a save) of each."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Measured steps, the first ones left out. Seconds per step, and of it those that the training
+    thread stood still for a save; steps from one save to the next."""
+
+    times_s: Sequence[float]
+    stalls_s: Sequence[float]
+    interval: float = 1.0
+
+    @property
+    def step_s(self) -> float:
+        return _middle(self.times_s)
+
+    @property
+    def stall_s(self) -> float:
+        """Per save."""
+        return _middle(self.stalls_s) * self.interval
+
+    def added_s(self, without: Steps) -> float:
+        """Per save: by how much steps take longer. What is negative is noise: 0."""
+        return max(0.0, self.step_s - without.step_s) * self.interval
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -79,21 +102,21 @@ def summary(
     found: Mapping[str, Steps], floors: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
     """Medians and ratios. Of an added time that is negative nothing is left but noise: 0."""
-    step = {name: median(one for one, _ in steps) for name, steps in found.items()}
-    stall = {name: median(one for _, one in steps) for name, steps in found.items()}
     added = {
-        name: max(0.0, step[name] - step["holdfast_none" if "holdfast" in name else "none"])
-        for name in step
+        name: steps.added_s(found["holdfast_none" if "holdfast" in name else "none"])
+        for name, steps in found.items()
     }
+    stall = {name: steps.stall_s for name, steps in found.items()}
     ours = stall["holdfast_partner"]
     return {
         "stall_vs_dcp_default": round(ours / stall["dcp_default"], 4),
         "stall_vs_dcp_best": round(ours / stall["dcp_best"], 4),
         "added_vs_floor": round(added["holdfast_partner"] / floors["partner"]["total"], 3),
         "own_added_vs_floor": round(added["holdfast_own"] / floors["own"]["total"], 3),
-        "step_s": _rounded(step),
+        "step_s": _rounded({name: steps.step_s for name, steps in found.items()}),
         "stall_s": _rounded(stall),
         "added_s": _rounded(added),
+        "interval_steps": _rounded({name: steps.interval for name, steps in found.items()}),
         "floor_s": {name: _rounded(one) for name, one in floors.items()},
     }
 
@@ -127,12 +150,14 @@ def job(
 
 
 def under_holdfast(document: Mapping[str, Any], nodes: int) -> Steps:
-    names = ["step_time_s", "checkpoint_wait_s"]
+    names = ["step_time_s", "checkpoint_wait_s", "protected_step"]
     with holdfast_side.running(document, nodes) as running:
         running.wait_step(document["train"]["steps"] - 1, RUN_S, look_s=1.0)
         points = list(running.client.metrics(running.id, names))
-    rows = [(point.values["step_time_s"], point.values["checkpoint_wait_s"]) for point in points]
-    return [(float(time), float(wait)) for time, wait in rows if time and wait is not None][SKIP:]
+    rows = [[float(point.values[name] or 0.0) for name in names] for point in points][SKIP:]
+    times, waits, protected = (list(column) for column in zip(*rows, strict=True))
+    saves = len(set(protected)) - 1
+    return Steps(times, waits, (protected[-1] - protected[0]) / saves if saves else 1.0)
 
 
 def stock(document: Mapping[str, Any], ranks: int, saver: str) -> Steps:
@@ -156,14 +181,23 @@ def stock(document: Mapping[str, Any], ranks: int, saver: str) -> Steps:
         if done.returncode:
             raise RuntimeError(f"{saver} failed:\n{done.stderr[-4000:]}")
         lines = [json.loads(line) for line in rows.read_text().splitlines()]
-        return [(float(time), float(stall)) for _step, time, stall in lines][SKIP:]
+        _steps, times, stalls = zip(*lines[SKIP:], strict=True)
+        return Steps(times, stalls)
     finally:
         shutil.rmtree(kept, ignore_errors=True)
 
 
-def _tell(name: str, steps: Sequence[tuple[float, float]]) -> None:
-    step, stall = median(one for one, _ in steps), median(one for _, one in steps)
-    say(f"{name:>16}: step {step * 1e3:8.1f} ms, stall {stall * 1e3:8.1f} ms ({len(steps)} steps)")
+def _tell(name: str, steps: Steps) -> None:
+    say(
+        f"{name:>16}: step {steps.step_s * 1e3:8.1f} ms, a save every {steps.interval:.2f} steps "
+        f"with a stall of {steps.stall_s * 1e3:8.1f} ms ({len(steps.times_s)} steps)"
+    )
+
+
+def _middle(values: Sequence[float]) -> float:
+    """Mean without the least and the greatest tenth; a median would hide every other step."""
+    cut = len(values) // 10
+    return fmean(sorted(values)[cut : len(values) - cut])
 
 
 def _rounded(values: Mapping[str, float]) -> dict[str, float]:
@@ -175,7 +209,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="default 2 and 4")
     parser.add_argument("--state-mb", type=int, default=256, help="per rank; default 256")
-    parser.add_argument("--steps", type=int, default=24, help="per run; default 24")
+    parser.add_argument("--steps", type=int, default=50, help="per run; default 50")
     parser.add_argument(
         "--work", type=int, default=300, help="matrix products in a step; default 300"
     )

@@ -32,6 +32,9 @@ class AgentConfig:
     """For a worker that computes; one that sleeps gets `asleep_limit_s`."""
     asleep_limit_s: float = 0.2
     replication_patience_s: float = 2.0
+    """How long training waits for partners' copies at most, in a row."""
+    replication_share: float = 0.01
+    """What share of its time it may wait for them in the long run."""
     zygote_start_timeout_s: float = 180.0
     fork_timeout_s: float = 10.0
     form_timeout_s: float = 60.0
@@ -46,7 +49,7 @@ class AgentConfig:
     @property
     def of_zygote(self) -> dict[str, Any]:
         """What the node's zygote is told, as JSON."""
-        names = ("training", "cache_dir", "replication_patience_s", "env")
+        names = ("training", "cache_dir", "replication_patience_s", "replication_share", "env")
         return {name: getattr(self, name) for name in names}
 
     @property

@@ -26,7 +26,7 @@ from holdfast_workers.copies import copy_path
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.loop import DigestSource, train
 from holdfast_workers.memory.segment import BadSegment, Commit, Segment, SegmentError
-from holdfast_workers.memory.shadow import Copies
+from holdfast_workers.memory.shadow import Copies, Patience
 from holdfast_workers.messages import ErrorKind, StepRow, Tier
 from holdfast_workers.recipes.base import World
 
@@ -83,6 +83,7 @@ class Attempt:
         self._step = 0
         self._start_digest: str | None = None
         self._copies = Copies()
+        self._patience = Patience(config["replication_patience_s"], config["replication_share"])
         self._waited_s = 0.0  # by the training thread for checkpoints, in this step
         self._phases: dict[str, float] = {}
         faults.rank = self._rank
@@ -136,14 +137,18 @@ class Attempt:
         self._check_fence()
 
     def replicated_step(self) -> int:
-        """What the partner holds. Waits a little: a memory checkpoint is skipped otherwise."""
+        """What the partner holds. A little late, it is waited for; the next memory checkpoint is
+        skipped otherwise."""
         with self._waiting():
             self._copies.await_captured()
             if self._memory_step < 0 or not self._order["has_partner"]:
                 return self._memory_step
-            return self._link.wait_replicated(
-                self._number, self._memory_step, self._config["replication_patience_s"]
+            began = time.monotonic()
+            step = self._link.wait_replicated(
+                self._number, self._memory_step, self._patience.left_s
             )
+            self._patience.spend(time.monotonic() - began)
+            return step
 
     def checkpoint(self, step: int, recipe: Recipe, agreed: Agreed) -> DigestSource | None:
         """Begin to copy step `step` to memory when due, and for the remote tier when due.
@@ -165,6 +170,7 @@ class Attempt:
     def committed(self, row: StepRow) -> None:
         if self._order["reporter"]:
             self._say("row", row=asdict(replace(row, checkpoint_wait_s=self._waited_s)))
+        self._patience.earn(row.step_time_s)
         self._waited_s = 0.0
 
     def digest(self, step: int, digest: str) -> None:

@@ -80,6 +80,12 @@ class Child:
             os.close(self.pidfd)
 
 
+COPY_TUNING = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x100000"}
+"""Copies of a MiB and more go past the cache, as they do by default where a processor's share of
+the cache is small. Behind a large one they first read what they overwrite: 50 instead of 31 ms
+for 256 MiB of a memory checkpoint."""
+
+
 class Brood:
     """Starts and restarts the zygote, and forks from it."""
 
@@ -174,7 +180,7 @@ class Brood:
             self._process = subprocess.Popen(
                 command,
                 pass_fds=[fd],
-                env={**os.environ, **self._config.get("env", {})},
+                env={**COPY_TUNING, **os.environ, **self._config.get("env", {})},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # its start must not wait for processors as watchers do
             )

@@ -24,7 +24,7 @@ from holdfast_workers.digest import streamed_digest
 from holdfast_workers.layout import SMALL_STATE, StateLayout, TensorEntry, aligned
 
 SMALL_CAPACITY = 1024
-_CHUNK = 1 << 18  # bytes: two of them fit into a core's own cache
+_CHUNK = 1 << 20  # bytes: fits into a core's own cache
 _Bytes = NDArray[np.uint8]
 
 
@@ -106,8 +106,9 @@ class Snapshot:
     def write(self, payload: memoryview, stopped: Callable[[], bool] = lambda: False) -> str:
         """Fill all of `payload`: the tensors by the layout, zeros between them; its digest.
 
-        One pass: every chunk is hashed while it is still in the processor's cache. Copying and
-        hashing let go of the interpreter's lock. Raises CopyStopped soon after `stopped` holds.
+        One pass: every chunk is hashed and then copied while it is still in the processor's
+        cache; so the digest is of the live state, and a copy gone wrong does not have it. Both let
+        go of the interpreter's lock. Raises CopyStopped soon after `stopped` holds.
         """
         target = np.frombuffer(payload, dtype=np.uint8)
         if target.nbytes != self.layout.payload_bytes:
@@ -118,14 +119,15 @@ class Snapshot:
         for entry, source in zip(self.layout.tensors, self.sources, strict=True):
             end = entry.offset + entry.nbytes
             padded = entry.offset + aligned(entry.nbytes)
-            target[end:padded] = 0
             for start in range(0, entry.nbytes, _CHUNK):
                 if stopped():
                     raise CopyStopped
-                stop = min(start + _CHUNK, entry.nbytes)
-                target[entry.offset + start : entry.offset + stop] = source[start:stop]
-                last = padded if stop == entry.nbytes else entry.offset + stop
-                hasher.update(target[entry.offset + start : last].data)
+                chunk = source[start : start + _CHUNK]
+                hasher.update(chunk.data)
+                target[entry.offset + start : entry.offset + start + chunk.nbytes] = chunk
+            if padded > end:
+                target[end:padded] = 0
+                hasher.update(target[end:padded].data)
         return str(hasher.hexdigest())
 
 

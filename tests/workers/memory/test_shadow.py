@@ -5,8 +5,10 @@ import time
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast_workers.memory.shadow import Copies
+from holdfast_workers.memory.shadow import Copies, Patience
 
 
 def test_training_goes_on_once_the_state_is_captured_whatever_else_is_copied() -> None:
@@ -100,3 +102,26 @@ def test_at_the_end_a_short_copy_becomes_whole_and_a_long_one_is_stopped() -> No
         copies.start(job(seconds, copies))
         copies.end(0.3)
     assert whole == [True, False]
+
+
+@given(st.lists(st.floats(0, 2), min_size=1, max_size=50), st.floats(0.01, 5))
+def test_waiting_costs_a_share_of_training_and_what_there_was_to_begin_with(
+    late_s: list[float], step_s: float
+) -> None:
+    patience = Patience(2.0, 0.01)
+    waited = 0.0
+    for late in late_s:
+        now = min(late, patience.left_s)
+        patience.spend(now)
+        patience.earn(step_s)
+        waited += now
+    assert waited <= 2.0 + 0.01 * step_s * len(late_s) + 1e-9
+
+
+def test_who_is_late_once_in_a_while_is_waited_for() -> None:
+    patience = Patience(2.0, 0.01)
+    for _ in range(1000):
+        assert patience.left_s >= 0.5
+        patience.spend(0.5)
+        for _ in range(100):
+            patience.earn(0.5)

@@ -70,3 +70,23 @@ class Copies:
     def _raise_of_the_last(self) -> None:
         if self._done is not None and self._done.done():
             self._done.result()
+
+
+class Patience:
+    """How long training may wait for checkpoints: what it has saved up, a share of its own time.
+
+    A tier that is late now and then is waited for; one that is always late soon is not, and
+    checkpoints become rarer instead of steps longer.
+    """
+
+    def __init__(self, most_s: float, share: float) -> None:
+        """Begins with `most_s` and never has more; earns `share` of the time trained."""
+        self._most_s = most_s
+        self._share = share
+        self.left_s = most_s
+
+    def earn(self, trained_s: float) -> None:
+        self.left_s = min(self._most_s, self.left_s + self._share * trained_s)
+
+    def spend(self, waited_s: float) -> None:
+        self.left_s = max(0.0, self.left_s - waited_s)
