@@ -183,8 +183,9 @@ def stock(document: Mapping[str, Any], ranks: int, saver: str) -> Steps:
             raise RuntimeError(f"{saver} failed at step {len(lines)}:\n{done.stderr[-4000:]}")
         if done.returncode:
             say(f"{saver} did all its steps and then ended with {done.returncode}")
-        _steps, times, stalls = zip(*lines[SKIP:], strict=True)
-        return Steps(times, stalls)
+        times, stalls, saves = zip(*lines[SKIP:], strict=True)
+        made = saves[-1] - saves[0]
+        return Steps(times, stalls, (len(saves) - 1) / made if made else 1.0)
     finally:
         shutil.rmtree(kept, ignore_errors=True)
 

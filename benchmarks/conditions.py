@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 import yaml
 
+from holdfast_workers.children import COPY_TUNING
+
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "stdlib-lm.yaml"
 
@@ -72,6 +74,7 @@ def environment() -> dict[str, str]:
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     binaries = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     return {
+        **COPY_TUNING,  # Holdfast's ranks have it; so has the other side
         **os.environ,
         "PYTHONPATH": paths,
         "PATH": binaries,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import multiprocessing
+import os
 import socket
 import threading
 import time
@@ -18,12 +19,16 @@ from statistics import median
 import numpy as np
 import xxhash
 
+from holdfast_workers.children import COPY_TUNING
+
 ROUNDS = 7
 PIECE = 1 << 20
 
 
 def floor(ranks: int, nbytes: int, *, partner: bool) -> dict[str, float]:
     """Seconds of `copy`, `digest`, `send` (0 without `partner`) and their sum, `total`."""
+    for name, value in COPY_TUNING.items():  # as ranks have it; read at the start of a process
+        os.environ.setdefault(name, value)
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(ranks)
     found = context.Queue()

@@ -5,7 +5,8 @@
 `none` saves nothing; `torch_save` writes at once; `dcp_default` is `async_save` as it comes;
 `dcp_best` saves from another process and stages in another thread, waiting for that before the
 state changes. All write to FOLDER, which should lie in memory. Rank 0 writes a line per step:
-its time, and how long the training thread stood still for the save.
+its time, how long the training thread stood still for a save, and how many there were. A save that
+would have to wait for the one before is left out, as Holdfast leaves one out.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class _Saving:
         # group, and hang now and then.
         self._group = torch.distributed.new_group(backend="gloo")
         self._stall_s = 0.0
+        self._saves = 0
+        self._last: Path | None = None
         self._saving: Future[Any] | None = None
         self._staging: Future[Any] | None = None
         self._stager = (
@@ -92,13 +95,18 @@ class _Saving:
             self._stall_s += time.monotonic() - began
 
     def checkpoint(self, step: int, recipe: Recipe, agreed: Agreed) -> DigestSource | None:
-        began = time.monotonic()
-        self._save(step)
-        self._stall_s += time.monotonic() - began
+        if self._is_due(step):
+            began = time.monotonic()
+            self._save(step)
+            self._stall_s += time.monotonic() - began
+            self._saves += 1
+            if self._rank == 0 and self._last is not None:
+                shutil.rmtree(self._last, ignore_errors=True)
+            self._last = self._place(step)
         return None
 
     def committed(self, row: StepRow) -> None:
-        self._out.write(json.dumps([row.step, row.step_time_s, self._stall_s]) + "\n")
+        self._out.write(json.dumps([row.step_time_s, self._stall_s, self._saves]) + "\n")
         self._out.flush()
         self._stall_s = 0.0
 
@@ -119,13 +127,13 @@ class _Saving:
 
     def _dcp_default(self, step: int) -> None:
         self._saving = dcp.async_save(
-            self._state(), checkpoint_id=self._next(step), process_group=self._group
+            self._state(), checkpoint_id=self._place(step), process_group=self._group
         )  # type: ignore[assignment]
 
     def _dcp_best(self, step: int) -> None:
         answer: Any = dcp.async_save(
             self._state(),
-            checkpoint_id=self._next(step),
+            checkpoint_id=self._place(step),
             process_group=self._group,
             async_checkpointer_type=AsyncCheckpointerType.PROCESS,
             async_stager=self._stager,
@@ -133,15 +141,20 @@ class _Saving:
         self._staging = getattr(answer, "staging_completion", None)
         self._saving = getattr(answer, "upload_completion", answer)
 
-    def _next(self, step: int) -> Path:
-        """Where to save. The save before must be over: two at once are not allowed for."""
-        if self._saving is not None:
-            self._saving.result()
-        place = self._folder / f"step-{step % KEPT}"
-        if self._rank == 0:
-            shutil.rmtree(place, ignore_errors=True)
-        torch.distributed.barrier()
-        return place
+    def _is_due(self, step: int) -> bool:
+        """Not while a save is under way on any rank: it would only be waited for. Room is made
+        for the new one outside of what is measured."""
+        if self._save == self._none:
+            return False
+        idle = torch.tensor(int(self._saving is None or self._saving.done()))
+        torch.distributed.all_reduce(idle, torch.distributed.ReduceOp.MIN, group=self._group)
+        if idle and self._rank == 0:
+            shutil.rmtree(self._place(step), ignore_errors=True)
+        torch.distributed.barrier(group=self._group)
+        return bool(idle)
+
+    def _place(self, step: int) -> Path:
+        return self._folder / f"step-{step}"
 
 
 if __name__ == "__main__":

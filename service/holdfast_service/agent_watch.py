@@ -117,20 +117,19 @@ class AgentWatch:
 
     def _enquire(self, seat: str, node_id: str) -> None:
         """Whether the node was lost too. A dying node's raylet may outlive the agent by a moment:
-        as long as it answers, it is asked again."""
-        words = "could not be asked"
+        as long as it answers, it is asked again. One silence proves nothing, two in a row do."""
+        words, silences = "could not be asked", 0
         deadline = time.monotonic() + self._enquiry_s
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and silences < 2:
             try:
                 answers = self._agents.node_answers(node_id)
             except Exception:  # whatever the cluster's client raises means that it cannot say
                 break
+            silences = 0 if answers else silences + 1
             words = "answers" if answers else "does not answer"
-            if not answers:
-                break
             time.sleep(ENQUIRY_PAUSE_S)
         evidence = f"the raylet of {seat}'s node {node_id[:12]} {words}"
-        self._tell(say.NodeWord(seat, words == "does not answer", evidence))
+        self._tell(say.NodeWord(seat, silences >= 2, evidence))
 
 
 def _standing(report: AgentReport) -> tuple[str, bool, bool]:

@@ -167,8 +167,11 @@ class Driver:
             self._ended_since = time.monotonic()
         if absorbed.end_held or _full(report):
             return Rest(0.0)
-        as_read = intents[START].done_at is not None and not anew
-        if as_read and not tx.state.terminal:
+        if CANCEL in intents or tx.state.terminal:
+            return pause
+        if tx.job.desired == Desired.CANCELLED:
+            return Rest(0.0)  # its user has cancelled it meanwhile
+        if intents[START].done_at is not None and not anew:
             self._seen = tx.job, intents  # what the transaction has just read is as good
         return pause
 

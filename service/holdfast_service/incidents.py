@@ -61,6 +61,9 @@ class Incident:
         faults = (*self.faults, fault)
         return replace(self, faults=faults, cause=primary(faults).cause).with_evidence(fault.what)
 
+    def has_lost_agent(self, agent: str) -> bool:
+        return any(one.agent == agent and one.cause is Cause.AGENT_LOST for one in self.faults)
+
     def with_node_lost(self, agent: str) -> Incident:
         """The same incident, now that the agent is known to have been lost with its node."""
         faults = tuple(

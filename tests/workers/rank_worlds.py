@@ -60,7 +60,7 @@ class Watching:
         self.rows: list[StepRow] = []
         self.digests: dict[int, str] = {}
         self.phases: list[tuple[str, int]] = []
-        self.on_checkpoint: Callable[[int, Recipe], DigestSource | None] = lambda step, recipe: None
+        self.on_checkpoint: Callable[[int, Recipe], object] = lambda step, recipe: None
         self._on_phase = on_phase
 
     def phase(self, name: str, step: int) -> None:
@@ -75,7 +75,8 @@ class Watching:
         return -1
 
     def checkpoint(self, step: int, recipe: Recipe, agreed: Agreed) -> DigestSource | None:
-        return self.on_checkpoint(step, recipe)
+        self.on_checkpoint(step, recipe)
+        return None
 
     def committed(self, row: StepRow) -> None:
         self.rows.append(row)

@@ -29,6 +29,7 @@ from holdfast_workers.memory.segment import BadSegment, Commit, Segment, Segment
 from holdfast_workers.memory.shadow import Copies, Patience
 from holdfast_workers.messages import ErrorKind, StepRow, Tier
 from holdfast_workers.recipes.base import World
+from holdfast_workers.state import CopyStopped
 
 if TYPE_CHECKING:
     from holdfast_workers.agreement import Agreed
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from holdfast_workers.state import Snapshot
 
 COPY_GRACE_S = 1.0
+COPY_PIECE = 1 << 24
 
 
 class Fenced(Exception):
@@ -144,9 +146,8 @@ class Attempt:
             if self._memory_step < 0 or not self._order["has_partner"]:
                 return self._memory_step
             began = time.monotonic()
-            step = self._link.wait_replicated(
-                self._number, self._memory_step, self._patience.left_s
-            )
+            patience_s = self._patience.left_s if self._memory_due(self._step + 1) else 0.0
+            step = self._link.wait_replicated(self._number, self._memory_step, patience_s)
             self._patience.spend(time.monotonic() - began)
             return step
 
@@ -162,10 +163,11 @@ class Attempt:
         to_remote = self._remote_due(step)
         if not (to_memory or to_remote):
             return None
-        snapshot = recipe.freeze(step)
-        return self._copies.start(
-            lambda captured: self._copy_out(snapshot, step, to_memory, to_remote, captured)
-        )
+        with self._waiting():
+            snapshot = recipe.freeze(step)
+            return self._copies.start(
+                lambda captured: self._copy_out(snapshot, step, to_memory, to_remote, captured)
+            )
 
     def committed(self, row: StepRow) -> None:
         if self._order["reporter"]:
@@ -294,7 +296,15 @@ class Attempt:
         captured(commit.digest)
         if to_remote:
             payload = self._open_segment().payload(commit)
-            self._leave_for_saver(step, lambda view: _copied(payload, view, commit.digest))
+            self._leave_for_saver(step, lambda view: self._copied(payload, view, commit.digest))
+
+    def _copied(self, source: memoryview, target: memoryview, digest: str) -> str:
+        into, of = (np.frombuffer(one, dtype=np.uint8) for one in (target, source))
+        for start in range(0, of.nbytes, COPY_PIECE):
+            if self._stopped():
+                raise CopyStopped
+            into[start : start + COPY_PIECE] = of[start : start + COPY_PIECE]
+        return digest
 
     def _stopped(self) -> bool:
         return self._copies.stopped
@@ -346,11 +356,6 @@ class Attempt:
 
     def _say(self, op: str, **fields: Any) -> None:
         self._link.send({"op": op, "attempt": self._number, "rank": self._rank, **fields})
-
-
-def _copied(source: memoryview, target: memoryview, digest: str) -> str:
-    np.copyto(np.frombuffer(target, dtype=np.uint8), np.frombuffer(source, dtype=np.uint8))
-    return digest
 
 
 def _opened(path: Path, layout: StateLayout) -> Segment | None:

@@ -115,6 +115,7 @@ class _Loop:
             self._state_digest = known if digest is None else lambda: digest
 
     def _agree(self, share: Contribution) -> Agreed:
+        replicated = self._hooks.replicated_step()  # waits for the copy, and accounts for it
         digest = self._state_digest() if self._state_digest is not None else ""
         record = Record(
             attempt=self._world.attempt,
@@ -122,7 +123,7 @@ class _Loop:
             contribution=share,
             state_step=self._state_step,
             state_digest=bytes.fromhex(digest) or bytes(16),
-            replicated_step=self._hooks.replicated_step(),
+            replicated_step=replicated,
         )
         agreed = fold(gather(record, self._world.world_size))
         if agreed.state_digest is not None:

@@ -51,8 +51,13 @@ def is_alive(pid: int) -> bool:
 
 
 def sleeps(pid: int) -> bool:
-    """True if the process's main thread waits for something (not for a processor, nor a disk)."""
-    return _run_state(pid) == "S"
+    """True if every thread of the process waits for something (not for a processor, nor a disk)."""
+    try:
+        threads = [int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    states = {_run_state(pid, thread) for thread in threads} - {""}
+    return states == {"S"}
 
 
 def exit_detail(status: int) -> dict[str, int | str]:
@@ -74,10 +79,10 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(number, f"prctl({option}): {os.strerror(number)}")
 
 
-def _run_state(pid: int) -> str:
-    """The state of the main thread, as proc(5) has it; empty if there is no such process."""
+def _run_state(pid: int, thread: int | None = None) -> str:
+    """The state of a thread, by default the main one, as proc(5) has it; empty if it is gone."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/task/{thread or pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return ""
     return stat.rpartition(")")[2].split()[0]

@@ -117,6 +117,8 @@ class Snapshot:
             )
         hasher = xxhash.xxh3_128()
         for entry, source in zip(self.layout.tensors, self.sources, strict=True):
+            if source.nbytes != entry.nbytes:
+                raise StateMismatch(f"{entry.name} has {source.nbytes} bytes, not {entry.nbytes}")
             end = entry.offset + entry.nbytes
             padded = entry.offset + aligned(entry.nbytes)
             for start in range(0, entry.nbytes, _CHUNK):

@@ -53,11 +53,19 @@ def lost(state: State, given: AgentLost, now: float) -> None:
 
 
 def node_told(state: State, given: NodeWord) -> None:
-    """Why an agent was lost: with its node, or alone. For the open incident's record."""
-    if state.incident is not None and given.lost:
-        state.incident = state.incident.with_node_lost(given.agent)
-        state.tell_incident()
-    state.note(given.evidence)
+    """Why an agent was lost: with its node, or alone. For the record of the incident that it
+    belongs to, which may be closed by now."""
+    for incident in (state.incident, state.closed_incident):
+        if incident is None or not incident.has_lost_agent(given.agent):
+            continue
+        amended = incident.with_node_lost(given.agent) if given.lost else incident
+        amended = amended.with_evidence(given.evidence)
+        if incident is state.incident:
+            state.incident = amended
+        else:
+            state.closed_incident = amended
+        state.emit(EventKind.INCIDENT_UPDATED, **amended.data())
+        return
 
 
 def made_way(state: State, given: Fenced, now: float) -> None:

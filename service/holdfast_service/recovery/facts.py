@@ -58,11 +58,10 @@ class Facts:
             case EventKind.ATTEMPT_ENDED:
                 self.over = data["attempt"]
                 self._committed(max(self.committed, data["last_step"]))
-            case EventKind.INCIDENT_OPENED | EventKind.INCIDENT_UPDATED:
+            case EventKind.INCIDENT_OPENED | EventKind.INCIDENT_UPDATED | EventKind.INCIDENT_CLOSED:
                 self._incident(data)
-            case EventKind.INCIDENT_CLOSED:
-                self._incident(data)
-                self.incident = None
+                if data.get("closed_at") is not None:  # amended after its end, it stays closed
+                    self.incident = None
             case EventKind.CHECKPOINT_SAVED:
                 self.saved |= {data["uri"]}
             case EventKind.CHECKPOINT_BAD:

@@ -124,7 +124,7 @@ def run(state: State, now: float) -> None:
         resolution = f"attempt {world.attempt} runs from step {world.restored_step}"
         state.incident = state.incident.closed(now, resolution)
         state.tell_incident(EventKind.INCIDENT_CLOSED)
-        state.incident = None
+        state.closed_incident, state.incident = state.incident, None
     state.show(Phase.RUNNING)
     state.enter(Stage.RUNNING, now, None)
     if any(member.done for member in world.members.values()):

@@ -102,6 +102,8 @@ class State:
     batch: list[Fault] = field(default_factory=list)
     failures: tuple[float, ...] = ()
     incident: Incident | None = None
+    closed_incident: Incident | None = None
+    """The one closed last: a late word on its cause may amend its record."""
     incidents: int = 0
     mark: ErrorMark | None = None
     bad: set[BadCopy] = field(default_factory=set)

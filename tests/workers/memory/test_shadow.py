@@ -84,6 +84,24 @@ def test_what_failed_after_the_capture_is_raised_by_the_next_copy() -> None:
         copies.start(job)
 
 
+def test_a_failure_is_not_forgotten_where_the_next_copy_was_started_before_it() -> None:
+    copies, go_on = Copies(), threading.Event()
+
+    def failing(captured: Callable[[str], None]) -> None:
+        captured("")
+        go_on.wait(10)
+        raise OSError("no room for a second copy")
+
+    copies.start(failing)
+    second = copies.start(lambda captured: captured("second"))
+    go_on.set()
+    assert second() == "second"
+    with pytest.raises(OSError, match="no room"):
+        copies.start(lambda captured: captured("third"))
+    with pytest.raises(OSError, match="no room"):
+        copies.finish()
+
+
 def test_at_the_end_a_short_copy_becomes_whole_and_a_long_one_is_stopped() -> None:
     whole: list[bool] = []
 

@@ -7,6 +7,7 @@ afterwards (a second copy for the remote tier) holds up nothing but the next cop
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
@@ -24,21 +25,24 @@ class Copies:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shadow-copy")
         self._captured: Future[str] | None = None
         self._done: Future[None] | None = None
+        self._error: BaseException | None = None
         self.stopped = False
         """To be looked at by jobs: give up soon."""
 
     def start(self, job: Job) -> Callable[[], str]:
-        """Start a copy; what is returned waits for its digest. Raises what the last one raised."""
-        self._raise_of_the_last()
+        """Start a copy; what is returned waits for its digest. Raises what one before raised."""
+        self._raise_what_failed()
         captured: Future[str] = Future()
 
         def run() -> None:
             try:
                 job(captured.set_result)
             except BaseException as error:
-                if captured.done():
-                    raise
-                captured.set_exception(error)
+                if error.__traceback__ is not None:  # its frames hold views of what is to be freed
+                    traceback.clear_frames(error.__traceback__)
+                self._error = error
+                if not captured.done():
+                    captured.set_exception(error)
 
         self._captured = captured
         self._done = self._thread.submit(run)
@@ -54,6 +58,7 @@ class Copies:
         self.await_captured()
         if self._done is not None:
             self._done.result(CAPTURE_S)
+        self._raise_what_failed()
         self._thread.shutdown(wait=False)
 
     def end(self, grace_s: float) -> None:
@@ -67,9 +72,9 @@ class Copies:
                 raise TimeoutError(f"the copying thread did not stop within {STOP_S} s")
         self._thread.shutdown(wait=False)
 
-    def _raise_of_the_last(self) -> None:
-        if self._done is not None and self._done.done():
-            self._done.result()
+    def _raise_what_failed(self) -> None:
+        if self._error is not None:
+            raise self._error
 
 
 class Patience:

@@ -1,0 +1,48 @@
+"""What is made of the measured steps, and that the measured jobs are legal."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.checkpoint import Steps, job, summary
+
+from holdfast_service.job_spec import parse
+
+PARTS = {"copy": 0.02, "digest": 0.01, "send": 0.0, "total": 0.03}
+
+
+def test_a_rarer_save_counts_for_all_the_steps_it_is_spread_over() -> None:
+    without = Steps([1.0] * 10, [0.0] * 10)
+    every_step = Steps([1.1] * 10, [0.01] * 10)
+    every_other = Steps([1.05, 1.15] * 5, [0.0, 0.02] * 5, interval=2.0)
+    assert every_step.added_s(without) == pytest.approx(0.1)
+    assert every_other.added_s(without) == pytest.approx(0.2)
+    assert (every_step.stall_s, every_other.stall_s) == pytest.approx((0.01, 0.02))
+    assert Steps([0.9], [0.0]).added_s(without) == 0.0
+
+
+def test_one_slow_step_in_ten_is_left_out() -> None:
+    assert Steps([1.0] * 9 + [60.0], [0.0] * 10).step_s == 1.0
+
+
+def test_ratios_are_of_the_copy_with_a_partner() -> None:
+    found = {
+        "none": Steps([1.0], [0.0]),
+        "torch_save": Steps([1.5], [0.5]),
+        "dcp_default": Steps([2.0], [0.5]),
+        "dcp_best": Steps([1.8], [0.1]),
+        "holdfast_none": Steps([1.1], [0.0]),
+        "holdfast_own": Steps([1.13], [0.0]),
+        "holdfast_partner": Steps([1.16], [0.01]),
+    }
+    figures = summary(found, {"own": PARTS, "partner": {**PARTS, "send": 0.03, "total": 0.06}})
+    assert figures["stall_vs_dcp_default"] == pytest.approx(0.02)
+    assert figures["stall_vs_dcp_best"] == pytest.approx(0.1)
+    assert figures["own_added_vs_floor"] == pytest.approx(1.0)
+    assert figures["added_vs_floor"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("memory", [0, 1])
+def test_the_jobs_that_are_measured_are_legal(memory: int) -> None:
+    spec = parse(job(2, 256, 20, 300, memory), None)
+    assert spec.checkpoint.memory.every_steps == memory
+    assert spec.model.layers * spec.model.dim**2 * 4 == 256 << 20
