@@ -70,10 +70,11 @@ class AgentWatch:
                 self._introduce(seat, epoch)
 
     def forget(self, seat: str) -> None:
-        """Nothing more is told of this life of the agent."""
+        """Nothing more is told of this life of the agent, but whether its node lives."""
         known = self._known.pop(seat, None)
         if known is not None:
             self._lifelines.forget(_line(known))
+            self._enquiries.submit(self._enquire, seat, known.node_id)
 
     def close(self) -> None:
         self._lifelines.close()

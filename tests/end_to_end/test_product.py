@@ -114,7 +114,7 @@ def test_the_node_of_rank_zero_may_be_lost(product: Product, undisturbed: dict[i
     local_cluster.kill_node(product.cluster, before[0].node_id)
     assert_same(product, job.id, undisturbed)
     (incident,) = product.client.incidents(job.id)
-    assert incident.cause == "node_lost"
+    assert incident.cause == "node_lost", incident
     assert incident.steps_lost is not None and incident.steps_lost <= 1
     assert set(product.samples(job.id)) == set(range(1, STEPS + 1))
 

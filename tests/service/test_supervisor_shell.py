@@ -138,6 +138,21 @@ def test_an_agent_that_dies_after_its_hello_is_told_lost(answers: Any, node_lost
     watch.close()
 
 
+def test_of_an_agent_that_is_given_up_the_node_is_asked_after_too(tmp_path: Path) -> None:
+    """A command that failed may be the first sign of a lost node, before its lifeline ends."""
+    agents = OneSeat(lambda: False)
+    server = DataServer(SegmentStore(tmp_path, "tp=1"), SECRET, "127.0.0.1")
+    agents.life = report("a", server.port)
+    watch, heard = watching(agents)
+    watch.look(1)
+    assert isinstance(heard.get(timeout=WAIT_S), say.AgentUp)
+    watch.forget("n0")
+    word = heard.get(timeout=WAIT_S)
+    assert isinstance(word, say.NodeWord) and word.lost
+    server.close()
+    watch.close()
+
+
 def test_the_end_of_a_former_life_is_not_taken_for_the_present_ones(tmp_path: Path) -> None:
     agents = OneSeat(lambda: True)
     lives = [DataServer(SegmentStore(tmp_path, "tp=1"), SECRET, "127.0.0.1") for _ in range(2)]
