@@ -131,13 +131,14 @@ def _fill(
 
 
 def _workers(ranks: Sequence[int], idle: Sequence[Idle]) -> dict[int, str]:
-    """Survivors keep their rank; what is left over fills holes before anything is forked."""
+    """Survivors keep their rank, and are good for no other: torch remembers where on the mesh a
+    process stood. Warm workers fill holes before anything is forked."""
     kept: dict[int, str] = {}
     for one in idle:
         if one.rank is not None and one.rank in ranks:
             kept.setdefault(one.rank, one.worker)
     taken = set(kept.values())
-    spare = [one.worker for one in idle if one.worker not in taken]
+    spare = [one.worker for one in idle if one.worker not in taken and one.rank is None]
     for rank in ranks:
         if rank not in kept and spare:
             kept[rank] = spare.pop(0)

@@ -35,6 +35,28 @@ def test_a_standby_node_takes_over_from_the_node_of_rank_zero(
         assert lost not in {member["agent"] for member in members}
 
 
+def test_a_node_and_the_supervisor_on_it_are_lost_at_once(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """The next supervisor knows the seats from the journal alone, and moves nobody who lives."""
+    with supervised(tmp_path, small_training(STEPS), standbys=1) as run:
+        run.wait_step(20)
+        lost, kept = run.seat_of(0), run.seat_of(2)
+        pids = {rank: pid for rank, pid in run.pids().items() if rank in (2, 3)}
+        run.supervisor.vanish()
+        run.agents.kill_node(lost)
+        run.lose_supervisor()
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, undisturbed)
+        (incident,) = incidents(run)
+        assert incident["steps_lost"] <= 1
+        members = run.of(EventKind.ATTEMPT_RUNNING)[-1]["members"]
+        assert {one["rank"] for one in members if one["agent"] == kept} == {2, 3}
+        stuck = str(incident["evidence"]).count("slept on after its connections were cut")
+        moved = [one for one in members if one["rank"] in pids and one["pid"] != pids[one["rank"]]]
+        assert len(moved) <= stuck, run.story()
+
+
 def test_both_nodes_die_one_after_the_other_and_the_first_comes_back(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

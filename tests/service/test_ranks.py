@@ -34,6 +34,17 @@ def test_a_crashed_process_on_a_healthy_agent_is_forked_there() -> None:
     }
 
 
+def test_a_process_that_had_a_rank_takes_no_other() -> None:
+    """It was built for its place in the mesh; what knows no homes forks rather than moves it."""
+    nodes = [node("n1", Idle("c", 2), Idle("d", 3)), node("n2", Idle("x"), Idle("y"))]
+    assert seats(assign(GROUPS, {}, nodes)) == {
+        0: ("n1", None),
+        1: ("n1", None),
+        2: ("n2", "x"),
+        3: ("n2", "y"),
+    }
+
+
 def test_a_standby_takes_all_ranks_of_a_lost_agent_with_its_warm_workers() -> None:
     homes = {0: Home("n0", "", False), 1: Home("n1", "", True)}
     nodes = [node("n1", Idle("c", 2), Idle("d", 3)), node("n2", Idle("x"), Idle("y"))]

@@ -50,6 +50,11 @@ class RestoreFailed(Exception):
     """The state named in the order is not to be had; `detail` says which."""
 
 
+class CannotMove(WorkersError):
+    """A living process was given another place in the mesh than it was built for. torch keeps
+    coordinates of the first one, and would cut the model where the process stood before."""
+
+
 class Link(Protocol):
     """What an attempt asks of the worker's control link."""
 
@@ -206,11 +211,14 @@ class Attempt:
 
     def _enter(self, world: World) -> None:
         began = time.monotonic()
-        if self.built_for is not None and _same_place(self.built_for, world):
+        if self.built_for is None:
+            self._recipe.build(world)
+        elif _same_place(self.built_for, world):
             self._recipe.rebind(world)
         else:
-            self.built_for = None
-            self._recipe.build(world)
+            raise CannotMove(
+                f"a process of rank {self.built_for.rank} cannot take rank {world.rank}"
+            )
         self.built_for = world
         self._phases["build"] = time.monotonic() - began
         self._check_fence()
@@ -236,10 +244,13 @@ class Attempt:
         word = self._link.wait_state(self._number, self._order["timeout_s"])
         if not word["ok"]:
             raise RestoreFailed(word["message"])
+        path = Path(self._order["segment_path"])
         try:
-            segment = self._open_segment()
+            segment = self._segment = Segment.open(path)
         except (SegmentError, FileNotFoundError) as error:
             raise RestoreFailed(str(error)) from error
+        if segment.layout != self._recipe.layout():
+            raise RestoreFailed(f"{path.name} has another layout than the model of this rank")
         for commit in segment.commits():
             if (commit.attempt, commit.step) == (restore["attempt"], restore["step"]):
                 if not segment.verify(commit):

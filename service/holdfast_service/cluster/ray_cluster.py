@@ -42,6 +42,9 @@ RELEASE_S = 5.0
 KEY_BYTES = 32
 
 
+HEAD = "node:__internal_head__"
+
+
 class RayCluster:
     """One connection of this process to one Ray cluster."""
 
@@ -128,7 +131,7 @@ class RayCluster:
             max_task_retries=-1,
             max_concurrency=32,
             num_cpus=0,
-            scheduling_strategy=_beside_the_head(),
+            resources=_beside_the_head(),
         )
         self._supervisors[launch.job_id] = actor.remote(launch, self._job_secret(launch.job_id))
         return True
@@ -174,12 +177,12 @@ class RayCluster:
             raise SupervisorUnavailable(f"{type(error).__name__}: {error}") from error
 
 
-def _beside_the_head() -> NodeAffinitySchedulingStrategy | str:
-    """Near the GCS if it can be told: a lost training node then costs no supervisor."""
-    for node in ray.nodes():
-        if node["Alive"] and "node:__internal_head__" in node["Resources"]:
-            return NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)
-    return "DEFAULT"
+def _beside_the_head() -> dict[str, float]:
+    """Resources that only the head's node has, if it can be told: a lost training node then costs
+    no supervisor. (An affinity would name a node that a new head does not have.)"""
+    if any(node["Alive"] and HEAD in node["Resources"] for node in ray.nodes()):
+        return {HEAD: 0.0001}
+    return {}
 
 
 def _key(path: Path) -> bytes:

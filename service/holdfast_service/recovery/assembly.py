@@ -19,7 +19,7 @@ def check_start(state: State, now: float) -> None:
         return
     records = state.roster.live()
     ready = [record for record in records if record.report.ready]
-    nodes = state.roster.nodes(ready, {}, 0)
+    nodes = state.roster.nodes(ready, {})
     if not isinstance(assign(config.groups, {}, nodes), Assignment):
         state.enough_since, state.deadline = None, state.start_deadline
     elif len(ready) >= config.nodes + config.standby_nodes:
@@ -68,6 +68,7 @@ def form_anew(state: State, now: float) -> None:
         _replay(state, now)
         return
     state.world = _world_of_facts(state, now)
+    forming.settle(state, state.world)
     state.enter(Stage.FORMING, now, state.config.form_timeout_s)
     for fault in _what_is_missing(state, state.world, now):
         faults.accuse(state, fault, now)

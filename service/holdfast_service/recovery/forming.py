@@ -69,7 +69,7 @@ def decide(state: State, now: float) -> None:
         for member in (last.members.values() if last else ())
         if member.worker is not None
     }
-    nodes = state.roster.nodes(records, ranks, last.attempt if last else 0)
+    nodes = state.roster.nodes(records, ranks)
     result = assign(config.groups, _homes(state), nodes)
     if isinstance(result, Shortage):
         missing = ", ".join(str(rank) for rank in result.ranks)

@@ -130,10 +130,9 @@ class Roster:
         """The agents that have made way for `attempt`: only they can be in its world."""
         return [record for record in self.live() if record.fenced == attempt]
 
-    def nodes(
-        self, records: list[AgentRecord], ranks: Mapping[str, int], formed: int
-    ) -> list[Node]:
-        """The agents as places for ranks. `ranks`: worker → rank in the last world, `formed`."""
+    def nodes(self, records: list[AgentRecord], ranks: Mapping[str, int]) -> list[Node]:
+        """The agents as places for ranks. `ranks`: worker → rank in the last world. A worker that
+        the last world does not name may have a rank of an older one."""
         return [
             Node(
                 agent=record.agent,
@@ -141,7 +140,7 @@ class Roster:
                 capacity=record.report.capacity,
                 ready=record.report.ready and record.report.failure is None,
                 idle=tuple(
-                    Idle(one.worker, _last_rank(one, ranks, formed))
+                    Idle(one.worker, ranks.get(one.worker, one.rank))
                     for one in record.report.workers
                     if self._may_sit(one)
                 ),
@@ -169,10 +168,3 @@ def copies(records: list[AgentRecord]) -> list[Copy]:
         for one in records
         for held in one.report.held
     ]
-
-
-def _last_rank(one: WorkerReport, ranks: Mapping[str, int], formed: int) -> int | None:
-    if one.worker in ranks:
-        return ranks[one.worker]
-    # Forked for the last world and fenced before it could say that it joined.
-    return one.rank if formed and one.attempt == formed else None

@@ -38,7 +38,9 @@ def forget_step(model: nn.Module) -> None:
                 unsharded.grad = None
             parameter.sharded_param.grad = None
     if isinstance(model, FSDPModule):
-        model._get_fsdp_state()._reset_iter_state()
+        state = model._get_fsdp_state()
+        if state._is_root is not None:  # before its first forward it has nothing to be reset
+            state._reset_iter_state()
     for parameter in model.parameters():
         parameter.grad = None
 
