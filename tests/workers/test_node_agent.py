@@ -122,6 +122,7 @@ def test_many_orders_to_warm_up_fork_no_more_than_the_node_can_run(one: OneAgent
     one.call("fence", 1, 1)
     for worker in one.report().workers:
         os.kill(worker.pid, signal.SIGKILL)
+    one.wait(lambda: not one.report().workers)  # who is dying still counts
     calls = [one.agents.call("n0", "warm_up", 1, 1, timeout_s=WAIT_S) for _ in range(8)]
     wait(calls, WAIT_S)
     one.wait(lambda: len(one.report().workers) == 2)

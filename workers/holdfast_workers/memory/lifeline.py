@@ -10,6 +10,7 @@ does not judge: a lost lifeline may be a lost link.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -92,7 +93,8 @@ class Lifelines:
             if self._closing:
                 return
             self._closing = True
-            os.write(self._wake_writer, b"!")
+            with contextlib.suppress(BrokenPipeError):  # the thread saw it by itself, and is gone
+                os.write(self._wake_writer, b"!")
         self._thread.join(timeout_s)
         os.close(self._wake_writer)
 

@@ -10,6 +10,7 @@ One thread accepts and beats the lifelines; each push or fetch connection has a 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import selectors
@@ -88,7 +89,8 @@ class DataServer:
                 return
             self._closing = True
             connections = dict(self._connections)
-        os.write(self._wake_writer, b"!")
+        with contextlib.suppress(BrokenPipeError):  # the thread saw it by itself, and is gone
+            os.write(self._wake_writer, b"!")
         for sock in connections:
             wire.shut(sock)
         deadline = time.monotonic() + timeout_s
