@@ -68,6 +68,7 @@ class _Saving:
         # Of its own: a save in another thread would meet the collectives of training in the default
         # group, and hang now and then.
         self._group = torch.distributed.new_group(backend="gloo")
+        self._asking = torch.distributed.new_group(backend="gloo")
         self._stall_s = 0.0
         self._saves = 0
         self._last: Path | None = None
@@ -147,10 +148,10 @@ class _Saving:
         if self._save == self._none:
             return False
         idle = torch.tensor(int(self._saving is None or self._saving.done()))
-        torch.distributed.all_reduce(idle, torch.distributed.ReduceOp.MIN, group=self._group)
+        torch.distributed.all_reduce(idle, torch.distributed.ReduceOp.MIN, group=self._asking)
         if idle and self._rank == 0:
             shutil.rmtree(self._place(step), ignore_errors=True)
-        torch.distributed.barrier(group=self._group)
+        torch.distributed.barrier(group=self._asking)
         return bool(idle)
 
     def _place(self, step: int) -> Path:
