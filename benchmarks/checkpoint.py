@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from typing import Any
 import yaml
 
 from benchmarks import holdfast_side
-from benchmarks.conditions import ROOT, environment, machine, print_json, say
+from benchmarks.conditions import machine, print_json, say, torchrun
 from benchmarks.floor import floor
 from benchmarks.stock_savers import SAVERS
 
@@ -101,7 +100,7 @@ def measure(ranks: int, state_mb: int, steps: int, work: int) -> dict[str, Any]:
 def summary(
     found: Mapping[str, Steps], floors: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
-    """Medians and ratios. Of an added time that is negative nothing is left but noise: 0."""
+    """Means of the middle, and ratios."""
     added = {
         name: steps.added_s(found["holdfast_none" if "holdfast" in name else "none"])
         for name, steps in found.items()
@@ -165,19 +164,8 @@ def stock(document: Mapping[str, Any], ranks: int, saver: str) -> Steps:
     try:
         path, rows = kept / "job.yaml", kept / "rows.jsonl"
         path.write_text(yaml.safe_dump(dict(document)))
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
-                *("-m", "benchmarks.stock_savers", str(path), saver, str(kept), str(rows)),
-            ],
-            cwd=ROOT,
-            env={**environment(), "GLOO_SOCKET_IFNAME": "lo"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=RUN_S,
-            check=False,
-        )
+        program = ("benchmarks.stock_savers", str(path), saver, str(kept), str(rows))
+        done = torchrun(ranks, *program, timeout_s=RUN_S)
         lines = [json.loads(line) for line in rows.read_text().splitlines()]
         if len(lines) < document["train"]["steps"]:
             raise RuntimeError(f"{saver} failed at step {len(lines)}:\n{done.stderr[-4000:]}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -81,3 +82,20 @@ def environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
+
+
+def torchrun(ranks: int, *program: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run `-m program...` in as many processes, on loopback as the embedded cluster does."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
+            *("-m", *program),
+        ],
+        cwd=ROOT,
+        env={**environment(), "GLOO_SOCKET_IFNAME": "lo"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -29,13 +28,12 @@ import yaml
 from benchmarks import holdfast_side
 from benchmarks.conditions import (
     EXAMPLE,
-    ROOT,
-    environment,
     load_job,
     machine,
     model_words,
     print_json,
     say,
+    torchrun,
     wait_for_quiet,
 )
 from benchmarks.cpu_use import CpuUse
@@ -108,19 +106,8 @@ def bare(job: Mapping[str, Any]) -> list[float]:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         document, rows = Path(folder) / "job.yaml", Path(folder) / "rows.jsonl"
         document.write_text(yaml.safe_dump(dict(job)))
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
-                *("-m", "holdfast_workers.standalone", str(document), "--json", str(rows)),
-            ],
-            cwd=ROOT,
-            env={**environment(), "GLOO_SOCKET_IFNAME": "lo"},  # as the embedded cluster does
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=RUN_S,
-            check=False,
-        )
+        module = "holdfast_workers.standalone"
+        done = torchrun(ranks, module, str(document), "--json", str(rows), timeout_s=RUN_S)
         if done.returncode:
             raise RuntimeError(f"the bare training core failed:\n{done.stderr[-4000:]}")
         lines = [json.loads(line) for line in rows.read_text().splitlines()]

@@ -65,14 +65,15 @@ class Incident:
         return any(one.agent == agent and one.cause is Cause.AGENT_LOST for one in self.faults)
 
     def with_node_lost(self, agent: str) -> Incident:
-        """The same incident, now that the agent is known to have been lost with its node."""
+        """The same incident, now that the agent (see `has_lost_agent`) is known to have been lost
+        with its node."""
         faults = tuple(
             replace(fault, cause=Cause.NODE_LOST)
             if fault.agent == agent and fault.cause is Cause.AGENT_LOST
             else fault
             for fault in self.faults
         )
-        return replace(self, faults=faults, cause=primary(faults).cause if faults else self.cause)
+        return replace(self, faults=faults, cause=primary(faults).cause)
 
     def with_evidence(self, what: str) -> Incident:
         if what in self.evidence:
