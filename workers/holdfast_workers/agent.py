@@ -5,7 +5,7 @@ was told of, is refused. It takes no decision about the run: it reports what it 
 and does what it is told. All of its workers die with it; its memory checkpoints do not: they are
 named segments, which its next incarnation on the same node attaches again.
 
-Threads: `node-io` (children and their messages), those of the data server and the replicator,
+Threads: `node-io` (children and their messages), `beat-watch`, `health`, those of the data channel,
 a few for slow errands (forks of savers, fetches), and whichever threads call the commands.
 """
 
@@ -24,32 +24,40 @@ from pathlib import Path
 from typing import Any
 
 from holdfast_workers import processes
-from holdfast_workers.agent_config import AgentConfig
-from holdfast_workers.chaos import FaultPoints
+from holdfast_workers.agent_config import AgentConfig, join_fields
+from holdfast_workers.beat_watch import BeatWatch
 from holdfast_workers.children import Brood, Child, ZygoteFailed
-from holdfast_workers.courier import Courier
-from holdfast_workers.crew import Crew, Slot, join_fields
+from holdfast_workers.crew import Crew
 from holdfast_workers.errors import StaleCommand
+from holdfast_workers.fault_orders import FaultOrders
+from holdfast_workers.health.node import NodeHealth
+from holdfast_workers.injection import Injection
 from holdfast_workers.journal import Journal
 from holdfast_workers.kept_events import Events, KeptEvents
-from holdfast_workers.memory.replicate import Replicator
-from holdfast_workers.memory.server import DataServer
-from holdfast_workers.memory.store import Quarantined, SegmentStore
+from holdfast_workers.lease import Grant, Lease
+from holdfast_workers.memory.exchange import exchange
+from holdfast_workers.memory.store import NothingHeld
 from holdfast_workers.messages import (
     AgentReport,
+    Beat,
     FormOrder,
-    LogLine,
+    Inspection,
     Partner,
     Place,
+    Polled,
     Seat,
     Signal,
     SignalKind,
-    StepRow,
-    Tier,
 )
 from holdfast_workers.node_io import NodeIO
+from holdfast_workers.node_memory import NodeMemory
 from holdfast_workers.remote_saves import RemoteSaves
 from holdfast_workers.signalling import Teller
+from holdfast_workers.tidying import Tidier
+
+ZYGOTE_EARLY_S = 30.0
+ZYGOTE_LIVES = 3
+"""So many zygotes in a row that end so early, and no further one is started: the node is unfit."""
 
 STORE_RETRY_S = 1.0
 """A rendezvous store that ends sooner after its start is forked again only after as long."""
@@ -62,9 +70,15 @@ STORE_WAIT_S = 2.0
 
 
 class NodeAgent:
-    """See the module's promise. `on_signal` is called from several threads and must not block."""
+    """See the module's promise. `on_signal` is called from several threads and must not block.
+    `lose_node()` ends this node, for who injects that fault; None: it cannot be done."""
 
-    def __init__(self, config: AgentConfig, on_signal: Callable[[Signal], None]) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        on_signal: Callable[[Signal], None],
+        lose_node: Callable[[], None] | None = None,
+    ) -> None:
         self._config = config
         self._incarnation = uuid.uuid4().hex[:8]
         self._changed = threading.Condition()
@@ -75,35 +89,52 @@ class NodeAgent:
         self._failure: dict[str, Any] | None = None
         self._store_port = 0
         self._store_forked_at = 0.0
+        self._zygotes_lost_early = 0
         self._events = KeptEvents()
-        self._faults = FaultPoints.from_environment()
         self._teller = Teller(config.agent, self._incarnation, on_signal)
         self._journal = Journal(config.agent, self._incarnation)
         self._errands = ThreadPoolExecutor(4 + 2 * config.capacity, "node-errand")
         self._root = Path(config.memory_root)
         self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._store = SegmentStore(self._root, config.mesh_tag, on_bad=self._bad_shard)
-        self._server = DataServer(
-            self._store, config.secret, config.host, heartbeat_s=config.heartbeat_s
-        )
-        self._replicator = Replicator(
-            self._store, config.secret, on_replicated=self._replicated, on_lost=self._partner_lost
+        self._lease = Lease(self._tell_lease)
+        self._memory = NodeMemory(
+            config,
+            self._root,
+            self._teller,
+            self._errand,
+            lambda: self._attempt,
+            self._closing,
+            on_grant=self._granted,
         )
         self._brood = Brood(config.of_zygote, config.zygote_start_timeout_s, config.fork_timeout_s)
         self._saves = RemoteSaves(config, self._root, self._brood, self._teller)
         self._saves.remove_leftovers()
-        self._courier = Courier(config.agent, config.secret, self._store, config.form_timeout_s)
+        self._tidier = Tidier(config, self._brood, self._teller)
         self._crew = Crew(
             config,
             self._incarnation,
             self._brood,
             self._teller,
             self._journal,
-            on_standing=self._replicate,
-            on_save=self._save,
+            on_standing=self._memory.offer,
+            on_save=self._saves.hand_over,
+            on_wanted=self._memory.fill_from_other_mesh,
+            on_resharded=self._memory.free_other_meshes,
         )
+        self._memory.attach(self._crew)
         self._io = NodeIO(self)
         self._crew.attach(self._io)
+        self._health = NodeHealth(
+            config,
+            self._brood,
+            self._teller,
+            lambda: self._attempt,
+            lambda: len(self._crew.reports()),
+        )
+        self._fault_orders = FaultOrders(
+            self._root, self._crew.child_of, lose_node, self._health.pretend_xid
+        )
+        self._watch = BeatWatch(config, self._crew.reports, self._teller)
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -111,11 +142,16 @@ class NodeAgent:
         """Bring up zygote, rendezvous store and warm workers. What it raises is reported too."""
         processes.become_subreaper()
         self._io.start()
+        self._saves.start(self._io)
+        self._tidier.start(self._io)
+        self._health.start()
+        self._watch.start()
         try:
             self._brood.start()
             self._io.watch_zygote(self._brood.pid)
             self._fork_store()
             self._crew.fill()
+            self._health.check(self._io)
             if not self._await_store(self._config.fork_timeout_s):
                 raise TimeoutError(f"no rendezvous store within {self._config.fork_timeout_s} s")
         except Exception as error:
@@ -126,13 +162,16 @@ class NodeAgent:
     def release(self) -> None:
         """End every process and free every byte of memory this node holds for the job."""
         self._closing.set()
+        self._watch.stop()
         self._crew.stop(RELEASE_WAIT_S)
+        self._saves.stop()
+        self._tidier.stop()
+        self._health.stop()
         self._io.stop()
         self._brood.stop()
-        self._replicator.close()
-        self._server.close()
+        self._memory.close()
         self._errands.shutdown(wait=False, cancel_futures=True)
-        self._store.free_all()
+        self._memory.free_all()
         shutil.rmtree(self._root, ignore_errors=True)
 
     # --- commands -------------------------------------------------------------------------------
@@ -142,19 +181,21 @@ class NodeAgent:
         self._obey(epoch)
         return self.report()
 
-    def fence(self, epoch: int, attempt: int, events: Events = ()) -> AgentReport:
+    def fence(
+        self, epoch: int, attempt: int, events: Events = (), condemned: tuple[str, ...] = ()
+    ) -> AgentReport:
         """End this node's part in every attempt before `attempt`.
 
         Returns once no worker here can apply another step of an older attempt: each has parked
-        or is dead. Takes at most `abort_grace_s` and the time to reap a killed process. Harmless
-        where `attempt` has been formed already. Raises StillThere or DeliveryStuck.
+        or is dead; the workers in `condemned` hang, and are killed at once. Takes at most
+        `abort_grace_s` and the time to reap a killed process. Harmless where `attempt` has been
+        formed already. Raises StillThere or DeliveryStuck.
         """
         self._obey(epoch, attempt)
         self._events.keep(events)
-        self._server.fence(attempt)
-        self._crew.fence(attempt)
-        self._replicator.fence(attempt)
-        self._courier.fence(attempt)
+        self._memory.refuse(attempt)
+        self._crew.fence(attempt, condemned)
+        self._memory.fence(attempt)
         self._saves.fence(attempt)
         if self._started:
             self._await_store(STORE_WAIT_S)
@@ -165,22 +206,51 @@ class NodeAgent:
         self._obey(epoch, order.attempt)
         self._events.keep(events)
         self._crew.dismiss_unseated(order)
+        self._memory.turn_to(order.mesh)
         for seat in order.seats:
             self._take_seat(order, seat)
+        self._tell_lease(order.attempt, self._lease.until(order.attempt))
 
-    def set_partner(self, epoch: int, attempt: int, rank: int, partner: Partner | None) -> None:
-        """Replicate `rank` to another partner from now on, without a new attempt."""
+    def set_partners(
+        self, epoch: int, attempt: int, rank: int, partners: tuple[Partner, ...]
+    ) -> None:
+        """Replicate `rank` to these partners from now on, without a new attempt."""
         self._obey(epoch, attempt)
-        self._replicator.set_partner(rank, partner, attempt=attempt)
-        slot = self._crew.with_rank(rank)
-        if slot is not None:
-            slot.child.send({"op": "partner", "present": partner is not None})
-            self._replicate(slot, None)
+        self._memory.change_partners(rank, partners, attempt)
+
+    def free_memory(
+        self,
+        epoch: int,
+        attempt: int,
+        mesh: dict[str, int],
+        own: frozenset[int],
+        replicas: frozenset[int],
+    ) -> None:
+        """Free all memory checkpoints but those of the ranks named of `mesh`, which a standby has
+        had no order of: nobody will ask for them. Those of other meshes too."""
+        self._obey(epoch, attempt)
+        self._memory.free_all_but(mesh, own, replicas)
 
     def warm_up(self, epoch: int, attempt: int) -> None:
         """Fork workers up to the node's capacity, so that a rank need not wait for a fork."""
         self._obey(epoch, attempt)
         self._crew.fill()
+
+    def finish(self, epoch: int, attempt: int, events: Events = ()) -> None:
+        """Let the ranks here wish that all stop after the next agreed step, and save that."""
+        self._obey(epoch, attempt)
+        self._events.keep(events)
+        self._crew.tell(attempt, {"op": "finish"})
+
+    def set_intervals(self, epoch: int, attempt: int, memory: int, remote: int) -> None:
+        """How often to save, in steps: counts from the step whose agreement rank 0 brings it to."""
+        self._obey(epoch, attempt)
+        self._crew.tell(attempt, {"op": "intervals", "steps": (memory, remote)})
+
+    def inject(self, epoch: int, number: int, fault: dict[str, Any]) -> None:
+        """Bring about a fault that somebody asked for. Raises CannotInject."""
+        self._obey(epoch)
+        self._fault_orders.take(number, Injection.of(fault))
 
     def stop_workers(self, epoch: int, events: Events = ()) -> None:
         """End every worker; the job is over. Memory stays until `release`."""
@@ -188,16 +258,64 @@ class NodeAgent:
         self._events.keep(events)
         self._crew.stop()
 
-    def finalize(self, epoch: int, step: int, attempt: int, keep: int) -> dict[str, Any]:
-        """Publish the remote checkpoint of `step`: its folder, size and what retention removed."""
+    def finalize(self, epoch: int, step: int, attempt: int) -> dict[str, Any]:
+        """Publish the remote checkpoint of `step`: its folder and size."""
         self._obey(epoch)
-        return self._saves.finalize(step, attempt, keep, self._io)
+        return self._saves.finalize(step, attempt, self._io)
+
+    def save_held(self, epoch: int, rank: int, place: Place, attempt: int, step: int) -> None:
+        """Save a shard whose own node is gone to the remote tier, from the memory checkpoint that
+        is held here. Raises NothingHeld, Overtaken or SegmentSpaceError."""
+        self._obey(epoch)
+        segment = self._memory.find(rank, place)
+        commit = segment.find(attempt, step) if segment is not None else None
+        if segment is None or commit is None:
+            raise NothingHeld(
+                f"no step {step} of attempt {attempt} in {place} memory of rank {rank}"
+            )
+        self._saves.save_held(rank, segment, commit)
+
+    def tidy(
+        self,
+        epoch: int,
+        attempt: int,
+        step: int,
+        unfinished: tuple[tuple[int, int], ...],
+        bad: frozenset[str],
+    ) -> None:
+        """Apply retention to the remote tier; a signal tells what it removed. `unfinished`, as
+        (step, attempt), are still to be published; what is `bad` goes into quarantine."""
+        self._obey(epoch)
+        self._tidier.ask(attempt, step, unfinished, bad)
+
+    def beats(self, epoch: int) -> tuple[Beat, ...]:
+        """How far every rank here has come, as its beacon says."""
+        self._obey(epoch)
+        return self._watch.beats()
+
+    def inspect(self, epoch: int, attempt: int) -> tuple[Inspection, ...]:
+        """Every rank of `attempt` here, seen from outside; takes `inspect_timeout_s` at most."""
+        self._obey(epoch)
+        return self._watch.inspect(attempt)
+
+    def check(self, epoch: int) -> AgentReport:
+        """Check the node as before its first use."""
+        self._obey(epoch)
+        self._health.check(self._io)
+        return self.report()
+
+    def exchange(self, epoch: int, host: str, port: int, timeout_s: float) -> str:
+        """Exchange bytes with the agent that listens there: what went wrong, "" if nothing did."""
+        self._obey(epoch)
+        return exchange(self._config.secret, host, port, timeout_s)
 
     def report(self) -> AgentReport:
         """What this agent is and holds, now."""
         config = self._config
-        held = tuple(self._store.held())
+        held = self._memory.held()
         workers = self._crew.reports()
+        health = self._health.report()
+        saving = self._saves.saving  # before `shards`: what is saved meanwhile is in both
         with self._changed:
             return AgentReport(
                 agent=config.agent,
@@ -205,7 +323,7 @@ class NodeAgent:
                 node_id=config.node_id,
                 host=config.host,
                 pid=os.getpid(),
-                data_port=self._server.port,
+                data_port=self._memory.port,
                 store_port=self._store_port,
                 capacity=config.capacity,
                 epoch=self._epoch,
@@ -214,19 +332,23 @@ class NodeAgent:
                 workers=workers,
                 held=held,
                 shards=self._saves.shards,
+                saving=saving,
                 domain=config.domain,
                 failure=self._failure,
+                **health.data(),
             )
 
     def poll(
         self, after_row: tuple[int, int], after_log: int, events: Events = (), acked: int = 0
-    ) -> tuple[list[StepRow], dict[int, str], list[LogLine]]:
-        """Metric rows, digests and log lines newer than the cursors, bounded in number.
+    ) -> Polled:
+        """Metric rows, digests and log lines newer than the cursors, bounded in number; and the
+        workers and saved shards as they are, for a signal may be lost.
 
         `events` are the supervisor's, to be kept; those up to `acked` are stored elsewhere.
         """
         self._events.keep(events, acked)
-        return self._journal.after(after_row, after_log)
+        rows, digests, lines = self._journal.after(after_row, after_log)
+        return Polled(rows, digests, lines, self._crew.reports(), self._saves.shards)
 
     def kept_events(self) -> list[dict[str, Any]]:
         """The supervisor's events that were left here, in order of number."""
@@ -235,7 +357,10 @@ class NodeAgent:
     # --- what the I/O thread reports ------------------------------------------------------------
 
     def worker_said(self, name: str, message: dict[str, Any]) -> None:
-        self._crew.said(name, message)
+        if message["op"] == "injected":
+            self._fault_orders.fired(message["number"])
+        else:
+            self._crew.said(name, message)
 
     def child_said(self, child: Child, message: dict[str, Any]) -> None:
         """One message of a store host or saver."""
@@ -243,8 +368,8 @@ class NodeAgent:
             with self._changed:
                 self._store_port = message["port"]
                 self._changed.notify_all()
-        elif message["op"] == "saved":
-            self._saves.saved(child, message)
+        elif child.kind == "saver":
+            self._saves.said(child, message)
 
     def child_logged(self, child: Child, text: str) -> None:
         attempt, rank = self._crew.whereabouts(child.name)
@@ -262,79 +387,34 @@ class NodeAgent:
             self._saves.exited(child, detail)
 
     def zygote_exited(self) -> None:
-        if not self._closing.is_set():
-            self._teller.tell(SignalKind.ZYGOTE_LOST, self._attempt)
+        if self._closing.is_set():
+            return
+        early = self._brood.age_s() < ZYGOTE_EARLY_S
+        self._zygotes_lost_early = self._zygotes_lost_early + 1 if early else 0
+        unfit = ""
+        if self._zygotes_lost_early >= ZYGOTE_LIVES:
+            unfit = (
+                f"its zygote ended {ZYGOTE_LIVES} times in a row within {ZYGOTE_EARLY_S:g} s of "
+                "its start: look for what ends it in the node's system log"
+            )
+            self._failed(ZygoteFailed(unfit))
+        else:
             self._errand(self._replace_zygote)
-
-    # --- memory tier ----------------------------------------------------------------------------
-
-    def _replicate(self, slot: Slot, computed: int | None) -> None:
-        """Offer the state that a worker stands on to its partner."""
-        assert slot.rank is not None
-        if computed is not None:
-            self._faults.reach("replicate", slot.step)
-            self._replicator.offer(slot.rank, computed, slot.step)
-            return
-        for held in self._store.held():
-            if (held.rank, held.place, held.step) == (slot.rank, Place.OWN, slot.step):
-                self._replicator.offer(slot.rank, held.attempt, held.step)
-
-    def _replicated(self, rank: int, attempt: int, step: int) -> None:
-        del attempt  # the attempt that computed the step; the worker is told of its own
-        slot = self._crew.with_rank(rank)
-        if slot is not None:
-            slot.child.send({"op": "replicated", "attempt": slot.attempt, "step": step})
-
-    def _partner_lost(self, rank: int, partner: Partner, why: str) -> None:
-        slot = self._crew.with_rank(rank)
-        if slot is None or self._closing.is_set():
-            return
-        slot.child.send({"op": "partner", "present": False})  # never make training wait for it
-        self._teller.tell(
-            SignalKind.PARTNER_LOST,
-            slot.attempt,
-            rank,
-            slot.name,
-            detail={"partner": partner.agent, "why": why},
-        )
-
-    def _bad_shard(self, bad: Quarantined) -> None:
-        detail = {
-            "tier": bad.place.value,
-            "place": bad.place.value,
-            "step": bad.step,
-            "attempt": bad.attempt,
-            "message": f"{bad.path.name}: {bad.why}",
-        }
-        self._teller.tell(SignalKind.BAD_SHARD, self._attempt, bad.rank, detail=detail)
-
-    # --- seats ----------------------------------------------------------------------------------
-
-    def _take_seat(self, order: FormOrder, seat: Seat) -> None:
-        self._replicator.set_partner(seat.rank, seat.partner, attempt=order.attempt)
-        join = {
-            **join_fields(order, seat, self._config),
-            "segment_root": str(self._root),
-            "segment_path": str(self._store.path(seat.rank, Place.OWN)),
-        }
-        slot = self._crew.seat(order, seat, join)
-        if slot is not None and seat.restore.tier in (Tier.OWN_RAM, Tier.PARTNER_RAM, Tier.LIVE):
-            self._errand(self._bring_state, slot, order.attempt, seat)
-
-    def _bring_state(self, slot: Slot, attempt: int, seat: Seat) -> None:
-        """See to it that the rank's state lies in its own segment, and tell the worker."""
-        answer: dict[str, Any] = {"op": "state", "attempt": attempt, "ok": True, "message": ""}
-        try:
-            self._courier.bring(attempt, seat.rank, seat.restore)
-        except Exception as error:  # told to the worker, which reports it as a failed restore
-            answer.update(ok=False, message=f"{type(error).__name__}: {error}")
-        slot.child.send(answer)
+        self._teller.tell(SignalKind.ZYGOTE_LOST, self._attempt, detail={"unfit": unfit})
 
     # --- small things ---------------------------------------------------------------------------
 
-    def _save(self, message: dict[str, Any]) -> None:
-        """A worker left a copy of its state for the remote tier."""
-        self._errand(self._saves.save, self._saves.hand_over(message), self._io)
+    def _take_seat(self, order: FormOrder, seat: Seat) -> None:
+        self._memory.set_partners(seat.rank, seat.partners, order.attempt)
+        join = {
+            **join_fields(order, seat, self._config),
+            **self._memory.whereabouts(seat.rank),
+            "faults": self._fault_orders.due(seat.rank),
+        }
+        slot = self._crew.seat(order, seat, join)
+        if slot is not None:
+            self._memory.seated(slot, seat, order.attempt)
+            self._fault_orders.hand_on(seat.rank, slot.child)  # some came while it was forked
 
     def _obey(self, epoch: int, attempt: int | None = None) -> None:
         with self._changed:
@@ -344,6 +424,18 @@ class NodeAgent:
                 raise StaleCommand(f"attempt {attempt} is older than {self._attempt}")
             self._epoch = epoch
             self._attempt = max(self._attempt, attempt or 0)
+
+    def _granted(self, grant: Grant) -> None:
+        """A supervisor has heard this agent; an older one's word counts no more."""
+        with self._changed:
+            current = grant.epoch >= self._epoch and grant.attempt >= self._attempt
+        if current:
+            self._lease.renew(grant)
+
+    def _tell_lease(self, attempt: int, until: float) -> None:
+        """Never waits for a worker that does not read: this may be the data server's thread, and
+        the next word says the same and more."""
+        self._crew.tell(attempt, {"op": "lease", "until": until}, wait=False)
 
     def _errand(self, body: Callable[..., None], *arguments: Any) -> None:
         """Run something slow elsewhere, so that nobody waits for it."""

@@ -1,10 +1,15 @@
-"""All a node agent needs to know, immutable for its life."""
+"""All a node agent needs to know, immutable for its life; and what of it a worker is told."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import prod
+from pathlib import Path
 from typing import Any
+
+from holdfast_workers.checkpoint.failing import FAULT_FILE
+from holdfast_workers.checkpoint.storage import StorageOptions
+from holdfast_workers.messages import FormOrder, Seat
 
 
 @dataclass(frozen=True)
@@ -17,6 +22,7 @@ class AgentConfig:
     host: str
     training: dict[str, Any]
     mesh: dict[str, int]
+    """Of the first attempt. Every order to form names its own."""
     capacity: int
     """Ranks this node can run."""
     secret: bytes = field(repr=False)
@@ -24,6 +30,8 @@ class AgentConfig:
     """Folder in shared memory, this node's alone."""
     cache_dir: str
     remote_root: str
+    """URI of the storage under which the job's remote checkpoints lie."""
+    storage: StorageOptions = field(default_factory=StorageOptions)
     gpus_per_worker: float = 0
     domain: str = ""
     reform: str = "in_place"
@@ -39,19 +47,54 @@ class AgentConfig:
     fork_timeout_s: float = 10.0
     form_timeout_s: float = 60.0
     finalize_timeout_s: float = 110.0
+    save_timeout_s: float = 120.0
+    """For the saver of a shard, and as much more as its bytes take at the slowest."""
+    slowest_save_bytes_per_s: float = 1e7
+    tidy_timeout_s: float = 3600.0
+    """For retention, which may read the newest checkpoint through. Nobody waits for it."""
     heartbeat_s: float = 0.25
+    preflight_timeout_s: float = 30.0
+    """For the check of the node before it is used."""
+    memory_floor_gb_per_s: float = 0.0
+    """A node whose memory is copied more slowly is unfit. 0: it is only measured."""
+    health_interval_s: float = 5.0
+    """Between two looks of the health probes."""
+    watch_period_s: float = 0.05
+    """Between two looks at the beacons of the ranks."""
+    inspect_timeout_s: float = 1.0
+    """For the stacks of all ranks, once they are asked for."""
     env: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def mesh_tag(self) -> str:
-        return ",".join(f"{axis}={size}" for axis, size in self.mesh.items())
 
     @property
     def of_zygote(self) -> dict[str, Any]:
         """What the node's zygote is told, as JSON."""
         names = ("training", "cache_dir", "replication_patience_s", "replication_share", "env")
-        return {name: getattr(self, name) for name in names}
+        remote = {
+            "uri": self.remote_root,
+            "options": self.storage.as_document(),
+            "fault_file": str(Path(self.memory_root) / FAULT_FILE),
+        }
+        return {**{name: getattr(self, name) for name in names}, "remote": remote}
 
     @property
     def world_size(self) -> int:
         return prod(self.mesh.values())
+
+
+def join_fields(order: FormOrder, seat: Seat, config: AgentConfig) -> dict[str, Any]:
+    """What a worker is told of its seat, beside where its segments lie; JSON."""
+    return {
+        "world_size": order.world_size,
+        "mesh": order.mesh,
+        "store_host": order.store_host,
+        "store_port": order.store_port,
+        "restore": asdict(replace(seat.restore, origins=())),  # those are the agent's affair
+        "has_partner": bool(seat.partners),
+        "intervals": order.intervals,
+        "leased": order.leased,
+        "skipped": order.skipped,
+        "recheck": order.recheck,
+        "reporter": seat.rank == min(each.rank for each in order.seats),
+        "timeout_s": config.form_timeout_s,
+        "device": "cuda:0" if config.gpus_per_worker else "cpu",
+    }

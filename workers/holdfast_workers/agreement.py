@@ -2,9 +2,10 @@
 
 The record carries what all ranks must know before anyone may apply the step: loss, gradient
 norm, whether anything was not finite, which samples were consumed, the digest of the state after
-the previous step, and how far state is replicated. Folding the records is pure and in rank
-order, so that ranks which hold the same records hold the same result, bit for bit; a record of
-another attempt or step makes the fold raise, so such a step is applied by nobody.
+the previous step, how far state is replicated, whether training is to stop, and how often to save.
+Folding the records is pure and in rank order, so that ranks which hold the same records hold the
+same result, bit for bit; a record of another attempt or step makes the fold raise, so such a step
+is applied by nobody.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import torch.distributed as dist
 
 from holdfast_workers.digest import step_digest
 from holdfast_workers.errors import WorkersError
+from holdfast_workers.guards import Trip
+from holdfast_workers.replicas import Comparison
 
-_RECORD = struct.Struct("<qqdqdd??xxxxxxqQqq16sq")
+_RECORD = struct.Struct("<qqdqdd???xxxxxqQqq16sqqqd")
 _SAMPLE_DIGEST_MODULUS = 1 << 64
 
 
@@ -46,6 +49,8 @@ class Contribution:
     """64-bit digest of the samples read; see `sample_order.samples_digest`."""
     sample_count: int
     nonfinite: bool = False
+    changed: bool = False
+    """This rank's parameters are not what they were after the step before."""
     loader_wait_s: float = 0.0
 
 
@@ -60,6 +65,12 @@ class Record:
     """The step that `state_digest` belongs to; -1 if there is none."""
     state_digest: bytes = bytes(16)
     replicated_step: int = -1
+    stop: bool = False
+    """This rank was told that training is to stop after a step that all agree on."""
+    intervals: tuple[int, int] = (0, 0)
+    """Steps between two saves to memory, and to the remote tier, as this rank was told."""
+    compute_s: float = 0.0
+    """What this rank spent on the step without waiting: for peers, for data, for checkpoints."""
 
     def pack(self) -> bytes:
         share = self.contribution
@@ -71,13 +82,16 @@ class Record:
             share.grad_sq,
             share.loader_wait_s,
             share.nonfinite,
-            False,
+            share.changed,
+            self.stop,
             share.data_index,
             share.samples,
             share.sample_count,
             self.state_step,
             self.state_digest,
             self.replicated_step,
+            *self.intervals,
+            self.compute_s,
         )
 
     @classmethod
@@ -90,13 +104,16 @@ class Record:
             grad_sq,
             loader_wait_s,
             nonfinite,
-            _,
+            changed,
+            stop,
             data_index,
             samples,
             sample_count,
             state_step,
             state_digest,
             replicated_step,
+            *intervals,
+            compute_s,
         ) = _RECORD.unpack(packed)
         share = Contribution(
             loss_sum=loss_sum,
@@ -106,9 +123,20 @@ class Record:
             samples=samples,
             sample_count=sample_count,
             nonfinite=nonfinite,
+            changed=changed,
             loader_wait_s=loader_wait_s,
         )
-        return cls(attempt, step, share, state_step, state_digest, replicated_step)
+        return cls(
+            attempt,
+            step,
+            share,
+            state_step,
+            state_digest,
+            replicated_step,
+            stop,
+            (intervals[0], intervals[1]),
+            compute_s,
+        )
 
 
 @dataclass(frozen=True)
@@ -132,13 +160,22 @@ class Agreed:
     rank_digests: tuple[str, ...]
     replicated_step: int
     """The newest step whose state every rank knows to be replicated; -1 for none."""
+    stop: bool = False
+    """Some rank was told to stop: this step is the last, on every rank."""
+    intervals: tuple[int, int] = (0, 0)
+    """As rank 0 was told, for all: from this step on."""
+    compute_s: tuple[float, ...] = ()
+    """What each rank spent on the step without waiting, by rank."""
+    trip: Trip | None = None
+    """What the guards have against the step."""
 
 
-def fold(records: Sequence[Record]) -> Agreed:
+def fold(records: Sequence[Record], replicas: Comparison | None = None) -> Agreed:
     """The world's view of a step from its records in rank order; pure.
 
     Raises Disagreement if the records are not all of one attempt and step, if their state digests
-    are of different steps, or if tensor-parallel peers read different samples.
+    are of different steps, or if tensor-parallel peers read different samples; CorruptionFound if
+    ranks that `replicas` compares do not hold the same state.
     """
     first = records[0]
     for rank, record in enumerate(records):
@@ -153,6 +190,11 @@ def fold(records: Sequence[Record]) -> Agreed:
                 f"rank 0 of step {first.state_step}"
             )
     shares = [record.contribution for record in records]
+    digests = tuple(record.state_digest.hex() for record in records)
+    known = first.state_step >= 0
+    if replicas is not None:
+        changed = [share.changed for share in shares]
+        replicas.check(first.attempt, first.step - 1, digests if known else (), changed)
     samples, sample_count = _fold_samples(shares)
     loss_sum, count, grad_sq = 0.0, 0, 0.0
     for share in shares:
@@ -162,8 +204,6 @@ def fold(records: Sequence[Record]) -> Agreed:
     nonfinite = any(share.nonfinite for share in shares) or not (
         math.isfinite(loss_sum) and math.isfinite(grad_sq)
     )
-    digests = tuple(record.state_digest.hex() for record in records)
-    known = first.state_step >= 0
     return Agreed(
         attempt=first.attempt,
         step=first.step,
@@ -177,17 +217,25 @@ def fold(records: Sequence[Record]) -> Agreed:
         state_digest=step_digest(digests) if known else None,
         rank_digests=digests if known else (),
         replicated_step=min(record.replicated_step for record in records),
+        stop=any(record.stop for record in records),
+        intervals=first.intervals,
+        compute_s=tuple(record.compute_s for record in records),
     )
 
 
 def gather(record: Record, world_size: int) -> list[Record]:
     """Every rank's record, in rank order. One collective; none in a world of one."""
+    return [Record.unpack(one) for one in gather_packed(record.pack(), world_size)]
+
+
+def gather_packed(packed: bytes, world_size: int) -> list[bytes]:
+    """Every rank's bytes, as many on each, in rank order."""
     if world_size == 1:
-        return [record]
-    packed = torch.frombuffer(bytearray(record.pack()), dtype=torch.uint8)
-    gathered = [torch.empty_like(packed) for _ in range(world_size)]
-    dist.all_gather(gathered, packed)
-    return [Record.unpack(one.numpy().tobytes()) for one in gathered]
+        return [packed]
+    mine = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+    gathered = [torch.empty_like(mine) for _ in range(world_size)]
+    dist.all_gather(gathered, mine)
+    return [one.numpy().tobytes() for one in gathered]
 
 
 def _fold_samples(shares: Sequence[Contribution]) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,20 +43,24 @@ class Child:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _closed: bool = False
 
-    def send(self, message: dict[str, Any]) -> bool:
-        """False if the process is gone: its exit is noticed elsewhere."""
+    def send(self, message: dict[str, Any], *, wait: bool = True) -> bool:
+        """False if the process is gone: its exit is noticed elsewhere. Without `wait`, also if it
+        has left so much unread that there is no room."""
         try:
-            control.send(self.end, message)
-        except control.ControlClosed:
+            control.send(self.end, message, wait=wait)
+        except (control.ControlClosed, BlockingIOError):
             return False
         return True
 
     def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    def signal(self, number: signal.Signals) -> None:
         """Does nothing to a process that is gone already, at whatever moment it went."""
         with self._lock:
             if not self._closed:  # a closed descriptor's number may be another child's by now
                 with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+                    signal.pidfd_send_signal(self.pidfd, number)
 
     def reap(self) -> dict[str, int | str]:
         """How the process ended; call only after its pidfd became readable.
@@ -97,10 +102,15 @@ class Brood:
         self._process: subprocess.Popen[bytes] | None = None
         self._end: socket.socket | None = None
         self._stopped = False
+        self._ready_at = 0.0
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
+
+    def age_s(self) -> float:
+        """How long ago the last zygote was ready."""
+        return time.monotonic() - self._ready_at
 
     def start(self) -> None:
         """Start a zygote and wait until it has imported everything. Raises ZygoteFailed."""
@@ -170,6 +180,7 @@ class Brood:
             self._discard()
             raise ZygoteFailed(f"{answer['type']}: {answer['message']}", answer)
         ours.settimeout(self._fork_timeout_s)
+        self._ready_at = time.monotonic()
 
     def _spawn(self) -> socket.socket:
         """Start the process; our end of its control socket."""

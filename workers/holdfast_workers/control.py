@@ -3,8 +3,9 @@
 One `SOCK_SEQPACKET` socket pair per process: a message is one JSON object, atomically sent and
 received, and the end of the socket says that the other side is gone. Nothing here is ever
 unpickled. Operations (`op`) of the agent: `join`, `fence`, `state`, `replicated`, `partner`,
-`stop`; of a worker: `hello`, `joined`, `committed`, `row`, `digest`, `save`, `failed`, `parked`,
-`done`; of a store host: `port`; of a saver: `saved`.
+`finish`, `intervals`, `inject`, `stop`; of a worker: `hello`, `wanted`, `joined`, `committed`,
+`row`, `tripped`, `digest`, `save`, `failed`, `injected`, `parked`, `done`; of a store host: `port`;
+of a saver: `saved`.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return left, right
 
 
-def send(end: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+def send(
+    end: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = (), *, wait: bool = True
+) -> None:
     """Send one message, with open file descriptors if any are given.
 
-    Raises ControlClosed if the other side is gone, ValueError if the message is too long.
+    Raises ControlClosed if the other side is gone, ValueError if the message is too long, and,
+    unless it may `wait`, BlockingIOError if the other side has left too much unread.
     """
     text = json.dumps(message, separators=(",", ":"), ensure_ascii=False)
     raw = text.encode(errors="backslashreplace")  # half a surrogate pair, as JSON escapes it
@@ -44,8 +48,10 @@ def send(end: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = ())
         raise ValueError(f"control message of {len(raw)} bytes exceeds {MAX_MESSAGE_BYTES}")
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     try:
-        end.sendmsg([raw], rights)
+        end.sendmsg([raw], rights, 0 if wait else socket.MSG_DONTWAIT)
     except OSError as error:
+        if isinstance(error, BlockingIOError) and not wait:
+            raise
         raise ControlClosed(str(error)) from error
 
 

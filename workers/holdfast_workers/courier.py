@@ -1,6 +1,7 @@
 """Brings the state that a rank is to restore into its own segment on this node.
 
-From a partner's memory, from the replica that lies here, or not at all where it is there already.
+From a partner's memory, from the replica that lies here, from the ranks of another mesh, or not at
+all where it is there already.
 A fence ends every delivery for an older attempt before it returns: nothing is written to a
 segment that the next attempt's worker may be writing by then.
 """
@@ -10,14 +11,15 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from holdfast_workers.errors import StaleCommand, WorkersError
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.fetch import fetch
+from holdfast_workers.memory.reshard import Reshard
 from holdfast_workers.memory.store import SegmentStore
-from holdfast_workers.messages import Place, Restore
+from holdfast_workers.messages import Place, Restore, Tier
 
 STOP_S = 5.0
 
@@ -29,44 +31,62 @@ class DeliveryStuck(WorkersError):
 class Courier:
     """Thread-safe."""
 
-    def __init__(self, agent: str, secret: bytes, store: SegmentStore, timeout_s: float) -> None:
+    def __init__(self, agent: str, secret: bytes, timeout_s: float) -> None:
         self._agent = agent
         self._secret = secret
-        self._store = store
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
         self._numbers = itertools.count()
         self._fenced = 0
-        self._writing: dict[int, tuple[int, socket.socket | None]] = {}
+        self._writing: dict[int, tuple[int, tuple[socket.socket, ...]]] = {}
 
-    def bring(self, attempt: int, rank: int, source: Restore) -> None:
-        """Raises a WorkersError if the state is not to be had, or not for this attempt any more."""
-        if source.agent != self._agent:
+    def bring(
+        self,
+        attempt: int,
+        rank: int,
+        source: Restore,
+        store: SegmentStore,
+        left: Mapping[str, bytes],
+    ) -> None:
+        """Bring it into `store`. `left`: what the rank itself gives where no other rank can.
+
+        Raises a WorkersError if the state is not to be had, or not for this attempt any more."""
+        if source.tier is Tier.RESHARD:
+            with self._delivery() as number:
+                self._begin(number, attempt, None)  # it may write before it has any connection
+                Reshard(
+                    self._secret,
+                    self._agent,
+                    source,
+                    rank,
+                    store,
+                    on_connected=lambda sock: self._begin(number, attempt, sock),
+                ).run(left, self._timeout_s)
+        elif source.agent != self._agent:
             with self._delivery() as number:
                 fetch(
                     self._secret,
                     source,
                     rank,
-                    self._store,
+                    store,
                     self._timeout_s,
                     on_connected=lambda sock: self._begin(number, attempt, sock),
                 )
         elif source.place is Place.REPLICA:
             with self._delivery() as number:
                 self._begin(number, attempt, None)
-                self._store.adopt(rank)
+                store.adopt(rank)
 
     def fence(self, attempt: int) -> None:
         """Return once no delivery for an older attempt writes any more. Raises DeliveryStuck."""
 
-        def older() -> list[socket.socket | None]:
-            return [sock for number, sock in self._writing.values() if number < attempt]
+        def older() -> list[tuple[socket.socket, ...]]:
+            return [socks for number, socks in self._writing.values() if number < attempt]
 
         with self._changed:
             self._fenced = max(self._fenced, attempt)
-            for sock in older():
-                if sock is not None:
-                    wire.shut(sock)
+            for sock in itertools.chain(*older()):
+                wire.shut(sock)
             if not self._changed.wait_for(lambda: not older(), STOP_S):
                 raise DeliveryStuck(f"{len(older())} did not end within {STOP_S} s")
 
@@ -84,4 +104,5 @@ class Courier:
         with self._changed:
             if attempt < self._fenced:
                 raise StaleCommand(f"attempt {attempt} has ended, {self._fenced} is on")
-            self._writing[number] = (attempt, sock)
+            _, open_ = self._writing.get(number, (attempt, ()))
+            self._writing[number] = (attempt, open_ if sock is None else (*open_, sock))

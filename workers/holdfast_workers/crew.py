@@ -10,21 +10,25 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from base64 import b64decode
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from holdfast_workers import processes
+from holdfast_workers import beacon, processes
 from holdfast_workers.agent_config import AgentConfig
 from holdfast_workers.children import Brood, Child
 from holdfast_workers.errors import StaleCommand, WorkersError
 from holdfast_workers.journal import Journal
+from holdfast_workers.memory_shortage import MemoryShortage
 from holdfast_workers.messages import (
     FormOrder,
+    Restore,
     Seat,
     SignalKind,
     StepRow,
-    WorkerError,
+    Tier,
     WorkerReport,
     WorkerState,
 )
@@ -50,7 +54,9 @@ class Slot:
     step: int = 0
     parked_for: int = 0
     """The highest attempt this worker has made way for."""
-    error: WorkerError | None = None
+    restore: Restore | None = None
+    failure: dict[str, Any] | None = None
+    """What it told when its attempt failed under it."""
     killed_because: str = ""
     """Why its own agent killed it, if it did."""
 
@@ -58,11 +64,18 @@ class Slot:
     def name(self) -> str:
         return self.child.name
 
+    @property
+    def has_joined(self) -> bool:
+        """Whether it stands on the state that its order named, or on a later one."""
+        return self.state in (WorkerState.TRAINING, WorkerState.DONE)
+
 
 class Crew:
     """`on_standing(slot)`: a worker's newest state in memory is that of `slot.step`, computed by
-    attempt `computed` (None: by whichever attempt the segment says). `on_save(message)`: a copy
-    for the remote tier lies ready."""
+    attempt `computed` (None: it is what the segment says). `on_save(message)`: a copy
+    for the remote tier lies ready. `on_wanted(slot, attempt, own)`: the worker has made its
+    segment, to be filled from another mesh; `own` is what belongs to its rank alone.
+    `on_resharded()`: the whole world holds that state by now, at its partners too."""
 
     def __init__(
         self,
@@ -73,6 +86,8 @@ class Crew:
         journal: Journal,
         on_standing: Callable[[Slot, int | None], None],
         on_save: Callable[[dict[str, Any]], None],
+        on_wanted: Callable[[Slot, int, dict[str, bytes]], None],
+        on_resharded: Callable[[], None],
     ) -> None:
         self._config = config
         self._incarnation = incarnation
@@ -81,6 +96,9 @@ class Crew:
         self._journal = journal
         self._on_standing = on_standing
         self._hand_to_saver = on_save
+        self._on_wanting = on_wanted
+        self._on_resharded = on_resharded
+        self._shortage = MemoryShortage()
         self._io: NodeIO | None = None
         self._changed = threading.Condition()
         self._slots: dict[str, Slot] = {}
@@ -108,9 +126,10 @@ class Crew:
                     return
                 self._fork()
 
-    def fence(self, attempt: int) -> None:
+    def fence(self, attempt: int, condemned: Collection[str] = ()) -> None:
         """Return once every worker has left all attempts before `attempt`, parked or dead.
 
+        The workers in `condemned` are not asked: they were seen to hang.
         Those that have a seat in `attempt` already are left alone, however late this comes; and
         from here on nobody gets a seat in an older one. Raises StillThere.
         """
@@ -118,7 +137,9 @@ class Crew:
             self._fenced = max(self._fenced, attempt)
             slots = {name: slot for name, slot in self._slots.items() if slot.attempt < attempt}
         for slot in slots.values():
-            if self._config.reform == "fork" and slot.state is not WorkerState.WARM:
+            if slot.name in condemned:
+                self._kill_straggler(slot, "was seen to hold up the others")
+            elif self._config.reform == "fork" and slot.state is not WorkerState.WARM:
                 slot.child.kill()
             else:
                 slot.child.send({"op": "fence", "attempt": attempt})
@@ -140,7 +161,7 @@ class Crew:
             slot = self._slots.get(name)
             if slot is not None:
                 slot.state, slot.attempt, slot.rank = WorkerState.JOINING, order.attempt, seat.rank
-                slot.error = None
+                slot.restore, slot.failure = seat.restore, None
         if slot is None:  # died between the fence's answer and this order
             detail = {"why": "the worker was gone before it could take its rank"}
             self._teller.tell(
@@ -160,6 +181,14 @@ class Crew:
         for child in children:
             child.kill()
 
+    def tell(self, attempt: int, message: dict[str, Any], *, wait: bool = True) -> None:
+        """Send `message` to every worker with a rank in `attempt`; without `wait`, to those that
+        have room for it."""
+        with self._changed:
+            slots = [slot for slot in self._slots.values() if slot.attempt == attempt]
+        for slot in slots:
+            slot.child.send({**message, "attempt": attempt}, wait=wait)
+
     def stop(self, wait_s: float = 0.0) -> None:
         """End every worker, and wait a little for them to be gone; their exits are no news."""
         with self._changed:
@@ -175,7 +204,7 @@ class Crew:
     def reports(self) -> tuple[WorkerReport, ...]:
         with self._changed:
             return tuple(
-                WorkerReport(n, s.child.pid, s.state, s.attempt, s.rank, s.step, s.error)
+                WorkerReport(n, s.child.pid, s.state, s.attempt, s.rank, s.step, s.failure)
                 for n, s in self._slots.items()
             )
 
@@ -184,6 +213,10 @@ class Crew:
         with self._changed:
             holders = [slot for slot in self._slots.values() if slot.rank == rank]
         return max(holders, key=lambda slot: slot.attempt, default=None)
+
+    def child_of(self, rank: int) -> Child | None:
+        slot = self.with_rank(rank)
+        return slot.child if slot is not None else None
 
     def whereabouts(self, name: str) -> tuple[int, int | None]:
         """(attempt, rank) of a worker; (0, None) if it is unknown."""
@@ -205,20 +238,21 @@ class Crew:
         with self._changed:
             slot = self._slots.pop(child.name, None)
             self._changed.notify_all()
+        self._beacon_of(child.name).unlink(missing_ok=True)
         if slot is None or self._closing:
             return
+        told: dict[str, Any] = {**detail, "step": slot.step, "state": slot.state.value}
+        if slot.killed_because:
+            told["why"] = slot.killed_because
+        elif detail.get("name") == "SIGKILL":
+            told["out_of_memory"] = self._shortage.explains_kill()
         self._teller.tell(
             SignalKind.WORKER_EXITED,
             slot.attempt,
             slot.rank,
             child.name,
             pid=child.pid,
-            detail={
-                **detail,
-                "step": slot.step,
-                "state": slot.state.value,
-                **({"why": slot.killed_because} if slot.killed_because else {}),
-            },
+            detail=told,
         )
 
     def _on_hello(self, slot: Slot, message: dict[str, Any]) -> None:
@@ -228,7 +262,7 @@ class Crew:
         with self._changed:
             slot.state, slot.step = WorkerState.TRAINING, message["step"]
         self._on_standing(slot, None)
-        detail = {key: message[key] for key in ("step", "tier", "phases_s")}
+        detail = _picked(message, "step", "tier", "phases_s")
         self._tell(SignalKind.WORKER_JOINED, slot, message, detail)
 
     def _on_committed(self, slot: Slot, message: dict[str, Any]) -> None:
@@ -237,24 +271,46 @@ class Crew:
         self._on_standing(slot, message["attempt"])
 
     def _on_row(self, slot: Slot, message: dict[str, Any]) -> None:
-        row = StepRow(**message["row"])
+        row = StepRow(**{**message["row"], "compute_s": tuple(message["row"]["compute_s"])})
         with self._changed:
-            slot.step = row.step
+            slot.step, restore = row.step, slot.restore
+            resharded = (
+                restore is not None
+                and restore.tier is Tier.RESHARD
+                and row.protected_step >= restore.step
+            )
+            if resharded:
+                slot.restore = None
+        if resharded:
+            self._on_resharded()
         if self._journal.add_row(row):
             detail = {"step": row.step, "at": row.at}
             self._tell(SignalKind.FIRST_STEP, slot, message, detail)
 
-    def _on_digest(self, slot: Slot, message: dict[str, Any]) -> None:
+    def _on_tripped(self, slot: Slot, message: dict[str, Any]) -> None:
+        self._tell(SignalKind.GUARD_TRIPPED, slot, message, message["report"])
+
+    def _on_digest(self, _: Slot, message: dict[str, Any]) -> None:
         self._journal.add_digest(message["step"], message["digest"])
 
-    def _on_save(self, slot: Slot, message: dict[str, Any]) -> None:
+    def _on_recomputed(self, slot: Slot, message: dict[str, Any]) -> None:
+        self._tell(SignalKind.RECOMPUTED, slot, message, _picked(message, "step", "digests"))
+
+    def _on_save(self, _: Slot, message: dict[str, Any]) -> None:
         self._hand_to_saver(message)
 
+    def _on_unsaved(self, slot: Slot, message: dict[str, Any]) -> None:
+        self._tell(SignalKind.SHARD_FAILED, slot, message, _picked(message, "step", "message"))
+
+    def _on_wanted(self, slot: Slot, message: dict[str, Any]) -> None:
+        own = {name: b64decode(text) for name, text in message["own"].items()}
+        self._on_wanting(slot, message["attempt"], own)
+
     def _on_failed(self, slot: Slot, message: dict[str, Any]) -> None:
-        fields = {k: message[k] for k in ("kind", "type", "message", "traceback", "step")}
+        fields = _picked(message, "kind", "type", "message", "traceback", "step")
+        detail = {"error": fields, **_picked(message, "step", "trip", "finding")}
         with self._changed:
-            slot.error = WorkerError(**fields)
-        detail = {"error": fields, "step": message["step"]}
+            slot.failure = detail
         self._tell(SignalKind.WORKER_FAILED, slot, message, detail)
 
     def _on_parked(self, slot: Slot, message: dict[str, Any]) -> None:
@@ -274,20 +330,21 @@ class Crew:
     def _tell(
         self, kind: SignalKind, slot: Slot, message: dict[str, Any], detail: dict[str, Any]
     ) -> None:
-        self._teller.tell(
-            kind,
-            message["attempt"],
-            message["rank"],
-            slot.name,
-            pid=slot.child.pid,
-            detail=detail,
-        )
+        attempt, rank = message["attempt"], message["rank"]
+        self._teller.tell(kind, attempt, rank, slot.name, pid=slot.child.pid, detail=detail)
 
     def _fork(self) -> str:
         with self._changed:
             self._forked += 1
             name = f"{self._config.agent}.{self._incarnation}.{self._forked}"
-        child = self._brood.fork("worker", name, {"env": self._device_environment()})
+        path = self._beacon_of(name)
+        request = {"env": self._device_environment(), "beacon": str(path)}
+        try:
+            beacon.create(path)
+            child = self._brood.fork("worker", name, request)
+        except BaseException:  # there is no worker whose end would remove it
+            path.unlink(missing_ok=True)
+            raise
         with self._changed:
             self._slots[name] = Slot(child)
         assert self._io is not None
@@ -295,6 +352,9 @@ class Crew:
         if self._closing:  # `stop` did not know of it
             child.kill()
         return name
+
+    def _beacon_of(self, name: str) -> Path:
+        return beacon.path_of(Path(self._config.memory_root), name)
 
     def _refuse_stale(self, order: FormOrder) -> None:
         if order.attempt < self._fenced:
@@ -344,16 +404,5 @@ class Crew:
         return {"CUDA_VISIBLE_DEVICES": free[0] if free else visible[0]}
 
 
-def join_fields(order: FormOrder, seat: Seat, config: AgentConfig) -> dict[str, Any]:
-    """What a worker is told of its seat, beside where its segments lie."""
-    return {
-        "world_size": order.world_size,
-        "mesh": order.mesh,
-        "store_host": order.store_host,
-        "store_port": order.store_port,
-        "restore": asdict(seat.restore),
-        "has_partner": seat.partner is not None,
-        "reporter": seat.rank == min(each.rank for each in order.seats),
-        "timeout_s": config.form_timeout_s,
-        "device": "cuda:0" if config.gpus_per_worker else "cpu",
-    }
+def _picked(message: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: message[name] for name in names}

@@ -7,11 +7,14 @@ covers the shard digests in rank order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import xxhash
 
 from holdfast_workers.layout import ALIGNMENT
+
+PIECE_BYTES = 1 << 26
+"""Read between two looks at whether to go on: some milliseconds."""
 
 _PADDING = bytes(ALIGNMENT)
 
@@ -19,6 +22,15 @@ _PADDING = bytes(ALIGNMENT)
 def payload_digest(payload: memoryview | bytes | bytearray) -> str:
     """Digest of a filled payload, in hex."""
     return str(xxhash.xxh3_128_hexdigest(payload))
+
+
+def digest_unless(payload: memoryview, look: Callable[[], object]) -> str:
+    """As `payload_digest`, for a reader that may have to stop: what `look` raises ends it."""
+    state = xxhash.xxh3_128()
+    for start in range(0, payload.nbytes, PIECE_BYTES):
+        look()
+        state.update(payload[start : start + PIECE_BYTES])
+    return str(state.hexdigest())
 
 
 def streamed_digest(pieces: Iterable[memoryview | bytes]) -> str:

@@ -34,12 +34,14 @@ def join(
     world_size: int,
     timeout_s: float,
     device: str,
+    collective_timeout_s: float | None = None,
 ) -> None:
     """Form the default process group of `attempt` with the other ranks.
 
     Collectives on CPU tensors run on gloo, those on CUDA tensors on NCCL. `timeout_s` bounds the
-    rendezvous and every collective. In a world of one there is no group. Raises what torch raises
-    (`DistStoreError`, `DistNetworkError`, `RuntimeError`) if the peers do not come in time.
+    rendezvous, and every collective of this group after it, unless `collective_timeout_s` does
+    that. In a world of one there is no group. Raises what torch raises (`DistStoreError`,
+    `DistNetworkError`, `RuntimeError`) if the peers do not come in time.
     """
     if world_size == 1:
         return
@@ -54,6 +56,16 @@ def join(
         timeout=timeout,
         device_id=torch.device(device) if on_cuda else None,
     )
+    if collective_timeout_s is not None:
+        limit(collective_timeout_s)
+
+
+def limit(timeout_s: float, group: dist.ProcessGroup | None = None) -> None:
+    """Let every collective of `group` (None: the default one) fail by itself after `timeout_s`.
+
+    Groups derived from the default one do not inherit its limit: they have torch's own.
+    """
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
 
 
 def leave() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from itertools import takewhile
 
 from holdfast_workers.messages import LogLine, StepRow
 
@@ -33,10 +34,15 @@ class Journal:
         self._attempt = 0
 
     def add_row(self, row: StepRow) -> bool:
-        """Keep a row. True if it is the first of its attempt."""
+        """Keep a row, unless it is late: rows are fetched in order of attempt and step. True if it
+        is the first of its attempt; the digests of what that computes anew will come again, and
+        may be others if it reads other data."""
         with self._lock:
-            self._rows.append(row)
             first = row.attempt > self._attempt
+            if first:
+                self._digests = {s: d for s, d in self._digests.items() if s < row.step}
+            if row.attempt >= self._attempt:
+                self._rows.append(row)
             self._attempt = max(self._attempt, row.attempt)
             return first
 
@@ -72,8 +78,11 @@ class Journal:
         is known one step later than its row.
         """
         with self._lock:
-            rows = [r for r in self._rows if (r.attempt, r.step) > row][:PAGE_ROWS]
-            lines = [entry for entry in self._lines if entry.seq > line][:PAGE_LINES]
+            # Both are ascending, and most of them have been fetched.
+            new_rows = takewhile(lambda one: (one.attempt, one.step) > row, reversed(self._rows))
+            rows = [*new_rows][::-1][:PAGE_ROWS]
+            new_lines = takewhile(lambda one: one.seq > line, reversed(self._lines))
+            lines = [*new_lines][::-1][:PAGE_LINES]
             if rows:
                 first, last = min(r.step for r in rows) - 1, max(r.step for r in rows)
             else:

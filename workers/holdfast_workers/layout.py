@@ -12,6 +12,9 @@ import json
 from dataclasses import asdict, dataclass
 
 ALIGNMENT = 64
+MODEL_PREFIX = "model."
+"""How the names of the model's parameters begin, in every recipe's state; what follows is the
+parameter's own name. Whatever else a state holds (moments, bytes of a rank) is named otherwise."""
 SMALL_STATE = "holdfast.small"
 """Entry with the run's small state: JSON in UTF-8, padded with zero bytes to its capacity."""
 
@@ -28,7 +31,7 @@ class TensorEntry:
     offset: int
     nbytes: int
     per_rank: bool = False
-    """True for what belongs to this rank alone (RNG, small state): not resharded."""
+    """True for what belongs to this rank alone (bytes of its own, small state): not resharded."""
     primary: bool = True
     """False where another rank holds the very same box and writes it to the remote tier."""
 

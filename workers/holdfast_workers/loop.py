@@ -2,20 +2,27 @@
 
 Each step commits through one agreement of the whole world. The digest of the state after step
 `s` rides in the agreement of step `s + 1`; after the last step a closing agreement carries the
-last digest. Exceptions of collectives, of the gate and of the recipe leave :func:`train`
-unchanged: what they mean is for the caller to decide.
+last digest. What the guards have against a step is settled before it is applied
+(:mod:`holdfast_workers.tripping`). The last step is that of the spec, or the one in whose
+agreement any rank brought the wish to stop: so all ranks stop after the same. Exceptions of
+collectives, of the gate and of the recipe leave :func:`train` unchanged: what they mean is for the
+caller to decide.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 from holdfast_workers.agreement import Agreed, Contribution, Record, fold, gather
+from holdfast_workers.guards import told
 from holdfast_workers.messages import StepRow
-from holdfast_workers.recipes.base import Recipe, StepOutcome, World
+from holdfast_workers.recipes.base import GuardTripped, Recipe, StepOutcome, World
+from holdfast_workers.replicas import Comparison
 from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.tripping import Guards
 
 DigestSource = Callable[[], str]
 """Waits for a shard digest that is being computed; raises what prevented it."""
@@ -28,8 +35,13 @@ _CLOSING_SHARE = Contribution(
 class Hooks(Protocol):
     """What the surroundings of a rank see of its loop, and where they may stop it."""
 
-    def phase(self, name: str, step: int) -> None:
-        """Phase `name` of `step` is entered: forward, backward, agree, optimizer, checkpoint."""
+    def phase(self, name: str, step: int, micro_batch: int = 0) -> None:
+        """Phase `name` of `step` is entered: load, forward and backward of each micro-batch, agree,
+        optimizer, checkpoint; or one that the recipe declares."""
+        ...
+
+    def blocked_s(self) -> float:
+        """How long so far this rank has waited, for its peers and for its checkpoints."""
         ...
 
     def commit_gate(self, step: int) -> None:
@@ -40,7 +52,17 @@ class Hooks(Protocol):
         """The newest step of this rank whose state also lies on another node; -1 for none."""
         ...
 
-    def checkpoint(self, step: int, recipe: Recipe, agreed: Agreed) -> DigestSource | None:
+    def stop_wanted(self) -> bool:
+        """Whether this rank was told to stop after a step that all agree on."""
+        ...
+
+    def intervals(self) -> tuple[int, int]:
+        """Steps between two saves to memory, and to the remote tier, as this rank was told."""
+        ...
+
+    def checkpoint(
+        self, step: int, recipe: Recipe, agreed: Agreed, last: bool
+    ) -> DigestSource | None:
         """`step` has been applied. What will know the shard digest of its state, or None.
 
         The state may be copied until the next `commit_gate` returns; nobody changes it before.
@@ -51,8 +73,12 @@ class Hooks(Protocol):
         """`row.step` has been applied by this rank."""
         ...
 
-    def digest(self, step: int, hex: str) -> None:
-        """The digest of the whole world's state after `step` is known."""
+    def tripped(self, report: dict[str, Any]) -> None:
+        """A guard has tripped, and training goes on; see `guards.told`."""
+        ...
+
+    def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None:
+        """The digest of the whole world's state after `step` is known, and each rank's own."""
         ...
 
 
@@ -63,56 +89,91 @@ def train(
     hooks: Hooks,
     start_step: int,
     start_digest: str | None = None,
-) -> None:
-    """Run steps `start_step` + 1 to `spec.train.steps` and the closing agreement.
+) -> int:
+    """Run steps `start_step` + 1 to the last and the closing agreement; the last step's number.
 
     `start_digest` is the shard digest of the state at `start_step`, if the caller knows it; the
     digest of that step is reported again, for a fault may have come before it was known.
     """
-    _Loop(recipe, world, spec, hooks).run(start_step, start_digest)
+    guards = Guards(recipe, world, hooks, start_step)
+    return _Loop(recipe, world, spec, hooks, guards).run(start_step, start_digest)
 
 
 class _Loop:
-    def __init__(self, recipe: Recipe, world: World, spec: TrainingSpec, hooks: Hooks) -> None:
+    def __init__(
+        self, recipe: Recipe, world: World, spec: TrainingSpec, hooks: Hooks, guards: Guards
+    ) -> None:
         self._recipe = recipe
         self._world = world
         self._spec = spec
         self._hooks = hooks
+        self._guards = guards
+        self._replicas = Comparison.of(
+            world.mesh,
+            spec.checks.replica_digest_every_steps,
+            spec.checkpoint.digest_every_steps,
+        )
         self._state_step = -1
         self._state_digest: DigestSource | None = None
         self._step = 0
+        self._agreed_at = 0.0
+        self._blocked_s = 0.0  # so far, when that was
 
-    def run(self, start_step: int, start_digest: str | None) -> None:
+    def run(self, start_step: int, start_digest: str | None) -> int:
         known = None if start_digest is None else lambda: start_digest
-        self._note_state(start_step, known)
+        step, last = start_step, start_step >= self._spec.train.steps
+        self._note_state(start_step, known, last)
+        self._note_agreed()
         previous = time.perf_counter()
-        for step in range(start_step + 1, self._spec.train.steps + 1):
-            self._step = step
-            outcome = self._recipe.train_step(
-                step, self._agree, self._hooks.commit_gate, self._hooks.phase
-            )
+        while not last:
+            self._step = step = step + 1
+            outcome = self._make_step(step)
             now = time.perf_counter()
             self._hooks.committed(_row(outcome, now - previous))
             previous = now
+            last = step == self._spec.train.steps or outcome.agreed.stop
             self._hooks.phase("checkpoint", step)
-            known = self._hooks.checkpoint(step, self._recipe, outcome.agreed)
-            self._note_state(step, known)
-        self._step = self._spec.train.steps + 1
+            known = self._hooks.checkpoint(step, self._recipe, outcome.agreed, last)
+            self._note_state(step, known, last)
+        self._step = step + 1
         self._hooks.phase("agree", self._step)
         self._agree(_CLOSING_SHARE)
+        return step
 
-    def _note_state(self, step: int, known: DigestSource | None) -> None:
+    def _make_step(self, step: int) -> StepOutcome:
+        """Apply `step`, computed from the first window of data that the guards let pass."""
+        while True:
+            try:
+                outcome = self._recipe.train_step(
+                    step, self._judged, self._hooks.commit_gate, self._hooks.phase
+                )
+            except GuardTripped as tripped:
+                self._guards.settle(tripped.trip)
+                continue
+            if outcome.agreed.trip is not None:
+                self._hooks.tripped(told(outcome.agreed.trip, None, ()))
+            return outcome
+
+    def _note_state(self, step: int, known: DigestSource | None, last: bool) -> None:
         """Keep the digest of the state at `step` for the next agreement, where one is due.
 
-        By then the random generators have moved on: what nobody copies is digested now.
+        What nobody copies is digested now.
         """
         every = self._spec.checkpoint.digest_every_steps
-        due = every > 0 and (step % every == 0 or step == self._spec.train.steps)
+        told = every > 0 and (step % every == 0 or last)
+        due = told or self._replicas.is_due(step, last=last)
         self._state_step = step if due else -1
         self._state_digest = None
         if due:
             digest = None if known is not None else self._recipe.state_digest(step)
             self._state_digest = known if digest is None else lambda: digest
+
+    def _judged(self, share: Contribution) -> Agreed:
+        agreed = self._agree(share)
+        trip = self._guards.judge(
+            agreed.step, agreed.loss, agreed.grad_norm, nonfinite=agreed.nonfinite
+        )
+        return agreed if trip is None else replace(agreed, trip=trip)
 
     def _agree(self, share: Contribution) -> Agreed:
         replicated = self._hooks.replicated_step()  # waits for the copy, and accounts for it
@@ -124,11 +185,25 @@ class _Loop:
             state_step=self._state_step,
             state_digest=bytes.fromhex(digest) or bytes(16),
             replicated_step=replicated,
+            stop=self._hooks.stop_wanted(),
+            intervals=self._hooks.intervals(),
+            compute_s=self._compute_s(share),
         )
-        agreed = fold(gather(record, self._world.world_size))
+        agreed = fold(gather(record, self._world.world_size), self._replicas)
+        self._note_agreed()
         if agreed.state_digest is not None:
-            self._hooks.digest(agreed.state_step, agreed.state_digest)
+            self._hooks.digest(agreed.state_step, agreed.state_digest, agreed.rank_digests)
         return agreed
+
+    def _compute_s(self, share: Contribution) -> float:
+        """What this rank has worked for itself since the last agreement: the time that has passed,
+        less what it waited. Unlike processor time it also tells of a rank that is made to sleep."""
+        passed_s = time.perf_counter() - self._agreed_at
+        blocked_s = self._hooks.blocked_s() - self._blocked_s
+        return max(0.0, passed_s - blocked_s - share.loader_wait_s)
+
+    def _note_agreed(self) -> None:
+        self._agreed_at, self._blocked_s = time.perf_counter(), self._hooks.blocked_s()
 
 
 def _row(outcome: StepOutcome, step_time_s: float) -> StepRow:
@@ -145,4 +220,5 @@ def _row(outcome: StepOutcome, step_time_s: float) -> StepRow:
         loader_wait_s=agreed.loader_wait_s,
         samples=agreed.samples,
         protected_step=agreed.replicated_step,
+        compute_s=agreed.compute_s,
     )

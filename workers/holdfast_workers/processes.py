@@ -7,6 +7,7 @@ training after its agent died, also not one that is stopped, and the agent sees 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PTRACER = 0x59616D61
 
 
 def become_subreaper() -> None:
@@ -36,6 +38,13 @@ def die_with_parent(parent: int, timeout_s: float) -> bool:
     return os.getppid() == parent
 
 
+def allow_tracing(tracer: int) -> None:
+    """Let `tracer` and its descendants read this process from outside, where the kernel (Yama)
+    else lets only an ancestor do so."""
+    with contextlib.suppress(OSError):  # a kernel without Yama asks for no permission
+        _prctl(PR_SET_PTRACER, tracer)
+
+
 def name_process(name: str) -> None:
     """Give this process a name of its own (15 bytes) in the process table."""
     Path("/proc/self/comm").write_text(name[:15])
@@ -47,7 +56,7 @@ def thread_count() -> int:
 
 def is_alive(pid: int) -> bool:
     """True if the process exists and is not a zombie."""
-    return _run_state(pid) not in ("", "Z", "X")
+    return run_state(pid) not in ("", "Z", "X")
 
 
 def sleeps(pid: int) -> bool:
@@ -56,8 +65,26 @@ def sleeps(pid: int) -> bool:
         threads = [int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()]
     except (FileNotFoundError, ProcessLookupError):
         return False
-    states = {_run_state(pid, thread) for thread in threads} - {""}
+    states = {run_state(pid, thread) for thread in threads} - {""}
     return states == {"S"}
+
+
+def run_state(pid: int, thread: int | None = None) -> str:
+    """The state of a thread, by default the main one, as proc(5) has it; empty if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/task/{thread or pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return stat.rpartition(")")[2].split()[0]
+
+
+def sleeps_in(pid: int) -> str:
+    """The kernel's function in which the main thread sleeps; empty if it does not, or is secret."""
+    try:
+        name = Path(f"/proc/{pid}/wchan").read_text()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
+    return "" if name == "0" else name
 
 
 def exit_detail(status: int) -> dict[str, int | str]:
@@ -77,12 +104,3 @@ def _prctl(option: int, value: int) -> None:
     if libc.prctl(option, value, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl({option}): {os.strerror(number)}")
-
-
-def _run_state(pid: int, thread: int | None = None) -> str:
-    """The state of a thread, by default the main one, as proc(5) has it; empty if it is gone."""
-    try:
-        stat = Path(f"/proc/{pid}/task/{thread or pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-    return stat.rpartition(")")[2].split()[0]

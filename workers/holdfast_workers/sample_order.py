@@ -45,7 +45,7 @@ def samples_at(positions: Indices, samples: int, seed: int) -> Indices:
 
 
 def micro_batch_positions(
-    step: int,
+    window: int,
     micro_batch_index: int,
     *,
     data_index: int,
@@ -53,11 +53,12 @@ def micro_batch_positions(
     micro_batch: int,
     global_batch: int,
 ) -> Indices:
-    """Positions that one data-parallel rank reads in one micro-batch of `step` (1 is the first).
+    """Positions that one data-parallel rank reads in one micro-batch of a step.
 
-    The window of a step is cut into micro-batches, dealt to the data-parallel ranks in turn.
+    A step reads a window (0 is the first; which one says the `Ledger`), which is cut into
+    micro-batches, dealt to the data-parallel ranks in turn.
     """
-    start = (step - 1) * global_batch
+    start = window * global_batch
     start += (micro_batch_index * data_parallel + data_index) * micro_batch
     return np.arange(start, start + micro_batch, dtype=np.int64)
 

@@ -26,6 +26,7 @@ import yaml
 
 from holdfast_workers import groups
 from holdfast_workers.agreement import Agreed
+from holdfast_workers.guards import in_words
 from holdfast_workers.loop import DigestSource, train
 from holdfast_workers.messages import StepRow
 from holdfast_workers.recipes import resolve
@@ -113,8 +114,11 @@ class _Report:
         self._rows: list[StepRow] = []
         self._began = time.perf_counter()
 
-    def phase(self, name: str, step: int) -> None:
+    def phase(self, name: str, step: int, micro_batch: int = 0) -> None:
         pass
+
+    def blocked_s(self) -> float:
+        return 0.0
 
     def commit_gate(self, step: int) -> None:
         pass
@@ -122,7 +126,15 @@ class _Report:
     def replicated_step(self) -> int:
         return -1
 
-    def checkpoint(self, step: int, recipe: Recipe, agreed: Agreed) -> DigestSource | None:
+    def stop_wanted(self) -> bool:
+        return False
+
+    def intervals(self) -> tuple[int, int]:
+        return 0, 0
+
+    def checkpoint(
+        self, step: int, recipe: Recipe, agreed: Agreed, last: bool
+    ) -> DigestSource | None:
         return None
 
     def committed(self, row: StepRow) -> None:
@@ -136,7 +148,12 @@ class _Report:
                 flush=True,
             )
 
-    def digest(self, step: int, hex: str) -> None:
+    def tripped(self, report: dict[str, Any]) -> None:
+        self._write({"tripped": report})
+        if self._world.rank == 0:
+            print(f"{report['decision']}: {in_words(report)}", flush=True)
+
+    def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None:
         self._write({"digest": {"step": step, "hex": hex}})
 
     def finish(self) -> None:

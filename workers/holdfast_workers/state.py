@@ -22,6 +22,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from holdfast_workers.digest import streamed_digest
 from holdfast_workers.layout import SMALL_STATE, StateLayout, TensorEntry, aligned
+from holdfast_workers.staging import Staging
 
 SMALL_CAPACITY = 1024
 _CHUNK = 1 << 20  # bytes: fits into a core's own cache
@@ -99,9 +100,16 @@ class Snapshot:
     """The state of one rank at one step, waiting to be copied. Needs no torch to be copied, so
     another thread may do it while the tensors are only read."""
 
-    def __init__(self, layout: StateLayout, sources: Sequence[_Bytes]) -> None:
+    def __init__(
+        self,
+        layout: StateLayout,
+        sources: Sequence[_Bytes],
+        await_sources: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`await_sources` returns once the bytes are there: they may be on their way here."""
         self.layout = layout
         self.sources = sources
+        self._await_sources = await_sources
 
     def write(self, payload: memoryview, stopped: Callable[[], bool] = lambda: False) -> str:
         """Fill all of `payload`: the tensors by the layout, zeros between them; its digest.
@@ -115,6 +123,7 @@ class Snapshot:
             raise StateMismatch(
                 f"payload has {target.nbytes} bytes, the state {self.layout.payload_bytes}"
             )
+        self._await_sources()
         hasher = xxhash.xxh3_128()
         for entry, source in zip(self.layout.tensors, self.sources, strict=True):
             if source.nbytes != entry.nbytes:
@@ -132,22 +141,44 @@ class Snapshot:
                 hasher.update(target[end:padded].data)
         return str(hasher.hexdigest())
 
+    def digest(self) -> str:
+        """What `write` returns, where there is nothing to write to."""
+        self._await_sources()
+        return streamed_digest(source.data for source in self.sources)
+
+    def rank_bytes(self) -> dict[str, bytes]:
+        """What belongs to this rank alone, by name."""
+        pairs = zip(self.layout.tensors, self.sources, strict=True)
+        return {entry.name: source.tobytes() for entry, source in pairs if entry.per_rank}
+
 
 class RankState:
     """All state of one rank, in a fixed order, at fixed places of a payload."""
 
-    def __init__(self, pieces: Sequence[Piece], rank_bytes: Sequence[RankBytes]) -> None:
+    def __init__(self, pieces: Sequence[Piece], rank_bytes: Sequence[RankBytes] = ()) -> None:
         self._pieces = list(pieces)
         self._rank_bytes = list(rank_bytes)
+        self._staging: Staging | None = None
         self.layout = self._lay_out()
 
     def freeze(self, small: dict[str, Any]) -> Snapshot:
         """The state of this moment, to be copied later: as long as no tensor is changed.
 
-        What changes sooner (random generators, the small state) is copied at once. A tensor on
-        an accelerator is brought to the host now.
+        What changes sooner (a rank's own bytes, the small state) is copied at once. Tensors on an
+        accelerator begin their way to the host, which training does not wait for.
         """
-        return Snapshot(self.layout, list(self._contents(small)))
+        away = [piece.tensor for piece in self._pieces if piece.tensor.is_cuda]
+        if not away:
+            return Snapshot(self.layout, list(self._contents(small)))
+        if self._staging is None:
+            self._staging = Staging(away)
+        arrived = self._staging.begin()
+        staged = iter(self._staging.arrays)
+        sources = [
+            next(staged) if piece.tensor.is_cuda else _bytes_of(piece.tensor)
+            for piece in self._pieces
+        ]
+        return Snapshot(self.layout, [*sources, *self._own_contents(small)], arrived)
 
     def read(self, payload: memoryview) -> dict[str, Any]:
         """Take over `payload`, in place; return the small state."""
@@ -173,6 +204,9 @@ class RankState:
     def _contents(self, small: dict[str, Any]) -> Iterator[_Bytes]:
         for piece in self._pieces:
             yield _bytes_of(piece.tensor)
+        yield from self._own_contents(small)
+
+    def _own_contents(self, small: dict[str, Any]) -> Iterator[_Bytes]:
         for own in self._rank_bytes:
             yield own.get().numpy()
         yield _encode_small(small)

@@ -13,32 +13,43 @@ import queue
 import select
 import socket
 import threading
+import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from holdfast_workers import control, groups
+from holdfast_workers import collectives, control, groups
 from holdfast_workers.attempt import Attempt, Fenced
+from holdfast_workers.beacon import Beacon
 from holdfast_workers.chaos import FaultPoints
+from holdfast_workers.injection import Injection
+from holdfast_workers.lease import clock_s
 
 if TYPE_CHECKING:
     from holdfast_workers.recipes.base import Recipe, World
 
 SEVER_AGAIN_S = 0.01
+HOLD_TOLD_S = 0.5
 
 
 class Worker:
     """The process's life: hello, then attempt after attempt, until told to stop."""
 
-    def __init__(self, end: socket.socket, config: dict[str, Any], recipe: Recipe) -> None:
-        self._link = Link(end)
+    def __init__(
+        self, end: socket.socket, config: dict[str, Any], recipe: Recipe, beacon: Beacon
+    ) -> None:
+        self._faults = FaultPoints.from_environment()
+        self._faults.recipe = recipe
+        self._link = Link(end, self._faults)
+        self._beacon = beacon
         self._config = config
         self._recipe = recipe
-        self._faults = FaultPoints.from_environment()
         self._built_for: World | None = None
 
     def run(self) -> int:
         self._link.send({"op": "hello", "pid": os.getpid()})
         self._link.start()
+        self._beacon.make_current()
+        collectives.install(self._beacon)
         while True:
             order = self._link.next_order()
             if order["op"] == "fence":
@@ -47,11 +58,18 @@ class Worker:
                 self._take_part(order)
 
     def _take_part(self, order: dict[str, Any]) -> None:
-        if not self._link.enter(order["attempt"]):
+        if not self._link.enter(order["attempt"], has_partner=order["has_partner"]):
             return  # fenced just now; the order to park comes next
         attempt = Attempt(
-            order, self._config, self._recipe, self._link, self._faults, self._built_for
+            order,
+            self._config,
+            self._recipe,
+            self._link,
+            self._faults,
+            self._beacon,
+            self._built_for,
         )
+        self._beacon.begin(order["attempt"])
         try:
             attempt.run()
         except Exception as error:
@@ -61,6 +79,7 @@ class Worker:
             self._link.sever()
             attempt.abandon()
         finally:
+            self._beacon.end()
             self._built_for = attempt.built_for
             self._link.leave()
 
@@ -72,17 +91,22 @@ class Link:
     the state that the agent fetches has come.
     """
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, faults: FaultPoints) -> None:
         self._end = end
+        self._faults = faults
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._fence = 0
         self._attempt = 0  # 0: in no attempt
         self._foreign_sockets: frozenset[groups.OpenSocket] = frozenset()
-        self._replicated: dict[int, int] = {}  # attempt -> newest step the partner holds
+        self._replicated: dict[int, int] = {}  # attempt -> newest step all partners hold
         self._state: dict[int, dict[str, Any]] = {}  # attempt -> the agent's word on the state
-        self._has_partner = True
+        self._partnered = (0, True)  # (attempt, whether it is replicated to anybody)
+        self._intervals: dict[int, tuple[int, int]] = {}  # attempt -> how often to save
+        self._injected: set[int] = set()
+        self._leases: dict[int, float] = {}  # attempt -> until when it may step
+        self._to_finish = 0  # the newest attempt that is to stop after its next agreed step
 
     def start(self) -> None:
         threading.Thread(target=self._listen, name="control", daemon=True).start()
@@ -94,7 +118,7 @@ class Link:
     def next_order(self) -> dict[str, Any]:
         return self._orders.get()
 
-    def enter(self, attempt: int) -> bool:
+    def enter(self, attempt: int, *, has_partner: bool) -> bool:
         """From here on, a fence cuts every connection that is made in this attempt.
 
         False if it came already: the control thread, at rest, would not cut by itself.
@@ -103,7 +127,8 @@ class Link:
             if self.is_fenced(attempt):
                 return False
             self._foreign_sockets = groups.sockets()
-            self._has_partner = True
+            if self._partnered[0] < attempt:  # else its agent has already said otherwise
+                self._partnered = (attempt, has_partner)
             self._attempt = attempt
             return True
 
@@ -114,19 +139,46 @@ class Link:
     def is_fenced(self, attempt: int) -> bool:
         return attempt < self._fence
 
+    def is_to_finish(self, attempt: int) -> bool:
+        return attempt == self._to_finish
+
+    def has_lease(self, attempt: int) -> bool:
+        """Whether a supervisor's lease covers this moment."""
+        return self._leases.get(attempt, 0.0) > clock_s()
+
+    def await_lease(self, attempt: int) -> None:
+        """Return as soon as it has a lease, or is fenced.
+        There is no other end to wait for: whoever holds a rank here may be replaced elsewhere."""
+        if self.has_lease(attempt):
+            return
+        began = time.monotonic()
+        with self._changed:
+            while not self.is_fenced(attempt) and not self.has_lease(attempt):
+                self._changed.wait()
+        held_s = time.monotonic() - began
+        if held_s > HOLD_TOLD_S:
+            print(f"attempt {attempt} held for {held_s:.1f} s: no supervisor was heard", flush=True)
+
+    def intervals(self, attempt: int) -> tuple[int, int] | None:
+        """What was told since the attempt was joined."""
+        return self._intervals.get(attempt)
+
     def sever(self) -> None:
         """Shut down every connection made since `enter`."""
         groups.cut(groups.sockets() - self._foreign_sockets)
 
     def wait_replicated(self, attempt: int, step: int, timeout_s: float) -> int:
-        """The newest step the partner holds; waits up to `timeout_s` for it to reach `step`."""
+        """The newest step all partners hold; waits up to `timeout_s` for it to reach `step`.
+        `step` itself where there is no partner."""
 
         def reached() -> bool:
-            return not self._has_partner or self._newest(attempt) >= step or self.is_fenced(attempt)
+            return (
+                not self._partnered[1] or self._newest(attempt) >= step or self.is_fenced(attempt)
+            )
 
         with self._changed:
             self._changed.wait_for(reached, timeout_s)
-            return self._newest(attempt) if self._has_partner else step
+            return self._newest(attempt) if self._partnered[1] else step
 
     def wait_state(self, attempt: int, timeout_s: float) -> dict[str, Any]:
         """The agent's word that this rank's state lies in its own segment, or why not."""
@@ -167,21 +219,41 @@ class Link:
         op = message["op"]
         if op == "stop":
             os._exit(0)
+        for order in (message,) if op == "inject" else message.get("faults", ()):
+            self._inject(order)
         with self._changed:
             if op == "fence":
                 self._fence = max(self._fence, message["attempt"])
             elif op == "replicated":
                 _put_newest(self._replicated, message["attempt"], message["step"])
+                if message["attempt"] == self._partnered[0]:
+                    self._partnered = (message["attempt"], True)  # one that had failed is back
             elif op == "state":
                 _put_newest(self._state, message["attempt"], message)
-            elif op == "partner":
-                self._has_partner = message["present"]
-                self._replicated.clear()  # that was the partner before
+            elif op == "partner" and message["attempt"] >= self._partnered[0]:
+                self._partnered = (message["attempt"], message["present"])
+                self._replicated.clear()  # those were the partners before
+            elif op == "intervals":
+                _put_newest(self._intervals, message["attempt"], tuple(message["steps"]))
+            elif op == "lease":
+                attempt = message["attempt"]  # an older word may come after a newer one
+                until = max(message["until"], self._leases.get(attempt, 0.0))
+                _put_newest(self._leases, attempt, until)
+            elif op == "finish":
+                self._to_finish = max(self._to_finish, message["attempt"])
             self._changed.notify_all()
         if op in ("fence", "join"):
             self._orders.put(message)
         if self._must_cut():
             self.sever()
+
+    def _inject(self, order: dict[str, Any]) -> None:
+        """Once for each number, however often it is said."""
+        if order["number"] in self._injected:
+            return
+        self._injected.add(order["number"])
+        told = {"op": "injected", "number": order["number"]}
+        self._faults.arm(Injection.of(order["fault"]), lambda: self.send(told))
 
 
 def _put_newest(told: dict[int, Any], attempt: int, word: Any) -> None:

@@ -7,7 +7,8 @@ control socket and a log pipe for the new process. The zygote never starts a thr
 device and holds no state of the run: it may die at any time and the workers go on.
 
 Kinds of processes: `worker` (trains), `store` (hosts the rendezvous store), `saver` (writes one
-shard of a remote checkpoint), `finalizer` (publishes a remote checkpoint).
+shard of a remote checkpoint), `finalizer` (publishes a remote checkpoint), `tidier` (removes
+those that are not kept), `preflight` (checks processor and devices).
 """
 
 from __future__ import annotations
@@ -119,6 +120,7 @@ def _become(
         os.close(log_fd)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         if processes.die_with_parent(agent_pid, REPARENT_TIMEOUT_S):
+            processes.allow_tracing(agent_pid)
             os.environ.update(request.get("env", {}))
             code = _run(request, socket.socket(fileno=control_fd), config, recipe)
     except BaseException:
@@ -133,17 +135,24 @@ def _run(
     request: dict[str, Any], end: socket.socket, config: dict[str, Any], recipe: Recipe
 ) -> int:
     from holdfast_workers import saver, store_host, worker
+    from holdfast_workers.beacon import Beacon
+    from holdfast_workers.health import preflight
 
     kind = request["kind"]
     processes.name_process(f"hf-{kind}")
     if kind == "worker":
-        return worker.Worker(end, config, recipe).run()
+        beacon = Beacon(Path(request["beacon"]))
+        return worker.Worker(end, config, recipe, beacon).run()
     if kind == "store":
         return store_host.run(end, request["host"])
     if kind == "saver":
-        return saver.save(end, request)
+        return saver.save(end, request, config["remote"])
     if kind == "finalizer":
-        return saver.finalize(end, request)
+        return saver.finalize(end, request, config["remote"])
+    if kind == "tidier":
+        return saver.tidy(end, request, config["remote"])
+    if kind == "preflight":
+        return preflight.run(end, request)
     raise ValueError(f"unknown kind of process: {kind}")
 
 

@@ -35,6 +35,25 @@ class Box:
             shape.append(length)
         return Box(tuple(offsets), tuple(shape))
 
+    def minus(self, other: Box) -> list[Box]:
+        """What of this box `other` does not cover, as boxes that do not overlap."""
+        common = self.intersect(other)
+        if common is None:
+            return [self]
+        left, offsets, shape = [], list(self.offsets), list(self.shape)
+        for dim, (start, length) in enumerate(zip(common.offsets, common.shape, strict=True)):
+            end, mine_end = start + length, offsets[dim] + shape[dim]
+            for first, last in ((offsets[dim], start), (end, mine_end)):
+                if last > first:
+                    left.append(
+                        Box(
+                            (*offsets[:dim], first, *offsets[dim + 1 :]),
+                            (*shape[:dim], last - first, *shape[dim + 1 :]),
+                        )
+                    )
+            offsets[dim], shape[dim] = start, length
+        return left
+
     def within(self, outer: Box) -> tuple[slice, ...]:
         """Where this box lies in an array that holds `outer`."""
         return tuple(

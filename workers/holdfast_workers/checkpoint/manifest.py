@@ -1,9 +1,12 @@
 """What a remote checkpoint consists of, and the moment from which it counts.
 
-A checkpoint is a folder `<root>/step-<8 digits>.attempt-<n>/` with one file per rank, stock
-`.metadata` for other programs, and `manifest.json`. The manifest is written last, at once, and
-never again: a folder with one is complete, a folder without one is nothing yet. It carries the
-size and sha256 of every file and the place of every tensor's bytes, and a digest of itself.
+A checkpoint is a folder `<root>/step-<8 digits>.attempt-<n>/` of a storage, with one file per
+rank, stock `.metadata` for other programs, and `manifest.json`. The manifest is written last, at
+once, and never again: a folder with one is complete, a folder without one is nothing yet. It
+carries the size and sha256 of every file and the place of every tensor's bytes, and a digest of
+itself. A folder that holds the mark `why-bad.txt` is in quarantine: it is not listed any more.
+
+The functions here take a `Storage` rooted at the checkpoint's folder, or at the root of several.
 
 Reading a checkpoint unpickles nothing. This module loads torch only while it publishes, for the
 sake of `.metadata`; those who list and choose checkpoints stay light.
@@ -11,22 +14,29 @@ sake of `.metadata`; those who list and choose checkpoints stay light.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
-import os
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from holdfast_workers.checkpoint.boxes import Box, tiling_fault
+from holdfast_workers.checkpoint.storage import (
+    ObjectExists,
+    ObjectMissing,
+    Storage,
+    joined,
+)
 from holdfast_workers.errors import WorkersError
 
 MANIFEST = "manifest.json"
+QUARANTINED = "why-bad.txt"
+REMOVING = "removing.mark"
 FORMAT = "holdfast.checkpoint"
 VERSION = 1
 FOLDER_NAME = re.compile(r"step-(\d{8,})\.attempt-(\d+)")
@@ -41,9 +51,9 @@ class CheckpointError(WorkersError):
 class BadCheckpoint(CheckpointError):
     """What lies there is not what was saved. Names the file and what is wrong with it."""
 
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"{path}: {why}")
-        self.path = path
+    def __init__(self, uri: str, why: str) -> None:
+        super().__init__(f"{uri}: {why}")
+        self.uri = uri
         self.why = why
 
 
@@ -93,7 +103,7 @@ class SavedFile:
 class Manifest:
     """A complete checkpoint. `digest` is the sha256 of the manifest's own content."""
 
-    folder: Path
+    uri: str
     step: int
     attempt: int
     mesh: dict[str, int]
@@ -104,28 +114,38 @@ class Manifest:
     digest: str
 
     @property
+    def folder(self) -> str:
+        """Its name under the root."""
+        return checkpoint_folder(self.step, self.attempt)
+
+    @property
     def nbytes(self) -> int:
         return sum(file.nbytes for file in self.files)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What the row of its step said, as far as it was known when the state was saved."""
+        return dict(self.extra.get("metrics") or {})
 
     def file(self, name: str) -> SavedFile:
         return next(file for file in self.files if file.name == name)
 
 
-def checkpoint_folder(root: Path, step: int, attempt: int) -> Path:
-    """Where the checkpoint of `step`, published by `attempt`, lies under `root`."""
-    return root / f"step-{step:08d}.attempt-{attempt}"
+def checkpoint_folder(step: int, attempt: int) -> str:
+    """The name of the folder of `step`, as published by `attempt`."""
+    return f"step-{step:08d}.attempt-{attempt}"
 
 
 def finalize(
-    folder: Path, records: list[dict[str, Any]], mesh: dict[str, int], extra: dict[str, Any]
+    at: Storage, records: list[dict[str, Any]], mesh: dict[str, int], extra: dict[str, Any]
 ) -> Manifest:
     """Publish what every rank's `save_shard` has recorded; durable on return.
 
     To repeat it with the same records is harmless. Raises IncompleteCheckpoint if a rank is
-    missing or the boxes of a tensor do not tile it, BadCheckpoint if a file is not as recorded,
-    CheckpointExists if something else has been published here.
+    missing or the boxes of a tensor do not tile it, BadCheckpoint if a file is not as recorded or
+    the folder is being removed, CheckpointExists if something else has been published here.
     """
-    step, attempt = _agreed(folder, records, mesh)
+    step, attempt = _agreed(at.uri, records, mesh)
     records = sorted(records, key=lambda record: int(record["rank"]))
     content = {
         "format": FORMAT,
@@ -140,122 +160,152 @@ def finalize(
         "tensors": [tensor for record in records for tensor in record["tensors"]],
         "extra": extra,
     }
-    manifest = _parse(folder, {**content, "digest": _digest(content)})
+    manifest = _parse(at.uri, {**content, "digest": content_digest(content)})
     _check_tiling(manifest)
+    sizes = at.objects()
     for file in manifest.files:
-        _check_size(folder, file)
-    if (folder / MANIFEST).exists():
-        return _same_as_published(folder, manifest)
+        _check_size(at, file, sizes.get(file.name))
+    if MANIFEST in sizes:
+        return _same_as_published(at, manifest)
     # torch is wanted here alone, see the module.
     from holdfast_workers.checkpoint.stock import write_stock_metadata
 
-    write_stock_metadata(manifest)
-    publish(folder, json.dumps({**content, "digest": manifest.digest}).encode())
-    return _same_as_published(folder, manifest)
+    write_stock_metadata(at, manifest)
+    with contextlib.suppress(ObjectExists):  # found out below whose it is
+        at.put_new(MANIFEST, json.dumps({**content, "digest": manifest.digest}).encode())
+    _require_untouched(at, manifest)
+    return _same_as_published(at, manifest)
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest, found whole. Raises FileNotFoundError if the checkpoint is not complete,
+def read_manifest(at: Storage) -> Manifest:
+    """The manifest, found whole. Raises ObjectMissing if the checkpoint is not complete,
     BadCheckpoint if the manifest is damaged."""
-    path = folder / MANIFEST
+    uri = joined(at.uri, MANIFEST)
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(at.read(MANIFEST))
         content = {key: value for key, value in document.items() if key != "digest"}
         if (content["format"], content["version"]) != (FORMAT, VERSION):
-            raise BadCheckpoint(path, f"format {content['format']} {content['version']}")
-        if _digest(content) != document["digest"]:
-            raise BadCheckpoint(path, "it does not match its own digest")
-        return _parse(folder, document)
+            raise BadCheckpoint(uri, f"format {content['format']} {content['version']}")
+        if content_digest(content) != document["digest"]:
+            raise BadCheckpoint(uri, "it does not match its own digest")
+        return _parse(at.uri, document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadCheckpoint(path, f"damaged: {type(error).__name__}: {error}") from error
+        raise BadCheckpoint(uri, f"damaged: {type(error).__name__}: {error}") from error
+
+
+def complete_manifest(at: Storage) -> Manifest:
+    """As `read_manifest`; that there is none is BadCheckpoint too."""
+    try:
+        return read_manifest(at)
+    except ObjectMissing as error:
+        raise BadCheckpoint(joined(at.uri, MANIFEST), "there is none: not complete") from error
 
 
 def list_checkpoints(
-    root: Path, on_bad: Callable[[Path, str], None] | None = None
+    root: Storage, on_bad: Callable[[str, str], None] | None = None
 ) -> list[Manifest]:
     """The complete checkpoints under `root`, newest first (by step, then attempt).
 
     Complete means published; the files are not read, see `verify`. A folder whose manifest is
-    damaged is left out, and told to `on_bad(folder, why)`.
+    damaged is left out, and told to `on_bad(uri, why)`.
     """
     found = []
-    for folder in root.iterdir() if root.is_dir() else ():
-        if FOLDER_NAME.fullmatch(folder.name) is None:
+    names = root.objects()
+    for folder in {name.partition("/")[0] for name in names}:
+        if FOLDER_NAME.fullmatch(folder) is None or f"{folder}/{QUARANTINED}" in names:
             continue
         try:
-            found.append(read_manifest(folder))
-        except (FileNotFoundError, NotADirectoryError):
+            found.append(read_manifest(root.below(folder)))
+        except ObjectMissing:
             continue  # not complete, or removed just now
         except BadCheckpoint as error:
             if on_bad is not None:
-                on_bad(folder, str(error))
+                on_bad(joined(root.uri, folder), str(error))
     return sorted(found, key=lambda manifest: (-manifest.step, -manifest.attempt))
 
 
-def verify(folder: Path) -> None:
-    """Read every byte. Raises BadCheckpoint naming the first file that is not as it was saved."""
-    try:
-        manifest = read_manifest(folder)
-    except FileNotFoundError as error:
-        raise BadCheckpoint(folder / MANIFEST, "there is none: not complete") from error
-    for file in manifest.files:
-        verify_file(folder, file)
+def verify(at: Storage, on_read: Callable[[int], None] = lambda _: None) -> None:
+    """Read every byte. Raises BadCheckpoint naming the first file that is not as it was saved.
 
-
-def verify_file(folder: Path, file: SavedFile) -> None:
-    """Raises BadCheckpoint unless the file has the size and sha256 of the manifest."""
-    _check_size(folder, file)
-    hasher = hashlib.sha256()
-    buffer = memoryview(bytearray(min(_HASH_CHUNK, max(1, file.nbytes))))
-    with (folder / file.name).open("rb", buffering=0) as stream:
-        while count := stream.readinto(buffer):
-            hasher.update(buffer[:count])
-    if hasher.hexdigest() != file.sha256:
-        raise BadCheckpoint(folder / file.name, "its sha256 is not the manifest's")
-
-
-def publish(folder: Path, document: bytes) -> None:
-    """Make the manifest of a checkpoint appear whole and durable, or not at all.
-
-    Never in place of another: the first one stays, and `finalize` finds out whose it is.
+    `on_read` is told of each piece's bytes as they have been read; what it raises ends it all.
     """
-    partial = folder / f".{MANIFEST}.{os.getpid()}.tmp"
-    with partial.open("wb") as stream:
-        stream.write(document)
-        stream.flush()
-        os.fsync(stream.fileno())
-    fsync_folder(folder)  # the shards' names must not be less durable than the manifest's
-    try:
-        (folder / MANIFEST).hardlink_to(partial)  # unlike a rename, fails where one exists
-    except FileExistsError:
-        pass  # the caller compares with what was published
-    finally:
-        partial.unlink()
-    fsync_folder(folder)
-    fsync_folder(folder.parent)
+    for file in complete_manifest(at).files:
+        with VerifiedReader(at, file) as stream:
+            for start in range(0, file.nbytes, _HASH_CHUNK):
+                end = min(start + _HASH_CHUNK, file.nbytes)
+                stream.skip_to(end)
+                on_read(end - start)
 
 
-def fsync_folder(folder: Path) -> None:
-    """Make the folder's entries durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+class VerifiedReader:
+    """A file read once, in order and in bounded memory. At the end of the `with` block it has
+    been read to its end, and is found to be as it was saved, or BadCheckpoint is raised: what was
+    taken of it is to be used only then."""
+
+    def __init__(self, at: Storage, file: SavedFile) -> None:
+        self._at = at
+        self._file = file
+        self._position = 0
+        self._sha256 = hashlib.sha256()
+        self._stack = contextlib.ExitStack()
+        self._buffer = memoryview(bytearray(min(_HASH_CHUNK, max(1, file.nbytes))))
+
+    def __enter__(self) -> VerifiedReader:
+        try:
+            self._stream = self._stack.enter_context(self._at.open(self._file.name))
+        except ObjectMissing as error:
+            raise BadCheckpoint(self._uri, "missing") from error
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._stack:
+            if kind is None:
+                self._check_end()
+
+    def readinto(self, buffer: memoryview) -> None:
+        """Fill `buffer` with what follows."""
+        for start in range(0, len(buffer), _HASH_CHUNK):  # hashed while the cache still has it
+            piece = buffer[start : start + _HASH_CHUNK]
+            count = self._stream.readinto(piece)
+            self._sha256.update(piece[:count])
+            self._position += count
+            if count < len(piece):
+                self._wrong_size(self._position)
+
+    def skip_to(self, position: int) -> None:
+        if position < self._position:
+            raise BadCheckpoint(self._uri, f"two tensors share the bytes at {position}")
+        while self._position < position:
+            self.readinto(self._buffer[: position - self._position])
+
+    def _check_end(self) -> None:
+        self.skip_to(self._file.nbytes)
+        if self._stream.readinto(self._buffer[:1]):
+            self._wrong_size(self._file.nbytes + 1)
+        if self._sha256.hexdigest() != self._file.sha256:
+            raise BadCheckpoint(self._uri, "its sha256 is not the manifest's")
+
+    def _wrong_size(self, found: int) -> None:
+        told = f"{found} bytes" if found <= self._file.nbytes else "longer"
+        raise BadCheckpoint(self._uri, f"{told}, the manifest says {self._file.nbytes}")
+
+    @property
+    def _uri(self) -> str:
+        return joined(self._at.uri, self._file.name)
 
 
-def _agreed(folder: Path, records: list[dict[str, Any]], mesh: dict[str, int]) -> tuple[int, int]:
+def _agreed(uri: str, records: list[dict[str, Any]], mesh: dict[str, int]) -> tuple[int, int]:
     """Step and attempt of the records, once they are one whole world's and of this folder."""
     ranks = sorted(record["rank"] for record in records)
     world_size = math.prod(mesh.values())
     if ranks != list(range(world_size)):
-        raise IncompleteCheckpoint(f"{folder}: {world_size} ranks are wanted, there are {ranks}")
+        raise IncompleteCheckpoint(f"{uri}: {world_size} ranks are wanted, there are {ranks}")
     states = {(record["step"], record["attempt"]) for record in records}
     if len(states) != 1:
-        raise IncompleteCheckpoint(f"{folder}: shards of several states: {sorted(states)}")
+        raise IncompleteCheckpoint(f"{uri}: shards of several states: {sorted(states)}")
     step, attempt = states.pop()
-    if folder != checkpoint_folder(folder.parent, step, attempt):
-        raise IncompleteCheckpoint(f"{folder} cannot hold step {step} of attempt {attempt}")
+    if uri.rpartition("/")[2] != checkpoint_folder(step, attempt):
+        raise IncompleteCheckpoint(f"{uri} cannot hold step {step} of attempt {attempt}")
     return step, attempt
 
 
@@ -270,27 +320,39 @@ def _check_tiling(manifest: Manifest) -> None:
             raise IncompleteCheckpoint(f"{name}: ranks differ in dtype or shape: {sorted(kinds)}")
         fault = tiling_fault((part.box for part in parts), parts[0].global_shape)
         if fault is not None:
-            raise IncompleteCheckpoint(f"{manifest.folder}: {name}: {fault}")
+            raise IncompleteCheckpoint(f"{manifest.uri}: {name}: {fault}")
 
 
-def _check_size(folder: Path, file: SavedFile) -> None:
-    path = folder / file.name
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError as error:
-        raise BadCheckpoint(path, "missing") from error
+def _check_size(at: Storage, file: SavedFile, size: int | None) -> None:
+    uri = joined(at.uri, file.name)
+    if size is None:
+        raise BadCheckpoint(uri, "missing")
     if size != file.nbytes:
-        raise BadCheckpoint(path, f"{size} bytes, the manifest says {file.nbytes}")
+        raise BadCheckpoint(uri, f"{size} bytes, the manifest says {file.nbytes}")
 
 
-def _same_as_published(folder: Path, manifest: Manifest) -> Manifest:
-    published = read_manifest(folder)
+def _require_untouched(at: Storage, manifest: Manifest) -> None:
+    """A removal that began before the manifest was there has not seen it: take it back. Each side
+    writes down what it is about to do before it looks for the other."""
+    sizes = at.objects()
+    try:
+        if REMOVING in sizes:
+            raise BadCheckpoint(joined(at.uri, REMOVING), "it is being removed")
+        for file in manifest.files:
+            _check_size(at, file, sizes.get(file.name))
+    except BadCheckpoint:
+        at.delete(MANIFEST)
+        raise
+
+
+def _same_as_published(at: Storage, manifest: Manifest) -> Manifest:
+    published = read_manifest(at)
     if published.digest != manifest.digest:
-        raise CheckpointExists(f"{folder} holds another manifest: {published.digest}")
+        raise CheckpointExists(f"{at.uri} holds another manifest: {published.digest}")
     return published
 
 
-def _parse(folder: Path, document: dict[str, Any]) -> Manifest:
+def _parse(uri: str, document: dict[str, Any]) -> Manifest:
     files = tuple(SavedFile(**file) for file in document["files"])
     tensors = tuple(
         SavedTensor(
@@ -307,12 +369,12 @@ def _parse(folder: Path, document: dict[str, Any]) -> Manifest:
     for file in files:
         # A manifest is data from elsewhere: it must not lead out of its folder.
         if _FILE_NAME.fullmatch(file.name) is None or file.name in (".", ".."):
-            raise BadCheckpoint(folder / MANIFEST, f"it names a file {file.name!r}")
+            raise BadCheckpoint(joined(uri, MANIFEST), f"it names a file {file.name!r}")
     for tensor in tensors:
         if not 0 <= tensor.data_offset <= sizes[tensor.file] - tensor.nbytes:
-            raise BadCheckpoint(folder / MANIFEST, f"{tensor.name} lies outside {tensor.file}")
+            raise BadCheckpoint(joined(uri, MANIFEST), f"{tensor.name} lies outside {tensor.file}")
     return Manifest(
-        folder=folder,
+        uri=uri,
         step=document["step"],
         attempt=document["attempt"],
         mesh=document["mesh"],
@@ -324,7 +386,8 @@ def _parse(folder: Path, document: dict[str, Any]) -> Manifest:
     )
 
 
-def _digest(content: dict[str, Any]) -> str:
+def content_digest(content: dict[str, Any]) -> str:
+    """sha256, in hex, of what the JSON document says."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,95 +1,89 @@
-"""What of the remote tier stays and what goes.
+"""Carrying out retention in the remote tier; what stays and what goes is `retention_rules`.
 
-Never removed: the newest checkpoint that verifies, whatever the rules say; what the current
-attempt may still be writing; what has been quarantined. A removal begins with the manifest, so
-that one which is broken off leaves nothing that looks complete.
+Never removed besides: what has been quarantined, and what a mark has come to since it was decided.
+A removal begins with the manifest, so that one which is broken off leaves nothing that looks
+complete.
 """
 
 from __future__ import annotations
 
 import contextlib
-import shutil
-from pathlib import Path
+from collections.abc import Collection
 
 from holdfast_workers.checkpoint.manifest import (
     FOLDER_NAME,
     MANIFEST,
+    QUARANTINED,
     BadCheckpoint,
     Manifest,
-    fsync_folder,
+    checkpoint_folder,
     list_checkpoints,
     verify,
 )
-
-QUARANTINED = ".bad"
-REASON = "why-bad.txt"
-
-
-def quarantine(folder: Path, why: str) -> Path:
-    """Take a checkpoint out of what is listed, keeping it as evidence. Returns where it is now."""
-    target = folder.with_name(folder.name + QUARANTINED)
-    number = 1
-    while target.exists():
-        number += 1
-        target = folder.with_name(f"{folder.name}{QUARANTINED}-{number}")
-    with contextlib.suppress(OSError):  # a full or read-only disk must not keep a bad state listed
-        (folder / REASON).write_text(why + "\n")
-    folder.rename(target)
-    fsync_folder(target.parent)
-    return target
+from holdfast_workers.checkpoint.marks import marks_among, remove_unmarked
+from holdfast_workers.checkpoint.retention_rules import Stored, doomed
+from holdfast_workers.checkpoint.storage import ObjectExists, Storage
+from holdfast_workers.spec import RemoteTierSpec
 
 
-def retain(root: Path, keep: int, *, current_attempt: int) -> list[Path]:
-    """Keep the `keep` newest complete checkpoints; return the folders that were removed.
+def quarantine(at: Storage, why: str) -> None:
+    """Take a checkpoint out of what is listed, keeping it as evidence. One that has been removed
+    meanwhile leaves nothing to keep."""
+    if MANIFEST not in at.objects():
+        return
+    with contextlib.suppress(ObjectExists):  # the first reason stays
+        at.put_new(QUARANTINED, f"{why}\n".encode())
 
-    Removed with the older ones are incomplete leftovers of other attempts that are older than
-    the newest complete checkpoint. Reads the newest checkpoint through, but only if a complete
-    one is to go.
+
+def retain(
+    root: Storage,
+    rules: RemoteTierSpec,
+    *,
+    current_attempt: int,
+    unfinished: Collection[tuple[int, int]] = (),
+) -> dict[str, str]:
+    """Remove what the rules do not keep: names of the folders, and why they went. What is
+    `unfinished`, as (step, attempt), is to be published yet, and stays.
+
+    Reads the newest checkpoint through, but only if a complete one is to go.
     """
-    if keep < 1:
-        raise ValueError(f"keep must be at least 1, not {keep}")
-    complete = list_checkpoints(root)
-    doomed = [manifest.folder for manifest in _surplus(complete, keep)]
-    if complete:
-        doomed += _leftovers(root, complete, current_attempt)
-    for folder in doomed:
-        _remove(folder)
-    if doomed:
-        fsync_folder(root)
-    return doomed
+
+    def is_whole(one: Stored) -> bool:
+        try:
+            verify(root.below(checkpoint_folder(one.step, one.attempt)))
+        except BadCheckpoint:
+            return False
+        return True
+
+    removed = {}
+    found = [one for one in _shelf(root) if one.complete or one.age not in unfinished]
+    for one in doomed(found, rules, current_attempt=current_attempt, is_whole=is_whole):
+        folder = checkpoint_folder(one.stored.step, one.stored.attempt)
+        if remove_unmarked(root.below(folder)):
+            removed[folder] = one.why
+    return removed
 
 
-def _surplus(complete: list[Manifest], keep: int) -> list[Manifest]:
-    """Those beyond `keep`, without the newest that verifies."""
-    extra = complete[keep:]
-    if not extra or any(_is_whole(manifest) for manifest in complete[:keep]):
-        return extra
-    newest_whole = next((manifest for manifest in extra if _is_whole(manifest)), None)
-    return [manifest for manifest in extra if manifest is not newest_whole]
-
-
-def _is_whole(manifest: Manifest) -> bool:
-    try:
-        verify(manifest.folder)
-    except BadCheckpoint:
-        return False
-    return True
-
-
-def _leftovers(root: Path, complete: list[Manifest], current_attempt: int) -> list[Path]:
-    newest = (complete[0].step, complete[0].attempt)
+def _shelf(root: Storage) -> list[Stored]:
+    """Complete checkpoints, and folders that are none yet; damaged manifests are left alone."""
+    complete = {manifest.folder: manifest for manifest in list_checkpoints(root)}
+    names = root.objects()
     found = []
-    for folder in sorted(root.iterdir()):
-        name = FOLDER_NAME.fullmatch(folder.name)
-        if name is None or (folder / MANIFEST).exists():
-            continue
-        step, attempt = int(name[1]), int(name[2])
-        if (step, attempt) < newest and attempt != current_attempt:
-            found.append(folder)
+    for folder in root.folders():
+        name = FOLDER_NAME.fullmatch(folder)
+        if folder in complete:
+            found.append(_stored(complete[folder], names))
+        elif name and {f"{folder}/{MANIFEST}", f"{folder}/{QUARANTINED}"}.isdisjoint(names):
+            found.append(Stored(int(name[1]), int(name[2]), complete=False))
     return found
 
 
-def _remove(folder: Path) -> None:
-    (folder / MANIFEST).unlink(missing_ok=True)
-    fsync_folder(folder)
-    shutil.rmtree(folder)
+def _stored(manifest: Manifest, names: dict[str, int]) -> Stored:
+    marks = marks_among(names, manifest.folder)
+    return Stored(
+        step=manifest.step,
+        attempt=manifest.attempt,
+        metrics=manifest.metrics,
+        pinned=marks.pinned,
+        needed=bool(marks.needed_by),
+    )

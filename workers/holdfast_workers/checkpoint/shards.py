@@ -9,11 +9,10 @@ bytes within, whose places go into the record. Written is what this rank alone i
 from __future__ import annotations
 
 import hashlib
-import os
+import io
 import warnings
 import zipfile
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -21,51 +20,45 @@ from holdfast_workers.checkpoint.manifest import (
     MANIFEST,
     CheckpointExists,
     SavedTensor,
-    fsync_folder,
     tensor_record,
 )
 from holdfast_workers.checkpoint.stock import torch_dtype
+from holdfast_workers.checkpoint.storage import ObjectWriter, Storage
+from holdfast_workers.digest import payload_digest
 from holdfast_workers.layout import StateLayout, TensorEntry
 
+_SMALL_BYTES = 64 * 1024
 _LOCAL_HEADER_BYTES = 30
 _LOCAL_NAME_AT = 26
 _LOCAL_EXTRA_AT = 28
 
 
 def save_shard(
-    folder: Path, payload: memoryview, layout: StateLayout, rank: int, attempt: int, step: int
+    at: Storage, payload: memoryview, layout: StateLayout, rank: int, attempt: int, step: int
 ) -> dict[str, Any]:
-    """Write this rank's file into `folder` (see `checkpoint_folder`); durable on return.
+    """Write this rank's file into the checkpoint rooted at `at`; durable on return.
 
-    `payload` must not change meanwhile. The record returned is JSON; `finalize` wants those of
-    all ranks. Raises CheckpointExists if the checkpoint has been published already, OSError if
-    it cannot be written; then nothing of that name is left that looks whole.
+    It is written and hashed in one pass, in bounded memory. `payload` must not change meanwhile.
+    The record returned is JSON; `finalize` wants those of all ranks. Raises CheckpointExists if
+    the checkpoint has been published already, StorageError if it cannot be written; then nothing
+    of that name is left that looks whole.
     """
-    if (folder / MANIFEST).exists():
-        raise CheckpointExists(f"{folder} has been published; rank {rank} came too late")
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"__{rank}_0.distcp"
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with partial.open("w+b") as stream:
-            hashing = _HashingStream(stream)
-            saved = [
-                _write_tensor(hashing, partial, payload, entry, rank, path.name)
-                for entry in layout.tensors
-                if entry.primary or entry.per_rank
-            ]
-            stream.flush()
-            os.fsync(stream.fileno())
-            nbytes = stream.tell()
-        partial.rename(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    fsync_folder(folder)
+    if MANIFEST in at.objects():
+        raise CheckpointExists(f"{at.uri} has been published; rank {rank} came too late")
+    name = f"__{rank}_0.distcp"
+    with at.write(name) as stream:
+        hashing = _HashingStream(stream)
+        saved = [
+            _write_tensor(hashing, payload, entry, rank, name)
+            for entry in layout.tensors
+            if entry.primary or entry.per_rank
+        ]
+        nbytes = stream.tell()
     return {
         "rank": rank,
         "attempt": attempt,
         "step": step,
-        "name": path.name,
+        "name": name,
         "nbytes": nbytes,
         "sha256": hashing.hexdigest(),
         "tensors": [tensor_record(tensor) for tensor in saved],
@@ -73,18 +66,37 @@ def save_shard(
 
 
 class _HashingStream:
-    """What `torch.save` needs of a file, with the sha256 of all that passed."""
+    """What `torch.save` needs of a file, with the sha256 of all that passed.
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    What has passed cannot be read back, so the pieces of the archive being written are noted.
+    """
+
+    def __init__(self, stream: ObjectWriter) -> None:
         self._stream = stream
         self._sha256 = hashlib.sha256()
+        self.small = bytearray()
+        """Small pieces of the archive, one after the other."""
+        self.large: list[tuple[int, int, str]] = []
+        """Offset in the file, size and digest of large ones."""
 
     def write(self, piece: bytes | memoryview) -> int:
+        nbytes = len(piece)
+        if nbytes > _SMALL_BYTES:
+            self.large.append((self._stream.tell(), nbytes, payload_digest(piece)))
+        else:
+            self.small += piece
         self._sha256.update(piece)
-        return self._stream.write(piece)
+        self._stream.write(piece)
+        return nbytes
+
+    def begin_archive(self) -> int:
+        """Forget the pieces of the last archive; where the next one begins."""
+        self.small.clear()
+        self.large.clear()
+        return self._stream.tell()
 
     def flush(self) -> None:
-        self._stream.flush()
+        """Nothing: what is written counts from the end of the whole object."""
 
     def tell(self) -> int:
         return self._stream.tell()
@@ -94,22 +106,15 @@ class _HashingStream:
 
 
 def _write_tensor(
-    stream: _HashingStream,
-    path: Path,
-    payload: memoryview,
-    entry: TensorEntry,
-    rank: int,
-    file: str,
+    stream: _HashingStream, payload: memoryview, entry: TensorEntry, rank: int, file: str
 ) -> SavedTensor:
-    offset = stream.tell()
+    offset = stream.begin_archive()
     torch.save(_as_tensor(payload, entry), stream)  # type: ignore[arg-type]
-    stream.flush()
-    data_offset = _bare_bytes_at(path) if entry.nbytes else offset
-    with path.open("rb") as written:
+    piece = payload[entry.offset : entry.offset + entry.nbytes]
+    data_offset = _bare_bytes_at(stream, offset, piece) if entry.nbytes else offset
+    if data_offset is None:
         # Our own loader trusts this place; a torch that packs otherwise is found out here.
-        written.seek(data_offset)
-        if written.read(entry.nbytes) != payload[entry.offset : entry.offset + entry.nbytes]:
-            raise RuntimeError(f"{path}: torch.save did not store {entry.name} as bare bytes")
+        raise RuntimeError(f"{file}: torch.save did not store {entry.name} as bare bytes")
     return SavedTensor(
         name=entry.name,
         dtype=entry.dtype,
@@ -137,14 +142,18 @@ def _as_tensor(payload: memoryview, entry: TensorEntry) -> torch.Tensor:
         return torch.frombuffer(piece, dtype=dtype).view(entry.shape)
 
 
-def _bare_bytes_at(path: Path) -> int:
-    """Where the data of the last archive in the file begins. (zipfile finds the last archive by
-    itself, and counts from the beginning of the file.)"""
-    with zipfile.ZipFile(path) as archive:
-        record = next(item for item in archive.infolist() if item.filename.endswith("/data/0"))
-    with path.open("rb") as file:
-        file.seek(record.header_offset)
-        header = file.read(_LOCAL_HEADER_BYTES)
+def _bare_bytes_at(stream: _HashingStream, archive_at: int, piece: memoryview) -> int | None:
+    """Where in the file the archive just written has these bytes of a tensor, and nowhere else;
+    None if it does not have them in one piece."""
+    if stream.large:
+        expected = (piece.nbytes, payload_digest(piece))
+        found = [at for at, nbytes, digest in stream.large if (nbytes, digest) == expected]
+        return found[0] if len(found) == 1 else None
+    archive = bytes(stream.small)
+    with zipfile.ZipFile(io.BytesIO(archive)) as records:
+        record = next(item for item in records.infolist() if item.filename.endswith("/data/0"))
+    header = archive[record.header_offset : record.header_offset + _LOCAL_HEADER_BYTES]
     name_bytes = int.from_bytes(header[_LOCAL_NAME_AT:_LOCAL_EXTRA_AT], "little")
     extra_bytes = int.from_bytes(header[_LOCAL_EXTRA_AT:], "little")
-    return record.header_offset + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes
+    at = record.header_offset + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes
+    return archive_at + at if archive[at : at + piece.nbytes] == piece else None

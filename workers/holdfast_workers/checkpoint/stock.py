@@ -7,8 +7,11 @@ every rank has an entry of that name.
 
 from __future__ import annotations
 
+import pickle
+from typing import Any
+
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -16,9 +19,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.storage import WriteResult
 
 from holdfast_workers.checkpoint.manifest import Manifest, SavedTensor
+from holdfast_workers.checkpoint.storage import Storage, write_small
+
+STOCK_METADATA = ".metadata"
 
 
 def stock_name(tensor: SavedTensor) -> str:
@@ -33,10 +38,10 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def write_stock_metadata(manifest: Manifest) -> None:
+def write_stock_metadata(at: Storage, manifest: Manifest) -> None:
     """Write `.metadata` beside the shards, durable on return."""
     tensors: dict[str, TensorStorageMetadata] = {}
-    results: list[WriteResult] = []
+    places: dict[MetadataIndex, Any] = {}
     for saved in manifest.tensors:
         name = stock_name(saved)
         shape = saved.shape if saved.per_rank else saved.global_shape
@@ -47,7 +52,6 @@ def write_stock_metadata(manifest: Manifest) -> None:
         chunks = tensors[name].chunks
         index = MetadataIndex(name, offsets, len(chunks))
         chunks.append(ChunkStorageMetadata(offsets, torch.Size(saved.shape)))
-        place = _StorageInfo(saved.file, saved.offset, saved.length)
-        results.append(WriteResult(index, saved.length, place))
-    writer = FileSystemWriter(manifest.folder)
-    writer.finish(Metadata(state_dict_metadata=dict(tensors)), [results])
+        places[index] = _StorageInfo(saved.file, saved.offset, saved.length)
+    metadata = Metadata(state_dict_metadata=dict(tensors), storage_data=places)
+    write_small(at, STOCK_METADATA, pickle.dumps(metadata))

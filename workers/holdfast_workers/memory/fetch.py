@@ -17,7 +17,7 @@ from holdfast_workers.memory import wire
 from holdfast_workers.memory.segment import Commit
 from holdfast_workers.memory.store import SegmentStore
 from holdfast_workers.memory.wire import DEFAULT_TIMEOUTS, Role, Timeouts, WireError
-from holdfast_workers.messages import Held, Place, Restore
+from holdfast_workers.messages import Held, Origin, Place, Restore
 
 
 class BadShard(WorkersError):
@@ -26,6 +26,11 @@ class BadShard(WorkersError):
 
 class SourceLost(WorkersError):
     """The source cannot be reached, died in the middle, or no longer holds the commit."""
+
+    def __init__(self, message: str, origins: tuple[Origin, ...] = ()) -> None:
+        super().__init__(message)
+        self.origins = origins
+        """Of several sources those that failed."""
 
 
 def fetch(
@@ -73,9 +78,15 @@ def _fetch_into(
 ) -> Commit:
     wire.send_header(
         sock,
-        {"rank": rank, "place": source.place, "attempt": source.attempt, "step": source.step},
+        {
+            "mesh": store.mesh,
+            "rank": rank,
+            "place": source.place,
+            "attempt": source.attempt,
+            "step": source.step,
+        },
     )
-    answer = wire.receive_header(sock)
+    answer = wire.receive_header(sock, deadline)
     digest, nbytes = wire.text(answer, "digest"), wire.whole(answer, "nbytes")
     if not _is_wanted(digest, source):
         raise BadShard(f"{source.agent} holds digest {digest}, wanted is {source.digest}")
@@ -83,13 +94,14 @@ def _fetch_into(
         raise WireError("the layout announced is above the limit")
     raw = bytearray(wire.whole(answer, "layout"))
     wire.receive_into(sock, memoryview(raw), deadline=deadline)
-    segment = store.ensure(rank, Place.OWN, wire.parse_layout(bytes(raw)))
+    layout = wire.parse_layout(bytes(raw), wire.text(answer, "layout_digest"))
+    segment = store.ensure(rank, Place.OWN, layout)
     if segment.layout.payload_bytes != nbytes:
         raise BadShard(f"{nbytes} bytes do not fit the layout that came with them")
     hasher = xxhash.xxh3_128()
     with segment.begin(source.step) as slot:
         wire.receive_into(sock, slot, hasher, deadline)
-    if not wire.receive_header(sock).get("whole"):
+    if not wire.receive_header(sock, deadline).get("whole"):
         raise WireError("the commit was overwritten while it was sent")
     if hasher.hexdigest() != digest:
         raise BadShard(f"rank {rank}, step {source.step}: {source.agent} sent other bytes")

@@ -2,7 +2,8 @@
 
 A lifeline is a connection on which nothing happens but a heartbeat. If the peer's process dies,
 its kernel closes the connection, and that is seen at once; if its machine or the network goes, or
-the process stops, the heartbeats end, and that is seen after `heartbeat_timeout_s`.
+the process stops, the heartbeats end, and that is seen after `heartbeat_timeout_s`. Each beat is
+answered with what the supervisor grants (`lease.py`), once there is anything to grant.
 
 One thread with one selector carries every lifeline, connecting included. It says what it saw; it
 does not judge: a lost lifeline may be a lost link.
@@ -22,13 +23,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from holdfast_workers.lease import BEAT_BYTES, Grant, clock_s
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.wire import Role, WireError
 
 _log = logging.getLogger(__name__)
 
 _READ_BYTES = 4096
-_LENGTH_BYTES = 4
 _LOOK_S = 0.5
 _OVERSLEPT_S = 0.1
 
@@ -48,6 +49,8 @@ class _Line:
     phase: _Phase = _Phase.CONNECTING
     received: bytearray = field(default_factory=bytearray)
     nonce: bytes = b""
+    beat: bytes = b""
+    """The newest."""
 
 
 SILENCE = "nothing heard"
@@ -70,6 +73,8 @@ class Lifelines:
         self._lines: dict[str, _Line] = {}
         self._lock = threading.Lock()
         self._commands: list[Callable[[], None]] = []
+        self._grant: Grant | None = None
+        self._granting_until = 0.0
         self._closing = False
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = os.pipe()
@@ -87,6 +92,12 @@ class Lifelines:
         """Let go of the lifeline. Nothing is told of this agent afterwards, unless it was being
         told already."""
         self._soon(lambda: self._drop(agent))
+
+    def grant(self, grant: Grant, for_s: float) -> None:
+        """Answer every agent's beats with this, for so long. To be said again in time: whoever
+        does not get to it may have been replaced."""
+        until = clock_s() + for_s
+        self._soon(lambda: self._begin_granting(grant, until))
 
     def close(self, timeout_s: float = 2.0) -> None:
         with self._lock:
@@ -189,8 +200,6 @@ class Lifelines:
         if not piece:
             raise WireError("the process ended (end of its connection)")
         line.last_heard = time.monotonic()
-        if line.phase is _Phase.LIVE:
-            return
         line.received += piece
         if line.phase is _Phase.GREETED and len(line.received) >= wire.GREETING_BYTES:
             greeting = bytes(line.received[: wire.GREETING_BYTES])
@@ -198,13 +207,39 @@ class Lifelines:
             answer, line.nonce = wire.answer_greeting(self._secret, greeting, Role.LIFELINE)
             line.sock.sendall(answer)  # a few hundred bytes into an empty buffer
             line.phase = _Phase.ANSWERED
-        if line.phase is _Phase.ANSWERED and len(line.received) >= _LENGTH_BYTES:
-            end = _LENGTH_BYTES + wire.header_length(line.received[:_LENGTH_BYTES])
+        if line.phase is _Phase.ANSWERED and len(line.received) >= wire.PREFIX_BYTES:
+            prefix = line.received[: wire.PREFIX_BYTES]
+            end = wire.PREFIX_BYTES + wire.header_length(prefix)
             if len(line.received) >= end:
-                welcome = wire.decode_header(bytes(line.received[_LENGTH_BYTES:end]))
+                welcome = wire.decode_header(prefix, bytes(line.received[wire.PREFIX_BYTES : end]))
                 wire.check_welcome(self._secret, line.nonce, Role.LIFELINE, welcome)
-                line.received.clear()
+                del line.received[:end]
                 line.phase = _Phase.LIVE
+        if line.phase is _Phase.LIVE and len(line.received) >= BEAT_BYTES:
+            end = len(line.received) // BEAT_BYTES * BEAT_BYTES
+            line.beat = bytes(line.received[end - BEAT_BYTES : end])
+            del line.received[:end]
+            self._answer(line)
+
+    def _begin_granting(self, grant: Grant, until: float) -> None:
+        """A new one at once, on the beats heard last: an attempt must not wait for the next."""
+        known, self._grant, self._granting_until = self._grant, grant, until
+        if grant == known:
+            return
+        for line in tuple(self._lines.values()):
+            if line.beat:
+                try:
+                    self._answer(line)
+                except OSError as error:
+                    self._lose(line, _in_words(error))
+
+    def _answer(self, line: _Line) -> None:
+        if self._grant is None or clock_s() >= self._granting_until:
+            return
+        answer = self._grant.answering(line.beat)
+        with contextlib.suppress(BlockingIOError):  # it reads nothing: a later one will do
+            if line.sock.send(answer) < len(answer):
+                raise OSError(errno.ENOBUFS, "its end of the connection is full")
 
     def _lose(self, line: _Line, why: str) -> None:
         self._drop(line.agent)

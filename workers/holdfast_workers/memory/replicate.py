@@ -1,9 +1,10 @@
 """Pushing commits to the partners' node agents.
 
 The replicator sends what is newest when it comes to it. It never holds up a worker: offers are
-noted and coalesced, one thread per partner sends, and a commit that the worker overwrote in the
-meantime is given up for the newer one. A partner that fails is reported once, and tried again
-while there is something to send.
+noted and coalesced, one thread per partner agent sends, and a commit that the worker overwrote in
+the meantime is given up for the newer one. A partner that fails is reported once, and tried again
+while there is something to send. A rank may have several partners; a step counts as replicated
+when all of them hold it, those aside that have failed.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from holdfast_workers.digest import payload_digest
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.layout import StateLayout
 from holdfast_workers.memory import wire
@@ -39,13 +42,31 @@ class _Offer:
     step: int
 
 
-class Replicator:
-    """Keeps every rank's newest commit at its partner.
+@dataclass(frozen=True)
+class _Copy:
+    """What one partner of a rank is known to hold."""
 
-    `on_replicated(rank, attempt, step)` and `on_lost(rank, partner, why)` are called in a
-    partner's thread; `on_lost` once per outage. Neither is called for a partner that the rank no
-    longer has. A push that the partner refuses as fenced is dropped in silence: a newer attempt
-    is being formed, and its orders are on the way here too.
+    newest: Commit | None = None
+    failed: bool = False
+
+
+def _held_by_all(copies: Mapping[_Link, _Copy]) -> Commit | None:
+    """The newest commit that every partner holds which has not failed; None if one holds none."""
+    found = [copy.newest for copy in copies.values() if not copy.failed]
+    known = [commit for commit in found if commit is not None]
+    if not known or len(known) < len(found):
+        return None
+    return min(known, key=lambda commit: (commit.attempt, commit.step))
+
+
+class Replicator:
+    """Keeps every rank's newest commit at its partners.
+
+    `on_replicated(rank, attempt, step)` and `on_lost(rank, partner, why, others)` are called in a
+    partner's thread, one at a time; `on_lost` once per outage, `others`: whether any partner is
+    left. Neither is called for a partner that the rank no longer has. A push that the partner
+    refuses as fenced is dropped in silence: a newer attempt is being formed, and its orders are
+    on the way here too.
     """
 
     def __init__(
@@ -53,7 +74,7 @@ class Replicator:
         store: SegmentStore,
         secret: bytes,
         on_replicated: Callable[[int, int, int], None],
-        on_lost: Callable[[int, Partner, str], None],
+        on_lost: Callable[[int, Partner, str, bool], None],
         *,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
         retry_s: float = 1.0,
@@ -65,38 +86,41 @@ class Replicator:
         self._timeouts = timeouts
         self._retry_s = retry_s
         self._lock = threading.Lock()
+        self._telling = threading.Lock()
         self._links: dict[Partner, _Link] = {}
-        self._link_of: dict[int, _Link] = {}
+        self._copies: dict[int, dict[_Link, _Copy]] = {}
+        self._senders: dict[int, list[Commit]] = {}
         self._credentials: dict[int, int] = {}
         self._fenced = 0
 
-    def set_partner(self, rank: int, partner: Partner | None, *, attempt: int = 0) -> None:
-        """Send commits of `rank` to `partner` from now on, or to nobody.
+    def set_partners(self, rank: int, partners: tuple[Partner, ...], *, attempt: int = 0) -> None:
+        """Send commits of `rank` to all `partners` from now on; what they hold is asked anew.
 
         `attempt` is the current one. It is what the partner's fence looks at, so that a state
         which an older attempt computed and this one was restored from can be replicated anew.
-        One older than the fence changes nothing.
+        One older than the fence changes nothing. From the return on nothing is told of partners
+        that the rank had before.
         """
-        with self._lock:
+        with self._telling, self._lock:
             if attempt < self._fenced:
                 return
-            self._link_of.pop(rank, None)
             self._credentials[rank] = attempt
-            if partner is not None:
-                link = self._links.get(partner)
-                if link is None:
-                    link = self._links[partner] = _Link(self, partner)
-                self._link_of[rank] = link
+            self._copies[rank] = {self._link(partner): _Copy() for partner in partners}
             idle = self._take_idle()
         for link in idle:
             link.stop()
 
+    def turn_to(self, store: SegmentStore) -> None:
+        """Send from `store` from now on. Call between a fence and the partners that follow it."""
+        self._store = store
+
     def fence(self, attempt: int) -> None:
-        """From its return on no rank has a partner that an attempt below `attempt` gave it."""
-        with self._lock:
+        """From its return on no rank has a partner that an attempt below `attempt` gave it, and
+        nothing is told of such a one any more."""
+        with self._telling, self._lock:
             self._fenced = max(self._fenced, attempt)
-            for rank in [r for r in self._link_of if self._credentials[r] < attempt]:
-                del self._link_of[rank]
+            for rank in [r for r in self._copies if self._credentials[r] < attempt]:
+                del self._copies[rank]
             idle = self._take_idle()
         for link in idle:
             link.stop()
@@ -104,8 +128,8 @@ class Replicator:
     def offer(self, rank: int, attempt: int, step: int) -> None:
         """A worker committed `step`. Returns at once; of several, the last offered is sent."""
         with self._lock:
-            link = self._link_of.get(rank)
-        if link is not None:
+            links = tuple(self._copies.get(rank, ()))
+        for link in links:
             link.offer(rank, _Offer(attempt, step))
 
     def close(self, timeout_s: float = 2.0) -> None:
@@ -113,16 +137,24 @@ class Replicator:
         with self._lock:
             links = tuple(self._links.values())
             self._links.clear()
-            self._link_of.clear()
+            self._copies.clear()
         for link in links:
             link.stop()
         deadline = time.monotonic() + timeout_s
         for link in links:
             link.join(max(0.0, deadline - time.monotonic()))
 
+    def _link(self, partner: Partner) -> _Link:
+        """The link to a partner, made if there is none; under the lock."""
+        link = self._links.get(partner)
+        if link is None:
+            link = self._links[partner] = _Link(self, partner)
+        return link
+
     def _take_idle(self) -> list[_Link]:
         """Links that no rank uses any more, taken out; under the lock."""
-        idle = [link for link in self._links.values() if link not in self._link_of.values()]
+        used = {link for copies in self._copies.values() for link in copies}
+        idle = [link for link in self._links.values() if link not in used]
         for link in idle:
             del self._links[link.partner]
         return idle
@@ -142,25 +174,60 @@ class Replicator:
         return self._retry_s
 
     def dial(self, partner: Partner) -> socket.socket:
-        return wire.connect(
+        sock = wire.connect(
             self._secret, partner.host, partner.data_port, Role.PUSH, self._timeouts
         )
+        wire.step_back(sock)
+        return sock
+
+    @contextmanager
+    def pinned(self, rank: int, segment: Segment, commit: Commit) -> Iterator[None]:
+        """Keep the commit from being overwritten while it is sent. There is one pin, and several
+        links may send: whoever began first has it."""
+        with self._lock:
+            senders = self._senders.setdefault(rank, [])
+            senders.append(commit)
+            segment.pin(senders[0], self._timeouts.stall_s)
+        try:
+            yield
+        finally:
+            with self._lock:
+                senders.remove(commit)
+                if senders:
+                    segment.pin(senders[0], self._timeouts.stall_s)
+                else:
+                    segment.unpin()
 
     def credential(self, rank: int, commit: Commit) -> int:
         with self._lock:
             return max(self._credentials.get(rank, 0), commit.attempt)
 
     def replicated(self, link: _Link, rank: int, commit: Commit) -> None:
-        if self._is_of(link, rank):
-            self._tell_replicated(rank, commit.attempt, commit.step)
+        """The partner holds the commit. Told as soon as all that have not failed hold as much."""
+        with self._telling:
+            with self._lock:
+                copies = self._copies.get(rank, {})
+                if link not in copies:
+                    return
+                before = _held_by_all(copies)
+                copies[link] = _Copy(commit)
+                held = _held_by_all(copies)
+            if held is not None and (held == commit or held != before):
+                self._tell_replicated(rank, held.attempt, held.step)
 
     def lost(self, link: _Link, rank: int, why: str) -> None:
-        if self._is_of(link, rank):
-            self._tell_lost(rank, link.partner, why)
-
-    def _is_of(self, link: _Link, rank: int) -> bool:
-        with self._lock:
-            return self._link_of.get(rank) is link
+        """The partner failed: nobody waits for it any more."""
+        with self._telling:
+            with self._lock:
+                copies = self._copies.get(rank, {})
+                if link not in copies:
+                    return
+                copies[link] = _Copy(failed=True)
+                others = any(not copy.failed for copy in copies.values())
+                held = _held_by_all(copies)
+            self._tell_lost(rank, link.partner, why, others)
+            if held is not None:
+                self._tell_replicated(rank, held.attempt, held.step)
 
 
 class _Link:
@@ -236,13 +303,11 @@ class _Link:
         if commit is None:
             return
         # A worker that steps faster than the link carries would overtake every push.
-        segment.pin(commit, self._owner.timeouts.stall_s)
-        try:
-            self._push(rank, segment, commit)
-        except Refused as refusal:
-            self._refused(rank, segment, commit, refusal)
-        finally:
-            segment.unpin()
+        with self._owner.pinned(rank, segment, commit):
+            try:
+                self._push(rank, segment, commit)
+            except Refused as refusal:
+                self._refused(rank, segment, commit, refusal)
 
     def _push(self, rank: int, segment: Segment, commit: Commit) -> None:
         credential = self._owner.credential(rank, commit)
@@ -270,6 +335,7 @@ class _Link:
                 "rank": rank,
                 "mesh": mesh,
                 "nbytes": len(raw),
+                "digest": payload_digest(raw),
                 "credential": credential,
             },
         )
@@ -283,6 +349,7 @@ class _Link:
         header = {
             "op": "push",
             "rank": rank,
+            "mesh": self._owner.store.mesh,
             "attempt": commit.attempt,
             "step": commit.step,
             "nbytes": commit.nbytes,
@@ -290,11 +357,12 @@ class _Link:
             "credential": credential,
         }
         wire.send_header(sock, header)
-        if not wire.receive_header(sock).get("go"):
+        answer = wire.receive_header(sock)
+        if not answer.get("go"):
             return  # the partner holds it already
         # From here on the payload is owed: were it overtaken, the digest would tell.
         with segment.slot(commit) as payload:
-            wire.send_payload(sock, payload)
+            wire.send_payload(sock, payload[wire.whole(answer, "from") :])
         wire.receive_header(sock)
 
     def _refused(self, rank: int, segment: Segment, commit: Commit, refusal: Refused) -> None:

@@ -10,7 +10,8 @@ Promises:
 - The file outlives every process; `open` is all that is needed to take up where one left off.
 
 Words are ordered by `seq`, the order of writing, not by step: after a rollback the newest state
-may have a lower step than a stale one, and it is the stale one that must be overwritten.
+may have a lower step than a stale one, and it is the stale one that must be overwritten. A state
+that lies there already when training goes back to it is named by `go_on_from`.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import os
 import struct
 import time
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from holdfast_workers.digest import payload_digest
+from holdfast_workers.digest import digest_unless
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.layout import StateLayout
 
@@ -36,13 +38,14 @@ PAGE = 4096
 
 _HEADER = struct.Struct("<8sIIQQQ")  # magic, version, layout bytes, payload bytes, slot offsets
 _HEADER_CRC_AT = _HEADER.size
-_WORD = struct.Struct("<4sQQQQ16s")  # tag, seq, attempt, step, nbytes, digest; then its crc
+_WORD = struct.Struct("<4sqQQQ16s")  # tag, seq, attempt, step, nbytes, digest; then its crc
 _CRC = struct.Struct("<I")
 _PIN = struct.Struct("<QQ")  # slot + 1 (0: none), deadline on the monotonic clock in ns
 _WORDS_AT = 512
 _WORD_STRIDE = 256
 _PIN_AT = 2048
-_COUNTER = struct.Struct("=Q")
+_PIN_MOST_NS = 60 * 10**9
+_COUNTER = struct.Struct("=q")
 _COUNTER_AT = 3072
 _COMMITTED = b"DONE"
 _QUARANTINED = b"BAD!"
@@ -165,9 +168,24 @@ class Segment:
         self._open_slot = None
         return commit
 
+    def go_on_from(self, commit: Commit) -> None:
+        """Count `commit` as the one written last: training goes on from its state.
+
+        It is the other word that is written anew, with a number before that of `commit`: a writer
+        killed in the middle loses what is off the line of history and nothing else.
+        """
+        for other in self.commits():
+            if other.seq > commit.seq:
+                self._write_word(replace(other, seq=commit.seq - 1), _COMMITTED)
+
     def abandon(self) -> None:
         """Give up the slot of the last `begin`; it stays without a commit."""
         self._open_slot = None
+
+    @property
+    def unfinished(self) -> memoryview | None:
+        """The slot of the last `begin`, as long as it is neither committed nor given up."""
+        return None if self._open_slot is None else self._slot(self._open_slot)
 
     def commits(self) -> list[Commit]:
         """What is committed at this moment, the last written first."""
@@ -193,12 +211,13 @@ class Segment:
         """True if no byte of `commit` has been touched since its word was read."""
         return self._read_word(commit.slot) == commit
 
-    def verify(self, commit: Commit) -> bool:
-        """True if the payload has the digest of the word, both before and after the look."""
+    def verify(self, commit: Commit, look: Callable[[], object] = lambda: None) -> bool:
+        """True if the payload has the digest of the word, both before and after it was read.
+        `look` is called again and again meanwhile; what it raises ends the reading."""
         if not self.is_current(commit):
             return False
         with self._slot(commit.slot) as payload:
-            same = payload_digest(payload) == commit.digest
+            same = digest_unless(payload, look) == commit.digest
         return same and self.is_current(commit)
 
     def quarantine(self, commit: Commit) -> None:
@@ -208,10 +227,10 @@ class Segment:
             self._write_word(commit, _QUARANTINED)
 
     def pin(self, commit: Commit, for_s: float) -> None:
-        """Ask the writer to leave `commit` alone for `for_s`, so that a slow reader is not
-        overtaken for ever by fast steps. Advisory: correctness rests on the digest alone. A
-        deadline and not a lock, because a reader may die."""
-        deadline = time.monotonic_ns() + int(for_s * 1e9)
+        """Ask the writer to leave `commit` alone for `for_s` (a minute at most), so that a slow
+        reader is not overtaken for ever by fast steps. Advisory: correctness rests on the digest
+        alone. A deadline and not a lock, because a reader may die."""
+        deadline = time.monotonic_ns() + min(int(for_s * 1e9), _PIN_MOST_NS)
         _PIN.pack_into(self._view, _PIN_AT, commit.slot + 1, deadline)
 
     def unpin(self) -> None:
@@ -261,7 +280,9 @@ class Segment:
 
     def _pinned(self) -> int | None:
         slot, deadline = _PIN.unpack_from(self._view, _PIN_AT)
-        return slot - 1 if slot and time.monotonic_ns() < deadline else None
+        left_ns = deadline - time.monotonic_ns()
+        # One that nobody can have asked for is damage, and would cost the newest commit for ever.
+        return slot - 1 if slot and 0 < left_ns <= _PIN_MOST_NS else None
 
     def _read_word(self, slot: int) -> Commit | None:
         at = _WORDS_AT + slot * _WORD_STRIDE

@@ -5,7 +5,8 @@ a push of a fenced attempt commits nothing once `fence` has returned; what is se
 from shared memory, and the client is told if it was overwritten under the sending. A stranger
 gets a nonce and nothing else.
 
-One thread accepts and beats the lifelines; each push or fetch connection has a thread of its own.
+One thread accepts and serves the lifelines (`heart.py`); each push or fetch connection has a
+thread of its own.
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import xxhash
-
+from holdfast_workers.digest import payload_digest
+from holdfast_workers.lease import Grant
 from holdfast_workers.memory import wire
+from holdfast_workers.memory.boxes import give_boxes, wanted_commit
+from holdfast_workers.memory.exchange import give_back
+from holdfast_workers.memory.heart import Heart, Held
+from holdfast_workers.memory.intake import Announced, Intake
 from holdfast_workers.memory.segment import SegmentError, SegmentSpaceError
 from holdfast_workers.memory.store import SegmentBusy, SegmentStore
 from holdfast_workers.memory.wire import (
@@ -37,12 +42,11 @@ from holdfast_workers.messages import Place
 
 _log = logging.getLogger(__name__)
 
-HEARTBEAT = b"\0"
-
 
 class DataServer:
     """Listens from construction to `close`. `on_replica(rank, attempt, step)` is called, in a
-    connection's thread, for every replica committed."""
+    connection's thread, for every replica committed; `on_grant(grant)`, which must not block, for
+    every lease that whoever holds a lifeline grants."""
 
     def __init__(
         self,
@@ -51,6 +55,7 @@ class DataServer:
         host: str,
         *,
         on_replica: Callable[[int, int, int], None] | None = None,
+        on_grant: Callable[[Grant], None] = lambda _: None,
         heartbeat_s: float = 0.2,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
         max_connections: int = 1024,
@@ -58,14 +63,15 @@ class DataServer:
         self._store = store
         self._secret = secret
         self._on_replica = on_replica
-        self._heartbeat_s = heartbeat_s
         self._timeouts = timeouts
         self._max_connections = max_connections
+        self._intake = Intake()
         self._lock = threading.Lock()
         self._fenced = 0
         self._closing = False
         self._connections: dict[socket.socket, threading.Thread] = {}
-        self._lifelines: set[socket.socket] = set()
+        self._selector = selectors.DefaultSelector()
+        self._heart = Heart(self._selector, heartbeat_s, on_grant)
         self._listener = socket.create_server((host, 0), backlog=128)
         self._listener.setblocking(False)
         self._port = int(self._listener.getsockname()[1])
@@ -99,27 +105,25 @@ class DataServer:
         os.close(self._wake_writer)
 
     def _run(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
-            selector.register(self._wake_reader, selectors.EVENT_READ)
-            next_beat = time.monotonic() + self._heartbeat_s
-            while not self._closing:
-                if selector.select(max(0.0, next_beat - time.monotonic())):
+        selector = self._selector
+        selector.register(self._listener, selectors.EVENT_READ)
+        selector.register(self._wake_reader, selectors.EVENT_READ)
+        while not self._closing:
+            for key, _events in selector.select(self._heart.patience_s()):
+                if isinstance(key.data, Held):
+                    self._heart.hear(key.data)
+                elif key.fileobj is self._listener:
                     self._accept()
-                if time.monotonic() >= next_beat:
-                    self._beat()
-                    next_beat = time.monotonic() + self._heartbeat_s
+            self._heart.beat()
         self._listener.close()
+        self._heart.close()
+        selector.close()
         os.close(self._wake_reader)
-        with self._lock:
-            lifelines, self._lifelines = self._lifelines, set()
-        for sock in lifelines:
-            sock.close()
 
     def _accept(self) -> None:
         try:
             sock, _address = self._listener.accept()
-        except OSError:  # the client went away before it was taken in, or only the wake pipe rang
+        except OSError:  # the client went away before it was taken in
             return
         with self._lock:
             if self._closing or len(self._connections) >= self._max_connections:
@@ -130,17 +134,6 @@ class DataServer:
             )
             self._connections[sock] = thread
             thread.start()
-
-    def _beat(self) -> None:
-        with self._lock:
-            lifelines = tuple(self._lifelines)
-        for sock in lifelines:
-            try:
-                sock.send(HEARTBEAT)
-            except OSError:  # gone, or so far behind that it takes us for dead already
-                with self._lock:
-                    self._lifelines.discard(sock)
-                sock.close()
 
     def _serve(self, sock: socket.socket) -> None:
         keep = False
@@ -154,6 +147,10 @@ class DataServer:
                     self._serve_requests(sock, self._take_push)
                 case Role.FETCH:
                     self._serve_requests(sock, self._give)
+                case Role.BOXES:
+                    self._serve_requests(sock, self._give_boxes)
+                case Role.EXCHANGE:
+                    self._serve_requests(sock, give_back)
                 case Role.LIFELINE:
                     keep = self._hold(sock)
         except (WireError, OSError) as error:
@@ -166,12 +163,10 @@ class DataServer:
                 sock.close()
 
     def _hold(self, sock: socket.socket) -> bool:
-        sock.setblocking(False)
         with self._lock:
             if self._closing:
                 return False
-            sock.send(HEARTBEAT)
-            self._lifelines.add(sock)
+            self._heart.hold(sock)
             return True
 
     def _serve_requests(
@@ -208,34 +203,33 @@ class DataServer:
             raise WireError(f"a layout of {length} bytes is above the limit")
         raw = bytearray(length)
         wire.receive_into(sock, memoryview(raw))
-        if header.get("mesh") != self._store.mesh:
-            raise Refused(
-                Code.OTHER_MESH, f"this node keeps {self._store.mesh}, not {header.get('mesh')}"
-            )
+        store = self._store_for(header)
         self._check_fence(wire.whole(header, "credential"))
-        with self._store.writing(rank, Place.REPLICA):
-            self._store.ensure(rank, Place.REPLICA, wire.parse_layout(bytes(raw)))
+        with store.writing(rank, Place.REPLICA):
+            layout = wire.parse_layout(bytes(raw), wire.text(header, "digest"))
+            store.ensure(rank, Place.REPLICA, layout)
         wire.send_header(sock, {"ok": True})
 
     def _take_payload(self, sock: socket.socket, header: dict[str, Any]) -> None:
         rank, attempt, step, nbytes, credential = (
             wire.whole(header, key) for key in ("rank", "attempt", "step", "nbytes", "credential")
         )
-        digest = wire.text(header, "digest")
+        digest, store = wire.text(header, "digest"), self._store_for(header)
         self._check_fence(credential)
-        with self._store.writing(rank, Place.REPLICA):
-            segment = self._store.find(rank, Place.REPLICA)
+        with store.writing(rank, Place.REPLICA):
+            segment = store.find(rank, Place.REPLICA)
             if segment is None or segment.layout.payload_bytes != nbytes:
                 raise Refused(Code.NO_LAYOUT, f"no replica segment of rank {rank} that fits")
             held = segment.find(attempt, step)
             if held is not None and held.digest == digest:
+                with self._lock:
+                    if credential >= self._fenced:
+                        segment.go_on_from(held)  # a push may be the first after a rollback
                 wire.send_header(sock, {"go": False})
                 return
-            wire.send_header(sock, {"go": True})
-            hasher = xxhash.xxh3_128()
-            with segment.begin(step) as slot:
-                wire.receive_into(sock, slot, hasher)
-            if hasher.hexdigest() != digest:
+            wanted_from = self._intake.begin(segment, Announced(attempt, step, digest))
+            wire.send_header(sock, {"go": True, "from": wanted_from})
+            if not self._intake.receive(segment, sock):
                 segment.abandon()
                 raise Refused(Code.BAD_DIGEST, f"rank {rank}, step {step}: not the bytes announced")
             with self._lock:  # against a fence that comes just now
@@ -246,23 +240,31 @@ class DataServer:
         if self._on_replica is not None:
             self._on_replica(rank, attempt, step)
 
+    def _store_for(self, header: dict[str, Any]) -> SegmentStore:
+        """Whoever speaks of a segment says of which mesh: two may be in memory at a time."""
+        try:
+            return self._store.of(wire.text(header, "mesh"))
+        except ValueError as error:
+            raise Refused(Code.MALFORMED, str(error)) from error
+
+    def _give_boxes(self, sock: socket.socket, header: dict[str, Any]) -> None:
+        give_boxes(sock, header, self._store_for, self._timeouts)
+
     def _check_fence(self, credential: int) -> None:
         if credential < self._fenced:
             raise Refused(Code.FENCED, f"attempt {credential} has ended, {self._fenced} is on")
 
     def _give(self, sock: socket.socket, header: dict[str, Any]) -> None:
-        rank, attempt, step = (wire.whole(header, key) for key in ("rank", "attempt", "step"))
-        place = Place.OWN if header.get("place") == Place.OWN else Place.REPLICA
-        segment = self._store.find(rank, place)
-        commit = segment.find(attempt, step) if segment else None
-        if segment is None or commit is None:
-            raise Refused(
-                Code.NOT_HELD, f"{place} of rank {rank}, step {step} of attempt {attempt}"
-            )
+        _, segment, commit = wanted_commit(self._store_for(header), header)
         segment.pin(commit, self._timeouts.stall_s)
         try:
             layout = segment.layout.to_json()
-            answer = {"digest": commit.digest, "nbytes": commit.nbytes, "layout": len(layout)}
+            answer = {
+                "digest": commit.digest,
+                "nbytes": commit.nbytes,
+                "layout": len(layout),
+                "layout_digest": payload_digest(layout),
+            }
             with segment.payload(commit) as payload:
                 wire.send_header(sock, answer)
                 wire.send_payload(sock, layout)

@@ -8,11 +8,15 @@ afterwards (a second copy for the remote tier) holds up nothing but the next cop
 from __future__ import annotations
 
 import traceback
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from math import inf
+from statistics import median
 
 CAPTURE_S = 300.0
 STOP_S = 10.0
+_REMEMBERED = 8
 
 Job = Callable[[Callable[[str], None]], None]
 """A copy. Calls what it is given with the digest, as soon as the live state is captured."""
@@ -80,18 +84,38 @@ class Copies:
 class Patience:
     """How long training may wait for checkpoints: what it has saved up, a share of its own time.
 
-    A tier that is late now and then is waited for; one that is always late soon is not, and
-    checkpoints become rarer instead of steps longer.
+    A tier that is late now and then is waited for, and one that is always a little late. One that
+    is always later than the share allows is waited for only as long as what there was to begin
+    with lasts; then checkpoints become rarer, and steps not longer.
     """
 
     def __init__(self, most_s: float, share: float) -> None:
         """Begins with `most_s` and never has more; earns `share` of the time trained."""
         self._most_s = most_s
         self._share = share
+        self._earned_s = 0.0  # in the last step
+        self._unearned_s = most_s  # of what there was to begin with
+        self._took_s: deque[float] = deque(maxlen=_REMEMBERED)
         self.left_s = most_s
 
     def earn(self, trained_s: float) -> None:
-        self.left_s = min(self._most_s, self.left_s + self._share * trained_s)
+        self._earned_s = self._share * trained_s
+        self.left_s = min(self._most_s, self.left_s + self._earned_s)
 
-    def spend(self, waited_s: float) -> None:
+    def allowance_s(self, since_s: float) -> float:
+        """How long to wait for a checkpoint that has been on its way for `since_s`."""
+        late_s = self._usual_s() - since_s
+        if late_s <= self._earned_s:
+            return self.left_s
+        purse_s = min(self.left_s, self._unearned_s)
+        return purse_s if late_s <= purse_s else 0.0  # no wait that would be for nothing
+
+    def waited(self, since_s: float, waited_s: float, *, arrived: bool) -> None:
+        """It had been on its way for `since_s` when `waited_s` more were spent on it."""
+        if self._usual_s() - since_s > self._earned_s:
+            self._unearned_s = max(0.0, self._unearned_s - waited_s)
         self.left_s = max(0.0, self.left_s - waited_s)
+        self._took_s.append(since_s + waited_s if arrived else inf)
+
+    def _usual_s(self) -> float:
+        return median(self._took_s) if self._took_s else 0.0

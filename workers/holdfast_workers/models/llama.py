@@ -18,6 +18,7 @@ import torch.nn.functional as F
 import xxhash
 from torch import Tensor, nn
 
+from holdfast_workers.models.llama_parameters import default_ffn_dim
 from holdfast_workers.models.rms_norm import RMSNorm
 from holdfast_workers.spec import ModelSpec
 
@@ -110,11 +111,6 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
-
-
-def default_ffn_dim(dim: int) -> int:
-    """8/3 of `dim`, rounded up to a multiple of 64."""
-    return -(-8 * dim // (3 * 64)) * 64
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -10,21 +10,44 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from holdfast_workers import groups
 from holdfast_workers.recipes.base import World
+from holdfast_workers.replicas import REPLICATED_AXIS
 
-DATA_AXIS = "dp_shard"
+SHARD_AXIS = "dp_shard"
 TENSOR_AXIS = "tp"
 
 
-def make_mesh(world: World) -> DeviceMesh:
-    """The mesh of `world` over the default process group. Collective."""
+def data_parallel(world: World) -> int:
+    """How many ranks read different samples; tensor-parallel peers read the same."""
+    return world.size(REPLICATED_AXIS) * world.size(SHARD_AXIS)
+
+
+def data_index(world: World) -> int:
+    """Which of them this rank is."""
+    return world.coordinate(REPLICATED_AXIS) * world.size(SHARD_AXIS) + world.coordinate(SHARD_AXIS)
+
+
+def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The part of `mesh` that data parallelism runs over: replicas by shards, or shards alone."""
+    names = mesh.mesh_dim_names or ()
+    return mesh[tuple(name for name in (REPLICATED_AXIS, SHARD_AXIS) if name in names)]
+
+
+def make_mesh(world: World, collective_timeout_s: float) -> DeviceMesh:
+    """The mesh of `world` over the default process group, which keeps its own limit; those that it
+    is given besides get `collective_timeout_s`. Collective."""
     if not dist.is_initialized():
         _form_world_of_one(world)
-    return init_device_mesh(
+    mesh = init_device_mesh(
         world.device.partition(":")[0],
         tuple(world.mesh.values()),
         mesh_dim_names=tuple(world.mesh),
     )
+    for group in mesh.get_all_groups():
+        if group is not dist.group.WORLD:
+            groups.limit(collective_timeout_s, group)
+    return mesh
 
 
 def _form_world_of_one(world: World) -> None:

@@ -29,8 +29,11 @@ def forget_step(model: nn.Module) -> None:
     with the sharded ones.
     """
     for group in _parameter_groups(model):
-        # A pending all-gather of a dead group must not be waited for.
+        # What is pending in a dead group must not be waited for.
         group._all_gather_result = None
+        group._all_reduce_state = None
+        group._post_reduce_event = None
+        group._partial_reduce_output = None  # between replicas: the next reduction would add it
         for parameter in group.fsdp_params:
             parameter.unsharded_accumulated_grad = None
             unsharded = getattr(parameter, "_unsharded_param", None)

@@ -1,6 +1,7 @@
-"""FSDP2 over the data axis: how parameters are grouped for communication, and in which precision.
+"""FSDP2 over the data axes: how parameters are grouped for communication, and in which precision.
 
-Gradients are summed, not averaged, over the data axis: the loss is divided by the number of
+Over `dp_shard` parameters are cut, over `dp_replicate` they are whole in every replica.
+Gradients are summed, not averaged, over both: the loss is divided by the number of
 targets of the whole global batch, so a sum is the right gradient for any split of the batch.
 """
 
@@ -17,9 +18,9 @@ SMALL_MODEL_BYTES = 64 << 20
 
 
 def apply_fully_shard(
-    model: Llama, axis: DeviceMesh, compute_dtype: torch.dtype, per_block: bool | None = None
+    model: Llama, mesh: DeviceMesh, compute_dtype: torch.dtype, per_block: bool | None = None
 ) -> None:
-    """Shard `model` over the one-dimensional mesh `axis`, in place.
+    """Shard `model` over `mesh`, in place: shards, or replicas by shards.
 
     `per_block` makes each block a communication group of its own, which is unsharded only while
     it is needed; by default this depends on the model's size.
@@ -34,8 +35,8 @@ def apply_fully_shard(
     )
     if per_block:
         for block in model.blocks:
-            fully_shard(block, mesh=axis, mp_policy=policy, reshard_after_forward=True)
-    fully_shard(model, mesh=axis, mp_policy=policy, reshard_after_forward=False)
+            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for module in sharded_modules(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)

@@ -13,13 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast_workers.agreement import Agreed, Contribution
+from holdfast_workers.guards import Place, Trip, in_words
 from holdfast_workers.layout import StateLayout
+from holdfast_workers.recipes.guard_memory import GuardMemory
 from holdfast_workers.spec import TrainingSpec
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from holdfast_workers.state import Snapshot
 
 Agree = Callable[[Contribution], Agreed]
@@ -28,8 +32,13 @@ Agree = Callable[[Contribution], Agreed]
 Gate = Callable[[int], None]
 """Last word before a step is applied; raises if this rank may not commit it."""
 
-Phase = Callable[[str, int], None]
-"""Says which phase of which step is being entered; costs next to nothing."""
+
+class Phase(Protocol):
+    """Says which phase of which step, and of which of its micro-batches, is being entered."""
+
+    def __call__(self, name: str, step: int, micro_batch: int = 0) -> None:
+        """Costs next to nothing. `name` has 16 bytes at most."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,20 @@ class StepOutcome:
     """Tokens the whole world trained on in this step."""
 
 
+class NonFiniteStep(ArithmeticError):
+    """Loss or gradient of a step is not finite on some rank; no rank has applied the step."""
+
+
+class GuardTripped(Exception):
+    """A guard has tripped on all ranks in the same step; no rank has applied the step."""
+
+    def __init__(self, trip: Trip, report: dict[str, Any] | None = None) -> None:
+        super().__init__(in_words(report) if report else trip.why)
+        self.trip = trip
+        self.report = report
+        """What is told of it, once the place where it began has been looked for."""
+
+
 class Recipe(ABC):
     """One rank's training program. Called from one thread, in the order of the methods below.
 
@@ -86,6 +109,8 @@ class Recipe(ABC):
         self.cache_dir = cache_dir
         self.applied_step = -1
         """Steps that the live state has applied; -1 while it is no whole state of any step."""
+        self.guard_memory = GuardMemory()
+        """A part of the state: what the guards and the order of the data depend on."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -134,6 +159,16 @@ class Recipe(ABC):
     def state_digest(self, step: int) -> str:
         """Digest of the payload that `write_state` would write now, without writing it."""
 
+    @property
+    def model(self) -> nn.Module:
+        """The living model, for who looks into it or tampers with it."""
+        raise NotImplementedError(f"{type(self).__name__} does not show its model")
+
+    def local_tensors(self, what: str) -> dict[str, Tensor]:
+        """Local tensors of the living state by the name of their parameter; `what` is
+        `parameter`, `gradient` or `moment`."""
+        raise NotImplementedError(f"{type(self).__name__} does not show its tensors")
+
     def parameters(self) -> int | None:
         """How many parameters the whole model has; None if the recipe cannot tell."""
         return None
@@ -143,5 +178,17 @@ class Recipe(ABC):
         """Compute step number `step` (1 is the first), agree on it, and apply it.
 
         Calls `agree` exactly once, after the backward pass; then `gate`; then changes state.
-        An exception before or inside `gate` leaves the state as it was.
+        An exception before or inside `gate` leaves the state as it was. So does GuardTripped,
+        which it raises if a guard has tripped: the step may then be computed again, from another
+        window of data.
         """
+
+    @abstractmethod
+    def seen(self) -> Place | None:
+        """Where, as far as is known without computing anything, this rank has met what is not
+        finite in the step that was computed last. Called before `abandon_step`."""
+
+    @abstractmethod
+    def trace(self, step: int) -> Place | None:
+        """Compute the micro-batches of `step` again and find where this rank first meets what is
+        not finite. Called on all ranks, after `abandon_step`, which is to be called again."""

@@ -1,8 +1,9 @@
 """Pretraining of a decoder language model: FSDP2 × tensor parallel, AdamW, byte-level text.
 
-The state of a step is: parameters, both moments of the optimizer, the random generators of the
-rank, and the step itself, from which learning rate and data position follow. A step reads one
-window of the sample order, in micro-batches dealt to the data-parallel ranks; the loss is the
+The state of a step is: parameters, both moments of the optimizer, what the guards remember, and
+the step itself, from which learning rate and random numbers follow. So ranks that differ in
+`dp_replicate` alone hold the same payload, byte for byte. A step reads the window of the sample
+order that the ledger gives it, in micro-batches dealt to the data-parallel ranks; the loss is the
 sum over targets divided by the targets of the whole global batch.
 """
 
@@ -21,23 +22,38 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from holdfast_workers.agreement import Contribution
 from holdfast_workers.data.corpus import Corpus, open_corpus
+from holdfast_workers.guards import Decision, Place
 from holdfast_workers.layout import StateLayout
 from holdfast_workers.models.llama import Llama, initial_values
 from holdfast_workers.optim.adamw import LocalAdamW, clip, squared_norm
 from holdfast_workers.optim.schedule import learning_rate
-from holdfast_workers.parallelize.mesh import DATA_AXIS, TENSOR_AXIS, make_mesh
+from holdfast_workers.parallelize.mesh import (
+    TENSOR_AXIS,
+    data_index,
+    data_mesh,
+    data_parallel,
+    make_mesh,
+)
 from holdfast_workers.parallelize.recovery import CannotRebind, forget_step, rebind_groups
 from holdfast_workers.parallelize.shard import apply_fully_shard, set_last_micro_batch
 from holdfast_workers.parallelize.tensor import apply_tensor_parallel
-from holdfast_workers.recipes.base import Agree, Gate, Phase, Recipe, StepOutcome, World
-from holdfast_workers.recipes.random_state import generators, seed_generators
+from holdfast_workers.recipes.base import (
+    Agree,
+    Gate,
+    GuardTripped,
+    NonFiniteStep,
+    Phase,
+    Recipe,
+    StepOutcome,
+    World,
+)
+from holdfast_workers.recipes.random_state import seed_generators
+from holdfast_workers.recipes.seal import Seal
+from holdfast_workers.recipes.tracing import Tracer, all_finite
+from holdfast_workers.replicas import REPLICATED_AXIS
 from holdfast_workers.sample_order import micro_batch_positions, samples_at, samples_digest
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state import Box, Piece, RankState, Snapshot, StateMismatch, box_of, local_of
-
-
-class NonFiniteStep(ArithmeticError):
-    """Loss or gradient of a step is not finite on some rank; the step was not applied."""
 
 
 @dataclass
@@ -53,6 +69,8 @@ class _Living:
     locals: list[Tensor]
     optimizer: LocalAdamW
     state: RankState
+    seal: Seal
+    """On the parameters, between two steps; it has nothing to look at where it is of no use."""
 
 
 class PretrainRecipe(Recipe):
@@ -62,12 +80,21 @@ class PretrainRecipe(Recipe):
         super().__init__(spec, cache_dir)
         self._corpus: Corpus | None = None
         self._living: _Living | None = None
-        self._random_before: list[Tensor] | None = None
+        self._losses: list[Tensor] = []
+        """Of the micro-batches of the step that was computed last."""
 
     @property
     def model(self) -> Llama:
         """The living model, sharded as it stands on the mesh."""
         return self._alive().model
+
+    def local_tensors(self, what: str) -> dict[str, Tensor]:
+        living = self._alive()
+        if what == "gradient":
+            found = [_gradient(parameter) for parameter in living.parameters]
+        else:
+            found = living.locals if what == "parameter" else living.optimizer.exp_avg
+        return dict(zip(living.names, found, strict=True))
 
     # --- making and remaking ----------------------------------------------------------------
 
@@ -90,8 +117,8 @@ class PretrainRecipe(Recipe):
             whole = initial_values(name, box.global_shape, layers, seed)
             local.copy_(whole[box.slices()])
         living.optimizer.zero_state()
-        # Tensor-parallel peers compute the same activations: they need the same dropout masks.
-        seed_generators(seed, living.world.coordinate(DATA_AXIS), living.world.device)
+        self.guard_memory.reset()
+        living.seal.close()
         self.applied_step = 0
 
     def rebind(self, world: World) -> None:
@@ -100,20 +127,15 @@ class PretrainRecipe(Recipe):
             raise ValueError(f"cannot rebind from {living.world} to {world}: build instead")
         if living.mesh is not None:
             try:
-                rebind_groups(living.model, living.mesh, make_mesh(world))
+                rebind_groups(living.model, living.mesh, self._mesh(world))
             except CannotRebind:
                 self.build(world)
                 return
         living.world = world
 
     def abandon_step(self) -> None:
-        if self._living is None:
-            return
-        forget_step(self._living.model)
-        if self._random_before is not None:
-            for generator, state in zip(self._generators(), self._random_before, strict=True):
-                generator.put(state)
-            self._random_before = None
+        if self._living is not None:
+            forget_step(self._living.model)
 
     # --- state ------------------------------------------------------------------------------
 
@@ -132,8 +154,9 @@ class PretrainRecipe(Recipe):
             raise StateMismatch(
                 f"the state is of another run: {small}, here {self._small_state(step)}"
             )
+        self.guard_memory.was_read(step)
         living.optimizer.set_steps_taken(step)
-        self._random_before = None
+        living.seal.close()
         self.applied_step = step
         return step
 
@@ -147,11 +170,14 @@ class PretrainRecipe(Recipe):
 
     def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
         living, train = self._alive(), self.spec.train
-        self._random_before = [generator.get() for generator in self._generators()]
+        # Tensor-parallel peers compute the same activations: they need the same dropout masks.
+        seed_generators(train.seed, step, data_index(living.world), living.world.device)
         share = self._forward_backward(step, phase)
         gradients = [_gradient(parameter) for parameter in living.parameters]
         phase("agree", step)
         agreed = agree(share)
+        if agreed.trip is not None and agreed.trip.decision is not Decision.REPORT:
+            raise GuardTripped(agreed.trip)
         if agreed.nonfinite:
             raise NonFiniteStep(
                 f"step {step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}"
@@ -164,27 +190,67 @@ class PretrainRecipe(Recipe):
         living.optimizer.step(gradients, lr)
         for parameter in living.parameters:
             parameter.grad = None
+        self.guard_memory.applied(step, agreed.loss, agreed.grad_norm)
+        living.seal.close()
         self.applied_step = step
-        self._random_before = None
         return StepOutcome(agreed=agreed, lr=lr, tokens=self._targets())
+
+    def seen(self) -> Place | None:
+        living = self._alive()
+        for index, loss in enumerate(self._losses):
+            if not all_finite([loss]):
+                return Place(living.world.rank, index, 0, "", "loss", again=False)
+        # Backwards from a layer on: it began where the last of them is.
+        for name, parameter in reversed([*zip(living.names, living.parameters, strict=True)]):
+            if not all_finite([_gradient(parameter)]):
+                return Place(living.world.rank, -1, 0, name, "gradient", again=False)
+        return None
+
+    def trace(self, step: int) -> Place | None:
+        living = self._alive()
+        seed_generators(self.spec.train.seed, step, data_index(living.world), living.world.device)
+        state = [*living.locals, *living.optimizer.exp_avg, *living.optimizer.exp_avg_sq]
+        sound = all_finite(state)
+        with Tracer(living.model, living.world.rank) as tracer:
+            for index in range(self._micro_batches()):
+                tracer.begin(index)
+                tokens, _ = self._read(step, index)
+                # Nothing is reduced: what one rank has must not reach the others.
+                set_last_micro_batch(living.model, False)
+                loss = self._loss(tokens)
+                tracer.look([loss], "the loss", "output")
+                torch.autograd.backward(loss / self._targets())
+        # Said only now: the passes need all ranks.
+        where = Place(living.world.rank, -1, 0, "the parameters or moments", "state")
+        return tracer.found if sound else where
+
+    def _micro_batches(self) -> int:
+        train = self.spec.train
+        return train.global_batch // (train.micro_batch * data_parallel(self._alive().world))
+
+    def _loss(self, tokens: Tensor) -> Tensor:
+        """Summed over the targets of a micro-batch."""
+        logits = self._alive().model(tokens[:, :-1]).float()
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
 
     def _forward_backward(self, step: int, phase: Phase) -> Contribution:
         living, train = self._alive(), self.spec.train
-        data_parallel = living.world.size(DATA_AXIS)
-        micro_batches = train.global_batch // (train.micro_batch * data_parallel)
+        micro_batches = self._micro_batches()
         loss_sum = torch.zeros((), dtype=torch.float64, device=living.world.device)
         digest, waited = 0, 0.0
+        self._losses = []
         for index in range(micro_batches):
+            phase("load", step, index)
             began = time.perf_counter()
             tokens, share = self._read(step, index)
             digest = (digest + share) % (1 << 64)
             waited += time.perf_counter() - began
             set_last_micro_batch(living.model, index == micro_batches - 1)
-            phase("forward", step)
-            logits = living.model(tokens[:, :-1]).float()
-            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
-            phase("backward", step)
+            phase("forward", step, index)
+            loss = self._loss(tokens)
+            phase("backward", step, index)
             torch.autograd.backward(loss / self._targets())
+            self._losses.append(loss.detach())
             loss_sum += loss.detach()
         return self._share(float(loss_sum), micro_batches * train.micro_batch, digest, waited)
 
@@ -193,10 +259,10 @@ class PretrainRecipe(Recipe):
         living, train, corpus = self._alive(), self.spec.train, self._opened_corpus()
         length = self.spec.model.sequence_length
         positions = micro_batch_positions(
-            step,
+            self.guard_memory.ledger.window(step),
             micro_batch_index,
-            data_index=living.world.coordinate(DATA_AXIS),
-            data_parallel=living.world.size(DATA_AXIS),
+            data_index=data_index(living.world),
+            data_parallel=data_parallel(living.world),
             micro_batch=train.micro_batch,
             global_batch=train.global_batch,
         )
@@ -205,7 +271,7 @@ class PretrainRecipe(Recipe):
         return tokens.to(living.world.device), samples_digest(positions, samples)
 
     def _share(self, loss_sum: float, samples: int, digest: int, waited: float) -> Contribution:
-        """This rank's contribution; what tensor-parallel peers hold alike is brought by one."""
+        """This rank's contribution; what peers and replicas hold alike is brought by one."""
         living = self._alive()
         counted = [
             _gradient(parameter)
@@ -218,14 +284,18 @@ class PretrainRecipe(Recipe):
             loss_sum=loss_sum if first_peer else 0.0,
             count=samples * self.spec.model.sequence_length if first_peer else 0,
             grad_sq=grad_sq,
-            data_index=living.world.coordinate(DATA_AXIS),
+            data_index=data_index(living.world),
             samples=digest,
             sample_count=samples,
             nonfinite=not (math.isfinite(loss_sum) and math.isfinite(grad_sq)),
+            changed=living.seal.is_broken(),
             loader_wait_s=waited,
         )
 
     # --- parts ------------------------------------------------------------------------------
+
+    def _mesh(self, world: World) -> DeviceMesh:
+        return make_mesh(world, self.spec.detection.collective_timeout_s)
 
     def _sharded_model(self, world: World) -> tuple[DeviceMesh | None, Llama]:
         spec = self.spec.model
@@ -233,16 +303,16 @@ class PretrainRecipe(Recipe):
         with torch.device("meta"):
             model = Llama(spec, self._opened_corpus().vocabulary)
         # Mixed precision is FSDP's work, so it is applied even where there is nothing to shard.
-        sharded = world.size(DATA_AXIS) > 1 or dtype is not torch.float32
+        sharded = data_parallel(world) > 1 or dtype is not torch.float32
         cut = world.size(TENSOR_AXIS) > 1
-        mesh = make_mesh(world) if sharded or cut else None
+        mesh = self._mesh(world) if sharded or cut else None
         if mesh is not None and cut:
             apply_tensor_parallel(model, mesh[TENSOR_AXIS])
         if spec.compile:
             for block in model.blocks:
                 block.compile()
         if mesh is not None and sharded:
-            apply_fully_shard(model, mesh[DATA_AXIS], dtype)
+            apply_fully_shard(model, data_mesh(mesh), dtype)
         return mesh, model
 
     def _stand(self, world: World, mesh: DeviceMesh | None, model: Llama) -> _Living:
@@ -264,27 +334,33 @@ class PretrainRecipe(Recipe):
             )
             for name, tensor, box in zip(names, tensors, boxes, strict=True)
         ]
-        state = RankState(pieces, generators(world.device))
-        return _Living(world, mesh, model, parameters, names, boxes, locals_, optimizer, state)
+        pieces += self.guard_memory.pieces(primary=world.rank == 0)
+        compared = self.spec.checks.replica_digest_every_steps and world.size(REPLICATED_AXIS) > 1
+        return _Living(
+            world=world,
+            mesh=mesh,
+            model=model,
+            parameters=parameters,
+            names=names,
+            boxes=boxes,
+            locals=locals_,
+            optimizer=optimizer,
+            state=RankState(pieces),
+            seal=Seal(locals_ if compared else ()),
+        )
 
     def _small_state(self, step: int) -> dict[str, Any]:
-        train, corpus = self.spec.train, self._opened_corpus()
-        position = step * train.global_batch
-        samples = corpus.samples(self.spec.model.sequence_length)
+        train = self.spec.train
         return {
             "step": step,
-            "position": position,
-            "epoch": position // samples,
+            "global_batch": train.global_batch,
             "seed": train.seed,
             "schedule": train.schedule.model_dump(),
-            "corpus": corpus.fingerprint,
+            "corpus": self._opened_corpus().fingerprint,
         }
 
     def _targets(self) -> int:
         return self.spec.train.global_batch * self.spec.model.sequence_length
-
-    def _generators(self) -> list[Any]:
-        return generators(self._alive().world.device)
 
     def _alive(self) -> _Living:
         if self._living is None:

@@ -1,30 +1,19 @@
-"""The random generators of a rank as part of its state."""
+"""The random generators of a rank: seeded anew for every step, so that they are no state to keep.
+
+What a step draws follows from the seed, the step and the data index. So a rank draws the same
+after any restore, whatever tier or replica its state came from, and on any mesh.
+"""
 
 from __future__ import annotations
 
 import torch
 import xxhash
 
-from holdfast_workers.state import RankBytes
 
-
-def generators(device: str) -> list[RankBytes]:
-    """The generators that training on `device` may draw from, CPU first."""
-    found = [RankBytes("random.cpu", torch.get_rng_state, torch.set_rng_state)]
-    if device.startswith("cuda"):
-        found.append(
-            RankBytes(
-                "random.cuda",
-                lambda: torch.cuda.get_rng_state(device),
-                lambda state: torch.cuda.set_rng_state(state, device),
-            )
-        )
-    return found
-
-
-def seed_generators(seed: int, index: int, device: str) -> None:
-    """Seed them as a function of (seed, index); ranks of one index draw the same numbers."""
-    mixed = xxhash.xxh3_64_intdigest(f"random/{seed}/{index}".encode()) >> 1
+def seed_generators(seed: int, step: int, index: int, device: str) -> None:
+    """Seed those that training on `device` may draw from as a function of (seed, step, index);
+    ranks of one data index draw the same numbers."""
+    mixed = xxhash.xxh3_64_intdigest(f"random/{seed}/{step}/{index}".encode()) >> 1
     torch.default_generator.manual_seed(mixed)
     if device.startswith("cuda"):
         with torch.cuda.device(device):

@@ -1,0 +1,160 @@
+"""One file of plain safetensors from the boxes of a checkpoint: the model's parameters, whole.
+
+Written in bounded memory, in one pass over the checkpoint's files, each of which must have the
+sha256 of the manifest: what has become a file consists of verified bytes alone. The format is 8
+bytes of length, that much JSON, and the tensors without a gap
+(https://github.com/huggingface/safetensors#format). No torch, no pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import IO, Any
+
+from holdfast_workers.checkpoint.load import load_state
+from holdfast_workers.checkpoint.manifest import CheckpointError, Manifest, SavedTensor
+from holdfast_workers.checkpoint.storage import Storage
+from holdfast_workers.layout import MODEL_PREFIX, StateLayout, TensorEntry
+from holdfast_workers.models.llama_parameters import hugging_face_config, hugging_face_name
+from holdfast_workers.spec import ModelSpec
+
+_DTYPES = {
+    "float64": ("F64", 8),
+    "float32": ("F32", 4),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "int64": ("I64", 8),
+    "int32": ("I32", 4),
+    "int16": ("I16", 2),
+    "int8": ("I8", 1),
+    "uint8": ("U8", 1),
+    "bool": ("BOOL", 1),
+}
+"""By torch's name: the format's name, and bytes of an element."""
+_ALIGNMENT = 8
+
+
+class NotExportable(CheckpointError):
+    """The checkpoint may be whole, but it cannot be had in this form. Says why."""
+
+
+@dataclass(frozen=True)
+class ExportPlan:
+    """What the file will be, known before a byte of a tensor is read."""
+
+    header: bytes
+    layout: StateLayout
+    """Where each parameter, by the name that the checkpoint has for it, lies in the file: whole."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.layout.payload_bytes
+
+
+def plan_export(manifest: Manifest, *, hugging_face: bool = False) -> ExportPlan:
+    """What a file of the checkpoint's model parameters, by the model's own names, will be.
+
+    `hugging_face`: by the names of `LlamaForCausalLM`, with its `config.json` as metadata; for
+    the built-in Llama alone. Raises NotExportable.
+    """
+    if manifest.byteorder != "little":
+        raise NotExportable("it was written on a big-endian host, safetensors is little-endian")
+    parameters = model_parameters(manifest)
+    if not parameters:
+        raise NotExportable(f"it holds no tensor whose name begins with {MODEL_PREFIX!r}")
+    metadata = {"format": "pt", "step": str(manifest.step), "attempt": str(manifest.attempt)}
+    names = {name: name.removeprefix(MODEL_PREFIX) for name in parameters}
+    if hugging_face:
+        metadata["config"] = json.dumps(_hugging_face_config(manifest, parameters))
+        names = {name: _hugging_face_name(name) for name in parameters}
+    # As the library orders them: the widest elements first, so that all stay aligned.
+    order = sorted(names, key=lambda own: (-_element(parameters[own])[1], names[own]))
+    header: dict[str, Any] = {"__metadata__": metadata}
+    entries: list[TensorEntry] = []
+    end = 0
+    for own in order:
+        entry = _whole(parameters[own], end)
+        end += entry.nbytes
+        header[names[own]] = {
+            "dtype": _element(parameters[own])[0],
+            "shape": list(entry.shape),
+            "data_offsets": [entry.offset, end],
+        }
+        entries.append(entry)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // _ALIGNMENT) * _ALIGNMENT)
+    head = len(text).to_bytes(8, "little") + text
+    placed = tuple(replace(entry, offset=len(head) + entry.offset) for entry in entries)
+    return ExportPlan(head, StateLayout(placed, len(head) + end))
+
+
+def write_export(at: Storage, plan: ExportPlan, target: IO[bytes]) -> None:
+    """Fill `target`, an empty file on a disk, from the checkpoint in `at`.
+
+    Raises BadCheckpoint if it is not as it was saved (the target is then of no use), StorageError
+    if it cannot be read, OSError if there is no room for it.
+    """
+    # Claimed as a whole: a page that a full disk refuses would kill the process that maps it.
+    os.posix_fallocate(target.fileno(), 0, plan.nbytes)
+    mapped = mmap.mmap(target.fileno(), plan.nbytes)
+    mapped[: len(plan.header)] = plan.header
+    load_state(at, plan.layout, memoryview(mapped), mesh={}, rank=0)
+
+
+def model_parameters(manifest: Manifest) -> dict[str, SavedTensor]:
+    """Some box of every parameter of the model, by the parameter's name in the checkpoint."""
+    return {
+        tensor.name: tensor
+        for tensor in manifest.tensors
+        if tensor.name.startswith(MODEL_PREFIX) and not tensor.per_rank
+    }
+
+
+def _whole(tensor: SavedTensor, offset: int) -> TensorEntry:
+    shape = tensor.global_shape
+    return TensorEntry(
+        name=tensor.name,
+        dtype=tensor.dtype,
+        global_shape=shape,
+        offsets=(0,) * len(shape),
+        shape=shape,
+        offset=offset,
+        nbytes=_element(tensor)[1] * math.prod(shape),
+    )
+
+
+def _element(tensor: SavedTensor) -> tuple[str, int]:
+    try:
+        return _DTYPES[tensor.dtype.removeprefix("torch.")]
+    except KeyError as error:
+        raise NotExportable(
+            f"{tensor.name} is {tensor.dtype}, which safetensors has not"
+        ) from error
+
+
+def _hugging_face_config(
+    manifest: Manifest, parameters: Mapping[str, SavedTensor]
+) -> dict[str, Any]:
+    training = manifest.extra.get("training") or {}
+    if training.get("recipe") != "pretrain":
+        raise NotExportable(
+            f"Hugging Face's names are known for the recipe pretrain alone, this one is of "
+            f"{training.get('recipe')!r}: export it by its own names"
+        )
+    embedding = parameters.get(f"{MODEL_PREFIX}embedding.weight")
+    if embedding is None:
+        raise NotExportable("it has no embedding: it is no Llama of Holdfast")
+    model = ModelSpec.model_validate(training["model"])
+    return hugging_face_config(model, vocabulary=embedding.global_shape[0])
+
+
+def _hugging_face_name(name: str) -> str:
+    try:
+        return hugging_face_name(name.removeprefix(MODEL_PREFIX))
+    except KeyError as error:
+        raise NotExportable(f"Hugging Face's Llama has no parameter for {name!r}") from error

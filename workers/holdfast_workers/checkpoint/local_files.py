@@ -1,0 +1,205 @@
+"""Checkpoints on a file system: local, or shared over NFS.
+
+A file is written under a hidden name, synced, and then renamed, so that it appears whole; a file
+that must be new is linked, since a link, unlike a rename, fails where there is one. Folders are
+synced after their entries change: what is reported as written outlives a loss of power.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from holdfast_workers.checkpoint.storage import (
+    ObjectExists,
+    ObjectMissing,
+    ObjectReader,
+    ObjectWriter,
+    StorageDenied,
+    StorageUnavailable,
+)
+
+_PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class LocalStorage:
+    """See `Storage`. Folders are made when something is written into them."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @property
+    def uri(self) -> str:
+        return str(self._root)
+
+    def below(self, folder: str) -> LocalStorage:
+        return LocalStorage(self._root / folder)
+
+    @contextlib.contextmanager
+    def write(self, name: str) -> Iterator[ObjectWriter]:
+        path = self._root / name
+        with self._partial(path) as (partial, stream):
+            yield _Writer(stream, path)
+            with _translated(path):
+                _sync(stream)
+                partial.rename(path)
+                _sync_folder(path.parent)
+
+    def put_new(self, name: str, content: bytes) -> None:
+        path = self._root / name
+        with self._partial(path) as (partial, stream), _translated(path):
+            stream.write(content)
+            _sync(stream)
+            _sync_folder(path.parent)  # what it vouches for must not be less durable
+            try:
+                path.hardlink_to(partial)
+            except FileExistsError as error:
+                raise ObjectExists(str(path)) from error
+            _sync_folder(path.parent)
+
+    def read(self, name: str) -> bytes:
+        path = self._root / name
+        with _translated(path):
+            return path.read_bytes()
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[ObjectReader]:
+        path = self._root / name
+        with _translated(path):
+            stream = path.open("rb", buffering=0)
+        with stream:
+            yield _Reader(stream, path)
+
+    def objects(self) -> dict[str, int]:
+        with _translated(self._root):
+            return {str(path.relative_to(self._root)): size for path, size in _files(self._root)}
+
+    def folders(self) -> list[str]:
+        with _translated(self._root):
+            try:
+                return sorted(path.name for path in self._root.iterdir() if path.is_dir())
+            except FileNotFoundError:
+                return []
+
+    def delete(self, name: str) -> None:
+        path = self._root / name
+        with _translated(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.unlink()
+            _sync_folder(path.parent)
+
+    def delete_broken(self) -> None:
+        with _translated(self._root):
+            for folder, _folders, names in os.walk(self._root, onerror=_raise_unless_gone):
+                for name in filter(_PARTIAL.fullmatch, names):
+                    Path(folder, name).unlink(missing_ok=True)
+
+    def delete_all(self) -> None:
+        with _translated(self._root), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._root)
+            _sync_folder(self._root.parent)
+
+    @contextlib.contextmanager
+    def _partial(self, path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
+        """A hidden file beside `path`; gone at the end, unless it was renamed."""
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        with _translated(path):
+            _make_folder(path.parent)
+            stream = partial.open("wb")
+        try:
+            yield partial, stream
+        finally:
+            with contextlib.suppress(OSError):  # of a full disk, which another error tells of
+                stream.close()
+            partial.unlink(missing_ok=True)
+
+
+class _Writer:
+    def __init__(self, stream: IO[bytes], path: Path) -> None:
+        self._stream = stream
+        self._path = path
+
+    def write(self, piece: bytes | memoryview) -> int:
+        with _translated(self._path):
+            return self._stream.write(piece)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+
+class _Reader:
+    def __init__(self, stream: IO[bytes], path: Path) -> None:
+        self._stream = stream
+        self._path = path
+
+    def readinto(self, buffer: memoryview) -> int:
+        filled = 0
+        with _translated(self._path):
+            while filled < len(buffer):
+                count: int = self._stream.readinto(buffer[filled:])  # type: ignore[attr-defined]
+                if not count:
+                    break
+                filled += count
+        return filled
+
+
+@contextlib.contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """The operating system's errors in the words of storages."""
+    try:
+        yield
+    except OSError as error:
+        where, why = str(error.filename or path), error.strerror or str(error)
+        if error.errno in _NOT_THERE:
+            raise ObjectMissing(where) from error
+        if error.errno in _DENIED:
+            user = os.getuid()
+            raise StorageDenied(where, f"{why}: user {user} must be able to write there") from error
+        raise StorageUnavailable(where, why) from error
+
+
+def _files(root: Path) -> Iterator[tuple[Path, int]]:
+    """Every whole file below `root`; what goes away meanwhile is left out."""
+    for folder, _folders, names in os.walk(root, onerror=_raise_unless_gone):
+        for name in names:
+            path = Path(folder, name)
+            if _PARTIAL.fullmatch(name) is None:
+                with contextlib.suppress(FileNotFoundError):
+                    yield path, path.stat().st_size
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder and its ancestors, each durable in the one above."""
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for one in reversed(missing):
+        one.mkdir(exist_ok=True)
+        _sync_folder(one.parent)
+
+
+def _sync(stream: IO[bytes]) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

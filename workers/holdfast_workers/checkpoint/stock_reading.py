@@ -1,0 +1,122 @@
+"""Beginning with a model that stock `torch.distributed.checkpoint` saved, by stock's own reader.
+
+Its `.metadata` is a pickle, which runs whatever its author wrote: it is read only where a job's
+user has named that folder. Taken are the model's parameters, by our names, with or without
+`model.` before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from holdfast_workers.checkpoint.manifest import CheckpointError, IncompatibleCheckpoint
+from holdfast_workers.checkpoint.stock import torch_dtype
+from holdfast_workers.layout import MODEL_PREFIX, StateLayout, TensorEntry
+
+_AT_ONCE = 256 * 1024 * 1024
+_OTHER_STATE = "optim"
+"""How names of what is no part of the model may begin."""
+_LISTED = 5
+
+
+class UnreadableStockCheckpoint(CheckpointError):
+    """Stock torch cannot read it."""
+
+
+def load_stock_model(folder: str, layout: StateLayout, payload: memoryview) -> None:
+    """Fill the entries of the model's parameters in `payload`; nothing else is touched.
+
+    Whole tensors are read, some 256 MB at a time, and cut to this rank's boxes; dtypes are
+    converted. Raises IncompatibleCheckpoint with the names that are missing, unexpected or of
+    another shape, UnreadableStockCheckpoint if there is no such checkpoint.
+    """
+    try:
+        sizes = _sizes(FileSystemReader(folder).read_metadata().state_dict_metadata)
+        entries = [one for one in layout.tensors if one.name.startswith(MODEL_PREFIX)]
+        names = _matched(folder, entries, sizes)
+        for batch in _batches(entries):
+            whole = {
+                names[entry.name]: torch.empty(entry.global_shape, dtype=torch_dtype(entry.dtype))
+                for entry in batch
+            }
+            load(dict(whole), storage_reader=FileSystemReader(folder), no_dist=True)
+            for entry in batch:
+                _take_box(whole[names[entry.name]], entry, payload)
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever a pickle, a reader or a file system may raise
+        raise UnreadableStockCheckpoint(
+            f"stock torch cannot read {folder}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _sizes(metadata: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {
+        name: tuple(one.size)
+        for name, one in metadata.items()
+        if isinstance(one, TensorStorageMetadata)
+    }
+
+
+def _matched(
+    folder: str, entries: Sequence[TensorEntry], sizes: Mapping[str, tuple[int, ...]]
+) -> dict[str, str]:
+    """The checkpoint's name for each entry. Raises IncompatibleCheckpoint."""
+    prefixed = any(entry.name in sizes for entry in entries)
+    prefix = "" if prefixed else MODEL_PREFIX
+    names = {entry.name: entry.name.removeprefix(prefix) for entry in entries}
+    candidates = {
+        name
+        for name in sizes
+        if (name.startswith(MODEL_PREFIX) if prefixed else not name.startswith(_OTHER_STATE))
+    }
+    faults = []
+    if missing := [name for name in names.values() if name not in sizes]:
+        faults.append(f"missing: {_listed(missing)}")
+    if unexpected := sorted(candidates - set(names.values())):
+        faults.append(f"unexpected: {_listed(unexpected)}")
+    faults += [
+        f"{names[entry.name]} has the shape {sizes[names[entry.name]]} there, "
+        f"{entry.global_shape} here"
+        for entry in entries
+        if sizes.get(names[entry.name], entry.global_shape) != entry.global_shape
+    ][:_LISTED]
+    if faults:
+        raise IncompatibleCheckpoint(f"{folder} is of another model; {'; '.join(faults)}")
+    return names
+
+
+def _batches(entries: Sequence[TensorEntry]) -> Iterator[list[TensorEntry]]:
+    batch: list[TensorEntry] = []
+    nbytes = 0
+    for entry in entries:
+        size = torch.Size(entry.global_shape).numel() * torch_dtype(entry.dtype).itemsize
+        if batch and nbytes + size > _AT_ONCE:
+            yield batch
+            batch, nbytes = [], 0
+        batch.append(entry)
+        nbytes += size
+    if batch:
+        yield batch
+
+
+def _take_box(whole: torch.Tensor, entry: TensorEntry, payload: memoryview) -> None:
+    if not entry.nbytes:
+        return
+    sides = zip(entry.offsets, entry.shape, strict=True)
+    box = whole[tuple(slice(start, start + length) for start, length in sides)]
+    target = torch.frombuffer(
+        payload[entry.offset : entry.offset + entry.nbytes], dtype=torch_dtype(entry.dtype)
+    )
+    target.view(entry.shape).copy_(box)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if names[_LISTED:] else ""
+    return ", ".join(names[:_LISTED]) + more

@@ -1,0 +1,1 @@
+"""A node's health: probes observe, an evaluator judges; nothing here acts upon it."""

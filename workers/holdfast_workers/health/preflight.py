@@ -1,0 +1,139 @@
+"""The check of a node before it is used: arithmetic whose result is known, and memory's speed.
+
+Runs in a process of its own, forked by the zygote: a device that hangs or a processor that faults
+takes that process, not the agent. The products are of small whole numbers, exact in every format
+and in whatever order they are summed; what they must be is computed here in whole numbers, and
+known by its digest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast_workers import control
+from holdfast_workers.digest import payload_digest
+from holdfast_workers.health.findings import Finding, Level
+
+if TYPE_CHECKING:
+    import torch
+
+ROWS, COLUMNS = 31, 29
+"""Periods of the factors: the product repeats itself every so many rows and columns."""
+INNER = 1024
+"""No multiple of both periods: over those the products would all be equal."""
+KNOWN_DIGEST = "b6ae9cc4f317d2817b08d3c58fb46ba2"
+ROUNDS = 3
+HOST_REPEATS, DEVICE_REPEATS = 5, 150
+HOST_COPY_BYTES, DEVICE_COPY_BYTES = 32 << 20, 512 << 20
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check came to. `measured`: name → GB/s."""
+
+    findings: tuple[Finding, ...]
+    measured: dict[str, float]
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> Checked:
+        found = tuple(Finding.from_data(one) for one in message["findings"])
+        return cls(found, dict(message["measured"]))
+
+
+def run(end: socket.socket, request: dict[str, Any]) -> int:
+    """Check processor and devices, and send what came of it to the agent."""
+    found, measured = [], {}
+    for device in devices(request["devices"]):
+        findings, copied = check(device, request["memory_floor_gb_per_s"])
+        found += findings
+        measured[device] = copied
+    with contextlib.suppress(control.ControlClosed):  # nobody waits for it any more
+        message = {"findings": [one.data() for one in found], "measured": measured}
+        control.send(end, {"op": "checked", **message})
+    return 0
+
+
+def devices(with_accelerators: bool) -> list[str]:
+    import torch
+
+    count = torch.cuda.device_count() if with_accelerators else 0
+    return ["cpu", *(f"cuda:{index}" for index in range(count))]
+
+
+def check(device: str, floor_gb_per_s: float) -> tuple[list[Finding], float]:
+    """Findings about one device, and the speed of its memory in GB/s. `floor_gb_per_s` 0: none."""
+    found: list[Finding] = []
+    for name, wrong in _wrong_products(device).items():
+        what = f"{wrong} numbers of a product ({name}) on {device} are wrong"
+        found.append(Finding("preflight", "arithmetic", Level.UNFIT, what, device))
+    copied = _copies_per_second(device) / 1e9
+    if floor_gb_per_s and copied < floor_gb_per_s:
+        slow = f"memory of {device} is copied at {copied:.1f} GB/s, {floor_gb_per_s:g} are wanted"
+        found.append(Finding("preflight", "memory_speed", Level.UNFIT, slow, device))
+    return found, round(copied, 2)
+
+
+def expected() -> torch.Tensor:
+    """One period of the product, in whole numbers."""
+    left, right = _factors(1)
+    return left @ right
+
+
+def digest_of(product: torch.Tensor) -> str:
+    return payload_digest(product.contiguous().numpy().tobytes())
+
+
+def _wrong_products(device: str) -> dict[str, int]:
+    """Format → how many numbers came out wrong, in the worst of a few rounds."""
+    import torch
+
+    period, wrong = expected(), {}
+    if digest_of(period) != KNOWN_DIGEST:
+        wrong["whole numbers"] = period.numel()
+    repeats = HOST_REPEATS if device == "cpu" else DEVICE_REPEATS
+    for name, kind, tensor_cores in (
+        ("float64", torch.float64, False),
+        ("float32", torch.float32, False),
+        ("tf32", torch.float32, True),
+    ):
+        if tensor_cores and device == "cpu":
+            continue
+        torch.backends.cuda.matmul.allow_tf32 = tensor_cores
+        left, right = (factor.to(device, kind) for factor in _factors(repeats))
+        target = period.to(device, kind).repeat(repeats, repeats)
+        counts = [int((left @ right != target).sum()) for _ in range(ROUNDS)]
+        if max(counts):
+            wrong[name] = max(counts)
+    return wrong
+
+
+def _factors(repeats: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Small whole numbers, of which so many periods of the product come."""
+    import torch
+
+    rows, columns = torch.arange(ROWS * repeats), torch.arange(COLUMNS * repeats)
+    inner = torch.arange(INNER)
+    left = (rows[:, None] * 7 + inner[None, :] * 13) % ROWS - ROWS // 2
+    right = (inner[:, None] * 11 + columns[None, :] * 5) % COLUMNS - COLUMNS // 2
+    return left, right
+
+
+def _copies_per_second(device: str) -> float:
+    """Bytes copied per second, read and written bytes together; the best of a few rounds."""
+    import torch
+
+    nbytes = HOST_COPY_BYTES if device == "cpu" else DEVICE_COPY_BYTES
+    source = torch.ones(nbytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    best = 0.0
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        target.copy_(source)
+        if device != "cpu":
+            torch.cuda.synchronize(device)
+        best = max(best, 2 * nbytes / (time.perf_counter() - began))
+    return best

@@ -1,0 +1,96 @@
+"""The Llama's parameters by name: their shapes, and how Hugging Face calls them. Pure, no torch.
+
+The rotary layout is the same on both sides: pairs (i, i + head_size / 2) are rotated, with the
+same frequencies, so no row of a projection changes its place.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from holdfast_workers.spec import ModelSpec
+
+Shape = tuple[int, ...]
+
+_BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
+_TOP = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+}
+_IN_BLOCK = {
+    "attention_norm.weight": "input_layernorm.weight",
+    "attention.query.weight": "self_attn.q_proj.weight",
+    "attention.key.weight": "self_attn.k_proj.weight",
+    "attention.value.weight": "self_attn.v_proj.weight",
+    "attention.output.weight": "self_attn.o_proj.weight",
+    "feed_forward_norm.weight": "post_attention_layernorm.weight",
+    "feed_forward.gate.weight": "mlp.gate_proj.weight",
+    "feed_forward.up.weight": "mlp.up_proj.weight",
+    "feed_forward.down.weight": "mlp.down_proj.weight",
+}
+
+
+def default_ffn_dim(dim: int) -> int:
+    """8/3 of `dim`, rounded up to a multiple of 64."""
+    return -(-8 * dim // (3 * 64)) * 64
+
+
+def parameter_shapes(model: ModelSpec, vocabulary: int) -> dict[str, Shape]:
+    """Shape of every parameter by name, whole."""
+    dim, hidden = model.dim, model.ffn_dim or default_ffn_dim(model.dim)
+    kv_dim = (model.kv_heads or model.heads) * (dim // model.heads)
+    in_block: dict[str, Shape] = {
+        "attention_norm.weight": (dim,),
+        "attention.query.weight": (dim, dim),
+        "attention.key.weight": (kv_dim, dim),
+        "attention.value.weight": (kv_dim, dim),
+        "attention.output.weight": (dim, dim),
+        "feed_forward_norm.weight": (dim,),
+        "feed_forward.gate.weight": (hidden, dim),
+        "feed_forward.up.weight": (hidden, dim),
+        "feed_forward.down.weight": (dim, hidden),
+    }
+    blocks = {
+        f"blocks.{index}.{name}": shape
+        for index in range(model.layers)
+        for name, shape in in_block.items()
+    }
+    top: dict[str, Shape] = {
+        "embedding.weight": (vocabulary, dim),
+        "norm.weight": (dim,),
+        "head.weight": (vocabulary, dim),
+    }
+    return {**top, **blocks}
+
+
+def hugging_face_name(name: str) -> str:
+    """The parameter's name in `LlamaForCausalLM`. Raises KeyError for one that it has not."""
+    block = _BLOCK.fullmatch(name)
+    if block is None:
+        return _TOP[name]
+    return f"model.layers.{block[1]}.{_IN_BLOCK[block[2]]}"
+
+
+def hugging_face_config(model: ModelSpec, vocabulary: int) -> dict[str, Any]:
+    """The content of the `config.json` that belongs to such a model."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocabulary,
+        "hidden_size": model.dim,
+        "intermediate_size": model.ffn_dim or default_ffn_dim(model.dim),
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads or model.heads,
+        "head_dim": model.dim // model.heads,
+        "hidden_act": "silu",
+        "max_position_embeddings": model.sequence_length,
+        "rms_norm_eps": model.norm_eps,
+        "rope_theta": model.rope_theta,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+    }
