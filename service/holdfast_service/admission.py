@@ -7,10 +7,11 @@ keeps jobs from being started into a wait, and names what a job in the queue wai
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 
 from holdfast_service.job_spec import JobSpec
+from holdfast_service.quarantine import node_name
 from holdfast_service.reports import Capacity
 
 _SLACK = 1e-9  # sums of 0.1 CPUs
@@ -50,7 +51,14 @@ def reason_to_wait(
     return (
         f"{wanted.nodes} nodes with {wanted.cpus:g} CPUs and {wanted.gpus:g} GPUs free are needed, "
         f"{able} of {len(capacity.nodes)} nodes have them"
+        + (f"; {capacity.set_aside} more are set aside" if capacity.set_aside else "")
     )
+
+
+def usable(capacity: Capacity, avoided: Collection[str]) -> Capacity:
+    """What is left without the nodes of these names."""
+    left = tuple(n for n in capacity.nodes if node_name(n.node_id, n.host) not in avoided)
+    return replace(capacity, nodes=left, set_aside=len(capacity.nodes) - len(left))
 
 
 def _take(free: dict[str, list[float]], demand: Demand, *, partly: bool) -> None:

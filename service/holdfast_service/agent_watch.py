@@ -9,9 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast_service.recovery import inputs as say
+from holdfast_workers.lease import Grant, clock_s
 from holdfast_workers.memory.lifeline import SILENCE, Lifelines
 from holdfast_workers.messages import AgentReport
 
@@ -30,9 +32,26 @@ class Agents(Protocol):
     def node_answers(self, node_id: str) -> bool: ...
 
 
+@dataclass
+class _Silence:
+    """Of an agent that is not known: which life was heard last, and since when it was granted
+    nothing (by the clock of leases)."""
+
+    incarnation: str
+    since: float
+    told: bool = False
+    checked: bool = False
+
+    def must_be_checked(self, incarnation: str) -> bool:
+        """Whether it is the life that was lost, and comes back as it is."""
+        return self.incarnation == incarnation and not self.checked
+
+
 class AgentWatch:
     """`tell` is called from several threads. Times in seconds: `hello_s` for an answer to `hello`,
-    `enquiry_s` for how long a node is watched whose agent is lost."""
+    `enquiry_s` for how long a node is watched whose agent is lost, `check_s` for the check of a
+    node that comes back; `lapse_s` for how long after an agent was granted a lease for the last
+    time it has none (None: there are no leases)."""
 
     def __init__(
         self,
@@ -43,11 +62,17 @@ class AgentWatch:
         heartbeat_timeout_s: float,
         hello_s: float,
         enquiry_s: float,
+        check_s: float,
+        lapse_s: float | None = None,
     ) -> None:
         self._agents = agents
         self._tell = tell
         self._hello_s = hello_s
         self._enquiry_s = enquiry_s
+        self._check_s = check_s
+        self._lapse_s = lapse_s
+        self._epoch = 0
+        self._silent: dict[str, _Silence] = {}
         self._known: dict[str, AgentReport] = {}
         self._asked: dict[str, Future[Any]] = {}
         self._enquiries = ThreadPoolExecutor(ENQUIRIES, thread_name_prefix="node-enquiry")
@@ -58,22 +83,35 @@ class AgentWatch:
         """Of the agents that are known."""
         return list(self._known)
 
+    @property
+    def reports(self) -> list[AgentReport]:
+        """Of the agents that are known, as they first told of themselves."""
+        return list(self._known.values())
+
     def known(self, seat: str) -> AgentReport | None:
         return self._known.get(seat)
 
     def look(self, epoch: int) -> None:
         """Ask every agent who it is that is not known, or not ready, or not asked at present."""
+        self._epoch = epoch
         for seat in self._agents.seats:
             report = self._known.get(seat)
             asked = self._asked.get(seat)
             if (report is None or not report.ready) and (asked is None or asked.done()):
                 self._introduce(seat, epoch)
+            if report is None:
+                self._tell_lapsed(seat)
+
+    def grant(self, grant: Grant, for_s: float) -> None:
+        """Answer every beat of an agent with this; to be said again before `for_s` is over."""
+        self._lifelines.grant(grant, for_s)
 
     def forget(self, seat: str) -> None:
         """Nothing more is told of this life of the agent, but whether its node lives."""
         known = self._known.pop(seat, None)
         if known is not None:
             self._lifelines.forget(_line(known))
+            self._silent[seat] = _Silence(known.incarnation, clock_s())
             self._enquiries.submit(self._enquire, seat, known.node_id)
 
     def close(self) -> None:
@@ -90,7 +128,12 @@ class AgentWatch:
             return  # not up yet; it will be asked again
         report: AgentReport = call.result()
         known = self._known.get(seat)
+        silence = self._silent.get(seat)
+        if silence is not None and silence.must_be_checked(report.incarnation):
+            self._check(seat, silence)
+            return
         if known is None or _standing(known) != _standing(report):
+            self._silent.pop(seat, None)
             self._known[seat] = report
             self._tell(say.AgentUp(report))
         if known is not None and known.incarnation != report.incarnation:
@@ -99,11 +142,23 @@ class AgentWatch:
             # Not before it is known: its end may be told at once.
             self._lifelines.watch(_line(report), report.host, report.data_port)
 
+    def _check(self, seat: str, silence: _Silence) -> None:
+        """A node that comes back is checked before anybody hears of it."""
+        call = self._agents.call(seat, "check", self._epoch, timeout_s=self._check_s)
+        self._asked[seat] = call  # until then it is not asked who it is
+
+        def checked(done: Future[Any]) -> None:
+            # What was found is in its next answer; one that was not checked is asked to be again.
+            silence.checked = not done.cancelled() and done.exception() is None
+
+        call.add_done_callback(checked)
+
     def _lost(self, line: str, why: str) -> None:
         seat, _, incarnation = line.partition(" ")
         known = self._known.get(seat)
         if known is None or known.incarnation != incarnation:
             return
+        self._silent[seat] = _Silence(incarnation, clock_s())
         del self._known[seat]
         self._tell(
             say.AgentLost(
@@ -115,6 +170,16 @@ class AgentWatch:
             )
         )
         self._enquiries.submit(self._enquire, seat, known.node_id)
+
+    def _tell_lapsed(self, seat: str) -> None:
+        """Of an agent that nobody has heard: once its lease has ended, whoever granted it. Where
+        a former supervisor may have, that is counted from the first look of this one."""
+        silence = self._silent.setdefault(seat, _Silence("", clock_s()))
+        if self._lapse_s is None or silence.told:
+            return
+        if clock_s() - silence.since >= self._lapse_s:
+            silence.told = True
+            self._tell(say.LeaseEnded(seat, silence.incarnation))
 
     def _enquire(self, seat: str, node_id: str) -> None:
         """Whether the node was lost too. A dying node's raylet may outlive the agent by a moment:

@@ -20,6 +20,9 @@ class Point(StrEnum):
     STORED = "absorb.stored"
     CANCEL_INTENDED = "cancel.intended"  # CANCELLING is durable, the supervisor does not know
     CANCEL_DONE = "cancel.done"
+    PAUSE_INTENDED = "pause.intended"  # PAUSING is durable, the supervisor does not know
+    PAUSE_DONE = "pause.done"
+    PAUSED = "pause.released"  # nothing is left on the cluster, PAUSED is not yet written
     ENDED = "ended.stored"  # a terminal state is durable, everything is still on the cluster
     RELEASE_INTENDED = "release.intended"
     RELEASE_DONE = "release.done"  # nothing is left on the cluster, that is not yet written

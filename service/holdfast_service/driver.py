@@ -10,33 +10,37 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
 
-from pydantic import ValidationError
 from sqlalchemy import select, text
 
-from holdfast_service.admission import Demand, reason_to_wait
+from holdfast_service.admission import Demand, reason_to_wait, usable
+from holdfast_service.competition import demands_of_others
 from holdfast_service.crossing import Crossing, Point
+from holdfast_service.injections import deliver
 from holdfast_service.job_spec import JobSpec
 from holdfast_service.lifecycle import Desired, State
+from holdfast_service.origins import Hold, Origins, has_own_checkpoint, held_for
+from holdfast_service.quarantine import Avoided, closed
 from holdfast_service.reports import (
     Cluster,
     ClusterUnavailable,
     JobLaunch,
     Phase,
+    StopKind,
+    Stopping,
     SupervisorReport,
     SupervisorUnavailable,
 )
 from holdfast_service.settings import Settings
-from holdfast_service.store import projection
+from holdfast_service.store import nodes, projection
 from holdfast_service.store.engine import Store
 from holdfast_service.store.leases import Lease
 from holdfast_service.store.models import Intent, Job
-from holdfast_service.store.transaction import JobTransaction, job_transaction
+from holdfast_service.store.transaction import Effect, JobTransaction, job_transaction
 
-START, CANCEL, RELEASE = "start", "cancel", "release"
 _ADMISSION_LOCK = 0x41646D69  # "Admi": one decision on capacity at a time
 
 
@@ -52,13 +56,24 @@ class Driver:
     """One job's drive, for as long as this process holds its lease."""
 
     def __init__(
-        self, store: Store, cluster: Cluster, settings: Settings, crossing: Crossing, lease: Lease
+        self,
+        store: Store,
+        cluster: Cluster,
+        settings: Settings,
+        crossing: Crossing,
+        lease: Lease,
+        origins: Origins,
+        avoided: Callable[[], dict[str, Avoided] | None],
     ) -> None:
+        """`avoided()`: the nodes that are set aside, as last read; None: not yet."""
         self._store = store
         self._cluster = cluster
         self._settings = settings
         self._crossing = crossing
         self._lease = lease
+        self._avoided = avoided
+        self._told_avoided: tuple[int, dict[str, Avoided] | None] = (0, None)  # of that epoch
+        self._hold = Hold(store, origins, lease, settings.error_retry_max_s)
         self._silent_since: float | None = None  # monotonic: the supervisor did not answer
         self._ended_since: float | None = None  # monotonic: it says ENDED, rows still come
         self._seen: tuple[Job, dict[str, Intent]] | None = None  # as the last turn left the job
@@ -77,6 +92,10 @@ class Driver:
         except SupervisorUnavailable as error:
             return await self._without_supervisor(job, intents, error)
 
+    def close(self) -> None:
+        """There will be no further turn."""
+        self._hold.close()
+
     def look_anew(self) -> None:
         """The job was changed by somebody else: the next turn reads it from the store."""
         self._seen = None
@@ -87,15 +106,21 @@ class Driver:
             return await self._clean(job, intents)
         if state is State.QUEUED:
             return await self._admit(job)
-        if not state.on_cluster:
-            return Rest(self._settings.queue_retry_s, keep=False)
+        if state is State.PAUSED:
+            return Rest(self._settings.paused_look_s, keep=False)
+        rest = None
         if job.desired == Desired.CANCELLED:
             rest = await self._cancel(job, intents)
-            if rest is not None:
-                return rest
-        elif intents[START].done_at is None:
-            await self._start(job)
-        return await self._observe(job, intents)
+        else:
+            if intents[Effect.START].done_at is None:
+                await self._start(job)
+            if state is State.PAUSING or job.desired == Desired.PAUSED:
+                rest = await self._pause(job, intents)
+        rest = rest or await self._observe(job, intents)
+        if job.faults_injected < job.faults_wanted:
+            self.look_anew()
+            await deliver(self._store, self._cluster, self._lease, job.faults_injected)
+        return rest
 
     # ---- starting
 
@@ -111,13 +136,14 @@ class Driver:
                 await tx.session.execute(
                     text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADMISSION_LOCK}
                 )
-            held, before = await _others(tx)
+            held, before = await demands_of_others(tx)
             wanted = Demand.of(JobSpec.model_validate(job.spec))
-            reason = reason_to_wait(capacity, held, before, wanted)
+            aside = await nodes.avoided(tx.session, tx.now)
+            reason = reason_to_wait(usable(capacity, closed(aside)), held, before, wanted)
             if reason is not None:
                 tx.wait_for("nodes", reason)
                 return Rest(self._settings.queue_retry_s, keep=False)
-            await tx.intend(START)
+            await tx.intend(Effect.START)
             tx.transition(State.STARTING)
         await self._crossing(Point.START_INTENDED)
         return Rest(0.0)
@@ -126,8 +152,8 @@ class Driver:
         """STARTING: have a supervisor, whether this process or one before it asked for it."""
         # The lease may have been lost since the job was read; the effect must not come from one
         # who no longer holds it.
-        async with self._transaction():
-            pass
+        async with self._transaction() as tx:
+            aside = await nodes.avoided(tx.session, tx.now)
         folder = self._settings.job_dir(job.id)
         await asyncio.to_thread(folder.mkdir, mode=0o700, parents=True, exist_ok=True)
         created = await self._cluster.ensure_supervisor(
@@ -138,11 +164,14 @@ class Driver:
                 data_dir=str(folder),
                 last_event=job.cursor_event,
                 last_attempt=job.attempt,
+                origin=job.origin,
+                skipped=tuple((one[0], one[1]) for one in job.guards.get("ledger", ())),
+                avoid=aside,
             )
         )
         await self._crossing(Point.START_DONE)
         async with self._transaction() as tx:
-            intent = await tx.done(START)
+            intent = await tx.done(Effect.START)
             tx.emit("supervisor.started", {"created": created, "times": intent.times})
 
     # ---- running
@@ -151,29 +180,44 @@ class Driver:
         """Fetch and store what the supervisor has to say."""
         report = await self._cluster.poll(job.id, projection.cursors_of(job))
         self._silent_since = None
+        await self._tell_avoided(job, report)
         await self._crossing(Point.POLLED)
         pause = Rest(self._settings.reconcile_interval_s)
         if not projection.brings_news(job, report):
             return pause
-        anew = intents[START].times > 1
+        anew = intents[Effect.START].times > 1
         async with self._transaction() as tx:
-            absorbed = await projection.absorb(tx, report, hold_end=not self._drained())
+            absorbed = await projection.absorb(
+                tx, report, self._settings.quarantine_rules, hold_end=not self._drained()
+            )
             if absorbed.rows and anew:
-                (await tx.intend(START)).times = 1  # it advances again: losses count anew
+                (await tx.intend(Effect.START)).times = 1  # it advances again: losses count anew
             if report.phase is Phase.ENDED and not tx.state.terminal and self._drained():
                 tx.end(State.FAILED, "outcome_lost", "it ended, and its outcome was not told")
+            if held_for(tx.job) and await has_own_checkpoint(tx.session, job.id):
+                self._hold.let_go_meanwhile(tx.job)
         await self._crossing(Point.ENDED if tx.state.terminal else Point.STORED)
         if report.phase is Phase.ENDED and (self._ended_since is None or absorbed.rows):
             self._ended_since = time.monotonic()
         if absorbed.end_held or _full(report):
             return Rest(0.0)
-        if CANCEL in intents or tx.state.terminal:
+        if Effect.CANCEL in intents or tx.state.terminal:
             return pause
-        if tx.job.desired == Desired.CANCELLED:
-            return Rest(0.0)  # its user has cancelled it meanwhile
-        if intents[START].done_at is not None and not anew:
+        if tx.job.desired != Desired.RUNNING and tx.state is not State.PAUSING:
+            return Rest(0.0)  # its user has cancelled or paused it meanwhile
+        if tx.state is State.PAUSING:
+            return Rest(0.0) if report.phase is Phase.ENDED else pause
+        if intents[Effect.START].done_at is not None and not anew:
             self._seen = tx.job, intents  # what the transaction has just read is as good
         return pause
+
+    async def _tell_avoided(self, job: Job, report: SupervisorReport) -> None:
+        """A supervisor that has begun anew knows only who was set aside when the job began."""
+        aside = self._avoided()
+        now = (report.epoch, aside)
+        if aside is not None and report.phase is not Phase.ENDED and now != self._told_avoided:
+            await self._cluster.avoid(job.id, aside)
+            self._told_avoided = now
 
     def _drained(self) -> bool:
         """Whether what comes after the last row of an ended job was waited for long enough."""
@@ -184,21 +228,63 @@ class Driver:
 
     async def _cancel(self, job: Job, intents: dict[str, Intent]) -> Rest | None:
         """Tell the supervisor; None: it knows, and is to be observed until it has ended."""
-        intent = intents.get(CANCEL)
         if State(job.state) is not State.CANCELLING:
             async with self._transaction() as tx:
-                await tx.intend(CANCEL)
+                await tx.intend(Effect.CANCEL)
                 tx.transition(State.CANCELLING, reason="the user cancelled it")
             await self._crossing(Point.CANCEL_INTENDED)
             return Rest(0.0)
-        if intent is not None and time.time() - intent.at > self._settings.cancel_deadline_s:
+        intent = intents[Effect.CANCEL]
+        deadline = 0.0 if Effect.CANCEL_NOW in intents else intent.at + _final_save_s(job)
+        forced = max(deadline, intent.at) + self._settings.cancel_deadline_s
+        if time.time() > forced or Effect.RELEASE in intents:  # it had been paused by then
             return await self._cancel_by_force(job)
-        if intent is None or intent.done_at is None:
-            await self._cluster.cancel(job.id, "the user cancelled it")
-            await self._crossing(Point.CANCEL_DONE)
-            async with self._transaction() as tx:
-                await tx.done(CANCEL)
+        order = Stopping(StopKind.CANCEL, "the user cancelled it", deadline)
+        await self._tell_to_stop(job, intent, order, Point.CANCEL_DONE)
         return None
+
+    async def _pause(self, job: Job, intents: dict[str, Intent]) -> Rest | None:
+        """As `_cancel`; but it does not end, and is PAUSED once nothing of it is there."""
+        if State(job.state) is not State.PAUSING:
+            async with self._transaction() as tx:
+                if tx.job.desired == Desired.PAUSED:
+                    await tx.intend(Effect.PAUSE)
+                    tx.transition(State.PAUSING, reason="the user paused it")
+            await self._crossing(Point.PAUSE_INTENDED)
+            return Rest(0.0)
+        if Effect.RELEASE in intents:
+            return await self._leave(job)
+        intent = intents[Effect.PAUSE]
+        order = Stopping(StopKind.PAUSE, "the user paused it", intent.at + _final_save_s(job))
+        await self._tell_to_stop(job, intent, order, Point.PAUSE_DONE)
+        return None
+
+    async def _tell_to_stop(
+        self, job: Job, intent: Intent, order: Stopping, crossing: Point
+    ) -> None:
+        """Again in each turn: a supervisor may have been restarted since."""
+        await self._cluster.stop(job.id, order)
+        if intent.done_at is None:
+            await self._crossing(crossing)
+            async with self._transaction() as tx:
+                await tx.done(Effect(intent.name))
+
+    async def _leave(self, job: Job) -> Rest:
+        """PAUSING, and its supervisor has ended: give everything back that it has."""
+        if not await self._cluster.release(job.id):
+            return Rest(self._settings.release_retry_s)
+        await self._crossing(Point.PAUSED)
+        async with self._transaction() as tx:
+            if tx.state is not State.PAUSING:
+                return Rest(0.0)
+            await tx.forget(Effect.START, Effect.PAUSE, Effect.RELEASE)
+            tx.emit("job.released", {})
+            tx.transition(State.PAUSED, reason="its state is saved")
+            if tx.job.desired == Desired.RUNNING:  # resumed before it was paused
+                tx.transition(State.QUEUED, reason="the user resumed it")
+            elif tx.job.desired == Desired.CANCELLED:
+                tx.end(State.CANCELLED, "cancelled", "cancelled while it was paused")
+        return Rest(0.0)
 
     async def _cancel_by_force(self, job: Job) -> Rest:
         """Nobody ended it in time: take its resources away, then say that it is over."""
@@ -209,8 +295,8 @@ class Driver:
                 tx.end(
                     State.CANCELLED,
                     "cancelled",
-                    "cancelled; its supervisor did not answer in time, so its resources were "
-                    "taken away",
+                    "cancelled; its supervisor had ended or did not answer in time, so its "
+                    "resources were taken away",
                 )
         await self._crossing(Point.ENDED)
         return Rest(0.0)
@@ -219,19 +305,21 @@ class Driver:
         """Terminal: leave nothing of it on the cluster."""
         if job.cleaned:
             return None
-        if START in intents:
-            if RELEASE not in intents:
+        if Effect.START in intents:
+            if Effect.RELEASE not in intents:
                 async with self._transaction() as tx:
-                    await tx.intend(RELEASE)
+                    await tx.intend(Effect.RELEASE)
                 await self._crossing(Point.RELEASE_INTENDED)
             if not await self._cluster.release(job.id):
-                return await self._clean_later(intents.get(RELEASE))
+                return await self._clean_later(intents.get(Effect.RELEASE))
             await self._crossing(Point.RELEASE_DONE)
+            async with self._transaction() as tx:
+                if (await tx.done(Effect.RELEASE)).times == 1:
+                    tx.emit("job.released", {})
+        if held_for(job) and not await self._hold.let_go(job):
+            return Rest(self._settings.error_retry_max_s, keep=False)
         async with self._transaction() as tx:
             tx.job.cleaned = True
-            if START in intents:
-                await tx.done(RELEASE)
-                tx.emit("job.released", {})
         return None
 
     async def _clean_later(self, intent: Intent | None) -> Rest:
@@ -261,16 +349,18 @@ class Driver:
         if self._silent_since is None:
             self._silent_since = now
         waited = now - self._silent_since > self._settings.supervisor_deadline_s
-        if State(job.state) is State.CANCELLING and (waited or intents[START].done_at is None):
+        if State(job.state) is State.CANCELLING and (
+            waited or intents[Effect.START].done_at is None
+        ):
             return await self._cancel_by_force(job)
         if not waited:
             async with self._transaction() as tx:
                 tx.wait_for("supervisor", f"its supervisor does not answer: {error}")
             return Rest(self._settings.reconcile_interval_s)
-        if intents[START].times >= self._settings.supervisor_starts:
+        if intents[Effect.START].times >= self._settings.supervisor_starts:
             return await self._give_up(job)
         async with self._transaction() as tx:
-            (await tx.intend(START)).done_at = None
+            (await tx.intend(Effect.START)).done_at = None
         await self._crossing(Point.START_INTENDED)
         self._silent_since = None
         return Rest(0.0)
@@ -301,33 +391,8 @@ class Driver:
             return job, {intent.name: intent for intent in intents}
 
 
-async def _others(tx: JobTransaction) -> tuple[list[Demand], list[Demand]]:
-    """What other jobs hold on the cluster, and what older ones in the queue wait for."""
-    rows = await tx.session.execute(
-        select(Job.id, Job.state, Job.spec, Job.waiting)
-        .where(Job.cleaned.is_(False), Job.id != tx.job.id)
-        .order_by(Job.id)
-    )
-    held: list[Demand] = []
-    before: list[Demand] = []
-    for row in rows:
-        state = State(row.state)
-        if state is State.QUEUED:
-            # Only one that was looked at and waits for nodes keeps a place: a job that cannot be
-            # driven at all must not hold up the queue.
-            if row.id < tx.job.id and row.waiting and row.waiting["resource"] == "nodes":
-                before += _demand(row.spec)
-        elif state is not State.PAUSED:
-            held += _demand(row.spec)
-    return held, before
-
-
-def _demand(spec: dict[str, Any]) -> list[Demand]:
-    """What a job needs; nothing where its spec cannot be read, which is that job's trouble."""
-    try:
-        return [Demand.of(JobSpec.model_validate(spec))]
-    except ValidationError:
-        return []
+def _final_save_s(job: Job) -> float:
+    return JobSpec.model_validate(job.spec).checkpoint.final_save_s
 
 
 def _full(report: SupervisorReport) -> bool:

@@ -30,6 +30,10 @@ class FenceFile:
         except (FileNotFoundError, ValueError, TypeError):
             return Floor()
 
+    def is_passed(self, epoch: int) -> bool:
+        """Whether a later supervisor has begun since: this one has nothing to say any more."""
+        return self.read().epoch > epoch
+
     def write(self, epoch: int, attempt: int) -> None:
         """Announce; atomic. Does nothing if this was written last."""
         floor = Floor(epoch, attempt)

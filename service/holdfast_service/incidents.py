@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from holdfast_service.policy import Cause, ErrorMark, Fault, primary
+from holdfast_service.ladder import Budget, Decision
+from holdfast_service.policy import Cause, ErrorMark, Fault, Offence, primary
 
 PHASES = ("detect", "gather", "fence", "decide", "form", "restore", "first_step", "total")
 
@@ -28,17 +29,35 @@ class Incident:
     evidence: tuple[str, ...] = ()
     failures: tuple[float, ...] = ()
     """When each attempt that this incident cost was condemned: what the budget counts."""
+    preemptions: tuple[float, ...] = ()
+    """The same of attempts that ended because something was taken away, on notice."""
+    offences: tuple[Offence, ...] = ()
+    """Nodes that were to blame."""
     next_attempt: int = 0
     joined_attempt: int = 0
     """The newest attempt whose ranks all joined: its steps belong to history."""
     decision: str = ""
     reason: str = ""
+    refused: tuple[Mapping[str, str], ...] = ()
+    """Every other decision, and why it was not taken: {decision, why}."""
+    budget: Mapping[str, float] = field(default_factory=dict)
+    """What was used of what is allowed, and what is left."""
     restored_step: int | None = None
     steps_lost: int = 0
+    devices: int = 0
+    """Ranks that made no step meanwhile."""
+    step_s: float | None = None
+    """What a step took before the fault; None: not known."""
+    device_seconds_lost: float | None = None
+    """Once it is closed: its time, and that of the steps to be made again, on every device."""
     tiers: Mapping[int, str] = field(default_factory=dict)
     phases_s: Mapping[str, float] = field(default_factory=dict)
     mark: ErrorMark | None = None
     bad: tuple[Mapping[str, Any], ...] = ()
+    suspects: tuple[Mapping[str, Any], ...] = ()
+    """Of a hang: ranks, with how much speaks against each, and what."""
+    stacks: tuple[Mapping[str, Any], ...] = ()
+    """Of a hang: where the ranks stood, told once for those that stood alike."""
     closed_at: float | None = None
     resolution: str = ""
 
@@ -80,14 +99,31 @@ class Incident:
             return self
         return replace(self, evidence=(*self.evidence, what))
 
+    def decided(self, decision: Decision, budget: Budget) -> Incident:
+        """The same incident, with what is done about it, and what is left to be spent."""
+        return replace(
+            self,
+            decision=decision.action.value,
+            reason=decision.reason,
+            refused=tuple(one.data() for one in decision.refused),
+            budget=budget.data(),
+        )
+
     def spent(self, phase: str, seconds: float) -> Incident:
         """Adds to a phase: an incident that costs several attempts sums what each took."""
         before = self.phases_s.get(phase, 0.0)
         return replace(self, phases_s={**self.phases_s, phase: before + max(0.0, seconds)})
 
     def closed(self, now: float, resolution: str) -> Incident:
-        done = replace(self, closed_at=now, resolution=resolution)
-        return replace(done, phases_s={**self.phases_s, "total": max(0.0, now - self.signalled_at)})
+        total_s = max(0.0, now - self.signalled_at)
+        again_s = 0.0 if not self.steps_lost else self.step_s and self.step_s * self.steps_lost
+        return replace(
+            self,
+            closed_at=now,
+            resolution=resolution,
+            device_seconds_lost=None if again_s is None else self.devices * (total_s + again_s),
+            phases_s={**self.phases_s, "total": total_s},
+        )
 
     def data(self) -> dict[str, Any]:
         """The event's data: JSON throughout."""
@@ -103,13 +139,22 @@ class Incident:
             "evidence": list(self.evidence),
             "decision": self.decision,
             "reason": self.reason,
+            "refused": [dict(one) for one in self.refused],
+            "budget": dict(self.budget),
             "restored_step": self.restored_step,
             "steps_lost": self.steps_lost,
+            "devices": self.devices,
+            "step_s": self.step_s,
+            "device_seconds_lost": self.device_seconds_lost,
             "tiers": {str(rank): tier for rank, tier in self.tiers.items()},
             "phases_s": {name: self.phases_s[name] for name in PHASES if name in self.phases_s},
             "failures": list(self.failures),
-            "error": {"type": self.mark.type, "step": self.mark.step} if self.mark else None,
+            "preemptions": list(self.preemptions),
+            "offences": [one.data() for one in self.offences],
+            "error": dict(self.mark.__dict__) if self.mark else None,
             "bad": [dict(one) for one in self.bad],
+            "suspects": [dict(one) for one in self.suspects],
+            "stacks": [dict(one) for one in self.stacks],
             "signalled_at": self.signalled_at,
             "opened_at": self.opened_at,
             "closed_at": self.closed_at,
@@ -129,16 +174,24 @@ class Incident:
             faults=tuple(_fault(one, data) for one in data.get("lost", ())),
             evidence=tuple(data["evidence"]),
             failures=tuple(data.get("failures", ())),
+            preemptions=tuple(data.get("preemptions", ())),
+            offences=tuple(Offence.from_data(one) for one in data.get("offences", ())),
             next_attempt=data.get("next_attempt", 0),
             joined_attempt=data.get("joined_attempt", 0),
             decision=data["decision"],
             reason=data["reason"],
+            refused=tuple(data.get("refused", ())),
+            budget=dict(data.get("budget", {})),
             restored_step=data["restored_step"],
             steps_lost=data["steps_lost"],
+            devices=data.get("devices", 0),
+            step_s=data.get("step_s"),
             tiers={int(rank): tier for rank, tier in data["tiers"].items()},
             phases_s=dict(data["phases_s"]),
-            mark=ErrorMark(error["type"], error["step"]) if error else None,
+            mark=ErrorMark(**error) if error else None,
             bad=tuple(data.get("bad", ())),
+            suspects=tuple(data.get("suspects", ())),
+            stacks=tuple(data.get("stacks", ())),
         )
 
 
@@ -146,14 +199,15 @@ def lost(faults: Sequence[Fault]) -> list[dict[str, Any]]:
     """What the faults took away, each thing once, in words the tables use."""
     found: list[dict[str, Any]] = []
     for fault in faults:
-        if fault.cause is Cause.COMMUNICATION:
-            continue  # survivors felt it; they are not lost
+        if fault.cause in (Cause.COMMUNICATION, Cause.REMOTE_UNAVAILABLE):
+            continue  # who tells of it is not lost
         one = {
             "cause": fault.cause.value,
             "rank": fault.rank,
             "ranks": list(fault.ranks) or ([] if fault.rank is None else [fault.rank]),
             "worker": fault.worker,
             "agent": fault.agent,
+            "attempt": fault.attempt,
         }
         if one not in found:
             found.append(one)
@@ -163,7 +217,7 @@ def lost(faults: Sequence[Fault]) -> list[dict[str, Any]]:
 def _fault(one: Mapping[str, Any], data: Mapping[str, Any]) -> Fault:
     return Fault(
         cause=Cause(one["cause"]),
-        attempt=data["attempt"],
+        attempt=one.get("attempt", data["attempt"]),
         at=data["opened_at"],
         what=data["evidence"][0] if data["evidence"] else "",
         rank=one.get("rank"),

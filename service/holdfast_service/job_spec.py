@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from holdfast_service.reports import Capacity
 from holdfast_service.spec_document import validated
 from holdfast_workers import spec as training_spec
+from holdfast_workers.checkpoint.storage import uri_fault
+from holdfast_workers.messages import InitPart
 from holdfast_workers.spec import (
     BUILT_IN_RECIPES,
     Fault,
@@ -42,15 +44,59 @@ class ResourcesSpec(Section):
 
 
 class RecoverySpec(Section):
-    max_failures: NonNegative = Field(default=20, description="incidents allowed per window")
+    max_failures: NonNegative = Field(
+        default=20, description="attempts that may fail per window, preemptions apart"
+    )
+    max_preemptions: NonNegative = Field(default=100, description="the same of preemptions")
+    max_without_progress: NonNegative = Field(
+        default=5, description="attempts in a row that may fail without a new step"
+    )
     window_s: Annotated[float, Field(gt=0)] = 3600
     wait_for_replacement_s: Annotated[float, Field(ge=0)] = 60
+    heartbeat_timeout_s: Annotated[float, Field(ge=0.2, le=600)] = Field(
+        default=2, description="an agent silent for so long is lost to its supervisor"
+    )
+    lease_s: Annotated[float, Field(ge=0, le=86400)] = Field(
+        default=30,
+        description="how long ranks may step on after a supervisor heard of their agent last; "
+        "0: for ever, and ranks that nobody can reach are then never replaced without proof",
+    )
+
+
+class InitFromSpec(Section):
+    """The state that a job begins with, instead of its seed's."""
+
+    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
+
+    source: str = Field(
+        alias="from",
+        min_length=1,
+        max_length=1000,
+        description="`JOB` or `JOB/STEP`, a job by its id, or the newest of a name; or the URI of "
+        "a checkpoint's folder; `dcp:/path` for one that stock torch wrote",
+    )
+    what: InitPart | None = Field(
+        default=None,
+        description="null: everything, if the other run has the same recipe and model; else model",
+    )
+
+
+def _short_form(given: object) -> object:
+    return {"from": given} if isinstance(given, str) else given
+
+
+InitFrom = Annotated[
+    InitFromSpec, BeforeValidator(_short_form, json_schema_input_type=str | InitFromSpec)
+]
 
 
 class JobSpec(TrainingSpec):
     """The whole document, sections flat, as in the examples."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    init_from: InitFrom | None = Field(
+        default=None, description="another run's checkpoint; short for its key `from`"
+    )
     resources: ResourcesSpec = ResourcesSpec()
     recovery: RecoverySpec = RecoverySpec()
 
@@ -102,6 +148,7 @@ def parse(
             *(_source_faults(spec) if check_paths else ()),
             *_checkpoint_faults(spec),
             *_resource_faults(spec),
+            *_lease_faults(spec),
             *(_capacity_faults(spec, capacity) if capacity else ()),
         ]
         # What would follow from a default that the user did not choose is no fault of theirs.
@@ -154,19 +201,30 @@ def _source_faults(spec: JobSpec) -> list[Fault]:
 
 
 def _checkpoint_faults(spec: JobSpec) -> list[Fault]:
-    uri = spec.checkpoint.remote.uri
-    if uri is None:
-        return []
-    parts = urlsplit(uri)
-    if parts.scheme not in ("", "file"):
-        problem = f"scheme {parts.scheme!r} is not supported: use a path or file://"
-    elif parts.netloc not in ("", "localhost"):
-        problem = f"host {parts.netloc!r} is not supported: write file:///absolute/path"
-    elif not parts.path.startswith("/"):
-        problem = f"{uri!r} must be absolute: it is read on every node"
-    else:
-        return []
-    return [Fault(path="checkpoint.remote.uri", message=problem)]
+    remote = spec.checkpoint.remote
+    found: list[Fault] = []
+    problem = uri_fault(remote.uri) if remote.uri is not None else None
+    if problem is not None:
+        message = f"{remote.uri!r} is no storage: {problem}"
+        found.append(Fault(path="checkpoint.remote.uri", message=message))
+    if not (remote.uri or "").startswith("s3://"):
+        found += [
+            Fault(
+                path=f"checkpoint.remote.{name}",
+                message=f"{name} says how to reach a bucket: give a uri s3://bucket/prefix with it",
+            )
+            for name in ("endpoint", "region", "secret")
+            if getattr(remote, name) is not None
+        ]
+    if remote.endpoint is not None:
+        parts = urlsplit(remote.endpoint)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            message = f"{remote.endpoint!r} is no URL: write https://host or http://host:port"
+            found.append(Fault(path="checkpoint.remote.endpoint", message=message))
+        elif parts.username is not None:
+            message = "an endpoint bears no credentials: name a secret"
+            found.append(Fault(path="checkpoint.remote.endpoint", message=message))
+    return found
 
 
 def _resource_faults(spec: JobSpec) -> list[Fault]:
@@ -178,15 +236,15 @@ def _resource_faults(spec: JobSpec) -> list[Fault]:
             Fault(
                 path="resources.workers_per_node",
                 message=f"workers_per_node {per_node} exceeds the world of {world} "
-                f"(dp_shard × tp = {spec.parallel.dp_shard} × {spec.parallel.tp})",
+                f"({spec.parallel.words})",
             )
         )
     elif world % per_node:
         found.append(
             Fault(
                 path="resources.workers_per_node",
-                message=f"the world of {world} (dp_shard × tp = {spec.parallel.dp_shard} × "
-                f"{spec.parallel.tp}) is not a multiple of workers_per_node {per_node}",
+                message=f"the world of {world} ({spec.parallel.words}) is not a multiple of "
+                f"workers_per_node {per_node}",
             )
         )
     if gpus > 1 and gpus != int(gpus):
@@ -197,6 +255,21 @@ def _resource_faults(spec: JobSpec) -> list[Fault]:
             )
         )
     return found
+
+
+def _lease_faults(spec: JobSpec) -> list[Fault]:
+    """Ranks must not hold for a silence that does not count as one yet."""
+    lease_s, timeout_s = spec.recovery.lease_s, spec.recovery.heartbeat_timeout_s
+    if not 0 < lease_s < timeout_s:
+        return []
+    return [
+        Fault(
+            path="recovery.lease_s",
+            message=f"lease_s {_g(lease_s)} is shorter than heartbeat_timeout_s {_g(timeout_s)}: "
+            "ranks would hold before their agent counts as lost; make it at least as long, or 0 "
+            "for no lease",
+        )
+    ]
 
 
 def _capacity_faults(spec: JobSpec, capacity: Capacity) -> list[Fault]:

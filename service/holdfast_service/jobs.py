@@ -12,29 +12,38 @@ import binascii
 import hashlib
 import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 from uuid import UUID
 
+import structlog
 import uuid_utils
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from holdfast_service import crossing
-from holdfast_service.job_spec import JobSpec, parse
+from holdfast_service import crossing, desires, remote_tier
+from holdfast_service.goodput_view import GoodputView
+from holdfast_service.job_errors import (
+    IdempotencyConflict,
+    InvalidCursor,
+    InvalidKey,
+    UnknownMetric,
+)
+from holdfast_service.job_lookup import find_job
+from holdfast_service.job_spec import InvalidSpec, JobSpec, parse
 from holdfast_service.lifecycle import Desired, State
 from holdfast_service.metrics import METRICS, Row, point, thinned
+from holdfast_service.origins import Origins
 from holdfast_service.reports import Capacity, Cluster, ClusterUnavailable
 from holdfast_service.settings import Settings
-from holdfast_service.store import queries, series, storable
+from holdfast_service.storage_calls import StorageNotAnswering
+from holdfast_service.store import accounts, queries, series, storable
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import Job
-from holdfast_service.store.transaction import JobTransaction, NoSuchJob, job_transaction
+from holdfast_service.store.transaction import JobTransaction
 from holdfast_service.views import (
     AttemptView,
-    CheckpointView,
     DigestPage,
     EventPage,
     IncidentView,
@@ -46,40 +55,7 @@ from holdfast_service.views import (
 )
 
 _LONGEST_KEY = 255
-
-
-class JobError(Exception):
-    """Root of what a call on jobs may raise, beside InvalidSpec."""
-
-    code = "job_error"
-
-
-class JobNotFound(JobError):
-    code = "job_not_found"
-
-
-class JobEnded(JobError):
-    """The job has ended; what was asked can no longer be done."""
-
-    code = "job_ended"
-
-
-class IdempotencyConflict(JobError):
-    """The key was used before, with another document."""
-
-    code = "idempotency_conflict"
-
-
-class InvalidKey(JobError):
-    code = "invalid_idempotency_key"
-
-
-class InvalidCursor(JobError):
-    code = "invalid_cursor"
-
-
-class UnknownMetric(JobError):
-    code = "unknown_metric"
+_log = structlog.get_logger()
 
 
 class JobService:
@@ -99,13 +75,15 @@ class JobService:
         self._settings = settings
         self._crossing = crossing.chosen(settings.crash_at)
         self._notify = notify
+        self._origins = Origins(store, settings)
+        self._goodputs: dict[str, tuple[float, GoodputView]] = {}
 
     async def submit(
         self, document: Mapping[str, Any], idempotency_key: str | None = None
     ) -> tuple[JobView, bool]:
         """The job, and True if this call created it; the same key and document: the first job.
 
-        Raises InvalidSpec, IdempotencyConflict, InvalidKey.
+        Raises InvalidSpec, IdempotencyConflict, InvalidKey, StorageNotAnswering.
         """
         digest = _request_digest(document)
         if idempotency_key is not None:
@@ -119,21 +97,17 @@ class JobService:
         spec = await asyncio.to_thread(
             parse, document, capacity, check_paths=self._settings.check_data_paths
         )
+        if self._settings.check_data_paths:
+            await self._check_remote(spec)
         job = _new_job(spec, idempotency_key, digest, time.time())
+        job.origin = await self._origins.resolve(spec, job.id)
         try:
-            async with self._store.write() as session:
-                session.add(job)
-                await session.flush()
-                JobTransaction(session, job, job.created_at).emit(
-                    "job.submitted", {"name": job.name}
-                )
-        except IntegrityError:
-            # Two calls with one key at the same moment: the database let one of them through.
-            if idempotency_key is None:
-                raise
-            first = await self._submitted_before(idempotency_key, digest)
-            if first is None:
-                raise
+            first = await self._stored(job, digest)
+        except BaseException:
+            await self._let_go_unless_stored(job)
+            raise
+        if first is not None:
+            await self._let_go_unless_stored(job)
             return first, False
         await self._crossing(crossing.Point.SUBMITTED)
         self._notify(job.id)
@@ -141,43 +115,53 @@ class JobService:
 
     async def get(self, job_id: str) -> JobView:
         async with self._store.read() as session:
-            return queries.job_view(await _found(session, job_id))
+            return queries.job_view(await find_job(session, job_id))
 
-    async def cancel(self, job_id: str) -> JobView:
-        """Ask for the end of the job; again is the same. Raises JobEnded if it ended otherwise."""
-        try:
-            async with job_transaction(self._store, _canonical(job_id)) as tx:
-                if tx.state.terminal and tx.state is not State.CANCELLED:
-                    raise JobEnded(f"job {job_id} has {_ended_how(tx.state)} and stays so")
-                if tx.job.desired != Desired.CANCELLED and not tx.state.terminal:
-                    tx.job.desired = Desired.CANCELLED
-                    tx.job.due_at = 0.0  # whoever drives it looks at once
-                    tx.emit("job.cancel_requested", {})
-                    if tx.state in (State.QUEUED, State.PAUSED):
-                        # Nothing of it was started: it needs no cluster to end.
-                        tx.end(State.CANCELLED, "cancelled", "cancelled while it was queued")
-                cancelled = queries.job_view(tx.job)
-        except NoSuchJob as error:
-            raise _not_found(job_id) from error
-        self._notify(cancelled.id)
-        return cancelled
+    async def cancel(self, job_id: str, now: bool = False) -> JobView:
+        """See :func:`desires.cancel`."""
+        return await self._wanted(desires.cancel(self._store, job_id, now))
+
+    async def pause(self, job_id: str) -> JobView:
+        """See :func:`desires.pause`."""
+        return await self._wanted(desires.pause(self._store, job_id))
+
+    async def resume(self, job_id: str) -> JobView:
+        """See :func:`desires.resume`."""
+        return await self._wanted(desires.resume(self._store, job_id))
 
     async def attempts(self, job_id: str) -> Sequence[AttemptView]:
         """Oldest first."""
         async with self._store.read() as session:
-            await _found(session, job_id)
+            await find_job(session, job_id)
             return await queries.attempt_views(session, job_id)
 
     async def incidents(self, job_id: str) -> Sequence[IncidentView]:
         """Oldest first."""
         async with self._store.read() as session:
-            await _found(session, job_id)
+            await find_job(session, job_id)
             return await queries.incident_views(session, job_id)
+
+    async def goodput(self, job_id: str, max_age_s: float = 0.0) -> GoodputView:
+        """Where the job's time went so far. It is read from every row of every step: one that is
+        not older than `max_age_s` is good enough for whoever asks often."""
+        known = self._goodputs.get(job_id)
+        if known is not None and time.monotonic() - known[0] < max_age_s:
+            return known[1]
+        async with self._store.read() as session:
+            job = await find_job(session, job_id)
+            told = await accounts.goodput(session, job, time.time())
+        devices = JobSpec.model_validate(job.spec).parallel.world_size
+        view = queries.goodput_view(job, told, devices)
+        if max_age_s:
+            oldest = time.monotonic() - max_age_s
+            fresh = {key: one for key, one in self._goodputs.items() if one[0] > oldest}
+            self._goodputs = {**fresh, job_id: (time.monotonic(), view)}
+        return view
 
     async def events(self, job_id: str, after: int = 0, limit: int = 200) -> EventPage:
         """Events with a number above `after`, at most `limit`, at once."""
         async with self._store.read() as session:
-            job = await _found(session, job_id)
+            job = await find_job(session, job_id)
             events = await queries.event_views(session, job_id, after, limit)
         last = events[-1].seq if events else after
         state = State(job.state)
@@ -224,7 +208,7 @@ class JobService:
         found: list[Row] = []
         more = False
         async with self._store.read() as session:
-            await _found(session, job_id)
+            await find_job(session, job_id)
             async with aclosing(series.read_rows(session, job_id, after_step)) as rows:
                 async for row in rows:
                     if max_points is None and len(found) == limit:
@@ -255,7 +239,7 @@ class JobService:
         lines: list[LogLineView] = []
         more = False
         async with self._store.read() as session:
-            job = await _found(session, job_id)
+            job = await find_job(session, job_id)
             backwards = tail is not None
             async with aclosing(
                 series.read_logs(session, job_id, after, backwards=backwards)
@@ -276,18 +260,12 @@ class JobService:
         last = lines[-1].line if more and lines else max(after, job.log_lines)
         return LogPage(lines=tuple(lines), last_line=last, more=more)
 
-    async def checkpoints(self, job_id: str) -> Sequence[CheckpointView]:
-        """Remote checkpoints, newest step first, deleted and bad ones included."""
-        async with self._store.read() as session:
-            await _found(session, job_id)
-            return await queries.checkpoint_views(session, job_id)
-
     async def digests(self, job_id: str, after_step: int = 0, limit: int = 10_000) -> DigestPage:
         """Digest of the whole state after each step, of the committed history."""
         found: dict[int, str] = {}
         more = False
         async with self._store.read() as session:
-            await _found(session, job_id)
+            await find_job(session, job_id)
             async with aclosing(series.read_digests(session, job_id, after_step)) as stored:
                 async for step, digest in stored:
                     if len(found) == limit:
@@ -319,6 +297,49 @@ class JobService:
             next_cursor=_to_cursor(page[-1].id) if len(jobs) > limit else None,
         )
 
+    async def _check_remote(self, spec: JobSpec) -> None:
+        """Better now than after an hour. Raises InvalidSpec."""
+        settings = self._settings
+        remote = spec.checkpoint.remote
+        fault = await remote_tier.fault_of(remote, settings.secrets_dir, settings.storage_probe_s)
+        if fault is not None:
+            raise InvalidSpec([fault])
+
+    async def _stored(self, job: Job, digest: str) -> JobView | None:
+        """None: it is durable. Otherwise the job that the same call made a moment before."""
+        try:
+            async with self._store.write() as session:
+                session.add(job)
+                await session.flush()
+                JobTransaction(session, job, job.created_at).emit(
+                    "job.submitted", {"name": job.name}
+                )
+        except IntegrityError:
+            # Two calls with one key at the same moment: the database let one of them through.
+            if job.idempotency_key is None:
+                raise
+            first = await self._submitted_before(job.idempotency_key, digest)
+            if first is None:
+                raise
+            return first
+        return None
+
+    async def _let_go_unless_stored(self, job: Job) -> None:
+        """Nothing is kept for a job that there is not. A mark that stays all the same is taken off
+        by whoever removes the checkpoint."""
+        try:
+            async with self._store.read() as session:
+                stored = await session.get(Job, job.id) is not None
+            if not stored:
+                await self._origins.let_go(job)
+        except (SQLAlchemyError, StorageNotAnswering) as error:
+            _log.warning("the mark of a job that was not stored stays", job=job.id, why=str(error))
+
+    async def _wanted(self, asking: Awaitable[JobView]) -> JobView:
+        job = await asking
+        self._notify(job.id)
+        return job
+
     async def _submitted_before(self, key: str, digest: str) -> JobView | None:
         async with self._store.read() as session:
             job = await session.scalar(select(Job).where(Job.idempotency_key == key))
@@ -335,27 +356,6 @@ class JobService:
             return await self._cluster.capacity()
         except ClusterUnavailable:
             return None  # accepted all the same; it waits in the queue and says for what
-
-
-async def _found(session: AsyncSession, job_id: str) -> Job:
-    job = await session.get(Job, _canonical(job_id))
-    if job is None:
-        raise _not_found(job_id)
-    return job
-
-
-def _canonical(job_id: str) -> str:
-    """The id, if it could be one: what else a path may hold, a database need not understand."""
-    try:
-        if str(UUID(job_id)) == job_id:
-            return job_id
-    except ValueError:
-        pass
-    raise _not_found(job_id)
-
-
-def _not_found(job_id: str) -> JobNotFound:
-    return JobNotFound(f"there is no job {job_id[:64]!r}")
 
 
 def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> Job:
@@ -377,10 +377,6 @@ def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> Job:
 def _request_digest(document: object) -> str:
     canonical = json.dumps(document, sort_keys=True, default=str)
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _ended_how(state: State) -> str:
-    return "succeeded" if state is State.SUCCEEDED else "failed"
 
 
 def _to_cursor(job_id: str) -> str:

@@ -20,8 +20,8 @@ class State(StrEnum):
     RUNNING = "RUNNING"
     RECOVERING = "RECOVERING"  # between a fault and the first new step
     RESIZING = "RESIZING"
-    PAUSING = "PAUSING"
-    PAUSED = "PAUSED"
+    PAUSING = "PAUSING"  # makes and saves a last step, then leaves the cluster
+    PAUSED = "PAUSED"  # nothing of it is on the cluster; it goes on where it was saved
     CANCELLING = "CANCELLING"  # the user cancelled; the workers may still be alive
     CANCELLED = "CANCELLED"
     SUCCEEDED = "SUCCEEDED"
@@ -74,7 +74,8 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.RESIZING: frozenset(
         {State.RUNNING, State.RECOVERING, State.PAUSING, State.CANCELLING} | TERMINAL
     ),
-    State.PAUSING: frozenset({State.PAUSED, State.CANCELLING} | TERMINAL),
+    # Back to RUNNING where nothing of it could be saved: the work is worth more than the pause.
+    State.PAUSING: frozenset({State.PAUSED, State.RUNNING, State.CANCELLING} | TERMINAL),
     State.PAUSED: frozenset({State.QUEUED, State.CANCELLED}),
     State.CANCELLING: TERMINAL,
     State.CANCELLED: _NEVER,
@@ -114,9 +115,10 @@ def observed(state: State, phase: Phase) -> State | None:
     """The state a job in `state` moves to when its supervisor reports `phase`; None: stays.
 
     A phase that cannot follow is no error: a restarted supervisor says STARTING of a job long
-    since running, and a cancelled one reports RUNNING until the cancel has reached it.
+    since running, and a cancelled one reports RUNNING until the cancel has reached it. One that is
+    to pause does so too: only its supervisor's events lead out of that.
     """
-    meant = _PHASE_MEANS[phase]
+    meant = None if state is State.PAUSING else _PHASE_MEANS[phase]
     if meant is None or meant == state or not may(state, meant):
         return None
     return meant

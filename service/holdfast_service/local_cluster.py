@@ -40,6 +40,14 @@ class LocalClusterError(Exception):
 
 
 @dataclass(frozen=True)
+class NodeHealth:
+    """Limits of Ray's own look at its nodes, for a cluster that is started."""
+
+    period_s: float = 1.0
+    failures: int = 3
+
+
+@dataclass(frozen=True)
 class LocalNode:
     name: str  # "head", "node-0", "node-1", ...
     node_id: str  # Ray's, hex
@@ -153,6 +161,7 @@ def ensure(
     *,
     cpus_per_node: int | None = None,
     orphan_grace_s: float = 1800.0,
+    health: NodeHealth | None = None,
     timeout_s: float = 120.0,
     given_up: Callable[[], bool] = lambda: False,
 ) -> LocalCluster:
@@ -166,7 +175,7 @@ def ensure(
     place = folder(data_dir)
     place.make()
     deadline = time.monotonic() + timeout_s
-    keeper = _start_keeper(place, nodes, cpus_per_node, orphan_grace_s)
+    keeper = _start_keeper(place, nodes, cpus_per_node, orphan_grace_s, health or NodeHealth())
     while time.monotonic() < deadline and not given_up():
         if running := find(data_dir):
             return running
@@ -254,7 +263,11 @@ def add_node(cluster: LocalCluster, *, timeout_s: float = 60.0) -> LocalNode:
 
 
 def _start_keeper(
-    place: ClusterFolder, nodes: int, cpus_per_node: int | None, orphan_grace_s: float
+    place: ClusterFolder,
+    nodes: int,
+    cpus_per_node: int | None,
+    orphan_grace_s: float,
+    health: NodeHealth,
 ) -> subprocess.Popen[bytes]:
     command = [
         *(sys.executable, "-m", "holdfast_service.local_keeper"),
@@ -262,6 +275,8 @@ def _start_keeper(
         *("--nodes", str(nodes)),
         *("--cpus-per-node", str(cpus_per_node or max(2, (os.cpu_count() or 1) // nodes))),
         *("--orphan-grace-s", str(orphan_grace_s)),
+        *("--health-period-s", str(health.period_s)),
+        *("--health-failures", str(health.failures)),
     ]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     with place.log.open("ab") as log:

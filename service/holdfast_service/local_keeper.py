@@ -31,6 +31,7 @@ from holdfast_service.local_cluster import (
     ClusterFolder,
     LocalCluster,
     LocalNode,
+    NodeHealth,
     folder,
     write_private,
 )
@@ -41,9 +42,6 @@ LOCK_PATIENCE_S = 1.0
 OBJECT_STORE_BYTES = 80 * 2**20  # Holdfast moves no state through Ray's object store
 CLUSTER_SETTINGS = {
     "RAY_health_check_initial_delay_ms": "2000",
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "3",
     # Two cores have better things to do than ten reports a second of what never changes.
     "RAY_raylet_report_resources_period_milliseconds": "1000",
     "RAY_enable_metrics_collection": "0",
@@ -58,6 +56,17 @@ CLUSTER_SETTINGS = {
 }
 
 
+def node_health(period_s: float, failures: int) -> dict[str, str]:
+    """After how many checks in a row that a node does not answer Ray takes it for dead, and how
+    far apart they are: each waits as long for its answer."""
+    period_ms = str(round(period_s * 1000))
+    return {
+        "RAY_health_check_period_ms": period_ms,
+        "RAY_health_check_timeout_ms": period_ms,
+        "RAY_health_check_failure_threshold": str(failures),
+    }
+
+
 class _Stopped(BaseException):
     """SIGTERM or SIGINT."""
 
@@ -65,10 +74,17 @@ class _Stopped(BaseException):
 class Keeper:
     """Owns one cluster from before its first process until after its last."""
 
-    def __init__(self, place: ClusterFolder, cpus_per_node: int, orphan_grace_s: float) -> None:
+    def __init__(
+        self,
+        place: ClusterFolder,
+        cpus_per_node: int,
+        orphan_grace_s: float,
+        health: dict[str, str],
+    ) -> None:
         self._place = place
         self._cpus_per_node = cpus_per_node
         self._orphan_grace_s = orphan_grace_s
+        self._health = health
         self._ray_nodes: dict[str, Any] = {}
         self._attached = time.monotonic()
         cluster_id = secrets.token_hex(4)
@@ -89,7 +105,7 @@ class Keeper:
         write_private(self._place.token, secrets.token_hex(32))
         for made in (self.cluster.temp_dir, f"{self.cluster.temp_dir}/tmp", self.cluster.shm_root):
             Path(made).mkdir(mode=0o700)
-        os.environ |= CLUSTER_SETTINGS
+        os.environ |= CLUSTER_SETTINGS | self._health
         os.environ[cluster_processes.CLUSTER_MARK] = self.cluster.cluster_id
         os.environ[SHM_ROOT] = self.cluster.shm_root
         os.environ["TMPDIR"] = f"{self.cluster.temp_dir}/tmp"
@@ -191,6 +207,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--cpus-per-node", type=int, default=2)
     parser.add_argument("--orphan-grace-s", type=float, default=1800.0)
+    parser.add_argument("--health-period-s", type=float, default=NodeHealth.period_s)
+    parser.add_argument("--health-failures", type=int, default=NodeHealth.failures)
     options = parser.parse_args(arguments)
     place = folder(options.data_dir)
     place.make()
@@ -216,7 +234,8 @@ def _keep(place: ClusterFolder, options: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, _stop)
     if left := place.read():  # a keeper was killed, or the machine went down
         cluster_processes.sweep(left.cluster_id, [left.temp_dir, left.shm_root])
-    keeper = Keeper(place, options.cpus_per_node, options.orphan_grace_s)
+    health = node_health(options.health_period_s, options.health_failures)
+    keeper = Keeper(place, options.cpus_per_node, options.orphan_grace_s, health)
     try:
         keeper.start(options.nodes)
         keeper.serve()

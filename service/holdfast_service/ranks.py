@@ -2,7 +2,8 @@
 
 Promises: every rank is seated exactly once or nothing is; no agent gets more ranks than its
 capacity; the ranks of one group (a node's worth) sit together; a group whose agent is still there
-stays with it and every surviving process keeps its rank.
+stays with it and every surviving process keeps its rank, unless that agent is to be avoided and
+there is room elsewhere.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ class Node:
     capacity: int
     ready: bool
     idle: tuple[Idle, ...] = ()
+    avoid: bool = False
+    """No group comes to sit here; one that is at home here stays if there is no other place."""
+    last_resort: bool = False
+    """Not to be given ranks as long as there is other room."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,28 @@ def assign(
 ) -> Assignment | Shortage:
     """Seat every group, or say which ranks find no room.
 
-    A hole goes to an agent that holds no group (a standby), in the lost agent's failure domain
+    Agents of last resort do without, one after the other, as long as the others have room.
+    """
+    kept = list(nodes)
+    found = _assign(groups, homes, kept)
+    for node in nodes:
+        if isinstance(found, Assignment) and node.last_resort:
+            fewer = [one for one in kept if one is not node]
+            without = _assign(groups, homes, fewer)
+            if isinstance(without, Assignment):
+                kept, found = fewer, without
+    return found
+
+
+def name_order(agent: str) -> tuple[int, str]:
+    """Sorts "n2" before "n10"."""
+    return len(agent), agent
+
+
+def _assign(
+    groups: Sequence[Sequence[int]], homes: Mapping[int, Home], nodes: Sequence[Node]
+) -> Assignment | Shortage:
+    """A hole goes to an agent that holds no group (a standby), in the lost agent's failure domain
     first, then the one with more warm workers; only then to one with room beside its own ranks.
     """
     by_agent = {node.agent: node for node in nodes}
@@ -76,14 +102,16 @@ def assign(
     seats: dict[int, str] = {}
     for index, group in enumerate(groups):
         home = homes.get(index)
-        if home is None or not home.alive or free.get(home.agent, 0) < len(group):
+        if home is None or not _may_stay(home, len(group), by_agent, free):
             continue
         seats[index] = home.agent
         free[home.agent] -= len(group)
     holes = [index for index in range(len(groups)) if index not in seats]
     short: list[int] = []
-    # Larger groups first: a smaller one always fits where they left room, not the other way.
-    for index in sorted(holes, key=lambda hole: (-len(groups[hole]), hole)):
+    # Larger groups first: a smaller one always fits where they left room, not the other way. Those
+    # that are only to be moved, and could stay, take what room the others have left.
+    at_home = {hole for hole in holes if hole in homes and homes[hole].alive}
+    for index in sorted(holes, key=lambda hole: (hole in at_home, -len(groups[hole]), hole)):
         chosen = _choose(len(groups[index]), homes.get(index), by_agent, free, seats)
         if chosen is None:
             short.extend(groups[index])
@@ -96,9 +124,9 @@ def assign(
     return Assignment(placed=_fill(groups, seats, by_agent), moved=moved)
 
 
-def name_order(agent: str) -> tuple[int, str]:
-    """Sorts "n2" before "n10"."""
-    return len(agent), agent
+def _may_stay(home: Home, size: int, nodes: Mapping[str, Node], free: Mapping[str, int]) -> bool:
+    there = home.alive and free.get(home.agent, 0) >= size
+    return there and not nodes[home.agent].avoid
 
 
 def _choose(
@@ -110,12 +138,17 @@ def _choose(
 ) -> str | None:
     busy = set(seats.values())
 
-    def preference(agent: str) -> tuple[bool, bool, int, tuple[int, str]]:
+    def preference(agent: str) -> tuple[bool, bool, bool, int, tuple[int, str]]:
         node = nodes[agent]
         strange = home is not None and node.domain != home.domain
-        return agent in busy, strange, -min(len(node.idle), size), name_order(agent)
+        warm = -min(len(node.idle), size)
+        return node.avoid, agent in busy, strange, warm, name_order(agent)
 
-    fitting = [agent for agent, node in nodes.items() if node.ready and free[agent] >= size]
+    def allowed(node: Node) -> bool:
+        at_home = home is not None and home.alive and home.agent == node.agent
+        return node.ready and (at_home or not node.avoid)
+
+    fitting = [a for a, node in nodes.items() if allowed(node) and free[a] >= size]
     return min(fitting, key=preference, default=None)
 
 

@@ -19,10 +19,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from holdfast_service import crossing as crossings
 from holdfast_service.crossing import Crossing
 from holdfast_service.driver import Driver, Rest
+from holdfast_service.origins import Origins
+from holdfast_service.quarantine import Avoided
 from holdfast_service.reaper import Reaper
 from holdfast_service.reports import Cluster, ClusterUnavailable
 from holdfast_service.settings import Settings
-from holdfast_service.store import leases
+from holdfast_service.store import leases, nodes
 from holdfast_service.store.engine import Store
 from holdfast_service.store.leases import Lease
 from holdfast_service.store.transaction import LeaseLost, job_transaction
@@ -47,6 +49,8 @@ class Reconciler:
         self._crossing = crossing or crossings.chosen(settings.crash_at)
         self._owner = str(uuid4())
         self._reaper = Reaper(store, cluster, settings)
+        self._origins = Origins(store, settings)
+        self._avoided: dict[str, Avoided] | None = None  # nobody has looked yet
         self._drives: dict[str, asyncio.Task[None]] = {}
         self._bells: dict[str, asyncio.Event] = {}
         self._bell = asyncio.Event()
@@ -58,6 +62,7 @@ class Reconciler:
         every = {
             self._claim: self._settings.claim_interval_s,
             self._renew: self._settings.lease_s / 3,
+            self._look_at_nodes: self._settings.node_look_s,
             self._reap: self._settings.reap_interval_s,
         }
         self._stop = stop
@@ -115,10 +120,29 @@ class Reconciler:
         except ClusterUnavailable as error:
             log.warning("reaper.waits", error=str(error))
 
+    async def _look_at_nodes(self) -> None:
+        """Who is there, and who is set aside: the drives tell their supervisors."""
+        now = time.time()
+        with contextlib.suppress(ClusterUnavailable):  # those whom it concerns say so
+            capacity = await self._cluster.capacity()
+            async with self._store.write() as session:
+                await nodes.saw(session, capacity.nodes, now)
+        async with self._store.read() as session:
+            self._avoided = await nodes.avoided(session, now)
+
     async def _drive(self, lease: Lease, bell: asyncio.Event) -> None:
         """Turn after turn, until the job rests for long, has no work left, or is lost."""
+        driver = Driver(
+            self._store,
+            self._cluster,
+            self._settings,
+            self._crossing,
+            lease,
+            self._origins,
+            lambda: self._avoided,
+        )
         try:
-            rest = await self._turns(lease, bell)
+            rest = await self._turns(driver, lease, bell)
             await leases.release(self._store, lease, rest)
             asyncio.get_running_loop().call_later(rest, self._bell.set)
         except LeaseLost:
@@ -127,14 +151,14 @@ class Reconciler:
             # Not given back: it runs out by itself, and whoever reaches the store takes the job.
             log.error("lease.kept", job=lease.job_id, exc_info=error)
         finally:
+            driver.close()
             if self._drives.get(lease.job_id) is asyncio.current_task():
                 del self._drives[lease.job_id]
             if self._bells.get(lease.job_id) is bell:
                 del self._bells[lease.job_id]
 
-    async def _turns(self, lease: Lease, bell: asyncio.Event) -> float:
+    async def _turns(self, driver: Driver, lease: Lease, bell: asyncio.Event) -> float:
         """Returns after how many seconds the job wants to be looked at again."""
-        driver = Driver(self._store, self._cluster, self._settings, self._crossing, lease)
         errors = 0
         while True:
             try:

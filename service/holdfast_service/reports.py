@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from holdfast_service.quarantine import Avoided
 from holdfast_workers.messages import LogLine, StepRow
 
 
@@ -36,13 +37,33 @@ class EventKind(StrEnum):
     - INCIDENT_OPENED / INCIDENT_UPDATED / INCIDENT_CLOSED: {incident (number in job), cause,
       attempt, lost: [..], evidence: [..], decision, reason, restored_step, steps_lost,
       tiers: {rank: tier}, phases_s: {gather, fence, decide, form, restore, first_step, total},
+      suspects: [{rank, score, reasons, agent, node_id, worker}], stacks: [{ranks, frames}],
       opened_at, closed_at, resolution}
-    - CHECKPOINT_SAVED: {step, attempt, tier: "remote", uri, nbytes, mesh}
+    - CHECKPOINT_SAVED: {step, attempt, tier: "remote", uri, nbytes, mesh, metrics}
     - CHECKPOINT_DELETED: {step, uri, why}
-    - CHECKPOINT_BAD: {step, uri, message}
+    - CHECKPOINT_BAD: {step, uri (of the remote tier, else ""), message, copy (in memory: {agent,
+      place, rank, attempt, step, incarnation}), corrupt ({attempt, step}: what attempts up to this
+      one computed from this step on, wherever it lies)}
+    - INITIALISED_FROM: {attempt, uri, step (that it goes on from), what}
+    - MEMORY_PLACED: {attempt, copies, partners: {rank: [agents]}, recoverable: {lost machines:
+      {probability, standard_error}}, unprotected: [in words]}
+    - CHECKPOINT_INTERVAL: {tier: memory|remote, every_steps, before, cost_s, mtbf_s, step_s, why}
+    - STALLED: {attempt, step, finding, reason, accused, suspects, stacks}: ranks are in a phase for
+      longer than learned, and nothing is wrong as far as can be seen
+    - STRAGGLER: {rank, agent, node_id, factor, since_step, step, attempt, state: slow|recovered|
+      moved, why}: it computes `factor` times as long as its peers
+    - GUARD_TRIPPED: {attempt, kind, step, window, value, loss, grad_norm, middle, limit, ranks,
+      layer, what, micro_batch, decision, why, skipped, back_to, ledger: [[first window, end]]};
+      null where it was not finite, or is not known
     - WAITING: {resource, until}
     - STANDBY: {agent, state}
-    - ENDED: {outcome: SUCCEEDED|FAILED|CANCELLED, code, message, traceback, step}
+    - NODE_HEALTH: {agent, node_id, host, findings: [{probe, kind, level, what, where, code, lost}],
+      measured: {device: GB/s of its memory}}
+    - JOB_STOPPING: {wanted: cancel|pause, reason, deadline, step}: a last step is made and saved
+    - FAULT_FAILED: {agent, why}: an injected fault that could not be brought about
+    - STOP_UNDONE: {wanted, reason, step}: nothing was durable in time; the job goes on
+    - ENDED: {outcome: SUCCEEDED|FAILED|CANCELLED|PAUSED, code, message, traceback, step,
+      durable_step (of a job that was stopped: the newest in the remote tier, or null)}
     """
 
     PHASE = "phase"
@@ -55,9 +76,43 @@ class EventKind(StrEnum):
     CHECKPOINT_SAVED = "checkpoint.saved"
     CHECKPOINT_DELETED = "checkpoint.deleted"
     CHECKPOINT_BAD = "checkpoint.bad"
+    INITIALISED_FROM = "job.initialised_from"
+    MEMORY_PLACED = "memory.placed"
+    CHECKPOINT_INTERVAL = "checkpoint.interval"
+    STALLED = "stalled"
+    STRAGGLER = "straggler"
+    GUARD_TRIPPED = "guard.tripped"
     WAITING = "waiting"
     STANDBY = "standby"
+    NODE_HEALTH = "node.health"
+    JOB_STOPPING = "job.stopping"
+    STOP_UNDONE = "job.stop_undone"
+    FAULT_FAILED = "fault.failed"
     ENDED = "ended"
+
+
+class StopKind(StrEnum):
+    """Why a job is to stop before its last step."""
+
+    CANCEL = "cancel"
+    PAUSE = "pause"
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """A job is to stop: with its last state in the remote tier, if that is there by `deadline`
+    (`time.time()`); a deadline that is over means at once."""
+
+    kind: StopKind
+    reason: str
+    deadline: float
+
+    def data(self) -> dict[str, Any]:
+        return {"wanted": self.kind.value, "reason": self.reason, "deadline": self.deadline}
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Stopping:
+        return cls(StopKind(data["wanted"]), data["reason"], data["deadline"])
 
 
 @dataclass(frozen=True)
@@ -101,6 +156,7 @@ class NodeCapacity:
 class Capacity:
     nodes: tuple[NodeCapacity, ...]
     can_grow: bool
+    set_aside: int = 0  # nodes beside these that are not to be used
 
 
 @dataclass(frozen=True)
@@ -113,6 +169,9 @@ class JobLaunch:
     data_dir: str  # the job's own folder; remote tier's default lies in it
     last_event: int = 0  # events already stored; the supervisor numbers on from here
     last_attempt: int = 0  # attempts already known; numbers only grow
+    origin: dict[str, Any] | None = None  # what it begins with: {uri, step, what}; None: its seed
+    skipped: tuple[tuple[int, int], ...] = ()  # the ledger, as far as it is stored
+    avoid: dict[str, Avoided] = field(default_factory=dict)  # nodes set aside, as it begins
 
 
 class ClusterUnavailable(Exception):
@@ -134,7 +193,18 @@ class Cluster(Protocol):
 
     async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport: ...
 
-    async def cancel(self, job_id: str, reason: str) -> None: ...
+    async def stop(self, job_id: str, order: Stopping) -> None:
+        """Let the job stop; to say it again is harmless."""
+        ...
+
+    async def inject(self, job_id: str, number: int, fault: dict[str, Any]) -> None:
+        """Bring about a fault. To say it again is harmless: a number is taken once, and in order;
+        returns once it is."""
+        ...
+
+    async def avoid(self, job_id: str, nodes: dict[str, Avoided]) -> None:
+        """Tell the job's supervisor which nodes are set aside by now, all of them."""
+        ...
 
     async def release(self, job_id: str) -> bool:
         """Remove every actor, placement group and segment of the job; True once none is left."""

@@ -31,11 +31,18 @@ class RunRecord:
         self._digests: dict[int, str] = {}
         self._lines: dict[str, list[LogLine]] = defaultdict(list)
         self._cursors: dict[tuple[str, str], tuple[tuple[int, int], int]] = {}
+        self._cut = (0, 0)
 
     def cursor(self, agent: str, incarnation: str) -> tuple[tuple[int, int], int]:
         """How far this agent's rows and lines have been fetched."""
         with self._lock:
             return self._cursors.get((agent, incarnation), ((0, 0), 0))
+
+    def taken_back(self, attempt: int, step: int) -> None:
+        """What `attempt` and those before it computed after `step` is no part of history."""
+        with self._lock:
+            self._cut = (attempt, step)
+            self._digests = {s: d for s, d in self._digests.items() if s <= step}
 
     def add(
         self,
@@ -44,14 +51,16 @@ class RunRecord:
         rows: list[StepRow],
         digests: dict[int, str],
         lines: list[LogLine],
-    ) -> tuple[int, int] | None:
-        """Take over an agent's page; the newest (attempt, step) of it."""
+    ) -> StepRow | None:
+        """Take over an agent's page; its newest row."""
         with self._lock:
             row, line = self._cursors.get((agent, incarnation), ((0, 0), 0))
             for entry in rows:
                 self._rows[(entry.attempt, entry.step)] = entry
                 row = max(row, (entry.attempt, entry.step))
-            self._digests.update(digests)
+            attempt, step = self._cut
+            old = row[0] <= attempt  # this agent has heard nothing of the attempts since
+            self._digests.update({s: d for s, d in digests.items() if s <= step or not old})
             _bound(self._rows, KEEP_ROWS)
             _bound(self._digests, KEEP_ROWS)
             kept = self._lines[f"{agent}.{incarnation}"]
@@ -61,7 +70,7 @@ class RunRecord:
             if fresh:
                 line = fresh[-1].seq
             self._cursors[(agent, incarnation)] = (row, line)
-            return max(((r.attempt, r.step) for r in rows), default=None)
+            return max(rows, key=lambda each: (each.attempt, each.step), default=None)
 
     def after(
         self, cursors: Cursors

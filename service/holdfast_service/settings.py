@@ -11,7 +11,13 @@ from typing import Annotated
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from holdfast_service.quarantine import QuarantineRules
+
 Seconds = Annotated[float, Field(gt=0)]
+
+
+SECRETS = "secrets"
+"""Folder of named secrets in the data directory."""
 
 
 class Settings(BaseSettings):
@@ -32,10 +38,19 @@ class Settings(BaseSettings):
         default=None, description="null: an embedded cluster of `local_nodes` nodes"
     )
     local_nodes: Annotated[int, Field(ge=1)] = 3
+    node_health_period_s: Seconds = Field(
+        default=1.0, description="between two checks of a node of the embedded cluster by Ray"
+    )
+    node_health_failures: Annotated[int, Field(ge=1)] = Field(
+        default=3, description="checks in a row after which Ray takes such a node for dead"
+    )
     check_data_paths: bool = Field(
         default=True,
         description="refuse a spec whose data path does not exist here; turn off where the "
         "nodes see folders that this process does not",
+    )
+    storage_probe_s: Seconds = Field(
+        default=10.0, description="for trying out a job's remote storage when it is submitted"
     )
 
     reconcile_interval_s: Seconds = Field(default=2.0, description="between two polls of a job")
@@ -60,7 +75,27 @@ class Settings(BaseSettings):
         default=10.0, description="for the last rows and log lines of a job that has ended"
     )
     cancel_deadline_s: Seconds = Field(
-        default=60.0, description="then a cancelled job's resources are taken away by force"
+        default=60.0,
+        description="past the time for its last checkpoint, a cancelled job that has not ended "
+        "has its resources taken away by force",
+    )
+    paused_look_s: Seconds = Field(default=30.0, description="between two looks at a paused job")
+    node_look_s: Seconds = Field(
+        default=2.0, description="between two looks at the cluster's nodes, and at who is set aside"
+    )
+    quarantine_incidents: Annotated[int, Field(ge=0)] = Field(
+        default=3,
+        description="a node with so many incidents within `quarantine_window_s` is quarantined; "
+        "0: none is",
+    )
+    quarantine_window_s: Seconds = 3600.0
+    quarantine_first_s: Seconds = Field(
+        default=600.0, description="a node's first quarantine; each further one is twice as long"
+    )
+    quarantine_longest_s: Seconds = 86400.0
+    quarantine_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.34,
+        description="of the nodes that can run something; more are never quarantined at a time",
     )
     release_retry_s: Seconds = 0.5
     release_deadline_s: Seconds = Field(
@@ -71,6 +106,16 @@ class Settings(BaseSettings):
     event_poll_s: Seconds = Field(default=0.1, description="between two looks for new events")
     database_busy_s: Seconds = Field(default=30.0, description="longest wait for a database lock")
     database_pool: Annotated[int, Field(ge=1)] = 10
+    storage_deadline_s: Seconds = Field(
+        default=30.0,
+        description="for an answer of the checkpoints' storage: a listing, a mark, the next bytes",
+    )
+    export_deadline_s: Seconds = Field(
+        default=3600.0, description="for reading a whole checkpoint that is exported"
+    )
+    allow_fault_injection: bool = Field(
+        default=False, description="let users break what is theirs on purpose, for a drill"
+    )
     crash_at: str | None = Field(
         default=None,
         description="for chaos tests: the process kills itself at this crossing (crossing.py)",
@@ -79,6 +124,21 @@ class Settings(BaseSettings):
     def resolved_database_url(self) -> str:
         """The database's URL; the embedded default lies in the data directory."""
         return self.database_url or f"sqlite:///{self.data_dir.absolute() / 'holdfast.db'}"
+
+    @property
+    def quarantine_rules(self) -> QuarantineRules:
+        return QuarantineRules(
+            incidents=self.quarantine_incidents,
+            window_s=self.quarantine_window_s,
+            first_s=self.quarantine_first_s,
+            longest_s=self.quarantine_longest_s,
+            largest_share=self.quarantine_share,
+        )
+
+    @property
+    def secrets_dir(self) -> Path:
+        """Named secrets, one file each."""
+        return self.data_dir.absolute() / SECRETS
 
     def job_dir(self, job_id: str) -> Path:
         """The job's own folder: its supervisor's journal and default remote checkpoints."""

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -154,9 +154,13 @@ def _unknown_key(model: type[BaseModel], path: Path) -> str:
 
 
 def _section(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+    """The section that stands under `key`, also where it may be left out (`Section | None`)."""
     field = model.model_fields.get(key)
-    kind = field.annotation if field else None
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+    kinds: list[Any] = [field.annotation] if field else []
+    for kind in kinds:  # which grows meanwhile: by the parts of a union, of an annotated type
+        kinds.extend(get_args(kind))
+    sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    return sections[0] if sections else None
 
 
 def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:

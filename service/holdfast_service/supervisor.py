@@ -11,30 +11,44 @@ run elsewhere and come back as inputs. No decision is taken here.
 
 from __future__ import annotations
 
-import contextlib
+import os
 import queue
+import signal
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from holdfast_service.agent_commands import AgentCommands, CallTimes
 from holdfast_service.agent_watch import Agents, AgentWatch
 from holdfast_service.event_log import EventLog
+from holdfast_service.exchange import Exchanges
 from holdfast_service.fence_file import FenceFile
+from holdfast_service.quarantine import Avoided
 from holdfast_service.recovery import effects as do
 from holdfast_service.recovery import inputs as say
 from holdfast_service.recovery.config import RecoveryConfig
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.facts import Facts
-from holdfast_service.registry import RemoteCheckpoint
-from holdfast_service.reports import Cursors, EventKind, JobLaunch, Phase, SupervisorReport
+from holdfast_service.remote_listing import RemoteListing
+from holdfast_service.reports import (
+    Cursors,
+    EventKind,
+    JobLaunch,
+    Phase,
+    Stopping,
+    SupervisorReport,
+)
 from holdfast_service.run_record import RunRecord
-from holdfast_workers.checkpoint.manifest import list_checkpoints
-from holdfast_workers.messages import AgentReport, Signal
+from holdfast_service.taken_faults import TakenFaults
+from holdfast_workers.checkpoint.storage import Storage
+from holdfast_workers.injection import Injection, Victim
+from holdfast_workers.lease import Grant
+from holdfast_workers.messages import AgentReport, Polled, Signal
 
 
 @dataclass(frozen=True)
@@ -43,14 +57,16 @@ class SupervisorTimes:
 
     first_contact_s: float = 3.0
     hello_s: float = 2.0
+    check_s: float = 45.0
+    """For the check of a node that comes back."""
+    exchange_s: float = 5.0
+    """For bytes to go to another node and back."""
     look_s: float = 0.5
     poll_s: float = 1.0
     listing_s: float = 3.0
-    call_s: float = 10.0
-    form_call_s: float = 100.0
-    """Long enough for an agent whose zygote has just died to start another, which imports torch;
-    an agent that dies over it is noticed by its lifeline."""
-    finalize_s: float = 120.0
+    first_listing_s: float = 10.0
+    """How long a supervisor waits for the remote tier before it looks after its agents."""
+    calls: CallTimes = field(default_factory=CallTimes)
     heartbeat_timeout_s: float = 2.0
     enquiry_s: float = 1.0
     last_words_s: float = 3.0
@@ -65,48 +81,82 @@ class Supervisor:
         config: RecoveryConfig,
         agents: Agents,
         secret: bytes,
-        remote_root: Path,
-        keep_remote: int,
+        remote: Storage,
         times: SupervisorTimes | None = None,
+        die: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGKILL),
     ) -> None:
+        """`die()`: what an injected death of the supervisor is."""
         self._launch = launch
         self._config = config
         self._agents = agents
-        self._remote_root = remote_root
-        self._keep_remote = keep_remote
         self._times = times or SupervisorTimes()
+        self._die = die
         self._inputs: queue.SimpleQueue[say.Input] = queue.SimpleQueue()
+        self._listing = RemoteListing(
+            remote,
+            lambda found: self._inputs.put(say.RemoteCheckpoints(found.checkpoints, found.damaged)),
+            lambda why: self._inputs.put(say.RemoteCheckpoints((), known=False, problem=why)),
+        )
         self._events = EventLog(launch.last_event)
         self._record = RunRecord()
         self._fence_file = FenceFile(Path(launch.data_dir))
+        self._taken_faults = TakenFaults(Path(launch.data_dir))
         self._watch = AgentWatch(
             agents,
             secret,
             self._inputs.put,
             heartbeat_timeout_s=self._times.heartbeat_timeout_s,
             hello_s=self._times.hello_s,
+            check_s=self._times.check_s,
             enquiry_s=self._times.enquiry_s,
+            lapse_s=config.lapse_s,
         )
+        self._exchanges = Exchanges(agents, self._inputs.put, self._times.exchange_s)
         self._core: RecoveryCore | None = None
-        self._epoch = 0
         self._polled: dict[str, Future[Any]] = {}
         self._ended = False
         self._gone = False
-        self._cancel: str | None = None
+        self._stopping: Stopping | None = None
         self._next_look = 0.0
         self._next_poll = 0.0
         self._next_listing = 0.0
-        self._do = self._effects()
+        self._commands = AgentCommands(
+            agents,
+            self._events,
+            self._fence_file,
+            self._inputs.put,
+            self._times.calls,
+            config.fence_timeout_s,
+            config.inspect_timeout_s,
+        )
+        self._do: dict[type, Callable[[Any], None]] = {
+            **self._commands.by_effect(),
+            do.RemoveAgent: self._remove_agent,
+            do.Emit: self._emit,
+            do.End: self._end,
+        }
 
     # --- called from outside, by any thread -------------------------------------------------------
 
-    def signal(self, signal: Signal) -> None:
+    def signal(self, seen: Signal) -> None:
         """An agent saw something."""
-        self._inputs.put(say.Signals((signal,)))
+        self._inputs.put(say.Signals((seen,)))
 
-    def cancel(self, reason: str) -> None:
-        self._cancel = reason
-        self._inputs.put(say.CancelRequested(reason))
+    def stop(self, order: Stopping) -> None:
+        self._stopping = order
+        self._inputs.put(say.StopRequested(order.kind, order.reason, order.deadline))
+
+    def inject(self, number: int, fault: Injection) -> None:
+        """Have a fault brought about, unless that was taken on before, in whatever life."""
+        if self._taken_faults.take(number):
+            if fault.victim is Victim.SUPERVISOR:
+                self._die()
+            else:
+                self._inputs.put(say.FaultWanted(number, fault))
+
+    def avoid(self, nodes: dict[str, Avoided]) -> None:
+        """These nodes are set aside by now, and no others."""
+        self._inputs.put(say.NodesAvoided(nodes))
 
     def vanish(self) -> None:
         """Stop at once and tell nobody, as a killed process would."""
@@ -119,7 +169,7 @@ class Supervisor:
         core = self._core
         rows, digests, logs = self._record.after(cursors)
         return SupervisorReport(
-            epoch=self._epoch,
+            epoch=self._commands.epoch,
             phase=Phase.ENDED if self._ended else _before_end(core),
             step=core.committed if core else 0,
             attempt=core.attempt if core else 0,
@@ -140,34 +190,43 @@ class Supervisor:
         except Exception as error:
             self._fail(error)
         self._watch.close()
+        self._listing.close()
 
     def _begin(self) -> None:
         """Find what is there, take a higher epoch, and let the core adopt or start."""
         self._agents.ensure()
         reports = self._first_contact()
         floor = self._fence_file.read()
-        remotes = self._remote_checkpoints()
-        self._epoch = 1 + max([floor.epoch, *(report.epoch for report in reports)])
+        remotes = self._listing.first(self._times.first_listing_s)
+        self._commands.epoch = 1 + max([floor.epoch, *(report.epoch for report in reports)])
         self._events.adopt(self._kept_events(reports))
         facts = Facts.from_events(self._events.all())
+        for cut in facts.line.cuts:
+            self._record.taken_back(cut.attempt, cut.step)
         attempt = max(
             facts.attempt,
             floor.attempt,
             self._launch.last_attempt,
             *(report.attempt for report in reports),
-            *(one.attempt for one in remotes),
+            *(one.attempt for one in remotes.checkpoints),
         )
         # Before anybody hears of the epoch: who cannot be reached now may remember it later.
-        self._fence_file.write(self._epoch, attempt)
+        self._fence_file.write(self._commands.epoch, attempt)
         facts = replace(facts, attempt=attempt)
         self._core = RecoveryCore(self._config, time.time(), facts if attempt else None)
         if facts.ended is not None:
-            self._stop_everybody()
+            self._commands.stop_everybody()
             self._ended = True
             return
-        self._feed(say.RemoteCheckpoints(remotes))
-        if self._cancel is not None:
-            self._feed(say.CancelRequested(self._cancel))
+        self._feed(say.NodesAvoided(self._launch.avoid))
+        problem = self._listing.problem
+        listed = say.RemoteCheckpoints(
+            remotes.checkpoints, remotes.damaged, known=not problem, problem=problem
+        )
+        self._feed(listed)
+        order = self._stopping
+        if order is not None:
+            self._feed(say.StopRequested(order.kind, order.reason, order.deadline))
 
     def _turn(self) -> None:
         core = self._core
@@ -185,8 +244,20 @@ class Supervisor:
 
     def _feed(self, given: say.Input) -> None:
         assert self._core is not None
-        for effect in self._core.handle(given, time.time()):
+        attempt = self._core.attempt
+        effects = self._core.handle(given, time.time())
+        if self._core.attempt != attempt:
+            self._grant_leases()
+        for effect in effects:
             self._do[type(effect)](effect)
+
+    def _grant_leases(self) -> None:
+        """To ranks of the newest attempt that was announced, for as long as a successor would
+        wait for us: whether there is one is looked for more often."""
+        core, config = self._core, self._config
+        if core is not None and config.lease_s:
+            grant = Grant(self._commands.epoch, core.attempt, config.lease_s)
+            self._watch.grant(grant, config.lease_margin_s)
 
     # --- looking ----------------------------------------------------------------------------------
 
@@ -194,13 +265,18 @@ class Supervisor:
         now = time.time()
         if now >= self._next_look:
             self._next_look = now + self._times.look_s
-            self._watch.look(self._epoch)
+            if self._fence_file.is_passed(self._commands.epoch):
+                self.vanish()
+                return
+            self._grant_leases()
+            self._watch.look(self._commands.epoch)
+            self._exchanges.look(self._watch.reports, self._commands.epoch)
         if now >= self._next_listing:
             self._next_listing = now + self._times.listing_s
-            if self._core is not None and self._core.phase is Phase.FINISHING:
+            finishing = self._core is not None and self._core.phase is Phase.FINISHING
+            if finishing or not self._listing.answered:
                 # the answer of a publisher may have died with an earlier supervisor
-                with contextlib.suppress(OSError):  # the next listing may succeed, or time is up
-                    self._feed(say.RemoteCheckpoints(self._remote_checkpoints()))
+                self._listing.ask()
         if now >= self._next_poll:
             self._next_poll = now + self._times.poll_s
             for seat in self._watch.seats:
@@ -227,14 +303,6 @@ class Supervisor:
                 traceback.print_exc()
         return [events[seq] for seq in sorted(events)]
 
-    def _remote_checkpoints(self) -> tuple[RemoteCheckpoint, ...]:
-        if not self._remote_root.exists():
-            return ()
-        return tuple(
-            RemoteCheckpoint(found.step, found.attempt, str(found.folder))
-            for found in list_checkpoints(self._remote_root)
-        )
-
     def _collect(self, seat: str) -> None:
         """Fetch rows, digests and log lines from an agent, and leave our events with it."""
         running = self._polled.get(seat)
@@ -246,7 +314,7 @@ class Supervisor:
         row, line = self._record.cursor(seat, known.incarnation)
         events = self._events.unkept_by(seat, known.incarnation)
         call = self._agents.call(
-            seat, "poll", row, line, events, self._events.acked, timeout_s=self._times.call_s
+            seat, "poll", row, line, events, self._events.acked, timeout_s=self._times.calls.call_s
         )
         self._polled[seat] = call
         call.add_done_callback(lambda done: self._collected(seat, known.incarnation, events, done))
@@ -257,45 +325,15 @@ class Supervisor:
         if call.cancelled() or call.exception() is not None:
             return  # the lifeline says whether it is gone
         self._events.kept(seat, incarnation, events)
-        newest = self._record.add(seat, incarnation, *call.result())
+        told: Polled = call.result()
+        self._inputs.put(say.WorkersSeen(seat, incarnation, told.workers, told.shards))
+        newest = self._record.add(seat, incarnation, told.rows, told.digests, told.lines)
+        if told.rows:
+            self._inputs.put(say.StepsMeasured(tuple(told.rows)))
         if newest is not None:
-            self._inputs.put(say.StepCommitted(*newest))
+            self._inputs.put(say.StepCommitted(newest.attempt, newest.step, newest.protected_step))
 
     # --- effects ----------------------------------------------------------------------------------
-
-    def _effects(self) -> dict[type, Callable[[Any], None]]:
-        return {
-            do.Fence: self._fence,
-            do.Form: self._form,
-            do.WarmUp: self._warm_up,
-            do.SetPartner: self._set_partner,
-            do.RemoveAgent: self._remove_agent,
-            do.FinalizeCheckpoint: self._finalize,
-            do.Emit: self._emit,
-            do.Stop: self._stop,
-            do.End: self._end,
-        }
-
-    def _fence(self, effect: do.Fence) -> None:
-        self._fence_file.write(self._epoch, effect.attempt)
-        self._command(
-            effect,
-            "fence",
-            (effect.attempt, self._events.unkept_by(effect.agent, effect.incarnation)),
-            self._config.fence_timeout_s,
-            lambda report: say.Fenced(effect.agent, effect.attempt, report),
-        )
-
-    def _form(self, effect: do.Form) -> None:
-        events = self._events.unkept_by(effect.agent, effect.incarnation)
-        self._command(effect, "form", (effect.order, events), self._times.form_call_s)
-
-    def _warm_up(self, effect: do.WarmUp) -> None:
-        self._command(effect, "warm_up", (effect.attempt,), self._times.form_call_s)
-
-    def _set_partner(self, effect: do.SetPartner) -> None:
-        arguments = (effect.attempt, effect.rank, effect.partner)
-        self._command(effect, "set_partner", arguments, self._times.call_s)
 
     def _remove_agent(self, effect: do.RemoveAgent) -> None:
         self._watch.forget(effect.agent)
@@ -304,67 +342,16 @@ class Supervisor:
         except Exception:  # it is gone already, or its node is
             traceback.print_exc()
 
-    def _finalize(self, effect: do.FinalizeCheckpoint) -> None:
-        self._command(
-            effect,
-            "finalize",
-            (effect.step, effect.attempt, self._keep_remote),
-            self._times.finalize_s,
-            lambda answer: say.CheckpointFinalized(
-                step=effect.step,
-                attempt=effect.attempt,
-                uri=answer["uri"],
-                nbytes=answer["nbytes"],
-                deleted=tuple(answer["deleted"]),
-            ),
-            name="finalize_checkpoint",
-        )
-
-    def _stop(self, effect: do.Stop) -> None:
-        # With the last events: should we die before they are stored, the end is still known.
-        events = self._events.unkept_by(effect.agent, effect.incarnation)
-        self._command(effect, "stop_workers", (events,), self._times.call_s, name="stop")
-
     def _emit(self, effect: do.Emit) -> None:
         if effect.kind is EventKind.ENDED:
             self._last_words()
+        if effect.kind is EventKind.GUARD_TRIPPED and effect.data["back_to"] is not None:
+            self._record.taken_back(effect.data["attempt"], effect.data["back_to"])
         self._events.append(effect.kind, effect.data)
 
     def _end(self, effect: do.End) -> None:
         del effect  # the ENDED event said it
         self._ended = True
-
-    def _command(
-        self,
-        effect: Any,
-        method: str,
-        arguments: tuple[Any, ...],
-        timeout_s: float,
-        answer: Callable[[Any], say.Input] | None = None,
-        name: str | None = None,
-    ) -> None:
-        """Call an agent; its answer, or its failure, comes back as an input."""
-        call = self._agents.call(effect.agent, method, self._epoch, *arguments, timeout_s=timeout_s)
-
-        def done(finished: Future[Any]) -> None:
-            if finished.cancelled():
-                return
-            error = finished.exception()
-            if error is not None:
-                self._inputs.put(
-                    say.CommandFailed(
-                        agent=effect.agent,
-                        command=name or method,
-                        attempt=getattr(effect, "attempt", 0),
-                        why=f"{type(error).__name__}: {str(error)[:500]}",
-                        incarnation=effect.incarnation,
-                        step=getattr(effect, "step", 0),
-                    )
-                )
-            elif answer is not None:
-                self._inputs.put(answer(finished.result()))
-
-        call.add_done_callback(done)
 
     def _last_words(self) -> None:
         """The last rows, digests and lines, before the end is told."""
@@ -392,15 +379,8 @@ class Supervisor:
                 "step": self._core.committed if self._core else 0,
             },
         )
-        self._stop_everybody()
+        self._commands.stop_everybody()
         self._ended = True
-
-    def _stop_everybody(self) -> None:
-        for seat in self._agents.seats:
-            events = self._events.unkept_by(seat, "")
-            self._agents.call(
-                seat, "stop_workers", self._epoch, events, timeout_s=self._times.call_s
-            )
 
 
 def _before_end(core: RecoveryCore | None) -> Phase:

@@ -11,6 +11,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast_service.lifecycle import Desired, State
+from holdfast_service.quarantine import Standing
+from holdfast_workers.health.findings import Level
+from holdfast_workers.messages import InitPart
 
 
 class View(BaseModel):
@@ -45,13 +48,69 @@ class WaitingView(View):
     until: float | None = Field(description="when the wait ends with a reason; null: it retries")
 
 
+class OriginView(View):
+    """The state that a job begins with, as `init_from` was resolved when it was submitted."""
+
+    uri: str
+    step: int = Field(description="the step that the job goes on from")
+    what: InitPart
+    job: str | None = Field(description="id of the job whose checkpoint it is")
+
+
+class IntervalView(View):
+    """How often a tier of `every_steps: auto` is saved, and what that follows from."""
+
+    every_steps: int
+    before: int = Field(description="the interval until then")
+    cost_s: float | None = Field(description="what one save adds to training")
+    mtbf_s: float | None = Field(description="expected between two failures that the tier is for")
+    step_s: float | None
+    why: str
+
+
+class TripView(View):
+    """A guard that tripped: a step whose loss or gradients were out of bounds."""
+
+    at: float
+    attempt: int
+    kind: str = Field(description="nonfinite, loss_spike or grad_norm_spike")
+    step: int
+    window: int = Field(description="of data, that the step had read; window 0 is the first")
+    loss: float | None = Field(description="null: not finite")
+    grad_norm: float | None = Field(description="null: not finite")
+    limit: float | None = Field(description="of a spike: what the value may be")
+    decision: str = Field(description="report, retry, skip, rollback or stop")
+    why: str
+    skipped: tuple[int, int] | None = Field(description="windows passed over: first, and end")
+    back_to: int | None = Field(description="of a rollback: the newest step that may be kept")
+    ranks: tuple[int, ...] = Field(description="on which it began")
+    micro_batch: int | None
+    layer: str | None = Field(description="the module or parameter where it began")
+    what: str | None = Field(description="output, loss, gradient or state")
+
+
+class GuardsView(View):
+    """What the guards of the step loop have found and done."""
+
+    trips: int = Field(default=0, description="how often one tripped, in the whole job")
+    ledger: tuple[tuple[int, int], ...] = Field(
+        default=(), description="windows of data passed over, as ranges: first, and end"
+    )
+    recent: tuple[TripView, ...] = Field(default=(), description="the last of them, oldest first")
+
+
 class JobView(View):
     id: str
     name: str
     state: State
     desired: Desired
     spec: dict[str, Any] = Field(description="the resolved spec, defaults filled in")
+    origin: OriginView | None = Field(description="null: it begins with the state of its seed")
     progress: ProgressView
+    intervals: dict[str, IntervalView] = Field(
+        description="of the tiers `memory` and `remote` whose interval was chosen by measurement"
+    )
+    guards: GuardsView
     outcome: OutcomeView | None = Field(description="null while the job has not ended")
     waiting: WaitingView | None
     created_at: float
@@ -78,6 +137,27 @@ class MemberView(View):
     role: str
 
 
+class OddsView(View):
+    probability: float
+    standard_error: float = Field(description="0: exact")
+
+
+class MemoryProtectionView(View):
+    """What memory checkpoints survive, as the partners of an attempt are placed now."""
+
+    copies: int = Field(description="copies wanted on other nodes")
+    partners: dict[int, tuple[str, ...]] = Field(
+        description="rank -> agents that keep its copies; none where replicas make them needless"
+    )
+    recoverable: dict[int, OddsView] = Field(
+        description="k -> probability that training goes on from memory when k of the nodes that "
+        "hold state are lost at once"
+    )
+    unprotected: tuple[str, ...] = Field(
+        description="groups, domains and nodes whose loss would lose state, and why"
+    )
+
+
 class AttemptView(View):
     number: int
     state: str = Field(description="forming, running or ended")
@@ -85,9 +165,15 @@ class AttemptView(View):
     world_size: int
     members: tuple[MemberView, ...]
     standbys: tuple[dict[str, Any], ...]
-    restore: dict[str, Any] = Field(description="step restored, tier and source agent per rank")
+    restore: dict[str, Any] = Field(
+        description="step restored; tier and source agent per rank; `newest` step that each tier "
+        "could have given, and `found`: what there was, and which ranks it lacked"
+    )
     cause_incident: int | None
     joined: dict[str, Any] = Field(description="per rank: seconds of each phase of joining")
+    memory_protection: MemoryProtectionView | None = Field(
+        default=None, description="null: not known yet"
+    )
     first_step: int | None
     last_step: int | None
     forming_at: float
@@ -96,23 +182,77 @@ class AttemptView(View):
     reason: str | None = Field(description="why it ended")
 
 
+class RefusedView(View):
+    """A decision that was not taken."""
+
+    decision: str
+    why: str
+
+
+class BudgetView(View):
+    """What a job had used of what it may within the window, when a decision was taken."""
+
+    failures: int
+    max_failures: int
+    failures_left: int
+    preemptions: int = Field(description="attempts that ended because something was taken away")
+    max_preemptions: int
+    without_progress: int = Field(description="attempts in a row without a new step")
+    max_without_progress: int
+    window_s: float
+
+
 class IncidentView(View):
     """One fault, from its first signal to the first new step."""
 
     number: int
-    cause: str
+    cause: str = Field(description="the deepest of `causes`")
+    causes: tuple[str, ...] = ()
     attempt: int
     lost: tuple[Any, ...]
-    evidence: tuple[Any, ...]
+    evidence: tuple[Any, ...] = Field(description="all signals of it, the first one first")
+    suspects: tuple[dict[str, Any], ...] = Field(
+        default=(),
+        description="ranks that may be to blame, the likeliest first: score (up to 1), reasons, "
+        "agent, node_id, worker",
+    )
+    stacks: tuple[dict[str, Any], ...] = Field(
+        default=(),
+        description="of a hang: where the ranks stood (frames, the innermost first), told once for "
+        "those that stood alike",
+    )
     decision: str | None
     reason: str | None
+    refused: tuple[RefusedView, ...] = Field(
+        default=(), description="every other decision, the cheapest first, and why it was not taken"
+    )
+    budget: BudgetView | None = Field(default=None, description="null: nothing was decided yet")
+    attempts_lost: int = Field(default=0, description="attempts that it ended")
     restored_step: int | None
     steps_lost: int | None
+    device_seconds_lost: float | None = Field(
+        default=None,
+        description="its time, and that of the steps made again, times devices; null: not known",
+    )
     tiers: dict[str, str]
     phases_s: dict[str, float | None]
+    signalled_at: float | None = Field(default=None, description="of the first signal")
     opened_at: float
     closed_at: float | None
     resolution: str | None
+
+
+class FaultView(View):
+    """A fault that somebody injected."""
+
+    number: int = Field(description="per job, from 1, without gaps")
+    kind: str
+    fault: dict[str, Any] = Field(description="as asked for; a rank that was left to chance too")
+    requested_at: float
+    injected_at: float | None = Field(
+        description="when the job's supervisor took it; one that names a step or phase waits for "
+        "it there. null: not yet"
+    )
 
 
 class EventView(View):
@@ -160,17 +300,99 @@ class LogPage(View):
     more: bool
 
 
+class NodeFindingView(View):
+    """What a health probe found of a node."""
+
+    probe: str = Field(description="accelerator, host, network, preflight or exchange")
+    kind: str
+    level: Level
+    what: str
+    where: str = Field(description="device, folder or interface")
+    code: int | None = Field(description="XID number")
+    lost: bool = Field(description="nothing can run there")
+
+
+class NodeTroubleView(View):
+    """An incident that a node had a part in."""
+
+    job: str
+    incident: int
+    cause: str
+    at: float
+
+
+class NodeView(View):
+    id: str = Field(description="the machine's address; on the embedded cluster, Ray's id")
+    host: str
+    state: Standing
+    reason: str | None = Field(description="why it is set aside; null: it is not")
+    since: float | None
+    until: float | None = Field(description="when it is back by itself; null: when it is lifted")
+    quarantines: int = Field(description="in a row; each is twice as long as the one before")
+    there: bool = Field(description="the cluster has it now")
+    cpus: float
+    gpus: float
+    first_seen: float
+    last_seen: float
+    jobs: tuple[str, ...] = Field(description="that have ranks there now")
+    findings: tuple[NodeFindingView, ...] = Field(description="as the last job on it told")
+    memory_gb_per_s: dict[str, float] = Field(
+        description="device -> how fast its memory was copied when it was checked before use"
+    )
+    incidents: tuple[NodeTroubleView, ...] = Field(description="newest first, 50 at most")
+
+
+class NodePage(View):
+    nodes: tuple[NodeView, ...] = Field(description="all that were ever seen, present ones first")
+
+
 class CheckpointView(View):
+    """A checkpoint of the remote tier; a deleted or bad one stays on record."""
+
     step: int
     attempt: int
     tier: str
     uri: str
     nbytes: int
     mesh: dict[str, int]
+    metrics: dict[str, float] = Field(description="of its step, as far as they were known")
     saved_at: float
+    verified_at: float | None = Field(description="when every byte was last found as it was saved")
     deleted_at: float | None
     deleted_why: str | None
     bad: str | None = Field(description="what verification said, if it failed")
+    best: bool = Field(description="kept as one of the best by `checkpoint.remote.keep_best`")
+    pinned: bool | None = Field(description="null: the storage could not be asked")
+    needed_by: tuple[str, ...] | None = Field(
+        description="jobs that are to begin with it and have saved nothing yet; null: as above"
+    )
+
+
+class MemoryTierView(View):
+    protected_step: int | None = Field(
+        description="newest step whose state every rank's partner holds too; null: none, or "
+        "the job has ended"
+    )
+
+
+class CheckpointsView(View):
+    """What a job can go on from, by tier."""
+
+    memory: MemoryTierView
+    remote: tuple[CheckpointView, ...] = Field(description="newest step first")
+    storage_problem: str | None = Field(description="why the storage could not be asked, if so")
+
+
+class VerificationView(View):
+    """How far a verification is. The last one of a stream has `done`."""
+
+    step: int
+    attempt: int
+    read_bytes: int
+    nbytes: int
+    done: bool
+    bad: str | None = Field(description="once done, what is wrong with it; null: nothing")
+    problem: str | None = Field(description="why it ended without an answer, if it did")
 
 
 class DigestPage(View):

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import signal
 import stat
 import threading
 import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,18 +21,26 @@ from typing import Any
 import ray
 
 from holdfast_service.cluster import names
+from holdfast_service.cluster_processes import CLUSTER_MARK
 from holdfast_workers.agent import NodeAgent
 from holdfast_workers.agent_config import AgentConfig
+from holdfast_workers.checkpoint.storage import StorageOptions
 from holdfast_workers.messages import (
     AgentReport,
+    Beat,
     FormOrder,
-    LogLine,
+    Inspection,
     Partner,
+    Place,
+    Polled,
     Signal,
-    StepRow,
 )
 
 SHM_ROOT_VARIABLE = "HOLDFAST_SHM_ROOT"
+MEMORY_FLOOR_VARIABLE = "HOLDFAST_MEMORY_FLOOR_GB_PER_S"
+"""In the environment of a node: its memory must be copied so fast, or it is unfit."""
+DOMAIN_LABELS = ("holdfast.io/domain", "topology.kubernetes.io/zone")
+"""Ray node labels that name a node's failure domain; the first that is set counts."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,9 @@ class AgentSeat:
     gpus_per_worker: float
     secret: bytes = field(repr=False)
     remote_root: str
+    storage: StorageOptions
     cache_dir: str
+    heartbeat_s: float
 
 
 def memory_base() -> Path:
@@ -61,7 +73,7 @@ class AgentActor:
         self._supervisor_name = names.supervisor(seat.job_id)
         self._supervisor: Any = None
         node_id = context.get_node_id()
-        self._agent = NodeAgent(_config(seat, node_id), self._tell_supervisor)
+        self._agent = NodeAgent(_config(seat, node_id), self._tell_supervisor, _lose_node())
         threading.Thread(target=self._start, name="agent-start", daemon=True).start()
 
     def report(self) -> AgentReport:
@@ -71,8 +83,14 @@ class AgentActor:
         self._find_supervisor()  # the one that asks may be another than the last
         return self._agent.hello(epoch)
 
-    def fence(self, epoch: int, attempt: int, events: list[dict[str, Any]]) -> AgentReport:
-        return self._agent.fence(epoch, attempt, events)
+    def fence(
+        self,
+        epoch: int,
+        attempt: int,
+        events: list[dict[str, Any]],
+        condemned: tuple[str, ...],
+    ) -> AgentReport:
+        return self._agent.fence(epoch, attempt, events, condemned)
 
     def form(self, epoch: int, order: FormOrder, events: list[dict[str, Any]]) -> None:
         self._agent.form(epoch, order, events)
@@ -80,19 +98,65 @@ class AgentActor:
     def warm_up(self, epoch: int, attempt: int) -> None:
         self._agent.warm_up(epoch, attempt)
 
-    def set_partner(self, epoch: int, attempt: int, rank: int, partner: Partner | None) -> None:
-        self._agent.set_partner(epoch, attempt, rank, partner)
+    def set_partners(
+        self, epoch: int, attempt: int, rank: int, partners: tuple[Partner, ...]
+    ) -> None:
+        self._agent.set_partners(epoch, attempt, rank, partners)
 
-    def finalize(self, epoch: int, step: int, attempt: int, keep: int) -> dict[str, Any]:
-        return self._agent.finalize(epoch, step, attempt, keep)
+    def free_memory(
+        self,
+        epoch: int,
+        attempt: int,
+        mesh: dict[str, int],
+        own: frozenset[int],
+        replicas: frozenset[int],
+    ) -> None:
+        self._agent.free_memory(epoch, attempt, mesh, own, replicas)
+
+    def finalize(self, epoch: int, step: int, attempt: int) -> dict[str, Any]:
+        return self._agent.finalize(epoch, step, attempt)
+
+    def save_held(self, epoch: int, rank: int, place: Place, attempt: int, step: int) -> None:
+        self._agent.save_held(epoch, rank, place, attempt, step)
+
+    def tidy(
+        self,
+        epoch: int,
+        attempt: int,
+        step: int,
+        unfinished: tuple[tuple[int, int], ...],
+        bad: frozenset[str],
+    ) -> None:
+        self._agent.tidy(epoch, attempt, step, unfinished, bad)
+
+    def finish(self, epoch: int, attempt: int, events: list[dict[str, Any]]) -> None:
+        self._agent.finish(epoch, attempt, events)
+
+    def set_intervals(self, epoch: int, attempt: int, memory: int, remote: int) -> None:
+        self._agent.set_intervals(epoch, attempt, memory, remote)
+
+    def inject(self, epoch: int, number: int, fault: dict[str, Any]) -> None:
+        self._agent.inject(epoch, number, fault)
 
     def stop_workers(self, epoch: int, events: list[dict[str, Any]]) -> None:
         self._agent.stop_workers(epoch, events)
 
     def poll(
         self, after_row: tuple[int, int], after_log: int, events: list[dict[str, Any]], acked: int
-    ) -> tuple[list[StepRow], dict[int, str], list[LogLine]]:
+    ) -> Polled:
         return self._agent.poll(after_row, after_log, events, acked)
+
+    def beats(self, epoch: int) -> tuple[Beat, ...]:
+        return self._agent.beats(epoch)
+
+    def inspect(self, epoch: int, attempt: int) -> tuple[Inspection, ...]:
+        return self._agent.inspect(epoch, attempt)
+
+    def check(self, epoch: int) -> AgentReport:
+        return self._agent.check(epoch)
+
+    def exchange(self, epoch: int, host: str, port: int, timeout_s: float) -> str:
+        return self._agent.exchange(epoch, host, port, timeout_s)
 
     def kept_events(self) -> list[dict[str, Any]]:
         return self._agent.kept_events()
@@ -110,14 +174,28 @@ class AgentActor:
         with contextlib.suppress(ValueError):  # between two lives; the next one will ask
             self._supervisor = ray.get_actor(self._supervisor_name, names.NAMESPACE)
 
-    def _tell_supervisor(self, signal: Signal) -> None:
+    def _tell_supervisor(self, seen: Signal) -> None:
         """Best effort, and never blocking: a supervisor that begins asks for everything anyway."""
         if self._supervisor is None:
             return
         try:
-            self._supervisor.signal.remote(signal)
+            self._supervisor.signal.remote(seen)
         except Exception:  # the agent's own threads must not end with Ray's troubles
             traceback.print_exc()
+
+
+def _lose_node() -> Callable[[], None] | None:
+    """Ends the raylet that this process belongs to, and this process: all that a node of an
+    embedded cluster is. A machine of somebody's is not ours to take away."""
+    if CLUSTER_MARK not in os.environ:
+        return None
+    raylet, ours = os.getppid(), os.getpid()
+
+    def lose() -> None:
+        os.kill(raylet, signal.SIGKILL)
+        os.kill(ours, signal.SIGKILL)
+
+    return lose
 
 
 def _private(folder: Path) -> Path:
@@ -144,8 +222,12 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
         secret=seat.secret,
         memory_root=str(_private(memory_base()) / seat.job_id / f"{seat.seat}-{folder}"),
         cache_dir=seat.cache_dir,
+        heartbeat_s=seat.heartbeat_s,
         remote_root=seat.remote_root,
+        storage=seat.storage,
         gpus_per_worker=seat.gpus_per_worker,
+        memory_floor_gb_per_s=float(os.environ.get(MEMORY_FLOOR_VARIABLE, "0")),
+        domain=domain_of(ray.get_runtime_context().get_node_labels()),
         reform=os.environ.get("HOLDFAST_REFORM", "in_place"),
         env={
             "GLOO_SOCKET_IFNAME": _interface_of(ray.util.get_node_ip_address()),
@@ -153,6 +235,11 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
             "MKL_NUM_THREADS": "1",
         },
     )
+
+
+def domain_of(labels: Mapping[str, str]) -> str:
+    """The failure domain that a node's labels name; "" if none does."""
+    return next((labels[name] for name in DOMAIN_LABELS if labels.get(name)), "")
 
 
 def _interface_of(host: str) -> str:

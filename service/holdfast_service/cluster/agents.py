@@ -17,17 +17,36 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from holdfast_service.cluster import names
 from holdfast_service.cluster.agent_actor import AgentActor, AgentSeat
 from holdfast_service.job_spec import JobSpec
+from holdfast_service.quarantine import node_name
+from holdfast_workers.checkpoint.storage import StorageOptions
+
+NODE_ID_LABEL = "ray.io/node-id"  # which Ray gives every node
+
+BEAT_SHARE = 1 / 8
+"""Agents beat so often within the time after which a silent one is lost."""
 
 
 class RayAgents:
     """Creates or adopts the agents of one job, and calls them with deadlines."""
 
-    def __init__(self, job_id: str, spec: JobSpec, secret: bytes, remote_root: str, cache: str):
+    def __init__(
+        self,
+        job_id: str,
+        spec: JobSpec,
+        secret: bytes,
+        remote_root: str,
+        storage: StorageOptions,
+        cache: str,
+        avoid: frozenset[str] = frozenset(),
+    ) -> None:
+        """`avoid`: names of nodes on which none is to be placed, for as long as the job lives."""
         self._job_id = job_id
         self._spec = spec
         self._secret = secret
         self._remote_root = remote_root
+        self._storage = storage
         self._cache_dir = cache
+        self._avoid = avoid
         self._handles: dict[str, Any] = {}
         self._pool = ThreadPoolExecutor(48, thread_name_prefix="agent-call")
 
@@ -75,10 +94,23 @@ class RayAgents:
         try:
             return ray.util.get_placement_group(name)
         except ValueError:
-            bundle = self._bundle()
             return placement_group(
-                [bundle] * len(self.seats), strategy="STRICT_SPREAD", name=name, lifetime="detached"
+                [self._bundle()] * len(self.seats),
+                strategy="STRICT_SPREAD",
+                name=name,
+                lifetime="detached",
+                bundle_label_selector=self._where(),
             )
+
+    def _where(self) -> list[dict[str, str]] | None:
+        """A label selector for each bundle; None if every node will do."""
+        ids = [
+            node["NodeID"]
+            for node in ray.nodes()
+            if node_name(node["NodeID"], node["NodeManagerAddress"]) in self._avoid
+        ]
+        selector = {NODE_ID_LABEL: f"!in({','.join(ids)})"}
+        return [selector] * len(self.seats) if ids else None
 
     def _bundle(self) -> dict[str, float]:
         resources = self._spec.resources
@@ -114,6 +146,8 @@ class RayAgents:
                 gpus_per_worker=resources.gpus_per_worker,
                 secret=self._secret,
                 remote_root=self._remote_root,
+                storage=self._storage,
                 cache_dir=self._cache_dir,
+                heartbeat_s=self._spec.recovery.heartbeat_timeout_s * BEAT_SHARE,
             )
         )

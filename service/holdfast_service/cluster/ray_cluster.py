@@ -24,12 +24,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from holdfast_service.cluster import names
 from holdfast_service.cluster.agent_actor import memory_base
 from holdfast_service.cluster.supervisor_actor import SupervisorActor
+from holdfast_service.quarantine import Avoided
+from holdfast_service.remote_tier import SecretUnusable, credentials_of
 from holdfast_service.reports import (
     Capacity,
     ClusterUnavailable,
     Cursors,
     JobLaunch,
     NodeCapacity,
+    Stopping,
     SupervisorReport,
     SupervisorUnavailable,
 )
@@ -48,17 +51,20 @@ HEAD = "node:__internal_head__"
 class RayCluster:
     """One connection of this process to one Ray cluster."""
 
-    def __init__(self, key: bytes, can_grow: bool) -> None:
+    def __init__(self, key: bytes, secrets_dir: Path, can_grow: bool) -> None:
         self._key = key
+        self._secrets = secrets_dir
         self._can_grow = can_grow
         self._supervisors: dict[str, Any] = {}
 
     @classmethod
-    def connect(cls, address: str, key_path: Path, can_grow: bool = False) -> RayCluster:
+    def connect(
+        cls, address: str, key_path: Path, secrets_dir: Path, can_grow: bool = False
+    ) -> RayCluster:
         """Connect this process as a driver. Authentication comes from the environment.
 
         `key_path`: a secret of the control plane, made if there is none (0600); every job's own
-        secret derives from it. Raises ClusterUnavailable.
+        secret derives from it. `secrets_dir`: named secrets. Raises ClusterUnavailable.
         """
         try:
             ray.init(
@@ -70,7 +76,7 @@ class RayCluster:
             )
         except (RayError, ConnectionError, RuntimeError) as error:
             raise ClusterUnavailable(f"cannot connect to Ray at {address}: {error}") from error
-        return cls(_key(key_path), can_grow)
+        return cls(_key(key_path), secrets_dir, can_grow)
 
     def close(self) -> None:
         """Leave the cluster; what runs on it goes on."""
@@ -90,9 +96,21 @@ class RayCluster:
 
         return await self._ask_supervisor(job_id, ask)
 
-    async def cancel(self, job_id: str, reason: str) -> None:
+    async def stop(self, job_id: str, order: Stopping) -> None:
         def ask() -> None:
-            ray.get(self._supervisor(job_id).cancel.remote(reason), timeout=POLL_S)
+            ray.get(self._supervisor(job_id).stop.remote(order), timeout=POLL_S)
+
+        await self._ask_supervisor(job_id, ask)
+
+    async def inject(self, job_id: str, number: int, fault: dict[str, Any]) -> None:
+        def ask() -> None:
+            ray.get(self._supervisor(job_id).inject.remote(number, fault), timeout=POLL_S)
+
+        await self._ask_supervisor(job_id, ask)
+
+    async def avoid(self, job_id: str, nodes: dict[str, Avoided]) -> None:
+        def ask() -> None:
+            ray.get(self._supervisor(job_id).avoid.remote(nodes), timeout=POLL_S)
 
         await self._ask_supervisor(job_id, ask)
 
@@ -133,7 +151,9 @@ class RayCluster:
             num_cpus=0,
             resources=_beside_the_head(),
         )
-        self._supervisors[launch.job_id] = actor.remote(launch, self._job_secret(launch.job_id))
+        self._supervisors[launch.job_id] = actor.remote(
+            launch, self._job_secret(launch.job_id), self._credentials(launch)
+        )
         return True
 
     def _supervisor(self, job_id: str) -> Any:
@@ -144,6 +164,12 @@ class RayCluster:
                 raise SupervisorUnavailable(f"job {job_id} has no supervisor") from error
             self._supervisors[job_id] = handle
         return self._supervisors[job_id]
+
+    def _credentials(self, launch: JobLaunch) -> dict[str, str] | None:
+        try:
+            return credentials_of(launch.spec, self._secrets)
+        except SecretUnusable as error:  # it was there when the job was accepted
+            raise ClusterUnavailable(f"checkpoint.remote.secret: {error}") from error
 
     def _job_secret(self, job_id: str) -> bytes:
         return hmac.digest(self._key, job_id.encode(), "sha256")

@@ -4,32 +4,43 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 from holdfast_service.cluster.agents import RayAgents
+from holdfast_service.intervals import auto_tiers
 from holdfast_service.job_spec import JobSpec
+from holdfast_service.quarantine import Avoided, closed
 from holdfast_service.recovery.config import RecoveryConfig
-from holdfast_service.reports import Cursors, JobLaunch, SupervisorReport
-from holdfast_service.supervisor import Supervisor
-from holdfast_workers.messages import Signal
+from holdfast_service.registry import Beginning
+from holdfast_service.remote_tier import remote_uri, storage_options
+from holdfast_service.reports import Cursors, JobLaunch, Stopping, SupervisorReport
+from holdfast_service.supervisor import Supervisor, SupervisorTimes
+from holdfast_workers.checkpoint.storage import open_storage
+from holdfast_workers.injection import Injection
+from holdfast_workers.messages import InitPart, Signal
 
 
 class SupervisorActor:
     """Translates between Ray calls and one `Supervisor`."""
 
-    def __init__(self, launch: JobLaunch, secret: bytes) -> None:
+    def __init__(
+        self, launch: JobLaunch, secret: bytes, credentials: dict[str, str] | None
+    ) -> None:
         spec = JobSpec.model_validate(launch.spec)
         job_dir = Path(launch.data_dir)
-        remote_root = remote_folder(spec, job_dir)
+        remote_root = remote_uri(spec, job_dir)
+        cache = str(job_dir.parent.parent / "cache")
+        storage = storage_options(spec.checkpoint.remote, credentials)
         agents = RayAgents(
-            launch.job_id, spec, secret, str(remote_root), str(job_dir.parent.parent / "cache")
+            launch.job_id, spec, secret, remote_root, storage, cache, closed(launch.avoid)
         )
         self._supervisor = Supervisor(
             launch,
-            recovery_config(spec),
+            recovery_config(spec, launch.origin, launch.skipped),
             agents,
             secret,
-            remote_root,
-            spec.checkpoint.remote.keep,
+            open_storage(remote_root, storage),
+            SupervisorTimes(heartbeat_timeout_s=spec.recovery.heartbeat_timeout_s),
         )
         threading.Thread(target=self._supervisor.run, name="supervisor", daemon=True).start()
 
@@ -39,28 +50,44 @@ class SupervisorActor:
     def poll(self, cursors: Cursors) -> SupervisorReport:
         return self._supervisor.report(cursors)
 
-    def cancel(self, reason: str) -> None:
-        self._supervisor.cancel(reason)
+    def inject(self, number: int, fault: dict[str, Any]) -> None:
+        self._supervisor.inject(number, Injection.of(fault))
+
+    def stop(self, order: Stopping) -> None:
+        self._supervisor.stop(order)
+
+    def avoid(self, nodes: dict[str, Avoided]) -> None:
+        self._supervisor.avoid(nodes)
 
 
-def remote_folder(spec: JobSpec, job_dir: Path) -> Path:
-    """Where the job's remote checkpoints lie."""
-    uri = spec.checkpoint.remote.uri
-    if uri is None:
-        return job_dir / "checkpoints"
-    return Path(uri.removeprefix("file://")) / job_dir.name
-
-
-def recovery_config(spec: JobSpec) -> RecoveryConfig:
-    """What the recovery core needs of a job's spec."""
+def recovery_config(
+    spec: JobSpec, origin: dict[str, Any] | None, skipped: tuple[tuple[int, int], ...] = ()
+) -> RecoveryConfig:
+    """What the recovery core needs of a job's spec, of what its `init_from` came to, and of its
+    ledger."""
     return RecoveryConfig(
         mesh=spec.parallel.mesh,
         world_size=spec.parallel.world_size,
         workers_per_node=spec.resources.workers_per_node,
         standby_nodes=spec.resources.standby_nodes,
         steps=spec.train.steps,
-        memory_every_steps=spec.checkpoint.memory.every_steps,
+        intervals=spec.checkpoint.first_intervals,
+        auto=auto_tiers(spec),
+        overhead_target=spec.checkpoint.overhead_target,
+        memory_copies=spec.checkpoint.memory.partner_copies,
         max_failures=spec.recovery.max_failures,
+        max_preemptions=spec.recovery.max_preemptions,
+        max_without_progress=spec.recovery.max_without_progress,
         window_s=spec.recovery.window_s,
         wait_for_replacement_s=spec.recovery.wait_for_replacement_s,
+        lease_s=spec.recovery.lease_s,
+        stall_limit_s=spec.detection.stall_limit_s,
+        replace_stragglers=spec.detection.replace_stragglers,
+        straggler_patience_s=spec.detection.straggler_patience_s,
+        beginning=None if origin is None else _beginning(origin),
+        skipped=skipped,
     )
+
+
+def _beginning(told: dict[str, Any]) -> Beginning:
+    return Beginning(uri=told["uri"], step=told["step"], what=InitPart(told["what"]))

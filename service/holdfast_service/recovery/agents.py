@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from holdfast_service.policy import Cause, Fault
-from holdfast_service.recovery import faults, forming, hearing
+from holdfast_service.recovery import (
+    faults,
+    forming,
+    hearing,
+    injecting,
+    leaving,
+    outage,
+    repeating,
+    suspicion,
+)
 from holdfast_service.recovery.effects import RemoveAgent
-from holdfast_service.recovery.inputs import AgentLost, CommandFailed, Fenced, NodeWord
+from holdfast_service.recovery.inputs import (
+    AgentLost,
+    CommandFailed,
+    Fenced,
+    LeaseEnded,
+    NodeWord,
+)
 from holdfast_service.recovery.partners import mend_partners
 from holdfast_service.recovery.roster import Arrival
 from holdfast_service.recovery.state import WITH_WORLD, Stage, State
 from holdfast_service.reports import EventKind
 from holdfast_workers.messages import AgentReport
+
+REPEATED = frozenset({"set_partners", "set_intervals", "free_memory", "warm_up"})
 
 
 def arrived(state: State, report: AgentReport, now: float) -> None:
@@ -18,17 +35,20 @@ def arrived(state: State, report: AgentReport, now: float) -> None:
     arrival = state.roster.take(report)
     if arrival is Arrival.STALE:
         return
+    state.lapsed.discard(report.agent)
     if arrival is not Arrival.KNOWN:
         state.awaiting.discard(report.agent)  # a fence sent to its former life has no answer
-    for shard in report.shards:
-        hearing.shard_saved(state, int(shard["attempt"]), int(shard["rank"]), dict(shard))
+    _take_shards(state, report)
     if arrival is Arrival.RESTARTED:
         _forget_former_life(state, report.agent, now)
     record = state.roster.record(report.agent)
+    if record is not None:
+        said = {name: getattr(report, name) for name in ("health", "findings", "measured")}
+        leaving.take_health(state, record, said)
     hosting = state.world is not None and report.agent in state.world.hosts()
     if record is not None and not hosting and state.stage is not Stage.ENDED:
         forming.welcome(state, record)
-        mend_partners(state)
+        mend_partners(state, now)
 
 
 def lost(state: State, given: AgentLost, now: float) -> None:
@@ -48,7 +68,18 @@ def lost(state: State, given: AgentLost, now: float) -> None:
     elif was_live:
         state.emit(EventKind.STANDBY, agent=given.agent, state="lost")
         state.note(f"standby {given.agent} is lost: {given.why}")
-        mend_partners(state)
+        mend_partners(state, now)
+    _go_on(state, now)
+
+
+def lapsed(state: State, given: LeaseEnded, now: float) -> None:
+    """An agent that is not there has no lease any more."""
+    record = state.roster.record(given.agent)
+    if record is not None and (
+        record.live or not state.roster.is_current(given.agent, given.incarnation)
+    ):
+        return
+    state.lapsed.add(given.agent)
     _go_on(state, now)
 
 
@@ -75,8 +106,10 @@ def made_way(state: State, given: Fenced, now: float) -> None:
     arrival = state.roster.take(given.report)
     if arrival is Arrival.STALE:
         return
+    state.lapsed.discard(given.agent)
     if arrival is Arrival.RESTARTED:
         _forget_former_life(state, given.agent, now)
+    _take_shards(state, given.report)
     if state.stage is Stage.ENDED:
         return
     state.roster.has_made_way(given.report, given.attempt)
@@ -91,10 +124,18 @@ def made_way(state: State, given: Fenced, now: float) -> None:
 def command_failed(state: State, given: CommandFailed, now: float) -> None:
     """A command did not get through: its agent is as good as lost, and made so."""
     if given.command == "finalize_checkpoint":
-        _finalize_failed(state, given)
+        _finalize_failed(state, given, now)
+        return
+    if given.command == "inject":
+        injecting.failed(state, given)
+        return
+    if given.command == "inspect":
+        suspicion.failed(state, given, now)
         return
     if given.attempt != state.attempt or given.command not in ("fence", "form"):
         state.note(f"{given.command} failed on {given.agent}: {given.why}")
+        if given.attempt == state.attempt and given.command in REPEATED:
+            repeating.failed(state, given)
         return
     record = state.roster.record(given.agent)
     if (
@@ -108,9 +149,14 @@ def command_failed(state: State, given: CommandFailed, now: float) -> None:
     lost(state, AgentLost(given.agent, why, certain=False), now)
 
 
+def _take_shards(state: State, report: AgentReport) -> None:
+    for shard in report.shards:
+        hearing.shard_saved(state, int(shard["attempt"]), int(shard["rank"]), dict(shard))
+
+
 def _forget_former_life(state: State, agent: str, now: float) -> None:
     state.saves.release(agent)
-    state.bad_links = {link for link in state.bad_links if agent not in link}
+    state.bad_links = {link: at for link, at in state.bad_links.items() if agent not in link}
     if agent in state.unproven:
         state.unproven = set()
     world = state.world
@@ -121,8 +167,8 @@ def _forget_former_life(state: State, agent: str, now: float) -> None:
         faults.accuse(state, _loss(state, loss, now), now)
         return
     for member in world.members.values():
-        if member.partner == agent:
-            member.partner = None  # its address and what it held are of the former life
+        # Its address and what it held are of the former life.
+        member.partners = tuple(one for one in member.partners if one != agent)
 
 
 def _loss(state: State, given: AgentLost, now: float) -> Fault:
@@ -143,12 +189,20 @@ def _loss(state: State, given: AgentLost, now: float) -> Fault:
     )
 
 
-def _finalize_failed(state: State, given: CommandFailed) -> None:
-    """Another agent tries, a few times; then the checkpoint is given up."""
+def _finalize_failed(state: State, given: CommandFailed, now: float) -> None:
+    """Another agent tries, a few times; then the checkpoint is given up. If it is the remote tier
+    that does not take it, it is tried until it does."""
     pending = state.saves.pending.get((given.attempt, given.step))
     if pending is None or pending.agent != given.agent:
         return
     pending.agent, pending.last = None, given.agent
+    if given.refused:
+        what = f"{given.agent} cannot publish step {given.step}: {given.why}"
+        outage.noticed(state, now, at=now, what=what, step=given.step, rank=None, agent=given.agent)
+        pending.refusals += 1
+        pause_s = state.config.finalize_pause_s * 2.0 ** min(pending.refusals - 1, 10)
+        pending.not_before = now + min(pause_s, state.config.finalize_longest_pause_s)
+        return
     pending.failures += 1
     if pending.failures >= state.config.finalize_attempts:
         state.saves.drop(given.attempt, given.step)

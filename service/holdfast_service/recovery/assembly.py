@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast_service.policy import Cause, Fault
 from holdfast_service.ranks import Assignment, assign
-from holdfast_service.recovery import ending, faults, forming, hearing
+from holdfast_service.recovery import ending, faults, fitness, forming, hearing, suspicion
 from holdfast_service.recovery.state import Member, Stage, State, World
 from holdfast_service.reports import Phase
 from holdfast_workers.messages import Restore, Tier, WorkerReport, WorkerState
@@ -19,7 +19,7 @@ def check_start(state: State, now: float) -> None:
         return
     records = state.roster.live()
     ready = [record for record in records if record.report.ready]
-    nodes = state.roster.nodes(ready, {})
+    nodes = fitness.nodes(state, ready, {})
     if not isinstance(assign(config.groups, {}, nodes), Assignment):
         state.enough_since, state.deadline = None, state.start_deadline
     elif len(ready) >= config.nodes + config.standby_nodes:
@@ -37,9 +37,16 @@ def start_deadline(state: State, now: float) -> None:
         return
     config = state.config
     there = state.roster.live()
-    ready = [record.agent for record in there if record.report.ready]
-    unready = [record.agent for record in there if not record.report.ready]
+    ready = [one.agent for one in there if one.report.ready and not one.report.failure]
+    unready = [one.agent for one in there if not (one.report.ready or one.report.failure)]
     waiting = f"; not ready: {', '.join(unready)}" if unready else ""
+    broken = {one.agent: one.report.failure for one in there if one.report.failure}
+    waiting += "".join(
+        f"; {agent} cannot run workers: {why.get('message', 'it does not say why')}"
+        for agent, why in broken.items()
+    )
+    avoided = {one.agent: why for one in there if (why := fitness.why_avoided(state, one))}
+    waiting += "".join(f"; {agent} is not used: {why}" for agent, why in avoided.items())
     message = (
         f"{len(ready)} of {config.nodes} training nodes were ready within "
         f"{config.start_timeout_s:g} s{waiting}"
@@ -108,10 +115,13 @@ def _whole_world(state: State) -> dict[int, tuple[str, WorkerReport]] | None:
     for record in state.roster.live():
         for one in record.report.workers:
             belongs = one.attempt == attempt and one.rank is not None
-            if not belongs or one.state not in ACTIVE or one.error is not None:
+            if not belongs or one.state not in ACTIVE or one.failure is not None:
                 continue
             if one.rank in found or state.roster.is_dead(one.worker):
                 return None
+            stopped = one.state is WorkerState.DONE and one.step < state.config.steps
+            if stopped and state.stop is None:
+                return None  # for a pause that was undone meanwhile
             assert one.rank is not None
             found[one.rank] = (record.agent, one)
     return found if len(found) == state.config.world_size else None
@@ -127,7 +137,7 @@ def _adopt(state: State, active: dict[int, tuple[str, WorkerReport]], now: float
         state.line = state.line.formed(attempt, max(older, default=0))
     branch = state.newest_branch()
     assert branch is not None
-    partners = {one["rank"]: one["partner"] for one in facts.members}
+    partners = {one["rank"]: tuple(one["partners"]) for one in facts.members}
     members: dict[int, Member] = {}
     for rank, (agent, one) in sorted(active.items()):
         record = state.roster.record(agent)
@@ -141,12 +151,14 @@ def _adopt(state: State, active: dict[int, tuple[str, WorkerReport]], now: float
             worker=one.worker,
             role="kept",
             restore=Restore(tier=Tier.INIT, step=branch.restored_step),
-            partner=partners.get(rank),
+            partners=partners.get(rank, ()),
             pid=one.pid,
             joined=one.state is not WorkerState.JOINING,
             done=one.state is WorkerState.DONE,
         )
-    world = World(attempt, branch.restored_step, members, formed_at=now)
+        if members[rank].done:
+            state.final_step = one.step
+    world = World(attempt, branch.restored_step, members, formed_at=now, placed_at=now)
     state.world, state.attempt = world, branch.attempt
     forming.settle(state, world)
     running = facts.running == branch.attempt
@@ -155,6 +167,7 @@ def _adopt(state: State, active: dict[int, tuple[str, WorkerReport]], now: float
         world.first_step = max(facts.committed, branch.restored_step)
         state.show(Phase.RUNNING)
         state.enter(Stage.RUNNING, now, None)
+        suspicion.look_soon(state, now)
     else:
         state.show(Phase.RECOVERING if state.incident else Phase.STARTING)
         state.enter(Stage.FORMING, now, state.config.form_timeout_s)
@@ -186,10 +199,14 @@ def _replay(state: State, now: float) -> None:
 def _world_of_facts(state: State, now: float) -> World:
     facts, branch = state.facts, state.newest_branch()
     assert facts is not None and branch is not None
-    fields = ("rank", "agent", "incarnation", "node_id", "host", "worker", "role", "pid", "partner")
+    fields = ("rank", "agent", "incarnation", "node_id", "host", "worker", "role", "pid")
     source = Restore(tier=Tier.INIT, step=branch.restored_step)
     members = {
-        one["rank"]: Member(restore=source, **{name: one[name] for name in fields})
+        one["rank"]: Member(
+            restore=source,
+            partners=tuple(one["partners"]),
+            **{name: one[name] for name in fields},
+        )
         for one in facts.members
     }
     return World(branch.attempt, branch.restored_step, members, formed_at=now)

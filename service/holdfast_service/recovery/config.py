@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast_service.registry import RemoteCheckpoint
+from holdfast_service.intervals import AutoTier
+from holdfast_service.registry import Beginning, RemoteCheckpoint
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,21 @@ class RecoveryConfig:
     workers_per_node: int
     standby_nodes: int
     steps: int
-    memory_every_steps: int = 1
+    intervals: tuple[int, int] = (1, 100)
+    """Steps between two saves to memory, and to the remote tier, to begin with."""
+    auto: frozenset[AutoTier] = frozenset()
+    """Of which tiers that is to change with what is measured."""
+    overhead_target: float = 0.01
+    memory_copies: int = 1
+    """Partners that are to keep each rank's memory checkpoints."""
+    free_after_s: float = 5.0
+    """How long new partners must have been serving before copies of former ones are freed."""
+    avoid_link_s: float = 30.0
+    """How long a link over which replication failed is taken only where there is no other."""
     max_failures: int = 20
+    max_preemptions: int = 100
+    max_without_progress: int = 5
+    """Attempts in a row that may end without a step beyond the newest one before them."""
     window_s: float = 3600.0
     wait_for_replacement_s: float = 60.0
     start_timeout_s: float = 120.0
@@ -30,10 +44,43 @@ class RecoveryConfig:
     form_timeout_s: float = 120.0
     first_step_timeout_s: float = 900.0
     finish_timeout_s: float = 300.0
+    last_tidy_s: float = 30.0
+    """How long the end of a job waits for retention to tell what it removed."""
+    lease_s: float = 30.0
+    """How long ranks may step on after their supervisor heard of their agent last. Longer than a
+    restart of the supervisor takes, which is to cost no step. 0: no leases."""
+    lease_margin_s: float = 2.0
+    """Waited past the end of a lease, for clocks that differ and a step that was just let pass."""
     adopt_timeout_s: float = 10.0
     """How long a restarted supervisor waits for every agent's report before it forms anew."""
+    inspect_timeout_s: float = 1.5
+    """How long agents may take to tell what they see of their ranks."""
+    inspect_pause_s: float = 0.25
+    """Between two looks that are to agree."""
+    inspect_again_s: float = 5.0
+    """Until ranks that merely wait are looked at again; doubles."""
+    inspect_longest_pause_s: float = 60.0
+    recheck_wait_s: float = 2.0
+    """How long the outcome of a repeated step is waited for when the next step is known."""
+    stall_limit_s: float = 600.0
+    """How long a running world may make no step, unless a phase may take longer."""
+    replace_stragglers: bool = True
+    """Whether a rank leaves a node on which it is slower than its peers, if there is a better."""
+    straggler_patience_s: float = 60.0
+    """How long it must have been."""
     finalize_attempts: int = 3
+    finalize_pause_s: float = 1.0
+    """After the remote tier has refused a manifest for the first time; doubles."""
+    finalize_longest_pause_s: float = 15.0
     remotes: tuple[RemoteCheckpoint, ...] = ()
+    beginning: Beginning | None = None
+    skipped: tuple[tuple[int, int], ...] = ()
+    """Windows of data, half-open, that stand in the ledger already."""
+
+    @property
+    def lapse_s(self) -> float | None:
+        """After how long a silence an agent's ranks are known to step no more; None: never."""
+        return self.lease_s + self.lease_margin_s if self.lease_s else None
 
     @property
     def nodes(self) -> int:

@@ -5,35 +5,64 @@ inputs with the present time and carries out the effects in order. What others l
 
 - Attempt numbers only grow; a world is formed at most once per number, only of agents that have
   made way for it, and of workers not known to be dead.
-- Every stage but running has a deadline; every job that ends has a named reason.
+- Every stage has a deadline (while running, it moves with the steps); every job that ends has a
+  named reason.
 - After `End` there is no further effect.
 """
 
 from __future__ import annotations
 
-from holdfast_service.policy import Cause, Fault
-from holdfast_service.recovery import agents, assembly, ending, faults, finalizing, forming, hearing
+from holdfast_service.intervals import AutoTier
+from holdfast_service.policy import Cause, Fault, GiveUp
+from holdfast_service.recovery import (
+    agents,
+    assembly,
+    corrupted,
+    ending,
+    faults,
+    finalizing,
+    forming,
+    hearing,
+    injecting,
+    leaving,
+    pacing,
+    partners,
+    repeating,
+    stopping,
+    straggling,
+    suspicion,
+    unheard,
+)
 from holdfast_service.recovery.config import RecoveryConfig
 from holdfast_service.recovery.effects import Effect
 from holdfast_service.recovery.facts import Facts
 from holdfast_service.recovery.inputs import (
     AgentLost,
     AgentUp,
-    CancelRequested,
     CheckpointFinalized,
     CommandFailed,
+    Exchanged,
+    FaultWanted,
     Fenced,
     Input,
+    Inspected,
+    LeaseEnded,
+    NodesAvoided,
     NodeWord,
+    PartnersSet,
     RemoteCheckpoints,
     Signals,
     StepCommitted,
+    StepsMeasured,
+    StopRequested,
     Tick,
+    WorkersSeen,
 )
 from holdfast_service.recovery.roster import Roster
 from holdfast_service.recovery.saves import RemoteSaves
 from holdfast_service.recovery.state import Stage, State
 from holdfast_service.reports import Phase
+from holdfast_workers.ledger import Ledger
 
 
 class RecoveryCore:
@@ -48,6 +77,8 @@ class RecoveryCore:
             since=now,
             deadline=now + config.start_timeout_s,
             start_deadline=now + config.start_timeout_s,
+            intervals=dict(zip(AutoTier, config.intervals, strict=True)),
+            ledger=Ledger.of(config.skipped),
         )
         self._state = state
         if facts is not None and (facts.attempt or facts.ended):
@@ -66,12 +97,24 @@ class RecoveryCore:
             assembly.check_start(state, now)
         elif state.stage is Stage.ADOPTING:
             assembly.check_adoption(state, now)
-        finalizing.hand_out(state)
+        if state.stage is Stage.RUNNING and state.stop is not None:
+            stopping.begin(state, now)
+        leaving.leave_if_better(state, now)
+        finalizing.hand_out(state, now)
+        injecting.hand_out(state)
         return tuple(state.out)
 
     def next_deadline(self) -> float | None:
-        """When to send a `Tick` at the latest; None only while running undisturbed or ended."""
-        return self._state.deadline
+        """When to send a `Tick` at the latest; None only once ended."""
+        state = self._state
+        if state.stage is Stage.ENDED:
+            return None
+        due = [state.deadline, suspicion.due(state)]
+        if state.roster.live():  # else nobody can try: an agent that comes is given it at once
+            due.append(state.saves.next_try())
+        if state.deadline is not None and state.stop is not None:
+            due.append(state.stop.deadline)
+        return min((at for at in due if at), default=None)
 
     @property
     def phase(self) -> Phase:
@@ -95,28 +138,75 @@ class RecoveryCore:
     def _dispatch(self, given: Input, now: float) -> None:
         state = self._state
         match given:
-            case AgentUp():
-                agents.arrived(state, given.report, now)
-            case AgentLost():
-                agents.lost(state, given, now)
-            case NodeWord():
-                agents.node_told(state, given)
+            case AgentUp() | AgentLost() | LeaseEnded() | NodeWord():
+                _came_or_went(state, given, now)
             case Signals():
                 hearing.hear_all(state, given.signals, now)
-            case Fenced():
-                agents.made_way(state, given, now)
-            case CommandFailed():
-                agents.command_failed(state, given, now)
+            case Fenced() | Inspected() | PartnersSet() | CommandFailed() | WorkersSeen():
+                _answered(state, given, now)
             case StepCommitted():
+                state.protected = max(state.protected, given.protected)
+                suspicion.progressed(state, given.attempt, given.step, now)
+                corrupted.passed(state, given.attempt, given.step, now)
                 hearing.first_step_seen(state, given.attempt, given.step, now)
+                repeating.ask_again(state)
+                partners.trust_links_again(state, now)
+                partners.free_former(state, given.attempt, given.protected, now)
+            case StepsMeasured():
+                pacing.measured(state, given.rows)
+                straggling.measured(state, given.rows, now)
             case RemoteCheckpoints():
                 finalizing.replace_known(state, given, now)
             case CheckpointFinalized():
                 finalizing.finalized(state, given, now)
-            case CancelRequested():
-                _cancel(state, given.reason, now)
+            case StopRequested():
+                stopping.requested(state, given, now)
+            case NodesAvoided() | Exchanged() | FaultWanted():
+                _noted(state, given)
             case Tick():
                 _tick(state, now)
+
+
+def _noted(state: State, given: NodesAvoided | Exchanged | FaultWanted) -> None:
+    match given:
+        case Exchanged():
+            leaving.exchanged(state, given)
+        case NodesAvoided():
+            state.avoided = dict(given.nodes)
+        case FaultWanted():
+            state.wanted_faults.append(given)
+
+
+def _came_or_went(
+    state: State, given: AgentUp | AgentLost | LeaseEnded | NodeWord, now: float
+) -> None:
+    match given:
+        case AgentUp():
+            agents.arrived(state, given.report, now)
+        case AgentLost():
+            agents.lost(state, given, now)
+        case LeaseEnded():
+            agents.lapsed(state, given, now)
+        case NodeWord():
+            agents.node_told(state, given)
+
+
+def _answered(
+    state: State,
+    given: Fenced | Inspected | PartnersSet | CommandFailed | WorkersSeen,
+    now: float,
+) -> None:
+    match given:
+        case Fenced():
+            agents.made_way(state, given, now)
+        case Inspected():
+            suspicion.inspected(state, given, now)
+        case PartnersSet():
+            repeating.partners_set(state, given)
+        case CommandFailed():
+            agents.command_failed(state, given, now)
+        case WorkersSeen():
+            unheard.workers_seen(state, given, now)
 
 
 def _remember(state: State, facts: Facts, now: float) -> None:
@@ -127,10 +217,18 @@ def _remember(state: State, facts: Facts, now: float) -> None:
         facts.incidents,
         facts.incident,
     )
+    state.preemptions, state.offences = facts.preemptions, facts.offences
+    state.peak, state.floor = facts.peak, facts.floor
+    state.without_progress = facts.without_progress
+    state.outage = facts.outage
+    state.ledger |= facts.ledger
     state.mark, state.bad = facts.mark, set(facts.bad)
     state.saves.bad_uris |= facts.bad_uris
     state.saves.announced |= facts.saved
-    state.waiting_until = facts.waiting_until
+    state.waiting_until, state.stop = facts.waiting_until, facts.stop
+    state.restores, state.remote_restores = facts.restores, facts.remote_restores
+    state.intervals |= facts.intervals
+    state.chosen |= set(facts.intervals)
     state.phase = Phase.RECOVERING if facts.incident is not None else Phase.RUNNING
     if not facts.running:
         state.phase = Phase.STARTING
@@ -141,14 +239,13 @@ def _remember(state: State, facts: Facts, now: float) -> None:
         state.enter(Stage.ADOPTING, now, state.config.adopt_timeout_s)
 
 
-def _cancel(state: State, reason: str, now: float) -> None:
-    ending.end(state, now, outcome="CANCELLED", code="cancelled", message=reason)
-
-
 def _tick(state: State, now: float) -> None:
+    if state.stop is not None and now >= state.stop.deadline:
+        stopping.give_up(state, now)
+        return
+    suspicion.tick(state, now)
     if state.deadline is None or now < state.deadline:
         return
-    config = state.config
     match state.stage:
         case Stage.ASSEMBLING:
             assembly.start_deadline(state, now)
@@ -160,18 +257,29 @@ def _tick(state: State, now: float) -> None:
         case Stage.FENCING:
             forming.give_up_on_silent(state, now)
         case Stage.WAITING:
-            waited = f"no {state.waiting_for}: none came within {config.wait_for_replacement_s:g} s"
-            ending.fail(state, now, "no_replacement", waited + _after_what(state))
+            _waited_in_vain(state, now)
         case Stage.FORMING:
             _forming_is_late(state, now)
         case Stage.FINISHING:
-            if ending.is_durable(state):
-                ending.succeed(state, now)
-            else:
-                late = f"the last checkpoint was not durable within {config.finish_timeout_s:g} s"
-                ending.fail(state, now, "final_checkpoint", late)
+            _finish_is_late(state, now)
         case Stage.RUNNING | Stage.ENDED:
             pass
+
+
+def _waited_in_vain(state: State, now: float) -> None:
+    patience_s = round(now - state.since, 1)
+    waited = f"no {state.waiting_for}: none came within {patience_s:g} s{_after_what(state)}"
+    if not stopping.settles(state, GiveUp("no_replacement", waited), now):
+        ending.fail(state, now, "no_replacement", waited)
+
+
+def _finish_is_late(state: State, now: float) -> None:
+    if ending.is_durable(state):
+        ending.conclude(state, now)
+        return
+    late = f"the last checkpoint was not durable within {state.config.finish_timeout_s:g} s"
+    late += f": {state.outage.reason}" if state.outage is not None else ""
+    ending.fail(state, now, "final_checkpoint", late)
 
 
 def _after_what(state: State) -> str:

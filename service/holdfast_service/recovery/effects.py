@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast_service.reports import EventKind
-from holdfast_workers.messages import FormOrder, Partner
+from holdfast_workers.injection import Injection
+from holdfast_workers.messages import FormOrder, Partner, Place
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Fence:
     agent: str
     attempt: int
     incarnation: str = ""
+    condemned: tuple[str, ...] = ()
+    """Workers that are known not to leave by themselves: to be killed at once."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,58 @@ class WarmUp:
 
 
 @dataclass(frozen=True)
-class SetPartner:
-    """From now on the rank on `agent` replicates to `partner` (None: to nobody)."""
+class SetPartners:
+    """From now on the rank on `agent` replicates to all of `partners`."""
 
     agent: str
     attempt: int
     rank: int
-    partner: Partner | None
+    partners: tuple[Partner, ...]
+    incarnation: str = ""
+
+
+@dataclass(frozen=True)
+class FreeMemory:
+    """The agent is to keep memory checkpoints of these ranks of this mesh only: as its own, and
+    for others."""
+
+    agent: str
+    attempt: int
+    mesh: dict[str, int]
+    own: frozenset[int]
+    replicas: frozenset[int]
+    incarnation: str = ""
+
+
+@dataclass(frozen=True)
+class SetIntervals:
+    """Let rank 0 on the agent bring to the agreement how often all save, in steps."""
+
+    agent: str
+    attempt: int
+    memory: int
+    remote: int
+    incarnation: str = ""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Let the agent's ranks of `attempt` wish to stop: after the next agreed step all do, save it
+    to the remote tier, and are done."""
+
+    agent: str
+    attempt: int
+    incarnation: str = ""
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Tell what is seen, from outside, of the agent's ranks of `attempt`; answer `Inspected`."""
+
+    agent: str
+    attempt: int
+    number: int
+    """Of the look, to tell its answers from those to an earlier one."""
     incarnation: str = ""
 
 
@@ -66,6 +114,19 @@ class RemoveAgent:
 
 
 @dataclass(frozen=True)
+class SaveShard:
+    """Save the rank's shard of `step`, as `attempt` computed it, to the remote tier: from the
+    agent's memory at `place`, because nobody else saves it any more."""
+
+    agent: str
+    rank: int
+    place: Place
+    attempt: int
+    step: int
+    incarnation: str = ""
+
+
+@dataclass(frozen=True)
 class FinalizeCheckpoint:
     """All shards of `step` are durable: write the manifest. `records` by rank."""
 
@@ -73,6 +134,29 @@ class FinalizeCheckpoint:
     step: int
     attempt: int
     records: tuple[dict[str, Any], ...]
+    incarnation: str = ""
+
+
+@dataclass(frozen=True)
+class TidyRemoteTier:
+    """Put into quarantine what is bad, then apply retention; a `tidied` signal with `step` tells
+    how it went. What is to be published yet, as (step, attempt), stays."""
+
+    agent: str
+    attempt: int
+    step: int
+    unfinished: tuple[tuple[int, int], ...]
+    bad: frozenset[str]
+    incarnation: str = ""
+
+
+@dataclass(frozen=True)
+class InjectFault:
+    """The agent is to bring about a fault that somebody wants."""
+
+    agent: str
+    number: int
+    fault: Injection
     incarnation: str = ""
 
 
@@ -97,11 +181,28 @@ class Stop:
 class End:
     """The job has ended; always the last effect ever. The ENDED event was emitted before it."""
 
-    outcome: str  # SUCCEEDED | FAILED | CANCELLED
+    outcome: str  # SUCCEEDED | FAILED | CANCELLED | PAUSED
     code: str
     message: str
     traceback: str | None = None
     step: int = 0
 
 
-Effect = Fence | Form | WarmUp | SetPartner | RemoveAgent | FinalizeCheckpoint | Emit | Stop | End
+Effect = (
+    Fence
+    | Form
+    | WarmUp
+    | SetPartners
+    | FreeMemory
+    | SetIntervals
+    | Finish
+    | Inspect
+    | RemoveAgent
+    | SaveShard
+    | FinalizeCheckpoint
+    | TidyRemoteTier
+    | InjectFault
+    | Emit
+    | Stop
+    | End
+)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from holdfast_service.recovery import outage
 from holdfast_service.recovery.effects import End, Stop
 from holdfast_service.recovery.state import WITH_WORLD, Stage, State
-from holdfast_service.reports import EventKind, Phase
+from holdfast_service.registry import RemoteCheckpoint
+from holdfast_service.reports import EventKind, Phase, StopKind
+
+OUTCOME_OF = {StopKind.CANCEL: "CANCELLED", StopKind.PAUSE: "PAUSED"}
 
 
 def end(
@@ -16,6 +20,7 @@ def end(
     message: str,
     traceback: str | None = None,
     step: int | None = None,
+    durable_step: int | None = None,
 ) -> None:
     """Close what is open, stop every agent, end. Nothing follows, ever."""
     at_step = state.committed if step is None else step
@@ -25,6 +30,7 @@ def end(
         state.incident = state.incident.closed(now, f"the job ended: {code}")
         state.tell_incident(EventKind.INCIDENT_CLOSED)
         state.incident = None
+    outage.over(state, now, f"the job ended: {code}")
     state.show(Phase.ENDED)
     state.emit(
         EventKind.ENDED,
@@ -33,6 +39,7 @@ def end(
         message=message,
         traceback=traceback,
         step=at_step,
+        durable_step=durable_step,
     )
     for record in state.roster.live():
         state.ask(Stop(record.agent, message, record.incarnation))
@@ -41,9 +48,12 @@ def end(
     state.world = None
 
 
-def succeed(state: State, now: float) -> None:
-    """The state after the last step is durable."""
+def conclude(state: State, now: float) -> None:
+    """The state after the last step is durable: of all that were asked for, or as it was asked."""
     steps = state.config.steps
+    if last_step(state) < steps:
+        stopped(state, now, state.saves.newest(state.line), "")
+        return
     end(
         state,
         now,
@@ -51,6 +61,31 @@ def succeed(state: State, now: float) -> None:
         code="succeeded",
         message=f"all {steps} steps are done and the last checkpoint is durable",
         step=steps,
+        durable_step=steps,
+    )
+
+
+def stopped(state: State, now: float, durable: RemoteCheckpoint | None, why: str) -> None:
+    """End as somebody asked for it, and say what of the job is durable."""
+    stop = state.stop
+    assert stop is not None
+    saved = durable.step if durable is not None else 0
+    last = max(state.committed, state.final_step or 0, saved)
+    if saved == last:
+        kept = f"its last state, step {last}, is in the remote tier" if last else ""
+    else:
+        newest = f"step {saved} is" if durable is not None else "nothing is"
+        kept = f"{newest} in the remote tier of its {last} steps"
+        if state.protected > saved:
+            kept += f", and step {state.protected} was on two nodes in memory"
+    end(
+        state,
+        now,
+        outcome=OUTCOME_OF[stop.kind],
+        code=OUTCOME_OF[stop.kind].lower(),
+        message="; ".join(filter(None, (stop.reason, kept, why))),
+        step=saved if stop.kind is StopKind.PAUSE else last,
+        durable_step=durable.step if durable is not None else None,
     )
 
 
@@ -70,6 +105,10 @@ def end_attempt(state: State, reason: str) -> None:
         state.last_world, state.world = state.world, None
 
 
+def last_step(state: State) -> int:
+    return state.config.steps if state.final_step is None else state.final_step
+
+
 def is_durable(state: State) -> bool:
     """Whether the job's last state is in the remote tier, as part of history."""
-    return state.saves.has_final(state.config.steps, state.line)
+    return state.saves.has_final(last_step(state), state.line)

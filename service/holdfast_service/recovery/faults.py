@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from holdfast_service.incidents import Incident
-from holdfast_service.policy import Cause, Fault, GiveUp, judge, primary, within_window
-from holdfast_service.recovery import ending
+from holdfast_service.ladder import Action, Decision, decide, is_tolerable
+from holdfast_service.policy import Cause, Fault, mark_of, primary
+from holdfast_service.recovery import ending, stopping, tidying, weighing
 from holdfast_service.recovery.state import WITH_WORLD, Stage, State
 from holdfast_service.registry import BadCopy
 from holdfast_service.reports import EventKind, Phase
-from holdfast_workers.messages import Tier
+from holdfast_workers.messages import Place, Restore, Tier
 
 
 def accuse(state: State, fault: Fault, now: float) -> None:
     """A fault of the present world condemns it; between worlds it is one more cause.
 
-    A job whose last state is durable already needs no recovery any more: it has succeeded.
+    A job whose last state is durable already needs no recovery any more: it has succeeded. A fault
+    with which steps are still made condemns nothing where nothing better is at hand.
     """
     if state.stage not in WITH_WORLD:
         if state.incident is not None:
             _record(state, fault, now)
         return
     if ending.is_durable(state):
-        ending.succeed(state, now)
+        ending.conclude(state, now)
+        return
+    if is_tolerable(fault.cause) and _is_let_be(state, fault, now):
         return
     _record(state, fault, now)
     state.batch.append(fault)
@@ -38,34 +43,67 @@ def accuse(state: State, fault: Fault, now: float) -> None:
 
 def judge_batch(state: State, now: float) -> bool:
     """The siblings are in: the world ends. True if a new attempt is to be formed."""
-    config, batch = state.config, tuple(state.batch)
+    batch = tuple(state.batch)
     first = primary(batch)
     state.spent("gather", now - state.since)
-    recent = within_window(state.failures, now, config.window_s)
-    state.failures = (*recent, now)
-    verdict = judge(
-        batch,
-        failures=state.failures,
-        remembered=state.mark,
-        now=now,
-        max_failures=config.max_failures,
-        window_s=config.window_s,
-    )
-    if state.incident is not None:
-        state.incident = replace(
-            state.incident, failures=(*state.incident.failures, now), reason=first.what
-        )
-    if isinstance(verdict, GiveUp):
-        state.update_incident(decision="stop", reason=verdict.message)
-        ending.fail(state, now, verdict.code, verdict.message, verdict.traceback)
+    weighing.count(state, batch, now)
+    decision = decide(weighing.situation(state, batch, now))
+    _take_down(state, decision, now)
+    if decision.end is not None:
+        if stopping.settles(state, decision.end, now):
+            return False
+        end = decision.end
+        ending.fail(state, now, end.code, end.message, end.traceback)
         return False
-    if verdict.mark is not None:
-        state.mark = verdict.mark
-        state.update_incident(mark=verdict.mark)
+    state.judged = decision
+    mark = mark_of(first, state.peak)
+    if mark is not None:
+        state.mark = mark
+        state.update_incident(mark=mark)
+    for fault in batch:
+        if fault.cause in _DISTRUSTED and fault.worker is not None:
+            state.roster.doubt(fault.worker)
     hosts = state.world.hosts() if state.world is not None else set()
     state.unproven = set() if any(fault.certain for fault in batch) else hosts
     ending.end_attempt(state, first.what)
     state.batch = []
+    return True
+
+
+_DISTRUSTED = frozenset({Cause.HANG, Cause.CORRUPTION, Cause.STRAGGLER})
+"""Their processes live, and are not given a rank again."""
+
+
+def _take_down(state: State, decision: Decision, now: float) -> None:
+    """The decision, and the account that it was taken on, belong to the incident."""
+    if state.incident is not None:
+        state.incident = state.incident.decided(decision, weighing.budget(state, now))
+
+
+def _is_let_be(state: State, fault: Fault, now: float) -> bool:
+    """Whether nothing is done about it: then it is told as an incident that cost nothing, once per
+    window."""
+    if state.incident is not None or state.stage is not Stage.RUNNING:
+        return False
+    before = state.offences
+    weighing.blame(state, (fault,), now)
+    budget = weighing.budget(state, now, coming=(fault,))
+    decision = decide(replace(weighing.situation(state, (fault,), now), budget=budget))
+    if decision.action is not Action.IGNORE:
+        state.offences = before  # counted when it is judged
+        return False
+    key = (fault.cause.value, fault.agent, fault.rank)
+    told_at = state.let_be.get(key)
+    if told_at is not None and now < told_at + state.config.window_s:
+        state.offences = before
+        return True
+    state.let_be[key] = now
+    state.incidents += 1
+    told = Incident.opened(state.incidents, fault, now)
+    told = told.decided(decision, weighing.budget(state, now))
+    told = replace(told, offences=tuple(one for one in state.offences if one not in before))
+    state.emit(EventKind.INCIDENT_OPENED, **told.data())
+    state.emit(EventKind.INCIDENT_CLOSED, **told.closed(now, "training goes on").data())
     return True
 
 
@@ -82,22 +120,62 @@ def distrust_source(state: State, rank: int, *, for_ever: bool, why: str) -> Non
         if source.uri not in state.saves.bad_uris:
             state.saves.bad_uris.add(source.uri)
             state.emit(EventKind.CHECKPOINT_BAD, step=source.step, uri=source.uri, message=why)
-    elif source.tier in (Tier.OWN_RAM, Tier.PARTNER_RAM):
-        record = state.roster.record(source.agent)
-        life = record.incarnation if record is not None and not for_ever else ""
-        add_bad(
-            state,
-            BadCopy(source.agent, source.place, rank, source.attempt, source.step, life),
-        )
+            tidying.begin(state, source.step)
+        return
+    if source.tier in (Tier.OWN_RAM, Tier.PARTNER_RAM):
+        _distrust(state, source, (source.agent, source.place, rank), why, for_ever=for_ever)
+    elif source.tier is Tier.RESHARD:
+        origins = {(one.agent, one.place, one.rank) for one in source.origins}
+        known = {
+            (bad.agent, bad.place, bad.rank)
+            for bad in state.bad
+            if (bad.attempt, bad.step) == (source.attempt, source.step)
+        }
+        if not origins & known:  # its agent has not told which of them failed
+            for one in sorted(origins):
+                _distrust(state, source, one, why, for_ever=for_ever)
 
 
-def add_bad(state: State, bad: BadCopy) -> None:
-    """Never restore from this copy again; the open incident carries it over a restart."""
+def distrust_origins(
+    state: State, source: Restore, lost: Collection[tuple[str, Place, int]], why: str
+) -> None:
+    """Of what `source` is to be put together from, these parts (agent, place, rank) could not be
+    had: they are not asked for again in this life of their agents. The others stay good."""
+    for one in source.origins:
+        part = (one.agent, one.place, one.rank)
+        if part in lost:
+            _distrust(state, source, part, why, for_ever=False)
+
+
+def _distrust(
+    state: State, source: Restore, part: tuple[str, Place, int], why: str, *, for_ever: bool
+) -> None:
+    agent, place, rank = part
+    record = state.roster.record(agent)
+    life = record.incarnation if record is not None and not for_ever else ""
+    add_bad(state, BadCopy(agent, place, rank, source.attempt, source.step, life), why)
+
+
+def distrust_state(state: State, rank: int, why: str) -> None:
+    """What the rank was told to restore from seems bad as it was computed: other copies of it are
+    hardly better, and are taken only where there is no other state."""
+    assert state.world is not None
+    source = state.world.members[rank].restore
+    distrust_source(state, rank, for_ever=True, why=why)
+    ranks = {one.rank for one in source.origins} or {rank}
+    state.doubted |= {BadCopy("", source.place, one, source.attempt, source.step) for one in ranks}
+
+
+def add_bad(state: State, bad: BadCopy, why: str) -> None:
+    """Never restore from this copy again; what carries it over a restart is the event of a copy
+    that is damaged, and the open incident for one that could not be had."""
     if bad in state.bad:
         return
     state.bad.add(bad)
+    told = {**bad.__dict__, "place": bad.place.value}
+    if not bad.incarnation:
+        state.emit(EventKind.CHECKPOINT_BAD, step=bad.step, uri="", message=why, copy=told)
     if state.incident is not None:
-        told = {**bad.__dict__, "place": bad.place.value}
         state.update_incident(bad=(*state.incident.bad, told))
         state.tell_incident()
 
@@ -105,7 +183,9 @@ def add_bad(state: State, bad: BadCopy) -> None:
 def _record(state: State, fault: Fault, now: float) -> None:
     if state.incident is None:
         state.incidents += 1
-        state.incident = Incident.opened(state.incidents, fault, now)
+        step_s = state.world.step_s() if state.world is not None else None
+        opened = Incident.opened(state.incidents, fault, now)
+        state.incident = replace(opened, devices=state.config.world_size, step_s=step_s)
         state.tell_incident(EventKind.INCIDENT_OPENED)
     elif fault not in state.incident.faults:
         state.incident = state.incident.with_fault(fault)

@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
-from holdfast_service.recovery import ending, forming
+from holdfast_service.recovery import ending, forming, outage, tidying
 from holdfast_service.recovery.effects import FinalizeCheckpoint
 from holdfast_service.recovery.inputs import CheckpointFinalized, RemoteCheckpoints
 from holdfast_service.recovery.saves import Pending
 from holdfast_service.recovery.state import Stage, State
 from holdfast_service.registry import RemoteCheckpoint
 from holdfast_service.reports import EventKind
+from holdfast_workers.messages import Signal
+
+_RECOVERING = (Stage.GATHERING, Stage.FENCING, Stage.FORMING)
 
 
-def hand_out(state: State) -> None:
+def hand_out(state: State, now: float) -> None:
     """Give every complete set of shards that nobody works on to a living agent."""
     if state.stage in (Stage.ENDED, Stage.ASSEMBLING, Stage.ADOPTING):
         return
     for pending in list(state.saves.pending.values()):
         if not state.line.holds(pending.attempt, pending.step, formed_too=True):
             state.saves.drop(pending.attempt, pending.step)
-        elif pending.agent is None:
+        elif pending.agent is None and pending.not_before <= now:
             _give(state, pending)
 
 
 def replace_known(state: State, given: RemoteCheckpoints, now: float) -> None:
     """The remote tier was listed anew; it may hold what nobody lived to tell of."""
+    state.saves.known, state.saves.problem = given.known, given.problem
+    if not given.known:
+        if state.stage is Stage.WAITING:
+            forming.decide(state, now)  # it says what it waits for
+        return
     state.saves.remotes = {one.uri: one for one in given.found}
-    announce(state)
+    for damaged in given.damaged:
+        if damaged.uri not in state.saves.bad_uris:
+            state.saves.bad_uris.add(damaged.uri)
+            state.emit(
+                EventKind.CHECKPOINT_BAD, step=damaged.step, uri=damaged.uri, message=damaged.why
+            )
+    announce(state, now)
+    if state.stage is Stage.WAITING:
+        forming.decide(state, now)
     if state.stage is Stage.FINISHING and ending.is_durable(state):
         forming.finish(state, now)
 
 
-def announce(state: State) -> None:
+def announce(state: State, now: float) -> None:
     """Tell of every finished checkpoint of the present history, once in the life of the job."""
     for one in sorted(state.saves.remotes.values(), key=lambda one: (one.step, one.attempt)):
         known = one.uri in state.saves.announced or one.uri in state.saves.bad_uris
@@ -46,7 +62,9 @@ def announce(state: State) -> None:
             uri=one.uri,
             nbytes=one.nbytes,
             mesh=dict(state.config.mesh),
+            metrics=dict(one.metrics),
         )
+        outage.over(state, now, f"step {one.step} is in the remote tier")
 
 
 def finalized(state: State, given: CheckpointFinalized, now: float) -> None:
@@ -58,22 +76,37 @@ def finalized(state: State, given: CheckpointFinalized, now: float) -> None:
         state.saves.bad_uris.add(given.uri)
         message = f"a later attempt started before step {given.step} of attempt {given.attempt}"
         state.emit(EventKind.CHECKPOINT_BAD, step=given.step, uri=given.uri, message=message)
+        tidying.begin(state, given.step)  # retention must not take it for the newest good one
         return
-    state.saves.finished(RemoteCheckpoint(given.step, given.attempt, given.uri, given.nbytes))
-    announce(state)
-    for uri in given.deleted:
+    state.saves.finished(
+        RemoteCheckpoint(given.step, given.attempt, given.uri, given.nbytes, given.metrics)
+    )
+    announce(state, now)
+    tidying.begin(state, given.step)
+    if given.step >= ending.last_step(state):
+        _last_is_durable(state, now)
+
+
+def tidied(state: State, signal: Signal, now: float) -> None:
+    """Retention is through with the remote tier, or gave up: the next one takes the rest."""
+    for uri, why in signal.detail["deleted"].items():
         gone = state.saves.remotes.pop(uri, None)
         if gone is not None:
-            state.emit(EventKind.CHECKPOINT_DELETED, step=gone.step, uri=uri, why="retention")
-    if given.step >= state.config.steps:
-        _last_is_durable(state, now)
+            state.emit(EventKind.CHECKPOINT_DELETED, step=gone.step, uri=uri, why=why)
+    if signal.detail["message"]:
+        state.note(f"retention failed on {signal.agent}: {signal.detail['message']}")
+    if state.saves.tidying == signal.detail["step"]:
+        state.saves.tidying = None
+        if state.stage is Stage.FINISHING:
+            forming.finish(state, now)
 
 
 def _last_is_durable(state: State, now: float) -> None:
     if state.stage is Stage.FINISHING:
         forming.finish(state, now)
-    elif state.stage not in (Stage.RUNNING, Stage.ASSEMBLING, Stage.ADOPTING):
-        ending.succeed(state, now)  # amid a recovery: there is nothing left to recover
+    elif state.stage is Stage.WAITING or (state.stop is not None and state.stage in _RECOVERING):
+        ending.conclude(state, now)
+    # Else amid a recovery: the attempt that it ends in tells the last state's digest, and no more.
 
 
 def _give(state: State, pending: Pending) -> None:

@@ -6,20 +6,30 @@ and only of agents that have answered this attempt's fence in their present life
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
+from holdfast_service.holdings import Holding, holdings, restorable, why_not_newer
+from holdfast_service.ladder import Action, Decision, carried_out
+from holdfast_service.policy import Cause
 from holdfast_service.ranks import Assignment, Home, Shortage, assign
-from holdfast_service.recovery import ending
+from holdfast_service.recovery import completing, ending, pacing, tidying, weighing
 from holdfast_service.recovery.effects import Fence, Form, RemoveAgent, WarmUp
-from holdfast_service.recovery.orders import build_world, describe_decision, orders_for
+from holdfast_service.recovery.orders import build_world, orders_for, seating
+from holdfast_service.recovery.partners import tell_protection
 from holdfast_service.recovery.roster import AgentRecord, copies
 from holdfast_service.recovery.state import Stage, State, World
 from holdfast_service.registry import RestorePoint, Source, find_restore_point
 from holdfast_service.reports import EventKind, Phase
+from holdfast_workers.messages import Restore, Tier
+
+FOUND_TOLD = 8
+"""Of the states found in all tiers, so many are told with an attempt, newest first."""
 
 
 def open_attempt(state: State, now: float) -> None:
     """Announce the next attempt to every agent that is there."""
     state.attempt = max(state.attempt, state.roster.highest_attempt()) + 1
-    state.saves.drop_incomplete()
     state.waiting_for = ""
     state.update_incident(next_attempt=state.attempt)
     state.tell_incident()
@@ -34,7 +44,10 @@ def open_attempt(state: State, now: float) -> None:
 def fence(state: State, record: AgentRecord) -> None:
     """Ask one agent to make way for the present attempt, and wait for its answer."""
     state.awaiting.add(record.agent)
-    state.ask(Fence(record.agent, state.attempt, record.incarnation))
+    last = state.last_world.members.values() if state.last_world is not None else ()
+    condemned = {one.worker for one in last if one.worker and one.agent == record.agent}
+    condemned &= state.condemned
+    state.ask(Fence(record.agent, state.attempt, record.incarnation, tuple(sorted(condemned))))
 
 
 def give_up_on_silent(state: State, now: float) -> None:
@@ -43,25 +56,36 @@ def give_up_on_silent(state: State, now: float) -> None:
     for agent in sorted(state.awaiting):
         record = state.roster.record(agent)
         if record is not None and record.live:
-            state.ask(RemoveAgent(agent, why, record.incarnation))
             if state.last_world is None or agent not in state.last_world.hosts():
                 state.emit(EventKind.STANDBY, agent=agent, state="lost")
-            state.roster.lose(agent)
-            state.saves.release(agent)
-            state.note(f"{agent}: {why}")
+            drop(state, agent, why)
     state.awaiting = set()
     decide(state, now)
+
+
+def drop(state: State, agent: str, why: str) -> None:
+    """The agent is as good as lost, and must not live on."""
+    record = state.roster.record(agent)
+    if record is None or not record.live:
+        return
+    state.ask(RemoveAgent(agent, why, record.incarnation))
+    state.roster.lose(agent)
+    state.saves.release(agent)
+    state.note(f"{agent}: {why}")
 
 
 def decide(state: State, now: float) -> None:
     """Everybody who is there has made way: seat the ranks, or wait for who is missing."""
     if state.awaiting and state.stage is Stage.FENCING:
         return
+    if state.unproven <= state.lapsed:
+        state.unproven = set()
     if state.unproven:
         names = ", ".join(sorted(state.unproven))
         _wait(state, f"proof that the last attempt has stopped on any of {names}", now)
         return
     records = state.roster.fenced(state.attempt)
+    completing.save_for_the_lost(state, records)
     config = state.config
     last = state.last_world
     ranks = {
@@ -69,25 +93,54 @@ def decide(state: State, now: float) -> None:
         for member in (last.members.values() if last else ())
         if member.worker is not None
     }
-    nodes = state.roster.nodes(records, ranks)
+    nodes = weighing.places(state, records, ranks, now)
     result = assign(config.groups, _homes(state), nodes)
+    if ending.is_durable(state) and (isinstance(result, Shortage) or _has_told_its_end(state)):
+        ending.conclude(state, now)
+        return
     if isinstance(result, Shortage):
         missing = ", ".join(str(rank) for rank in result.ranks)
         _wait(state, f"node for ranks {missing}", now)
         return
-    point = find_restore_point(
+    known = _known(state, records)
+    point = _restore_point(state, known)
+    if point.source is not Source.MEMORY and not state.saves.known:
+        why = f" ({state.saves.problem})" if state.saves.problem else ""
+        _wait(state, f"answer of the remote tier, which may hold what memory has not{why}", now)
+        return
+    if point.source is Source.INIT and _was_not_finite(state):
+        why = (
+            "from every saved state that was left the next step was not finite: the states are as "
+            f"they were computed, so look at data and learning rate about step {state.committed}"
+        )
+        ending.fail(state, now, "not_finite", why)
+        return
+    _form(state, result, point, holdings(config.mesh, **known), records, now)
+
+
+def _has_told_its_end(state: State) -> bool:
+    """All is saved, and one more attempt would tell nothing new: a stop was asked for, or one has
+    stood on the last step already, to tell the digest of its state."""
+    last = state.last_world
+    return state.stop is not None or (last is not None and last.restored_step >= state.config.steps)
+
+
+def _restore_point(state: State, known: dict[str, Any]) -> RestorePoint:
+    """What is doubted comes after everything else that is saved."""
+    config = state.config
+    find = partial(
+        find_restore_point,
         world_size=config.world_size,
         mesh=config.mesh,
-        copies=copies(records),
-        remotes=state.saves.remotes.values(),
-        line=state.line,
-        bad=frozenset(state.bad),
-        bad_uris=frozenset(state.saves.bad_uris),
+        beginning=config.beginning,
     )
-    if point.source is Source.REMOTE and point.step >= config.steps:
-        ending.succeed(state, now)
-        return
-    _form(state, result, point, records, now)
+    point = find(**{**known, "bad": known["bad"] | state.doubted})
+    return point if point.source is not Source.INIT else find(**known)
+
+
+def _was_not_finite(state: State) -> bool:
+    faults = state.incident.faults if state.incident is not None else ()
+    return any(fault.cause is Cause.NOT_FINITE for fault in faults)
 
 
 def advance(state: State, now: float) -> None:
@@ -117,6 +170,8 @@ def run(state: State, now: float) -> None:
         joined={str(r): {"phases_s": m.phases_s} for r, m in sorted(world.members.items())},
         first_step=first,
     )
+    tell_protection(state)
+    state.condemned = set()
     state.committed = max(first, world.restored_step)
     state.note_step(world.attempt, state.committed)
     if state.incident is not None:
@@ -125,6 +180,7 @@ def run(state: State, now: float) -> None:
         state.incident = state.incident.closed(now, resolution)
         state.tell_incident(EventKind.INCIDENT_CLOSED)
         state.closed_incident, state.incident = state.incident, None
+        pacing.recovered(state, [member.restore.tier for member in world.members.values()])
     state.show(Phase.RUNNING)
     state.enter(Stage.RUNNING, now, None)
     if any(member.done for member in world.members.values()):
@@ -142,8 +198,9 @@ def finish(state: State, now: float) -> None:
         state.stage is Stage.FINISHING
         and all(member.done for member in world.members.values())
         and ending.is_durable(state)
+        and not tidying.holds_up(state, now)
     ):
-        ending.succeed(state, now)
+        ending.conclude(state, now)
 
 
 def settle(state: State, world: World) -> None:
@@ -191,36 +248,56 @@ def _wait(state: State, resource: str, now: float) -> None:
     if state.stage is not Stage.WAITING:
         state.spent("fence", now - state.since)
         patience = state.config.wait_for_replacement_s
+        if state.unproven:
+            patience = max(patience, state.config.lapse_s or 0.0)  # when it will be proven
+        if state.last_world is None and state.committed == 0:
+            patience = max(patience, state.start_deadline - now)  # it starts: nobody is replaced
         if state.waiting_until is not None:
             patience = min(patience, max(0.0, state.waiting_until - now))
             state.waiting_until = None
         state.enter(Stage.WAITING, now, patience)
     if resource != state.waiting_for:
         state.waiting_for = resource
-        state.update_incident(decision="wait for a replacement", reason=f"there is no {resource}")
+        state.update_incident(decision=Action.WAIT.value, reason=f"there is no {resource}")
         state.tell_incident()
         state.emit(EventKind.WAITING, resource=resource, until=state.deadline)
+
+
+def _known(state: State, records: list[AgentRecord]) -> dict[str, Any]:
+    """All that there is to go on from."""
+    return {
+        "copies": copies(records),
+        "remotes": state.saves.remotes.values(),
+        "line": state.line,
+        "bad": frozenset(state.bad),
+        "bad_uris": frozenset(state.saves.bad_uris),
+    }
 
 
 def _form(
     state: State,
     result: Assignment,
     point: RestorePoint,
+    found: list[Holding],
     records: list[AgentRecord],
     now: float,
 ) -> None:
     state.spent("decide" if state.stage is Stage.WAITING else "fence", now - state.since)
     state.spent("decide", 0.0)
-    if point.source is Source.MEMORY:
+    if point.source in (Source.MEMORY, Source.RESHARD):
         state.line = state.line.ran(point.attempt)
     world = build_world(state, result, point, records, now)
-    _tell_decision(state, result, point, world)
-    _tell_forming(state, world, point, records)
+    decision = carried_out(state.judged, seating(state, result, world))
+    _tell_decision(state, decision, point, world, why_not_newer(found, point.step))
+    _tell_forming(state, world, point, found, records)
     by_agent = {record.agent: record for record in records}
     for order_agent, order in orders_for(state, world, by_agent):
         state.ask(Form(order_agent, order, by_agent[order_agent].incarnation))
     state.world = world
+    if state.line.begins_elsewhere(world.restored_step):
+        state.floor = world.restored_step
     state.line = state.line.formed(world.attempt, world.restored_step)
+    state.saves.keep_only(state.line)
     settle(state, world)
     for record in records:
         if record.agent not in world.hosts():
@@ -228,11 +305,15 @@ def _form(
     state.enter(Stage.FORMING, now, state.config.form_timeout_s)
 
 
-def _tell_decision(state: State, result: Assignment, point: RestorePoint, world: World) -> None:
-    decision, reason = describe_decision(state.config, result, world)
+def _tell_decision(
+    state: State, decision: Decision, point: RestorePoint, world: World, not_newer: str
+) -> None:
+    reason = decision.reason
+    if decision.refused:  # else a former supervisor judged it, and the incident has its reasons
+        state.update_incident(refused=tuple(one.data() for one in decision.refused))
     state.update_incident(
-        decision=decision,
-        reason=reason,
+        decision=decision.action.value,
+        reason=f"{reason}; {not_newer}" if not_newer else reason,
         restored_step=point.step,
         steps_lost=max(0, state.committed - point.step),
         tiers={rank: one.restore.tier.value for rank, one in world.members.items()},
@@ -241,7 +322,11 @@ def _tell_decision(state: State, result: Assignment, point: RestorePoint, world:
 
 
 def _tell_forming(
-    state: State, world: World, point: RestorePoint, records: list[AgentRecord]
+    state: State,
+    world: World,
+    point: RestorePoint,
+    found: list[Holding],
+    records: list[AgentRecord],
 ) -> None:
     members = [world.members[rank] for rank in sorted(world.members)]
     standbys = [record for record in records if record.agent not in world.hosts()]
@@ -265,10 +350,17 @@ def _tell_forming(
             "step": point.step,
             "attempt": point.attempt,
             "tiers": {str(m.rank): m.restore.tier.value for m in members},
-            "sources": {str(m.rank): m.restore.agent or m.restore.uri for m in members},
+            "sources": {str(m.rank): _whence(m.restore) for m in members},
+            "newest": {tier.value: one.step for tier, one in restorable(found).items()},
+            "found": [one.data() for one in found[:FOUND_TOLD]],
         },
         cause_incident=state.incident.number if state.incident else None,
     )
+
+
+def _whence(restore: Restore) -> str:
+    agents = sorted({one.agent for one in restore.origins})
+    return restore.agent or restore.uri or ", ".join(agents)
 
 
 def _all_joined(state: State, world: World, now: float) -> None:
@@ -279,4 +371,13 @@ def _all_joined(state: State, world: World, now: float) -> None:
     state.spent("restore", restore)
     state.update_incident(joined_attempt=world.attempt)
     state.tell_incident()
+    start = world.members[0].restore
+    if start.tier is Tier.INIT and start.uri:
+        state.emit(
+            EventKind.INITIALISED_FROM,
+            attempt=world.attempt,
+            uri=start.uri,
+            step=start.step,
+            what=start.what.value,
+        )
     state.deadline = now + state.config.first_step_timeout_s

@@ -6,8 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast_service.policy import Cause, Fault
-from holdfast_service.recovery import faults, forming
-from holdfast_service.recovery.partners import mend_partners
+from holdfast_service.recovery import (
+    corrupted,
+    faults,
+    finalizing,
+    forming,
+    guarding,
+    leaving,
+    outage,
+    suspicion,
+)
+from holdfast_service.recovery.partners import link_failed
 from holdfast_service.recovery.state import WITH_WORLD, Member, Stage, State
 from holdfast_service.registry import BadCopy
 from holdfast_service.reports import EventKind
@@ -16,13 +25,19 @@ from holdfast_workers.messages import (
     Place,
     Signal,
     SignalKind,
+    Tier,
     WorkerError,
 )
 
 CAUSES = {
     ErrorKind.COMMUNICATION: Cause.COMMUNICATION,
     ErrorKind.USER: Cause.USER_ERROR,
+    ErrorKind.NOT_FINITE: Cause.USER_ERROR,
+    ErrorKind.GUARD: Cause.GUARD,
+    ErrorKind.GUARD_STOP: Cause.GUARD,
     ErrorKind.RESTORE: Cause.BAD_STATE,
+    ErrorKind.DAMAGED: Cause.BAD_STATE,
+    ErrorKind.STORAGE: Cause.RESTORE_UNAVAILABLE,
     ErrorKind.INTERNAL: Cause.INTERNAL_ERROR,
 }
 
@@ -47,9 +62,11 @@ def hear(state: State, signal: Signal, now: float) -> None:
 
 
 def shard_saved(state: State, attempt: int, rank: int | None, record: dict[str, Any]) -> None:
-    """A rank's shard is durable. What an older attempt saves is not published any more."""
-    if rank is not None and attempt == state.attempt and state.stage in WITH_WORLD:
-        state.saves.add(attempt, int(record["step"]), rank, record)
+    """A rank's shard is durable. That of an attempt which has ended counts as long as the step is
+    part of history: a save goes on when a worker dies."""
+    step = int(record["step"])
+    if rank is not None and state.line.holds(attempt, step, formed_too=True):
+        state.saves.add(attempt, step, rank, record)
 
 
 def _member(state: State, signal: Signal) -> Member | None:
@@ -85,10 +102,14 @@ def _exited(state: State, signal: Signal, now: float) -> None:
         return  # it has done all its steps; its shard is in the hands of a saver by now
     step = int(signal.detail.get("step", 0)) or state.committed
     what = f"rank {member.rank} on {signal.agent} ended by {_how(signal)} at step {step}"
+    ended_by, short = _ended_by(signal), str(signal.detail.get("out_of_memory") or "")
+    cause = Cause.PREEMPTED if ended_by == "SIGTERM" else Cause.WORKER_CRASH
+    if short:
+        cause, what = Cause.OUT_OF_MEMORY, f"{what}: {short}"
     faults.accuse(
         state,
         Fault(
-            Cause.WORKER_CRASH,
+            cause,
             attempt=state.attempt,
             at=signal.at,
             what=what,
@@ -96,17 +117,23 @@ def _exited(state: State, signal: Signal, now: float) -> None:
             worker=signal.worker,
             agent=signal.agent,
             step=step,
+            ended_by=ended_by,
         ),
         now,
     )
 
 
+def _ended_by(signal: Signal) -> str:
+    """See `Fault.ended_by`."""
+    detail = signal.detail
+    if detail.get("exit_code") is not None:
+        return f"exit code {detail['exit_code']}"
+    return str(detail.get("name") or detail.get("signal") or "")
+
+
 def _how(signal: Signal) -> str:
     why = f": {signal.detail['why']}" if signal.detail.get("why") else ""
-    for key in ("signal", "exit_code"):
-        if signal.detail.get(key) is not None:
-            return f"{key.replace('_', ' ')} {signal.detail[key]}{why}"
-    return why.removeprefix(": ") or "an unknown cause"
+    return f"{_ended_by(signal)}{why}".removeprefix(": ") or "an unknown cause"
 
 
 def _failed(state: State, signal: Signal, now: float) -> None:
@@ -114,9 +141,19 @@ def _failed(state: State, signal: Signal, now: float) -> None:
     if member is None:
         return
     error = _error(signal)
+    if error.kind is ErrorKind.CORRUPTION:
+        corrupted.found(state, signal, error, now)
+        return
     cause = CAUSES[error.kind]
+    if signal.detail.get("trip"):
+        guarding.heed(state, signal.attempt, signal.detail["trip"])
+    if _follows_from_restored_state(state, error):
+        cause = Cause.NOT_FINITE
+        for rank in state.world.members if state.world is not None else ():
+            faults.distrust_state(state, rank, f"not finite: {error.message}")
     if cause is Cause.BAD_STATE:
-        faults.distrust_source(state, member.rank, for_ever=False, why=error.message)
+        damaged = error.kind is ErrorKind.DAMAGED
+        faults.distrust_source(state, member.rank, for_ever=damaged, why=error.message)
     if cause is Cause.INTERNAL_ERROR and signal.worker is not None:
         state.roster.doubt(signal.worker)
     what = f"rank {member.rank} on {signal.agent}: {error.type} at step {error.step}: "
@@ -135,6 +172,19 @@ def _failed(state: State, signal: Signal, now: float) -> None:
         ),
         now,
     )
+
+
+def _follows_from_restored_state(state: State, error: WorkerError) -> bool:
+    """Whether a step was not finite right after a restore. Whoever computed that state went on
+    from finite values, for no other step is applied: so the saved state is suspected. Unless the
+    same step was not finite before: then it is the step's own fault, and the user's."""
+    world = state.world
+    if error.kind is not ErrorKind.NOT_FINITE or world is None:
+        return False
+    restored = all(one.restore.tier is not Tier.INIT for one in world.members.values())
+    mark = state.mark
+    seen_before = mark is not None and (mark.type, mark.step) == (error.type, error.step)
+    return restored and error.step <= world.restored_step and not seen_before
 
 
 def _error(signal: Signal) -> WorkerError:
@@ -167,6 +217,8 @@ def first_step_seen(state: State, attempt: int, step: int, now: float) -> None:
         return
     if world.first_step is None:
         world.first_step, world.first_step_at = step, now
+    if world.newest is None or step > world.newest[0]:
+        world.newest = (step, now)
     forming.advance(state, now)
 
 
@@ -175,7 +227,8 @@ def _done(state: State, signal: Signal, now: float) -> None:
     if member is None:
         return
     member.done = True
-    state.note_step(signal.attempt, int(signal.detail.get("step", state.config.steps)))
+    state.final_step = int(signal.detail["step"])
+    state.note_step(signal.attempt, state.final_step)
     if state.stage is Stage.FORMING:
         forming.advance(state, now)
     elif state.stage in (Stage.RUNNING, Stage.FINISHING):
@@ -186,11 +239,13 @@ def _shard_failed(state: State, signal: Signal, now: float) -> None:
     """A periodic checkpoint is given up; the last one is worth another attempt."""
     step = int(signal.detail["step"])
     message = str(signal.detail.get("message", ""))
+    if not state.saves.drop(signal.attempt, step):
+        return  # another rank has given it up before
     if signal.attempt != state.attempt or state.stage not in WITH_WORLD:
         return
-    state.saves.drop(signal.attempt, step)
     what = f"rank {signal.rank} on {signal.agent} could not save step {step}: {message}"
-    if step < state.config.steps:
+    stopping = state.stop is not None and step >= (state.final_step or 0)
+    if signal.detail.get("superseded") or (step < state.config.steps and not stopping):
         state.emit(EventKind.CHECKPOINT_BAD, step=step, uri="", message=what)
         return
     fault = Fault(
@@ -206,6 +261,16 @@ def _shard_failed(state: State, signal: Signal, now: float) -> None:
     faults.accuse(state, fault, now)
 
 
+def _shard_delayed(state: State, signal: Signal, now: float) -> None:
+    """The remote tier does not take a shard; its agent tries again."""
+    step = int(signal.detail["step"])
+    why = f"rank {signal.rank} on {signal.agent} cannot save step {step}: "
+    what = why + str(signal.detail.get("message", ""))
+    outage.noticed(
+        state, now, at=signal.at, what=what, step=step, rank=signal.rank, agent=signal.agent
+    )
+
+
 def _shard_saved(state: State, signal: Signal, now: float) -> None:
     del now
     shard_saved(state, signal.attempt, signal.rank, signal.detail)
@@ -213,16 +278,27 @@ def _shard_saved(state: State, signal: Signal, now: float) -> None:
 
 def _zygote_lost(state: State, signal: Signal, now: float) -> None:
     del now
-    state.note(f"the zygote of {signal.agent} died; another is being started")
+    unfit = str(signal.detail.get("unfit") or "")
+    if unfit:
+        state.roster.is_unfit(signal.agent, unfit)
+        state.note(f"{signal.agent} cannot run workers any more: {unfit}")
+    else:
+        state.note(f"the zygote of {signal.agent} died; another is being started")
 
 
 def _partner_lost(state: State, signal: Signal, now: float) -> None:
-    del now
     partner = str(signal.detail.get("partner", ""))
     if _of_this_attempt(state, signal) is None or not partner:
         return
-    state.bad_links.add((signal.agent, partner))
-    mend_partners(state)
+    link_failed(state, signal.agent, partner, now)
+
+
+def _sources_lost(state: State, signal: Signal, now: float) -> None:
+    """A rank is about to fail for want of parts of its state: these could not be had."""
+    member = _of_this_attempt(state, signal)
+    if member is not None:
+        lost = {(agent, Place(place), rank) for agent, place, rank in signal.detail["origins"]}
+        faults.distrust_origins(state, member.restore, lost, str(signal.detail["message"]))
 
 
 def _bad_shard(state: State, signal: Signal, now: float) -> None:
@@ -231,6 +307,7 @@ def _bad_shard(state: State, signal: Signal, now: float) -> None:
     member = _of_this_attempt(state, signal)
     if (
         member is not None
+        and member.restore.tier is not Tier.RESHARD  # another source may have it whole
         and not member.joined
         and state.stage
         in (
@@ -255,7 +332,14 @@ def _bad_shard(state: State, signal: Signal, now: float) -> None:
     place, step = signal.detail.get("place"), signal.detail.get("step")
     if place and step is not None and signal.rank is not None:
         computed = int(signal.detail.get("attempt", signal.attempt))
-        faults.add_bad(state, BadCopy(signal.agent, Place(place), signal.rank, computed, int(step)))
+        bad = BadCopy(signal.agent, Place(place), signal.rank, computed, int(step))
+        faults.add_bad(state, bad, message)
+
+
+def _stalled(state: State, signal: Signal, now: float) -> None:
+    member = _of_this_attempt(state, signal)
+    if member is not None and not member.done:
+        suspicion.stalled(state, int(signal.detail["beat"]["step"]), signal.at, now)
 
 
 _HEARERS: dict[SignalKind, Callable[[State, Signal, float], None]] = {
@@ -266,7 +350,14 @@ _HEARERS: dict[SignalKind, Callable[[State, Signal, float], None]] = {
     SignalKind.WORKER_DONE: _done,
     SignalKind.SHARD_SAVED: _shard_saved,
     SignalKind.SHARD_FAILED: _shard_failed,
+    SignalKind.SHARD_DELAYED: _shard_delayed,
+    SignalKind.RECOMPUTED: corrupted.recomputed,
+    SignalKind.TIDIED: finalizing.tidied,
     SignalKind.PARTNER_LOST: _partner_lost,
     SignalKind.ZYGOTE_LOST: _zygote_lost,
+    SignalKind.SOURCES_LOST: _sources_lost,
+    SignalKind.NODE_UNWELL: leaving.health_told,
     SignalKind.BAD_SHARD: _bad_shard,
+    SignalKind.RANK_STALLED: _stalled,
+    SignalKind.GUARD_TRIPPED: guarding.tripped,
 }

@@ -7,17 +7,23 @@ Duties of the shell that feeds them:
 - A signal may be fed more than once, and late: the core sorts out what is stale.
 - Every command effect (`Fence`, `Form`, ...) ends in its answer or in `CommandFailed`; an answer
   that never comes is covered by the core's own deadlines.
-- `RemoteCheckpoints` before the first `AgentUp`, and again every few seconds while the phase is
+- `RemoteCheckpoints` before the first `AgentUp` (not `known` if the remote tier does not answer,
+  and again when it does), and again every few seconds while the phase is
   FINISHING: a checkpoint may become durable whose writer's answer nobody lived to hear.
 - `Tick` when `core.next_deadline()` has passed; ticks too early or too often do no harm.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from holdfast_service.quarantine import Avoided
 from holdfast_service.registry import RemoteCheckpoint
-from holdfast_workers.messages import AgentReport, Signal
+from holdfast_service.reports import StopKind
+from holdfast_workers.injection import Injection
+from holdfast_workers.messages import AgentReport, Inspection, Signal, StepRow, WorkerReport
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,16 @@ class AgentLost:
     """Whether its processes are known to be dead (connection closed, node declared dead). False
     where it is merely silent: as long as *no* member of its attempt is known to have stopped, no
     new one is formed. Say it again with True as soon as it is known."""
+
+
+@dataclass(frozen=True)
+class LeaseEnded:
+    """An agent that is not there was granted nothing for so long that the ranks it may still run
+    hold before their next step. Proof, once it is so of every agent of the last world."""
+
+    agent: str
+    incarnation: str = ""
+    """Which life of it was heard last; "" where no life is known."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +89,8 @@ class Fenced:
 @dataclass(frozen=True)
 class CommandFailed:
     """A command could not be delivered or was refused. `command` is the effect's class name in
-    lower case: "fence", "form", "warm_up", "set_partner", "finalize_checkpoint", "stop"."""
+    lower case: "fence", "form", "warm_up", "set_partners", "free_memory", "set_intervals",
+    "finish", "inspect", "save_held", "finalize_checkpoint", "inject", "stop"."""
 
     agent: str
     command: str
@@ -82,14 +99,59 @@ class CommandFailed:
     incarnation: str = ""
     step: int = 0
     """Of a `FinalizeCheckpoint`: which step."""
+    refused: bool = False
+    """Of a `FinalizeCheckpoint`: the remote tier does not take it now."""
+    number: int = 0
+    """Of an `Inspect`: which look."""
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """Answer to `Inspect`: the agent's ranks as they are seen from outside."""
+
+    agent: str
+    attempt: int
+    number: int
+    inspections: tuple[Inspection, ...]
+    incarnation: str = ""
+
+
+@dataclass(frozen=True)
+class PartnersSet:
+    """Answer to `SetPartners`: the rank on this agent replicates to these agents by now."""
+
+    agent: str
+    attempt: int
+    rank: int
+    partners: tuple[str, ...]
+    incarnation: str = ""
 
 
 @dataclass(frozen=True)
 class StepCommitted:
-    """The newest step known to be committed, from metric rows. Only makes figures better."""
+    """The newest step known to be committed, from metric rows. Only makes figures better, frees
+    memory that nobody needs any more, and gives links and commands that failed another chance."""
 
     attempt: int
     step: int
+    protected: int = -1
+    """The newest step that all partners of all ranks held by then."""
+
+
+@dataclass(frozen=True)
+class StepsMeasured:
+    """Metric rows, ascending; what one agent tells, another may have told before."""
+
+    rows: tuple[StepRow, ...]
+
+
+@dataclass(frozen=True)
+class DamagedCheckpoint:
+    """A folder of the remote tier that was finished, and whose manifest cannot be read."""
+
+    step: int
+    uri: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -97,22 +159,69 @@ class RemoteCheckpoints:
     """Finished checkpoints found in the remote tier; replaces what was known of it."""
 
     found: tuple[RemoteCheckpoint, ...]
+    damaged: tuple[DamagedCheckpoint, ...] = ()
+    known: bool = True
+    """False: it does not answer, and may hold any. Nothing is started from the seed then."""
+    problem: str = ""
+    """Why it does not answer."""
 
 
 @dataclass(frozen=True)
 class CheckpointFinalized:
-    """Answer to `FinalizeCheckpoint`: the manifest is durable; `deleted` fell to retention."""
+    """Answer to `FinalizeCheckpoint`: the manifest is durable."""
 
     step: int
     attempt: int
     uri: str
     nbytes: int
-    deleted: tuple[str, ...] = field(default=())
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class CancelRequested:
+class WorkersSeen:
+    """An agent's workers as it told them when it was asked, every second or so: a signal may have
+    been lost on its way. The answers of one agent come in the order in which it was asked."""
+
+    agent: str
+    incarnation: str
+    workers: tuple[WorkerReport, ...]
+    shards: tuple[dict[str, Any], ...] = ()
+    """Records of shards that it has saved and that are in no manifest yet."""
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    """Make a last step, save it to the remote tier, end: until `deadline`. May be said again; a
+    later deadline then changes nothing, an earlier one hastens the end."""
+
+    kind: StopKind
     reason: str
+    deadline: float
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """No byte came to the agent's node and back unharmed, though it did between others; or, where
+    that was said before, one did now: then `why` is empty."""
+
+    agent: str
+    incarnation: str
+    why: str
+
+
+@dataclass(frozen=True)
+class NodesAvoided:
+    """The nodes that the control plane has set aside, by name; replaces what was known."""
+
+    nodes: Mapping[str, Avoided]
+
+
+@dataclass(frozen=True)
+class FaultWanted:
+    """Somebody wants a fault; fed once for each number. A rank's or a node's names its rank."""
+
+    number: int
+    fault: Injection
 
 
 @dataclass(frozen=True)
@@ -123,13 +232,21 @@ class Tick:
 Input = (
     AgentUp
     | AgentLost
+    | LeaseEnded
     | NodeWord
     | Signals
     | Fenced
     | CommandFailed
+    | Inspected
+    | PartnersSet
     | StepCommitted
+    | StepsMeasured
     | RemoteCheckpoints
     | CheckpointFinalized
-    | CancelRequested
+    | WorkersSeen
+    | StopRequested
+    | NodesAvoided
+    | Exchanged
+    | FaultWanted
     | Tick
 )

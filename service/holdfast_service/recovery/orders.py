@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
-from holdfast_service.placement import place_partners
+from holdfast_service.intervals import AutoTier
+from holdfast_service.ladder import Seating
 from holdfast_service.ranks import Assignment
-from holdfast_service.recovery.config import RecoveryConfig
-from holdfast_service.recovery.roster import AgentRecord, sites
+from holdfast_service.recovery import fitness
+from holdfast_service.recovery.partners import choose_partners
+from holdfast_service.recovery.roster import AgentRecord
 from holdfast_service.recovery.state import Member, State, World
 from holdfast_service.registry import RestorePoint, restore_for
-from holdfast_workers.messages import FormOrder, Partner, Seat
+from holdfast_workers.messages import FormOrder, Seat, Tier
 
 
 def build_world(
@@ -23,11 +26,14 @@ def build_world(
     """The members of the attempt: seats, partners, and where each gets its state."""
     by_agent = {record.agent: record for record in records}
     seats = {placed.rank: placed.agent for placed in result.placed}
-    partners = place_partners(state.config.mesh, seats, sites(records), frozenset(state.bad_links))
+    chosen = choose_partners(state, seats, records)
+    busy: Counter[str] = Counter()
     members: dict[int, Member] = {}
     for placed in result.placed:
         record = by_agent[placed.agent]
         worker = state.roster.worker(placed.worker) if placed.worker is not None else None
+        restore = restore_for(placed.rank, placed.agent, point, busy)
+        busy[restore.agent] += restore.tier is Tier.PARTNER_RAM
         members[placed.rank] = Member(
             rank=placed.rank,
             agent=placed.agent,
@@ -36,11 +42,18 @@ def build_world(
             host=record.report.host,
             worker=placed.worker,
             role=_role(state, placed.rank, placed.agent, placed.worker),
-            restore=restore_for(placed.rank, placed.agent, point),
-            partner=partners[placed.rank],
+            restore=restore,
+            partners=chosen.partners[placed.rank],
             pid=worker.pid if worker is not None else None,
         )
-    return World(attempt=state.attempt, restored_step=point.step, members=members, formed_at=now)
+    return World(
+        attempt=state.attempt,
+        restored_step=point.step,
+        members=members,
+        formed_at=now,
+        placement=chosen.placement,
+        placed_at=now,
+    )
 
 
 def orders_for(
@@ -56,7 +69,7 @@ def orders_for(
                 rank=member.rank,
                 worker=member.worker,
                 restore=member.restore,
-                partner=partner_of(member.partner, records),
+                partners=tuple(records[agent].partner for agent in member.partners),
             )
             for member in world.members.values()
             if member.agent == agent
@@ -68,31 +81,38 @@ def orders_for(
             store_host=store.host,
             store_port=store.store_port,
             seats=seats,
+            intervals=(state.intervals[AutoTier.MEMORY], state.intervals[AutoTier.REMOTE]),
+            skipped=state.ledger.ranges,
+            leased=state.config.lease_s > 0,
+            recheck=state.unexplained.finding.step if state.unexplained is not None else None,
         )
         orders.append((agent, order))
     return orders
 
 
-def partner_of(agent: str | None, records: Mapping[str, AgentRecord]) -> Partner | None:
-    return None if agent is None else records[agent].partner
+def seating(state: State, result: Assignment, world: World) -> Seating:
+    """What became of the ranks, for the record of the decision."""
+    ranks = tuple(rank for index in result.moved for rank in state.config.groups[index])
+    return Seating(
+        moved=ranks,
+        forked=tuple(rank for rank, one in sorted(world.members.items()) if one.worker is None),
+        onto=tuple(sorted({world.members[rank].agent for rank in ranks})),
+        why_moved=_why_moved(state, result),
+    )
 
 
-def describe_decision(config: RecoveryConfig, result: Assignment, world: World) -> tuple[str, str]:
-    """What was decided, and why in words."""
-    if result.moved:
-        ranks = [rank for index in result.moved for rank in config.groups[index]]
-        agents = sorted({world.members[rank].agent for rank in ranks})
-        return "replace the node", (
-            f"the agent of ranks {_listed(ranks)} is gone; "
-            f"{_listed(agents)} takes them over, the others keep their processes"
-        )
-    forked = [rank for rank, one in sorted(world.members.items()) if one.worker is None]
-    if forked:
-        return "replace the worker", (
-            f"no process for ranks {_listed(forked)} is left, but their agents are healthy: "
-            "fork anew there; the others keep their processes"
-        )
-    return "re-form in place", "every process is still there and keeps its rank"
+def _why_moved(state: State, result: Assignment) -> str:
+    before = {state.homes[index].agent: state.config.groups[index] for index in result.moved}
+    reasons = []
+    for agent, ranks in before.items():
+        record = state.roster.record(agent)
+        there = record is not None and record.live
+        why = fitness.why_avoided(state, record) if record is not None and there else ""
+        listed = ", ".join(str(rank) for rank in ranks)
+        why = f" ({why})" if why else ""
+        gone = f"the agent of ranks {listed} is gone"
+        reasons.append(f"the node of ranks {listed} is to be left{why}" if there else gone)
+    return "; ".join(reasons)
 
 
 def _role(state: State, rank: int, agent: str, worker: str | None) -> str:
@@ -102,7 +122,3 @@ def _role(state: State, rank: int, agent: str, worker: str | None) -> str:
     if worker is None:
         return "forked"
     return "first" if before is None else "standby"
-
-
-def _listed(items: list[int] | list[str]) -> str:
-    return ", ".join(str(item) for item in items)

@@ -92,6 +92,11 @@ class Roster:
         if record is not None:
             record.live, record.fenced = False, 0
 
+    def is_unfit(self, agent: str, why: str) -> None:
+        """The agent can fork no workers any more in this life."""
+        record = self._agents[agent]
+        record.report = replace(record.report, failure={"message": why})
+
     def bury(self, worker: str) -> None:
         """The process is dead; ids are unique for ever, so this never ends."""
         self._dead.add(worker)
@@ -155,10 +160,7 @@ class Roster:
 
 def sites(records: list[AgentRecord]) -> list[Site]:
     """The agents as places for copies."""
-    return [
-        Site(one.agent, one.report.node_id, one.report.domain, one.report.capacity)
-        for one in records
-    ]
+    return [Site(one.agent, one.report.node_id, one.report.domain) for one in records]
 
 
 def copies(records: list[AgentRecord]) -> list[Copy]:

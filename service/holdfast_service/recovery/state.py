@@ -1,30 +1,45 @@
 """The recovery core's memory: what it knows between two inputs, and what it is about to ask for.
 
 Only plain data and the few operations that every room of the core needs. The rooms, in the order
-of their dependencies: `ending`, `faults`, `forming`, `hearing`, `assembly`, `core`.
+of their dependencies: `ending`, `forming`, `stopping`, `faults`, `hearing`, `assembly`, `core`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from holdfast_service.corruption import Evidence
 from holdfast_service.incidents import Incident
-from holdfast_service.policy import ErrorMark, Fault
+from holdfast_service.intervals import AutoTier, Costs
+from holdfast_service.ladder import Decision
+from holdfast_service.placement import Placement
+from holdfast_service.policy import ErrorMark, Fault, Offence
+from holdfast_service.quarantine import Avoided
 from holdfast_service.ranks import Home
 from holdfast_service.recovery.config import RecoveryConfig
 from holdfast_service.recovery.effects import Effect, Emit
 from holdfast_service.recovery.facts import Facts
+from holdfast_service.recovery.inputs import FaultWanted
 from holdfast_service.recovery.roster import Roster
 from holdfast_service.recovery.saves import RemoteSaves
 from holdfast_service.registry import BadCopy, Branch, Line
-from holdfast_service.reports import EventKind, Phase
-from holdfast_workers.messages import Restore, Signal
+from holdfast_service.reports import EventKind, Phase, Stopping
+from holdfast_service.stragglers import PeerTimes
+from holdfast_workers.health.findings import Finding
+from holdfast_workers.ledger import Ledger
+from holdfast_workers.messages import Restore, Signal, SignalKind
+
+if TYPE_CHECKING:
+    from holdfast_service.recovery.straggling import Slow
+    from holdfast_service.recovery.suspicion import Suspicion
 
 
 class Stage(Enum):
-    """Where the core stands. Every one but RUNNING and ENDED has a deadline."""
+    """Where the core stands. Every one but ENDED has a deadline; that of RUNNING moves on
+    with the steps (see `suspicion`)."""
 
     ASSEMBLING = auto()  # waits for enough agents to start
     ADOPTING = auto()  # a restarted supervisor waits for the agents' reports
@@ -33,11 +48,27 @@ class Stage(Enum):
     WAITING = auto()  # too few agents; waits for one
     FORMING = auto()  # waits for all ranks to join, then for the first step
     RUNNING = auto()
-    FINISHING = auto()  # a rank has done its last step; waits for the others and the checkpoint
+    FINISHING = auto()  # the last step is being made or done; waits for the ranks, the checkpoint
     ENDED = auto()
 
 
 WITH_WORLD = frozenset({Stage.GATHERING, Stage.FORMING, Stage.RUNNING, Stage.FINISHING})
+
+
+@dataclass(frozen=True)
+class Health:
+    """Of an agent's node, in one life of it. `number` grows with what the agent says of itself."""
+
+    incarnation: str
+    number: int = -1
+    found: tuple[Finding, ...] = ()
+    measured: Mapping[str, float] = field(default_factory=dict)
+    unreached: Finding | None = None
+    """What exchanging bytes with others came to, if it failed."""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return (*self.found, *([self.unreached] if self.unreached is not None else ()))
 
 
 @dataclass
@@ -52,7 +83,9 @@ class Member:
     worker: str | None
     role: str
     restore: Restore
-    partner: str | None
+    partners: tuple[str, ...]
+    partners_told: bool = True
+    """Whether its agent is known to replicate to them."""
     pid: int | None = None
     joined: bool = False
     done: bool = False
@@ -60,7 +93,7 @@ class Member:
 
     def data(self) -> dict[str, Any]:
         names = ("rank", "worker", "agent", "incarnation", "node_id", "host", "pid", "role")
-        return {**{name: getattr(self, name) for name in names}, "partner": self.partner}
+        return {**{name: getattr(self, name) for name in names}, "partners": list(self.partners)}
 
 
 @dataclass
@@ -74,6 +107,24 @@ class World:
     joined_at: float | None = None
     first_step: int | None = None
     first_step_at: float | None = None
+    repeated_at: float | None = None
+    """When it was first known to be past the step in question (`State.unexplained`)."""
+    newest: tuple[int, float] | None = None
+    """The newest step known to be committed, and when that was heard."""
+    placement: Placement | None = None
+    """Of its members' partners; None in a world taken over from a former supervisor."""
+    placed_at: float = 0.0
+    freed: bool = False
+    """Whether agents were told to free what they hold beside it."""
+    untold: set[tuple[str, str]] = field(default_factory=set)
+    """(agent, command) that failed and is to be asked for again."""
+
+    def step_s(self) -> float | None:
+        """What its steps take, on average; None before there are two."""
+        if self.newest is None or self.first_step is None or self.first_step_at is None:
+            return None
+        steps, seconds = self.newest[0] - self.first_step, self.newest[1] - self.first_step_at
+        return seconds / steps if steps > 0 and seconds > 0 else None
 
     def hosts(self) -> set[str]:
         return {member.agent for member in self.members.values()}
@@ -94,24 +145,91 @@ class State:
     homes: dict[int, Home] = field(default_factory=dict)
     home_lives: dict[int, str] = field(default_factory=dict)
     line: Line = field(default_factory=Line)
+    ledger: Ledger = field(default_factory=Ledger)
+    """Windows of data that no attempt formed from now on reads."""
+    trips: set[tuple[int, int, int, str]] = field(default_factory=set)
+    """Trips of guards that were heard: attempt, step, window, kind."""
     committed: int = 0
+    protected: int = -1
+    """The newest step known to lie in the memory of two nodes, for every rank."""
     awaiting: set[str] = field(default_factory=set)
     """Agents that were sent a fence and have not answered."""
     unproven: set[str] = field(default_factory=set)
     """Hosts of the last world, as long as none of its members is known to have left it."""
+    lapsed: set[str] = field(default_factory=set)
+    """Agents that are not there, and whose ranks step no more: their leases have ended."""
     batch: list[Fault] = field(default_factory=list)
+    suspicion: Suspicion | None = None
+    """Some rank makes no progress, and is being looked at."""
+    looks: int = 0
+    progress_at: float = 0.0
+    """When a step was last known to be new."""
+    peer_times: PeerTimes = field(default_factory=PeerTimes)
+    slow: dict[int, Slow] = field(default_factory=dict)
+    """Ranks that compute more slowly than their peers."""
+    condemned: set[str] = field(default_factory=set)
+    """Workers that are known not to leave their attempt by themselves."""
     failures: tuple[float, ...] = ()
+    """When attempts were condemned, for the budget; those of preemptions apart."""
+    preemptions: tuple[float, ...] = ()
+    offences: tuple[Offence, ...] = ()
+    """Which nodes were to blame within the window."""
+    peak: int = 0
+    """The newest step ever committed, on whatever line of history."""
+    floor: int = 0
+    """A step beyond this one is progress: the newest of the present line, since an attempt began
+    elsewhere than the one before it."""
+    without_progress: int = 0
+    """Attempts in a row that ended without a step beyond `floor`."""
+    judged: Decision | None = None
+    """What was decided when the last attempt was condemned."""
+    unheard: dict[str, frozenset[tuple[SignalKind, str | None]]] = field(default_factory=dict)
+    """Agent → what its workers should have told, when they were last looked at."""
+    let_be: dict[tuple[str, str | None, int | None], float] = field(default_factory=dict)
+    """(cause, agent, rank) of faults that were told and ignored, and when."""
     incident: Incident | None = None
     closed_incident: Incident | None = None
     """The one closed last: a late word on its cause may amend its record."""
+    outage: Incident | None = None
+    """Of the remote tier; nothing waits for its end."""
     incidents: int = 0
     mark: ErrorMark | None = None
     bad: set[BadCopy] = field(default_factory=set)
-    bad_links: set[tuple[str, str]] = field(default_factory=set)
+    doubted: set[BadCopy] = field(default_factory=set)
+    """Taken only where there is nothing else."""
+    corrupted: set[int] = field(default_factory=set)
+    """Attempts that ended because replicas differed in them."""
+    unexplained: Evidence | None = None
+    """Replicas differed and nobody was named: the step is computed again."""
+    refereed: int | None = None
+    """The rank whose share another node is to compute, to decide between two that differ."""
+    sidelined: set[str] = field(default_factory=set)
+    """Agents that get no rank until that is decided."""
+    bad_links: dict[tuple[str, str], float] = field(default_factory=dict)
+    """(agent, partner) over which replication failed, and until when that is held against it."""
+    health: dict[str, Health] = field(default_factory=dict)
+    """Agent → what was last heard of its node's health."""
+    avoided: dict[str, Avoided] = field(default_factory=dict)
+    """Nodes that the control plane has set aside, by name."""
     waiting_for: str = ""
     waiting_until: float | None = None
     """A former supervisor's deadline: a restart does not buy more patience."""
     start_deadline: float = 0.0
+    stop: Stopping | None = None
+    """Somebody asked for an end before the spec's last step."""
+    intervals: dict[AutoTier, int] = field(default_factory=dict)
+    """Steps between two saves, per tier."""
+    chosen: set[AutoTier] = field(default_factory=set)
+    """Tiers whose interval follows from measurement by now."""
+    costs: Costs = field(default_factory=Costs)
+    restores: int = 0
+    """Incidents that took training back to a saved state."""
+    remote_restores: int = 0
+    """Those of them that memory alone could not mend."""
+    final_step: int | None = None
+    """The last step, once a rank has said that it is done."""
+    wanted_faults: list[FaultWanted] = field(default_factory=list)
+    """Injected faults that nobody is there to bring about yet."""
     enough_since: float | None = None
     early: list[Signal] = field(default_factory=list)
     """Signals heard before the world they speak of was adopted."""
@@ -120,7 +238,7 @@ class State:
     facts: Facts | None = None
     out: list[Effect] = field(default_factory=list)
 
-    def emit(self, kind: EventKind, **data: Any) -> None:
+    def emit(self, kind: EventKind, /, **data: Any) -> None:
         self.out.append(Emit(kind, data))
 
     def ask(self, effect: Effect) -> None:
@@ -166,6 +284,9 @@ class State:
         if step > newest.restored_step:
             self.line = self.line.ran(attempt)
         self.committed = max(self.committed, step)
+        self.peak = max(self.peak, step)
+        if step > self.floor:
+            self.floor, self.without_progress = step, 0
         if self.mark is not None and step > self.mark.step:
             self.mark = None  # progress: the same error later is a new one
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, event, literal_column, make_url, text
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.sql import ColumnElement
 
@@ -98,6 +99,19 @@ class Store:
         if self.postgres:
             return literal_column("CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
         return literal_column("((julianday('now') - 2440587.5) * 86400.0)")
+
+
+def is_refused(error: DBAPIError) -> bool:
+    """Whether the database will not have what it was given, however often it is asked.
+
+    Its driver for PostgreSQL has no class of its own for that: SQLSTATE's class 22 says it, or, if
+    it was noticed before anything was sent, a ValueError.
+    """
+    if isinstance(error, DataError | IntegrityError):
+        return True
+    state = getattr(error.orig, "sqlstate", None) or ""
+    cause = error.orig.__cause__ if error.orig is not None else None
+    return state.startswith("22") or isinstance(cause, ValueError)
 
 
 def database_url(given: str) -> URL:

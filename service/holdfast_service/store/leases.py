@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, and_, select, true, update
+from sqlalchemy import ColumnElement, and_, case, select, true, update
 
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import Job
@@ -43,7 +43,12 @@ async def claim(store: Store, owner: str, limit: int, lease_s: float) -> list[Le
         taken = await session.scalars(
             update(Job)
             .where(Job.id.in_(free))
-            .values(lease_owner=owner, lease_token=token, lease_until=store.clock() + lease_s)
+            .values(
+                lease_owner=owner,
+                lease_token=token,
+                lease_until=store.clock() + lease_s,
+                due_at=store.clock(),  # 0 from here on: somebody wants it looked at anew
+            )
             .returning(Job.id)
             .execution_options(synchronize_session=False)
         )
@@ -66,7 +71,8 @@ async def renew(store: Store, owner: str, job_ids: Collection[str], lease_s: flo
 
 
 async def release(store: Store, lease: Lease, due_in_s: float) -> None:
-    """Give the job back, to be looked at again after `due_in_s`. No harm if the lease is lost."""
+    """Give the job back, to be looked at again after `due_in_s`, or at once if a user has asked for
+    something since it was claimed. No harm if the lease is lost."""
     async with store.write() as session:
         await session.execute(
             update(Job)
@@ -75,7 +81,7 @@ async def release(store: Store, lease: Lease, due_in_s: float) -> None:
                 lease_owner=None,
                 lease_token=None,
                 lease_until=0.0,
-                due_at=store.clock() + due_in_s,
+                due_at=case((Job.due_at == 0.0, 0.0), else_=store.clock() + due_in_s),
             )
             .execution_options(synchronize_session=False)
         )

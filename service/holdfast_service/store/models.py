@@ -62,6 +62,8 @@ class Job(Base):
     # A second submission with the same key is the first job; with another body, a conflict.
     idempotency_key: Mapped[str | None] = mapped_column(String(255), unique=True)
     request_digest: Mapped[str] = mapped_column(String(64))
+    # What it begins with instead of its seed: {uri, step, what, job, held}; see origins.py.
+    origin: Mapped[Json | None]
 
     step: Mapped[int] = mapped_column(default=0)
     steps: Mapped[int]
@@ -69,7 +71,11 @@ class Job(Base):
     incidents: Mapped[int] = mapped_column(default=0)
     loss: Mapped[float | None]
     tokens_per_second: Mapped[float | None]
+    intervals: Mapped[Json] = mapped_column(default=dict)  # tier -> as its event told
+    guards: Mapped[Json] = mapped_column(default=dict)  # {trips, ledger, recent}
 
+    faults_wanted: Mapped[int] = mapped_column(default=0)  # number of the newest injected fault
+    faults_injected: Mapped[int] = mapped_column(default=0)  # the newest its supervisor has taken
     event_seq: Mapped[int] = mapped_column(default=0)  # number of the newest event
     log_lines: Mapped[int] = mapped_column(default=0)  # number of the newest log line
     epoch: Mapped[int] = mapped_column(default=0)  # the supervisor's
@@ -120,6 +126,7 @@ class Attempt(Base):
     world_size: Mapped[int]
     standbys: Mapped[list[Any]]
     restore: Mapped[Json]
+    memory: Mapped[Json | None]
     joined: Mapped[Json]
     cause_incident: Mapped[int | None]
     first_step: Mapped[int | None]
@@ -128,6 +135,20 @@ class Attempt(Base):
     running_at: Mapped[float | None]
     ended_at: Mapped[float | None]
     reason: Mapped[str | None] = mapped_column(Text)
+
+
+class InjectedFault(Base):
+    """A fault that a user wants; `injected_at` once the supervisor has taken it."""
+
+    __tablename__ = "injected_faults"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    fault: Mapped[Json]
+    idempotency_key: Mapped[str | None] = mapped_column(String(255))
+    request_digest: Mapped[str] = mapped_column(String(64))
+    requested_at: Mapped[float]
+    injected_at: Mapped[float | None]
 
 
 class AttemptMember(Base):
@@ -154,6 +175,39 @@ class Incident(Base):
     data: Mapped[Json]  # as the supervisor's last word on it
 
 
+class Node(Base):
+    """A machine of the cluster, as `quarantine.node_name` names it; one that is gone stays."""
+
+    __tablename__ = "nodes"
+
+    id: Mapped[str] = mapped_column(String(255), primary_key=True)
+    host: Mapped[str] = mapped_column(Text)
+    cpus: Mapped[float]
+    gpus: Mapped[float]
+    first_seen: Mapped[float]
+    last_seen: Mapped[float]
+    # What was decided about it last; see quarantine.Standings.
+    state: Mapped[str] = mapped_column(String(16))
+    reason: Mapped[str] = mapped_column(Text)
+    since: Mapped[float]
+    until: Mapped[float | None]
+    strikes: Mapped[int]
+    findings: Mapped[list[Any]]  # of its health, as the last job on it told
+    measured: Mapped[Json]  # device -> GB/s of its memory
+
+
+class NodeTrouble(Base):
+    """A node had a part in an incident."""
+
+    __tablename__ = "node_troubles"
+
+    node_id: Mapped[str] = mapped_column(String(255), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    incident: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    cause: Mapped[str] = mapped_column(String(32))
+    at: Mapped[float]
+
+
 class Checkpoint(Base):
     """A remote checkpoint; a deleted or bad one stays on record."""
 
@@ -166,7 +220,9 @@ class Checkpoint(Base):
     tier: Mapped[str] = mapped_column(String(16))
     nbytes: Mapped[int]
     mesh: Mapped[Json]
+    metrics: Mapped[Json]  # of its step, as its manifest tells
     saved_at: Mapped[float]
+    verified_at: Mapped[float | None]  # when every byte was last read and found as it was saved
     deleted_at: Mapped[float | None]
     deleted_why: Mapped[str | None] = mapped_column(Text)
     bad: Mapped[str | None] = mapped_column(Text)

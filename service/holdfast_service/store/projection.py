@@ -10,17 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy.exc import OperationalError, StatementError
+from sqlalchemy import update
+from sqlalchemy.exc import DBAPIError, StatementError
 
-from holdfast_service.lifecycle import State, observed
+from holdfast_service.lifecycle import Desired, State, observed
+from holdfast_service.quarantine import QuarantineRules
 from holdfast_service.reports import Cursors, EventKind, Phase, SupervisorEvent, SupervisorReport
-from holdfast_service.store import series
+from holdfast_service.store import nodes, series
+from holdfast_service.store.engine import is_refused
 from holdfast_service.store.models import Attempt, AttemptMember, Checkpoint, Incident, Job
 from holdfast_service.store.storable import number, text
-from holdfast_service.store.transaction import JobTransaction
+from holdfast_service.store.transaction import Effect, JobTransaction
 from holdfast_workers.messages import StepRow
 
 _ENDED_BY_AN_ANSWER = ("supervisor", "cluster", "reconciler")  # resources a job waits for
+_TRIPS_KEPT = 20  # beside the job; the events tell of all
 _OUTCOMES = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
 
 
@@ -54,7 +58,9 @@ def brings_news(job: Job, report: SupervisorReport) -> bool:
     )
 
 
-async def absorb(tx: JobTransaction, report: SupervisorReport, *, hold_end: bool) -> Absorbed:
+async def absorb(
+    tx: JobTransaction, report: SupervisorReport, rules: QuarantineRules, *, hold_end: bool
+) -> Absorbed:
     """Store the report. The end comes last: see `hold_end`.
 
     A job that is seen to have ended must have all its rows: whoever waits for the end reads them
@@ -64,21 +70,31 @@ async def absorb(tx: JobTransaction, report: SupervisorReport, *, hold_end: bool
     job = tx.job
     tx.waits_no_more(*_ENDED_BY_AN_ANSWER)
     job.epoch = max(job.epoch, report.epoch)
+    await _take_back(tx, report)
     rows = await _rows(tx, report) + await _digests(tx, report)
     lines = await series.store_logs(tx.session, job, report.logs)
     end_held = False
-    for event in report.events:
-        if event.seq <= job.cursor_event:
-            continue
+    events = [event for event in report.events if event.seq > job.cursor_event]
+    await nodes.lock_named(tx, events)
+    for event in events:
         if event.kind is EventKind.ENDED and (rows or (hold_end and lines)):
             end_held = True
             break
-        await _store_event(tx, event)
+        await _store_event(tx, event, rules)
     if not tx.state.terminal:
-        job.step = report.step
+        job.step = report.step or job.step  # a supervisor that has just begun knows of none
         job.attempt = max(job.attempt, report.attempt)
         _move(tx, report.phase)
     return Absorbed(rows=rows, end_held=end_held)
+
+
+async def _take_back(tx: JobTransaction, report: SupervisorReport) -> None:
+    """Before the report's digests are compared with those of steps that will be computed anew."""
+    for event in report.events:
+        back_to = event.data.get("back_to")
+        new = event.kind is EventKind.GUARD_TRIPPED and event.seq > tx.job.cursor_event
+        if new and isinstance(back_to, int):
+            await series.forget_digests(tx.session, tx.job.id, back_to)
 
 
 async def _rows(tx: JobTransaction, report: SupervisorReport) -> int:
@@ -117,7 +133,7 @@ async def _digests(tx: JobTransaction, report: SupervisorReport) -> int:
     return fresh
 
 
-async def _store_event(tx: JobTransaction, event: SupervisorEvent) -> None:
+async def _store_event(tx: JobTransaction, event: SupervisorEvent, rules: QuarantineRules) -> None:
     job = tx.job
     if event.seq != job.cursor_event + 1:
         tx.emit("events.lost", {"after": job.cursor_event, "before": event.seq})
@@ -125,15 +141,15 @@ async def _store_event(tx: JobTransaction, event: SupervisorEvent) -> None:
     tx.emit(event.kind, event.data, at=event.at)
     try:
         async with tx.session.begin_nested():
-            await _project(tx, event)
-    except OperationalError:
-        raise  # the database's trouble, not the event's
+            await _project(tx, event, rules)
     except (KeyError, TypeError, ValueError, AttributeError, StatementError) as error:
+        if isinstance(error, DBAPIError) and not is_refused(error):
+            raise  # the database's trouble, not the event's: all of it is tried again
         await tx.session.refresh(job)
         tx.emit("event.unreadable", {"kind": event.kind, "error": repr(error)}, at=event.at)
 
 
-async def _project(tx: JobTransaction, event: SupervisorEvent) -> None:
+async def _project(tx: JobTransaction, event: SupervisorEvent, rules: QuarantineRules) -> None:
     said = event.data
     match event.kind:
         case EventKind.PHASE:
@@ -148,8 +164,8 @@ async def _project(tx: JobTransaction, event: SupervisorEvent) -> None:
             attempt.ended_at = event.at
             attempt.reason = text(said.get("reason") or "")
             attempt.last_step = _whole_or_none(said.get("last_step"))
-        case EventKind.INCIDENT_OPENED | EventKind.INCIDENT_UPDATED | EventKind.INCIDENT_CLOSED:
-            await _incident(tx, said, event)
+        case kind if kind in nodes.OF_NODES:
+            await _trouble(tx, event, rules)
         case EventKind.CHECKPOINT_SAVED:
             await _checkpoint_saved(tx, said, event.at)
         case EventKind.CHECKPOINT_DELETED | EventKind.CHECKPOINT_BAD:
@@ -161,10 +177,26 @@ async def _project(tx: JobTransaction, event: SupervisorEvent) -> None:
                 "since": event.at,
                 "until": said.get("until"),
             }
-        case EventKind.STANDBY:
+        case EventKind.MEMORY_PLACED:
+            attempt = await _attempt(tx, _whole(said["attempt"]), event.at)
+            attempt.memory = {
+                name: said[name] for name in ("copies", "partners", "recoverable", "unprotected")
+            }
+        case (
+            EventKind.INITIALISED_FROM
+            | EventKind.STANDBY
+            | EventKind.JOB_STOPPING
+            | EventKind.FAULT_FAILED
+            | EventKind.STALLED
+            | EventKind.STRAGGLER
+        ):
             pass  # the event itself is all there is to keep
-        case EventKind.ENDED:
-            _ended(tx, said, event.at)
+        case EventKind.CHECKPOINT_INTERVAL | EventKind.GUARD_TRIPPED:
+            guards = event.kind is EventKind.GUARD_TRIPPED
+            (_guard_tripped if guards else _interval)(tx, said, event.at)
+        case EventKind.STOP_UNDONE | EventKind.ENDED:
+            over = _ended if event.kind is EventKind.ENDED else _pause_undone
+            await over(tx, said, event.at)
 
 
 def _move(tx: JobTransaction, phase: Phase, at: float | None = None) -> None:
@@ -173,14 +205,45 @@ def _move(tx: JobTransaction, phase: Phase, at: float | None = None) -> None:
         tx.transition(new, at=at)
 
 
-def _ended(tx: JobTransaction, said: dict[str, Any], at: float) -> None:
+def _interval(tx: JobTransaction, said: dict[str, Any], at: float) -> None:
+    del at
+    told = {key: value for key, value in said.items() if key != "tier"}
+    tx.job.intervals = {**tx.job.intervals, text(said["tier"]): told}
+
+
+def _guard_tripped(tx: JobTransaction, said: dict[str, Any], at: float) -> None:
+    """The ledger as it stands now, how many trips there were, and the last of them."""
+    before = tx.job.guards
+    told = {key: value for key, value in said.items() if key != "ledger"}
+    tx.job.guards = {
+        "trips": before.get("trips", 0) + 1,
+        "ledger": [[_whole(first), _whole(end)] for first, end in said["ledger"]],
+        "recent": [*before.get("recent", ()), {**told, "at": at}][-_TRIPS_KEPT:],
+    }
+
+
+async def _pause_undone(tx: JobTransaction, said: dict[str, Any], at: float) -> None:
+    if tx.state is not State.PAUSING:
+        return
+    if tx.job.desired == Desired.PAUSED:
+        tx.job.desired = Desired.RUNNING
+    await tx.forget(Effect.PAUSE)
+    tx.transition(State.RUNNING, reason=text(str(said.get("reason") or "")), at=at)
+
+
+async def _ended(tx: JobTransaction, said: dict[str, Any], at: float) -> None:
     """Whatever else it says, a supervisor that has ended its job ends it here too."""
     if tx.state.terminal:
         return
-    outcome = next((state for state in _OUTCOMES if state == said.get("outcome")), State.FAILED)
-    traceback = said.get("traceback")
     if isinstance(said.get("step"), int):
         tx.job.step = said["step"]
+    if said.get("outcome") == State.PAUSED and tx.state is State.PAUSING:
+        await tx.intend(Effect.RELEASE)  # it is paused once nothing of it is on the cluster
+        return
+    outcome = next((state for state in _OUTCOMES if state == said.get("outcome")), State.FAILED)
+    if said.get("outcome") == State.PAUSED:
+        outcome = State.CANCELLED  # cancelled while it was being paused
+    traceback = said.get("traceback")
     tx.end(
         outcome,
         str(said.get("code") or outcome.lower()),
@@ -217,7 +280,17 @@ async def _attempt_forming(tx: JobTransaction, said: dict[str, Any], at: float) 
     attempt.cause_incident = _whole_or_none(said.get("cause_incident"))
     attempt.forming_at = at
     tx.job.attempt = max(tx.job.attempt, attempt.number)
+    await _close_attempts(tx, attempt.number, at)
     await _members(tx, attempt.number, said["members"])
+
+
+async def _close_attempts(tx: JobTransaction, before: int, at: float) -> None:
+    """Those whose end nobody lived to tell: of one job there is one world at a time."""
+    await tx.session.execute(
+        update(Attempt)
+        .where(Attempt.job_id == tx.job.id, Attempt.number < before, Attempt.state != "ended")
+        .values(state="ended", ended_at=at, reason="lost with the nodes it ran on")
+    )
 
 
 async def _attempt_running(tx: JobTransaction, said: dict[str, Any], at: float) -> None:
@@ -248,6 +321,15 @@ async def _members(tx: JobTransaction, attempt: int, members: Any) -> None:
         )
 
 
+async def _trouble(tx: JobTransaction, event: SupervisorEvent, rules: QuarantineRules) -> None:
+    """What went wrong, and what it says of nodes."""
+    if event.kind is EventKind.NODE_HEALTH:
+        await nodes.note_health(tx, event.data, rules)
+        return
+    await _incident(tx, event.data, event)
+    await nodes.note_incident(tx, event.data, rules)
+
+
 async def _incident(tx: JobTransaction, said: dict[str, Any], event: SupervisorEvent) -> None:
     number_ = _whole(said["incident"])
     incident = await tx.session.get(Incident, (tx.job.id, number_))
@@ -269,6 +351,9 @@ async def _incident(tx: JobTransaction, said: dict[str, Any], event: SupervisorE
 
 
 async def _checkpoint_saved(tx: JobTransaction, said: dict[str, Any], at: float) -> None:
+    known = await tx.session.get(Checkpoint, (tx.job.id, text(said["uri"])))
+    if known is not None and known.deleted_at is None:
+        return  # a supervisor that begins tells of all that it finds
     await tx.session.merge(
         Checkpoint(
             job_id=tx.job.id,
@@ -278,7 +363,9 @@ async def _checkpoint_saved(tx: JobTransaction, said: dict[str, Any], at: float)
             tier=text(said.get("tier") or "remote"),
             nbytes=_whole(said.get("nbytes") or 0),
             mesh=_mesh(said.get("mesh")),
+            metrics=dict(said.get("metrics") or {}),
             saved_at=at,
+            verified_at=None,
             deleted_at=None,
             deleted_why=None,
             bad=None,

@@ -7,6 +7,8 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast_service.goodput import RECOVERY, Goodput, Kind
+from holdfast_service.goodput_view import GoodputView
 from holdfast_service.lifecycle import Desired, State
 from holdfast_service.store.models import (
     Attempt,
@@ -19,16 +21,23 @@ from holdfast_service.store.models import (
 from holdfast_service.store.storable import number
 from holdfast_service.views import (
     AttemptView,
+    BudgetView,
     CheckpointView,
     EventView,
+    GuardsView,
     IncidentView,
+    IntervalView,
     JobView,
     LogLineView,
     MemberView,
+    MemoryProtectionView,
+    OriginView,
     OutcomeView,
     ProgressView,
+    RefusedView,
     WaitingView,
 )
+from holdfast_workers.checkpoint.marks import Marks
 
 
 def job_view(job: Job) -> JobView:
@@ -46,6 +55,7 @@ def job_view(job: Job) -> JobView:
         state=state,
         desired=Desired(job.desired),
         spec=job.spec,
+        origin=OriginView.model_validate(job.origin) if job.origin else None,
         progress=ProgressView(
             step=job.step,
             steps=job.steps,
@@ -55,6 +65,8 @@ def job_view(job: Job) -> JobView:
             incidents=job.incidents,
         ),
         outcome=outcome,
+        guards=GuardsView.model_validate(job.guards),
+        intervals={tier: IntervalView(**told) for tier, told in job.intervals.items()},
         waiting=WaitingView(**job.waiting) if job.waiting and not state.terminal else None,
         created_at=job.created_at,
         started_at=job.started_at,
@@ -93,6 +105,22 @@ async def incident_views(session: AsyncSession, job_id: str) -> list[IncidentVie
     return [_incident_view(incident) for incident in incidents]
 
 
+def goodput_view(job: Job, told: Goodput, devices: int) -> GoodputView:
+    lost = (Kind.REPLAYED, Kind.DETECTION)
+    lost_s = sum(s for kind, s in told.by_kind_s.items() if kind in lost or RECOVERY in kind)
+    return GoodputView(
+        held_s=told.held_s,
+        by_kind_s=dict(told.by_kind_s),
+        goodput=told.goodput,
+        effective_training_time_ratio=told.effective_training_time_ratio,
+        steps=told.steps,
+        steps_replayed=told.steps_replayed,
+        devices=devices,
+        device_seconds_lost=lost_s * devices,
+        final=State(job.state).terminal,
+    )
+
+
 async def event_views(
     session: AsyncSession, job_id: str, after: int, limit: int
 ) -> list[EventView]:
@@ -107,27 +135,41 @@ async def event_views(
     ]
 
 
-async def checkpoint_views(session: AsyncSession, job_id: str) -> list[CheckpointView]:
-    checkpoints = await session.scalars(
+async def checkpoints(session: AsyncSession, job_id: str) -> list[Checkpoint]:
+    """Remote checkpoints, newest first, deleted and bad ones included."""
+    found = await session.scalars(
         select(Checkpoint)
         .where(Checkpoint.job_id == job_id)
         .order_by(Checkpoint.step.desc(), Checkpoint.attempt.desc())
     )
-    return [
-        CheckpointView(
-            step=row.step,
-            attempt=row.attempt,
-            tier=row.tier,
-            uri=row.uri,
-            nbytes=row.nbytes,
-            mesh=row.mesh,
-            saved_at=row.saved_at,
-            deleted_at=row.deleted_at,
-            deleted_why=row.deleted_why,
-            bad=row.bad,
-        )
-        for row in checkpoints
-    ]
+    return list(found)
+
+
+def checkpoint_view(row: Checkpoint, marks: Marks | None, *, best: bool) -> CheckpointView:
+    """`marks` None: it is not known which it bears."""
+    return CheckpointView(
+        step=row.step,
+        attempt=row.attempt,
+        tier=row.tier,
+        uri=row.uri,
+        nbytes=row.nbytes,
+        mesh=row.mesh,
+        metrics=finite(row.metrics),
+        saved_at=row.saved_at,
+        verified_at=row.verified_at,
+        deleted_at=row.deleted_at,
+        deleted_why=row.deleted_why,
+        bad=row.bad,
+        best=best,
+        pinned=None if marks is None else marks.pinned,
+        needed_by=None if marks is None else marks.needed_by,
+    )
+
+
+def finite(metrics: dict[str, Any]) -> dict[str, float]:
+    """The stored metrics that are numbers."""
+    known = {name: number(value) for name, value in metrics.items()}
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def log_line_view(line: int, stored: list[Any]) -> LogLineView:
@@ -156,6 +198,7 @@ def _attempt_view(attempt: Attempt, members: list[MemberView]) -> AttemptView:
         restore=attempt.restore,
         cause_incident=attempt.cause_incident,
         joined=attempt.joined,
+        memory_protection=MemoryProtectionView(**attempt.memory) if attempt.memory else None,
         first_step=attempt.first_step,
         last_step=attempt.last_step,
         forming_at=attempt.forming_at,
@@ -170,17 +213,25 @@ def _incident_view(incident: Incident) -> IncidentView:
     return IncidentView(
         number=incident.number,
         cause=str(said.get("cause") or "unknown"),
+        causes=tuple(map(str, said.get("causes") or ())),
         attempt=said.get("attempt") or 0,
         lost=tuple(said.get("lost") or ()),
         evidence=tuple(said.get("evidence") or ()),
+        suspects=tuple(said.get("suspects") or ()),
+        stacks=tuple(said.get("stacks") or ()),
         decision=_words(said.get("decision")),
         reason=_words(said.get("reason")),
+        refused=tuple(RefusedView(**one) for one in said.get("refused") or ()),
+        budget=BudgetView(**said["budget"]) if said.get("budget") else None,
+        attempts_lost=len([*(said.get("failures") or ()), *(said.get("preemptions") or ())]),
         restored_step=said.get("restored_step"),
         steps_lost=said.get("steps_lost"),
+        device_seconds_lost=number(said.get("device_seconds_lost")),
         tiers={str(rank): str(tier) for rank, tier in (said.get("tiers") or {}).items()},
         phases_s={
             str(phase): number(seconds) for phase, seconds in (said.get("phases_s") or {}).items()
         },
+        signalled_at=number(said.get("signalled_at")),
         opened_at=incident.opened_at,
         closed_at=incident.closed_at,
         resolution=_words(said.get("resolution")),

@@ -90,6 +90,15 @@ async def store_digests(
     return news, sorted(mismatches, key=lambda found: found.step)
 
 
+async def forget_digests(session: AsyncSession, job_id: str, after: int) -> None:
+    """Those of the steps after `after`: they were taken back, and will be computed otherwise."""
+    chunks = select(DigestChunk).where(
+        DigestChunk.job_id == job_id, DigestChunk.window >= window(after + 1)
+    )
+    for chunk in await session.scalars(chunks):
+        chunk.digests = {step: hex for step, hex in chunk.digests.items() if int(step) <= after}
+
+
 async def store_logs(session: AsyncSession, job: Job, lines: Iterable[LogLine]) -> int:
     """Append the lines that are beyond the job's log cursors; returns how many they were."""
     cursors: dict[str, int] = dict(job.cursor_logs)

@@ -10,15 +10,26 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.lifecycle import TERMINAL, State, require
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import Event, Intent, Job
 from holdfast_service.store.storable import text
+
+
+class Effect(StrEnum):
+    """What is brought about on the cluster for a job; the names of its intents."""
+
+    START = "start"
+    CANCEL = "cancel"
+    CANCEL_NOW = "cancel.now"  # without a last checkpoint
+    PAUSE = "pause"
+    RELEASE = "release"
 
 
 class LeaseLost(Exception):
@@ -102,7 +113,7 @@ class JobTransaction:
         if self.job.waiting and self.job.waiting["resource"] in resources:
             self.job.waiting = None
 
-    async def intend(self, name: str) -> Intent:
+    async def intend(self, name: Effect) -> Intent:
         """Write down that an effect is about to be asked for; the first time counts."""
         intent = await self.session.get(Intent, (self.job.id, name))
         if intent is None:
@@ -110,12 +121,18 @@ class JobTransaction:
             self.session.add(intent)
         return intent
 
-    async def done(self, name: str) -> Intent:
+    async def done(self, name: Effect) -> Intent:
         """Write down that the effect is there, and count it."""
         intent = await self.intend(name)
         intent.done_at = self.now
         intent.times += 1
         return intent
+
+    async def forget(self, *names: Effect) -> None:
+        """Forget intents: what they brought about is undone, and may be intended anew."""
+        await self.session.execute(
+            delete(Intent).where(Intent.job_id == self.job.id, Intent.name.in_(names))
+        )
 
 
 @asynccontextmanager

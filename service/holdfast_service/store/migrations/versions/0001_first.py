@@ -28,12 +28,17 @@ def upgrade() -> None:
         sa.Column("ended_at", sa.Double(), nullable=True),
         sa.Column("idempotency_key", sa.String(length=255), nullable=True),
         sa.Column("request_digest", sa.String(length=64), nullable=False),
+        sa.Column("origin", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("step", sa.BigInteger(), nullable=False),
         sa.Column("steps", sa.BigInteger(), nullable=False),
         sa.Column("attempt", sa.BigInteger(), nullable=False),
         sa.Column("incidents", sa.BigInteger(), nullable=False),
         sa.Column("loss", sa.Double(), nullable=True),
         sa.Column("tokens_per_second", sa.Double(), nullable=True),
+        sa.Column("intervals", sa.JSON(none_as_null=True), nullable=False),
+        sa.Column("guards", sa.JSON(none_as_null=True), nullable=False),
+        sa.Column("faults_wanted", sa.BigInteger(), nullable=False),
+        sa.Column("faults_injected", sa.BigInteger(), nullable=False),
         sa.Column("event_seq", sa.BigInteger(), nullable=False),
         sa.Column("log_lines", sa.BigInteger(), nullable=False),
         sa.Column("epoch", sa.BigInteger(), nullable=False),
@@ -52,6 +57,20 @@ def upgrade() -> None:
     op.create_index(op.f("ix_jobs_name"), "jobs", ["name"], unique=False)
     op.create_index(op.f("ix_jobs_state"), "jobs", ["state"], unique=False)
     op.create_index("ix_jobs_work", "jobs", ["cleaned", "due_at", "lease_until"], unique=False)
+    op.create_table(
+        "injected_faults",
+        sa.Column("job_id", sa.String(length=36), nullable=False),
+        sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("fault", sa.JSON(none_as_null=True), nullable=False),
+        sa.Column("idempotency_key", sa.String(length=255), nullable=True),
+        sa.Column("request_digest", sa.String(length=64), nullable=False),
+        sa.Column("requested_at", sa.Double(), nullable=False),
+        sa.Column("injected_at", sa.Double(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["jobs.id"], name=op.f("fk_injected_faults_job_id_jobs")
+        ),
+        sa.PrimaryKeyConstraint("job_id", "number", name=op.f("pk_injected_faults")),
+    )
     op.create_table(
         "attempt_members",
         sa.Column("job_id", sa.String(length=36), nullable=False),
@@ -77,6 +96,7 @@ def upgrade() -> None:
         sa.Column("world_size", sa.BigInteger(), nullable=False),
         sa.Column("standbys", sa.JSON(none_as_null=True), nullable=False),
         sa.Column("restore", sa.JSON(none_as_null=True), nullable=False),
+        sa.Column("memory", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("joined", sa.JSON(none_as_null=True), nullable=False),
         sa.Column("cause_incident", sa.BigInteger(), nullable=True),
         sa.Column("first_step", sa.BigInteger(), nullable=True),
@@ -97,7 +117,9 @@ def upgrade() -> None:
         sa.Column("tier", sa.String(length=16), nullable=False),
         sa.Column("nbytes", sa.BigInteger(), nullable=False),
         sa.Column("mesh", sa.JSON(none_as_null=True), nullable=False),
+        sa.Column("metrics", sa.JSON(none_as_null=True), nullable=False),
         sa.Column("saved_at", sa.Double(), nullable=False),
+        sa.Column("verified_at", sa.Double(), nullable=True),
         sa.Column("deleted_at", sa.Double(), nullable=True),
         sa.Column("deleted_why", sa.Text(), nullable=True),
         sa.Column("bad", sa.Text(), nullable=True),

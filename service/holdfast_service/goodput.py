@@ -1,0 +1,202 @@
+"""Where the time of a job went, exactly: every moment that it held resources is of one kind. Pure.
+
+Promises: the kinds sum to the time held, to the microsecond; a step counts as productive once, in
+the attempt whose computation is part of history; time off the cluster (queued, paused) is no loss
+and counts for nothing. Everything follows from what is stored: rows of steps, attempts, incidents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from holdfast_service.incidents import PHASES
+
+
+class Kind(StrEnum):
+    """What a moment was spent on. Phases of a recovery are `recovery.<phase>`."""
+
+    PRODUCTIVE = "productive"  # in a step that is part of history
+    BETWEEN_STEPS = "between_steps"  # between two steps of one attempt: saving, logging
+    REPLAYED = "replayed"  # in a step that had to be made again, and was lost
+    STARTING = "starting"  # on the cluster, before the first step
+    DETECTION = "detection"  # from the last finished step to the first signal of a fault
+    RECOVERING = "recovery.other"  # from the signal to the first new step, beside its phases
+    FINISHING = "finishing"  # after the last step: its checkpoint
+
+
+RECOVERY = "recovery."
+
+
+@dataclass(frozen=True)
+class Row:
+    """A step that was committed. `at`: its end."""
+
+    attempt: int
+    step: int
+    at: float
+    step_time_s: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """An attempt that made steps, and the step that it started from."""
+
+    attempt: int
+    restored_step: int
+
+
+@dataclass(frozen=True)
+class Outage:
+    """An incident that ended attempts, from the first signal to the first new step."""
+
+    signalled_at: float
+    closed_at: float | None
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Seconds by kind. They sum to `held_s`."""
+
+    held_s: float
+    by_kind_s: Mapping[str, float]
+    steps: int
+    """Steps that are part of history."""
+    steps_replayed: int
+
+    @property
+    def goodput(self) -> float | None:
+        """Time in steps that are part of history, over the time held; None before any."""
+        return self.by_kind_s[Kind.PRODUCTIVE] / self.held_s if self.held_s else None
+
+    @property
+    def effective_training_time_ratio(self) -> float | None:
+        """Time in which training advanced, between steps too, over the time held."""
+        if not self.held_s:
+            return None
+        useful = self.by_kind_s[Kind.PRODUCTIVE] + self.by_kind_s[Kind.BETWEEN_STEPS]
+        return useful / self.held_s
+
+
+def account(
+    held: Sequence[tuple[float, float]],
+    rows: Iterable[Row],
+    runs: Sequence[Run],
+    outages: Sequence[Outage],
+    *,
+    ended: bool,
+) -> Goodput:
+    """`held`: when the job had resources, in order; a live job's last one ends now."""
+    floors = _floors(runs)
+    ordered = sorted(rows, key=lambda row: (row.at, row.attempt, row.step))
+    book = _Book(_pieces(outages, held[-1][1] if held else 0.0))
+    at = 0
+    for number, (since, until) in enumerate(held):
+        begin = at
+        while at < len(ordered) and (ordered[at].at <= until or number == len(held) - 1):
+            at += 1
+        over = ended or number < len(held) - 1
+        book.enter(_us(since), _us(until), ordered[begin:at], floors, over=over)
+    held_us = sum(book.spent.values())
+    return Goodput(
+        held_s=held_us / 1e6,
+        by_kind_s={kind: us / 1e6 for kind, us in book.spent.items()},
+        steps=book.steps,
+        steps_replayed=book.replayed,
+    )
+
+
+Piece = tuple[int, int, str]
+
+
+class _Book:
+    """Gives each microsecond to one kind. `pieces`: of recoveries, in order, none overlapping."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = pieces
+        self._next = 0
+        self.spent: dict[str, int] = {kind.value: 0 for kind in Kind}
+        self.steps = 0
+        self.replayed = 0
+
+    def enter(
+        self, since: int, until: int, rows: Sequence[Row], floors: Mapping[int, int], *, over: bool
+    ) -> None:
+        """One stretch of time with resources, and the steps that ended in it."""
+        cursor, before = since, None
+        for row in rows:
+            end = min(max(_us(row.at), cursor), until)
+            start = max(end - _us(row.step_time_s), cursor)
+            if before == row.attempt:
+                self._spend(Kind.BETWEEN_STEPS, start - cursor)
+            else:
+                first = Kind.STARTING if before is None else Kind.DETECTION
+                self._gap(cursor, start, first, Kind.RECOVERING)
+            kept = row.step <= floors.get(row.attempt, row.step)
+            self._spend(Kind.PRODUCTIVE if kept else Kind.REPLAYED, end - start)
+            self.steps += kept
+            self.replayed += not kept
+            cursor, before = end, row.attempt
+        if before is None:
+            self._gap(cursor, until, Kind.STARTING, Kind.STARTING)
+        else:
+            rest = Kind.FINISHING if over else Kind.BETWEEN_STEPS
+            self._gap(cursor, until, rest, Kind.RECOVERING if not over else rest)
+
+    def _gap(self, since: int, until: int, before: Kind, after: Kind) -> None:
+        """Time without steps: as the recoveries in it tell; `before` the first, `after` others."""
+        cursor, kind = since, before
+        while self._next < len(self._pieces) and self._pieces[self._next][1] <= cursor:
+            self._next += 1
+        at = self._next
+        while at < len(self._pieces) and self._pieces[at][0] < until:
+            start, end, phase = self._pieces[at]
+            start, end = max(start, cursor), min(end, until)
+            if start > cursor and kind is not Kind.STARTING and at == self._next:
+                kind = Kind.DETECTION
+            self._spend(kind, start - cursor)
+            self._spend(phase, end - start)
+            cursor, kind, at = max(end, cursor), after, at + 1
+        self._spend(kind, until - cursor)
+
+    def _spend(self, kind: str, microseconds: int) -> None:
+        if microseconds > 0:
+            self.spent[str(kind)] = self.spent.get(str(kind), 0) + microseconds
+
+
+def _floors(runs: Sequence[Run]) -> dict[int, int]:
+    """Attempt → the newest step of it that no later attempt has started before."""
+    floors: dict[int, int] = {}
+    lowest: int | None = None
+    for run in sorted(runs, key=lambda one: -one.attempt):
+        if lowest is not None:
+            floors[run.attempt] = lowest
+        lowest = run.restored_step if lowest is None else min(lowest, run.restored_step)
+    return floors
+
+
+def _pieces(outages: Sequence[Outage], now: float) -> list[Piece]:
+    """The phases of each recovery one after the other, and what is left of it."""
+    pieces: list[Piece] = []
+    cursor = 0
+    for outage in sorted(outages, key=lambda one: one.signalled_at):
+        start = max(_us(outage.signalled_at), cursor)
+        end = max(start, _us(outage.closed_at if outage.closed_at is not None else now))
+        cursor = start
+        for phase in PHASES:
+            if phase == "total":
+                continue
+            upto = min(end, cursor + _us(outage.phases_s.get(phase) or 0.0))
+            if upto > cursor:
+                pieces.append((cursor, upto, f"{RECOVERY}{phase}"))
+            cursor = upto
+        if end > cursor:
+            pieces.append((cursor, end, Kind.RECOVERING.value))
+        cursor = end
+    return pieces
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)

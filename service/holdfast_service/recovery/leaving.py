@@ -1,0 +1,113 @@
+"""Ranks leave a node that should not, or cannot, be trained on any more, if there is a better one.
+
+The fault that says so proves nothing about the attempt that runs there: as after any other
+uncertain one, the fence's answer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from holdfast_service.policy import Cause, Fault
+from holdfast_service.ranks import Assignment, Home, assign
+from holdfast_service.recovery import faults, fitness, weighing
+from holdfast_service.recovery.inputs import Exchanged
+from holdfast_service.recovery.roster import AgentRecord
+from holdfast_service.recovery.state import Health, Stage, State, World
+from holdfast_service.reports import EventKind
+from holdfast_workers.health.findings import Finding, Level
+from holdfast_workers.messages import Signal
+
+
+def health_told(state: State, signal: Signal, now: float) -> None:
+    """An agent finds its node's health changed."""
+    del now
+    record = state.roster.record(signal.agent)
+    if record is not None:
+        take_health(state, record, signal.detail)
+
+
+def take_health(state: State, record: AgentRecord, said: Mapping[str, Any]) -> None:
+    """What an agent says of its node's health, unless it has said something newer."""
+    before = _known(state, record)
+    if said["health"] > before.number:
+        found = tuple(Finding.from_data(one) for one in said["findings"])
+        number, measured = int(said["health"]), dict(said["measured"])
+        _note(state, record, replace(before, number=number, found=found, measured=measured))
+
+
+def exchanged(state: State, given: Exchanged) -> None:
+    """Others reach each other, and not this node; or this one again."""
+    record = state.roster.record(given.agent)
+    if record is not None and record.incarnation == given.incarnation:
+        what = f"bytes do not reach the node of {given.agent} and come back: {given.why}"
+        finding = Finding("exchange", "unreached", Level.UNFIT, what) if given.why else None
+        _note(state, record, replace(_known(state, record), unreached=finding))
+
+
+def _known(state: State, record: AgentRecord) -> Health:
+    known = state.health.get(record.agent)
+    if known is None or known.incarnation != record.incarnation:
+        return Health(record.incarnation)
+    return known
+
+
+def _note(state: State, record: AgentRecord, health: Health) -> None:
+    """Tell it if it is news."""
+    before, state.health[record.agent] = _known(state, record), health
+    same = {one.key for one in before.findings} == {one.key for one in health.findings}
+    if same and before.measured == health.measured:
+        return
+    state.emit(
+        EventKind.NODE_HEALTH,
+        agent=record.agent,
+        node_id=record.report.node_id,
+        host=record.report.host,
+        findings=[one.data() for one in health.findings],
+        measured=dict(health.measured),
+    )
+
+
+def leave_if_better(state: State, now: float) -> None:
+    """Condemn the world if a node of it is to be left and its ranks have somewhere to go, or if
+    it cannot run them any more."""
+    world = state.world
+    if state.stage is not Stage.RUNNING or world is None or state.stop is not None:
+        return
+    records = state.roster.live()
+    by_agent = {record.agent: record for record in records}
+    hosts = [by_agent[agent] for agent in sorted(world.hosts()) if agent in by_agent]
+    left = {record.agent: why for record in hosts if (why := fitness.why_avoided(state, record))}
+    if not left:
+        return
+    homes = {
+        index: Home(home.agent, home.domain, alive=True) for index, home in state.homes.items()
+    }
+    result = assign(state.config.groups, homes, weighing.places(state, records, {}, now))
+    moved = result.moved if isinstance(result, Assignment) else ()
+    emptied = {homes[index].agent for index in moved}
+    for record in hosts:
+        agent = record.agent
+        if agent in left and (agent in emptied or fitness.is_lost(state, record)):
+            _accuse(state, world, record, left[agent], now)
+
+
+def _accuse(state: State, world: World, record: AgentRecord, why: str, now: float) -> None:
+    ranks = tuple(one.rank for one in world.members.values() if one.agent == record.agent)
+    unwell = bool(fitness.why_unfit(state, record))
+    listed = ", ".join(str(rank) for rank in ranks)
+    said = "is unwell" if unwell else "is to be left"
+    fault = Fault(
+        Cause.NODE_UNWELL if unwell else Cause.PREEMPTED,
+        attempt=world.attempt,
+        at=now,
+        what=f"the node of {record.agent} with ranks {listed} {said}: {why}",
+        rank=min(ranks, default=None),
+        ranks=ranks,
+        agent=record.agent,
+        step=state.committed,
+        certain=False,
+    )
+    faults.accuse(state, fault, now)
