@@ -34,11 +34,23 @@ class ApiError(HoldfastError):
 
 
 class InvalidSpec(ApiError):
-    """The spec is impossible; `faults` names everything that is wrong, at its path."""
+    """The spec, or another document, is impossible; `faults` names everything that is wrong.
+
+    As text it has a line for each of them.
+    """
 
     @property
     def faults(self) -> list[dict[str, str]]:
         return list(self.problem.get("faults") or [])
+
+    @property
+    def summary(self) -> str:
+        """Its first line."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        faults = (f"  {fault['path'] or 'spec'}: {fault['message']}" for fault in self.faults)
+        return "\n".join((self.summary, *faults))
 
 
 class NotFound(ApiError):
@@ -53,10 +65,15 @@ class ServerError(ApiError):
     """The server failed or is not ready."""
 
 
+def unfinished(why: str) -> ServerError:
+    """What a stream of the server ended with, instead of its result."""
+    return ServerError({"status": 503, "code": "storage_unavailable", "detail": why})
+
+
 def from_problem(problem: dict[str, Any]) -> ApiError:
     """The error that a problem stands for."""
     status = int(problem.get("status", 0))
-    if problem.get("code") == "invalid_spec":
+    if problem.get("code") in ("invalid_spec", "invalid_fault"):
         return InvalidSpec(problem)
     if status >= 500:
         return ServerError(problem)

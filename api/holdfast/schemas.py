@@ -26,6 +26,13 @@ class ProblemFault(BaseModel):
     message: str
 
 
+class Cordon(BaseModel):
+    """How a node is set aside."""
+
+    reason: str = Field(min_length=1, max_length=500)
+    until: float | None = Field(default=None, description="Unix seconds; null: until it is lifted")
+
+
 class Health(BaseModel):
     status: str
 

@@ -24,7 +24,10 @@ from holdfast.rest.app import create_app
 from holdfast.rest.services import Probe, Services
 from holdfast.schemas import SERVER_FILE, ServerFile
 from holdfast_service import local_cluster, scheduling
+from holdfast_service.checkpoints import CheckpointService
+from holdfast_service.injections import InjectionService
 from holdfast_service.jobs import JobService
+from holdfast_service.nodes import NodeService
 from holdfast_service.reconciler import Reconciler
 from holdfast_service.reports import Cluster, ClusterUnavailable
 from holdfast_service.settings import Settings
@@ -96,6 +99,9 @@ async def _run(
     reconciler = Reconciler(store, cluster, settings)
     services = Services(
         jobs=JobService(store, cluster, settings, reconciler.ring),
+        checkpoints=CheckpointService(store, settings),
+        nodes=NodeService(store),
+        injections=InjectionService(store, settings, reconciler.ring),
         probes=_probes(store, cluster, reconciler, settings),
         stopping=stopping,
         allowed_hosts=None if exposed else LOOPBACK_NAMES | {settings.host},
@@ -166,6 +172,9 @@ async def _embedded(settings: Settings, stopping: asyncio.Event) -> local_cluste
             local_cluster.ensure,
             settings.data_dir,
             settings.local_nodes,
+            health=local_cluster.NodeHealth(
+                settings.node_health_period_s, settings.node_health_failures
+            ),
             given_up=abandoned.is_set,
         )
     )
@@ -189,7 +198,9 @@ async def _connected(settings: Settings, address: str) -> AsyncIterator[Cluster]
     # In a thread: it blocks, and in the main thread Ray would take SIGTERM for itself.
     key_path = settings.data_dir / "job-secrets.key"
     try:
-        cluster = await asyncio.to_thread(RayCluster.connect, address, key_path)
+        cluster = await asyncio.to_thread(
+            RayCluster.connect, address, key_path, settings.secrets_dir
+        )
     except ClusterUnavailable as error:
         raise ServeError(str(error)) from error
     try:

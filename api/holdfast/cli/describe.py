@@ -11,7 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli import output
-from holdfast_service.views import AttemptView, CheckpointView, IncidentView, JobView
+from holdfast_service.goodput_view import GoodputView
+from holdfast_service.views import (
+    AttemptView,
+    CheckpointsView,
+    GuardsView,
+    IncidentView,
+    JobView,
+    MemoryProtectionView,
+    TripView,
+)
 
 PHASE_ORDER = (
     "detect",
@@ -23,12 +32,13 @@ PHASE_ORDER = (
     "first_step",
     "total",
 )
+SHOWN_FRAMES = 6
 TIER_WORDS = {
-    "live": "the living processes",
     "own_ram": "own RAM",
     "partner_ram": "a partner's RAM",
+    "reshard": "RAM, from ranks of another mesh",
     "remote": "remote storage",
-    "init": "the seed (step 0)",
+    "init": "what the job began with",
 }
 
 
@@ -37,16 +47,21 @@ def show(
     job: JobView,
     attempts: Sequence[AttemptView],
     incidents: Sequence[IncidentView],
-    checkpoints: Sequence[CheckpointView],
+    checkpoints: CheckpointsView,
+    goodput: GoodputView,
 ) -> None:
     _summary(console, job)
+    for line in goodput_lines(goodput):
+        console.print(line)
     for attempt in attempts:
         _attempt(console, attempt)
     for incident in incidents:
         console.print()
         for line in incident_lines(incident):
             console.print(line)
-    kept = [point for point in checkpoints if point.deleted_at is None]
+    for line in guard_lines(job.guards):
+        console.print(line)
+    kept = [point for point in checkpoints.remote if point.deleted_at is None]
     if kept:
         console.print("\nRemote checkpoints")
         for point in kept:
@@ -67,11 +82,26 @@ def incident_lines(incident: IncidentView) -> Iterable[Text]:
         yield Text(f"  lost        {_listed(incident.lost)}")
     if incident.evidence:
         yield Text(f"  evidence    {_listed(incident.evidence)}")
+    for suspect in incident.suspects:
+        yield Text(f"  suspect     {_fact(suspect)}")
+    for stack in incident.stacks:
+        yield Text(f"  stack       {_where(stack)}")
     if incident.decision:
         why = f" ({incident.reason})" if incident.reason else ""
         yield Text(f"  decided     {incident.decision}{why}")
+    for other in incident.refused:
+        yield Text(f"  refused     {other.decision}: {other.why}")
+    if incident.budget is not None:
+        budget = incident.budget
+        yield Text(
+            f"  budget      {budget.failures_left} of {budget.max_failures} failures left within "
+            f"{output.seconds(budget.window_s)}; {budget.without_progress} attempt(s) in a row "
+            f"without a new step, {budget.max_without_progress} allowed"
+        )
     if incident.restored_step is not None:
         lost = "" if incident.steps_lost is None else f", {incident.steps_lost} step(s) lost"
+        if incident.device_seconds_lost is not None:
+            lost += f", {incident.device_seconds_lost:.1f} device-seconds lost"
         yield Text(f"  restored    step {incident.restored_step}{lost}")
     if incident.tiers:
         yield Text(f"  state from  {tiers(incident.tiers)}")
@@ -80,6 +110,54 @@ def incident_lines(incident: IncidentView) -> Iterable[Text]:
         yield Text(f"  took        {phases}")
     if incident.resolution:
         yield Text(f"  resolution  {incident.resolution}")
+
+
+def guard_lines(guards: GuardsView) -> Iterable[Text]:
+    """What tripped, where it began, what was decided; and the data passed over."""
+    if not guards.trips:
+        return
+    yield Text()
+    told = f", the last {len(guards.recent)}" if guards.trips > len(guards.recent) else ""
+    yield Text.assemble(("Guards", "bold yellow"), f": tripped {_times(guards.trips)}{told}")
+    for trip in guards.recent:
+        yield Text(f"  {output.clock(trip.at)}  step {trip.step}, {trip.kind}: {trip.why}")
+        if trip.what:
+            yield Text(f"            began {_place(trip)}")
+        back = f" to step {trip.back_to}" if trip.back_to is not None else ""
+        skipped = f", without {_windows(trip.skipped)}" if trip.skipped else ""
+        yield Text(f"            decided: {trip.decision}{back}{skipped}")
+    if guards.ledger:
+        yield Text(f"  data passed over: {', '.join(map(_windows, guards.ledger))}")
+
+
+def _place(trip: TripView) -> str:
+    ranks = ", ".join(map(str, trip.ranks)) or "not known"
+    layer = f" of {trip.layer}" if trip.layer else ""
+    batch = f", micro-batch {trip.micro_batch}" if trip.micro_batch is not None else ""
+    return f"on rank {ranks}{batch}, in the {trip.what}{layer}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _windows(span: tuple[int, int]) -> str:
+    first, end = span
+    return f"window {first}" if end == first + 1 else f"windows {first} to {end - 1}"
+
+
+def goodput_lines(told: GoodputView) -> Iterable[Text]:
+    """`Goodput 0.912, effective training time 0.934 of 2 min`, and where the rest went."""
+    if told.goodput is None or told.effective_training_time_ratio is None:
+        return
+    yield Text.assemble(
+        ("Goodput", "bold"),
+        f" {told.goodput:.3f}, effective training time {told.effective_training_time_ratio:.3f} "
+        f"of {output.seconds(told.held_s)} on the cluster; "
+        f"{told.device_seconds_lost:.1f} device-seconds lost to faults",
+    )
+    parts = sorted(told.by_kind_s.items(), key=lambda part: -part[1])
+    yield Text("  " + ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in parts if seconds))
 
 
 def tiers(of_rank: Mapping[str, str]) -> str:
@@ -91,6 +169,18 @@ def tiers(of_rank: Mapping[str, str]) -> str:
         f"{TIER_WORDS.get(tier, tier)} ({'rank' if len(held) == 1 else 'ranks'} {', '.join(held)})"
         for tier, held in ranks.items()
     )
+
+
+def protection_lines(memory: MemoryProtectionView) -> Iterable[Text]:
+    """What memory checkpoints survive, and what not."""
+    odds = ", ".join(
+        f"{lost} lost node{'s' if lost > 1 else ''}: {one.probability:.0%}"
+        for lost, one in sorted(memory.recoverable.items())
+    )
+    copies = "1 copy" if memory.copies == 1 else f"{memory.copies} copies"
+    yield Text(f"  memory  {copies} on other nodes; goes on from memory after {odds}")
+    for gap in memory.unprotected:
+        yield Text(f"  not protected: {gap}")
 
 
 def phase_times(phases_s: Mapping[str, float | None]) -> str:
@@ -115,6 +205,13 @@ def _summary(console: Console, job: JobView) -> None:
     ]
     if job.started_at is not None and job.ended_at is not None:
         facts.append(("Ran for", output.seconds(job.ended_at - job.started_at)))
+    if job.origin is not None:
+        origin = job.origin
+        facts.append(("Began with", f"{origin.what.value} of {origin.uri}, at step {origin.step}"))
+    for tier, chosen in sorted(job.intervals.items()):
+        facts.append(
+            (f"{tier.capitalize()} saves", f"every {chosen.every_steps} steps: {chosen.why}")
+        )
     if job.waiting is not None:
         facts.append(("Waits for", f"{job.waiting.resource}: {job.waiting.reason}"))
     if job.outcome is not None:
@@ -137,7 +234,12 @@ def _attempt(console: Console, attempt: AttemptView) -> None:
     )
     restored = attempt.restore.get("step")
     if restored:
-        console.print(f"  restored step {restored} from {tiers(attempt.restore.get('tiers', {}))}")
+        newest = attempt.restore.get("newest", {})
+        there = ", ".join(f"{tier} {step}" for tier, step in newest.items())
+        console.print(
+            f"  restored step {restored} from {tiers(attempt.restore.get('tiers', {}))}"
+            f" (newest in {there})"
+        )
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("  rank", "agent", "node", "host", "pid", "role"):
         table.add_column(heading)
@@ -146,9 +248,19 @@ def _attempt(console: Console, attempt: AttemptView) -> None:
         row = (member.agent, member.node_id[:8], member.host, pid, member.role)
         table.add_row(f"  {member.rank}", *row)
     console.print(table)
+    if attempt.memory_protection is not None:
+        for line in protection_lines(attempt.memory_protection):
+            console.print(line)
     if attempt.standbys:
         counted = Counter(str(standby.get("agent", "?")) for standby in attempt.standbys)
         console.print(f"  standby: {', '.join(counted)}")
+
+
+def _where(stack: Mapping[str, Any]) -> str:
+    """`ranks 0 and 1 at all_reduce (...) from forward (...)`; in full over REST."""
+    ranks = list(stack.get("ranks") or ())
+    at = " from ".join(str(frame) for frame in (stack.get("frames") or ())[:SHOWN_FRAMES])
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {_fact(ranks)} at {at}"
 
 
 def _listed(values: Iterable[Any]) -> str:

@@ -1,4 +1,4 @@
-"""`submit`, `ls`, `describe`, `wait`, `cancel`, `logs`."""
+"""`submit`, `ls`, `describe`, `wait`, `cancel`, `pause`, `resume`, `logs`."""
 
 from __future__ import annotations
 
@@ -119,12 +119,14 @@ def describe(job_id: JobId, /, *, json: Json = False, address: Address = None) -
         attempts = client.attempts(job_id)
         incidents = client.incidents(job_id)
         checkpoints = client.checkpoints(job_id)
+        goodput = client.goodput(job_id)
     if not json:
-        description.show(output.console(), job, attempts, incidents, checkpoints)
+        description.show(output.console(), job, attempts, incidents, checkpoints, goodput)
         return ExitCode.OK
-    parts = {"attempts": attempts, "incidents": incidents, "checkpoints": checkpoints}
+    parts = {"attempts": attempts, "incidents": incidents}
     lists = {name: [one.model_dump(mode="json") for one in part] for name, part in parts.items()}
-    output.print_json({"job": job.model_dump(mode="json"), **lists})
+    rest = {"job": job, "checkpoints": checkpoints, "goodput": goodput}
+    output.print_json({name: one.model_dump(mode="json") for name, one in rest.items()} | lists)
     return ExitCode.OK
 
 
@@ -146,12 +148,36 @@ def wait(
     return of_state(job.state)
 
 
-def cancel(job_id: JobId, /, *, json: Json = False, address: Address = None) -> ExitCode:
-    """Cancel a job. Again is the same; a job that ended otherwise is a conflict (4)."""
+def cancel(
+    job_id: JobId,
+    /,
+    *,
+    now: Annotated[
+        bool, Parameter(negative="", help="At once, without waiting for a last checkpoint.")
+    ] = False,
+    json: Json = False,
+    address: Address = None,
+) -> ExitCode:
+    """Cancel a job; its last state is saved before. A second cancel ends it at once, as --now does.
+
+    A job that ended otherwise is a conflict (4).
+    """
     with Client(address, retry_s=SHORT_RETRY_S) as client:
-        job = client.cancel(job_id)
-    output.print_json(job) if json else output.console().print(output.state_text(job.state))
-    return ExitCode.OK
+        again = client.get(job_id).state is State.CANCELLING
+        job = client.cancel(job_id, now=now or again)
+    return _print_state(job, json)
+
+
+def pause(job_id: JobId, /, *, json: Json = False, address: Address = None) -> ExitCode:
+    """Pause a job: it saves its state and gives its nodes back, until `resume`."""
+    with Client(address, retry_s=SHORT_RETRY_S) as client:
+        return _print_state(client.pause(job_id), json)
+
+
+def resume(job_id: JobId, /, *, json: Json = False, address: Address = None) -> ExitCode:
+    """Let a paused job go on from where it was saved, with the same bits."""
+    with Client(address, retry_s=SHORT_RETRY_S) as client:
+        return _print_state(client.resume(job_id), json)
 
 
 def logs(
@@ -197,8 +223,13 @@ def read_spec(source: str, assignments: list[str]) -> dict[str, object]:
 
 
 def register(app: App) -> None:
-    for command in (submit, ls, describe, logs, wait, cancel):
+    for command in (submit, ls, describe, logs, wait, cancel, pause, resume):
         app.command(command)
+
+
+def _print_state(job: JobView, json: bool) -> ExitCode:
+    output.print_json(job) if json else output.console().print(output.state_text(job.state))
+    return ExitCode.OK
 
 
 def _print_outcome(job: JobView) -> None:

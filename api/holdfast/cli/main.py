@@ -12,7 +12,7 @@ import sys
 import stamina.instrumentation
 from cyclopts import App, CycloptsError
 
-from holdfast.cli import demo, jobs, output, server
+from holdfast.cli import checkpoint, demo, faults, jobs, node, output, server
 from holdfast.cli.exit_codes import ExitCode, of_error
 from holdfast.errors import HoldfastError
 
@@ -32,6 +32,9 @@ def build() -> App:
     )
     server.register(app)
     jobs.register(app)
+    checkpoint.register(app)
+    node.register(app)
+    faults.register(app)
     demo.register(app)
     return app
 

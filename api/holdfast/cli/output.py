@@ -45,7 +45,8 @@ def print_json(value: Any) -> None:
 
 def print_error(error: HoldfastError) -> None:
     out = stderr()
-    out.print(Text.assemble(("error", "bold red"), f" ({error.code}): {error}"))
+    summary = error.summary if isinstance(error, InvalidSpec) else error
+    out.print(Text.assemble(("error", "bold red"), f" ({error.code}): {summary}"))
     if isinstance(error, InvalidSpec):
         for fault in error.faults:
             out.print(

@@ -34,6 +34,9 @@ def serve(
     expose_without_authentication: Annotated[
         bool, Parameter(negative="", help="Allow a host that other machines can reach.")
     ] = False,
+    allow_fault_injection: Annotated[
+        bool, Parameter(negative="", help="Let `holdfast inject` break jobs on purpose.")
+    ] = False,
     json: Annotated[bool, Parameter(name="--json", negative="", help="JSON on stdout.")] = False,
 ) -> ExitCode:
     """Run the control plane until Ctrl-C or SIGTERM.
@@ -49,6 +52,7 @@ def serve(
         "database_url": database_url,
         "ray_address": ray_address,
         "local_nodes": local_nodes,
+        "allow_fault_injection": allow_fault_injection or None,
     }
     settings = Settings(**{name: value for name, value in given.items() if value is not None})
     _configure_logging()

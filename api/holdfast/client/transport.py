@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import stamina
 
 from holdfast.client import sse
-from holdfast.errors import ApiError, ServerUnreachable, from_problem
+from holdfast.errors import ApiError, ServerUnreachable, from_problem, unfinished
 
 PASSING = frozenset({502, 503, 504})
 NO_CONTENT = 204
 CONNECT_S = 5.0
 PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
+DOWNLOAD_SILENCE_S = 3600.0  # a large checkpoint is verified before its first byte comes
+AS_IT_IS = {"Accept-Encoding": "identity"}
+DOWNLOAD_PIECE = 1 << 20
 STREAM_SILENCE_S = 60.0  # four times the server's keep-alive
 
 
@@ -74,7 +80,52 @@ class Transport:
             raise self._unreachable(error) from error
         if response.is_error:
             raise from_problem(_problem(response))
-        return response.json()
+        return None if response.status_code == NO_CONTENT else response.json()
+
+    def lines(self, method: str, path: str) -> Iterator[str]:
+        """The lines of an answer, as they come; asked for once. Raises as :meth:`call`."""
+        timeout = httpx.Timeout(STREAM_SILENCE_S, connect=CONNECT_S)
+        with self._answer(method, path, None, timeout) as response:
+            yield from response.iter_lines()
+
+    def download(
+        self,
+        path: str,
+        params: dict[str, Any],
+        target: Path,
+        on_bytes: Callable[[int, int], None],
+    ) -> int:
+        """Write an answer to `target`, which appears whole or not at all. Raises as :meth:`call`,
+        OSError if it cannot be written."""
+        timeout = httpx.Timeout(DOWNLOAD_SILENCE_S, connect=CONNECT_S)
+        partial = target.with_name(f".{target.name}.{os.getpid()}.part")
+        written = 0
+        try:
+            with self._answer("GET", path, params, timeout) as response, partial.open("wb") as file:
+                whole = _length(response)
+                for piece in response.iter_raw(DOWNLOAD_PIECE):
+                    written += file.write(piece)
+                    on_bytes(written, whole)
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+        return written
+
+    @contextlib.contextmanager
+    def _answer(
+        self, method: str, path: str, params: dict[str, Any] | None, timeout: httpx.Timeout
+    ) -> Iterator[httpx.Response]:
+        """An answer to be read piece by piece."""
+        try:
+            with self._http.stream(
+                method, path, params=params, headers=AS_IT_IS, timeout=timeout
+            ) as response:
+                if response.is_error:
+                    response.read()
+                    raise from_problem(_problem(response))
+                yield response
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
 
     def stream(
         self, path: str, after: int, params: dict[str, Any] | None = None
@@ -140,6 +191,14 @@ class Transport:
             f"no Holdfast server answers at {self.address} ({error}); "
             "start one with `holdfast serve`, or name it with --address or HOLDFAST_ADDRESS"
         )
+
+
+def _length(response: httpx.Response) -> int:
+    """Of the file that comes, as the server has it; less is an error of the connection's."""
+    headers = response.headers
+    if headers.get("content-encoding", "identity") != "identity" or "content-length" not in headers:
+        raise unfinished("the file comes changed: something on the way compresses or cuts answers")
+    return int(headers["content-length"])
 
 
 def _problem(response: httpx.Response) -> dict[str, Any]:

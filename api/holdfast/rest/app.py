@@ -6,12 +6,24 @@ from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from pydantic import TypeAdapter
 
-from holdfast.rest import feeds, health, history, jobs, problems, prometheus
+from holdfast.rest import (
+    checkpoints,
+    faults,
+    feeds,
+    health,
+    history,
+    jobs,
+    nodes,
+    problems,
+    prometheus,
+)
 from holdfast.rest.guard import Guard
 from holdfast.rest.services import Services
 from holdfast.schemas import Problem
 from holdfast_service.job_spec import JobSpec
+from holdfast_workers.injection import Injection
 
 TITLE = "Holdfast"
 VERSION = "v1"
@@ -29,7 +41,7 @@ def create_app(services: Services) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.services = services
-    for resource in (jobs, history, feeds, health, prometheus):
+    for resource in (jobs, history, checkpoints, faults, nodes, feeds, health, prometheus):
         app.include_router(resource.router)
     problems.install(app)
     app.state.registry = CollectorRegistry()
@@ -47,8 +59,8 @@ def _document(app: FastAPI) -> None:
         if app.openapi_schema is None:
             document = generate()
             schemas = document["components"]["schemas"]
-            for model in (JobSpec, Problem):
-                schema = model.model_json_schema(ref_template=REFERENCE)
+            for model in (JobSpec, Problem, Injection):
+                schema = TypeAdapter(model).json_schema(ref_template=REFERENCE)
                 schemas |= schema.pop("$defs", {})
                 schemas[model.__name__] = schema
         assert app.openapi_schema is not None

@@ -1,4 +1,4 @@
-"""`/jobs/{id}/...`: what happened to a job: attempts, incidents, checkpoints, metrics, digests."""
+"""`/jobs/{id}/...`: what happened to a job: attempts, incidents, goodput, metrics, digests."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fastapi import APIRouter, Query
 from holdfast.rest.jobs import JobId
 from holdfast.rest.problems import documented
 from holdfast.rest.services import JobsDep
+from holdfast_service.goodput_view import GoodputView
 from holdfast_service.views import (
     AttemptView,
-    CheckpointView,
     DigestPage,
     IncidentView,
     MetricPage,
@@ -33,9 +33,9 @@ async def incidents(jobs: JobsDep, job_id: JobId) -> Sequence[IncidentView]:
     return await jobs.incidents(job_id)
 
 
-@router.get("/checkpoints", response_model=list[CheckpointView], summary="Remote checkpoints")
-async def checkpoints(jobs: JobsDep, job_id: JobId) -> Sequence[CheckpointView]:
-    return await jobs.checkpoints(job_id)
+@router.get("/goodput", response_model=GoodputView, summary="Where the time went")
+async def goodput(jobs: JobsDep, job_id: JobId) -> GoodputView:
+    return await jobs.goodput(job_id)
 
 
 @router.get("/metrics", response_model=MetricPage, summary="The committed history, per step")

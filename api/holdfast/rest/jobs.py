@@ -1,4 +1,4 @@
-"""`/jobs`: submit, list, show, cancel."""
+"""`/jobs`: submit, list, show, cancel, pause, resume."""
 
 from __future__ import annotations
 
@@ -93,5 +93,31 @@ async def get(jobs: JobsDep, job_id: JobId) -> JobView:
     summary="Cancel a job; again is the same",
     responses=documented(404, 409, 422),
 )
-async def cancel(jobs: JobsDep, job_id: JobId) -> JobView:
-    return await jobs.cancel(job_id)
+async def cancel(
+    jobs: JobsDep,
+    job_id: JobId,
+    now: Annotated[bool, Query(description="do not wait for a last checkpoint")] = False,
+) -> JobView:
+    return await jobs.cancel(job_id, now)
+
+
+@router.post(
+    "/{job_id}/pause",
+    status_code=202,
+    response_model=JobView,
+    summary="Pause a job: it saves its state and leaves the cluster; again is the same",
+    responses=documented(404, 409, 422),
+)
+async def pause(jobs: JobsDep, job_id: JobId) -> JobView:
+    return await jobs.pause(job_id)
+
+
+@router.post(
+    "/{job_id}/resume",
+    status_code=202,
+    response_model=JobView,
+    summary="Resume a paused job from its newest checkpoint; again is the same",
+    responses=documented(404, 409, 422),
+)
+async def resume(jobs: JobsDep, job_id: JobId) -> JobView:
+    return await jobs.resume(job_id)

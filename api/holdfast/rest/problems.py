@@ -14,21 +14,35 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from holdfast.schemas import Problem
+from holdfast_service.job_errors import InvalidFault, JobError
 from holdfast_service.job_spec import InvalidSpec
-from holdfast_service.jobs import JobError
+from holdfast_workers.spec import Fault
 
 MEDIA_TYPE = "application/problem+json"
 
 STATUS_OF_JOB_ERROR = {
     "job_not_found": 404,
     "job_ended": 409,
+    "injection_disabled": 403,
+    "invalid_fault": 422,
     "idempotency_conflict": 409,
     "invalid_idempotency_key": 422,
     "invalid_cursor": 400,
     "unknown_metric": 404,
+    "node_not_found": 404,
+    "invalid_time": 422,
+    "checkpoint_not_found": 404,
+    "checkpoint_pinned": 409,
+    "checkpoint_needed": 409,
+    "checkpoint_bad": 409,
+    "last_checkpoint": 409,
+    "being_removed": 409,
+    "not_exportable": 409,
+    "storage_unavailable": 503,
 }
 CODE_OF_STATUS = {
     400: "bad_request",
+    403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
     413: "body_too_large",
@@ -39,6 +53,7 @@ CODE_OF_STATUS = {
 }
 MEANING = {
     400: "The request cannot be understood.",
+    403: "The server does not allow it to anybody.",
     404: "There is no such thing.",
     409: "It cannot be done in the present state.",
     413: "The body is larger than the server accepts.",
@@ -46,7 +61,13 @@ MEANING = {
     422: "Some values are impossible; `faults` names each at its path.",
     503: "The server cannot do it at present; try again.",
 }
-EXAMPLE_CODE = {409: "job_ended", 422: "invalid_spec", 404: "job_not_found", 400: "malformed_body"}
+EXAMPLE_CODE = {
+    403: "injection_disabled",
+    409: "job_ended",
+    422: "invalid_spec",
+    404: "job_not_found",
+    400: "malformed_body",
+}
 
 
 class ProblemError(Exception):
@@ -122,13 +143,16 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(InvalidSpec)
     async def invalid_spec(request: Request, error: InvalidSpec) -> Response:
-        faults = [{"path": fault.path, "message": fault.message} for fault in error.faults]
+        faults = _named(error.faults)
         count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
         return _answer(request, 422, "invalid_spec", f"the spec has {count}", faults=faults)
 
     @app.exception_handler(JobError)
     async def job_error(request: Request, error: JobError) -> Response:
-        return _answer(request, STATUS_OF_JOB_ERROR[error.code], error.code, str(error))
+        named: dict[str, Any] = {}
+        if isinstance(error, InvalidFault):
+            named["faults"] = _named(error.faults)
+        return _answer(request, STATUS_OF_JOB_ERROR[error.code], error.code, str(error), **named)
 
     @app.exception_handler(RequestValidationError)
     async def invalid_parameters(request: Request, error: RequestValidationError) -> Response:
@@ -173,6 +197,10 @@ def _allowed(app: FastAPI, request: Request) -> str:
         if re.fullmatch(re.sub(r"\{[^}]+\}", "[^/]+", template), request.url.path):
             methods |= {method.upper() for method in operations}
     return ", ".join(sorted(methods))
+
+
+def _named(faults: Sequence[Fault]) -> list[dict[str, str]]:
+    return [{"path": fault.path, "message": fault.message} for fault in faults]
 
 
 def _faults(errors: Sequence[Any]) -> list[dict[str, str]]:

@@ -16,6 +16,7 @@ from holdfast_service.lifecycle import State
 router = APIRouter(tags=["health"])
 
 LIVE_JOBS_SHOWN = 200
+GOODPUT_AGE_S = 30.0
 METHODS = frozenset({"GET", "POST", "HEAD"})
 
 
@@ -77,6 +78,18 @@ async def _live_jobs(jobs: JobService) -> CollectorRegistry:
     attempt = Gauge("holdfast_job_attempt", "Number of the attempt.", labels, registry=registry)
     faults = Gauge("holdfast_job_incidents", "Faults so far.", labels, registry=registry)
     speed = Gauge("holdfast_job_tokens_per_second", "Throughput.", labels, registry=registry)
+    useful = Gauge(
+        "holdfast_job_goodput",
+        "Time in steps that are part of history, over the time on the cluster.",
+        labels,
+        registry=registry,
+    )
+    effective = Gauge(
+        "holdfast_job_effective_training_time_ratio",
+        "Time in which training advanced, over the time on the cluster.",
+        labels,
+        registry=registry,
+    )
     live = [state for state in State if not state.terminal]
     for state in live:
         states.labels(state.value).set(0)
@@ -87,4 +100,8 @@ async def _live_jobs(jobs: JobService) -> CollectorRegistry:
         faults.labels(job.id, job.name).set(job.progress.incidents)
         if job.progress.tokens_per_second is not None:  # not measured is not zero
             speed.labels(job.id, job.name).set(job.progress.tokens_per_second)
+        told = await jobs.goodput(job.id, max_age_s=GOODPUT_AGE_S)
+        if told.goodput is not None and told.effective_training_time_ratio is not None:
+            useful.labels(job.id, job.name).set(told.goodput)
+            effective.labels(job.id, job.name).set(told.effective_training_time_ratio)
     return registry

@@ -9,7 +9,10 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from holdfast_service.checkpoints import CheckpointService
+from holdfast_service.injections import InjectionService
 from holdfast_service.jobs import JobService
+from holdfast_service.nodes import NodeService
 
 Probe = Callable[[], Awaitable[str | None]]
 """Looks at one part of the control plane: None if it is well, otherwise what is wrong."""
@@ -18,6 +21,9 @@ Probe = Callable[[], Awaitable[str | None]]
 @dataclass(frozen=True)
 class Services:
     jobs: JobService
+    checkpoints: CheckpointService
+    nodes: NodeService
+    injections: InjectionService
     probes: Mapping[str, Probe] = field(default_factory=dict)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server shuts down: streams end, so that clients resume elsewhere or later."""
@@ -38,5 +44,15 @@ def jobs(request: Request) -> JobService:
     return services(request).jobs
 
 
+def checkpoints(request: Request) -> CheckpointService:
+    return services(request).checkpoints
+
+
+def nodes(request: Request) -> NodeService:
+    return services(request).nodes
+
+
 ServicesDep = Annotated[Services, Depends(services)]
 JobsDep = Annotated[JobService, Depends(jobs)]
+CheckpointsDep = Annotated[CheckpointService, Depends(checkpoints)]
+NodesDep = Annotated[NodeService, Depends(nodes)]

@@ -1,0 +1,117 @@
+"""`inject`: break something of a running job on purpose."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from holdfast import storms
+from holdfast.cli import output
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.jobs import SHORT_RETRY_S, Address, JobId, Json
+from holdfast.client import Client
+from holdfast.errors import HoldfastError
+from holdfast_service.views import FaultView
+from holdfast_workers.injection import FaultKind
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|)")
+_UNITS_S = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class NotUnderstood(HoldfastError):
+    """The words of a storm or of a duration."""
+
+    code = "not_understood"
+    status = 400
+
+
+def inject(
+    job_id: JobId,
+    kind: Annotated[FaultKind, Parameter(help="What is to happen; the table is in operations.md.")],
+    /,
+    *others: Annotated[FaultKind, Parameter(help="More kinds, for a storm.")],
+    rank: Annotated[int | None, Parameter(help="Whom it meets; default: a random rank.")] = None,
+    at_step: Annotated[int | None, Parameter(help="When it gets to this step.")] = None,
+    phase: Annotated[str | None, Parameter(help="In this phase of a step or recovery.")] = None,
+    duration: Annotated[str | None, Parameter(help="How long it lasts: 500ms, 20s, 5m.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        Parameter(name="--set", negative="", help="What else the kind takes: factor=3, where=..."),
+    ] = None,
+    storm: Annotated[
+        str | None, Parameter(help="mtbf=20s: again and again, on random ranks.")
+    ] = None,
+    seed: Annotated[int, Parameter(help="Of the storm.")] = 0,
+    for_: Annotated[str, Parameter(name="--for", help="How long it storms.")] = "5m",
+    json: Json = False,
+    address: Address = None,
+) -> ExitCode:
+    """Inject a fault into a running job. The server must allow it: serve --allow-fault-injection.
+
+    A storm lasts as long as this command runs, and ends with the job.
+    """
+
+    def tell(fault: FaultView) -> None:
+        if json:
+            output.print_json(fault)
+        else:
+            what = " ".join(f"{name}={value}" for name, value in fault.fault.items())
+            output.console().print(f"fault {fault.number}: {what}", markup=False)
+
+    given = {"rank": rank, "at_step": at_step, "phase": phase, **_settings(set_ or [])}
+    if duration is not None:
+        given["duration_s"] = seconds(duration)
+    how = {name: value for name, value in given.items() if value is not None}
+    with Client(address, retry_s=SHORT_RETRY_S) as client:
+        if storm is None:
+            for one in (kind, *others):
+                tell(client.inject(job_id, one, **how))
+            return ExitCode.OK
+        if how:
+            raise NotUnderstood(f"a storm chooses by itself: leave out {', '.join(how)}")
+        ranks = math.prod(client.get(job_id).spec["parallel"].values())
+        coming = storms.strikes(_mtbf_s(storm), seed, (kind, *others), ranks)
+        count = storms.blow(client, job_id, coming, seconds(for_), tell)
+    output.stderr().print(f"{count} faults")
+    return ExitCode.OK
+
+
+def register(app: App) -> None:
+    app.command(inject)
+
+
+def seconds(words: str) -> float:
+    """`500ms`, `20s`, `5m`, `1h` or a plain number of seconds. Raises NotUnderstood."""
+    found = _DURATION.fullmatch(words)
+    if found is None:
+        raise NotUnderstood(f"{words!r} is no duration: write 500ms, 20s, 5m or 1h")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def _mtbf_s(words: str) -> float:
+    name, _, value = words.partition("=")
+    if name != "mtbf" or not value or seconds(value) <= 0:
+        raise NotUnderstood(f"{words!r} is no storm: write --storm mtbf=20s")
+    return seconds(value)
+
+
+def _settings(assignments: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise NotUnderstood(f"{assignment!r}: write name=value")
+        found[name] = _value(value)
+    return found
+
+
+def _value(text: str) -> int | float | str:
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text

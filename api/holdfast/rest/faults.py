@@ -1,0 +1,62 @@
+"""`/jobs/{id}/faults`: break something of a running job on purpose, and what was broken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Request, Response
+
+from holdfast.rest import bodies
+from holdfast.rest.jobs import JobId
+from holdfast.rest.problems import documented
+from holdfast.rest.services import ServicesDep
+from holdfast_service.views import FaultView
+
+router = APIRouter(prefix="/api/v1/jobs/{job_id}/faults", tags=["faults"])
+
+EXAMPLE: dict[str, Any] = {"kind": "kill", "rank": 1, "at_step": 50, "phase": "backward"}
+_BODY = {"schema": {"$ref": "#/components/schemas/Injection"}, "example": EXAMPLE}
+
+
+@router.post(
+    "",
+    status_code=202,
+    response_model=FaultView,
+    summary="Inject a fault, if the server allows it",
+    responses={
+        200: {"model": FaultView, "description": "The first fault of this Idempotency-Key."},
+        202: {"description": "It is durable, and will be brought about once."},
+        **documented(400, 403, 404, 409, 413, 415, 422),
+    },
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": _BODY, "application/yaml": _BODY},
+        }
+    },
+)
+async def inject(
+    request: Request,
+    response: Response,
+    services: ServicesDep,
+    job_id: JobId,
+    idempotency_key: Annotated[
+        str | None,
+        Header(description="the same key and document give the same fault", max_length=200),
+    ] = None,
+) -> FaultView:
+    document = await bodies.document(request, services.max_body_bytes)
+    fault, created = await services.injections.inject(job_id, document, idempotency_key)
+    response.status_code = 202 if created else 200
+    return fault
+
+
+@router.get(
+    "",
+    response_model=list[FaultView],
+    summary="Faults that were asked for, oldest first",
+    responses=documented(404, 422),
+)
+async def list_faults(services: ServicesDep, job_id: JobId) -> Sequence[FaultView]:
+    return await services.injections.list(job_id)
