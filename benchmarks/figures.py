@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -141,4 +142,44 @@ def overhead_summary(
         "holdfast_step_s": [round(one, 6) for one in ours],
         "bare_step_s": [round(one, 6) for one in theirs],
         "steps": {"holdfast": sum(map(len, holdfast)), "bare": sum(map(len, bare))},
+    }
+
+
+@dataclass(frozen=True)
+class StormFigure:
+    """One side under one rate of kills. `step_s` and what `efficiency` is a share of are measured
+    on the same ranks without any."""
+
+    step_s: float
+    efficiency: float
+    kills: int
+
+
+def storm_limit(step_s: float, mtbf_s: float) -> float:
+    """What a synchronous scheme commits at most, as a share: a step counts if nothing fails in it,
+    and what is lost with a failed one takes the time until the failure."""
+    ratio = step_s / mtbf_s
+    return ratio / math.expm1(ratio)
+
+
+def storm_summary(
+    ours: Mapping[str, StormFigure],
+    theirs: Mapping[str, StormFigure],
+    steps_between: Mapping[str, float],
+) -> dict[str, Any]:
+    """The last line of `benchmarks.storm`, by the rounded number of steps between two kills. The
+    limit is that of each side's own step, M the same seconds for both."""
+    limits = {
+        name: storm_limit(figure.step_s, steps_between[name]) for name, figure in ours.items()
+    }
+    return {
+        **{f"efficiency_vs_limit_{n}": round(ours[n].efficiency / limits[n], 3) for n in ours},
+        **{
+            f"efficiency_vs_torchft_{n}": round(ours[n].efficiency / theirs[n].efficiency, 2)
+            for n in ours
+        },
+        "efficiency": {name: round(figure.efficiency, 3) for name, figure in ours.items()},
+        "torchft": {name: round(figure.efficiency, 3) for name, figure in theirs.items()},
+        "limit": {name: round(limit, 3) for name, limit in limits.items()},
+        "kills": {name: [ours[name].kills, theirs[name].kills] for name in ours},
     }

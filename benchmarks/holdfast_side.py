@@ -36,6 +36,11 @@ class RunningJob:
     id: str
     data_dir: str
 
+    def pids(self) -> dict[int, int]:
+        """The process of every rank."""
+        newest = self.client.attempts(self.id)[-1]
+        return {one.rank: one.pid for one in newest.members if one.pid is not None}
+
     def points(self) -> list[MetricPoint]:
         return list(self.client.metrics(self.id, ["step_time_s"]))
 
@@ -67,7 +72,7 @@ def measure(document: Mapping[str, Any], rank: int, after_step: int) -> Fault:
     """Start, kill `rank` once `after_step` steps are applied, wait for the first step beyond."""
     with running(document) as job:
         job.wait_step(after_step, START_S)
-        victim = _pid(job, rank)
+        victim = job.pids()[rank]
         killed_at = time.time()
         os.kill(victim, signal.SIGKILL)
         incident = _closed_incident(job)
@@ -79,14 +84,6 @@ def measure(document: Mapping[str, Any], rank: int, after_step: int) -> Fault:
             recovery_s=recovered - killed_at,
             phases_s={name: s for name, s in incident.phases_s.items() if s is not None},
         )
-
-
-def _pid(job: RunningJob, rank: int) -> int:
-    newest = job.client.attempts(job.id)[-1]
-    for member in newest.members:
-        if member.rank == rank and member.pid is not None:
-            return member.pid
-    raise HoldfastFailed(f"attempt {newest.number} has no process of rank {rank}")
 
 
 def _closed_incident(job: RunningJob) -> IncidentView:

@@ -88,10 +88,16 @@ class _Hooks:
         self._rank = rank
         self._out = out
 
-    def phase(self, name: str, step: int) -> None:
+    def phase(self, name: str, step: int, micro_batch: int = 0) -> None:
         pass
 
+    def blocked_s(self) -> float:
+        return 0.0
+
     def commit_gate(self, step: int) -> None:
+        pass
+
+    def tripped(self, report: dict[str, Any]) -> None:
         pass
 
     def replicated_step(self) -> int:
@@ -100,10 +106,18 @@ class _Hooks:
     def committed(self, row: StepRow) -> None:
         _write(self._out, {"step": row.step, "at": row.at})
 
-    def digest(self, step: int, hex: str) -> None:
+    def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None:
         pass
 
-    def checkpoint(self, step: int, recipe: Recipe, agreed: Agreed) -> DigestSource | None:
+    def stop_wanted(self) -> bool:
+        return False
+
+    def intervals(self) -> tuple[int, int]:
+        return 0, 0
+
+    def checkpoint(
+        self, step: int, recipe: Recipe, agreed: Agreed, last: bool
+    ) -> DigestSource | None:
         if step % self._config.every_steps:
             return None
         payload = bytearray(recipe.layout().payload_bytes)

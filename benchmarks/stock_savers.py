@@ -80,13 +80,19 @@ class _Saving:
             else None
         )
 
-    def phase(self, name: str, step: int) -> None:
+    def phase(self, name: str, step: int, micro_batch: int = 0) -> None:
+        pass
+
+    def blocked_s(self) -> float:
+        return 0.0
+
+    def tripped(self, report: dict[str, Any]) -> None:
         pass
 
     def replicated_step(self) -> int:
         return -1
 
-    def digest(self, step: int, hex: str) -> None:
+    def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None:
         pass
 
     def commit_gate(self, step: int) -> None:
@@ -95,7 +101,15 @@ class _Saving:
             self._staging.result()
             self._stall_s += time.monotonic() - began
 
-    def checkpoint(self, step: int, recipe: Recipe, agreed: Agreed) -> DigestSource | None:
+    def stop_wanted(self) -> bool:
+        return False
+
+    def intervals(self) -> tuple[int, int]:
+        return 0, 0
+
+    def checkpoint(
+        self, step: int, recipe: Recipe, agreed: Agreed, last: bool
+    ) -> DigestSource | None:
         if self._is_due(step):
             began = time.monotonic()
             self._save(step)

@@ -1,0 +1,252 @@
+"""How soon a rank that hangs is found, and whether the right one is named.
+
+    python -m benchmarks.detection --json [--trials N] [--healthy-steps N]
+
+A real supervisor, with real node agents and workers as local processes (no Ray, no REST), trains
+on each mesh; in each trial one rank hangs in one way, in some phase, by the seed: stopped, in a C
+call that holds Python's lock, in a loop, before a collective that the others enter, in a read that
+nobody answers. Measured is the time from the onset to the verdict, over the 99.9th percentile of
+the phase, or over the floor of the learned limits where that is longer. The job goes on to the next
+trial.
+
+Then a run with nothing wrong: evaluations and loader stalls of seconds on all ranks, a remote save
+now and then, and for half of the time twice as many busy processes as the machine has processors.
+Every incident in it is a false alarm. What stock settings do is told, not run: they wait for ten
+minutes and more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.support.supervised import SupervisedRun, supervised
+
+from benchmarks.conditions import machine, print_json, say, wait_for_quiet
+from benchmarks.hang_figures import Trial, by_kind, detection_summary, high
+from benchmarks.hang_recipe import DELAY_VARIABLE, TIMES_VARIABLE, phase_times
+from holdfast_service.reports import EventKind, SupervisorEvent
+from holdfast_workers.spec import (
+    CheckpointSpec,
+    MemoryTierSpec,
+    ModelSpec,
+    ParallelSpec,
+    RemoteTierSpec,
+    TrainingSpec,
+    TrainSpec,
+)
+
+KINDS = ("stop", "gil", "loop", "collective", "read")
+PHASES = ("forward", "backward", "agree", "optimizer")
+MESHES = ({"dp_shard": 4}, {"dp_shard": 2, "tp": 2}, {"dp_shard": 8}, {"dp_shard": 4, "tp": 2})
+ENDLESS = 10_000_000
+RANKS_PER_NODE = 2
+LEARN_STEPS, BETWEEN_STEPS, COLD_STEPS = 60, 12, 3
+START_S, VERDICT_S, RECOVER_S = 180.0, 150.0, 120.0
+DELAY_EVERY, SAVE_EVERY = 250, 400
+OFTEN = {"max_failures": ENDLESS}
+STOCK = (
+    "torch gives a collective up after 10 min (NCCL) or 30 min (gloo), and names no rank; Ray "
+    "Train 2.60 looks for hangs only if told to, needs 600 s to confirm one, and reports it"
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    say("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    say(f"stock, not run: {STOCK}")
+    wait_for_quiet(options.quiet, options.patience_s)
+    floor_s = TrainingSpec().detection.hang_floor_s
+    trials: list[Trial] = []
+    for mesh in MESHES[: options.meshes]:
+        trials += _hangs(mesh, options.trials, options.seed)
+    false_alarms = _healthy(options.healthy_steps)
+    for kind, found in by_kind(trials).items():
+        say(f"{kind:<10} " + ", ".join(_words(trial) for trial in found))
+    summary = detection_summary(trials, floor_s, false_alarms, options.healthy_steps)
+    if options.json:
+        print_json(summary)
+    return 0
+
+
+def _hangs(mesh: Mapping[str, int], trials: int, seed: int) -> list[Trial]:
+    """`trials` of each kind on one mesh, in an order by the seed."""
+    chance = random.Random(f"{seed} {sorted(mesh.items())}")
+    kinds = list(KINDS) * trials
+    chance.shuffle(kinds)
+    found = []
+    with _training(mesh, {}) as (run, times):
+        run.wait_step(LEARN_STEPS, START_S)
+        for number, kind in enumerate(kinds):
+            rank, phase = chance.randrange(run.training.parallel.world_size), chance.choice(PHASES)
+            trial = _hang(run, times, number, kind, rank, phase)
+            found.append(trial)
+            say(f"{_name(mesh):<20} {number + 1}/{len(kinds)} {_words(trial)}")
+            if trial.verdict_s is None:
+                break
+    return found
+
+
+def _hang(run: SupervisedRun, times: Path, number: int, kind: str, rank: int, phase: str) -> Trial:
+    p999_s = high(phase_times(times, COLD_STEPS)[phase])
+    events = len(run.events)
+    _plan(run, number, {"point": phase, "rank": rank, "action": kind})
+    verdict = _verdict(run, events)
+    mesh = _name(run.training.parallel.mesh)
+    if verdict is None:
+        return Trial(kind, mesh, rank, phase, p999_s, None)
+    _wait_recovered(run)
+    onset = float((run.folder / f"chaos.json.{number}.0").read_text().split()[1])
+    suspects = verdict.data["suspects"]
+    most = max((one["score"] for one in suspects), default=0.0)
+    return Trial(
+        kind=kind,
+        mesh=mesh,
+        rank=rank,
+        phase=phase,
+        p999_s=p999_s,
+        verdict_s=verdict.at - onset,
+        suspects=tuple(one["rank"] for one in suspects),
+        accused=tuple(one["rank"] for one in suspects if one["score"] == most),
+    )
+
+
+def _plan(run: SupervisedRun, number: int, fault: Mapping[str, Any]) -> None:
+    """One more fault, due at once; those before it have been."""
+    plan = run.folder / "chaos.json"
+    faults = [*json.loads(plan.read_text())[:number], fault]
+    fresh = plan.with_suffix(".new")
+    fresh.write_text(json.dumps(faults))
+    fresh.replace(plan)
+
+
+def _verdict(run: SupervisedRun, after: int) -> SupervisorEvent | None:
+    """The first word on the suspects of the incident that opens next; None if there is none."""
+
+    def opened() -> list[SupervisorEvent]:
+        kinds = (EventKind.INCIDENT_OPENED, EventKind.INCIDENT_UPDATED)
+        return [event for event in run.events[after:] if event.kind in kinds]
+
+    with contextlib.suppress(TimeoutError):
+        run.wait(lambda: any(event.data["suspects"] for event in opened()), VERDICT_S)
+        return next(event for event in opened() if event.data["suspects"])
+    return None
+
+
+def _wait_recovered(run: SupervisedRun) -> None:
+    """All incidents are closed, and the steps that follow are not the first any more."""
+    run.wait(lambda: _open_incidents(run) == 0, RECOVER_S)
+    run.wait_step(max(run.rows) + BETWEEN_STEPS, RECOVER_S)
+
+
+def _open_incidents(run: SupervisedRun) -> int:
+    return len(run.of(EventKind.INCIDENT_OPENED)) - len(run.of(EventKind.INCIDENT_CLOSED))
+
+
+def _healthy(steps: int) -> int:
+    """Incidents in `steps` steps of four ranks with which nothing is wrong."""
+    if steps == 0:
+        return 0
+    delays = {DELAY_VARIABLE: str(DELAY_EVERY)}
+    with _training({"dp_shard": 2, "tp": 2}, delays, dim=16) as (run, _):
+        run.wait_step(steps // 2, START_S + steps)
+        say(f"healthy    {steps // 2} steps, {_alarms(run)} false alarms; now under load")
+        with _load():
+            run.wait_step(steps, START_S + 4 * steps)
+        told = len(run.of(EventKind.STALLED))
+        say(f"healthy    {steps} steps, {_alarms(run)} false alarms; {told} times told to wait")
+        return _alarms(run)
+
+
+def _alarms(run: SupervisedRun) -> int:
+    return len(run.of(EventKind.INCIDENT_OPENED))
+
+
+@contextlib.contextmanager
+def _training(
+    mesh: Mapping[str, int], environment: Mapping[str, str], dim: int = 64
+) -> Iterator[tuple[SupervisedRun, Path]]:
+    """A job that never ends by itself, and the folder of its phases' times."""
+    parallel = ParallelSpec(**mesh)
+    training = TrainingSpec(
+        recipe="benchmarks.hang_recipe:TimedPretrain",
+        model=ModelSpec(dim=dim, layers=2, heads=4, kv_heads=2, sequence_length=64),
+        train=TrainSpec(steps=ENDLESS, global_batch=16, micro_batch=16 // parallel.dp_shard),
+        parallel=parallel,
+        checkpoint=CheckpointSpec(
+            memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=SAVE_EVERY)
+        ),
+    )
+    # The supervisor's thread may still write there when all else has ended.
+    with tempfile.TemporaryDirectory(
+        prefix="holdfast-detection-", ignore_cleanup_errors=True
+    ) as folder:
+        times = Path(folder) / "times"
+        times.mkdir()
+        os.environ.update({TIMES_VARIABLE: str(times), **environment})
+        try:
+            with supervised(
+                Path(folder), training, standbys=0, workers_per_node=RANKS_PER_NODE, config=OFTEN
+            ) as run:
+                yield run, times
+        finally:
+            for name in (TIMES_VARIABLE, *environment):
+                os.environ.pop(name)
+
+
+@contextlib.contextmanager
+def _load() -> Iterator[None]:
+    """Twice as many busy processes as there are processors."""
+    count = 2 * (os.cpu_count() or 1)
+    busy = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(count)]
+    for process in busy:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+
+
+def _spin() -> None:
+    for _ in itertools.count():
+        time.perf_counter()
+
+
+def _name(mesh: Mapping[str, int]) -> str:
+    return " × ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1)
+
+
+def _words(trial: Trial) -> str:
+    took = "no verdict" if trial.verdict_s is None else f"{trial.verdict_s:.2f} s"
+    named = "right" if trial.accused == (trial.rank,) else f"named {trial.accused}"
+    return f"{trial.kind} in {trial.phase} of rank {trial.rank}: {took}, {named}"
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.detection", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
+    parser.add_argument(
+        "--trials", type=int, default=20, help="of each kind, each mesh; default 20"
+    )
+    parser.add_argument("--meshes", type=int, default=len(MESHES), help="the first so many of four")
+    parser.add_argument("--healthy-steps", type=int, default=100_000, help="default 100,000")
+    parser.add_argument("--seed", type=int, default=7, help="default 7")
+    parser.add_argument("--quiet", type=float, default=1.0, help="start below this load")
+    parser.add_argument("--patience-s", type=float, default=60.0, help="wait so long for it")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

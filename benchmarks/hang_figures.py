@@ -1,0 +1,90 @@
+"""What is computed from hangs that were injected and from steps that were healthy. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, isinf
+from statistics import median
+from typing import Any
+
+QUANTILE = 0.999
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One hang, and what was made of it. `verdict_s` is None where nobody was accused in time."""
+
+    kind: str
+    mesh: str
+    rank: int
+    phase: str
+    p999_s: float
+    """99.9th percentile of how long the phase took before, on all ranks."""
+    verdict_s: float | None
+    """From the onset to the verdict."""
+    suspects: tuple[int, ...] = ()
+    accused: tuple[int, ...] = ()
+
+    def over(self, floor_s: float) -> float:
+        """The verdict's time over the phase's 99.9th percentile, or over the floor under which no
+        limit is set."""
+        return (
+            float("inf") if self.verdict_s is None else self.verdict_s / max(self.p999_s, floor_s)
+        )
+
+
+def high(values: Iterable[float]) -> float:
+    """The 99.9th percentile; the greatest of fewer than a thousand. Raises ValueError for none."""
+    found = sorted(values)
+    if not found:
+        raise ValueError("nothing was measured")
+    return found[ceil(QUANTILE * len(found)) - 1]
+
+
+def detection_summary(
+    trials: Sequence[Trial], floor_s: float, false_alarms: int, healthy_steps: int
+) -> dict[str, Any]:
+    """The benchmark's last line. `verdict_vs_p999` is the worst of all; null: one was missed."""
+    verdicts = [trial.verdict_s for trial in trials if trial.verdict_s is not None]
+    return {
+        "verdict_vs_p999": _finite(max(trial.over(floor_s) for trial in trials)),
+        "verdict_vs_p999_median": _finite(median(trial.over(floor_s) for trial in trials)),
+        "suspect_share": _share(trial.rank in trial.suspects for trial in trials),
+        "exact_share": _share(trial.accused == (trial.rank,) for trial in trials),
+        "false_alarms": false_alarms,
+        "healthy_steps": healthy_steps,
+        "trials": len(trials),
+        "missed": len(trials) - len(verdicts),
+        "verdict_s": {
+            "median": round(median(verdicts), 3) if verdicts else None,
+            "greatest": round(max(verdicts), 3) if verdicts else None,
+        },
+        "floor_s": floor_s,
+        "kinds": {kind: _of_kind(found) for kind, found in by_kind(trials).items()},
+    }
+
+
+def by_kind(trials: Sequence[Trial]) -> Mapping[str, list[Trial]]:
+    found: dict[str, list[Trial]] = {}
+    for trial in trials:
+        found.setdefault(trial.kind, []).append(trial)
+    return found
+
+
+def _of_kind(trials: Sequence[Trial]) -> dict[str, Any]:
+    verdicts = [trial.verdict_s for trial in trials if trial.verdict_s is not None]
+    return {
+        "trials": len(trials),
+        "verdict_s": round(median(verdicts), 3) if verdicts else None,
+        "exact_share": _share(trial.accused == (trial.rank,) for trial in trials),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return None if isinf(value) else round(value, 3)
+
+
+def _share(found: Iterable[bool]) -> float:
+    counted = list(found)
+    return round(sum(counted) / len(counted), 4)

@@ -1,0 +1,84 @@
+"""The built-in recipe with a stopwatch, and with delays that are no hangs.
+
+Each rank appends how long its phases took to a file in `HOLDFAST_BENCH_TIMES`, a line per step.
+With `HOLDFAST_BENCH_DELAY_EVERY` set, all ranks evaluate or wait for their data for some seconds
+every so many steps, one a little longer than another: slow, and nothing is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+from holdfast_workers import beacon
+from holdfast_workers.recipes.base import Agree, Gate, Phase, StepOutcome, World
+from holdfast_workers.recipes.pretrain import PretrainRecipe
+
+TIMES_VARIABLE = "HOLDFAST_BENCH_TIMES"
+DELAY_VARIABLE = "HOLDFAST_BENCH_DELAY_EVERY"
+DELAYS_S = (0.5, 4.0)
+APART_S = 0.5
+"""How much longer than the first the last rank may take over the same delay."""
+
+
+class TimedPretrain(PretrainRecipe):
+    _rank = 0
+
+    def build(self, world: World) -> None:
+        self._rank = world.rank
+        super().build(world)
+
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+        self._dawdle(step, phase)
+        stopwatch = _Stopwatch(phase)
+        outcome = super().train_step(step, agree, gate, stopwatch)
+        stopwatch.note()
+        folder = Path(os.environ[TIMES_VARIABLE])
+        with (folder / f"{self._rank}-{os.getpid()}").open("a") as file:
+            file.write(" ".join(f"{name} {took:.6f}" for name, took in stopwatch.took) + "\n")
+        return outcome
+
+    def _dawdle(self, step: int, phase: Phase) -> None:
+        every = int(os.environ.get(DELAY_VARIABLE, "0"))
+        if not every or step % every:
+            return
+        chance = random.Random(step)
+        takes_s = chance.uniform(*DELAYS_S) + random.Random(step * 64 + self._rank).uniform(
+            0.0, APART_S
+        )
+        if chance.random() < 0.5:
+            with beacon.phase("evaluate"):
+                time.sleep(takes_s)
+        else:
+            phase("load", step)
+            time.sleep(takes_s)
+
+
+class _Stopwatch:
+    def __init__(self, phase: Phase) -> None:
+        self._phase = phase
+        self._name = ""
+        self._since = 0.0
+        self.took: list[tuple[str, float]] = []
+
+    def __call__(self, name: str, step: int, micro_batch: int = 0) -> None:
+        self.note()
+        self._name, self._since = name, time.perf_counter()
+        self._phase(name, step, micro_batch)
+
+    def note(self) -> None:
+        if self._name:
+            self.took.append((self._name, time.perf_counter() - self._since))
+
+
+def phase_times(folder: Path, cold_steps: int) -> dict[str, list[float]]:
+    """What was written by all ranks, without the first steps of each process."""
+    found: dict[str, list[float]] = {}
+    for path in folder.iterdir():
+        for line in path.read_text().splitlines()[cold_steps:]:
+            words = line.split()
+            for name, took in zip(words[::2], words[1::2], strict=False):
+                found.setdefault(name, []).append(float(took))
+    return found

@@ -1,0 +1,168 @@
+"""From one mesh to another: from memory, against a save and a load of torch's on a local disk.
+
+    python -m benchmarks.reshard --json [--pairs N] [--state-mb M] [--folder DIR]
+
+Some of all pairs of meshes of at most eight ranks over `dp_replicate`, `dp_shard` and `tp`, two
+ranks to a node. Under Holdfast every rank of the first mesh has its state in its node's memory and
+a replica on the next node's. Timed is from when the ranks of the second have room for it (tensors,
+and an empty segment) until every one has its part verified in its own segment and in its tensors.
+`torch.distributed.checkpoint` saves the same state from DTensors on the first mesh and loads it
+into those on the second. Both check what they got. Reported too is how many bytes crossed the
+network, against the least that could.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import permutations
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.conditions import machine, print_json, say, torchrun
+from benchmarks.mesh_layouts import Parameter, layout_of, least_bytes, meshes
+from benchmarks.reshard_nodes import RANKS_PER_NODE, Nodes
+from holdfast_workers.checkpoint.moves import Source, plan_moves
+
+MOST_RANKS = 8
+SEED = 5
+RUN_S = 900.0
+LAYER_MB = 8
+
+Mesh = dict[str, int]
+Pair = tuple[Mesh, Mesh]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    parameters = model(options.state_mb)
+    pairs = sample(options.pairs)
+    say(f"{len(pairs)} pairs, {options.state_mb} MB; {machine()}")
+    ours = from_memory(parameters, pairs)
+    theirs = stock(parameters, pairs, Path(options.folder))
+    found = summary(pairs, ours, theirs, [moved(parameters, *pair) for pair in pairs])
+    if options.json:
+        print_json(found)
+    return 0
+
+
+def model(state_mb: int) -> tuple[Parameter, ...]:
+    """Layers of two matrices, one cut by columns and one by rows, whose sizes not every mesh
+    divides, and a norm."""
+    found: list[Parameter] = []
+    for layer in range(-(-state_mb // LAYER_MB)):
+        found += [
+            Parameter(f"{layer}.up", (1020, 1028), tp_dim=0),
+            Parameter(f"{layer}.down", (1024, 1025), tp_dim=1),
+            Parameter(f"{layer}.norm", (1024,)),
+        ]
+    return tuple(found)
+
+
+def sample(count: int) -> list[Pair]:
+    """Pairs of different meshes of more than one rank, the same ones in every run."""
+    every = [mesh for mesh in meshes(MOST_RANKS) if math.prod(mesh.values()) > 1]
+    return random.Random(SEED).sample(list(permutations(every, 2)), count)
+
+
+def from_memory(parameters: tuple[Parameter, ...], pairs: Sequence[Pair]) -> list[float]:
+    """Seconds of each pair."""
+    nodes = Nodes(MOST_RANKS // RANKS_PER_NODE, parameters, SEED)
+    try:
+        found = []
+        for old, new in pairs:
+            found.append(nodes.reshard(nodes.hold(old), new))
+            nodes.free()
+            say(f"{old} → {new}: from memory in {found[-1]:.3f} s")
+        return found
+    finally:
+        nodes.close()
+
+
+def stock(
+    parameters: tuple[Parameter, ...], pairs: Sequence[Pair], folder: Path
+) -> list[tuple[float, float]]:
+    """Seconds of save and load of each pair."""
+    kept = Path(tempfile.mkdtemp(prefix="bench-", dir=folder))
+    try:
+        told, out = kept / "pairs.json", kept / "rows.jsonl"
+        listed = [asdict(one) for one in parameters]
+        told.write_text(json.dumps({"parameters": listed, "seed": SEED, "pairs": pairs}))
+        program = ("benchmarks.reshard_stock", str(told), str(kept), str(out))
+        done = torchrun(MOST_RANKS, *program, timeout_s=RUN_S)
+        rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+        if len(rows) < len(pairs):
+            raise RuntimeError(f"failed at pair {len(rows)}:\n{done.stderr[-4000:]}")
+        for (old, new), (save_s, load_s) in zip(pairs, rows, strict=True):
+            say(f"{old} → {new}: saved in {save_s:.3f} s, loaded in {load_s:.3f} s")
+        return [(save_s, load_s) for save_s, load_s in rows]
+    finally:
+        shutil.rmtree(kept, ignore_errors=True)
+
+
+def moved(parameters: tuple[Parameter, ...], old: Mesh, new: Mesh) -> tuple[int, int]:
+    """Bytes that cross the network, and the least that could."""
+    held = [layout_of(parameters, old, rank) for rank in range(math.prod(old.values()))]
+    homes = -(-len(held) // RANKS_PER_NODE)
+    total = least = 0
+    for rank in range(math.prod(new.values())):
+        target, node = layout_of(parameters, new, rank), rank // RANKS_PER_NODE
+        sources = [
+            Source(f"n{holder}", other, layout, near=holder == node)
+            for other, layout in enumerate(held)
+            for holder in {other // RANKS_PER_NODE, (other // RANKS_PER_NODE + 1) % homes}
+        ]
+        total += plan_moves(target, sources, rank).moved_bytes(sources)
+        least += least_bytes(target, [one.layout for one in sources if one.near])
+    return total, least
+
+
+def summary(
+    pairs: Sequence[Pair],
+    ours_s: Sequence[float],
+    theirs_s: Sequence[tuple[float, float]],
+    bytes_moved: Sequence[tuple[int, int]],
+) -> dict[str, Any]:
+    """`ratio` is the median over the pairs of ours to save and load; `worst_ratio` the greatest."""
+    ratios = [ours / sum(theirs) for ours, theirs in zip(ours_s, theirs_s, strict=True)]
+    return {
+        "ratio": round(median(ratios), 4),
+        "worst_ratio": round(max(ratios), 4),
+        "moved_vs_least": round(
+            max((total / least for total, least in bytes_moved if least), default=1.0), 4
+        ),
+        "pairs": [
+            {
+                "from": old,
+                "to": new,
+                "holdfast_s": round(ours, 4),
+                "dcp_save_s": round(save, 4),
+                "dcp_load_s": round(load, 4),
+                "moved_mb": round(total / 1e6, 1),
+            }
+            for (old, new), ours, (save, load), (total, _) in zip(
+                pairs, ours_s, theirs_s, bytes_moved, strict=True
+            )
+        ],
+    }
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reshard", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
+    parser.add_argument("--pairs", type=int, default=10, help="of meshes; default 10")
+    parser.add_argument("--state-mb", type=int, default=128, help="of all ranks; default 128")
+    parser.add_argument("--folder", default=tempfile.gettempdir(), help="on a local disk")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

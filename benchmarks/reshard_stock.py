@@ -1,0 +1,110 @@
+"""The other side of a measured reshard: `torch.distributed.checkpoint`, save and load on a disk.
+
+    torchrun --nproc-per-node N -m benchmarks.reshard_stock PAIRS.json FOLDER OUT.jsonl
+
+For each pair of meshes in PAIRS: the ranks of the first save their DTensors to FOLDER, those of
+the second load them into theirs. Rank 0 writes a line per pair: seconds of save and of load.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from benchmarks.mesh_layouts import AXES, Parameter, layout_of, placements_of, random_state
+from holdfast_workers.checkpoint.boxes import Box
+from holdfast_workers.checkpoint.moves import box_of
+
+
+def main() -> None:
+    pairs_file, folder, out = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    told = json.loads(pairs_file.read_text())
+    parameters = tuple(
+        Parameter(**{**one, "shape": tuple(one["shape"])}) for one in told["parameters"]
+    )
+    state = random_state(parameters, told["seed"])
+    for old, new in told["pairs"]:
+        saved, loaded = _World(old), _World(new)
+        path = folder / "checkpoint"
+        given = saved.tensors(parameters, state)
+        save_s = _timed(partial(saved.run, partial(dcp.save, given, checkpoint_id=path)))
+        taken = loaded.tensors(parameters, {})
+        load_s = _timed(partial(loaded.run, partial(dcp.load, taken, checkpoint_id=path)))
+        expected = loaded.tensors(parameters, state)
+        for name, tensor in taken.items():
+            bits = (one.to_local().view(torch.int32) for one in (tensor, expected[name]))
+            if not torch.equal(*bits):  # of numbers, some are none, and equal to nothing
+                raise RuntimeError(f"{name} is not what was saved: {old} to {new}")
+        if dist.get_rank() == 0:
+            shutil.rmtree(path)
+            with out.open("a") as lines:
+                lines.write(json.dumps([save_s, load_s]) + "\n")
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+class _World:
+    """The first ranks of the world, as a mesh. Made by all ranks together."""
+
+    def __init__(self, mesh: dict[str, int]) -> None:
+        sizes = [mesh[axis] for axis in AXES]
+        ranks = math.prod(sizes)
+        self._sizes = mesh
+        self._mesh = DeviceMesh("cpu", torch.arange(ranks).reshape(sizes), mesh_dim_names=AXES)
+        self._group = dist.new_group(list(range(ranks)))
+        self._inside = dist.get_rank() < ranks
+
+    def tensors(
+        self, parameters: tuple[Parameter, ...], state: dict[str, np.ndarray]
+    ) -> dict[str, DTensor]:
+        """This rank's part of `state`, or zeros of its shape."""
+        if not self._inside:
+            return {}
+        layout = layout_of(parameters, self._sizes, dist.get_rank())
+        found = {}
+        for one, entry in zip(parameters, layout.tensors, strict=False):
+            local = np.zeros(entry.shape, one.dtype)
+            if state:
+                whole = Box((0,) * len(entry.shape), entry.global_shape)
+                local[...] = state[one.name][box_of(entry).within(whole)]
+            size = torch.Size(one.shape)
+            found[one.name] = DTensor.from_local(
+                torch.from_numpy(local),
+                self._mesh,
+                placements_of(one, self._sizes),
+                run_check=False,
+                shape=size,
+                stride=torch.empty(size, device="meta").stride(),
+            )
+        return found
+
+    def run(self, work: Callable[..., object]) -> None:
+        if self._inside:
+            work(process_group=self._group)
+
+
+def _timed(work: Callable[[], None]) -> float:
+    dist.barrier()
+    began = time.perf_counter()
+    work()
+    dist.barrier()
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()

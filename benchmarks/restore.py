@@ -1,0 +1,155 @@
+"""How fast a rank's state comes back from a partner's memory, against a raw stream of loopback.
+
+    python -m benchmarks.restore --json [--state-mb M] [--rounds N]
+
+A node agent's data server in a process of its own holds the state; this process fetches it into
+its own segment as an agent does for its rank: authenticated, hashed on arrival, committed. In turn
+with that, the same process sends as many bytes from memory to memory over a bare connection:
+nothing is checked, and nothing is kept. Both write to memory that is warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.conditions import machine, print_json, say
+from holdfast_workers.digest import payload_digest
+from holdfast_workers.layout import StateLayout, TensorEntry
+from holdfast_workers.memory.fetch import fetch
+from holdfast_workers.memory.segment import Commit
+from holdfast_workers.memory.server import DataServer
+from holdfast_workers.memory.store import SegmentStore
+from holdfast_workers.messages import Place, Restore, Tier
+
+SECRET = b"a benchmark's secret"
+MESH = "dp_shard=2"
+SENT_PIECE = 4 << 20
+RECEIVED_PIECES = (128 << 10, 1 << 20)
+"""What the bare stream receives at a time: it is timed with each, and the quickest counts."""
+PATIENCE_S = 120.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    say(f"{options.rounds} rounds of {options.state_mb} MB; {machine()}")
+    found = summary(*measure(options.state_mb << 20, options.rounds), options.state_mb << 20)
+    say(
+        f"fetch {found['fetch_mb_per_s']:.0f} MB/s, raw {found['raw_mb_per_s']:.0f} MB/s, "
+        f"ratio {found['ratio']:.3f}"
+    )
+    if options.json:
+        print_json(found)
+    return 0
+
+
+def summary(fetches_s: list[float], raws_s: list[float], nbytes: int) -> dict[str, Any]:
+    """Medians, and the ratio of each fetch to the raw stream just before it."""
+    ratios = [raw / one for one, raw in zip(fetches_s, raws_s, strict=True)]
+    return {
+        "ratio": round(median(ratios), 4),
+        "round_ratios": [round(one, 3) for one in ratios],
+        "fetch_mb_per_s": round(nbytes / median(fetches_s) / 1e6, 1),
+        "raw_mb_per_s": round(nbytes / median(raws_s) / 1e6, 1),
+    }
+
+
+def measure(nbytes: int, rounds: int) -> tuple[list[float], list[float]]:
+    """Seconds of each fetch, and of each raw stream, in turn."""
+    root = Path(tempfile.mkdtemp(prefix="bench-", dir="/dev/shm"))
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    partner = context.Process(target=_partner, args=(str(root / "partner"), nbytes, theirs))
+    partner.start()
+    try:
+        port, raw_port, commits = ours.recv()
+        store = SegmentStore(root / "own", MESH)
+        kept = np.zeros(nbytes, dtype=np.uint8)
+        raw = socket.create_connection(("127.0.0.1", raw_port), PATIENCE_S)
+        fetches, raws = [], []
+        for turn in range(rounds + 1):
+            raws.append(min(_stream(raw, kept, piece) for piece in RECEIVED_PIECES))
+            fetches.append(_fetch(store, port, commits[turn % 2]))
+        return fetches[1:], raws[1:]  # the first ones make and fill what is warm from then on
+    finally:
+        partner.kill()
+        partner.join()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _fetch(store: SegmentStore, port: int, commit: Commit) -> float:
+    source = Restore(
+        Tier.PARTNER_RAM,
+        commit.step,
+        commit.attempt,
+        commit.digest,
+        "partner",
+        Place.REPLICA,
+        "127.0.0.1",
+        port,
+    )
+    began = time.perf_counter()
+    fetch(SECRET, source, 0, store, PATIENCE_S)
+    took = time.perf_counter() - began
+    segment = store.find(0, Place.OWN)
+    assert segment is not None
+    for one in segment.commits():  # what lies there already would not be fetched again
+        segment.quarantine(one)
+    return took
+
+
+def _stream(sock: socket.socket, kept: np.ndarray, piece: int) -> float:
+    view = kept.data
+    began = time.perf_counter()
+    sock.sendall(b"!")
+    filled = 0
+    while filled < len(view):
+        count = sock.recv_into(view[filled : filled + piece])
+        if not count:
+            raise ConnectionError("the partner ended")
+        filled += count
+    return time.perf_counter() - began
+
+
+def _partner(root: str, nbytes: int, answers: Connection) -> None:
+    """Hold two states, serve them, and stream as many bytes whenever asked to."""
+    store = SegmentStore(Path(root), MESH)
+    entry = TensorEntry("state", "uint8", (nbytes,), (0,), (nbytes,), 0, nbytes)
+    segment = store.ensure(0, Place.REPLICA, StateLayout((entry,), nbytes))
+    commits = []
+    for step in (1, 2):
+        with segment.begin(step) as slot:
+            np.frombuffer(slot, np.uint8)[:] = np.random.default_rng(step).bytes(1 << 20)[step]
+            digest = payload_digest(slot)
+        commits.append(segment.commit(attempt=1, step=step, digest=digest))
+    server = DataServer(store, SECRET, "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        answers.send((server.port, door.getsockname()[1], commits))
+        sock, _ = door.accept()
+        payload = segment.payload(commits[1])
+        while sock.recv(1):
+            for start in range(0, nbytes, SENT_PIECE):
+                sock.sendall(payload[start : start + SENT_PIECE])
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.restore", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
+    parser.add_argument("--state-mb", type=int, default=256, help="per rank; default 256")
+    parser.add_argument("--rounds", type=int, default=15, help="default 15")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""How much training is left under a storm of SIGKILLs: Holdfast against torchft and the limit.
+
+    python -m benchmarks.storm --json [--torchft-python PATH] [--storm-s N]
+
+Four ranks, steps of about a second, random ranks killed at exponential intervals whose mean M is
+5.5 steps, then 1 step. Efficiency is what was committed per second over what the same ranks commit
+when nothing is killed, measured just before. The limit of any synchronous scheme with steps of s
+seconds is `(s/M) / (exp(s/M) - 1)`: a step counts if nobody dies in it, and recovery takes no
+time. Holdfast runs as a user runs it, and kills through its own fault injection; torchft's
+replicas are started again at once. Without `--torchft-python` an environment with torchft is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.conditions import ROOT, environment, load_job, machine, print_json, say
+from benchmarks.figures import StormFigure, storm_limit, storm_summary
+from benchmarks.holdfast_side import START_S, RunningJob, running
+from benchmarks.recovery import SMALL_JOB, endless
+from benchmarks.storm_recipe import STEP_S
+from holdfast import storms
+from holdfast_workers.injection import FaultKind
+
+RANKS = 4
+STEPS_BETWEEN_KILLS = {"5": 5.5, "1": 1.0}
+TORCHFT = "torchft==0.2.0"
+WARM_STEPS = 5
+NO_END = 1_000_000
+SLACK_S = 120.0
+"""How much longer than its storm torchft's side may take."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    say("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    python = options.torchft_python or _environment_with_torchft(options.torchft_home)
+    ours: dict[str, StormFigure] = {}
+    theirs: dict[str, StormFigure] = {}
+    for name, steps in STEPS_BETWEEN_KILLS.items():
+        ours[name] = _holdfast(steps * STEP_S, options)
+        _tell("holdfast", name, ours[name])
+        found = [_torchft(python, steps * STEP_S, limit, options) for limit in options.timeouts]
+        theirs[name] = max(found, key=lambda one: one.efficiency)
+        _tell("torchft", name, theirs[name])
+    summary = storm_summary(ours, theirs, STEPS_BETWEEN_KILLS)
+    if options.json:
+        print_json(summary)
+    return 0
+
+
+def job() -> dict[str, Any]:
+    """The recovery benchmark's job with steps of a second, and no end to what it may survive."""
+    changed = endless(load_job(SMALL_JOB))
+    changed["recipe"] = "benchmarks.storm_recipe:OneSecondSteps"
+    changed["recovery"] |= {"max_failures": NO_END, "max_without_progress": NO_END}
+    return changed
+
+
+def _holdfast(mtbf_s: float, options: argparse.Namespace) -> StormFigure:
+    os.environ |= {
+        "PYTHONPATH": environment()["PYTHONPATH"],
+        "HOLDFAST_ALLOW_FAULT_INJECTION": "true",
+        "HOLDFAST_QUARANTINE_INCIDENTS": "0",  # three deaths on a node are no reason here
+    }
+    with running(job()) as there:
+        there.wait_step(WARM_STEPS + options.calm_steps, START_S)
+        calm = [point for point in there.points() if point.step > WARM_STEPS]
+        step_s = median(float(point.values["step_time_s"] or 0.0) for point in calm)
+        began = time.time()
+        coming = storms.strikes(mtbf_s, options.seed, (FaultKind.KILL,), RANKS)
+        kills = storms.blow(there.client, there.id, coming, options.storm_s, lambda _fault: None)
+        committed = _committed(there, began, began + options.storm_s)
+    return StormFigure(step_s, committed * step_s / options.storm_s, kills)
+
+
+def _committed(there: RunningJob, since: float, until: float) -> int:
+    """Steps of the history that was kept; the last rows are on their way for a moment."""
+    time.sleep(3 * STEP_S)
+    return sum(since <= point.at < until for point in there.points())
+
+
+def _torchft(
+    python: str, mtbf_s: float, timeout_s: float, options: argparse.Namespace
+) -> StormFigure:
+    calm_s = options.calm_steps * STEP_S
+    numbers = (STEP_S, mtbf_s, calm_s, options.storm_s, timeout_s, options.seed, RANKS)
+    program = str(ROOT / "benchmarks" / "torchft_program.py")
+    with tempfile.TemporaryDirectory(prefix="torchft-storm-") as folder:
+        command = [python, program, "storm", f"{folder}/commits", *map(str, numbers)]
+        done = _run_to_the_last(command, calm_s + options.storm_s + SLACK_S)
+    if done.returncode != 0:
+        raise RuntimeError(f"torchft's storm failed: {done.stderr[-2000:]}")
+    told = json.loads(done.stdout.splitlines()[-1])
+    step_s = RANKS / told["calm_per_s"]
+    return StormFigure(step_s, told["storm_per_s"] / told["calm_per_s"], told["kills"])
+
+
+def _run_to_the_last(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run a program, and leave nothing of what it started if it does not end in time."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, errors = process.communicate(timeout=timeout_s)
+        except BaseException:  # also of who interrupts the benchmark
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, errors)
+
+
+def _environment_with_torchft(home: Path) -> str:
+    """An interpreter that has torchft beside this one's own packages, made if it is not there."""
+    python = home / "bin" / "python"
+    if not python.exists():
+        say(f"making {home} for {TORCHFT}")
+        venv.create(home, with_pip=True)
+        beside = sysconfig.get_path("purelib", vars={"base": str(home)})
+        Path(beside, "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", TORCHFT], check=True)
+    return str(python)
+
+
+def _tell(side: str, name: str, figure: StormFigure) -> None:
+    mtbf_s = STEPS_BETWEEN_KILLS[name] * STEP_S
+    say(
+        f"{side:<9} M {mtbf_s:g} s: step {figure.step_s:.3f} s, {figure.kills} kills, "
+        f"efficiency {figure.efficiency:.3f} of at most {storm_limit(figure.step_s, mtbf_s):.3f}"
+    )
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.storm", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
+    parser.add_argument("--torchft-python", help=f"an interpreter that has {TORCHFT}")
+    parser.add_argument(
+        "--torchft-home",
+        type=Path,
+        default=Path.home() / ".cache" / "holdfast-benchmarks" / "torchft",
+        help="where its environment is made otherwise",
+    )
+    parser.add_argument(
+        "--timeouts", type=float, nargs="+", default=[3.0, 5.0], help="of torchft; the best counts"
+    )
+    parser.add_argument("--calm-steps", type=int, default=15)
+    parser.add_argument("--storm-s", type=float, default=240.0, help="for each M, on each side")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

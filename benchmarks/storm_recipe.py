@@ -1,0 +1,38 @@
+"""The recipe of the storm: a small model whose step is made to take `STEP_S` by waiting."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from torch import Tensor, nn
+
+from holdfast_workers.recipes.base import World
+from holdfast_workers.recipes.pretrain import PretrainRecipe
+
+STEP_S = 1.0
+FORWARD_SHARE = 1.0 / 3.0
+
+
+class OneSecondSteps(PretrainRecipe):
+    """Each block waits before its forward and after its gradient came, in all `STEP_S`, as an
+    accelerator would compute: on a machine with fewer cores than ranks, computing for a second
+    would measure the cores. torchft's replicas wait as long."""
+
+    def build(self, world: World) -> None:
+        super().build(world)
+        blocks = next(one for one in self.model.children() if isinstance(one, nn.ModuleList))
+        train = self.spec.train
+        passes = train.global_batch // (train.micro_batch * world.size("dp_shard")) * len(blocks)
+        forward_s = STEP_S * FORWARD_SHARE / passes
+        backward_s = STEP_S * (1.0 - FORWARD_SHARE) / passes
+
+        def wait_forward(_block: nn.Module, _inputs: Any) -> None:
+            time.sleep(forward_s)
+
+        def wait_backward(_block: nn.Module, _inputs: Any, output: Tensor) -> None:
+            output.register_hook(lambda _gradient: time.sleep(backward_s))  # type: ignore[no-untyped-call]
+
+        for block in blocks:
+            block.register_forward_pre_hook(wait_forward)
+            block.register_forward_hook(wait_backward)

@@ -1,0 +1,141 @@
+"""torchft's side of the storm, run by an interpreter that has torchft: knows nothing of Holdfast.
+
+    python torchft_program.py storm LOG STEP_S MTBF_S CALM_S STORM_S TIMEOUT_S SEED RANKS
+
+keeps RANKS replicas alive, each started again at once when it dies, leaves them alone for CALM_S
+once all take part, then kills random ones at exponential intervals for STORM_S. Their commits are
+noted in LOG. The last line is JSON: replica-steps committed per second in either time, and the
+number of kills.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+WARM_S = 20.0
+LOOK_S = 0.02
+
+
+def main() -> None:
+    command, *arguments = sys.argv[1:]
+    if command == "storm":
+        log, *times, seed, ranks = arguments
+        storm(Path(log), *map(float, times), seed=int(seed), ranks=int(ranks))
+    else:
+        replica(arguments[0], Path(arguments[1]), *map(float, arguments[2:]))
+
+
+def storm(
+    log: Path,
+    step_s: float,
+    mtbf_s: float,
+    calm_s: float,
+    storm_s: float,
+    timeout_s: float,
+    *,
+    seed: int,
+    ranks: int,
+) -> None:
+    from torchft.coordination import LighthouseServer
+
+    lighthouse = LighthouseServer(
+        bind="[::]:0",
+        min_replicas=1,
+        join_timeout_ms=100,
+        heartbeat_timeout_ms=1000,
+        quorum_tick_ms=50,
+    )
+    log.touch()
+    environment = {
+        **os.environ,
+        "TORCHFT_LIGHTHOUSE": lighthouse.address(),
+        "OMP_NUM_THREADS": "1",
+    }
+
+    def start(rank: int) -> subprocess.Popen[bytes]:
+        arguments = ["replica", str(rank), str(log), str(step_s), str(timeout_s)]
+        quiet = subprocess.DEVNULL
+        return subprocess.Popen(
+            [sys.executable, __file__, *arguments], env=environment, stdout=quiet, stderr=quiet
+        )
+
+    replicas = [start(rank) for rank in range(ranks)]
+    drawn, kills = random.Random(seed), 0
+    calm_at = time.time() + WARM_S
+    storm_at, end_at = calm_at + calm_s, calm_at + calm_s + storm_s
+    due = storm_at + drawn.expovariate(1.0 / mtbf_s)
+    try:
+        while (now := time.time()) < end_at:
+            for rank, process in enumerate(replicas):
+                if process.poll() is not None:
+                    replicas[rank] = start(rank)
+            if now >= due:
+                replicas[drawn.randrange(ranks)].kill()
+                kills += 1
+                due += drawn.expovariate(1.0 / mtbf_s)
+            time.sleep(LOOK_S)
+    finally:
+        for process in replicas:
+            process.kill()
+            process.wait()
+    commits = [float(line) for line in log.read_text().splitlines()]
+    calm = sum(calm_at <= at < storm_at for at in commits) / calm_s
+    stormy = sum(storm_at <= at < end_at for at in commits) / storm_s
+    print(json.dumps({"calm_per_s": calm, "storm_per_s": stormy, "kills": kills}), flush=True)
+    os._exit(0)  # the lighthouse's threads do not end
+
+
+def replica(rank: str, log: Path, step_s: float, timeout_s: float) -> None:
+    """Train until killed; each committed step is a line with its time."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+    from torchft.checkpointing.pg_transport import PGTransport
+
+    torch.set_num_threads(1)
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", str(store.port)
+    model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)])
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def load(state: dict[str, dict[str, object]]) -> None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+
+    limit = timedelta(seconds=timeout_s)
+    group = ProcessGroupGloo(timeout=limit)
+    manager = Manager(
+        pg=group,
+        min_replica_size=1,
+        load_state_dict=load,
+        state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+        world_size=1,
+        rank=0,
+        replica_id=f"replica{rank}_",
+        timeout=limit,
+        quorum_timeout=timedelta(seconds=60),
+        connect_timeout=timedelta(seconds=10),
+        checkpoint_transport=PGTransport(group, timeout=limit, device=torch.device("cpu")),
+    )
+    parallel, managed = DistributedDataParallel(manager, model), Optimizer(manager, optimizer)
+    with log.open("a", buffering=1) as commits:
+        while True:
+            managed.zero_grad()
+            time.sleep(step_s)
+            parallel(torch.randn(16, 256)).square().mean().backward()
+            before = manager.current_step()
+            managed.step()
+            if manager.current_step() > before:
+                commits.write(f"{time.time()}\n")
+
+
+if __name__ == "__main__":
+    main()
