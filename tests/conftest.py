@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+
+from tests.support.s3_server import S3Server
 
 SLOW_MARKS = ("cluster", "chaos", "soak")
 
@@ -10,3 +17,19 @@ SLOW_MARKS = ("cluster", "chaos", "soak")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start or kill real processes go last; otherwise the order stays."""
     items.sort(key=lambda item: sum(mark in item.keywords for mark in SLOW_MARKS))
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """One for all tests: each makes its own buckets."""
+    server = S3Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    """A folder in real shared memory."""
+    root = Path(tempfile.mkdtemp(prefix="holdfast-memory-test-", dir="/dev/shm"))
+    yield root
+    shutil.rmtree(root)

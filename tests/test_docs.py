@@ -12,6 +12,7 @@ from holdfast_service.crossing import Point
 from holdfast_service.lifecycle import TRANSITIONS
 from holdfast_service.policy import Cause
 from holdfast_service.settings import Settings
+from holdfast_workers.injection import PHASES, FaultKind
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("api/holdfast", "service/holdfast_service", "workers/holdfast_workers")
@@ -48,9 +49,11 @@ def test_every_exit_code_cause_and_transition_is_told() -> None:
     assert not [code for code in ExitCode if f"| {code.value} |" not in operations]
     policy = (ROOT / "docs/recovery-policy.md").read_text()
     assert not [cause for cause in Cause if f"| `{cause.value}` |" not in policy]
+    assert not [kind for kind in FaultKind if f"| `{kind}` |" not in operations]
+    assert not [phase for phase in PHASES if f"`{phase}`" not in operations]
     architecture = (ROOT / "docs/architecture.md").read_text()
     assert not [state for state in TRANSITIONS if f"`{state.value}`" not in architecture]
-    assert len(Point) == 10  # "ten points between transition and effect"
+    assert len(Point) == 13  # "thirteen points between transition and effect"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

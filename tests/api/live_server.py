@@ -18,7 +18,10 @@ from tests.service.fake_cluster import FakeCluster, FakeSupervisor
 
 from holdfast.rest.app import create_app
 from holdfast.rest.services import Services
+from holdfast_service.checkpoints import CheckpointService
+from holdfast_service.injections import InjectionService
 from holdfast_service.jobs import JobService
+from holdfast_service.nodes import NodeService
 from holdfast_service.reconciler import Reconciler
 from holdfast_service.reports import Phase
 from holdfast_service.store.engine import Store
@@ -34,8 +37,8 @@ SPEC: dict[str, Any] = {
 class LiveServer:
     """Runs in a thread of its own; stopped and started again on the same port and database."""
 
-    def __init__(self, data_dir: Path, **services: Any) -> None:
-        self.settings = fast_settings(data_dir)
+    def __init__(self, data_dir: Path, allow_fault_injection: bool = True, **services: Any) -> None:
+        self.settings = fast_settings(data_dir, allow_fault_injection=allow_fault_injection)
         self.cluster = FakeCluster()
         self._changes = services
         self._port = 0
@@ -79,7 +82,15 @@ class LiveServer:
         self._loop = asyncio.get_running_loop()
         store = await Store.open(self.settings)
         jobs = JobService(store, self.cluster, self.settings)
-        base = Services(jobs=jobs, allowed_hosts=frozenset({"127.0.0.1", "localhost"}), poll_s=0.02)
+        checkpoints = CheckpointService(store, self.settings)
+        base = Services(
+            jobs=jobs,
+            checkpoints=checkpoints,
+            nodes=NodeService(store),
+            injections=InjectionService(store, self.settings),
+            allowed_hosts=frozenset({"127.0.0.1", "localhost"}),
+            poll_s=0.02,
+        )
         self._services = replace(base, **self._changes, stopping=asyncio.Event())
         config = uvicorn.Config(
             create_app(self._services),

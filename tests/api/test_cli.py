@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.api.live_server import SPEC, LiveServer
+from tests.api.live_server import SPEC, LiveServer, eventually
 from tests.service.fake_cluster import line
 
 from holdfast import Client
+from holdfast.cli.describe import goodput_lines, guard_lines
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
+from holdfast_service.goodput_view import GoodputView
+from holdfast_service.ladder import Budget
 from holdfast_service.reports import EventKind
+from holdfast_service.views import GuardsView, TripView
 
 pytestmark = pytest.mark.usefixtures("at_server")
 
@@ -36,6 +40,54 @@ def submitted(spec_file: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out.strip()
 
 
+def test_describe_says_where_the_time_went() -> None:
+    told = GoodputView(
+        held_s=100.0,
+        by_kind_s={"starting": 5.0, "productive": 90.0, "recovery.fence": 5.0, "replayed": 0.0},
+        goodput=0.9,
+        effective_training_time_ratio=0.9,
+        steps=90,
+        steps_replayed=0,
+        devices=4,
+        device_seconds_lost=20.0,
+        final=True,
+    )
+    first, second = (line.plain for line in goodput_lines(told))
+    assert first.startswith("Goodput 0.900, effective training time 0.900 of ")
+    assert first.endswith("; 20.0 device-seconds lost to faults")
+    assert second == "  productive 90.0 s, starting 5.0 s, recovery.fence 5.0 s"
+    unknown = told.model_copy(update={"goodput": None, "effective_training_time_ratio": None})
+    assert list(goodput_lines(unknown)) == []
+
+
+def test_describe_says_what_guards_found_where_and_which_data_was_passed_over() -> None:
+    trip = TripView(
+        at=1.0,
+        attempt=1,
+        kind="nonfinite",
+        step=10,
+        window=9,
+        loss=None,
+        grad_norm=None,
+        limit=None,
+        decision="skip",
+        why="loss nan",
+        skipped=(9, 10),
+        back_to=None,
+        ranks=(2,),
+        micro_batch=1,
+        layer="blocks.1",
+        what="output",
+    )
+    told = GuardsView(trips=1, ledger=((9, 10),), recent=(trip,))
+    lines = [line.plain.strip() for line in guard_lines(told)]
+    assert lines[1] == "Guards: tripped once"
+    assert lines[2].endswith("step 10, nonfinite: loss nan")
+    assert lines[3] == "began on rank 2, micro-batch 1, in the output of blocks.1"
+    assert lines[4:] == ["decided: skip, without window 9", "data passed over: window 9"]
+    assert list(guard_lines(GuardsView())) == []
+
+
 def test_submit_list_describe(
     spec_file: str, server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -50,13 +102,30 @@ def test_submit_list_describe(
         evidence=["rank 3 ended by signal 9"],
         decision="replace the worker",
         reason="its agent is healthy",
+        suspects=[{"rank": 3, "score": 0.9}],
+        stacks=[{"ranks": [0, 1], "frames": [f"f{depth} (a.py:{depth})" for depth in range(9)]}],
+        refused=[{"decision": "re-form in place", "why": "a process is gone"}],
+        budget=Budget(failures=1, max_failures=20).data(),
+        failures=[1999.0],
         restored_step=5,
         steps_lost=0,
+        device_seconds_lost=1.25,
         tiers={"0": "own_ram", "3": "partner_ram"},
         phases_s={"detect": 0.002, "total": 0.2},
         opened_at=2000.0,
         closed_at=None,
         resolution=None,
+    )
+    supervisor.say(
+        EventKind.MEMORY_PLACED,
+        attempt=1,
+        copies=1,
+        partners={"0": ["n1"], "3": ["n0"]},
+        recoverable={
+            "1": {"probability": 1.0, "standard_error": 0.0},
+            "2": {"probability": 2 / 3, "standard_error": 0.01},
+        },
+        unprotected=["losing the failure domain rack loses the state of rank 0: no other"],
     )
     supervisor.end("FAILED", "user_error", message="it raised", traceback="Traceback\n  boom [x]")
     assert run(["wait", job_id, "--timeout", "10"]) == ExitCode.JOB_FAILED
@@ -73,9 +142,16 @@ def test_submit_list_describe(
         "standby: n2",
         "worker_crash",
         "rank 3 ended by signal 9",
+        "suspect     rank 3, score 0.9",
+        "stack       ranks 0 and 1 at f0 (a.py:0) from f1 (a.py:1) from",
         "replace the worker (its agent is healthy)",
+        "refused     re-form in place: a process is gone",
+        "budget      19 of 20 failures left within",
+        "step 5, 0 step(s) lost, 1.2 device-seconds lost",
         "own RAM (rank 0); a partner's RAM (rank 3)",
         "detect 2 ms, total 200 ms",
+        "1 copy on other nodes; goes on from memory after 1 lost node: 100%, 2 lost nodes: 67%",
+        "not protected: losing the failure domain rack",
         "boom [x]",
     ):
         assert fact in shown, fact
@@ -83,7 +159,13 @@ def test_submit_list_describe(
     assert run(["describe", job_id, "--json"]) == ExitCode.OK
     document = json.loads(capsys.readouterr().out)
     assert document["job"]["outcome"]["code"] == "user_error"
-    assert document["incidents"][0]["tiers"] == {"0": "own_ram", "3": "partner_ram"}
+    protection = document["attempts"][0]["memory_protection"]
+    assert protection["partners"] == {"0": ["n1"], "3": ["n0"]}
+    assert protection["recoverable"]["2"]["standard_error"] == 0.01
+    incident = document["incidents"][0]
+    assert incident["tiers"] == {"0": "own_ram", "3": "partner_ram"}
+    assert incident["budget"]["failures_left"] == 19
+    assert (incident["attempts_lost"], incident["device_seconds_lost"]) == (1, 1.25)
 
     assert run(["ls"]) == ExitCode.OK
     assert job_id in capsys.readouterr().out
@@ -118,6 +200,23 @@ def test_submit_and_follow_ends_as_the_job_does(
     else:
         assert "SUCCEEDED" in out[-1]
         assert any("step    7/7" in text for text in out)
+
+
+def test_pause_resume_and_a_second_cancel(
+    spec_file: str, server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job_id = submitted(spec_file, capsys)
+    server.run_job(job_id, steps=2, end=False)
+    assert run(["pause", job_id, "--json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["desired"] == "paused"
+    assert eventually(lambda: not server.cluster.supervisors)
+    assert run(["resume", job_id]) == ExitCode.OK
+    supervisor = server.supervisor(job_id)
+    supervisor.obeys = False
+    for at_once in (False, True):
+        assert run(["cancel", job_id]) == ExitCode.OK
+        assert eventually(lambda: bool(supervisor.orders))
+        assert eventually(lambda want=at_once: (supervisor.orders[-1].deadline == 0.0) is want)
 
 
 def test_logs_of_a_rank(
@@ -156,6 +255,7 @@ def test_exit_codes_of_what_goes_wrong(
     assert json.loads(capsys.readouterr().out)["desired"] == "cancelled"
     assert run(["wait", job_id]) == ExitCode.CANCELLED
     capsys.readouterr()
+    refused(ExitCode.CONFLICT, "job_ended", "pause", job_id)
     done = submitted(spec_file, capsys)
     server.run_job(done)
     assert run(["wait", done]) == ExitCode.OK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from tests.service.fake_cluster import line
 import holdfast
 from holdfast import Client
 from holdfast.client import address
+from holdfast.errors import ServerError
 from holdfast.schemas import SERVER_FILE, ServerFile
 from holdfast_service.lifecycle import State
 
@@ -37,7 +39,8 @@ def test_a_job_from_submission_to_its_digests(client: Client, server: LiveServer
     assert [point.values["loss"] for point in client.metrics(job.id, ["loss"])] == [1.5] * 5
     assert [member.rank for member in client.attempts(job.id)[0].members] == [0, 1, 2, 3]
     assert [log.text for log in client.follow_logs(job.id)] == ["hello"]
-    assert client.incidents(job.id) == client.checkpoints(job.id) == []
+    assert client.incidents(job.id) == []
+    assert client.checkpoints(job.id).remote == ()
 
 
 def test_following_goes_on_through_a_restart_of_the_server(
@@ -82,6 +85,7 @@ def test_errors_have_their_types_and_codes(client: Client, server: LiveServer) -
     with pytest.raises(holdfast.InvalidSpec) as invalid:
         client.submit({**SPEC, "parallel": {"dp_shard": 2, "tp": 3}})
     assert "parallel.tp" in {fault["path"] for fault in invalid.value.faults}
+    assert "\n  parallel.tp: " in str(invalid.value)
     with pytest.raises(holdfast.NotFound) as missing:
         client.get("../jobs")  # quoted: it stays one segment of the path
     assert missing.value.code in ("job_not_found", "not_found")
@@ -111,3 +115,24 @@ def test_the_server_is_found_by_its_file(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv(address.ADDRESS_VARIABLE, "127.0.0.1:1/")
     assert address.resolve() == "http://127.0.0.1:1"
     assert address.resolve("http://given") == "http://given"
+
+
+@pytest.mark.parametrize("header", ["Content-Encoding: gzip\r\nContent-Length: 4", "X: y"])
+def test_a_file_that_a_proxy_changes_on_the_way_is_refused(tmp_path: Path, header: str) -> None:
+    asked = []
+
+    def answer(door: socket.socket) -> None:
+        connection, _ = door.accept()
+        with connection:
+            asked.append(connection.recv(65536))
+            connection.sendall(f"HTTP/1.1 200 OK\r\n{header}\r\n\r\nabcd".encode())
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        proxy = threading.Thread(target=answer, args=(door,))
+        proxy.start()
+        proxied = f"http://127.0.0.1:{door.getsockname()[1]}"
+        with Client(proxied) as client, pytest.raises(ServerError, match="comes changed"):
+            client.export_checkpoint("job", 1, tmp_path / "model.safetensors")
+        proxy.join(10)
+    assert b"accept-encoding: identity" in asked[0].lower()
+    assert list(tmp_path.iterdir()) == []

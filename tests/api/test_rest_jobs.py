@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 import yaml
 from tests.api.live_server import SPEC, LiveServer, eventually
 
@@ -65,7 +66,16 @@ def test_the_history_of_a_job(http: httpx.Client, server: LiveServer) -> None:
     points = http.get(f"{path}/metrics", params={"name": ["loss", "samples"]}).json()["points"]
     assert [point["step"] for point in points] == [1, 2, 3, 4, 5]
     assert points[0]["values"] == {"loss": 1.5, "samples": "s1"}
-    assert http.get(f"{path}/incidents").json() == http.get(f"{path}/checkpoints").json() == []
+    assert http.get(f"{path}/incidents").json() == []
+    goodput = http.get(f"{path}/goodput").json()
+    assert (goodput["steps"], goodput["devices"], goodput["final"]) == (5, 4, True)
+    assert sum(goodput["by_kind_s"].values()) == pytest.approx(goodput["held_s"], abs=1e-6)
+    checkpoints = http.get(f"{path}/checkpoints").json()
+    assert checkpoints == {
+        "memory": {"protected_step": None},
+        "remote": [],
+        "storage_problem": None,
+    }
     assert http.post(f"{path}/cancel").json()["code"] == "job_ended"
     in_state = http.get("/api/v1/jobs", params={"state": "SUCCEEDED"}).json()["jobs"]
     assert [job["id"] for job in in_state] == [job_id]
@@ -80,6 +90,23 @@ def test_cancel_again_is_the_same(http: httpx.Client, server: LiveServer) -> Non
         assert response.json()["desired"] == "cancelled"
     path = f"/api/v1/jobs/{job_id}"
     assert eventually(lambda: http.get(path).json()["state"] == "CANCELLED")
+
+
+def test_pause_and_resume_again_are_the_same(http: httpx.Client, server: LiveServer) -> None:
+    job_id = submitted(http)
+    path = f"/api/v1/jobs/{job_id}"
+    server.run_job(job_id, steps=3, end=False)
+    assert eventually(lambda: http.get(path).json()["state"] == "RUNNING")
+    for wish, desired, state in (("pause", "paused", "PAUSED"), ("resume", "running", "STARTING")):
+        for _ in range(2):
+            response = http.post(f"{path}/{wish}")
+            assert response.status_code == 202, response.text
+            assert response.json()["desired"] == desired
+        assert eventually(lambda wanted=state: http.get(path).json()["state"] == wanted)
+    assert http.post(f"{path}/cancel", params={"now": True}).status_code == 202
+    assert eventually(lambda: http.get(path).json()["state"] == "CANCELLED")
+    for wish in ("pause", "resume"):
+        assert http.post(f"{path}/{wish}").json()["code"] == "job_ended"
 
 
 def test_prometheus_shows_live_jobs_and_routes_without_ids(
@@ -99,6 +126,7 @@ def test_prometheus_shows_live_jobs_and_routes_without_ids(
         'route="/api/v1/jobs/{job_id}"' in line and 'status="200"' in line for line in requests
     )
     assert not any(job_id in line or "wp-login" in line for line in requests)
+    assert f'holdfast_job_goodput{{job_id="{job_id}",name="tiny"}} ' in text
 
 
 def test_openapi_documents_problems_and_the_spec(http: httpx.Client) -> None:

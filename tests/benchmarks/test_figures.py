@@ -11,6 +11,7 @@ from benchmarks.conditions import EXAMPLE, load_job, machine, model_words
 from benchmarks.figures import (
     Commit,
     Fault,
+    StormFigure,
     last_step,
     median_phases,
     overhead_summary,
@@ -18,9 +19,12 @@ from benchmarks.figures import (
     recovery_summary,
     spread,
     steady,
+    storm_limit,
+    storm_summary,
 )
 from benchmarks.overhead import without_checkpoints
 from benchmarks.recovery import SMALL_JOB, endless, ray_train_spec
+from benchmarks.storm import job as storm_job
 
 from holdfast_service.job_spec import parse
 
@@ -110,3 +114,24 @@ def test_a_file_that_is_no_job_is_refused(tmp_path: Path) -> None:
 def test_conditions_name_versions_load_and_model() -> None:
     assert {"torch", "ray", "cores", "load"} <= set(machine())
     assert "dp_shard 2 × tp 2" in model_words(load_job(EXAMPLE))
+
+
+def test_the_limit_of_a_storm_is_that_of_a_synchronous_scheme() -> None:
+    assert storm_limit(1.0, 5.5) == pytest.approx(0.91, abs=0.005)
+    assert storm_limit(1.0, 1.0) == pytest.approx(0.58, abs=0.005)
+    assert storm_limit(1.0, 1e9) == pytest.approx(1.0)
+
+
+def test_a_storms_summary_has_each_side_against_its_own_calm() -> None:
+    ours = {"5": StormFigure(1.0, 0.819, 40), "1": StormFigure(1.0, 0.29, 200)}
+    theirs = {"5": StormFigure(1.1, 0.39, 40), "1": StormFigure(1.1, 0.1, 200)}
+    summary = storm_summary(ours, theirs, {"5": 5.5, "1": 1.0})
+    assert summary["efficiency_vs_limit_5"] == pytest.approx(0.898, abs=0.002)
+    assert summary["efficiency_vs_torchft_5"] == pytest.approx(2.1)
+    assert summary["efficiency_vs_limit_1"] == pytest.approx(0.498, abs=0.002)
+    assert summary["efficiency_vs_torchft_1"] == pytest.approx(2.9)
+
+
+def test_the_storms_job_is_a_job() -> None:
+    spec = parse(storm_job(), None)
+    assert spec.recovery.max_without_progress > 1000

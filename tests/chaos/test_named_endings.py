@@ -44,12 +44,3 @@ def test_a_recipe_that_cannot_be_imported_ends_the_job_with_the_reason(tmp_path:
         end = run.wait_end()
         assert end["outcome"] == "FAILED", run.story()
         assert "NoSuchRecipe" in end["message"]
-
-
-def test_a_cancelled_job_stops_at_once(tmp_path: Path) -> None:
-    with supervised(tmp_path, small_training(4000), standbys=1) as run:
-        run.wait_step(5)
-        run.supervisor.cancel("the test asked for it")
-        end = run.wait_end(10)
-        assert end["outcome"] == "CANCELLED", run.story()
-        run.wait(lambda: not run.workers(), 10)

@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.chaos.conftest import STEPS, Undisturbed
-from tests.chaos.proof import assert_same_history, incidents
-from tests.support.supervised import small_training, supervised
+from tests.chaos.proof import assert_same_history, incidents, not_fired
+from tests.support.supervised import SupervisedRun, small_training, supervised
 
 from holdfast_service.reports import EventKind
 from holdfast_workers import processes
+from holdfast_workers.checkpoint.load import load_state
+from holdfast_workers.checkpoint.manifest import checkpoint_folder, complete_manifest, verify
+from holdfast_workers.digest import payload_digest, step_digest
+from holdfast_workers.memory.segment import Segment
+from holdfast_workers.messages import Place
 from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, RemoteTierSpec
 
 pytestmark = pytest.mark.chaos
@@ -33,6 +39,32 @@ def test_a_standby_node_takes_over_from_the_node_of_rank_zero(
         assert "partner_ram" in set(incident["tiers"].values()) or run.story()
         members = run.of(EventKind.ATTEMPT_RUNNING)[-1]["members"]
         assert lost not in {member["agent"] for member in members}
+
+
+def test_with_two_copies_two_nodes_may_be_lost_at_once(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """Those that would be each other's partners if there were one copy, and no remote tier."""
+    checkpoint = CheckpointSpec(
+        memory=MemoryTierSpec(every_steps=1, copies=2), remote=RemoteTierSpec(every_steps=0)
+    )
+    training = small_training(STEPS, checkpoint=checkpoint)
+    config = {"free_after_s": 0.5}
+    with supervised(tmp_path, training, standbys=2, workers_per_node=1, config=config) as run:
+        run.wait_step(15)
+        (placed,) = run.of(EventKind.MEMORY_PLACED)
+        assert placed["recoverable"]["2"] == {"probability": 1.0, "standard_error": 0.0}
+        assert {len(those) for those in placed["partners"].values()} == {2}
+        lost = {run.seat_of(0), run.seat_of(3)}
+        for seat in lost:
+            run.agents.kill_node(seat)
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, undisturbed)
+        for incident in incidents(run):
+            assert incident["steps_lost"] <= 1
+            assert set(incident["tiers"].values()) == {"own_ram", "partner_ram"}, run.story()
+        again = run.of(EventKind.MEMORY_PLACED)[-1]["partners"]
+        assert not lost & {seat for those in again.values() for seat in those}
 
 
 def test_a_node_and_the_supervisor_on_it_are_lost_at_once(
@@ -156,6 +188,51 @@ def test_all_memory_lost_the_remote_tier_serves(tmp_path: Path, undisturbed: Und
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert_same_history(run, undisturbed)
         assert "remote" in {tier for i in incidents(run) for tier in i["tiers"].values()}
+
+
+def test_a_remote_save_is_completed_from_the_partners_when_its_node_dies(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """The savers of ranks 0 and 1 hang in step 20 when their node dies, and what they read is gone:
+    its partners save that very state, and the checkpoint is what it would have been."""
+    plan: list[dict[str, Any]] = [
+        {"point": "saver", "rank": rank, "step": 20, "action": "stop"} for rank in (0, 1)
+    ]
+    checkpoint = CheckpointSpec(
+        memory=MemoryTierSpec(every_steps=10), remote=RemoteTierSpec(every_steps=20, keep=5)
+    )
+    training = small_training(STEPS, checkpoint=checkpoint)
+    with supervised(tmp_path, training, standbys=1, chaos=plan) as run:
+        run.wait(lambda: not not_fired(run, plan) and kept_for_others(run, 20) >= {0, 1})
+        run.agents.kill_node(run.seat_of(0))
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert run.digests[STEPS] == undisturbed.digests[STEPS]
+        saved = [(one["attempt"], one["step"]) for one in run.of(EventKind.CHECKPOINT_SAVED)]
+        assert (1, 20) in saved, run.story()
+        assert saved_digest(run, 1, 20) == undisturbed.digests[20]
+        run.wait(lambda: not list(run.agents.root.glob("*/save-*.seg")), 10.0)
+
+
+def kept_for_others(run: SupervisedRun, step: int) -> set[int]:
+    """The ranks whose partner holds their state at `step`."""
+    reports = (run.agents.call(seat, "report", timeout_s=5).result() for seat in run.agents.seats)
+    held = (one for report in reports for one in report.held)
+    return {one.rank for one in held if (one.place, one.step) == (Place.REPLICA, step)}
+
+
+def saved_digest(run: SupervisedRun, attempt: int, step: int) -> str:
+    """The digest of a step, as its verified remote checkpoint has it."""
+    at = run.remote.below(checkpoint_folder(step, attempt))
+    verify(at)
+    assert set(complete_manifest(at).metrics) == {"loss", "grad_norm"}
+    digests = []
+    for rank in range(run.training.parallel.world_size):
+        segment = next(run.agents.root.glob(f"*/*/own-{rank}.seg"))
+        layout = Segment.open(segment, writable=False).layout
+        payload = memoryview(bytearray(layout.payload_bytes))
+        load_state(at, layout, payload, mesh=run.training.parallel.mesh, rank=rank)
+        digests.append(payload_digest(payload))
+    return step_digest(digests)
 
 
 def test_without_a_replacement_the_job_waits_and_then_says_why(tmp_path: Path) -> None:

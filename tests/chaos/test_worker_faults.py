@@ -162,3 +162,19 @@ def test_every_sample_is_used_exactly_once(undisturbed: Undisturbed, tmp_path: P
         assert row.samples == f"{samples_digest(positions, samples):016x}"
         seen.extend(samples.tolist())
     assert len(set(seen)) == len(seen) == STEPS * batch
+
+
+def test_a_state_that_gives_no_finite_step_is_taken_from_elsewhere(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    training = small_training(STEPS, recipe="tests.support.recipes:NotFiniteInAttemptTwo")
+    with supervised(tmp_path, training, standbys=0) as run:
+        run.wait_step(15)
+        run.kill(1)
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, undisturbed)
+        (incident,) = incidents(run)
+        assert {"worker_crash", "not_finite"} <= set(incident["causes"]), run.story()
+        second, third = (one["restore"] for one in run.of(EventKind.ATTEMPT_FORMING)[1:])
+        assert (second["step"], second["sources"]) != (third["step"], third["sources"])
+        assert {one["step"] for one in incident["bad"]} == {second["step"]}

@@ -60,6 +60,7 @@ class Product:
                 [
                     *(sys.executable, "-m", "holdfast", "serve", "--json", "--port", "0"),
                     *("--data-dir", str(self.data_dir), "--local-nodes", "3"),
+                    "--allow-fault-injection",
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -34,6 +34,7 @@ def fast_settings(data_dir: Path, database_url: str | None = None, **changed: An
         "supervisor_deadline_s": 0.3,
         "drain_deadline_s": 5.0,
         "reap_interval_s": 0.1,
+        "node_look_s": 0.05,
         "lease_s": 5.0,
     }
     return Settings(data_dir=data_dir, database_url=database_url, **{**times, **changed})

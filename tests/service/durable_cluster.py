@@ -1,7 +1,8 @@
 """A cluster in a folder: it outlives the process that drives it, so that process can be killed.
 
 A supervisor is a file. What it reports follows from the job alone: 20 steps and the end at once,
-or, for a job named `endless`, 20 steps and no end until it is cancelled.
+or, for a job named `endless`, 20 steps and no end until it is cancelled or paused; 20 more and the
+end when it goes on after that.
 
 Run as a program, this module is a reconciler that may be told to die at a crossing:
 `python -m tests.service.durable_cluster <settings as JSON> <folder>`.
@@ -10,18 +11,23 @@ Run as a program, this module is a reconciler that may be told to die at a cross
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from pathlib import Path
+from uuid import uuid4
 
 from tests.service.fake_cluster import FakeSupervisor, three_nodes
 
+from holdfast_service.quarantine import Avoided
 from holdfast_service.reconciler import Reconciler
 from holdfast_service.reports import (
     Capacity,
     Cursors,
     JobLaunch,
     Phase,
+    StopKind,
+    Stopping,
     SupervisorReport,
     SupervisorUnavailable,
 )
@@ -43,7 +49,7 @@ class DurableCluster:
     async def ensure_supervisor(self, launch: JobLaunch) -> bool:
         try:
             with self._file(launch.job_id).open("x") as file:
-                file.write(launch.name)
+                json.dump([launch.name, launch.last_event, launch.last_attempt], file)
         except FileExistsError:
             return False
         # O_APPEND: lines of several processes do not mix.
@@ -53,23 +59,30 @@ class DurableCluster:
         return True
 
     async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport:
-        name = self._present(job_id)
-        launch = JobLaunch(job_id=job_id, name=name, spec={}, data_dir="")
+        name, last_event, last_attempt = self._present(job_id)
+        launch = JobLaunch(job_id, name, {}, "", last_event, last_attempt)
         supervisor = FakeSupervisor(launch, rows_per_poll=7)
-        supervisor.form(1)
+        supervisor.form(last_attempt + 1, restore_step=last_attempt * STEPS)
         supervisor.enter(Phase.RUNNING)
-        supervisor.run(1, 1, STEPS)
-        if (self._folder / f"{job_id}.cancelled").exists():
-            supervisor.end("CANCELLED", "cancelled")
-        elif name != "endless":
+        supervisor.run(last_attempt + 1, last_attempt * STEPS + 1, (last_attempt + 1) * STEPS)
+        order = self._order(job_id)
+        if order.exists():
+            supervisor.stop(Stopping(StopKind(order.read_text()), "asked for", 0.0))
+        elif name != "endless" or last_attempt:
             supervisor.end()
         return supervisor.report(cursors)
 
-    async def cancel(self, job_id: str, reason: str) -> None:
+    async def stop(self, job_id: str, order: Stopping) -> None:
         self._present(job_id)
-        (self._folder / f"{job_id}.cancelled").touch()
+        fresh = self._folder / f"{uuid4()}.new"
+        fresh.write_text(order.kind.value)
+        fresh.rename(self._order(job_id))
+
+    async def avoid(self, job_id: str, nodes: dict[str, Avoided]) -> None:
+        del job_id, nodes  # its jobs have no ranks that could be seated
 
     async def release(self, job_id: str) -> bool:
+        self._order(job_id).unlink(missing_ok=True)
         self._file(job_id).unlink(missing_ok=True)
         return True
 
@@ -83,10 +96,14 @@ class DurableCluster:
     def _file(self, job_id: str) -> Path:
         return self._folder / f"{job_id}.job"
 
-    def _present(self, job_id: str) -> str:
+    def _order(self, job_id: str) -> Path:
+        return self._folder / f"{job_id}.stop"
+
+    def _present(self, job_id: str) -> tuple[str, int, int]:
         if not self._file(job_id).exists():
             raise SupervisorUnavailable(job_id)
-        return self._file(job_id).read_text()
+        name, last_event, last_attempt = json.loads(self._file(job_id).read_text())
+        return name, last_event, last_attempt
 
 
 async def _serve(settings: Settings, folder: Path) -> None:

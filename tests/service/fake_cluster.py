@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast_service.quarantine import Avoided
 from holdfast_service.reports import (
     Capacity,
     ClusterUnavailable,
@@ -14,6 +15,8 @@ from holdfast_service.reports import (
     JobLaunch,
     NodeCapacity,
     Phase,
+    StopKind,
+    Stopping,
     SupervisorEvent,
     SupervisorReport,
     SupervisorUnavailable,
@@ -71,12 +74,14 @@ class FakeSupervisor:
     rows: list[StepRow] = field(default_factory=list)
     digests: dict[int, str] = field(default_factory=dict)
     logs: list[LogLine] = field(default_factory=list)
-    cancelled: bool = False
-    obeys_cancel: bool = True
+    orders: list[Stopping] = field(default_factory=list)
+    wanted_faults: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    avoided: list[dict[str, Avoided]] = field(default_factory=list)
+    obeys: bool = True
     rows_per_poll: int = 100
 
     def say(self, kind: EventKind, **data: Any) -> None:
-        seq = len(self.events) + 1
+        seq = self.launch.last_event + len(self.events) + 1
         self.events.append(SupervisorEvent(seq=seq, at=2000.0 + seq, kind=kind, data=data))
 
     def enter(self, phase: Phase) -> None:
@@ -127,6 +132,13 @@ class FakeSupervisor:
         said = {"message": "", "traceback": None, "step": self.step, **data}
         self.say(EventKind.ENDED, outcome=outcome, code=code, **said)
 
+    def stop(self, order: Stopping) -> None:
+        outcome = {StopKind.CANCEL: "CANCELLED", StopKind.PAUSE: "PAUSED"}[order.kind]
+        self.end(outcome, outcome.lower(), message=order.reason)
+
+    def inject(self, number: int, fault: dict[str, Any]) -> None:
+        self.wanted_faults.append((number, fault))
+
     def report(self, cursors: Cursors) -> SupervisorReport:
         rows = [r for r in self.rows if (r.attempt, r.step) > cursors.row][: self.rows_per_poll]
         logs = [x for x in self.logs if x.seq > cursors.logs.get(f"{x.agent}.{x.incarnation}", 0)]
@@ -152,6 +164,7 @@ class FakeCluster:
         self.asked: Counter[str] = Counter()
         self.releases: Counter[str] = Counter()
         self.unreachable = False
+        self.refuses_faults = False
         self.silent: set[str] = set()  # jobs whose supervisor does not answer
         self.poison: set[str] = set()  # jobs whose poll fails in a way nobody foresaw
         self.sticky: set[str] = set()  # jobs of which something stays, whatever is released
@@ -175,12 +188,22 @@ class FakeCluster:
             raise RuntimeError("a report that nobody foresaw")
         return self._supervisor(job_id).report(cursors)
 
-    async def cancel(self, job_id: str, reason: str) -> None:
+    async def stop(self, job_id: str, order: Stopping) -> None:
         self._reach()
         supervisor = self._supervisor(job_id)
-        supervisor.cancelled = True
-        if supervisor.obeys_cancel and supervisor.phase is not Phase.ENDED:
-            supervisor.end("CANCELLED", "cancelled", message=reason)
+        supervisor.orders.append(order)
+        if supervisor.obeys and supervisor.phase is not Phase.ENDED:
+            supervisor.stop(order)
+
+    async def inject(self, job_id: str, number: int, fault: dict[str, Any]) -> None:
+        self._reach()
+        if self.refuses_faults:
+            raise SupervisorUnavailable("it takes no fault")
+        self._supervisor(job_id).inject(number, fault)
+
+    async def avoid(self, job_id: str, nodes: dict[str, Avoided]) -> None:
+        self._reach()
+        self._supervisor(job_id).avoided.append(nodes)
 
     async def release(self, job_id: str) -> bool:
         self._reach()

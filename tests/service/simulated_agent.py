@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from holdfast_service.recovery.config import RecoveryConfig
-from holdfast_service.recovery.effects import SetPartner
+from holdfast_service.recovery.effects import FreeMemory, SaveShard, SetPartners
 from holdfast_workers.messages import (
     AgentReport,
     Held,
@@ -14,7 +15,6 @@ from holdfast_workers.messages import (
     Restore,
     Seat,
     Signal,
-    WorkerError,
     WorkerReport,
     WorkerState,
 )
@@ -28,7 +28,9 @@ class SimWorker:
     attempt: int = 0
     rank: int | None = None
     step: int = 0
-    error: WorkerError | None = None
+    failure: dict[str, Any] | None = None
+    hangs: str = ""
+    """The state of its process, if it does: R, S, D or T."""
 
 
 @dataclass
@@ -41,16 +43,29 @@ class SimAgent:
     ready: bool = False
     rotten: bool = False
     sticky: bool = False
+    unheard: bool = False
+    unready: bool = False
+    failure: dict[str, Any] | None = None
     life: int = 1
     node: int = 1
     told: int = 0
     signals: int = 0
     workers: dict[str, SimWorker] = field(default_factory=dict)
     memory: dict[tuple[Place, int], list[Held]] = field(default_factory=dict)
-    partners: dict[int, str | None] = field(default_factory=dict)
+    partners: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
+    """Partners that replication does not get through to."""
+    refused: set[str] = field(default_factory=set)
+    """Commands that fail, each once."""
     restores: dict[int, Restore] = field(default_factory=dict)
     shards: list[dict[str, int]] = field(default_factory=list)
+    saving: set[tuple[int, int, int]] = field(default_factory=set)
     unsent: list[Signal] = field(default_factory=list)
+    granted: dict[int, float] = field(default_factory=dict)
+    """Attempt → when a supervisor heard this agent last and let it step on."""
+    to_finish: set[int] = field(default_factory=set)
+    health: int = 0
+    findings: tuple[dict[str, Any], ...] = ()
     _pids: itertools.count[int] = field(default_factory=lambda: itertools.count(100))
 
     @property
@@ -75,12 +90,16 @@ class SimAgent:
             attempt=self.told,
             ready=self.ready,
             workers=tuple(
-                WorkerReport(w.name, w.pid, w.state, w.attempt, w.rank, w.step, w.error)
+                WorkerReport(w.name, w.pid, w.state, w.attempt, w.rank, w.step, w.failure)
                 for w in self.workers.values()
             ),
             held=tuple(held for slots in self.memory.values() for held in slots),
             shards=tuple(dict(shard) for shard in self.shards),
+            saving=tuple(sorted(self.saving)),
             domain=self.domain,
+            health=self.health,
+            findings=self.findings,
+            failure=self.failure,
         )
 
     def become_ready(self) -> None:
@@ -105,7 +124,7 @@ class SimAgent:
             if worker.state is WorkerState.WARM or worker.attempt >= attempt:
                 continue
             worker.state = WorkerState.PARKED
-            if kill and not killed:
+            if worker.hangs or (kill and not killed):
                 killed.append(self.workers.pop(worker.name))
         return killed
 
@@ -113,12 +132,35 @@ class SimAgent:
         worker = self.fork() if seat.worker is None else self.workers.get(seat.worker)
         if worker is not None:
             worker.state, worker.attempt, worker.rank = WorkerState.JOINING, attempt, seat.rank
-            worker.error = None
-            self.partners[seat.rank] = seat.partner.agent if seat.partner else None
+            worker.failure = None
+            self.partners[seat.rank] = tuple(one.agent for one in seat.partners)
         return worker
 
-    def set_partner(self, effect: SetPartner) -> None:
-        self.partners[effect.rank] = effect.partner.agent if effect.partner else None
+    def wish_to_stop(self, attempt: int) -> None:
+        if any(worker.attempt == attempt for worker in self.workers.values()):
+            self.to_finish.add(attempt)
+
+    def set_partners(self, effect: SetPartners) -> None:
+        self.partners[effect.rank] = tuple(one.agent for one in effect.partners)
+
+    def free(self, effect: FreeMemory) -> None:
+        kept = {Place.OWN: effect.own, Place.REPLICA: effect.replicas}
+        for place, rank in list(self.memory):
+            if rank not in kept[place]:
+                del self.memory[place, rank]
+
+    def may_save(self, effect: SaveShard) -> bool:
+        """Whether it holds what it is asked to save, and does not save it already."""
+        slots = self.memory.get((effect.place, effect.rank), [])
+        held = any((one.attempt, one.step) == (effect.attempt, effect.step) for one in slots)
+        shard = {"rank": effect.rank, "attempt": effect.attempt, "step": effect.step}
+        done = any(shard.items() <= one.items() for one in self.shards)
+        return held and not done and (effect.rank, effect.attempt, effect.step) not in self.saving
+
+    def newest(self, place: Place, rank: int, attempt: int) -> int:
+        """The newest step of that attempt that it holds of the rank; -1 if none."""
+        slots = self.memory.get((place, rank), [])
+        return max((one.step for one in slots if one.attempt == attempt), default=-1)
 
     def commit(self, rank: int, attempt: int, step: int) -> Held:
         held = Held(rank, step, attempt, self._mesh(), f"{rank}:{step}", 1, Place.OWN)
@@ -142,6 +184,7 @@ class SimAgent:
         self.alive, self.ready = False, False
         self.workers.clear()
         self.shards.clear()
+        self.saving.clear()
         self.unsent.clear()
 
     def forget(self) -> None:
@@ -150,6 +193,7 @@ class SimAgent:
 
     def start_again(self) -> None:
         self.life += 1
+        self.health, self.findings = 0, ()
         self.alive, self.told = True, 0
         self.partners.clear()
 

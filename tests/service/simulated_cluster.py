@@ -7,9 +7,10 @@ promise of the core does not. Everything random comes from one seed.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from tests.service.simulated_agent import SimAgent
-from tests.service.simulated_training import SimulatedTraining
+from tests.service.simulated_stalls import SimulatedStalls
 
 from holdfast_service.recovery import inputs as given
 from holdfast_service.recovery.core import RecoveryCore
@@ -17,26 +18,31 @@ from holdfast_service.recovery.facts import Facts
 from holdfast_workers.messages import ErrorKind, SignalKind
 
 
-class SimulatedCluster(SimulatedTraining):
+class SimulatedCluster(SimulatedStalls):
     """`run()` until the job has ended; schedule faults before with `at(...)`."""
 
     # --- faults -------------------------------------------------------------------------------
 
-    def kill_worker(self, agent_name: str, index: int = 0) -> None:
-        """SIGKILL one of the agent's workers, seated or warm."""
+    def kill_worker(
+        self, agent_name: str, index: int = 0, how: str = "SIGKILL", **told: str
+    ) -> None:
+        """End one of the agent's workers, seated or warm, by a signal or with an exit code."""
         agent = self.agents[agent_name]
         names = sorted(agent.workers)
         if agent.alive and names:
             worker = agent.workers.pop(names[index % len(names)])
-            self._exited(agent, worker, {"signal": "SIGKILL"})
+            key, _, code = how.rpartition(" ")
+            detail: dict[str, Any] = {"exit_code": int(code)} if key else {"name": how}
+            self._exited(agent, worker, {**detail, **told})
             self._upset(worker.attempt)
 
-    def kill_rank(self, rank: int) -> None:
-        """SIGKILL the worker that has the rank now."""
+    def kill_rank(self, rank: int, how: str = "SIGKILL", **told: str) -> None:
+        """End the worker that has the rank now."""
         for agent in self.agents.values():
             for worker in list(agent.workers.values()):
                 if worker.rank == rank and worker.attempt == max(self.worlds, default=0):
-                    self.kill_worker(agent.name, sorted(agent.workers).index(worker.name))
+                    index = sorted(agent.workers).index(worker.name)
+                    self.kill_worker(agent.name, index, how, **told)
                     return
 
     def kill_agent(
@@ -72,6 +78,7 @@ class SimulatedCluster(SimulatedTraining):
         agent = self.agents[name]
         if not (agent.alive and agent.reachable):
             return
+        self._grant_leases()
         agent.reachable = False
         life = agent.incarnation
 
@@ -79,6 +86,7 @@ class SimulatedCluster(SimulatedTraining):
             if not agent.reachable and agent.incarnation == life:
                 silent = given.AgentLost(name, "does not answer", incarnation=life, certain=False)
                 self.feed(silent)
+                self._await_lapse(agent)
 
         def heal() -> None:
             agent.reachable = True
@@ -96,17 +104,36 @@ class SimulatedCluster(SimulatedTraining):
         self.agents[name].rotten = True
         self.at(6.0, lambda: setattr(self.agents[name], "rotten", False))
 
+    def lose_signals(self, name: str, for_s: float) -> None:
+        """What the agent says of itself is lost for a while; what it is asked, it answers."""
+        agent = self.agents[name]
+        agent.unheard = True
+        self.at(for_s, lambda: setattr(agent, "unheard", False))
+        self._ask(agent)
+
+    def _ask(self, agent: SimAgent) -> None:
+        """What a supervisor does every second with every agent."""
+        if self.ended is not None:
+            return
+        if agent.alive and agent.reachable:
+            report = agent.report()
+            seen = given.WorkersSeen(agent.name, report.incarnation, report.workers, report.shards)
+            self.send(seen)
+        self.at(1.0, lambda: self._ask(agent))
+
     def stick(self, name: str) -> None:
         """The next worker of this agent that is to join never arrives."""
         self.agents[name].sticky = True
 
-    def break_link(self, rank: int) -> None:
-        """The rank's replication fails, though its partner lives."""
+    def break_link(self, rank: int, for_s: float = 2.0) -> None:
+        """The rank's replication fails for a while, though its partner lives."""
         attempt = max(self.worlds, default=0)
         for at, agent, worker in self._members(attempt) if attempt else ():
             if at == rank and worker is not None and self._is_in(agent, worker, attempt):
-                detail = {"partner": agent.partners.get(rank) or "", "why": "timed out"}
-                agent.partners[rank] = None
+                partner = next(iter(agent.partners.get(rank, ())), "")
+                detail = {"partner": partner, "why": "timed out"}
+                agent.broken.add(partner)
+                self.at(for_s, lambda a=agent, p=partner: a.broken.discard(p))
                 self.signal(
                     agent,
                     SignalKind.PARTNER_LOST,
@@ -132,6 +159,8 @@ class SimulatedCluster(SimulatedTraining):
         for agent in self.agents.values():
             if agent.alive and agent.reachable:
                 self.send(given.AgentUp(agent.report()))
+            else:
+                self._await_lapse(agent)
 
     def _restart(self, agent: SimAgent, life: str) -> None:
         if not agent.alive and agent.incarnation == life:

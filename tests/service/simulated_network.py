@@ -18,10 +18,7 @@ from holdfast_service.recovery.config import RecoveryConfig
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.registry import RemoteCheckpoint
 from holdfast_service.reports import SupervisorEvent
-from holdfast_workers.messages import (
-    Signal,
-    SignalKind,
-)
+from holdfast_workers.messages import FormOrder, Signal, SignalKind
 
 START = 1_000_000.0
 
@@ -51,11 +48,18 @@ class SimulatedNetwork:
         self.remotes: dict[str, RemoteCheckpoint] = {}
         self.worlds: dict[int, dict[int, tuple[str, str]]] = {}
         self.restored: dict[int, int] = {}
+        self.orders: dict[int, FormOrder] = {}
         self.committed: list[tuple[int, int]] = []
+        self.step_times: list[tuple[int, int, float]] = []
+        """(attempt, step, when)"""
         self.user_error_at: int | None = None
+        self.not_finite_at: int | None = None
+        self.poisoned: set[tuple[str, int]] = set()
+        """Saved states, as (place or tier, step), from which no finite step is made."""
         self.user_errors = 1000
         """How often the recipe raises when it gets to `user_error_at`."""
         self.shard_failures = 0
+        self.completions: list[fx.SaveShard] = []
         self.supervisor = 1
         self.watchdog = Watchdog(config)
         names = [f"n{i}" for i in range(config.nodes + config.standby_nodes)]
@@ -105,6 +109,7 @@ class SimulatedNetwork:
         if self.ended is not None:
             assert self.core.handle(value, self.now) == (), "effects after the end"
             return
+        self._grant_leases()
         effects = self.core.handle(value, self.now)
         self.watchdog.check(self.core, value, effects)
         for effect in effects:
@@ -133,11 +138,38 @@ class SimulatedNetwork:
             attempt=attempt,
             **fields,
         )
+        if agent.unheard:
+            return
         if agent.reachable:
             slow = 1.5 if self.random.random() < self.chaos else 0.02
             self.send(given.Signals((one,)), slow)
         else:
             agent.unsent.append(one)
+
+    def _grant_leases(self) -> None:
+        """To everybody who is heard at this moment, for the attempt that was announced last."""
+        for agent in self.agents.values():
+            if agent.alive and agent.reachable:
+                agent.granted[self.core.attempt] = self.now
+
+    def _may_step(self, agent: SimAgent, attempt: int) -> bool:
+        self._grant_leases()
+        return self.now <= agent.granted.get(attempt, -1.0) + self.config.lease_s
+
+    def _await_lapse(self, agent: SimAgent) -> None:
+        """Nobody hears this agent any more: as the supervisor's watch, tell when its lease ends."""
+        supervisor, life = self.supervisor, agent.incarnation
+
+        def tell() -> None:
+            if supervisor == self.supervisor and not self._is_heard(agent, life):
+                self.send(given.LeaseEnded(agent.name, life))
+
+        if self.config.lapse_s is not None:
+            self.at(self.config.lapse_s, tell)
+
+    @staticmethod
+    def _is_heard(agent: SimAgent, life: str) -> bool:
+        return agent.incarnation != life or (agent.alive and agent.reachable)
 
     def _carry_out(self, effect: fx.Effect) -> None:
         raise NotImplementedError

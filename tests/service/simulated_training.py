@@ -7,6 +7,7 @@ order. The faults are in `simulated_cluster`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -21,6 +22,7 @@ from holdfast_service.reports import EventKind, Phase, SupervisorEvent
 from holdfast_workers.messages import (
     ErrorKind,
     FormOrder,
+    Place,
     Seat,
     SignalKind,
     Tier,
@@ -29,6 +31,7 @@ from holdfast_workers.messages import (
 )
 
 STEP_S = 0.1
+HOLD_S = 0.25
 
 
 class SimulatedTraining(SimulatedNetwork):
@@ -55,19 +58,24 @@ class SimulatedTraining(SimulatedNetwork):
                 self._command(effect, lambda agent: self._form(agent, effect.order))
             case fx.WarmUp():
                 self._command(effect, lambda agent: agent.warm_up())
-            case fx.SetPartner():
-                self._command(effect, lambda agent: agent.set_partner(effect))
-            case fx.FinalizeCheckpoint():
-                self._command(effect, lambda agent: self._finalize(agent, effect))
-            case fx.Stop():
-                pass
+            case fx.SetPartners():
+                self._command(effect, lambda agent: self._set_partners(agent, effect))
+            case fx.FreeMemory():
+                self._command(effect, lambda agent: agent.free(effect))
+            case fx.Finish():
+                self._command(effect, lambda agent: agent.wish_to_stop(effect.attempt))
+            case fx.SaveShard():
+                self.completions.append(effect)
+                self._command(effect, lambda agent: self._save_held(agent, effect))
+            case fx.FinalizeCheckpoint() | fx.TidyRemoteTier():
+                self._command(effect, lambda agent: self._tend_remote_tier(agent, effect))
+            case fx.SetIntervals() | fx.Stop():
+                pass  # what is saved here follows from `remote_every`
 
     def _command(self, effect: Any, act: Callable[[SimAgent], None]) -> None:
         agent = self.agents[effect.agent]
         supervisor, life = self.supervisor, agent.incarnation
-        name = {"FinalizeCheckpoint": "finalize_checkpoint", "SetPartner": "set_partner"}.get(
-            type(effect).__name__, type(effect).__name__.lower()
-        )
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(effect).__name__).lower()
         attempt = getattr(effect, "attempt", 0)
         if isinstance(effect, fx.Form):
             attempt = effect.order.attempt
@@ -77,7 +85,10 @@ class SimulatedTraining(SimulatedNetwork):
             if supervisor != self.supervisor:
                 return  # of an older epoch: refused
             there = agent.alive and agent.reachable and agent.incarnation == life
-            if there and not (isinstance(effect, fx.Form) and attempt < agent.told):
+            if name in agent.refused:
+                agent.refused.discard(name)
+                self.send(given.CommandFailed(agent.name, name, attempt, "timed out", life, step))
+            elif there and not (isinstance(effect, fx.Form) and attempt < agent.told):
                 act(agent)
             elif name == "finalize_checkpoint" or (
                 agent.reachable and self.random.random() >= self.chaos
@@ -94,8 +105,15 @@ class SimulatedTraining(SimulatedNetwork):
             self._exited(agent, worker, {"signal": "SIGKILL"})
         self.send(given.Fenced(agent.name, attempt, agent.report()))
 
+    def _set_partners(self, agent: SimAgent, effect: fx.SetPartners) -> None:
+        agent.set_partners(effect)
+        names = tuple(one.agent for one in effect.partners)
+        life = agent.incarnation
+        self.send(given.PartnersSet(agent.name, effect.attempt, effect.rank, names, life))
+
     def _form(self, agent: SimAgent, order: FormOrder) -> None:
         agent.told = max(agent.told, order.attempt)
+        self.orders[order.attempt] = order
         for seat in order.seats:
             worker = agent.seat(seat, order.attempt)
             if worker is None:
@@ -151,7 +169,10 @@ class SimulatedTraining(SimulatedNetwork):
             detail={"step": source.step, "tier": source.tier.value, "phases_s": {"restore": 0.01}},
         )
         if self._all_in(attempt, WorkerState.TRAINING):
-            self.at(STEP_S, lambda: self._step(attempt, source.step + 1))
+            if source.step == self.config.steps:
+                self.at(STEP_S, lambda: self._done(attempt, source.step))
+            else:
+                self.at(STEP_S, lambda: self._step(attempt, source.step + 1))
 
     # --- training -----------------------------------------------------------------------------
 
@@ -176,8 +197,14 @@ class SimulatedTraining(SimulatedNetwork):
         """A step commits only if every member agrees, and none of them is fenced."""
         if not self._all_in(attempt, WorkerState.TRAINING):
             return
-        if step > self.config.steps:
-            self._done(attempt)
+        if not all(self._may_step(agent, attempt) for _, agent, _ in self._members(attempt)):
+            self.at(HOLD_S, lambda: self._step(attempt, step))
+            return
+        poisoned = step == self.restored[attempt] + 1 and self._is_poisoned(attempt)
+        if poisoned or step == self.not_finite_at:
+            for _, agent, worker in self._members(attempt):
+                assert worker is not None
+                self._failed(agent, worker, ErrorKind.NOT_FINITE, "loss nan", "NonFiniteStep")
             return
         if self.user_error_at == step and self.user_errors:
             self.user_errors -= 1
@@ -187,7 +214,10 @@ class SimulatedTraining(SimulatedNetwork):
             return
         self.watchdog.committed(attempt, step)
         self.committed.append((attempt, step))
-        due = step == self.config.steps or (self.remote_every and step % self.remote_every == 0)
+        self.step_times.append((attempt, step, self.now))
+        wished = any(attempt in agent.to_finish for _, agent, _ in self._members(attempt))
+        last = step == self.config.steps or wished
+        due = last or (self.remote_every and step % self.remote_every == 0)
         for rank, agent, worker in self._members(attempt):
             assert worker is not None
             worker.step = step
@@ -196,7 +226,7 @@ class SimulatedTraining(SimulatedNetwork):
                 lambda r=rank, a=agent, w=worker: self._remember(r, a, w, attempt, step),
             )
             if due:
-                self.at(0.3, lambda r=rank, a=agent: self._shard(r, a, attempt, step))
+                self._leave_for_saver(rank, agent, attempt, step)
         rank, agent, worker = self._members(attempt)[0]
         assert worker is not None
         if step == self.restored[attempt] + 1:
@@ -210,8 +240,18 @@ class SimulatedTraining(SimulatedNetwork):
                     worker=worker.name if worker else None,
                     detail=detail,
                 )
-        self.send(given.StepCommitted(attempt, step))
-        self.at(STEP_S, lambda: self._step(attempt, step + 1))
+        self.send(given.StepCommitted(attempt, step, self._protected(attempt)))
+        if last:
+            self.at(STEP_S, lambda: self._done(attempt, step))
+        else:
+            self.at(STEP_S, lambda: self._step(attempt, step + 1))
+
+    def _is_poisoned(self, attempt: int) -> bool:
+        """Whether some rank of the attempt took a state that gives no finite step."""
+        return any(
+            (one.place if one.agent else one.tier, one.step) in self.poisoned
+            for one in (agent.restores[rank] for rank, agent, _ in self._members(attempt))
+        )
 
     def _remember(
         self, rank: int, agent: SimAgent, worker: SimWorker, attempt: int, step: int
@@ -219,31 +259,57 @@ class SimulatedTraining(SimulatedNetwork):
         if not self._is_in(agent, worker, attempt):
             return
         held = agent.commit(rank, attempt, step)
-        partner = self.agents.get(agent.partners.get(rank) or "")
 
-        def replicate() -> None:
-            if agent.alive and partner is not None and partner.alive:
+        def replicate(partner: SimAgent) -> None:
+            if agent.alive and partner.alive and partner.name not in agent.broken:
                 partner.keep_replica(held)
 
-        self.at(self.random.uniform(0, STEP_S / 3), replicate)
+        for name in agent.partners.get(rank, ()):
+            partner = self.agents[name]
+            self.at(self.random.uniform(0, STEP_S / 3), lambda to=partner: replicate(to))
+
+    def _protected(self, attempt: int) -> int:
+        """The newest step that every rank's partners hold."""
+        newest: list[int] = []
+        for rank, agent, _ in self._members(attempt):
+            partners = [self.agents[name] for name in agent.partners.get(rank, ())]
+            newest.append(agent.newest(Place.OWN, rank, attempt))
+            newest.extend(
+                one.newest(Place.REPLICA, rank, attempt) if one.alive else -1 for one in partners
+            )
+        return min(newest)
+
+    def _leave_for_saver(self, rank: int, agent: SimAgent, attempt: int, step: int) -> None:
+        agent.saving.add((rank, attempt, step))
+        self.at(0.3, lambda: self._shard(rank, agent, attempt, step))
+
+    def _save_held(self, agent: SimAgent, effect: fx.SaveShard) -> None:
+        if agent.may_save(effect):
+            self._leave_for_saver(effect.rank, agent, effect.attempt, effect.step)
 
     def _shard(self, rank: int, agent: SimAgent, attempt: int, step: int) -> None:
-        if self.shard_failures and agent.alive:
+        """Its saver has ended; a save goes on when its attempt does not, unless its agent died."""
+        if (rank, attempt, step) not in agent.saving:
+            return
+        agent.saving.remove((rank, attempt, step))
+        if self.shard_failures:
             self.shard_failures -= 1
             detail = {"step": step, "message": "no space left on device"}
             self.signal(agent, SignalKind.SHARD_FAILED, attempt, rank=rank, detail=detail)
-        elif agent.alive and attempt == agent.told:
+        else:
             record = {"rank": rank, "step": step, "attempt": attempt, "nbytes": 1}
             agent.shards.append(record)
             self.signal(agent, SignalKind.SHARD_SAVED, attempt, rank=rank, detail=record)
 
-    def _done(self, attempt: int) -> None:
+    def _done(self, attempt: int, step: int) -> None:
+        if not self._all_in(attempt, WorkerState.TRAINING):
+            return
         for rank, agent, worker in self._members(attempt):
             assert worker is not None
             worker.state = WorkerState.DONE
-            if attempt == agent.told and self.restored[attempt] == self.config.steps:
-                self._shard(rank, agent, attempt, self.config.steps)
-            detail = {"step": self.config.steps}
+            if attempt == agent.told and self.restored[attempt] == step:
+                self._leave_for_saver(rank, agent, attempt, step)
+            detail = {"step": step}
             self.signal(
                 agent,
                 SignalKind.WORKER_DONE,
@@ -268,13 +334,25 @@ class SimulatedTraining(SimulatedNetwork):
 
         self.at(0.2, finish)
 
+    def _tend_remote_tier(
+        self, agent: SimAgent, effect: fx.FinalizeCheckpoint | fx.TidyRemoteTier
+    ) -> None:
+        if isinstance(effect, fx.FinalizeCheckpoint):
+            self._finalize(agent, effect)
+        else:
+            self._tidy(agent, effect)
+
+    def _tidy(self, agent: SimAgent, effect: fx.TidyRemoteTier) -> None:
+        detail = {"step": effect.step, "deleted": {}, "message": ""}
+        self.signal(agent, SignalKind.TIDIED, effect.attempt, detail=detail)
+
     # --- what becomes of processes --------------------------------------------------------------
 
     def _boot(self, agent: SimAgent) -> None:
         life = agent.incarnation
 
         def ready() -> None:
-            if agent.alive and agent.incarnation == life:
+            if agent.alive and agent.incarnation == life and not agent.unready:
                 agent.become_ready()
                 if agent.reachable:
                     self.send(given.AgentUp(agent.report()))
@@ -307,18 +385,20 @@ class SimulatedTraining(SimulatedNetwork):
         kind: ErrorKind,
         message: str,
         type_: str = "RuntimeError",
+        **told: Any,
     ) -> None:
         if worker.state is WorkerState.DONE:
             return
         worker.state = WorkerState.PARKED
-        worker.error = WorkerError(kind, type_, message, "Traceback: ...", worker.step)
+        error = WorkerError(kind, type_, message, "Traceback: ...", worker.step)
+        worker.failure = {"error": asdict(error), "step": worker.step, **told}
         self.signal(
             agent,
             SignalKind.WORKER_FAILED,
             worker.attempt,
             rank=worker.rank,
             worker=worker.name,
-            detail={"error": asdict(worker.error), "step": worker.step},
+            detail=worker.failure,
         )
 
     def told(self, kind: EventKind) -> list[dict[str, Any]]:

@@ -7,19 +7,20 @@ import asyncio
 import pytest
 from tests.service.fake_cluster import FakeCluster, line, row
 
-from holdfast_service.job_spec import InvalidSpec
-from holdfast_service.jobs import (
+from holdfast_service.job_errors import (
     IdempotencyConflict,
     InvalidCursor,
     InvalidKey,
     JobEnded,
     JobNotFound,
-    JobService,
     UnknownMetric,
 )
+from holdfast_service.job_spec import InvalidSpec
+from holdfast_service.jobs import JobService
 from holdfast_service.lifecycle import State
+from holdfast_service.reports import EventKind, Phase, SupervisorEvent, SupervisorReport
 from holdfast_service.settings import Settings
-from holdfast_service.store import series
+from holdfast_service.store import projection, series
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import Job
 from holdfast_service.store.transaction import job_transaction
@@ -94,7 +95,7 @@ async def test_a_list_is_walked_by_cursor_newest_first(jobs: JobService) -> None
 
 async def test_an_id_never_given_out_is_not_found(jobs: JobService) -> None:
     calls = (jobs.get, jobs.cancel, jobs.attempts, jobs.incidents, jobs.events, jobs.metrics)
-    for call in (*calls, jobs.logs, jobs.checkpoints, jobs.digests):
+    for call in (*calls, jobs.logs, jobs.digests):
         for unknown in ("nope", "x" * 500, "nul \0"):
             with pytest.raises(JobNotFound):
                 await call(unknown)
@@ -204,3 +205,28 @@ async def test_logs_are_filtered_followed_and_tailed(store: Store, jobs: JobServ
         1200,
     )
     assert (await jobs.logs(job.id, attempt=2, limit=1)).lines[0].text == "900"
+
+
+async def test_a_rollback_is_told_and_its_steps_may_have_other_digests(
+    store: Store, jobs: JobService
+) -> None:
+    job, _ = await jobs.submit({"name": "x"})
+    finding = {
+        **{"attempt": 1, "kind": "nonfinite", "step": 6, "window": 5, "value": None, "loss": None},
+        **{"grad_norm": None, "middle": None, "limit": None, "ranks": [2], "micro_batch": 1},
+        **{"layer": "blocks.1", "what": "output", "decision": "rollback", "why": "loss nan"},
+        **{"skipped": [4, 6], "back_to": 4, "ledger": [[4, 6]]},
+    }
+    tripped = SupervisorEvent(1, 5.0, EventKind.GUARD_TRIPPED, finding)
+    old = {step: f"old{step}" for step in range(1, 6)}
+    for events, digests in (((), old), ((tripped,), {4: "old4", 5: "new5"})):
+        report = SupervisorReport(1, Phase.STARTING, 0, 1, events=events, digests=digests)
+        async with job_transaction(store, job.id) as tx:
+            await projection.absorb(tx, report, Settings().quarantine_rules, hold_end=False)
+    guards = (await jobs.get(job.id)).guards
+    assert (guards.trips, guards.ledger) == (1, ((4, 6),))
+    assert (guards.recent[0].ranks, guards.recent[0].layer) == ((2,), "blocks.1")
+    kinds = [event.kind for event in (await jobs.events(job.id)).events]
+    assert "guard.tripped" in kinds
+    assert "digest.mismatch" not in kinds
+    assert "event.unreadable" not in kinds

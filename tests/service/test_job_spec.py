@@ -48,6 +48,14 @@ def test_the_main_job_is_accepted_and_keeps_its_values() -> None:
     assert JobSpec.model_validate(spec.model_dump(mode="json")) == spec
 
 
+def test_a_lease_shorter_than_the_silence_that_counts_as_a_loss_is_refused() -> None:
+    found = faults("{name: x, recovery: {lease_s: 1.5}}")
+    assert list(found) == ["recovery.lease_s"]
+    assert "lease_s 1.5 is shorter than heartbeat_timeout_s 2" in found["recovery.lease_s"]
+    for recovery in ({"lease_s": 0}, {"lease_s": 2}, {"lease_s": 1, "heartbeat_timeout_s": 1}):
+        assert parse({"name": "x", "recovery": recovery}, THREE_NODES).recovery
+
+
 def test_a_name_suffices() -> None:
     assert parse({"name": "x"}, THREE_NODES).nodes == 1
 
@@ -64,7 +72,7 @@ def test_every_fault_is_named_at_its_path_at_once() -> None:
                 clip_grad_norm: .nan}
         parallel: {dp_shard: 3, tp: 3}
         resources: {cpus_per_worker: 2, workers_per_node: 2}
-        checkpoint: {remote: {uri: "s3://bucket", keep: yes}}
+        checkpoint: {remote: {uri: "gs://bucket", keep: yes}}
         """
     )
     assert set(found) == {
@@ -119,6 +127,16 @@ def test_more_than_the_cluster_could_ever_hold_is_refused(text: str, path: str) 
         parse(yaml.safe_load(text), capacity)
 
 
+def test_memory_may_be_copied_to_several_nodes_or_to_none() -> None:
+    for copies in (0, 1, 3):
+        spec = parse({"name": "x", "checkpoint": {"memory": {"copies": copies}}}, None)
+        assert spec.checkpoint.memory.partner_copies == copies
+    off = parse({"name": "x", "checkpoint": {"memory": {"every_steps": 0}}}, None)
+    assert off.checkpoint.memory.partner_copies == 0
+    with pytest.raises(InvalidSpec, match=r"checkpoint\.memory\.copies"):
+        parse({"name": "x", "checkpoint": {"memory": {"copies": 4}}}, None)
+
+
 def test_data_may_be_a_file_a_folder_or_a_glob(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     for source in (tmp_path, tmp_path / "a.txt", tmp_path / "*.txt"):
@@ -126,10 +144,10 @@ def test_data_may_be_a_file_a_folder_or_a_glob(tmp_path: Path) -> None:
     assert "data.source" in faults(f"{{name: x, data: {{source: {tmp_path}/*.md}}}}")
 
 
-def test_only_local_checkpoint_places_are_supported_yet() -> None:
-    for uri in ("/tmp/x", "file:///tmp/x", "file://localhost/tmp/x"):
+def test_checkpoints_may_lie_in_a_folder_or_in_a_bucket() -> None:
+    for uri in ("/tmp/x", "file:///tmp/x", "file://localhost/tmp/x", "s3://bucket/x"):
         parse({"name": "x", "checkpoint": {"remote": {"uri": uri}}}, None)
-    for uri in ("relative/x", "file://host/x", "gs://x"):
+    for uri in ("relative/x", "file://host/x", "gs://x", "s3://"):
         found = faults(f"{{name: x, checkpoint: {{remote: {{uri: '{uri}'}}}}}}")
         assert set(found) == {"checkpoint.remote.uri"}
 
@@ -164,3 +182,12 @@ def test_any_document_is_accepted_or_refused_with_reasons(document: Any) -> None
     except InvalidSpec as refused:
         assert refused.faults
         assert all(fault.message for fault in refused.faults)
+
+
+def test_intervals_are_whole_numbers_of_steps_or_auto() -> None:
+    spec = parse({"name": "x", "checkpoint": {"remote": {"every_steps": "auto"}}}, THREE_NODES)
+    assert spec.checkpoint.remote.every_steps == "auto"
+    for wrong in ("soon", -1, 1.5, None):
+        document = {"name": "x", "checkpoint": {"memory": {"every_steps": wrong}}}
+        (message,) = faults(yaml.safe_dump(document)).values()
+        assert "a whole number of steps, or auto" in message

@@ -61,3 +61,15 @@ async def test_a_job_given_back_rests_as_long_as_it_was_told(store: Store, ids: 
         await leases.release(store, lease, 30.0 if lease.job_id != ids[3] else 0.0)
     again = await leases.claim(store, "other", 10, 30.0)
     assert [lease.job_id for lease in again] == [ids[3]]
+
+
+async def test_a_job_that_a_user_wants_something_of_meanwhile_does_not_rest(
+    store: Store, ids: list[str]
+) -> None:
+    held = await leases.claim(store, "holder", 10, 30.0)
+    async with job_transaction(store, ids[2]) as tx:
+        tx.job.due_at = 0.0  # as a call on the job does
+    for lease in held:
+        await leases.release(store, lease, 30.0)
+    again = await leases.claim(store, "other", 10, 30.0)
+    assert [lease.job_id for lease in again] == [ids[2]]

@@ -1,27 +1,28 @@
-"""The verdict on a condemned attempt."""
+"""Which fault explains the others, whom it blames, and when it is the same again."""
 
 from __future__ import annotations
 
-from holdfast_service.policy import Cause, ErrorMark, Fault, GiveUp, Reform, judge, primary
+import pytest
+
+from holdfast_service.policy import Cause, Fault, blames_node, mark_of, primary
 from holdfast_workers.messages import ErrorKind, WorkerError
 
+TRACEBACK = """Traceback (most recent call last):
+  File "/code/train.py", line 12, in main
+    step(batch)
+  File "/code/train.py", line {line}, in step
+    raise ValueError("no")
+ValueError: no
+"""
 
-def fault(cause: Cause, at: float = 0.0, rank: int = 0, step: int = 10) -> Fault:
-    error = None
-    if cause is Cause.USER_ERROR:
-        error = WorkerError(ErrorKind.USER, "ValueError", "no", "Traceback", step)
-    return Fault(cause, 1, at, f"{cause} of rank {rank}", rank=rank, step=step, error=error)
+
+def fault(cause: Cause, at: float = 0.0, rank: int = 0, ended_by: str = "") -> Fault:
+    return Fault(cause, 1, at, f"{cause}", rank=rank, agent="n0", step=10, ended_by=ended_by)
 
 
-def verdict(*faults: Fault, failures=(100.0,), remembered=None, max_failures: int = 3):
-    return judge(
-        faults,
-        failures=failures,
-        remembered=remembered,
-        now=100.0,
-        max_failures=max_failures,
-        window_s=60.0,
-    )
+def raised(message: str = "no", step: int = 10, line: int = 40, type_: str = "ValueError") -> Fault:
+    error = WorkerError(ErrorKind.USER, type_, message, TRACEBACK.format(line=line), step)
+    return Fault(Cause.USER_ERROR, 1, 0.0, "raised", rank=0, agent="n0", step=step, error=error)
 
 
 def test_a_death_explains_what_its_peers_felt_before_it_was_seen() -> None:
@@ -29,31 +30,37 @@ def test_a_death_explains_what_its_peers_felt_before_it_was_seen() -> None:
     assert primary(faults).rank == 3
 
 
-def test_a_users_error_is_tried_again_once_and_then_ends_the_job() -> None:
-    first = verdict(fault(Cause.USER_ERROR))
-    assert isinstance(first, Reform)
-    assert first.mark == ErrorMark("ValueError", 10)
-    again = verdict(fault(Cause.USER_ERROR), remembered=first.mark)
-    assert isinstance(again, GiveUp)
-    assert (again.code, again.traceback) == ("user_error", "Traceback")
+def test_an_error_is_the_same_by_type_step_message_and_place_numbers_apart() -> None:
+    first = mark_of(raised("rank 0 at 0x7f12 lost 12.5"), 9)
+    assert first == mark_of(raised("rank 3 at 0x7aa0 lost 1"), 9)
+    assert first is not None
+    assert first.location == "/code/train.py:40 in step"
+    for other in (raised(step=11), raised(line=41), raised("yes"), raised(type_="KeyError")):
+        assert mark_of(other, 9) != mark_of(raised(), 9)
 
 
-def test_the_same_error_at_another_step_is_another_error() -> None:
-    assert isinstance(
-        verdict(fault(Cause.USER_ERROR, step=11), remembered=ErrorMark("ValueError", 10)), Reform
-    )
+def test_what_a_process_does_to_itself_is_known_by_the_step_it_did_not_get_beyond() -> None:
+    left = fault(Cause.WORKER_CRASH, ended_by="exit code 3")
+    assert mark_of(left, 7) == mark_of(fault(Cause.WORKER_CRASH, ended_by="exit code 3"), 7)
+    assert mark_of(left, 7) != mark_of(left, 8)
+    assert mark_of(left, 7) != mark_of(fault(Cause.WORKER_CRASH, ended_by="exit code 4"), 7)
+    assert mark_of(fault(Cause.OUT_OF_MEMORY), 7) == mark_of(fault(Cause.OUT_OF_MEMORY), 7)
+    assert mark_of(fault(Cause.WORKER_CRASH, ended_by="SIGKILL"), 7) is None
 
 
-def test_a_crash_that_repeats_at_the_same_step_is_ended_by_the_budget_alone() -> None:
-    crash = fault(Cause.WORKER_CRASH)
-    assert isinstance(verdict(crash, failures=(80.0, 90.0, 100.0)), Reform)
-    over = verdict(crash, failures=(70.0, 80.0, 90.0, 100.0))
-    assert isinstance(over, GiveUp)
-    assert over.code == "too_many_failures"
-    assert crash.what in over.message
-
-
-def test_failures_outside_the_window_are_forgiven() -> None:
-    assert isinstance(
-        verdict(fault(Cause.WORKER_CRASH), failures=(10.0, 20.0, 30.0, 100.0)), Reform
-    )
+@pytest.mark.parametrize(
+    ("accused", "blamed"),
+    [
+        (fault(Cause.WORKER_CRASH, ended_by="SIGSEGV"), True),
+        (fault(Cause.WORKER_CRASH, ended_by="SIGKILL"), False),  # somebody chose that process
+        (fault(Cause.WORKER_CRASH, ended_by="exit code 3"), False),
+        (fault(Cause.HANG), True),
+        (fault(Cause.CORRUPTION), True),
+        (fault(Cause.PREEMPTED), False),  # fitness knows of it, as long as it lasts
+        (fault(Cause.USER_ERROR), False),
+        (fault(Cause.COMMUNICATION), False),
+        (Fault(Cause.HANG, 1, 0.0, "nobody was named"), False),
+    ],
+)
+def test_a_node_is_blamed_for_what_it_may_have_done(accused: Fault, blamed: bool) -> None:
+    assert blames_node(accused) is blamed

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from tests.service.drives import JOB, reconciling, until, until_released, until_state
 from tests.service.fake_cluster import FakeCluster, FakeSupervisor, line, three_nodes
 
+from holdfast_service.checkpoints import CheckpointService
+from holdfast_service.injections import InjectionService
 from holdfast_service.jobs import JobService
 from holdfast_service.lifecycle import State
-from holdfast_service.reports import Capacity, EventKind, Phase
+from holdfast_service.reports import Capacity, EventKind, Phase, StopKind
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 
@@ -193,7 +196,7 @@ async def test_cancel_of_a_running_job_ends_it_on_the_cluster(
             await jobs.cancel(supervisor.launch.job_id)
         job = await until_released(jobs, supervisor.launch.job_id)
     assert job.state is State.CANCELLED
-    assert supervisor.cancelled
+    assert {order.kind for order in supervisor.orders} == {StopKind.CANCEL}
     assert (await kinds(jobs, job.id)).count("job.cancel_requested") == 1
 
 
@@ -201,12 +204,133 @@ async def test_a_cancel_that_nobody_obeys_takes_the_resources_away(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     hasty = settings.model_copy(update={"cancel_deadline_s": 0.2})
+    job = {**JOB, "checkpoint": {"final_save_s": 0}}
     async with reconciling(store, cluster, hasty):
-        supervisor = await started(jobs, cluster)
-        supervisor.obeys_cancel = False
+        supervisor = await started(jobs, cluster, **job)
+        supervisor.obeys = False
         await jobs.cancel(supervisor.launch.job_id)
         await until_state(jobs, supervisor.launch.job_id, State.CANCELLED)
     assert not cluster.supervisors
+
+
+async def test_a_paused_job_holds_nothing_and_is_resumed_with_its_history(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings) as reconciler:
+        supervisor = await started(jobs, cluster)
+        job_id = supervisor.launch.job_id
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        supervisor.run(1, 1, 10)
+        await until_state(jobs, job_id, State.RUNNING)
+        for _ in range(2):
+            await jobs.pause(job_id)
+        paused = await until_state(jobs, job_id, State.PAUSED)
+        assert (paused.progress.step, paused.outcome) == (10, None)
+        assert not cluster.supervisors
+        assert (await kinds(jobs, job_id)).count("job.pause_requested") == 1
+
+        await jobs.resume(job_id)
+        reconciler.ring(job_id)
+        await until(lambda: job_id in cluster.supervisors, what="another supervisor")
+        again = cluster.supervisors[job_id]
+        assert (again.launch.last_attempt, again.launch.last_event) == (1, len(supervisor.events))
+        again.form(2, restore_step=10)
+        again.run(2, 11, 20)
+        again.end()
+        job = await until_released(jobs, job_id)
+    assert (job.state, job.progress.step) == (State.SUCCEEDED, 20)
+    assert len((await jobs.digests(job_id)).digests) == 20
+
+
+async def test_a_pause_that_is_undone_lets_the_job_run_on(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await started(jobs, cluster)
+        supervisor.obeys = False
+        supervisor.enter(Phase.RUNNING)
+        job_id = supervisor.launch.job_id
+        await until_state(jobs, job_id, State.RUNNING)
+        await jobs.pause(job_id)
+        await until_state(jobs, job_id, State.PAUSING)
+        supervisor.say(EventKind.STOP_UNDONE, wanted="pause", reason="nothing is durable", step=3)
+        job = await until_state(jobs, job_id, State.RUNNING)
+        assert job.desired == "running"
+        supervisor.obeys = True
+        await jobs.pause(job_id)
+        await until_state(jobs, job_id, State.PAUSED)
+
+
+async def test_a_job_may_be_resumed_or_cancelled_while_it_pauses(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    cluster.nodes = three_nodes(can_grow=True)
+    async with reconciling(store, cluster, settings):
+        for last in (State.STARTING, State.CANCELLED):
+            supervisor = await started(jobs, cluster)
+            supervisor.obeys = False
+            job_id = supervisor.launch.job_id
+            await jobs.pause(job_id)
+            await until_state(jobs, job_id, State.PAUSING)
+            await (jobs.resume if last is State.STARTING else jobs.cancel)(job_id)
+            supervisor.end("PAUSED", "paused", message="")
+            await until_state(jobs, job_id, last)
+
+
+async def test_a_cancel_at_once_says_so_to_the_supervisor(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await started(jobs, cluster)
+        supervisor.obeys = False
+        supervisor.enter(Phase.RUNNING)
+        job_id = supervisor.launch.job_id
+        await jobs.cancel(job_id)
+        await until(lambda: bool(supervisor.orders))
+        assert supervisor.orders[0].deadline > time.time()
+        await jobs.cancel(job_id, now=True)
+        await until(lambda: supervisor.orders[-1].deadline == 0.0)
+
+
+async def test_attempts_whose_end_nobody_told_end_with_the_next_one(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await started(jobs, cluster)
+        saved = {"step": 5, "attempt": 1, "uri": "/c/5", "nbytes": 7}
+        supervisor.form(1)
+        supervisor.say(EventKind.CHECKPOINT_SAVED, **saved)
+        supervisor.form(2, restore_step=5)
+        supervisor.say(EventKind.CHECKPOINT_SAVED, **{**saved, "nbytes": 0})
+        supervisor.end()
+        job = await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
+    first, second = await jobs.attempts(job.id)
+    assert (first.state, second.state) == ("ended", "running")
+    (checkpoint,) = (await CheckpointService(store, settings).list(job.id)).remote
+    assert checkpoint.nbytes == 7
+
+
+async def test_chosen_intervals_are_shown_with_their_reasons(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await started(jobs, cluster)
+        told = {"cost_s": 0.2, "mtbf_s": 1e6, "step_s": 0.1, "why": "a save costs 0.2 s"}
+        for before, after in ((20, 40), (40, 500)):
+            supervisor.say(
+                EventKind.CHECKPOINT_INTERVAL,
+                tier="remote",
+                every_steps=after,
+                before=before,
+                **told,
+            )
+        supervisor.end()
+        job = await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
+    (chosen,) = job.intervals.items()
+    assert chosen[0] == "remote"
+    assert (chosen[1].every_steps, chosen[1].before) == (500, 40)
+    assert chosen[1].why == "a save costs 0.2 s"
 
 
 async def test_a_silent_supervisor_is_asked_for_anew_and_adopted(
@@ -275,6 +399,32 @@ async def test_a_job_that_cannot_be_driven_holds_up_no_other(
         cluster.poison.clear()
         poisoned.end()
         await until_released(jobs, poisoned.launch.job_id)
+
+
+async def test_a_fault_that_cannot_be_delivered_holds_up_nothing_but_itself(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    faults = InjectionService(store, settings.model_copy(update={"allow_fault_injection": True}))
+    async with reconciling(store, cluster, settings):
+        supervisor = await started(jobs, cluster)
+        job_id = supervisor.launch.job_id
+        supervisor.enter(Phase.RUNNING)
+        cluster.refuses_faults = True
+        await faults.inject(job_id, {"kind": "kill", "rank": 0})
+        supervisor.run(1, 1, 3)
+
+        async def stepped() -> bool:
+            return (await jobs.get(job_id)).progress.step == 3
+
+        await until(stepped)
+        assert (await faults.list(job_id))[0].injected_at is None
+        cluster.refuses_faults = False
+        await until(lambda: bool(supervisor.wanted_faults))
+        supervisor.end()
+        await until_state(jobs, job_id, State.SUCCEEDED)
+    assert [number for number, _ in supervisor.wanted_faults] == [1]
+    assert (await kinds(jobs, job_id)).count("fault.injected") == 1
+    assert cluster.starts[job_id] == 1
 
 
 async def test_an_event_that_cannot_be_read_is_kept_and_passed_over(

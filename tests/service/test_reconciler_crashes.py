@@ -24,6 +24,7 @@ from holdfast_service.store.engine import Store
 
 pytestmark = pytest.mark.chaos
 CANCELS = {Point.CANCEL_INTENDED, Point.CANCEL_DONE}
+PAUSES = {Point.PAUSE_INTENDED, Point.PAUSE_DONE, Point.PAUSED}
 
 
 async def reconciler_process(settings: Settings, folder: Path) -> asyncio.subprocess.Process:
@@ -37,7 +38,7 @@ async def reconciler_process(settings: Settings, folder: Path) -> asyncio.subpro
     )
 
 
-@pytest.mark.parametrize("point", [point for point in Point if point is not Point.SUBMITTED])
+@pytest.mark.parametrize("point", sorted(set(Point) - PAUSES - {Point.SUBMITTED}))
 async def test_a_crash_at_any_crossing_loses_nothing(
     settings: Settings, store: Store, tmp_path: Path, point: Point
 ) -> None:
@@ -73,6 +74,44 @@ async def test_a_crash_at_any_crossing_loses_nothing(
         assert kinds.count(once) == 1, once
     states = [event.data["to"] for event in events if event.kind == "job.state"]
     assert len(states) == len(set(states))
+
+
+@pytest.mark.parametrize("point", sorted(PAUSES))
+async def test_a_crash_in_a_pause_loses_nothing_and_the_job_goes_on(
+    settings: Settings, store: Store, tmp_path: Path, point: Point
+) -> None:
+    settings = settings.model_copy(update={"lease_s": 0.5})
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    cluster = DurableCluster(folder)
+    jobs = JobService(store, cluster, settings)
+    job, _ = await jobs.submit({**JOB, "name": "endless"})
+    fatal = settings.model_copy(update={"crash_at": point.value})
+    process = await reconciler_process(fatal, folder)
+    await until_state(jobs, job.id, State.RUNNING)
+    await jobs.pause(job.id)
+    assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
+
+    stop = asyncio.Event()
+    successor = asyncio.create_task(Reconciler(store, cluster, settings).run(stop))
+    await until_state(jobs, job.id, State.PAUSED)
+    assert await cluster.jobs_present() == set()
+    assert cluster.starts() == [job.id]
+    await jobs.resume(job.id)
+    ended = await until_released(jobs, job.id)
+    stop.set()
+    await successor
+
+    assert ended.state is State.SUCCEEDED
+    assert cluster.starts() == [job.id] * 2
+    assert set((await jobs.digests(job.id)).digests) == set(range(1, 2 * STEPS + 1))
+    assert [attempt.number for attempt in await jobs.attempts(job.id)] == [1, 2]
+    events = (await jobs.events(job.id, limit=1000)).events
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    states = [event.data["to"] for event in events if event.kind == "job.state"]
+    first, second = states[: states.index("PAUSED") + 1], states[states.index("PAUSED") + 1 :]
+    assert first == ["STARTING", "RUNNING", "PAUSING", "PAUSED"]
+    assert second == ["QUEUED", "STARTING", "RUNNING", "SUCCEEDED"]
 
 
 async def test_two_processes_on_one_database_start_every_job_once(

@@ -10,8 +10,11 @@ from collections.abc import Callable
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.service.simulated_cluster import SimulatedCluster
+from tests.service.simulated_network import START
 
+from holdfast_service.recovery import inputs
 from holdfast_service.recovery.config import RecoveryConfig
+from holdfast_service.reports import EventKind, StopKind
 
 LAYOUTS = (
     # mesh, workers per node, standby nodes
@@ -26,15 +29,20 @@ LAYOUTS = (
 OPS: dict[str, Callable[[SimulatedCluster, str, int], None]] = {
     "rank": lambda cluster, _, number: cluster.kill_rank(number),
     "worker": lambda cluster, agent, number: cluster.kill_worker(agent, number),
+    "crash": lambda cluster, _, number: cluster.kill_rank(number, "SIGSEGV"),
     "agent": lambda cluster, agent, _: cluster.kill_agent(agent),
     "slow agent": lambda cluster, agent, _: cluster.kill_agent(agent, back_after_s=8.0),
     "node": lambda cluster, agent, _: cluster.kill_node(agent),
     "partition": lambda cluster, agent, number: cluster.cut_off(agent, for_s=1.0 + 2 * number),
     "rot": lambda cluster, agent, _: cluster.forget_copies(agent),
+    "unheard": lambda cluster, agent, number: cluster.lose_signals(agent, 1.0 + number),
     "stick": lambda cluster, agent, _: cluster.stick(agent),
     "link": lambda cluster, _, number: cluster.break_link(number),
     "shard": lambda cluster, _, number: setattr(cluster, "shard_failures", number % 3),
     "glitch": lambda cluster, _agent, _number: cluster.glitch(),
+    "hang": lambda cluster, _, number: cluster.hang_rank(number % 4, "TRDS"[number % 4]),
+    "slow": lambda cluster, _, number: cluster.slow_down(for_s=1.0 + number),
+    "blind": lambda cluster, agent, _: cluster.blind_for(agent, 4.0),
     "supervisor": lambda cluster, _agent, _number: cluster.restart_supervisor(),
 }
 
@@ -52,6 +60,14 @@ FAULTS = st.lists(
 def play(
     layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int, **limits: float
 ) -> SimulatedCluster:
+    cluster = prepared(layout, faults, chaos, seed, **limits)
+    cluster.run()
+    return cluster
+
+
+def prepared(
+    layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int, **limits: float
+) -> SimulatedCluster:
     mesh, workers_per_node, standbys = LAYOUTS[layout]
     world_size = mesh["dp_shard"] * mesh["tp"]
     config = RecoveryConfig(
@@ -60,13 +76,18 @@ def play(
         workers_per_node=workers_per_node,
         standby_nodes=standbys,
         steps=40,
+        memory_copies=1 + seed % 2,
+        free_after_s=1.0,
         **{
             "max_failures": 1000,
+            "max_without_progress": 1000,
             "wait_for_replacement_s": 500.0,
             "start_timeout_s": 500.0,
             "form_timeout_s": 20.0,
             "first_step_timeout_s": 20.0,
             "finish_timeout_s": 300.0,
+            "lease_s": 2.0,
+            "lease_margin_s": 0.5,
             **limits,
         },  # type: ignore[arg-type]
     )
@@ -75,7 +96,6 @@ def play(
     for when, op, agent, number in faults:
         name = names[agent % len(names)]
         cluster.at(when, lambda o=op, n=name, k=number: OPS[o](cluster, n, k))
-    cluster.run()
     return cluster
 
 
@@ -137,3 +157,37 @@ def test_every_job_ends_with_a_named_reason_however_tight_its_limits(
         "final_checkpoint",
     )
     assert cluster.ended.message
+
+
+@given(
+    layout=st.integers(0, len(LAYOUTS) - 1),
+    faults=FAULTS,
+    chaos=st.sampled_from((0.0, 0.05, 0.3)),
+    seed=st.integers(0, 2**16),
+    kind=st.sampled_from(StopKind),
+    asked_at=st.floats(0.0, 15.0),
+    patience=st.sampled_from((0.5, 3.0, 60.0)),
+)
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_job_that_is_to_stop_does_so_in_time_or_keeps_its_work(
+    layout: int,
+    faults: list[tuple[float, str, int, int]],
+    chaos: float,
+    seed: int,
+    kind: StopKind,
+    asked_at: float,
+    patience: float,
+) -> None:
+    cluster = prepared(layout, faults, chaos, seed)
+    deadline = START + asked_at + patience
+    order = inputs.StopRequested(kind, "enough", deadline)
+    cluster.at(asked_at, lambda: cluster.feed(order))
+    end = cluster.run()
+    if cluster.told(EventKind.STOP_UNDONE):
+        assert (kind, end.outcome) == (StopKind.PAUSE, "SUCCEEDED")
+    elif end.outcome != "SUCCEEDED":
+        assert end.outcome == {"cancel": "CANCELLED", "pause": "PAUSED"}[kind], end
+        assert cluster.now <= deadline + 0.001
+    if end.outcome == "PAUSED":
+        (told,) = cluster.told(EventKind.ENDED)
+        assert told["durable_step"] is not None or cluster.core.committed == 0

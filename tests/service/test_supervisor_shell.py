@@ -81,6 +81,8 @@ class OneSeat:
         self.seats = ["n0"]
         self.answers = answers
         self.life: AgentReport | None = None
+        self.asked: list[str] = []
+        self.refused: set[str] = set()
 
     def ensure(self) -> None: ...
     def restart(self, seat: str) -> None: ...
@@ -91,7 +93,10 @@ class OneSeat:
 
     def call(self, seat: str, method: str, *args: Any, timeout_s: float) -> Future[Any]:
         future: Future[Any] = Future()
-        if self.life is None:
+        self.asked.append(method)
+        if method in self.refused:
+            future.set_exception(TimeoutError("too slow"))
+        elif self.life is None:
             future.set_exception(ConnectionError("nobody there"))
         else:
             future.set_result(self.life)
@@ -102,12 +107,48 @@ def report(incarnation: str, port: int) -> AgentReport:
     return AgentReport("n0", incarnation, "node", "127.0.0.1", 1, port, 0, 2, 0, 0, True)
 
 
-def watching(agents: OneSeat) -> tuple[AgentWatch, queue.Queue[say.Input]]:
+def watching(
+    agents: OneSeat, lapse_s: float | None = None
+) -> tuple[AgentWatch, queue.Queue[say.Input]]:
     heard: queue.Queue[say.Input] = queue.Queue()
     watch = AgentWatch(
-        agents, SECRET, heard.put, heartbeat_timeout_s=5.0, hello_s=1.0, enquiry_s=0.2
+        agents,
+        SECRET,
+        heard.put,
+        heartbeat_timeout_s=5.0,
+        hello_s=1.0,
+        enquiry_s=0.2,
+        check_s=1.0,
+        lapse_s=lapse_s,
     )
     return watch, heard
+
+
+def test_a_life_that_comes_back_is_checked_before_anybody_hears_of_it(shm: Path) -> None:
+    server = DataServer(SegmentStore(shm, "dp_shard=1", on_bad=lambda _: None), SECRET, "127.0.0.1")
+    agents = OneSeat(lambda: True)
+    agents.life = report("a", server.port)
+    watch, heard = watching(agents)
+    watch.look(1)
+    assert heard.get(timeout=WAIT_S) == say.AgentUp(agents.life)
+    watch.forget("n0")
+    agents.asked.clear()
+    agents.refused.add("check")
+    for _ in range(2):
+        watch.look(1)
+    assert watch.known("n0") is None and agents.asked == ["hello", "check"] * 2
+    agents.refused.clear()
+    watch.look(1)
+    assert watch.known("n0") is None, "what the check has found is in the next answer"
+    watch.look(1)
+    assert watch.known("n0") == agents.life
+    agents.life = report("b", server.port)  # a new life has checked its node itself
+    watch.forget("n0")
+    agents.asked.clear()
+    watch.look(1)
+    assert agents.asked == ["hello"]
+    watch.close()
+    server.close()
 
 
 def hang() -> bool:
@@ -170,6 +211,45 @@ def test_the_end_of_a_former_life_is_not_taken_for_the_present_ones(tmp_path: Pa
     lost = heard.get(timeout=WAIT_S)
     assert isinstance(lost, say.AgentLost) and lost.incarnation == "b"
     watch.close()
+
+
+def test_the_end_of_a_lease_is_told_once_and_only_of_who_is_not_there(tmp_path: Path) -> None:
+    agents = OneSeat(lambda: True)
+    server = DataServer(SegmentStore(tmp_path, "tp=1"), SECRET, "127.0.0.1")
+    watch, heard = watching(agents, lapse_s=0.2)
+    watch.look(1)
+    time.sleep(0.1)
+    watch.look(1)
+    assert heard.empty(), "a former supervisor may have granted it a lease just now"
+    time.sleep(0.15)
+    watch.look(1)
+    watch.look(1)
+    assert heard.get(timeout=WAIT_S) == say.LeaseEnded("n0", "") and heard.empty()
+    agents.life = report("a", server.port)
+    watch.look(1)
+    assert isinstance(heard.get(timeout=WAIT_S), say.AgentUp)
+    time.sleep(0.25)
+    watch.look(1)
+    assert heard.empty()
+    agents.life = None
+    server.close()
+    assert isinstance(heard.get(timeout=WAIT_S), say.AgentLost)
+    assert isinstance(heard.get(timeout=WAIT_S), say.NodeWord)
+    time.sleep(0.25)
+    watch.look(1)
+    assert heard.get(timeout=WAIT_S) == say.LeaseEnded("n0", "a")
+    watch.close()
+
+
+@pytest.mark.chaos
+def test_a_supervisor_that_finds_a_successor_has_nothing_to_say_any_more(tmp_path: Path) -> None:
+    with supervised(tmp_path, small_training(60), standbys=0) as run:
+        run.wait_step(5)
+        first = run.supervisor
+        run.supervisor = run._supervise()  # the first one lives, and does not know
+        run.wait(lambda: first._gone)
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert {row.attempt for row in run.all_rows} == {1}
 
 
 # --- what survives --------------------------------------------------------------------------------

@@ -45,12 +45,15 @@ class Watchdog:
         for effect in effects:
             assert not self._ended, f"{effect} after the end"
             match effect:
-                case fx.Fence() | fx.WarmUp() | fx.SetPartner():
+                case fx.Fence() | fx.WarmUp() | fx.SetPartners() | fx.Finish():
                     assert effect.attempt >= self._attempt, "attempts only grow"
                     self._attempt = effect.attempt
                 case fx.Form():
                     assert effect.agent not in forms, "one order per agent"
                     forms[effect.agent] = effect
+                case fx.SaveShard():
+                    wanted = (effect.rank, effect.place, effect.attempt, effect.step)
+                    assert wanted in self._offered[core.attempt, effect.agent], "it holds it"
                 case fx.End():
                     self._ended = True
                 case _:
@@ -96,7 +99,9 @@ class Watchdog:
                 if seat.worker is not None:
                     assert seat.worker not in self._buried, f"{seat.worker} is dead"
                     assert seat.worker in alive, f"{seat.worker} is not on {form.agent}"
-                assert seat.partner is None or seat.partner.agent != form.agent
+                partners = [one.agent for one in seat.partners]
+                assert form.agent not in partners, "never the own agent"
+                assert len(set(partners)) == len(partners) <= self._config.memory_copies
         self._check_restores(attempt, [(agent, seat.rank, seat.restore) for agent, seat in seats])
 
     def _check_restores(self, attempt: int, restores: list[tuple[str, int, object]]) -> None:
@@ -121,5 +126,5 @@ class Watchdog:
             assert core.stage is Stage.ENDED
 
     def _check_deadline(self, core: RecoveryCore) -> None:
-        free = core.stage in (Stage.RUNNING, Stage.ENDED)
+        free = core.stage is Stage.ENDED
         assert free == (core.next_deadline() is None), f"{core.stage} without a deadline"

@@ -2,11 +2,15 @@
 
 `python -m tests.support.agent_process FD`: the first object on the connection is the AgentConfig;
 then requests (number, method, arguments) are answered as (number, "ok" | "error", value), and
-signals are sent as (0, "signal", signal).
+signals are sent as (0, "signal", signal); a node that is to be lost says (0, "node_lost", None).
+`... remote`: is called over the network (`namespaces.py`), as long as its standard input is open.
 """
 
 from __future__ import annotations
 
+import os
+import pickle
+import queue
 import sys
 import threading
 import traceback
@@ -16,10 +20,42 @@ from typing import Any
 
 from holdfast_workers.agent import NodeAgent
 from holdfast_workers.messages import Signal
+from tests.support import namespaces
 
 
 def main() -> None:
-    connection = Connection(int(sys.argv[1]))
+    if sys.argv[1] == "remote":
+        remote()
+    else:
+        local(Connection(int(sys.argv[1])))
+
+
+def remote() -> None:
+    config, port, supervisor = pickle.load(sys.stdin.buffer)
+    signals: queue.SimpleQueue[Signal] = queue.SimpleQueue()
+    agent = NodeAgent(config, signals.put)
+
+    def answer(method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
+        try:
+            return "ok", getattr(agent, method)(*arguments)
+        except Exception as error:
+            return "error", error
+
+    def send() -> None:
+        while True:
+            namespaces.tell(supervisor, signals.get())
+
+    for body in (
+        lambda: _start(agent),
+        send,
+        lambda: namespaces.serve(port, config.host, answer),
+    ):
+        threading.Thread(target=body, daemon=True).start()
+    sys.stdin.buffer.read()  # until who started us is gone
+    os._exit(0)
+
+
+def local(connection: Connection) -> None:
     config = connection.recv()
     lock = threading.Lock()
 
@@ -30,7 +66,10 @@ def main() -> None:
     def on_signal(signal: Signal) -> None:
         tell(0, "signal", signal)
 
-    agent = NodeAgent(config, on_signal)
+    def lose_node() -> None:
+        tell(0, "node_lost", None)
+
+    agent = NodeAgent(config, on_signal, lose_node)
     threading.Thread(target=_start, args=(agent,), daemon=True).start()
     pool = ThreadPoolExecutor(16)
 

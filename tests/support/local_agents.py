@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
+from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,8 +31,14 @@ from holdfast_workers.messages import Signal
 class LocalAgent:
     """One seat: a process, and another after it when it dies."""
 
-    def __init__(self, config: AgentConfig, on_signal: Callable[[Signal], None]) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        on_signal: Callable[[Signal], None],
+        on_node_lost: Callable[[str], None],
+    ) -> None:
         self.config = config
+        self._on_node_lost = on_node_lost
         self._on_signal = on_signal
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Future[Any]] = {}
@@ -72,6 +79,9 @@ class LocalAgent:
             if kind == "signal":
                 self._on_signal(value)
                 continue
+            if kind == "node_lost":
+                self._on_node_lost(self.config.agent)
+                continue
             future = self._waiting.pop(number)
             with contextlib.suppress(InvalidStateError):  # it has timed out
                 if kind == "ok":
@@ -96,6 +106,7 @@ class LocalAgents:
         capacity: int,
         remote_root: Path,
         *,
+        remote: str | None = None,
         job_id: str = "job",
         restart_delay_s: float = 0.3,
         **config: Any,
@@ -106,6 +117,7 @@ class LocalAgents:
         self._restart_delay_s = restart_delay_s
         self._dead_nodes: set[str] = set()
         self._closed = False
+        self._reviving = False
         self.agents = {
             f"n{index}": LocalAgent(
                 AgentConfig(
@@ -119,11 +131,12 @@ class LocalAgents:
                     secret=self.secret,
                     memory_root=str(self.root / f"n{index}"),
                     cache_dir=str(remote_root.parent / "cache"),
-                    remote_root=str(remote_root),
+                    remote_root=remote or str(remote_root),
                     env={"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
                     **config,
                 ),
                 self._tell,
+                self.kill_node,
             )
             for index in range(seats)
         }
@@ -139,7 +152,9 @@ class LocalAgents:
         for agent in self.agents.values():
             if agent.process is None:
                 agent.start()
-        threading.Thread(target=self._revive, daemon=True).start()
+        if not self._reviving:  # each supervisor asks; two that revive would start agents twice
+            self._reviving = True
+            threading.Thread(target=self._revive, daemon=True).start()
 
     def call(self, seat: str, method: str, *args: Any, timeout_s: float) -> Future[Any]:
         future = self.agents[seat].call(method, args)
@@ -160,11 +175,29 @@ class LocalAgents:
         if process is not None:
             process.send_signal(signal.SIGKILL)
 
+    def forget_memory(self, seat: str) -> None:
+        """The agent's process and the node's memory are gone; the node is not: as after a
+        restart of the machine."""
+        process = self.agents[seat].process
+        self.kill(seat)
+        if process is not None:
+            process.wait(10)
+        shutil.rmtree(self.root / seat, ignore_errors=True)
+
     def kill_node(self, seat: str) -> None:
         """The agent and all its processes, for good, and the node's memory with them."""
         self._dead_nodes.add(self.agents[seat].config.node_id)
         self.kill(seat)
         shutil.rmtree(self.root / seat, ignore_errors=True)
+
+    def return_node(self, seat: str) -> None:
+        """A lost node is there again, as another: with a new id, and nothing in its memory."""
+        agent = self.agents[seat]
+        agent.config = replace(agent.config, node_id=f"{agent.config.node_id}+")
+
+    @property
+    def lost_seats(self) -> list[str]:
+        return [seat for seat, one in self.agents.items() if one.config.node_id in self._dead_nodes]
 
     def close(self) -> None:
         self._closed = True

@@ -15,9 +15,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from holdfast_service.intervals import auto_tiers
 from holdfast_service.recovery.config import RecoveryConfig
-from holdfast_service.reports import Cursors, EventKind, JobLaunch, SupervisorEvent
+from holdfast_service.reports import (
+    Cursors,
+    EventKind,
+    JobLaunch,
+    StopKind,
+    Stopping,
+    SupervisorEvent,
+)
 from holdfast_service.supervisor import Supervisor, SupervisorTimes
+from holdfast_workers.checkpoint.storage import StorageOptions, open_storage
+from holdfast_workers.injection import Injection
 from holdfast_workers.messages import StepRow, WorkerReport
 from holdfast_workers.spec import (
     CheckpointSpec,
@@ -60,11 +70,19 @@ class SupervisedRun:
         workers_per_node: int = 2,
         chaos: list[dict[str, Any]] | None = None,
         config: dict[str, Any] | None = None,
+        resumes: SupervisedRun | None = None,
+        remote: str | None = None,
+        storage: StorageOptions | None = None,
+        agents: type[LocalAgents] = LocalAgents,
+        times: SupervisorTimes | None = None,
         **agent_config: Any,
     ) -> None:
+        """`resumes`: goes on with that one's remote checkpoints and history, on other nodes."""
         self.training = training
         self.folder = folder
         self.remote_root = folder / "job" / "checkpoints"
+        storage = storage or StorageOptions()
+        self.remote = open_storage(remote or str(self.remote_root), storage)
         world = training.parallel.world_size
         self._config = RecoveryConfig(
             mesh=training.parallel.mesh,
@@ -72,37 +90,51 @@ class SupervisedRun:
             workers_per_node=workers_per_node,
             standby_nodes=standbys,
             steps=training.train.steps,
-            memory_every_steps=training.checkpoint.memory.every_steps,
+            intervals=training.checkpoint.first_intervals,
+            auto=auto_tiers(training),
+            overhead_target=training.checkpoint.overhead_target,
+            memory_copies=training.checkpoint.memory.partner_copies,
             **{"standby_wait_s": 20.0, **(config or {})},
         )
         plan = folder / "chaos.json"
         plan.write_text(json.dumps(chaos or []))
         os.environ["HOLDFAST_CHAOS"] = str(plan)
-        self.agents = LocalAgents(
+        self._times = times or SupervisorTimes(poll_s=0.1)
+        self.agents = agents(
             self._config.nodes + standbys,
             training.model_dump(mode="json"),
             training.parallel.mesh,
             workers_per_node,
             self.remote_root,
+            remote=self.remote.uri,
+            storage=storage,
             **agent_config,
         )
-        self.cursors = Cursors()
-        self.events: list[SupervisorEvent] = []
-        self.rows: dict[int, StepRow] = {}
-        self.all_rows: list[StepRow] = []
-        self.digests: dict[int, str] = {}
+        self.cursors = resumes.cursors if resumes else Cursors()
+        self.events: list[SupervisorEvent] = list(resumes.events) if resumes else []
+        self.rows: dict[int, StepRow] = dict(resumes.rows) if resumes else {}
+        self.all_rows: list[StepRow] = list(resumes.all_rows) if resumes else []
+        self.digests: dict[int, str] = dict(resumes.digests) if resumes else {}
         self.logs: list[str] = []
+        self._injected = 0
         self.supervisor = self._supervise()
 
     def _supervise(self) -> Supervisor:
         supervisor = Supervisor(
-            JobLaunch("job", "test", {}, str(self.folder / "job"), self.cursors.event),
+            JobLaunch(
+                job_id="job",
+                name="test",
+                spec={},
+                data_dir=str(self.folder / "job"),
+                last_event=self.cursors.event,
+                last_attempt=self.cursors.row[0],
+            ),
             self._config,
             self.agents,
             self.agents.secret,
-            self.remote_root,
-            self.training.checkpoint.remote.keep,
-            SupervisorTimes(poll_s=0.1),
+            self.remote,
+            self._times,
+            die=lambda: threading.Thread(target=self.lose_supervisor).start(),
         )
         self.agents.on_signal = supervisor.signal
         threading.Thread(target=supervisor.run, daemon=True).start()
@@ -161,6 +193,11 @@ class SupervisedRun:
             self.poll()
         return self.of(EventKind.ENDED)[-1]
 
+    def stop(self, kind: StopKind, within_s: float = 60.0) -> None:
+        """Ask for it as the reconciler does."""
+        order = Stopping(kind, "the test asked for it", time.time() + within_s)
+        self.supervisor.stop(order)
+
     def of(self, kind: EventKind) -> list[dict[str, Any]]:
         return [event.data for event in self.events if event.kind is kind]
 
@@ -176,6 +213,10 @@ class SupervisedRun:
                 if worker.rank is not None and worker.attempt == report.attempt:
                     found[worker.rank] = (seat, worker)
         return found
+
+    def newest_step(self) -> int:
+        """Of the rows seen so far; 0 for none."""
+        return max(self.rows, default=0)
 
     def pids(self) -> dict[int, int]:
         return {rank: worker.pid for rank, (_, worker) in self.workers().items()}
@@ -193,6 +234,12 @@ class SupervisedRun:
         pids = self.pids()
         for rank in ranks:
             os.kill(pids[rank], signal.SIGKILL)
+
+    def inject(self, kind: str, **how: Any) -> int:
+        """As the reconciler does; the fault's number."""
+        self._injected += 1
+        self.supervisor.inject(self._injected, Injection.of({"kind": kind, **how}))
+        return self._injected
 
 
 @contextmanager

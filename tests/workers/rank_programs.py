@@ -5,20 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from tests.workers.rank_worlds import COLLECTIVE_TIMEOUT_S, Watching
 from torch import Tensor
 
 from holdfast_workers import groups
 from holdfast_workers.digest import payload_digest
+from holdfast_workers.ledger import Ledger
 from holdfast_workers.loop import train
 from holdfast_workers.parallelize import recovery, shard
 from holdfast_workers.recipes import resolve
-from holdfast_workers.recipes.base import World
-from holdfast_workers.recipes.pretrain import NonFiniteStep, PretrainRecipe
+from holdfast_workers.recipes.base import GuardTripped, World
+from holdfast_workers.recipes.pretrain import PretrainRecipe
 from holdfast_workers.spec import TrainingSpec
 
 
@@ -52,11 +55,18 @@ def load(recipe: PretrainRecipe, folder: Path, world: World, step: int) -> int:
 
 
 def undisturbed(
-    port: int, cache_dir: Path, world: World, spec: TrainingSpec, folder: Path | None = None
+    port: int,
+    cache_dir: Path,
+    world: World,
+    spec: TrainingSpec,
+    folder: Path | None = None,
+    skipped: tuple[tuple[int, int], ...] = (),
 ) -> dict[str, Any]:
-    """Train from the start; with `folder`, write the state of every step to it."""
+    """Train from the start; with `folder`, write the state of every step to it. `skipped` stands
+    in the ledger from the start."""
     join(port, world)
     recipe = make(cache_dir, spec)
+    recipe.guard_memory.know(Ledger(skipped))
     recipe.build(world)
     recipe.initialize()
     hooks = Watching()
@@ -64,7 +74,13 @@ def undisturbed(
         hooks.on_checkpoint = lambda step, _: save(recipe, folder, world, step)
     train(recipe, world, spec, hooks, 0)
     groups.leave()
-    return {"rows": hooks.rows, "digests": hooks.digests, "phases": hooks.phases}
+    return {
+        "rows": hooks.rows,
+        "digests": hooks.digests,
+        "phases": hooks.phases,
+        "trips": hooks.trips,
+        "ledger": recipe.guard_memory.ledger,
+    }
 
 
 def resumed(
@@ -80,6 +96,20 @@ def resumed(
     train(recipe, world, spec, hooks, start)
     groups.leave()
     return hooks.digests
+
+
+def states(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> list[str]:
+    """The digest of this rank's own state after every step."""
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    recipe.initialize()
+    hooks = Watching()
+    found: list[str] = []
+    hooks.on_checkpoint = lambda step, r: found.append(r.state_digest(step))
+    train(recipe, world, spec, hooks, 0)
+    groups.leave()
+    return found
 
 
 def undisturbed_per_block(
@@ -108,7 +138,7 @@ def poisoned(
     recipe.model.norm.register_forward_hook(poison)
     try:
         train(recipe, world, spec, hooks, 0)
-    except NonFiniteStep as error:
+    except GuardTripped as error:
         recipe.abandon_step()
         groups.leave()
         unchanged = recipe.state_digest(stop - 1) == before[stop - 1]
@@ -169,6 +199,22 @@ def rebound(
         "living": living,
         "same_tensors": identities == _identities(recipe),
     }
+
+
+def left_alone(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> list[float]:
+    """How long a collective of the tensor axis waits for a peer that stays away: on the groups
+    that the model was built on, and on those it was rebound to."""
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    waited = [_waits_for_a_peer(recipe, world)]
+    groups.leave()
+    again = World(world.rank, world.world_size, world.mesh, world.attempt + 1000, world.device)
+    join(port, again)
+    recipe.rebind(again)
+    waited.append(_waits_for_a_peer(recipe, again))
+    groups.leave()
+    return waited
 
 
 def broken_in_backward(
@@ -244,6 +290,18 @@ def survivor(
     train(recipe, again, spec, hooks, start)
     groups.leave()
     return {"digests": hooks.digests, "pid": os.getpid()}
+
+
+def _waits_for_a_peer(recipe: PretrainRecipe, world: World) -> float:
+    mesh, waited_s = recipe._alive().mesh, 0.0
+    assert mesh is not None
+    if world.coordinate("tp") == 0:
+        began = time.monotonic()
+        with contextlib.suppress(RuntimeError):
+            dist.all_reduce(torch.ones(1), group=mesh["tp"].get_group())
+        waited_s = time.monotonic() - began
+    dist.barrier()  # who stays away has its connections open until then
+    return waited_s
 
 
 def _identities(recipe: PretrainRecipe) -> list[int]:

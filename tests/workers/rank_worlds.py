@@ -60,28 +60,43 @@ class Watching:
         self.rows: list[StepRow] = []
         self.digests: dict[int, str] = {}
         self.phases: list[tuple[str, int]] = []
+        self.trips: list[dict[str, Any]] = []
         self.on_checkpoint: Callable[[int, Recipe], object] = lambda step, recipe: None
         self._on_phase = on_phase
 
-    def phase(self, name: str, step: int) -> None:
+    def phase(self, name: str, step: int, micro_batch: int = 0) -> None:
         self.phases.append((name, step))
         if self._on_phase is not None:
             self._on_phase(name, step)
 
+    def blocked_s(self) -> float:
+        return 0.0
+
     def commit_gate(self, step: int) -> None:
         self.phase("gate", step)
+
+    def tripped(self, report: dict[str, Any]) -> None:
+        self.trips.append(report)
 
     def replicated_step(self) -> int:
         return -1
 
-    def checkpoint(self, step: int, recipe: Recipe, agreed: Agreed) -> DigestSource | None:
+    def stop_wanted(self) -> bool:
+        return False
+
+    def intervals(self) -> tuple[int, int]:
+        return 0, 0
+
+    def checkpoint(
+        self, step: int, recipe: Recipe, agreed: Agreed, last: bool
+    ) -> DigestSource | None:
         self.on_checkpoint(step, recipe)
         return None
 
     def committed(self, row: StepRow) -> None:
         self.rows.append(row)
 
-    def digest(self, step: int, hex: str) -> None:
+    def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None:
         self.digests[step] = hex
 
 

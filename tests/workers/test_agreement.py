@@ -33,6 +33,9 @@ RECORDS = st.builds(
     state_step=st.integers(-1, 2**62),
     state_digest=st.binary(min_size=16, max_size=16),
     replicated_step=st.integers(-1, 2**62),
+    stop=st.booleans(),
+    intervals=st.tuples(WORDS, WORDS),
+    compute_s=FINITE,
 )
 
 
@@ -119,3 +122,10 @@ def test_one_rank_that_is_not_finite_is_known_to_all(bad: float) -> None:
 
 def test_a_world_of_one_needs_no_group() -> None:
     assert gather(record(0), 1) == [record(0)]
+
+
+def test_one_rank_that_is_to_stop_stops_all_and_rank_zero_says_how_often_to_save() -> None:
+    records = [record(0, intervals=(2, 30)), record(1, stop=True, intervals=(1, 10))]
+    agreed = fold(records)
+    assert (agreed.stop, agreed.intervals) == (True, (2, 30))
+    assert not fold([record(0), record(1)]).stop

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from holdfast_workers.models.llama import Llama, initial_values, rotate
+from holdfast_workers.models.llama_parameters import parameter_shapes
 from holdfast_workers.models.rms_norm import RMSNorm
 from holdfast_workers.spec import ModelSpec
 
@@ -72,3 +73,9 @@ def test_initial_values_depend_on_seed_and_name_alone() -> None:
     assert not torch.equal(first, values(2, "a.weight"))
     assert not torch.equal(first, values(1, "b.weight"))
     assert torch.equal(initial_values("norm.weight", (4,), 2, 1), torch.ones(4))
+
+
+def test_its_parameters_are_known_without_it() -> None:
+    for changed in (SPEC, SPEC.model_copy(update={"ffn_dim": 48, "kv_heads": None})):
+        own = {name: tuple(one.shape) for name, one in Llama(changed, 50).named_parameters()}
+        assert parameter_shapes(changed, 50) == own

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from holdfast_workers import control
+from holdfast_workers.chaos import FaultPoints
 from holdfast_workers.children import Child
 from holdfast_workers.courier import Courier
 from holdfast_workers.errors import StaleCommand
@@ -117,10 +118,30 @@ def test_killing_a_child_that_is_gone_touches_nobody(sleepers: list[Sleeper]) ->
         os.close(fd)
 
 
+def test_a_word_that_must_not_wait_is_dropped_where_a_child_does_not_read(
+    sleepers: list[Sleeper],
+) -> None:
+    sleeper, _ = sleepers
+    word = {"op": "lease", "attempt": 1, "until": 1.0}
+    sent: list[bool] = []
+
+    def send() -> None:
+        while not sent or sent[-1]:
+            sent.append(sleeper.child.send(word, wait=False))
+
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    sender.join(WAIT_S)
+    assert not sender.is_alive(), "it waits for a child that does not read"
+    for _ in sent[:-1]:
+        assert control.receive(sleeper.theirs) == word
+    assert sleeper.child.send(word, wait=False)
+
+
 def started_link() -> tuple[socket.socket, Link]:
     ours, theirs = control.pair()
     OPEN.append(ours)
-    link = Link(theirs)
+    link = Link(theirs, FaultPoints(None))
     link.start()
     return ours, link
 
@@ -133,18 +154,30 @@ def test_a_late_word_for_an_older_attempt_does_not_replace_the_present_one() -> 
     assert link.wait_replicated(6, 60, WAIT_S) == 60
     assert link.wait_state(6, WAIT_S)["ok"]
     # what the partner before held says nothing of the next one
-    control.send(ours, {"op": "partner", "present": True})
+    control.send(ours, {"op": "partner", "attempt": 6, "present": True})
     deadline = time.monotonic() + WAIT_S
     while link.wait_replicated(6, 60, 0.01) != -1:
         assert time.monotonic() < deadline
+
+
+def test_a_partner_that_failed_is_not_waited_for_until_it_holds_a_step_again() -> None:
+    ours, link = started_link()
+    assert link.enter(6, has_partner=True)
+    deadline = time.monotonic() + WAIT_S
+    told = [{"op": "partner", "attempt": 6, "present": False}]
+    told += [{"op": "replicated", "attempt": 6, "step": 50}]
+    for message, answer in zip(told, (60, 50), strict=True):
+        control.send(ours, message)
+        while link.wait_replicated(6, 60, 0.01) != answer:
+            assert time.monotonic() < deadline
 
 
 def test_an_attempt_that_was_fenced_before_it_began_is_not_entered() -> None:
     ours, link = started_link()
     control.send(ours, {"op": "fence", "attempt": 3})
     assert link.next_order()["op"] == "fence"
-    assert not link.enter(2)
-    assert link.enter(3)
+    assert not link.enter(2, has_partner=True)
+    assert link.enter(3, has_partner=True)
 
 
 def test_a_fence_ends_a_delivery_for_an_older_attempt(tmp_path: Path) -> None:
@@ -165,12 +198,12 @@ def test_a_fence_ends_a_delivery_for_an_older_attempt(tmp_path: Path) -> None:
 
     server = DataServer(Stalling(tmp_path / "there", "tp=1"), SECRET, "127.0.0.1")
     restore = Restore(Tier.PARTNER_RAM, 5, 1, digest, "n1", Place.OWN, "127.0.0.1", server.port)
-    courier = Courier("n0", SECRET, here, WAIT_S)
+    courier = Courier("n0", SECRET, WAIT_S)
     failed: queue.Queue[Exception] = queue.Queue()
 
     def bring() -> None:
         try:
-            courier.bring(2, 0, restore)
+            courier.bring(2, 0, restore, here, {})
         except Exception as error:
             failed.put(error)
 
@@ -182,7 +215,7 @@ def test_a_fence_ends_a_delivery_for_an_older_attempt(tmp_path: Path) -> None:
     assert isinstance(failed.get(timeout=WAIT_S), SourceLost)
     resume.set()
     with pytest.raises(StaleCommand):
-        courier.bring(2, 0, restore)
+        courier.bring(2, 0, restore, here, {})
     server.close()
 
 

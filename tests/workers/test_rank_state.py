@@ -10,10 +10,10 @@ from torch import Tensor
 
 from holdfast_workers.digest import payload_digest
 from holdfast_workers.layout import SMALL_STATE, StateLayout
-from holdfast_workers.recipes.random_state import generators, seed_generators
-from holdfast_workers.state import Box, CopyStopped, Piece, RankState, StateMismatch
+from holdfast_workers.state import Box, CopyStopped, Piece, RankBytes, RankState, StateMismatch
 
 SMALL = {"step": 5, "seed": 1}
+GENERATOR = RankBytes("random.cpu", torch.get_rng_state, torch.set_rng_state)
 
 
 def piece(name: str, tensor: Tensor) -> Piece:
@@ -30,11 +30,11 @@ def tensors() -> list[Tensor]:
 @pytest.fixture
 def state(tensors: list[Tensor]) -> RankState:
     pieces = [piece(f"t{index}", tensor) for index, tensor in enumerate(tensors)]
-    return RankState(pieces, generators("cpu"))
+    return RankState(pieces, [GENERATOR])
 
 
 def test_what_is_written_is_read_back_in_place(state: RankState, tensors: list[Tensor]) -> None:
-    seed_generators(3, 0, "cpu")
+    torch.manual_seed(3)
     payload = memoryview(bytearray(state.layout.payload_bytes))
     state.freeze(SMALL).write(payload)
     kept = [tensor.clone() for tensor in tensors]
@@ -71,14 +71,14 @@ def test_the_digest_needs_no_payload(state: RankState) -> None:
 def test_the_digest_made_while_copying_is_the_payloads(sizes: list[int]) -> None:
     tensors = [torch.arange(size, dtype=torch.float32) for size in sizes]
     pieces = [piece(f"t{index}", tensor) for index, tensor in enumerate(tensors)]
-    state = RankState(pieces, generators("cpu"))
+    state = RankState(pieces, [GENERATOR])
     payload = bytearray(b"\xff" * state.layout.payload_bytes)
     digest = state.freeze(SMALL).write(memoryview(payload))
     assert digest == payload_digest(payload) == state.digest(SMALL)
 
 
 def test_what_moves_on_before_the_next_step_is_copied_at_once(state: RankState) -> None:
-    seed_generators(3, 0, "cpu")
+    torch.manual_seed(3)
     expected = state.digest(SMALL)
     frozen = state.freeze(SMALL)
     torch.rand(3)  # as dropout does in the next forward

@@ -65,19 +65,19 @@ def test_a_window_may_span_epochs(samples: int, start: int, count: int) -> None:
 
 @settings(max_examples=50)
 @given(
-    step=st.integers(1, 1000),
+    window=st.integers(0, 1000),
     micro_batch=st.integers(1, 4),
     data_parallel=st.sampled_from([1, 2, 3, 4, 6]),
     rounds=st.integers(1, 3),
 )
 def test_a_step_consumes_its_window_once_on_any_world(
-    step: int, micro_batch: int, data_parallel: int, rounds: int
+    window: int, micro_batch: int, data_parallel: int, rounds: int
 ) -> None:
     global_batch = micro_batch * data_parallel * rounds
     positions = np.concatenate(
         [
             micro_batch_positions(
-                step,
+                window,
                 index,
                 data_index=rank,
                 data_parallel=data_parallel,
@@ -88,7 +88,7 @@ def test_a_step_consumes_its_window_once_on_any_world(
             for index in range(rounds)
         ]
     )
-    first = (step - 1) * global_batch
+    first = window * global_batch
     assert sorted(positions.tolist()) == list(range(first, first + global_batch))
 
 

@@ -56,6 +56,16 @@ def test_intersection_is_what_both_boxes_cover(case: tuple[tuple[int, ...], Box,
         assert np.array_equal(_mask(shape, common), both)
 
 
+@given(two_boxes())
+def test_what_is_left_of_a_box_is_in_pieces_that_do_not_overlap(
+    case: tuple[tuple[int, ...], Box, Box],
+) -> None:
+    shape, one, other = case
+    left = sum((_mask(shape, box).astype(int) for box in one.minus(other)), np.zeros(shape, int))
+    expected = _mask(shape, one) & ~_mask(shape, other)
+    assert np.array_equal(left, expected.astype(int))
+
+
 @given(grids(), st.data())
 def test_a_box_is_gathered_from_any_grid(
     case: tuple[tuple[int, ...], list[Box]], data: st.DataObject

@@ -24,7 +24,8 @@ from tests.workers.checkpoint.worlds import (
 )
 from torch.distributed.checkpoint import FileSystemReader
 
-from holdfast_workers.checkpoint.load import load_state, read_entry
+from holdfast_workers.checkpoint.load import load_state, load_whole_state
+from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.checkpoint.manifest import (
     MANIFEST,
     BadCheckpoint,
@@ -34,20 +35,24 @@ from holdfast_workers.checkpoint.manifest import (
     checkpoint_folder,
     finalize,
     list_checkpoints,
-    publish,
     read_manifest,
     verify,
 )
+from holdfast_workers.checkpoint.storage import ObjectExists, Storage, write_small
 from holdfast_workers.layout import SMALL_STATE, StateLayout
 
 DP2_TP2 = {"dp_shard": 2, "tp": 2}
 MESHES = [DP2_TP2, {"dp_shard": 4, "tp": 1}, {"dp_shard": 1, "tp": 4}, {"dp_shard": 1, "tp": 1}]
 
 
-def _loaded(folder: Path, mesh: dict[str, int], rank: int) -> tuple[bytes, list[str]]:
+def _saved(root: Storage, step: int = 7, attempt: int = 1) -> Storage:
+    return root.below(save_world(root, step, attempt, DP2_TP2).folder)
+
+
+def _loaded(at: Storage, mesh: dict[str, int], rank: int) -> tuple[bytes, list[str]]:
     layout = layout_of(mesh, rank)
     payload = memoryview(bytearray(layout.payload_bytes))
-    missing = load_state(folder, layout, payload, mesh=mesh, rank=rank)
+    missing = load_state(at, layout, payload, mesh=mesh, rank=rank)
     return bytes(payload), missing
 
 
@@ -56,11 +61,22 @@ def _loaded(folder: Path, mesh: dict[str, int], rank: int) -> tuple[bytes, list[
 def test_any_mesh_loads_what_any_mesh_saved(
     tmp_path: Path, saved_on: dict[str, int], loaded_on: dict[str, int]
 ) -> None:
-    folder = save_world(tmp_path, 7, 1, saved_on).folder
+    root = LocalStorage(tmp_path)
+    at = root.below(save_world(root, 7, 1, saved_on).folder)
+    _check_loaded(at, saved_on, loaded_on)
+
+
+def test_a_mesh_loads_from_a_bucket_what_another_saved(s3_root: Storage) -> None:
+    at = _saved(s3_root)
+    for mesh in (DP2_TP2, {"dp_shard": 1, "tp": 4}):
+        _check_loaded(at, DP2_TP2, mesh)
+
+
+def _check_loaded(at: Storage, saved_on: dict[str, int], loaded_on: dict[str, int]) -> None:
     for rank in range(loaded_on["dp_shard"] * loaded_on["tp"]):
         layout = layout_of(loaded_on, rank)
         expected = bytearray(payload_of(layout, global_state(), rank))
-        got, missing = _loaded(folder, loaded_on, rank)
+        got, missing = _loaded(at, loaded_on, rank)
         if saved_on != loaded_on:
             assert missing == [SMALL_STATE]
             expected[layout.tensors[-1].offset :] = bytes(len(expected) - layout.tensors[-1].offset)
@@ -69,37 +85,33 @@ def test_any_mesh_loads_what_any_mesh_saved(
         assert got == bytes(expected)
 
 
-def test_an_entry_that_was_not_saved_is_named_and_left_alone(tmp_path: Path) -> None:
-    folder = save_world(tmp_path, 7, 1, DP2_TP2).folder
+def test_an_entry_that_was_not_saved_is_named_and_left_alone(root: Storage) -> None:
+    at = _saved(root)
     layout = layout_of(DP2_TP2, 0)
     first = layout.tensors[0]
     renamed = type(first)(**{**first.__dict__, "name": "model.unheard_of"})
     changed = StateLayout((renamed, *layout.tensors[1:]), layout.payload_bytes)
     payload = memoryview(bytearray(b"\7" * layout.payload_bytes))
-    assert load_state(folder, changed, payload, mesh=DP2_TP2, rank=0) == ["model.unheard_of"]
+    assert load_state(at, changed, payload, mesh=DP2_TP2, rank=0) == ["model.unheard_of"]
+    with pytest.raises(IncompatibleCheckpoint, match=r"has no model\.unheard_of"):
+        load_whole_state(at, changed, payload, mesh=DP2_TP2, rank=0)
     assert bytes(payload[: first.nbytes]) == b"\7" * first.nbytes
 
 
-def test_another_models_shape_is_refused(tmp_path: Path) -> None:
-    folder = save_world(tmp_path, 7, 1, DP2_TP2).folder
+def test_another_models_shape_is_refused(root: Storage) -> None:
+    at = _saved(root)
     layout = layout_of(DP2_TP2, 0)
     first = layout.tensors[0]
     other = type(first)(**{**first.__dict__, "global_shape": (13, 8)})
     changed = StateLayout((other, *layout.tensors[1:]), layout.payload_bytes)
     payload = memoryview(bytearray(layout.payload_bytes))
     with pytest.raises(IncompatibleCheckpoint, match=r"model\.embed"):
-        load_state(folder, changed, payload, mesh=DP2_TP2, rank=0)
-
-
-def test_small_state_of_another_rank_can_be_read(tmp_path: Path) -> None:
-    folder = save_world(tmp_path, 7, 1, DP2_TP2).folder
-    assert read_entry(folder, SMALL_STATE, 3) == small_state(3)
-    with pytest.raises(KeyError):
-        read_entry(folder, SMALL_STATE, 4)
+        load_state(at, changed, payload, mesh=DP2_TP2, rank=0)
 
 
 def test_stock_torch_reads_it(tmp_path: Path) -> None:
-    folder = save_world(tmp_path, 7, 1, DP2_TP2).folder
+    at = _saved(LocalStorage(tmp_path))
+    folder = Path(at.uri)
     state = {name: torch.zeros(shape) for name, (shape, _dp, _tp) in STATE.items()}
     state[f"{SMALL_STATE}.rank2"] = torch.zeros(len(small_state(2)), dtype=torch.uint8)
     stock.load(state, storage_reader=FileSystemReader(folder), no_dist=True)
@@ -109,7 +121,8 @@ def test_stock_torch_reads_it(tmp_path: Path) -> None:
 
 
 def test_loading_never_opens_the_pickle(tmp_path: Path) -> None:
-    folder = save_world(tmp_path, 7, 1, DP2_TP2).folder
+    at = _saved(LocalStorage(tmp_path))
+    folder = Path(at.uri)
     trap = tmp_path / "trapped"
 
     class Trap:
@@ -117,27 +130,29 @@ def test_loading_never_opens_the_pickle(tmp_path: Path) -> None:
             return os.mkdir, (str(trap),)
 
     (folder / ".metadata").write_bytes(pickle.dumps(Trap()))
-    _loaded(folder, DP2_TP2, 1)
-    verify(folder)
+    _loaded(at, DP2_TP2, 1)
+    verify(at)
     assert not trap.exists()
 
 
 def test_a_flipped_byte_is_found_and_its_file_named(tmp_path: Path) -> None:
-    folder = save_world(tmp_path, 7, 1, DP2_TP2).folder
+    at = _saved(LocalStorage(tmp_path))
+    folder = Path(at.uri)
     victim = folder / "__2_0.distcp"
     raw = bytearray(victim.read_bytes())
     raw[len(raw) // 2] ^= 1
     victim.write_bytes(raw)
     with pytest.raises(BadCheckpoint, match="__2_0"):
-        verify(folder)
+        verify(at)
     with pytest.raises(BadCheckpoint, match="__2_0"):
-        _loaded(folder, DP2_TP2, 2)
-    _loaded(folder, {"dp_shard": 2, "tp": 2}, 1)  # needs nothing of the damaged file
+        _loaded(at, DP2_TP2, 2)
+    _loaded(at, {"dp_shard": 2, "tp": 2}, 1)  # needs nothing of the damaged file
 
 
 @pytest.mark.parametrize("harm", ["cut", "missing", "grown"])
 def test_a_file_of_the_wrong_size_is_refused(tmp_path: Path, harm: str) -> None:
-    folder = save_world(tmp_path, 7, 1, DP2_TP2).folder
+    at = _saved(LocalStorage(tmp_path))
+    folder = Path(at.uri)
     victim = folder / "__0_0.distcp"
     if harm == "cut":
         os.truncate(victim, victim.stat().st_size - 1)
@@ -146,66 +161,67 @@ def test_a_file_of_the_wrong_size_is_refused(tmp_path: Path, harm: str) -> None:
     else:
         victim.unlink()
     with pytest.raises(BadCheckpoint, match="__0_0"):
-        _loaded(folder, DP2_TP2, 0)
+        _loaded(at, DP2_TP2, 0)
 
 
-def test_a_damaged_manifest_is_not_listed_but_told(tmp_path: Path) -> None:
-    good = save_world(tmp_path, 5, 1, DP2_TP2)
-    bad = save_world(tmp_path, 7, 1, DP2_TP2)
-    path = bad.folder / MANIFEST
-    path.write_bytes(path.read_bytes().replace(b'"step": 7', b'"step": 9'))
-    told: list[Path] = []
-    listed = list_checkpoints(tmp_path, lambda folder, _why: told.append(folder))
-    assert [manifest.folder for manifest in listed] == [good.folder]
-    assert told == [bad.folder]
+def test_a_damaged_manifest_is_not_listed_but_told(root: Storage) -> None:
+    good = save_world(root, 5, 1, DP2_TP2)
+    bad = _saved(root)
+    write_small(bad, MANIFEST, bad.read(MANIFEST).replace(b'"step": 7', b'"step": 9'))
+    told: list[str] = []
+    listed = list_checkpoints(root, lambda uri, _why: told.append(uri))
+    assert [manifest.uri for manifest in listed] == [good.uri]
+    assert told == [bad.uri]
 
 
-def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
-    records = save_shards(checkpoint_folder(tmp_path, 7, 1), DP2_TP2)
+def test_a_manifest_cannot_lead_out_of_its_folder(root: Storage) -> None:
+    at = root.below(checkpoint_folder(7, 1))
+    records = save_shards(at, DP2_TP2)
     records[0]["name"] = "../../etc/passwd"
     for tensor in records[0]["tensors"]:
         tensor["file"] = records[0]["name"]
     with pytest.raises(BadCheckpoint, match="passwd"):
-        finalize(checkpoint_folder(tmp_path, 7, 1), records, DP2_TP2, {})
+        finalize(at, records, DP2_TP2, {})
 
 
-def test_nothing_is_published_while_a_rank_or_a_box_is_missing(tmp_path: Path) -> None:
-    folder = checkpoint_folder(tmp_path, 7, 1)
-    records = save_shards(folder, DP2_TP2)
+def test_nothing_is_published_while_a_rank_or_a_box_is_missing(root: Storage) -> None:
+    at = root.below(checkpoint_folder(7, 1))
+    records = save_shards(at, DP2_TP2)
     with pytest.raises(IncompleteCheckpoint, match="ranks"):
-        finalize(folder, records[:3], DP2_TP2, {})
+        finalize(at, records[:3], DP2_TP2, {})
     with pytest.raises(IncompleteCheckpoint, match="ranks"):
-        finalize(folder, [*records[:3], records[0]], DP2_TP2, {})
+        finalize(at, [*records[:3], records[0]], DP2_TP2, {})
     holed = json.loads(json.dumps(records))
     del holed[1]["tensors"][0]
     with pytest.raises(IncompleteCheckpoint, match="missing"):
-        finalize(folder, holed, DP2_TP2, {})
+        finalize(at, holed, DP2_TP2, {})
     mixed = [{**records[0], "attempt": 2}, *records[1:]]
     with pytest.raises(IncompleteCheckpoint, match="several"):
-        finalize(folder, mixed, DP2_TP2, {})
-    assert list_checkpoints(tmp_path) == []
-    finalize(folder, records, DP2_TP2, {})
-    assert len(list_checkpoints(tmp_path)) == 1
+        finalize(at, mixed, DP2_TP2, {})
+    assert list_checkpoints(root) == []
+    finalize(at, records, DP2_TP2, {})
+    assert len(list_checkpoints(root)) == 1
 
 
-def test_a_manifest_is_never_replaced(tmp_path: Path) -> None:
-    folder = checkpoint_folder(tmp_path, 7, 1)
-    records = save_shards(folder, DP2_TP2)
-    first = finalize(folder, records, DP2_TP2, {"job": "a"})
-    assert finalize(folder, records[::-1], DP2_TP2, {"job": "a"}) == first
+def test_a_manifest_is_never_replaced(root: Storage) -> None:
+    at = root.below(checkpoint_folder(7, 1))
+    records = save_shards(at, DP2_TP2)
+    first = finalize(at, records, DP2_TP2, {"job": "a"})
+    assert finalize(at, records[::-1], DP2_TP2, {"job": "a"}) == first
     with pytest.raises(CheckpointExists):
-        finalize(folder, records, DP2_TP2, {"job": "b"})
+        finalize(at, records, DP2_TP2, {"job": "b"})
     with pytest.raises(CheckpointExists):
-        save_shards(folder, DP2_TP2)
-    publish(folder, b"a finalizer that saw no manifest yet, and came second")
-    assert read_manifest(folder) == first
+        save_shards(at, DP2_TP2)
+    with pytest.raises(ObjectExists):
+        at.put_new(MANIFEST, b"a finalizer that saw no manifest yet, and came second")
+    assert read_manifest(at) == first
 
 
-def test_checkpoints_are_listed_newest_first(tmp_path: Path) -> None:
+def test_checkpoints_are_listed_newest_first(root: Storage) -> None:
     for step, attempt in ((5, 1), (100, 2), (7, 1), (7, 3)):
-        save_world(tmp_path, step, attempt, {"dp_shard": 1, "tp": 1})
-    (tmp_path / "step-00000200.attempt-4").mkdir()
-    listed = [(manifest.step, manifest.attempt) for manifest in list_checkpoints(tmp_path)]
+        save_world(root, step, attempt, {"dp_shard": 1, "tp": 1})
+    write_small(root, "step-00000200.attempt-4/__0_0.distcp", b"not complete")
+    listed = [(manifest.step, manifest.attempt) for manifest in list_checkpoints(root)]
     assert listed == [(100, 2), (7, 3), (7, 1), (5, 1)]
 
 
@@ -221,9 +237,10 @@ def test_manifests_are_read_without_torch() -> None:
 def test_a_kill_at_any_moment_of_a_save_leaves_the_previous_one_loadable(tmp_path: Path) -> None:
     """Forked savers are killed at moments spread over the whole of a save and its publication."""
     mesh = {"dp_shard": 2, "tp": 1}
-    previous = save_world(tmp_path, 1, 1, mesh)
+    root = LocalStorage(tmp_path)
+    previous = save_world(root, 1, 1, mesh)
     began = time.monotonic()
-    save_world(tmp_path, 2, 1, mesh, seed=2)
+    save_world(root, 2, 1, mesh, seed=2)
     whole_s = time.monotonic() - began
     published = number = 0
     while published < 3:  # ever later, until the kill has come after the publication
@@ -232,18 +249,18 @@ def test_a_kill_at_any_moment_of_a_save_leaves_the_previous_one_loadable(tmp_pat
         step = 3 + number
         pid = os.fork()
         if pid == 0:
-            save_world(tmp_path, step, 1, mesh, seed=step)
+            save_world(root, step, 1, mesh, seed=step)
             os._exit(0)
         time.sleep(whole_s * number / 8)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        listed = list_checkpoints(tmp_path)
+        listed = list_checkpoints(root)
         assert previous.folder in [manifest.folder for manifest in listed]
         for manifest in listed:
-            verify(manifest.folder)
+            verify(root.below(manifest.folder))
         if listed[0].step == step:
             published += 1
             layout = layout_of(mesh, 0)
-            got, _ = _loaded(listed[0].folder, mesh, 0)
+            got, _ = _loaded(root.below(listed[0].folder), mesh, 0)
             assert got == bytes(payload_of(layout, global_state(step), 0))
     assert number > 8, "no kill came in the middle of a save"

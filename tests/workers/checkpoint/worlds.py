@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from holdfast_workers.checkpoint.manifest import Manifest, checkpoint_folder, finalize
 from holdfast_workers.checkpoint.shards import save_shard
+from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.layout import SMALL_STATE, StateLayout, TensorEntry, aligned
 
 # name: (global shape, dimension that dp cuts, dimension that tp cuts)
@@ -94,20 +94,27 @@ def payload_of(layout: StateLayout, state: dict[str, np.ndarray], rank: int) -> 
     return payload
 
 
-def save_shards(folder: Path, mesh: dict[str, int], seed: int = 1) -> list[dict[str, Any]]:
-    name = folder.name
+def save_shards(at: Storage, mesh: dict[str, int], seed: int = 1) -> list[dict[str, Any]]:
+    name = at.uri.rpartition("/")[2]
     step, attempt = int(name[5:13]), int(name.rsplit("-", 1)[1])
     records = []
     for rank in range(math.prod(mesh.values())):
         layout = layout_of(mesh, rank)
         payload = payload_of(layout, global_state(seed), rank)
-        record = save_shard(folder, payload.toreadonly(), layout, rank, attempt, step)
+        record = save_shard(at, payload.toreadonly(), layout, rank, attempt, step)
         records.append(json.loads(json.dumps(record)))
     return records
 
 
 def save_world(
-    root: Path, step: int, attempt: int, mesh: dict[str, int], seed: int = 1
+    root: Storage,
+    step: int,
+    attempt: int,
+    mesh: dict[str, int],
+    seed: int = 1,
+    metrics: dict[str, float] | None = None,
 ) -> Manifest:
-    folder = checkpoint_folder(root, step, attempt)
-    return finalize(folder, save_shards(folder, mesh, seed), mesh, {"job": "test"})
+    at = root.below(checkpoint_folder(step, attempt))
+    return finalize(
+        at, save_shards(at, mesh, seed), mesh, {"job": "test", "metrics": metrics or {}}
+    )

@@ -74,7 +74,7 @@ class AgentProcess:
             stdout=subprocess.PIPE,
             text=True,
             cwd=Path(__file__).parents[3],
-            env={**os.environ, "PYTHONPATH": "."},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join((".", *sys.path))},
         )
         assert process.stdout is not None
         return cls(process, json.loads(process.stdout.readline())["port"])

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import struct
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +49,7 @@ class Node:
     replicated: list[tuple[int, int, int]] = field(default_factory=list)
     received: list[tuple[int, int, int]] = field(default_factory=list)
     lost: list[tuple[int, str, str]] = field(default_factory=list)
+    others: list[bool] = field(default_factory=list)
     bad: list[Quarantined] = field(default_factory=list)
 
     @classmethod
@@ -67,7 +68,10 @@ class Node:
             store,
             SECRET,
             lambda *what: node.replicated.append(what),
-            lambda rank, partner, why: node.lost.append((rank, partner.agent, why)),
+            lambda rank, partner, why, others: (
+                node.others.append(others),
+                node.lost.append((rank, partner.agent, why)),
+            ),
             timeouts=QUICK,
             retry_s=0.05,
         )
@@ -144,7 +148,7 @@ def test_commits_arrive_at_the_partner_with_the_same_bytes(node: Callable[..., N
     here, there = node("a"), node("b")
     segments = {rank: here.worker(rank) for rank in (0, 1)}
     for rank in segments:
-        here.replicator.set_partner(rank, there.partner)
+        here.replicator.set_partners(rank, (there.partner,))
     for step in (1, 2, 3):
         for rank, segment in segments.items():
             write(segment, 1, step)
@@ -161,7 +165,7 @@ def test_commits_arrive_at_the_partner_with_the_same_bytes(node: Callable[..., N
 def test_of_many_offers_the_newest_is_sent(node: Callable[..., Node]) -> None:
     here, there = node("a"), node("b")
     segment = here.worker(0)
-    here.replicator.set_partner(0, there.partner)
+    here.replicator.set_partners(0, (there.partner,))
     for step in range(1, 101):
         write(segment, 1, step)
         here.replicator.offer(0, 1, step)
@@ -175,7 +179,7 @@ def test_a_worker_faster_than_the_link_cannot_starve_it(node: Callable[..., Node
     segment = here.worker(0, nbytes)
     raw = content(nbytes, 1, 1)
     digest = payload_digest(raw)
-    here.replicator.set_partner(0, there.partner)
+    here.replicator.set_partners(0, (there.partner,))
     deadline = time.monotonic() + 10
     step = 0
     while len(here.replicated) < 10:
@@ -192,7 +196,7 @@ def test_a_worker_faster_than_the_link_cannot_starve_it(node: Callable[..., Node
 def test_a_push_of_a_fenced_attempt_is_refused(node: Callable[..., Node]) -> None:
     here, there = node("a"), node("b")
     segment = here.worker(0)
-    here.replicator.set_partner(0, there.partner, attempt=1)
+    here.replicator.set_partners(0, (there.partner,), attempt=1)
     write(segment, 1, 1)
     here.replicator.offer(0, 1, 1)
     eventually(lambda: here.replicated)
@@ -210,6 +214,7 @@ def test_a_push_of_a_fenced_attempt_is_refused(node: Callable[..., Node]) -> Non
 def _push_by_hand(sock: socket.socket, attempt: int, step: int) -> None:
     raw = content(NBYTES, attempt, step)
     header = {"op": "push", "rank": 0, "attempt": attempt, "step": step, "nbytes": NBYTES}
+    header |= {"mesh": MESH}
     wire.send_header(sock, {**header, "digest": payload_digest(raw), "credential": attempt})
     assert wire.receive_header(sock)["go"]
     wire.send_payload(sock, raw[: NBYTES // 2])
@@ -241,12 +246,12 @@ def test_an_outage_is_reported_once_however_often_it_is_tried(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(5)
         port = listener.getsockname()[1]
-        here.replicator.set_partner(0, Partner("b", "127.0.0.1", port))
+        here.replicator.set_partners(0, (Partner("b", "127.0.0.1", port),))
         here.replicator.offer(0, 1, 1)
         for _try in range(4):
             listener.accept()[0].close()
         assert len(here.lost) == 1
-        here.replicator.set_partner(0, None)
+        here.replicator.set_partners(0, ())
 
 
 def test_the_state_restored_from_an_older_attempt_may_be_replicated_anew(
@@ -255,7 +260,7 @@ def test_the_state_restored_from_an_older_attempt_may_be_replicated_anew(
     here, there = node("a"), node("b")
     there.server.fence(2)
     write(here.worker(0), 1, 1)
-    here.replicator.set_partner(0, there.partner, attempt=2)
+    here.replicator.set_partners(0, (there.partner,), attempt=2)
     here.replicator.offer(0, 1, 1)
     eventually(lambda: here.replicated == [(0, 1, 1)])
 
@@ -263,20 +268,85 @@ def test_the_state_restored_from_an_older_attempt_may_be_replicated_anew(
 def test_what_the_partner_holds_already_is_not_sent_again(node: Callable[..., Node]) -> None:
     here, there = node("a"), node("b")
     write(here.worker(0), 1, 1)
-    here.replicator.set_partner(0, there.partner)
+    here.replicator.set_partners(0, (there.partner,))
     for times in (1, 2):
         here.replicator.offer(0, 1, 1)
         eventually(lambda times=times: len(here.replicated) == times)
     assert there.received == [(0, 1, 1)]
 
 
-def test_a_replica_of_another_mesh_is_refused(node: Callable[..., Node]) -> None:
+def test_a_replica_gone_back_to_outlives_the_one_after_it(node: Callable[..., Node]) -> None:
+    """The partner holds the state restored from already, and a later one off the line."""
+    here, there = node("a"), node("b")
+    own = here.worker(0)
+    here.replicator.set_partners(0, (there.partner,), attempt=1)
+    for step in (10, 15):
+        write(own, 1, step)
+        here.replicator.offer(0, 1, step)
+        eventually(lambda step=step: here.replicated[-1:] == [(0, 1, step)])
+    here.replicator.fence(2)
+    here.replicator.set_partners(0, (there.partner,), attempt=2)
+    here.replicator.offer(0, 1, 10)
+    eventually(lambda: here.replicated[-1] == (0, 1, 10))
+    replica = there.store.find(0, Place.REPLICA)
+    assert replica is not None
+    replica.begin(14)
+    assert there.holds(Place.REPLICA) == [(0, 1, 10)]
+
+
+@pytest.mark.parametrize("end", ["fence", "other partners"])
+def test_what_is_being_told_is_told_before_it_is_out_of_date(
+    node: Callable[..., Node], end: str
+) -> None:
+    """Told later, it would be taken for a step of the next attempt, or of the next partners."""
+    here, there = node("a"), node("b")
+    telling, go_on = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def tell(*_what: int) -> None:
+        telling.set()
+        assert go_on.wait(10.0)
+        order.append("told")
+
+    def turn() -> None:
+        if end == "fence":
+            replicator.fence(2)
+        else:
+            replicator.set_partners(0, (), attempt=1)
+        order.append(end)
+
+    replicator = Replicator(here.store, SECRET, tell, lambda *_: None, timeouts=QUICK)
+    write(here.worker(0), 1, 15)
+    replicator.set_partners(0, (there.partner,), attempt=1)
+    replicator.offer(0, 1, 15)
+    assert telling.wait(10.0)
+    turning = threading.Thread(target=turn)
+    turning.start()
+    turning.join(0.2)  # ends at once where it waits for nobody
+    go_on.set()
+    turning.join(10.0)
+    replicator.close()
+    assert order == ["told", end]
+
+
+def test_replicas_of_two_meshes_lie_beside_each_other(node: Callable[..., Node]) -> None:
     here, there = node("a"), node("b", "dp_shard=4,tp=1")
-    write(here.worker(0), 1, 1)
-    here.replicator.set_partner(0, there.partner)
-    here.replicator.offer(0, 1, 1)
-    eventually(lambda: here.lost)
-    assert "other_mesh" in here.lost[0][2]
+    write(there.store.ensure(0, Place.REPLICA, layout_of(64)), 1, 1)
+    write(here.worker(0), 2, 9)
+    here.replicator.set_partners(0, (there.partner,))
+    here.replicator.offer(0, 2, 9)
+    eventually(lambda: here.replicated)
+    assert there.holds(Place.REPLICA) == [(0, 1, 1)]
+    assert [(h.attempt, h.step) for h in there.store.of(MESH).held(verified=True)] == [(2, 9)]
+    assert there.store.meshes() == sorted([MESH, "dp_shard=4,tp=1"])
+
+
+def test_a_mesh_that_would_lead_elsewhere_is_refused(node: Callable[..., Node]) -> None:
+    server = node("b").server
+    with wire.connect(SECRET, "127.0.0.1", server.port, Role.FETCH, QUICK) as sock:
+        wire.send_header(sock, {"mesh": "..", "rank": 0, "place": "own", "attempt": 1, "step": 1})
+        with pytest.raises(Refused, match="malformed"):
+            wire.receive_header(sock)
 
 
 def test_a_byte_flipped_in_memory_is_not_replicated_but_quarantined(
@@ -287,7 +357,7 @@ def test_a_byte_flipped_in_memory_is_not_replicated_but_quarantined(
     write(segment, 1, 1)
     commit = write(segment, 1, 2)
     segment._slot(commit.slot)[NBYTES - 1] ^= 1
-    here.replicator.set_partner(0, there.partner)
+    here.replicator.set_partners(0, (there.partner,))
     here.replicator.offer(0, 1, 2)
     eventually(lambda: here.bad)
     assert here.bad[0].step == 2
@@ -303,7 +373,7 @@ def test_a_partner_that_dies_is_reported_once_and_another_takes_over(
     here, spare = node("a"), node("c")
     dying = agent("b")
     segment = here.worker(0)
-    here.replicator.set_partner(0, Partner("b", "127.0.0.1", dying.port))
+    here.replicator.set_partners(0, (Partner("b", "127.0.0.1", dying.port),))
     write(segment, 1, 1)
     here.replicator.offer(0, 1, 1)
     eventually(lambda: here.replicated == [(0, 1, 1)])
@@ -313,11 +383,35 @@ def test_a_partner_that_dies_is_reported_once_and_another_takes_over(
     eventually(lambda: here.lost)
     write(segment, 1, 3)
     here.replicator.offer(0, 1, 3)
-    here.replicator.set_partner(0, spare.partner)
+    here.replicator.set_partners(0, (spare.partner,))
     here.replicator.offer(0, 1, 3)
     eventually(lambda: (0, 1, 3) in here.replicated)
     assert [(rank, name) for rank, name, _why in here.lost] == [(0, "b")]
     assert spare.holds(Place.REPLICA) == [(0, 1, 3)]
+
+
+def test_a_step_counts_as_replicated_when_all_partners_hold_it(
+    node: Callable[..., Node], agent: Callable[[str], AgentProcess]
+) -> None:
+    here, there = node("a"), node("b")
+    slow = agent("c")
+    segment = here.worker(0)
+    here.replicator.set_partners(0, (there.partner, Partner("c", "127.0.0.1", slow.port)))
+    write(segment, 1, 1)
+    here.replicator.offer(0, 1, 1)
+    eventually(lambda: here.replicated == [(0, 1, 1)])
+    os.kill(slow.process.pid, signal.SIGSTOP)
+    write(segment, 1, 2)
+    here.replicator.offer(0, 1, 2)
+    eventually(lambda: (0, 1, 2) in there.holds(Place.REPLICA))
+    assert here.replicated == [(0, 1, 1)]
+    # nobody waits for one that has failed: what the others hold counts, and is told again
+    eventually(lambda: [one[:2] for one in here.lost] == [(0, "c")])
+    eventually(lambda: here.replicated[1:] == [(0, 1, 2)])
+    assert here.others == [True]
+    here.replicator.set_partners(0, (there.partner,))
+    here.replicator.offer(0, 1, 2)
+    eventually(lambda: here.replicated[2:] == [(0, 1, 2)])
 
 
 def test_a_stopped_partner_neither_blocks_the_offers_nor_goes_unreported(
@@ -325,7 +419,7 @@ def test_a_stopped_partner_neither_blocks_the_offers_nor_goes_unreported(
 ) -> None:
     here, stopped = node("a"), agent("b")
     segment = here.worker(0, 8_000_000)
-    here.replicator.set_partner(0, Partner("b", "127.0.0.1", stopped.port))
+    here.replicator.set_partners(0, (Partner("b", "127.0.0.1", stopped.port),))
     os.kill(stopped.process.pid, signal.SIGSTOP)
     write(segment, 1, 1)
     began = time.monotonic()
@@ -341,7 +435,7 @@ def test_closing_in_mid_push_ends_every_thread(
 ) -> None:
     here, stopped = node("a"), agent("b")
     write(here.worker(0, 8_000_000), 1, 1)
-    here.replicator.set_partner(0, Partner("b", "127.0.0.1", stopped.port))
+    here.replicator.set_partners(0, (Partner("b", "127.0.0.1", stopped.port),))
     here.replicator.offer(0, 1, 1)
     eventually(lambda: here.replicated)
     os.kill(stopped.process.pid, signal.SIGSTOP)
@@ -362,7 +456,7 @@ def test_a_thousand_commits_leave_no_memory_behind(
     raw = content(nbytes, 1, 1)
     digest = payload_digest(raw)
     processes = [psutil.Process(), psutil.Process(there.process.pid)]
-    here.replicator.set_partner(0, Partner("b", "127.0.0.1", there.port))
+    here.replicator.set_partners(0, (Partner("b", "127.0.0.1", there.port),))
     for step in range(1, 1201):
         with segment.begin(step) as slot:
             slot[:] = raw
@@ -502,9 +596,9 @@ def test_an_answer_cannot_be_replayed(node: Callable[..., Node]) -> None:
     "garbage",
     [
         b"GET / HTTP/1.1\r\n\r\n",
-        struct.pack(">I", wire.HEADER_LIMIT + 1) + b"x" * 100,
-        struct.pack(">I", 5) + b"\xff\xfe\xfd\xfc\xfb",
-        struct.pack(">I", 6) + b"[1, 2]",
+        struct.pack(">II", wire.HEADER_LIMIT + 1, 0) + b"x" * 100,
+        struct.pack(">II", 5, 0) + b"\xff\xfe\xfd\xfc\xfb",
+        struct.pack(">II", 6, zlib.crc32(b"[1, 2]", 6)) + b"[1, 2]",
         b"",
     ],
 )
@@ -524,10 +618,9 @@ def test_garbage_ends_its_own_connection_only(node: Callable[..., Node], garbage
 def test_a_malformed_request_is_not_obeyed(node: Callable[..., Node], rank: object) -> None:
     there = node("b")
     with wire.connect(SECRET, "127.0.0.1", there.server.port, Role.PUSH, QUICK) as sock:
-        body = json.dumps(
-            {"op": "layout", "rank": rank, "mesh": MESH, "nbytes": 2, "credential": 0}
-        ).encode()
-        sock.sendall(struct.pack(">I", len(body)) + body + b"{}")
+        header = {"op": "layout", "rank": rank, "mesh": MESH, "nbytes": 2, "credential": 0}
+        wire.send_header(sock, {**header, "digest": payload_digest(b"{}")})
+        sock.sendall(b"{}")
         with pytest.raises((WireError, OSError)):
             wire.receive_header(sock)
     assert there.store.held() == []

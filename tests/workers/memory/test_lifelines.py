@@ -115,7 +115,7 @@ def test_a_machine_that_stood_still_with_the_watcher_is_not_taken_for_silent(
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[3],
-        env={**os.environ, "PYTHONPATH": "."},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((".", *sys.path))},
     )
     assert watcher.stdout is not None
     watcher.stdout.readline()

@@ -75,6 +75,30 @@ def test_a_stale_future_is_overwritten_before_the_new_present(shm: Path) -> None
         assert _steps(segment) == [(2, 7), (2, 6)]
 
 
+def test_a_state_gone_back_to_outlives_the_one_after_it(shm: Path) -> None:
+    """Back to 10, which lies there already: it is 15 that the next step takes the place of."""
+    with Segment.create(shm / "own-0.seg", layout_of(NBYTES)) as segment:
+        restored = write(segment, 1, 10)
+        write(segment, 1, 15)
+        segment.go_on_from(restored)
+        assert _steps(segment) == [(1, 10), (1, 15)]
+        assert segment.verify(restored)
+        segment.begin(14)
+        assert _steps(segment) == [(1, 10)]
+
+
+def test_one_may_go_back_and_forth_between_the_same_two_states(shm: Path) -> None:
+    with Segment.create(shm / "own-0.seg", layout_of(NBYTES)) as segment:
+        write(segment, 1, 1)
+        write(segment, 1, 2)
+        for _ in range(5):
+            older = segment.commits()[1]
+            segment.go_on_from(older)
+            assert segment.commits()[0] == older
+        write(segment, 2, 3)
+        assert _steps(segment) == [(2, 3), (older.attempt, older.step)]
+
+
 def test_a_commit_without_begin_is_refused(shm: Path) -> None:
     with (
         Segment.create(shm / "own-0.seg", layout_of(NBYTES)) as segment,

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.workers.memory.shm import MESH, layout_of, write
 
-from holdfast_workers.memory.segment import Segment
+from holdfast_workers.memory.segment import Commit, Segment
 from holdfast_workers.memory.store import NothingHeld, Quarantined, SegmentBusy, SegmentStore
 from holdfast_workers.messages import Place
 
@@ -108,9 +110,84 @@ def test_everything_is_freed(shm: Path) -> None:
     assert list(shm.iterdir()) == []
 
 
-def test_a_mesh_tag_cannot_lead_out_of_the_folder(shm: Path) -> None:
+def test_what_other_meshes_left_is_freed_and_this_mesh_stays(shm: Path) -> None:
+    write(SegmentStore(shm, "tp=4").ensure(0, Place.OWN, layout_of(NBYTES)), 1, 1)
+    store = SegmentStore(shm, MESH)
+    write(store.ensure(0, Place.OWN, layout_of(NBYTES)), 2, 1)
+    assert store.meshes() == sorted([MESH, "tp=4"])
+    assert store.of("tp=4").of(MESH) is store
+    store.free_others()
+    assert (store.meshes(), store.of("tp=4").held()) == ([MESH], [])
+    assert [held.attempt for held in store.held()] == [2]
+
+
+def test_a_payload_found_good_is_not_read_again_until_its_word_changes(shm: Path) -> None:
+    store = SegmentStore(shm, MESH)
+    segment = store.ensure(0, Place.OWN, layout_of(NBYTES))
+    first = write(segment, 1, 1)
+    assert store.check_once(0, Place.OWN, first)
+    damage(segment, first)
+    assert store.check_once(0, Place.OWN, first)
+    assert not store.check(0, Place.OWN, first)
+    second = write(segment, 1, 2)
+    damage(segment, second)
+    assert not store.check_once(0, Place.OWN, second)
+
+
+@pytest.fixture
+def often_switching() -> Iterator[None]:
+    """Threads take turns so often that any two of their steps get in between each other."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("often_switching")
+def test_a_check_goes_on_where_everything_is_unmapped_meanwhile(shm: Path) -> None:
+    store = SegmentStore(shm, MESH)
+    commit = write(store.ensure(0, Place.OWN, layout_of(NBYTES)), 1, 1)
+    done = threading.Event()
+
+    def unmap() -> None:
+        while not done.is_set():
+            store.close()
+
+    other = threading.Thread(target=unmap)
+    other.start()
+    try:
+        assert all(store.check_once(0, Place.OWN, commit) for _ in range(1000))
+    finally:
+        done.set()
+        other.join()
+
+
+def damage(segment: Segment, commit: Commit) -> None:
+    """Flip a byte of the payload where it lies, behind the segment's back."""
+    wanted = bytes(segment.payload(commit)[:64])
+    raw = segment.path.read_bytes()
+    with segment.path.open("r+b") as file:
+        file.seek(raw.index(wanted))
+        file.write(bytes([wanted[0] ^ 1]))
+
+
+def test_all_but_what_is_still_needed_is_freed_and_what_is_being_written_waits(shm: Path) -> None:
+    store = SegmentStore(shm, MESH, busy_timeout_s=0.05)
+    for rank in range(3):
+        for place in Place:
+            write(store.ensure(rank, place, layout_of(NBYTES)), 1, 1)
+    with store.writing(2, Place.REPLICA):
+        store.keep_only({0}, {1})
+    held = {(one.rank, one.place) for one in store.held()}
+    assert held == {(0, Place.OWN), (1, Place.REPLICA), (2, Place.REPLICA)}
+    store.keep_only({0}, {1})
+    assert {(one.rank, one.place) for one in store.held()} == held - {(2, Place.REPLICA)}
+
+
+@pytest.mark.parametrize("mesh", ["../elsewhere", "..", ".", ""])
+def test_a_mesh_tag_cannot_lead_out_of_the_folder(shm: Path, mesh: str) -> None:
     with pytest.raises(ValueError, match="folder"):
-        SegmentStore(shm, "../elsewhere")
+        SegmentStore(shm, mesh)
 
 
 def test_the_memory_tier_is_light() -> None:

@@ -122,24 +122,51 @@ def test_at_the_end_a_short_copy_becomes_whole_and_a_long_one_is_stopped() -> No
     assert whole == [True, False]
 
 
-@given(st.lists(st.floats(0, 2), min_size=1, max_size=50), st.floats(0.01, 5))
+def train(patience: Patience, step_s: float, takes_s: float, look_s: float) -> float:
+    """A step, and a look at a checkpoint that arrives after `takes_s`; the time waited for it."""
+    patience.earn(step_s)
+    waited_s = min(patience.allowance_s(look_s), max(0.0, takes_s - look_s))
+    patience.waited(look_s, waited_s, arrived=look_s + waited_s >= takes_s)
+    return waited_s
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 3), st.floats(0, 3)), min_size=1, max_size=50),
+    st.floats(0.01, 5),
+)
 def test_waiting_costs_a_share_of_training_and_what_there_was_to_begin_with(
-    late_s: list[float], step_s: float
+    looks: list[tuple[float, float]], step_s: float
 ) -> None:
     patience = Patience(2.0, 0.01)
-    waited = 0.0
-    for late in late_s:
-        now = min(late, patience.left_s)
-        patience.spend(now)
-        patience.earn(step_s)
-        waited += now
-    assert waited <= 2.0 + 0.01 * step_s * len(late_s) + 1e-9
+    waited = sum(train(patience, step_s, takes, look) for takes, look in looks)
+    assert waited <= 2.0 + 0.01 * step_s * len(looks) + 1e-9
 
 
 def test_who_is_late_once_in_a_while_is_waited_for() -> None:
     patience = Patience(2.0, 0.01)
     for _ in range(1000):
-        assert patience.left_s >= 0.5
-        patience.spend(0.5)
+        assert train(patience, 0.5, takes_s=1.0, look_s=0.5) == pytest.approx(0.5)
         for _ in range(100):
-            patience.earn(0.5)
+            assert train(patience, 0.5, takes_s=0.2, look_s=0.5) == 0.0
+
+
+def test_who_is_always_a_little_late_is_waited_for_every_time() -> None:
+    patience = Patience(2.0, 0.01)
+    for _ in range(1000):
+        assert train(patience, 0.5, takes_s=0.304, look_s=0.3) == pytest.approx(0.004)
+
+
+def test_who_is_always_late_is_soon_not_waited_for() -> None:
+    patience = Patience(2.0, 0.01)
+    waits = [train(patience, 0.5, takes_s=0.8, look_s=0.5) for _ in range(600)]
+    assert sum(waits) <= 2.0 + 0.3
+    assert sum(waits[10:]) == 0.0
+
+
+def test_a_tier_that_becomes_quick_is_waited_for_again() -> None:
+    patience = Patience(2.0, 0.01)
+    for _ in range(100):
+        train(patience, 0.1, takes_s=9.0, look_s=0.1)
+    for _ in range(8):
+        train(patience, 9.9, takes_s=0.1, look_s=0.2)
+    assert train(patience, 9.9, takes_s=0.25, look_s=0.2) == pytest.approx(0.05)

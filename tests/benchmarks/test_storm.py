@@ -1,0 +1,49 @@
+"""The storm benchmark leaves nothing behind, also when the other side hangs."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks import storm
+
+HANGS = """#!/bin/sh
+sleep 600 &
+echo $! > {told}.partial
+mv {told}.partial {told}
+wait
+"""
+WAIT_S = 10.0
+
+
+def test_a_side_that_hangs_is_ended_with_its_replicas_and_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, told, scratch = tmp_path / "python", tmp_path / "pid", tmp_path / "scratch"
+    program.write_text(HANGS.format(told=told))
+    program.chmod(0o700)
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    monkeypatch.setattr(storm, "SLACK_S", 3.0)
+    options = argparse.Namespace(calm_steps=0, storm_s=0.0, seed=1)
+    with pytest.raises(subprocess.TimeoutExpired):
+        storm._torchft(str(program), 1.0, 3.0, options)
+    replica = int(told.read_text())
+    deadline = time.monotonic() + WAIT_S
+    while _runs(replica):
+        assert time.monotonic() < deadline, "a replica is still there"
+        time.sleep(0.01)
+    assert list(scratch.iterdir()) == []
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

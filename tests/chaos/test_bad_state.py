@@ -1,0 +1,111 @@
+"""Saved states that are damaged where they lie: each is found, told once, and passed over."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.chaos.conftest import STEPS, Undisturbed
+from tests.chaos.proof import assert_same_history
+from tests.support.supervised import SupervisedRun, small_training, supervised
+
+from holdfast_service.reports import EventKind
+from holdfast_workers.memory.segment import Commit, Segment
+from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, RemoteTierSpec
+
+pytestmark = pytest.mark.chaos
+
+VICTIM = 0
+REMOTE_EVERY = 5
+STOPS_AT = 17
+NEWEST_REMOTE = 15
+
+
+def _segments(run: SupervisedRun, rank: int) -> dict[str, Segment]:
+    """The rank's memory checkpoints wherever they lie, by the names of their files."""
+    paths = run.agents.root.glob(f"*/*/*-{rank}.seg")
+    return {path.name: Segment.open(path) for path in paths}
+
+
+def _flip(segment: Segment, commit: Commit) -> None:
+    segment._slot(commit.slot)[commit.nbytes // 2] ^= 4
+
+
+def _saved(run: SupervisedRun) -> dict[int, Path]:
+    """The remote checkpoints by step. On a busy machine one may have been given up for the next."""
+    return {int(one["step"]): Path(one["uri"]) for one in run.of(EventKind.CHECKPOINT_SAVED)}
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Iterator[SupervisedRun]:
+    """A run whose rank stands still in the agreement of a step, everything before it saved."""
+    checkpoint = CheckpointSpec(
+        memory=MemoryTierSpec(every_steps=1),
+        remote=RemoteTierSpec(every_steps=REMOTE_EVERY, keep=10),
+    )
+    plan = [{"point": "agree", "rank": VICTIM, "step": STOPS_AT, "action": "stop"}]
+    training = small_training(STEPS, checkpoint=checkpoint)
+    # However busy the machine is, training waits for the partner: every step is there twice.
+    with supervised(tmp_path, training, chaos=plan, replication_patience_s=1000.0) as run:
+        run.wait((tmp_path / "chaos.json.0.0").exists)
+        run.wait(lambda: NEWEST_REMOTE in _saved(run))
+        run.wait(lambda: _newest(run, f"replica-{VICTIM}.seg") == STOPS_AT - 1)
+        yield run
+
+
+def _newest(run: SupervisedRun, name: str) -> int:
+    segment = _segments(run, VICTIM).get(name)
+    return max((commit.step for commit in segment.commits()), default=0) if segment else 0
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """What a restore will meet: so many damaged states, and then one that is whole."""
+
+    damaged: int
+    step: int
+    tier: str
+
+
+def _own(run: SupervisedRun) -> Ladder:
+    own = _segments(run, VICTIM)[f"own-{VICTIM}.seg"]
+    _flip(own, own.commits()[0])
+    return Ladder(1, STOPS_AT - 1, "partner_ram")
+
+
+def _own_and_partners(run: SupervisedRun) -> Ladder:
+    for segment in _segments(run, VICTIM).values():
+        _flip(segment, segment.commits()[0])
+    return Ladder(2, STOPS_AT - 2, "own_ram")
+
+
+def _all_memory_and_the_newest_remote(run: SupervisedRun) -> Ladder:
+    for segment in _segments(run, VICTIM).values():
+        for commit in segment.commits():
+            _flip(segment, commit)
+    shard = _saved(run)[NEWEST_REMOTE] / f"__{VICTIM}_0.distcp"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    older = [step for step in _saved(run) if step < NEWEST_REMOTE]
+    return Ladder(5, max(older, default=0), "remote" if older else "init")
+
+
+@pytest.mark.parametrize("damage", [_own, _own_and_partners, _all_memory_and_the_newest_remote])
+def test_a_restore_goes_down_the_ladder_past_what_is_damaged(
+    stopped: SupervisedRun, undisturbed: Undisturbed, damage: Callable[[SupervisedRun], Ladder]
+) -> None:
+    ladder = damage(stopped)
+    os.kill(stopped.pids()[VICTIM], signal.SIGKILL)
+    assert stopped.wait_end()["outcome"] == "SUCCEEDED", stopped.story()
+    assert_same_history(stopped, undisturbed)
+    incident = stopped.of(EventKind.INCIDENT_CLOSED)[0]
+    assert incident["restored_step"] == ladder.step, stopped.story()
+    assert incident["tiers"][str(VICTIM)] == ladder.tier, stopped.story()
+    said = stopped.of(EventKind.CHECKPOINT_BAD)  # also of a save that was given up, with neither
+    bad = [str(one["uri"] or one["copy"]) for one in said if one["uri"] or one.get("copy")]
+    assert len(bad) == len(set(bad)) == ladder.damaged, stopped.story()

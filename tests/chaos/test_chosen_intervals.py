@@ -1,0 +1,52 @@
+"""`every_steps: auto` on real processes: what saves cost is measured, and they become rarer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.supervised import small_training, supervised
+
+from holdfast_service.reports import EventKind, StopKind
+from holdfast_workers.spec import (
+    FIRST_REMOTE_STEPS,
+    CheckpointSpec,
+    MemoryTierSpec,
+    RemoteTierSpec,
+)
+
+pytestmark = pytest.mark.chaos
+
+
+def test_a_remote_save_that_costs_much_is_made_more_rarely_and_the_reason_is_told(
+    tmp_path: Path,
+) -> None:
+    """Each save holds up a step by half a second; all ranks change over at the same step."""
+    checkpoint = CheckpointSpec(
+        memory=MemoryTierSpec(every_steps=0), remote=RemoteTierSpec(every_steps="auto")
+    )
+    training = small_training(
+        4000, checkpoint=checkpoint, recipe="tests.support.recipes:CopiesVerySlowly"
+    )
+    with supervised(tmp_path, training, standbys=0) as run:
+
+        def chosen() -> list[dict[str, Any]]:
+            told = run.of(EventKind.CHECKPOINT_INTERVAL)
+            return [one for one in told if one["cost_s"] is not None]
+
+        run.wait(lambda: bool(chosen()))
+        change = chosen()[-1]
+        assert change["tier"] == "remote"
+        assert change["every_steps"] > 5 * FIRST_REMOTE_STEPS
+        assert change["cost_s"] > 0.02, run.story()
+        assert change["every_steps"] * change["step_s"] >= change["cost_s"] / 0.01 * 0.99
+        assert "a save costs" in change["why"]
+        assert "apart" in change["why"]
+        settled = max(run.rows) + 2 * change["before"]  # rank 0 tells it with a step of its own
+        run.wait_step(settled + 3 * change["before"])
+        saved = [one["step"] for one in run.of(EventKind.CHECKPOINT_SAVED)]
+        late = [step for step in saved if step > settled and step % change["every_steps"]]
+        assert late == [], run.story()
+        run.stop(StopKind.CANCEL)
+        assert run.wait_end()["durable_step"] == max(run.rows)

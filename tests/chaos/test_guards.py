@@ -1,0 +1,130 @@
+"""Steps that are not finite: skipped, taken back or stopped at, with the place named, and with the
+bits of a run that knew of the bad data from its start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.chaos.conftest import Undisturbed
+from tests.chaos.proof import assert_same_history, incidents, not_fired
+from tests.support.recipes import PoisonedWindow
+from tests.support.supervised import SupervisedRun, small_training, supervised
+
+from holdfast_service.ladder import Action
+from holdfast_service.reports import EventKind
+from holdfast_workers.spec import GuardsSpec, TrainingSpec
+
+pytestmark = pytest.mark.chaos
+
+STEPS = 20
+BAD = PoisonedWindow.WINDOW
+STEP = BAD + 1
+PLACE = {
+    "ranks": [PoisonedWindow.RANK],
+    "micro_batch": PoisonedWindow.MICRO_BATCH,
+    "layer": PoisonedWindow.LAYER,
+    "what": "output",
+}
+
+Knowing = Callable[[tuple[int, int]], Undisturbed]
+
+
+@pytest.fixture(scope="module")
+def knowing(tmp_path_factory: pytest.TempPathFactory) -> Knowing:
+    """Undisturbed runs whose ledger holds the given windows from the start."""
+    known: dict[tuple[int, int], Undisturbed] = {}
+
+    def knowing_of(windows: tuple[int, int]) -> Undisturbed:
+        if windows not in known:
+            folder = tmp_path_factory.mktemp("knew")
+            config = {"skipped": (windows,)}
+            with supervised(folder, small_training(STEPS), standbys=0, config=config) as run:
+                assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+                known[windows] = Undisturbed(rows=run.rows, digests=run.digests)
+        return known[windows]
+
+    return knowing_of
+
+
+def _poisoned(**guards: Any) -> TrainingSpec:
+    recipe = "tests.support.recipes:PoisonedWindow"
+    return small_training(STEPS, recipe=recipe, guards=GuardsSpec.model_validate(guards))
+
+
+def _the_trip(run: SupervisedRun) -> dict[str, Any]:
+    trips = run.of(EventKind.GUARD_TRIPPED)
+    assert len(trips) == 1, run.story()
+    assert {name: trips[0][name] for name in PLACE} == PLACE
+    assert (trips[0]["kind"], trips[0]["step"], trips[0]["window"]) == ("nonfinite", STEP, BAD)
+    return trips[0]
+
+
+def test_a_window_that_is_not_finite_is_skipped_and_training_goes_on(
+    tmp_path: Path, knowing: Knowing
+) -> None:
+    with supervised(tmp_path, _poisoned()) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, knowing((BAD, BAD + 1)))
+        trip = _the_trip(run)
+        assert (trip["decision"], trip["ledger"]) == ("skip", [[BAD, BAD + 1]])
+        assert not incidents(run)
+
+
+@pytest.mark.parametrize("point", ["skipped", "optimizer"])
+def test_a_rank_that_dies_after_a_skip_changes_no_bit(
+    tmp_path: Path, knowing: Knowing, point: str
+) -> None:
+    plan = [{"point": point, "rank": 1, "step": STEP, "action": "kill"}]
+    with supervised(tmp_path, _poisoned(), chaos=plan) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert not not_fired(run, plan)
+        assert_same_history(run, knowing((BAD, BAD + 1)))
+        _the_trip(run)
+        assert len(incidents(run)) == 1
+
+
+def test_a_rollback_goes_on_from_before_without_the_windows_since(
+    tmp_path: Path, knowing: Knowing
+) -> None:
+    with supervised(tmp_path, _poisoned(nonfinite={"policy": "rollback"})) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        trip = _the_trip(run)
+        assert (trip["back_to"], trip["skipped"]) == (STEP - 2, [BAD - 1, BAD + 1])
+        assert_same_history(run, knowing((BAD - 1, BAD + 1)))
+        (incident,) = incidents(run)
+        assert (incident["cause"], incident["decision"]) == ("guard", Action.ROLL_BACK)
+        assert incident["restored_step"] == STEP - 2
+
+
+def test_a_stop_names_step_rank_layer_and_micro_batch(tmp_path: Path) -> None:
+    with supervised(tmp_path, _poisoned(nonfinite={"policy": "stop"})) as run:
+        end = run.wait_end()
+        assert (end["outcome"], end["code"]) == ("FAILED", "guard"), run.story()
+        _the_trip(run)
+        for named in (f"step {STEP}", "rank 2", PoisonedWindow.LAYER, "micro-batch 1"):
+            assert named in end["message"]
+
+
+@pytest.mark.parametrize("where", ["gradient", "output"])
+def test_what_was_not_finite_by_chance_costs_a_step_and_no_data(
+    tmp_path: Path, knowing: Knowing, where: str
+) -> None:
+    plan: list[dict[str, Any]] = [
+        {"point": "forward", "rank": 2, "step": STEP, "micro_batch": 1}
+        | {"action": "nan", "where": where, "target": "blocks.1"}
+    ]
+    with supervised(tmp_path, small_training(STEPS), standbys=0, chaos=plan) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert not not_fired(run, plan)
+        assert_same_history(run, knowing((0, 0)))
+        assert not incidents(run)
+        (trip,) = run.of(EventKind.GUARD_TRIPPED)
+        assert (trip["step"], trip["decision"], trip["skipped"]) == (STEP, "retry", None)
+        if where == "output":  # the loss tells; that of a tensor-parallel peer too
+            assert 2 in trip["ranks"] and not {0, 1} & set(trip["ranks"])
+            assert (trip["what"], trip["micro_batch"]) == ("loss", 1)
+        else:
+            assert trip["layer"].startswith("blocks.1")

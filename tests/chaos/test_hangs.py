@@ -1,0 +1,121 @@
+"""Ranks that hang, in real processes: named, replaced in seconds, with the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.chaos.conftest import STEPS, Undisturbed
+from tests.chaos.proof import assert_same_history, incidents, not_fired
+from tests.support.supervised import small_training, supervised
+
+from holdfast_service.reports import EventKind
+from holdfast_workers.spec import DetectionSpec
+
+pytestmark = pytest.mark.chaos
+
+DETECTION = DetectionSpec(hang_floor_s=0.5)
+MOST_S = 8.0
+"""From the last sign of life to the first new step, on a machine that does other things too."""
+
+
+def hang(action: str, point: str, rank: int, step: int) -> dict[str, Any]:
+    return {"action": action, "point": point, "rank": rank, "step": step}
+
+
+EVERY_KIND = [
+    hang("stop", "backward", 2, 15),
+    hang("gil", "forward", 1, 24),
+    hang("loop", "forward", 3, 33),
+    hang("read", "forward", 0, 42),
+    hang("collective", "agree", 2, 51),
+]
+
+
+def test_every_kind_of_hang_is_named_and_recovered_from_with_the_same_bits(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    training = small_training(STEPS, detection=DETECTION)
+    with supervised(tmp_path, training, standbys=0, chaos=EVERY_KIND) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert not not_fired(run, EVERY_KIND)
+        assert_same_history(run, undisturbed)
+        found = incidents(run)
+        assert [one["cause"] for one in found] == ["hang"] * len(EVERY_KIND), run.story()
+        for planned, incident in zip(EVERY_KIND, found, strict=True):
+            (lost,) = (one for one in incident["lost"] if one["cause"] == "hang")
+            assert lost["rank"] == planned["rank"], (planned, incident)
+            assert incident["suspects"][0]["rank"] == planned["rank"]
+            assert incident["stacks"]
+            assert incident["phases_s"]["total"] < MOST_S
+            assert incident["steps_lost"] <= 1
+
+
+def test_a_rank_that_leaves_out_a_collective_is_named(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """It goes on as if nothing were missing, until it waits for those that wait for it."""
+    recipe = "tests.support.recipes:LeavesOutACollective"
+    training = small_training(STEPS, recipe=recipe, detection=DETECTION)
+    with supervised(tmp_path, training, standbys=0) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, undisturbed)
+        (incident,) = incidents(run)
+        assert incident["cause"] == "hang", run.story()
+        assert 2 in {one["rank"] for one in incident["suspects"]}, run.story()
+        assert incident["suspects"][0]["rank"] == 2, run.story()
+
+
+def test_long_phases_of_all_ranks_and_declared_ones_of_one_are_no_incident(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    recipe = "tests.support.recipes:WaitsInManyWays"
+    training = small_training(STEPS, recipe=recipe, detection=DETECTION)
+    with supervised(tmp_path, training, standbys=0) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, undisturbed)
+        assert not run.of(EventKind.INCIDENT_OPENED), run.story()
+        told = [one["reason"] for one in run.of(EventKind.STALLED)]
+        assert any("load" in reason for reason in told), run.story()
+        assert any("evaluate" in reason for reason in told), run.story()
+        assert any("rank 1," in reason and "user" in reason for reason in told), run.story()
+
+
+def test_a_slow_rank_is_told_within_some_steps_and_its_node_is_left(tmp_path: Path) -> None:
+    slow = {"action": "slow", "point": "forward", "rank": 2, "step": 8, "factor": 3.0, "steps": 999}
+    patience = {"straggler_patience_s": 0.5}
+    training = small_training(1000)
+    with supervised(tmp_path, training, standbys=1, chaos=[slow], config=patience) as run:
+
+        def told() -> list[dict[str, Any]]:
+            return [one for one in run.of(EventKind.STRAGGLER) if one["rank"] == 2]
+
+        def replaced() -> list[dict[str, Any]]:
+            return [one for one in incidents(run) if one["cause"] == "straggler"]
+
+        run.wait(lambda: bool(replaced()) and len(told()) > 1, 90.0)
+        first, second = told()[:2]
+        assert (first["state"], first["agent"]) == ("slow", "n1"), run.story()
+        assert first["factor"] > 1.5
+        assert first["step"] < 150
+        assert second["state"] == "moved", run.story()
+        assert replaced()[0]["lost"][0]["rank"] == 2, run.story()
+        assert replaced()[0]["steps_lost"] <= 1
+
+
+def test_a_rank_that_stops_while_a_world_forms_is_named_too(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """In the recovery from another fault: how long joining takes was learned from the first."""
+    with supervised(tmp_path, small_training(STEPS, detection=DETECTION), standbys=0) as run:
+        run.wait_step(5)
+        run.inject("stop", rank=2, phase="restore")
+        run.wait_step(10)
+        run.kill(1)
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, undisturbed)
+        (incident,) = incidents(run)
+        assert {"worker_crash", "hang"} <= set(incident["causes"]), run.story()
+        assert incident["suspects"][0]["rank"] == 2
+        assert incident["phases_s"]["total"] < 2 * MOST_S

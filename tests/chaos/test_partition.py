@@ -1,0 +1,193 @@
+"""Links of nodes are cut and mended: one world steps at a time, training goes on, and a node that
+is back is checked and used again.
+
+Agents live in network namespaces, and everything between them and the supervisor goes over their
+links. Who stepped when is told by the workers' own files, on both sides of the cut.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tests.support import namespaces
+from tests.support.namespaces import RemoteAgents, cut
+from tests.support.step_log import FOLDER, PACE, Stepped, stepped
+from tests.support.supervised import SupervisedRun, small_training, supervised
+
+from holdfast_service.reports import EventKind, StopKind
+from holdfast_service.supervisor import SupervisorTimes
+from holdfast_workers.spec import (
+    CheckpointSpec,
+    MemoryTierSpec,
+    ModelSpec,
+    ParallelSpec,
+    RemoteTierSpec,
+    TrainingSpec,
+)
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.skipif(bool(namespaces.why_not()), reason=namespaces.why_not() or "namespaces"),
+]
+
+HEARTBEAT_S = 1.0
+LEASE_S, MARGIN_S = 2.0, 0.5
+PACE_S = 0.05
+UNPOLLED = 8
+"""Steps that a node may have made since the supervisor asked it last, on a machine that is busy."""
+MOST_STEPS = 100_000
+"""None of these jobs gets there: they are told to stop."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    workers_per_node: int
+    standbys: int
+
+
+ACROSS = Layout(workers_per_node=1, standbys=1)  # a cut runs through the world
+ON_ONE_NODE = Layout(workers_per_node=2, standbys=1)  # all of it lies on one side
+
+
+def training() -> TrainingSpec:
+    """Two ranks, with steps of a few milliseconds beside the pace."""
+    return small_training(
+        MOST_STEPS,
+        recipe="tests.support.step_log:LogsSteps",
+        model=ModelSpec(dim=32, layers=1, heads=2, kv_heads=1, sequence_length=32),
+        parallel=ParallelSpec(dp_shard=2),
+        checkpoint=CheckpointSpec(
+            memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=0)
+        ),
+    )
+
+
+@contextmanager
+def partitioned(folder: Path, layout: Layout) -> Iterator[SupervisedRun]:
+    config = {
+        "lease_s": LEASE_S,
+        "lease_margin_s": MARGIN_S,
+        "free_after_s": 0.2,
+        "max_failures": 1000,
+    }
+    with (
+        logging_steps(folder / "steps", PACE_S),
+        supervised(
+            folder,
+            training(),
+            standbys=layout.standbys,
+            workers_per_node=layout.workers_per_node,
+            agents=RemoteAgents,
+            times=SupervisorTimes(poll_s=0.1, heartbeat_timeout_s=HEARTBEAT_S),
+            config=config,
+            heartbeat_s=HEARTBEAT_S / 8,
+        ) as run,
+    ):
+        yield run
+
+
+@contextmanager
+def logging_steps(folder: Path, pace_s: float) -> Iterator[None]:
+    folder.mkdir(exist_ok=True)
+    os.environ |= {FOLDER: str(folder), PACE: str(pace_s)}
+    try:
+        yield
+    finally:
+        del os.environ[FOLDER], os.environ[PACE]
+
+
+def cut_and_mend(run: SupervisedRun, chance: random.Random) -> str:
+    """Cut a host of the world at a random moment, see training go on without it, mend the link,
+    and see the node checked and ready again. Its seat."""
+    agents = run.agents
+    assert isinstance(agents, RemoteAgents)
+    seat = chance.choice(sorted({seat for seat, _ in run.workers().values()}))
+    time.sleep(chance.uniform(0.0, 0.4))
+    attempt = run.all_rows[-1].attempt
+    told = len(run.events)
+    with cut(agents, seat, chance.uniform(0.0, 0.5)):
+        run.wait(lambda: run.all_rows[-1].attempt > attempt)
+        members = run.of(EventKind.ATTEMPT_FORMING)[-1]["members"]
+        assert seat not in {member["agent"] for member in members}, run.story()
+    run.wait(lambda: is_back(run, seat, told))
+    return seat
+
+
+def is_back(run: SupervisedRun, seat: str, told: int) -> bool:
+    """Whether it is a standby again after it was cut off."""
+    since = [e.data for e in run.events[told:] if e.kind is EventKind.STANDBY]
+    return any(one["agent"] == seat and one["state"] == "ready" for one in since)
+
+
+def assert_one_world_at_a_time(made: list[Stepped]) -> None:
+    """By the workers' own word: nobody stepped in an attempt once a later one had begun to."""
+    last: dict[int, float] = {}
+    first: dict[int, float] = {}
+    for one in made:
+        first.setdefault(one.attempt, one.at)
+        last[one.attempt] = one.at
+    attempts = sorted(first)
+    assert attempts == list(dict.fromkeys(one.attempt for one in made))
+    for before, after in pairwise(attempts):
+        assert last[before] < first[after], f"attempt {before} steps beside attempt {after}"
+
+
+def undisturbed_digests(folder: Path, steps: int) -> dict[int, str]:
+    folder.mkdir()
+    with (
+        logging_steps(folder, 0.0),
+        supervised(folder, training(), standbys=0, workers_per_node=2) as run,
+    ):
+        run.wait(lambda: steps in run.digests, 300.0)
+        return {step: run.digests[step] for step in range(steps + 1)}
+
+
+def play(folder: Path, layout: Layout, cuts: int) -> None:
+    """`cuts` partitions, and all that must hold of them."""
+    seed = int(os.environ.get("HOLDFAST_SEED", time.time_ns() % 1_000_000))
+    print(f"HOLDFAST_SEED={seed}")
+    chance = random.Random(seed)
+    with partitioned(folder, layout) as run:
+        run.wait(lambda: len(run.of(EventKind.STANDBY)) >= layout.standbys and bool(run.rows))
+        seats = [cut_and_mend(run, chance) for _ in range(cuts)]
+        run.stop(StopKind.CANCEL)
+        assert run.wait_end()["outcome"] == "CANCELLED", run.story()
+        made = stepped(folder / "steps")
+        assert_one_world_at_a_time(made)
+        formed = run.of(EventKind.ATTEMPT_FORMING)
+        assert len(formed) >= cuts + 1
+        reached = max(run.rows)
+        assert {one.step for one in made} == set(range(1, reached + 1)), run.story()
+        # What the cut-off node alone could tell of its steps since the last poll is not told.
+        untold = set(range(1, reached + 1)) - set(run.rows)
+        most = UNPOLLED * cuts if layout.workers_per_node == 2 else 0
+        assert len(untold) <= most, (untold, run.story())
+        digests = dict(run.digests)
+    expected = undisturbed_digests(folder / "undisturbed", reached)
+    assert digests.items() <= expected.items()
+    assert len(expected) - len(digests) <= 2 * len(untold)
+    again = {one["agent"] for form in formed[1:] for one in form["members"]}
+    assert again & set(seats[:-1]), "a node that was cut off is used again"
+
+
+@pytest.mark.parametrize(("layout", "cuts"), [(ACROSS, 3), (ON_ONE_NODE, 3)])
+def test_one_world_steps_at_a_time_whatever_link_is_cut(
+    tmp_path: Path, layout: Layout, cuts: int
+) -> None:
+    play(tmp_path, layout, cuts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("layout", "cuts"), [(ACROSS, 30), (ON_ONE_NODE, 30)])
+def test_one_world_steps_at_a_time_through_many_partitions(
+    tmp_path: Path, layout: Layout, cuts: int
+) -> None:
+    play(tmp_path, layout, cuts)

@@ -1,0 +1,71 @@
+"""A mesh with replicas of the whole state: the same bits after faults, from living replicas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.chaos.conftest import Undisturbed
+from tests.chaos.proof import assert_same_history, incidents, not_fired
+from tests.support.supervised import small_training, supervised
+
+from holdfast_service.reports import EventKind
+from holdfast_workers.spec import ModelSpec, ParallelSpec, TrainingSpec
+
+pytestmark = pytest.mark.chaos
+STEPS = 24
+DROPOUT = ModelSpec(dim=64, layers=2, heads=4, kv_heads=2, sequence_length=64, dropout=0.1)
+
+
+def replicated(*, dp_shard: int = 1, tp: int = 1) -> TrainingSpec:
+    parallel = ParallelSpec(dp_replicate=2, dp_shard=dp_shard, tp=tp)
+    return small_training(STEPS, parallel=parallel, model=DROPOUT)
+
+
+def undisturbed_run(folder: Path, training: TrainingSpec) -> Undisturbed:
+    folder.mkdir()
+    with supervised(folder, training, standbys=0) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        return Undisturbed(dict(run.digests), dict(run.rows))
+
+
+@pytest.mark.parametrize(("dp_shard", "tp"), [(2, 1), (1, 2)])
+def test_a_rank_of_a_replica_may_die_in_any_phase_of_a_step(
+    tmp_path: Path, dp_shard: int, tp: int
+) -> None:
+    training = replicated(dp_shard=dp_shard, tp=tp)
+    last = training.parallel.world_size - 1
+    plan = [
+        {"point": point, "rank": rank, "step": step, "action": "kill"}
+        for point, rank, step in (
+            ("backward", last, 5),
+            ("agree", 0, 9),
+            ("optimizer", last, 13),
+            ("memory", 0, 17),
+        )
+    ]
+    undisturbed = undisturbed_run(tmp_path / "undisturbed", training)
+    with supervised(tmp_path, training, standbys=0, chaos=plan) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert not not_fired(run, plan)
+        assert_same_history(run, undisturbed)
+        assert max(incident["steps_lost"] for incident in incidents(run)) <= 1
+
+
+def test_a_lost_node_is_replaced_from_its_living_replica(tmp_path: Path) -> None:
+    """No partner keeps a copy of what a replica on another node has; dropout included, the rank
+    that comes back has the very state of the one that was lost."""
+    training = replicated(tp=2)
+    undisturbed = undisturbed_run(tmp_path / "undisturbed", training)
+    with supervised(tmp_path, training, standbys=1) as run:
+        run.wait_step(10)
+        assert not any(run.of(EventKind.ATTEMPT_RUNNING)[0]["members"][0]["partners"])
+        run.agents.kill_node(run.seat_of(3))
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, undisturbed)
+        shards = sorted(run.remote_root.glob("step-*/__*_0.distcp"))
+        sizes = [path.stat().st_size for path in shards]
+        assert max(sizes[2:]) < min(sizes[:2]) / 10  # what replicas share is saved once
+        (incident,) = incidents(run)
+        assert incident["tiers"]["3"] == "reshard", run.story()
+        assert incident["steps_lost"] <= 1

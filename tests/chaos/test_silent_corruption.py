@@ -1,0 +1,194 @@
+"""Single bits that flip in one replica: found at once, by all ranks alike, named, and undone."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.chaos.conftest import Undisturbed
+from tests.chaos.proof import assert_same_history, incidents
+from tests.support.supervised import SupervisedRun, small_training, supervised
+
+from holdfast_service.reports import EventKind
+from holdfast_workers.spec import (
+    CheckpointSpec,
+    ModelSpec,
+    ParallelSpec,
+    RemoteTierSpec,
+    ScheduleSpec,
+    TrainingSpec,
+    TrainSpec,
+)
+
+pytestmark = pytest.mark.chaos
+STEPS = 60
+MODEL = ModelSpec(dim=32, layers=2, heads=2, sequence_length=32, dropout=0.1)
+WHERE = {
+    "parameter": ("forward", "backward", "agree", "optimizer"),
+    "moment": ("forward", "backward", "agree", "optimizer"),
+    "gradient": ("agree", "optimizer"),  # from here on it has been reduced
+}
+
+
+def replicated(replicas: int, steps: int = STEPS, **changes: Any) -> TrainingSpec:
+    """Small steps: the bits are what is looked at."""
+    fields: dict[str, Any] = {
+        "recipe": "tests.support.flips:FlipsBits",
+        "model": MODEL,
+        "train": TrainSpec(
+            steps=steps, global_batch=12, micro_batch=2, schedule=ScheduleSpec(warmup_steps=5)
+        ),
+        "parallel": ParallelSpec(dp_replicate=replicas),
+    }
+    return small_training(steps, **{**fields, **changes})
+
+
+@contextmanager
+def flipping(
+    folder: Path,
+    training: TrainingSpec,
+    flips: list[dict[str, Any]],
+    patch: pytest.MonkeyPatch,
+    **options: Any,
+) -> Iterator[SupervisedRun]:
+    folder.mkdir(exist_ok=True)
+    plan = folder / "flips.json"
+    plan.write_text(json.dumps(flips))
+    patch.setenv("HOLDFAST_TEST_FLIPS", str(plan))
+    with supervised(folder, training, workers_per_node=1, **{"standbys": 0, **options}) as run:
+        yield run
+
+
+def undisturbed(folder: Path, training: TrainingSpec, patch: pytest.MonkeyPatch) -> Undisturbed:
+    with flipping(folder / "undisturbed", training, [], patch) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert not incidents(run), run.story()  # a long healthy run raises no alarm
+        return Undisturbed(dict(run.digests), dict(run.rows))
+
+
+def drawn(seed: int, replicas: int, count: int) -> list[dict[str, Any]]:
+    """Flips of all kinds, far enough apart to tell what was found of each."""
+    draw = random.Random(seed)
+    flips = []
+    for number in range(count):
+        tensor = list(WHERE)[number % len(WHERE)]
+        flips.append(
+            {
+                "rank": draw.randrange(replicas),
+                "step": 3 + number * 6,
+                "phase": draw.choice(WHERE[tensor]),
+                "tensor": tensor,
+                "index": draw.randrange(100),
+                "bit": draw.randrange(16, 31),
+            }
+        )
+    return flips
+
+
+def named(incident: dict[str, Any]) -> set[int]:
+    """Who is said to have computed other bits."""
+    return {one["rank"] for one in incident["lost"] if one["cause"] == "corruption"} - {None}
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_a_flipped_bit_is_found_within_three_steps_named_and_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: int
+) -> None:
+    training = replicated(replicas)
+    flips = drawn(replicas, replicas, 9)
+    whole = undisturbed(tmp_path, training, monkeypatch)
+    # Each flip is another chance: that a node had one before is not held against it for long.
+    chances = {"window_s": 0.05}
+    with flipping(tmp_path, training, flips, monkeypatch, config=chances) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, whole)
+        found = incidents(run)
+        assert {incident["cause"] for incident in found} == {"corruption"}, run.story()
+        for flip in flips:
+            # What flips while the state of the step before is being copied may be in the copy.
+            steps = range(flip["step"] - 2, flip["step"] + 2)
+            mine = [one for one in found if one["restored_step"] in steps]
+            assert mine, (flip, run.story())
+            assert max(one["steps_lost"] for one in mine) <= 1
+            assert set.union(*map(named, mine)) == {flip["rank"]}, (flip, run.story())
+        assert len(run.of(EventKind.ATTEMPT_FORMING)) <= 1 + 2 * len(flips)
+
+
+def test_the_node_that_computed_other_bits_is_left_where_there_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = replicated(2, steps=30)
+    whole = undisturbed(tmp_path, training, monkeypatch)
+    flips = [flip_of("gradient", 1, 8, "optimizer")]
+    with flipping(tmp_path, training, flips, monkeypatch, standbys=1) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, whole)
+        worlds = [one["members"] for one in run.of(EventKind.ATTEMPT_RUNNING)]
+        seats = [[member["agent"] for member in members] for members in worlds]
+        assert seats[0] == seats[1]  # two differed: the step was repeated by the same
+        assert seats[-1][0] == seats[0][0]
+        assert seats[-1][1] not in seats[0], run.story()
+
+
+def test_a_third_node_decides_between_two_that_always_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node of rank 0 flips the bit whenever it computes the step; the referee takes rank 1."""
+    training = replicated(2, steps=30)
+    whole = undisturbed(tmp_path, training, monkeypatch)
+    flips = [flip_of("gradient", 0, 8, "optimizer", times=3)]
+    with flipping(tmp_path, training, flips, monkeypatch, standbys=1) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, whole)
+        assert set.union(*map(named, incidents(run))) == {0}, run.story()
+        formed = [one["members"] for one in run.of(EventKind.ATTEMPT_FORMING)]
+        assert formed[2][1]["agent"] not in {one["agent"] for one in formed[0]}, run.story()
+
+
+def test_a_corrupt_state_is_in_no_tier_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step goes to the remote tier; the flip is in the copy of the very last one."""
+    steps = 20
+    checkpoint = CheckpointSpec(remote=RemoteTierSpec(every_steps=1, keep=100))
+    training = replicated(2, steps=steps, checkpoint=checkpoint)
+    whole = undisturbed(tmp_path, training, monkeypatch)
+    flips = [flip_of("moment", 1, step, "optimizer") for step in (6, 11, steps)]
+    chances = {"window_s": 0.05}
+    with flipping(tmp_path, training, flips, monkeypatch, config=chances) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, whole)
+        saved = {(one["step"], one["attempt"]) for one in run.of(EventKind.CHECKPOINT_SAVED)}
+        bad = {one["uri"] for one in run.of(EventKind.CHECKPOINT_BAD)} - {""}
+        corrupt = {
+            (one["corrupt"]["step"], one["corrupt"]["attempt"])
+            for one in run.of(EventKind.CHECKPOINT_BAD)
+            if "corrupt" in one
+        }
+        assert {step for step, _ in corrupt} == {6, 11, steps}
+        good = {pair for pair in saved if not any(_is_of(uri, *pair) for uri in bad)}
+        assert not good & corrupt, run.story()
+        for path in run.remote_root.glob("step-*"):
+            if (path / ".metadata").exists() and not (path / "why-bad.txt").exists():
+                assert not any(_is_of(str(path), *pair) for pair in corrupt), run.story()
+
+
+def flip_of(tensor: str, rank: int, step: int, phase: str, times: int = 1) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "step": step,
+        "phase": phase,
+        "tensor": tensor,
+        "index": 4,
+        "bit": 24,
+        "times": times,
+    }
+
+
+def _is_of(uri: str, step: int, attempt: int) -> bool:
+    return uri.endswith(f"step-{step:08d}.attempt-{attempt}")

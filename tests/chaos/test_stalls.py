@@ -1,0 +1,166 @@
+"""Ranks without a sign of life are told of from outside, by agents that watch real workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.recipes import EvaluatesNowAndThen
+from tests.support.supervised import SupervisedRun, small_training, supervised
+
+from holdfast_service.reports import EventKind
+from holdfast_workers.messages import Inspection, Signal, SignalKind
+from holdfast_workers.spec import DetectionSpec
+
+pytestmark = pytest.mark.chaos
+
+FLOOR_S = 0.5
+LEARNED_STEPS = 30
+"""By then every phase has been seen often enough for a limit near the floor."""
+
+FIRST_STEPS = 8
+"""Of an attempt, and some more: those have limits of their own."""
+
+
+class Watched:
+    """A run whose signals are kept from its supervisor: what agents tell, not what follows."""
+
+    def __init__(self, run: SupervisedRun) -> None:
+        self.run = run
+        self.stalls: list[tuple[float, Signal]] = []
+        run.wait_step(LEARNED_STEPS)
+        self._pass_on = run.agents.on_signal
+        run.agents.on_signal = self._hear
+
+    def _hear(self, told: Signal) -> None:
+        if told.kind is SignalKind.RANK_STALLED:
+            self.stalls.append((time.monotonic(), told))
+        else:
+            self._pass_on(told)
+
+    def wait_stall(self, rank: int, since: float) -> tuple[float, Signal]:
+        """The first standstill of `rank` that was told after `since`, and how long after."""
+
+        def found() -> list[tuple[float, Signal]]:
+            return [(at, told) for at, told in self.stalls if at > since and told.rank == rank]
+
+        self.run.wait(lambda: bool(found()), 20.0)
+        at, told = found()[0]
+        return at - since, told
+
+    def replace(self, rank: int) -> None:
+        """End a rank that hangs; return once its successor is beyond the first steps."""
+        self.run.kill(rank)
+        self.run.wait_step(max(self.run.rows) + FIRST_STEPS)
+
+    def inspect(self, rank: int) -> Inspection:
+        seat, worker = self.run.workers()[rank]
+        agents = self.run.agents
+        epoch = agents.call(seat, "report", timeout_s=10).result().epoch
+        inspected: tuple[Inspection, ...] = agents.call(
+            seat, "inspect", epoch, worker.attempt, timeout_s=10
+        ).result()
+        return next(one for one in inspected if one.beat.rank == rank)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """A world that has learned; every test leaves it training."""
+    training = small_training(100_000, detection=DetectionSpec(hang_floor_s=FLOOR_S))
+    with supervised(tmp_path_factory.mktemp("watched"), training, standbys=0) as run:
+        yield Watched(run)
+
+
+def test_a_stopped_rank_is_told_of_and_seen_without_its_help(watched: Watched) -> None:
+    pid = watched.run.pids()[2]
+    began = time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    after_s, told = watched.wait_stall(2, began)
+    beat = told.detail["beat"]
+    assert (told.pid, beat["rank"], beat["pid"]) == (pid, 2, pid)
+    assert beat["age_s"] > beat["limit_s"]
+    assert after_s < 3 * beat["limit_s"]
+    seen = watched.inspect(2)
+    assert seen.process == "T"
+    assert seen.stack, seen.problem
+    others = [watched.inspect(rank) for rank in (0, 1, 3)]
+    assert all(one.process in "SR" for one in others)
+    entered = {one.beat.rank: one.beat for one in [seen, *others]}
+    waiting = [g for beat in entered.values() for g in beat.groups if g.entered > g.left]
+    assert waiting, entered
+    watched.replace(2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "states", "stands_in"),
+    [
+        ("gil", "S", "_hold_the_lock"),
+        ("loop", "R", "carry_out"),
+        ("read", "S", "_read_what_nobody"),
+    ],
+)
+def test_a_rank_that_hangs_is_told_of_whatever_it_hangs_in(
+    watched: Watched, kind: str, states: str, stands_in: str
+) -> None:
+    """The thread that answers its agent hangs with it where the interpreter's lock is held."""
+    began = time.monotonic()
+    watched.run.inject(kind, rank=3, phase="backward")
+    after_s, told = watched.wait_stall(3, began)
+    beat = told.detail["beat"]
+    assert beat["phase"] == "backward"
+    assert after_s < 3 * beat["limit_s"]
+    seen = watched.inspect(3)
+    assert seen.process in states
+    assert any(stands_in in frame for frame in seen.stack), seen
+    watched.replace(3)
+
+
+def test_a_standstill_is_told_once(watched: Watched) -> None:
+    """The last to use this world: what a rank stood still for before it went on is learned."""
+    pid = watched.run.pids()[1]
+    began = time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    watched.wait_stall(1, began)
+    for rank in (0, 2, 3):
+        watched.wait_stall(rank, began)
+    told = len(watched.stalls)
+    deadline = time.monotonic() + 2 * FLOOR_S
+    watched.run.wait(lambda: time.monotonic() > deadline)
+    assert len(watched.stalls) == told
+    os.kill(pid, signal.SIGCONT)
+    watched.run.wait_step(max(watched.run.rows) + 5)
+    again = time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    watched.wait_stall(1, again)
+    os.kill(pid, signal.SIGCONT)
+    watched.run.wait_step(max(watched.run.rows) + 5)
+
+
+def test_a_long_phase_of_all_ranks_is_told_of_and_breaks_nothing(tmp_path: Path) -> None:
+    """An evaluation over its limit on every rank is a wait; one that declared its time is not even
+    told of."""
+    limit_s = EvaluatesNowAndThen.takes_s / 3
+    training = small_training(
+        30,
+        recipe="tests.support.recipes:EvaluatesNowAndThen",
+        detection=DetectionSpec(limits={"evaluate": limit_s, "user": limit_s}),
+    )
+    told: list[Signal] = []
+    with supervised(tmp_path, training, standbys=0) as run:
+        pass_on = run.agents.on_signal
+
+        def hear(signal: Signal) -> None:
+            told.append(signal)
+            pass_on(signal)
+
+        run.agents.on_signal = hear
+        end = run.wait_end()
+        assert end["outcome"] == "SUCCEEDED", run.story()
+        assert not run.of(EventKind.INCIDENT_OPENED), run.story()
+    stalls = [one.detail["beat"] for one in told if one.kind is SignalKind.RANK_STALLED]
+    assert {beat["phase"] for beat in stalls} == {"evaluate"}
+    assert {beat["rank"] for beat in stalls} == {0, 1, 2, 3}

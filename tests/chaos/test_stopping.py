@@ -1,0 +1,121 @@
+"""Cancelled and paused jobs save their last state first, whatever dies meanwhile (P2, P5)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.chaos.conftest import STEPS, Undisturbed
+from tests.chaos.proof import assert_same_history, incidents, not_fired
+from tests.support.supervised import SupervisedRun, small_training, supervised
+
+from holdfast_service.reports import EventKind, StopKind
+from holdfast_workers.checkpoint.manifest import list_checkpoints, verify
+from holdfast_workers.checkpoint.storage import open_storage
+from holdfast_workers.spec import DetectionSpec
+
+pytestmark = pytest.mark.chaos
+
+UNWATCHED = DetectionSpec(enabled=False)
+
+
+def assert_saved(run: SupervisedRun, end: dict[str, Any]) -> None:
+    """The last step made is the newest checkpoint, and whole."""
+    assert end["durable_step"] == max(run.rows) == end["step"], run.story()
+    newest = list_checkpoints(open_storage(str(run.remote_root)))[0]
+    assert newest.step == end["step"]
+    verify(open_storage(newest.uri))
+
+
+def test_a_cancelled_job_saves_its_last_state_and_stops(tmp_path: Path) -> None:
+    with supervised(tmp_path, small_training(4000), standbys=1) as run:
+        run.wait_step(5)
+        run.stop(StopKind.CANCEL)
+        end = run.wait_end(20)
+        assert end["outcome"] == "CANCELLED", run.story()
+        assert_saved(run, end)
+        assert not incidents(run)
+        run.wait(lambda: not run.workers(), 10)
+
+
+def test_a_paused_job_goes_on_with_the_same_bits_whatever_died_in_its_last_save(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    plan = [
+        {"point": "save", "rank": 3, "action": "kill"},  # amid the copy that it leaves
+        {"point": "saver", "rank": 1, "action": "kill"},
+        {"point": "finalizer", "action": "kill"},
+    ]
+    with supervised(tmp_path, small_training(STEPS), standbys=0, chaos=plan) as first:
+        first.wait_step(10)
+        first.stop(StopKind.PAUSE)
+        end = first.wait_end()
+        assert end["outcome"] == "PAUSED", first.story()
+        assert not not_fired(first, plan)
+        assert_saved(first, end)
+        attempts = first.supervisor.report(first.cursors).attempt
+    with supervised(tmp_path, small_training(STEPS), standbys=0, resumes=first) as second:
+        second.wait(lambda: len(second.of(EventKind.ENDED)) == 2, 120)
+        assert second.wait_end()["outcome"] == "SUCCEEDED", second.story()
+        assert_same_history(second, undisturbed)
+        numbers = [event["attempt"] for event in second.of(EventKind.ATTEMPT_FORMING)]
+        assert numbers == sorted(set(numbers))
+        again = second.of(EventKind.ATTEMPT_FORMING)[-1]
+        assert again["attempt"] > attempts
+        assert again["restore"]["step"] == end["step"]
+        assert set(again["restore"]["tiers"].values()) == {"remote"}
+
+
+def test_a_rank_that_hangs_while_the_job_stops_is_replaced_and_the_last_state_saved(
+    tmp_path: Path,
+) -> None:
+    with supervised(tmp_path, small_training(4000), standbys=0) as run:
+        run.wait_step(5)
+        os.kill(run.pids()[2], signal.SIGSTOP)
+        run.stop(StopKind.CANCEL)
+        end = run.wait_end()
+        assert end["outcome"] == "CANCELLED", run.story()
+        assert_saved(run, end)
+        assert [incident["cause"] for incident in incidents(run)] == ["hang"]
+
+
+def test_a_hang_that_nobody_sees_costs_a_job_that_stops_the_deadline_and_no_more(
+    tmp_path: Path,
+) -> None:
+    with supervised(tmp_path, small_training(4000, detection=UNWATCHED), standbys=0) as run:
+        run.wait_step(5)
+        os.kill(run.pids()[2], signal.SIGSTOP)
+        run.stop(StopKind.CANCEL, within_s=3.0)
+        end = run.wait_end(20)
+        assert (end["outcome"], end["durable_step"]) == ("CANCELLED", None), run.story()
+        assert "nothing is in the remote tier" in end["message"]
+        assert "was on two nodes in memory" in end["message"]
+
+
+def test_a_pause_that_can_save_nothing_is_undone_and_costs_no_step(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    with supervised(tmp_path, small_training(STEPS, detection=UNWATCHED), standbys=0) as run:
+        run.wait_step(5)
+        os.kill(run.pids()[2], signal.SIGSTOP)
+        run.stop(StopKind.PAUSE, within_s=2.0)
+        run.wait(lambda: bool(run.of(EventKind.STOP_UNDONE)))
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, undisturbed)
+
+
+def test_a_supervisor_that_dies_while_the_job_pauses_leaves_that_to_the_next(
+    tmp_path: Path,
+) -> None:
+    with supervised(tmp_path, small_training(4000), standbys=0) as run:
+        run.wait_step(5)
+        run.stop(StopKind.PAUSE)
+        run.wait(lambda: bool(run.of(EventKind.JOB_STOPPING)))
+        run.lose_supervisor()
+        end = run.wait_end(30)
+        assert end["outcome"] == "PAUSED", run.story()
+        assert_saved(run, end)
+        assert not incidents(run)

@@ -1,0 +1,251 @@
+"""Replication and fetching over a link that is cut, held up and changed at every byte of it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.crash_points.memory_states import (
+    MESH,
+    RANK,
+    SIZES,
+    Saved,
+    layout_of,
+    payload_of,
+)
+from tests.crash_points.nodes import TIMES, Receiver, Sender
+from tests.support.faulty_link import Fault, FaultyLink, Kind, Way
+from tests.support.points import Points, seeded_runs
+from tests.workers.memory.shm import SECRET, eventually
+
+from holdfast_workers.memory import intake
+from holdfast_workers.memory.fetch import BadShard, SourceLost, fetch
+from holdfast_workers.memory.replicate import Replicator
+from holdfast_workers.memory.reshard import Reshard
+from holdfast_workers.memory.server import DataServer
+from holdfast_workers.messages import Origin, Partner, Place, Restore, Tier
+
+LATE_S = 8.0  # what a machine that is busy with other things may add to a deadline
+IN_PAYLOAD = 300
+STALLS = 6
+STRIKES = 30
+OF_BOXES = 500
+OF_ALL = 0.55
+
+
+def _faults(
+    carried: dict[Way, bytearray], payload_way: Way, payload: bytes, random_: random.Random
+) -> list[Fault]:
+    """A cut and a flip at every byte but those of the payload, of which some; and some stalls.
+    Of them all one run takes a share."""
+    faults = []
+    for way in Way:
+        places = list(range(len(carried[way])))
+        if way is payload_way:
+            start = carried[way].index(payload)
+            inside = range(start + 1, start + len(payload) - 1)
+            chosen = set(random_.sample(inside, IN_PAYLOAD))
+            places = [at for at in places if at not in inside or at in chosen]
+        for at in places:
+            faults.append(Fault(Kind.CUT, way, at))
+            faults.append(Fault(Kind.FLIP, way, at, random_.randrange(8)))
+        faults += [Fault(Kind.STALL, way, at) for at in random_.sample(places, STALLS)]
+    return random_.sample(faults, int(OF_ALL * len(faults)))
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a push that is cut off, some is kept, and some is sent again."""
+    monkeypatch.setattr(intake, "_PIECE", 512)
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    def counts() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+    before = counts()
+    yield
+    gc.collect()  # mappings end with their last view
+    eventually(lambda: all(now <= then for now, then in zip(counts(), before, strict=True)))
+
+
+class Replication:
+    """A worker's node that replicates to a partner over a faulty link."""
+
+    def __init__(self, shm: Path) -> None:
+        self.sender = Sender(shm / "sender")
+        self.receiver = Receiver(shm / "receiver", Place.REPLICA)
+        self.server = self._serve()
+        self.link = FaultyLink(self.server.port, on_strike=self._lose_the_server)
+        self.changed = threading.Condition()
+        self.replicated = 0
+        self.lost = 0
+        self.wrong: list[str] = []
+        self.replicator = Replicator(
+            self.sender.store,
+            SECRET,
+            self._note_replicated,
+            self._note_lost,
+            timeouts=TIMES,
+            retry_s=0.001,
+        )
+
+    def step(self, fault: Fault | None) -> None:
+        """Save a step and replicate it on a new connection, which `fault` strikes."""
+        self.lost = 0
+        self.link.arm(fault)
+        step = self.sender.save()
+        began = time.monotonic()
+        self.replicator.set_partners(RANK, (Partner("partner", "127.0.0.1", self.link.port),))
+        self.replicator.offer(RANK, 1, step)
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.replicated == step, LATE_S), str(fault)
+        assert time.monotonic() - began < TIMES.handshake_s + TIMES.stall_s + LATE_S
+        assert self.wrong == [], f"{fault}: {self.wrong}"
+        assert self.lost or not self.link.fired, f"{fault} went unnoticed"
+        self.receiver.check(step, step)
+        self.replicator.set_partners(RANK, ())
+
+    def close(self) -> None:
+        self.replicator.close()
+        self.link.close()
+        self.server.close()
+
+    def _serve(self) -> DataServer:
+        return DataServer(self.receiver.store, SECRET, "127.0.0.1", timeouts=TIMES)
+
+    def _lose_the_server(self) -> None:
+        """The partner's agent dies and comes back: its segments stay."""
+        self.server.close()
+        self.receiver = Receiver(self.receiver.root, Place.REPLICA)
+        self.server = self._serve()
+        self.link.target = self.server.port
+
+    def _note_replicated(self, rank: int, attempt: int, step: int) -> None:
+        with self.changed:
+            self.replicated = step
+            self.changed.notify_all()
+
+    def _note_lost(self, rank: int, partner: Partner, why: str, others: bool) -> None:
+        """In the sending thread, before it tries again: the moment in which a node may be lost."""
+        self.lost += 1
+        step = self.sender.step
+        if step > 1:
+            try:
+                self.receiver.check(step, step - 1)
+            except AssertionError as error:
+                self.wrong.append(str(error))
+
+
+def _replicate(shm: Path, points: Points, share: float) -> None:
+    pair = Replication(shm)
+    pair.step(None)
+    faults = _faults(pair.link.carried, Way.UP, payload_of(Saved(1, 1)), points.random)
+    faults += [Fault(Kind.STRIKE, one.way, one.at) for one in points.random.sample(faults, STRIKES)]
+    for fault in faults:
+        pair.step(fault)
+        points.tried += pair.link.fired
+    pair.close()
+    points.enough()
+
+
+def _source(port: int, step: int, digest: str) -> Restore:
+    return Restore(
+        Tier.PARTNER_RAM,
+        step,
+        attempt=1,
+        digest=digest,
+        agent="source",
+        host="127.0.0.1",
+        data_port=port,
+    )
+
+
+@seeded_runs
+def test_whatever_befalls_a_fetch_it_ends_with_the_state_or_with_a_reason(
+    shm: Path, run: int
+) -> None:
+    points = Points("data channel: fetch", run)
+    source, here = Sender(shm / "source"), Receiver(shm / "here", Place.OWN)
+
+    def bring(fault: Fault | None) -> bool:
+        """Fetch the next step, once over the link with the fault and then undisturbed."""
+        step = source.save()
+        digest = source.segment.commits()[0].digest
+        link.arm(fault)
+        began = time.monotonic()
+        try:
+            fetch(SECRET, _source(link.port, step, digest), RANK, here.store, 1.0, timeouts=TIMES)
+        except (SourceLost, BadShard):
+            assert link.fired, "failed without a fault"
+            if step > 1:
+                here.check(step, step - 1)
+        else:
+            assert not link.fired, f"{fault} went unnoticed"
+        assert time.monotonic() - began < 1.0 + LATE_S
+        fetch(SECRET, _source(server.port, step, digest), RANK, here.store, 5.0, timeouts=TIMES)
+        here.check(step, step)
+        return link.fired
+
+    with (
+        closing(DataServer(source.store, SECRET, "127.0.0.1", timeouts=TIMES)) as server,
+        closing(FaultyLink(server.port)) as link,
+    ):
+        bring(None)
+        for fault in _faults(link.carried, Way.DOWN, payload_of(Saved(1, 1)), points.random):
+            points.tried += bring(fault)
+    points.enough()
+
+
+@seeded_runs
+def test_whatever_befalls_the_boxes_of_a_reshard_it_ends_with_the_state_or_with_a_reason(
+    shm: Path, run: int
+) -> None:
+    points = Points("data channel: boxes", run)
+    source, here = Sender(shm / "source"), Receiver(shm / "here", Place.OWN)
+    here.store.ensure(RANK, Place.OWN, layout_of(SIZES))
+
+    def put_together(port: int, step: int, timeout_s: float) -> None:
+        digest = source.segment.commits()[0].digest
+        origin = Origin(RANK, "source", Place.OWN, "127.0.0.1", port, digest)
+        restore = Restore(Tier.RESHARD, step, attempt=1, mesh=MESH, origins=(origin,))
+        Reshard(SECRET, "here", restore, RANK, here.store, timeouts=TIMES).run({}, timeout_s)
+
+    def bring(fault: Fault | None) -> bool:
+        """Take the next step's boxes, once over the link with the fault and then undisturbed."""
+        step = source.save()
+        link.arm(fault)
+        began = time.monotonic()
+        try:
+            put_together(link.port, step, 0.5)
+        except SourceLost as lost:
+            assert link.fired, f"failed without a fault: {lost}"
+            assert [one.rank for one in lost.origins] == [RANK]
+            if step > 1:
+                here.check(step, step - 1)
+        else:
+            assert not link.fired, f"{fault} went unnoticed"
+        assert time.monotonic() - began < 0.5 + LATE_S
+        put_together(server.port, step, 5.0)
+        here.check(step, step)
+        return link.fired
+
+    with (
+        closing(DataServer(source.store, SECRET, "127.0.0.1", timeouts=TIMES)) as server,
+        closing(FaultyLink(server.port)) as link,
+    ):
+        bring(None)
+        raw, tensors = payload_of(Saved(1, 1)), layout_of(SIZES).tensors
+        sent = b"".join(raw[one.offset : one.offset + one.nbytes] for one in tensors)
+        faults = _faults(link.carried, Way.DOWN, sent, points.random)
+        for fault in points.random.sample(faults, OF_BOXES):
+            points.tried += bring(fault)
+    points.enough()

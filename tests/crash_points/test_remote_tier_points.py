@@ -1,0 +1,210 @@
+"""The remote tier, killed, torn, cut off from power and flipped at everything that it writes.
+
+The real saver and finalizer write the checkpoints, once onto a disk that keeps what was synced and
+once into a bucket; whatever state is left, the real code lists, loads and goes on from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.crash_points.remote_job import (
+    RANKS,
+    STEPS,
+    Job,
+    Saved,
+    check,
+    go_on,
+    loaded,
+    payload_at,
+)
+from tests.support.crash_states import Moment, flipped, put_files, torn
+from tests.support.faulty_storage import Bucket, MemoryStorage
+from tests.support.points import Points, seeded_runs
+from tests.support.power_loss import PowerRecorder
+
+from holdfast_workers import saver
+from holdfast_workers.checkpoint import local_files
+from holdfast_workers.checkpoint.local_files import LocalStorage
+from holdfast_workers.checkpoint.manifest import (
+    BadCheckpoint,
+    CheckpointError,
+    list_checkpoints,
+)
+from holdfast_workers.checkpoint.retention import quarantine
+from holdfast_workers.checkpoint.storage import Storage
+from holdfast_workers.memory.segment import Segment
+
+CUTS = 14
+LOSSES = 3
+GO_ON_EVERY = 12
+
+
+@pytest.fixture
+def job(shm: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    return Job(shm / "copies", monkeypatch)
+
+
+def _history(job: Job, holds: Callable[..., None]) -> None:
+    """Four checkpoints of two attempts; the third is never completed, the first is retired."""
+    job.checkpoint(STEPS[0])
+    holds(STEPS[0])
+    job.checkpoint(STEPS[1])
+    holds(STEPS[1])
+    job.save(STEPS[2], 0)
+
+    job.checkpoint(STEPS[3])
+    holds(STEPS[3])
+
+
+def _on_disk(job: Job, root: Path) -> PowerRecorder:
+    root.mkdir()
+    recorder = PowerRecorder(root, (local_files,))
+    job.root = LocalStorage(root / "jobs" / "checkpoints")
+    with recorder.watching_syncs(), recorder.recording():
+        _history(job, recorder.now_holds)
+    return recorder
+
+
+def _in_bucket(job: Job) -> Bucket:
+    bucket = Bucket()
+    job.root = MemoryStorage(bucket)
+    _history(job, bucket.now_holds)
+    return bucket
+
+
+def _states_on_disk(recorder: PowerRecorder, points: Points) -> Iterator[Moment]:
+    """Every state that a kill may leave, then those that a loss of power may leave."""
+    for number, moment in enumerate(recorder.moments):
+        earlier = recorder.moments[number - 1] if number else moment
+        if moment.files != earlier.files:
+            yield from torn(earlier, moment, points.random, CUTS)
+            yield moment
+        for _loss in range(LOSSES):
+            files = recorder.disks[number].after_power_loss(points.random)
+            yield replace(moment, files=files, line=f"power lost at {moment.line}")
+
+
+@seeded_runs
+def test_a_crash_at_any_write_leaves_the_previous_checkpoint_and_no_other_bits(
+    shm: Path, job: Job, run: int
+) -> None:
+    points = Points("remote tier: killed, torn or lost", run)
+    recorder = _on_disk(job, shm / "disk")
+    states = [(moment, True) for moment in _states_on_disk(recorder, points)]
+    states += [(moment, False) for moment in _in_bucket(job).moments]
+    for number, (moment, local) in enumerate(states):
+        root: Storage
+        if local:
+            put_files(shm / "work", moment.files)
+            root = LocalStorage(shm / "work" / "jobs" / "checkpoints")
+        else:
+            root = MemoryStorage(Bucket(dict(moment.files)))
+        try:
+            check(root, STEPS, moment.must_hold)
+            if number % GO_ON_EVERY == 0:
+                go_on(job, root)
+        except (AssertionError, CheckpointError) as error:
+            raise AssertionError(f"{moment.line}: {error}") from error
+        points.tried += 1
+    points.enough()
+
+
+def _damaged(content: bytes, points: Points) -> bytes:
+    """One bit changed, or cut short, or all from some byte on gone to zeros."""
+    at = points.random.randrange(len(content))
+    harm = points.random.choice(("flip", "flip", "flip", "cut", "zeros"))
+    if harm == "flip":
+        return flipped(content, 8 * at + points.random.randrange(8))
+    return content[:at] if harm == "cut" else content[:at] + bytes(len(content) - at)
+
+
+def _ladder(root: Storage, known: Collection[Saved]) -> tuple[Saved, int]:
+    """Restore as a job does: newest first, and what turns out bad goes into quarantine. Which
+    checkpoint served, and how many were found bad."""
+    bad: list[str] = []
+    while True:
+        listed = list_checkpoints(root, lambda uri, why: bad.append(uri))
+        newest = Saved(listed[0].step, listed[0].attempt)
+        assert newest in known
+        try:
+            for rank in range(RANKS):
+                assert loaded(root, newest, rank) == payload_at(newest, rank), "silently wrong"
+        except BadCheckpoint as error:
+            quarantine(root.below(newest.folder), str(error))
+            bad.append(newest.folder)
+        else:
+            return newest, len(set(bad))
+
+
+@seeded_runs
+def test_a_damaged_object_is_found_at_the_latest_when_it_is_loaded(job: Job, run: int) -> None:
+    points = Points("remote tier: flipped or cut", run)
+    bucket = Bucket()
+    job.root = MemoryStorage(bucket)
+    older, newer = STEPS[0], STEPS[1]
+    job.checkpoint(older)
+    job.checkpoint(newer)
+    vital = ("manifest.json", ".distcp")  # what our own loader reads
+    for name in [name for name in bucket.objects if name.startswith(newer.folder)]:
+        for _point in range(260 if name.endswith(vital) else 50):
+            damaged = _damaged(bucket.objects[name], points)
+            root = MemoryStorage(Bucket({**bucket.objects, name: damaged}))
+            served, bad = _ladder(root, (older, newer))
+            if damaged != bucket.objects[name] and name.endswith(vital):
+                assert (served, bad) == (older, 1), f"{name}: {served} served, {bad} bad"
+            else:
+                assert (served, bad) == (newer, 0)
+            points.tried += 1
+        gone = {one: content for one, content in bucket.objects.items() if one != name}
+        _ladder(MemoryStorage(Bucket(gone)), (older, newer))
+    points.enough()
+
+
+@seeded_runs
+def test_what_is_damaged_before_it_is_published_is_never_loaded_as_another(
+    job: Job, run: int
+) -> None:
+    """Between the savers and the finalizer: a record that tells lies, a shard that changed."""
+    points = Points("remote tier: flipped or cut before publication", run)
+    bucket = Bucket()
+    job.root = MemoryStorage(bucket)
+    older, newer = STEPS[0], STEPS[1]
+    job.checkpoint(older)
+    for rank in range(RANKS):
+        job.save(newer, rank)
+    for name in [name for name in bucket.objects if name.startswith(newer.folder)]:
+        for _point in range(120):
+            damaged = _damaged(bucket.objects[name], points)
+            job.root = MemoryStorage(Bucket({**bucket.objects, name: damaged}))
+            with contextlib.suppress(CheckpointError):
+                job.finalize(newer)
+            served, _bad = _ladder(job.root, (older, newer))
+            assert served == older or damaged == bucket.objects[name]
+            points.tried += 1
+    points.enough()
+
+
+def test_a_copy_that_changes_under_its_saver_is_not_published(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = Bucket()
+    job.root = MemoryStorage(bucket)
+    save_shard = saver.save_shard
+
+    def flip_and_save(at: Storage, payload: memoryview, layout: Any, rank: int, *rest: int) -> Any:
+        """The bit changes after any look that the saver may have taken at first."""
+        saved = STEPS[0]
+        with Segment.open(job.copy_path(saved, rank)) as copy:
+            copy._slot(copy.commits()[0].slot)[5] ^= 1
+        return save_shard(at, payload, layout, rank, *rest)
+
+    monkeypatch.setattr(saver, "save_shard", flip_and_save)
+    with pytest.raises(ValueError, match="digest"):
+        job.save(STEPS[0], 0)
+    assert not any(name.endswith(".record.json") for name in bucket.objects)

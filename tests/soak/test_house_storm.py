@@ -1,0 +1,99 @@
+"""The long storm as a user would raise it: over REST, on Ray, the API server among its victims."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.end_to_end.conftest import Product, spec
+from tests.soak.weather import KINDS, percentiles
+
+from holdfast_service import local_cluster
+from holdfast_workers.injection import FaultKind, Injection, Victim
+
+pytestmark = [
+    *(pytest.mark.soak, pytest.mark.cluster, pytest.mark.chaos),
+    pytest.mark.timeout(4 * 3600),
+]
+FAULTS = 300
+STEPS = 1800
+API_DEATH = "api_death"
+API_SHARE = 0.05
+ADVANCE_S = 240.0
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Product:
+    monkeypatch.setenv("HOLDFAST_QUARANTINE_INCIDENTS", "0")  # all nodes have many, on purpose
+    started = Product(tmp_path)
+    started.start()
+    return started
+
+
+def document() -> dict[str, object]:
+    whole = spec(name="storm")
+    whole["train"] = {**whole["train"], "steps": STEPS}
+    whole["recovery"] = {
+        **whole["recovery"],
+        "max_failures": 100_000,
+        "max_without_progress": 100_000,
+    }
+    return whole
+
+
+def test_three_hundred_faults_over_rest_change_no_bit_and_leave_nothing(house: Product) -> None:
+    try:
+        calm = house.client.submit(document())
+        assert house.finish(calm.id, 1800.0).state == "SUCCEEDED"
+        undisturbed = house.client.digests(calm.id)
+        job = house.client.submit(document()).id
+        struck = blow(house, job, random.Random(3))
+        ended = house.finish(job, 1800.0)
+        print(summary(house, job, struck))
+        assert ended.state == "SUCCEEDED", ended.outcome
+        digests = house.client.digests(job)
+        assert digests[STEPS] == undisturbed[STEPS]
+        assert digests.items() <= undisturbed.items()
+        told = house.samples(job)
+        assert told.items() <= house.samples(calm.id).items()
+        assert len(house.client.faults(job)) == sum(kind != API_DEATH for _, kind in struck)
+        house.wait(lambda: not house.left_of(job), 60.0)
+    finally:
+        if house.process is not None and house.process.poll() is None:
+            house.stop()
+        local_cluster.stop(house.data_dir)
+
+
+def blow(house: Product, job: str, drawn: random.Random) -> list[tuple[float, str]]:
+    struck: list[tuple[float, str]] = []
+    kinds = list(KINDS)
+    while len(struck) < FAULTS:
+        house.wait_step(job, 5 + (STEPS - 50) * len(struck) // FAULTS, ADVANCE_S)
+        if drawn.random() < API_SHARE:
+            struck.append((time.time(), API_DEATH))
+            house.kill()
+            house.start()
+            continue
+        kind = drawn.choices(kinds, list(KINDS.values()))[0]
+        how: dict[str, object] = {"duration_s": 3.0} if kind is FaultKind.REMOTE_DOWN else {}
+        if Injection(kind).victim in (Victim.RANK, Victim.NODE):
+            how["rank"] = drawn.randrange(4)
+        struck.append((time.time(), kind.value))
+        house.client.inject(job, kind, **how)
+        if kind is FaultKind.NODE_LOSS:
+            local_cluster.add_node(house.cluster)
+    return struck
+
+
+def summary(house: Product, job: str, struck: list[tuple[float, str]]) -> str:
+    found: dict[str, list[float]] = {}
+    for incident in house.client.incidents(job):
+        before = [kind for at, kind in struck if at <= incident.opened_at]
+        total = incident.phases_s.get("total")
+        if before and total is not None and incident.cause != "remote_unavailable":
+            found.setdefault(before[-1], []).append(total)
+    lines = [f"{kind:>17}: {percentiles(times)}" for kind, times in sorted(found.items())]
+    return "\n".join([str(dict(Counter(kind for _, kind in struck))), *lines])

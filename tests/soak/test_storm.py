@@ -1,0 +1,64 @@
+"""Mixed faults, also during recoveries: the job ends with the undisturbed run's bits, every sample
+was read once, and nothing is left. `make test` has a short storm, `make soak` the long one."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.soak.weather import Storm
+from tests.support.supervised import small_training, supervised
+
+from holdfast_service.reports import EventKind
+from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, RemoteTierSpec
+
+pytestmark = pytest.mark.chaos
+CHECKPOINT = CheckpointSpec(
+    memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=20, keep=2)
+)
+PATIENT = {"max_failures": 100_000, "max_without_progress": 100_000, "standby_wait_s": 20.0}
+
+
+@pytest.mark.parametrize(
+    ("seed", "faults", "steps", "end_s"),
+    [
+        pytest.param(1, 40, 200, 120.0, id="short"),
+        pytest.param(
+            2, 320, 1600, 600.0, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(7200)]
+        ),
+    ],
+)
+def test_a_storm_of_mixed_faults_changes_no_bit_and_leaves_nothing(
+    tmp_path: Path, seed: int, faults: int, steps: int, end_s: float
+) -> None:
+    calm, stormy = tmp_path / "calm", tmp_path / "stormy"
+    training = small_training(steps, checkpoint=CHECKPOINT)
+    calm.mkdir()
+    stormy.mkdir()
+    with supervised(calm, training, standbys=0) as run:
+        assert run.wait_end(end_s)["outcome"] == "SUCCEEDED", run.story()
+        undisturbed, samples = dict(run.digests), {s: row.samples for s, row in run.rows.items()}
+    open_files = psutil.Process().num_fds()
+    with supervised(stormy, training, standbys=1, config=PATIENT) as run:
+        storm = Storm(run, seed, faults)
+        storm.blow()
+        assert run.wait_end(end_s)["outcome"] == "SUCCEEDED", run.story()
+        print(storm.summary())
+        storm.assert_all_came()
+        assert len(run.of(EventKind.INCIDENT_CLOSED)) >= faults // 4
+        # The last state follows from every step and sample before it.
+        assert run.digests[steps] == undisturbed[steps], run.story()
+        assert run.digests.items() <= undisturbed.items(), run.story()
+        assert {step: row.samples for step, row in run.rows.items()}.items() <= samples.items()
+        # Rows that only agents knew which died at once are not told.
+        assert len(run.rows) >= steps - faults // 2
+        assert [event.seq for event in run.events] == list(range(1, len(run.events) + 1))
+        run.wait(lambda: not list(run.agents.root.glob("*/save-*.seg")), 10.0)
+        root = run.agents.root
+    assert not root.exists()
+    _, alive = psutil.wait_procs(storm.processes, 10.0)
+    assert alive == []
+    gc.collect()
+    assert psutil.Process().num_fds() <= open_files + faults // 2

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.support.s3_server import CREDENTIALS, S3Server
+
+from holdfast_workers.checkpoint.storage import Storage, StorageOptions, open_storage
+
+
+@pytest.fixture
+def s3_root(s3_server: S3Server) -> Storage:
+    """Small parts, so that small objects have several; S3 allows no less than 5 MiB for them."""
+    options = StorageOptions(
+        endpoint=s3_server.endpoint, credentials=CREDENTIALS, part_bytes=5 * 1024 * 1024
+    )
+    return open_storage(f"s3://{s3_server.new_bucket()}/some/job", options)
+
+
+@pytest.fixture(params=["local", "s3"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    if request.param == "local":
+        return open_storage(str(tmp_path / "job"))
+    found: Storage = request.getfixturevalue("s3_root")
+    return found

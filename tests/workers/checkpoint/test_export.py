@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
+from tests.support.llama_checkpoint import save_llama
+from tests.workers.checkpoint.worlds import global_state, save_world
+
+from holdfast_workers.checkpoint.export import NotExportable, plan_export, write_export
+from holdfast_workers.checkpoint.manifest import BadCheckpoint
+from holdfast_workers.checkpoint.storage import Storage, write_small
+from holdfast_workers.models.llama_parameters import hugging_face_name, parameter_shapes
+from holdfast_workers.spec import ModelSpec, TrainingSpec
+
+MESHES = [{"dp_shard": 2, "tp": 2}, {"dp_shard": 1, "tp": 4}, {"dp_shard": 1, "tp": 1}]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_boxes_of_any_mesh_become_whole_tensors(
+    root: Storage, tmp_path: Path, mesh: dict[str, int]
+) -> None:
+    manifest = save_world(root, 7, 1, mesh)
+    plan = plan_export(manifest)
+    target = tmp_path / "model.safetensors"
+    with target.open("w+b") as file:
+        write_export(root.below(manifest.folder), plan, file)
+    assert target.stat().st_size == plan.nbytes
+    loaded = load_file(target)
+    expected = {n: one for n, one in global_state().items() if n.startswith("model.")}
+    assert set(loaded) == {name.removeprefix("model.") for name in expected}
+    for name, values in expected.items():
+        assert np.array_equal(loaded[name.removeprefix("model.")], values)
+
+
+def test_a_flipped_byte_anywhere_is_found(root: Storage, tmp_path: Path) -> None:
+    manifest = save_world(root, 7, 1, MESHES[0])
+    at = root.below(manifest.folder)
+    content = bytearray(at.read("__3_0.distcp"))
+    content[-1] ^= 1  # not even a parameter's
+    write_small(at, "__3_0.distcp", bytes(content))
+    with (tmp_path / "x").open("w+b") as file, pytest.raises(BadCheckpoint, match="__3_0"):
+        write_export(at, plan_export(manifest), file)
+
+
+def test_hugging_faces_names_are_for_the_llama_alone(root: Storage, tmp_path: Path) -> None:
+    with pytest.raises(NotExportable, match="own names"):
+        plan_export(save_world(root, 7, 1, MESHES[0]), hugging_face=True)
+    training = TrainingSpec(model=ModelSpec(dim=32, layers=1, heads=2, sequence_length=16))
+    manifest = save_llama(root, 8, training)
+    target = tmp_path / "model.safetensors"
+    with target.open("w+b") as file:
+        write_export(root.below(manifest.folder), plan_export(manifest, hugging_face=True), file)
+    with safe_open(target, framework="numpy") as exported:
+        shapes = {name: tuple(exported.get_slice(name).get_shape()) for name in exported.keys()}  # noqa: SIM118
+    own = parameter_shapes(training.model, 256)
+    assert shapes == {hugging_face_name(name): shape for name, shape in own.items()}
+
+
+def test_exports_need_no_torch() -> None:
+    code = "import sys, holdfast_workers.checkpoint.export; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,159 @@
+"""The check of a node before its use: what is right is found right, and what is wrong is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast_workers import control
+from holdfast_workers.agent_config import AgentConfig
+from holdfast_workers.children import ZygoteFailed
+from holdfast_workers.health import node, preflight
+from holdfast_workers.health.findings import Finding, Level
+from holdfast_workers.health.node import NodeHealth
+from holdfast_workers.health.preflight import Checked
+from holdfast_workers.messages import Signal, SignalKind
+from holdfast_workers.signalling import Teller
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_this_machine_computes_what_is_known_and_its_memory_is_measured() -> None:
+    found, copied = preflight.check("cpu", 0.0)
+    assert found == [] and copied > 0.1
+    product = preflight.expected()
+    assert preflight.digest_of(product) == preflight.KNOWN_DIGEST
+    by_hand = sum(
+        ((3 * 7 + k * 13) % 31 - 15) * ((k * 11 + 5 * 5) % 29 - 14) for k in range(preflight.INNER)
+    )
+    assert int(product[3, 5]) == by_hand
+    assert len(product.unique()) > 300, "a result that is everywhere the same would show little"
+
+
+def test_a_single_wrong_number_makes_a_node_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = torch.Tensor.__matmul__
+    calls = 0
+
+    def sometimes_wrong(left: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        product = right(left, other)
+        if calls == 5:  # the second product in float32
+            product[7, 9] += 1
+        return product
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", sometimes_wrong)
+    (found,), _ = preflight.check("cpu", 0.0)
+    assert (found.kind, found.level) == ("arithmetic", Level.UNFIT)
+    assert "1 numbers of a product" in found.what
+
+
+def test_whole_numbers_that_are_not_the_known_ones_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preflight, "KNOWN_DIGEST", "other")
+    (found,), _ = preflight.check("cpu", 0.0)
+    assert "whole numbers" in found.what
+
+
+def test_memory_below_the_floor_makes_a_node_unfit() -> None:
+    (found,), copied = preflight.check("cpu", 1e6)
+    assert (found.kind, found.level) == ("memory_speed", Level.UNFIT)
+    assert f"{copied:.1f} GB/s" in found.what
+
+
+def test_a_check_tells_its_agent_what_came_of_it() -> None:
+    ours, theirs = control.pair()
+    request = {"devices": False, "memory_floor_gb_per_s": 1e6}
+    assert preflight.run(theirs, request) == 0
+    checked = Checked.from_message(control.receive(ours))
+    assert [one.kind for one in checked.findings] == ["memory_speed"]
+    assert set(checked.measured) == {"cpu"}
+    ours.close()
+    assert preflight.run(theirs, request) == 0, "nobody waits for it any more"
+
+
+class Zygote:
+    """Forks nothing: `answer` stands for what the check says, or how it fails."""
+
+    def __init__(self, answer: Callable[[], dict[str, Any]]) -> None:
+        self.answer = answer
+        self.requests: list[dict[str, Any]] = []
+
+    def fork(self, kind: str, name: str, request: dict[str, Any]) -> str:
+        assert kind == "preflight"
+        self.requests.append(request)
+        return name
+
+    def run_to_end(self, child: str, timeout_s: float) -> dict[str, Any]:
+        assert timeout_s == 30.0
+        return self.answer()
+
+
+def fails(error: Exception) -> Callable[[], dict[str, Any]]:
+    def answer() -> dict[str, Any]:
+        raise error
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (fails(TimeoutError()), "was not through in 30 s"),
+        (fails(ChildProcessError("preflight-1 failed: SIGSEGV")), "failed: preflight-1"),
+        (fails(ZygoteFailed("it is gone")), "failed: it is gone"),
+    ],
+)
+def test_a_check_that_does_not_end_well_makes_a_node_unfit_until_a_later_one_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: Callable[[], dict[str, Any]], says: str
+) -> None:
+    config = AgentConfig(
+        job_id="j",
+        agent="n0",
+        node_id="node",
+        host="127.0.0.1",
+        training={},
+        mesh={"dp_shard": 1},
+        capacity=1,
+        secret=b"s",
+        memory_root=str(tmp_path),
+        cache_dir=str(tmp_path),
+        remote_root=str(tmp_path),
+    )
+    monkeypatch.setattr(node, "PAUSE_S", 0.2)
+    heard: list[Signal] = []
+    zygote: Any = Zygote(answer)
+    health = NodeHealth(config, zygote, Teller("n0", "i", heard.append), lambda: 3, lambda: 0)
+    health.check(zygote)
+    (finding,) = health.report().findings
+    assert (finding.kind, finding.level) == ("unfinished", Level.UNFIT)
+    assert says in finding.what
+    zygote.answer = lambda: {"op": "checked", "findings": [], "measured": {"cpu": 9.0}}
+    again = health._again
+    assert again is not None
+    again.join(10)
+    report = health.report()
+    assert (report.findings, report.measured, report.number) == ((), {"cpu": 9.0}, 2)
+    assert [one.kind for one in heard] == [SignalKind.NODE_UNWELL] * 2
+    assert [one.detail["health"] for one in heard] == [1, 2]
+    assert Finding.from_data(heard[0].detail["findings"][0]) == finding
+    assert zygote.requests[0] == {"devices": False, "memory_floor_gb_per_s": 0.0}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_real_device_computes_what_is_known() -> None:
+    for device in preflight.devices(with_accelerators=True):
+        found, copied = preflight.check(device, 0.0)
+        assert found == [] and copied > 1.0

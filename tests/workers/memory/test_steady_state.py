@@ -1,0 +1,69 @@
+"""A save takes what was claimed when the first one was made, and nothing more."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+from tests.workers.memory.shm import MESH, SECRET, layout_of
+
+from holdfast_workers.memory.replicate import Replicator
+from holdfast_workers.memory.server import DataServer
+from holdfast_workers.memory.shadow import Copies
+from holdfast_workers.memory.store import SegmentStore
+from holdfast_workers.messages import Partner, Place
+from holdfast_workers.state import Snapshot
+
+NBYTES = 8 << 20
+WARM_UP = 50
+SAVES = 500
+GROWTH_LIMIT = 2 << 20  # a quarter of one payload
+
+
+def test_five_hundred_saves_with_a_partner_leave_memory_and_threads_as_they_were(
+    shm: Path,
+) -> None:
+    arrived = threading.Semaphore(0)
+    partner = SegmentStore(shm / "partner", MESH)
+    server = DataServer(partner, SECRET, "127.0.0.1")
+    own = SegmentStore(shm / "own", MESH)
+    replicator = Replicator(own, SECRET, lambda *_: arrived.release(), lambda *_: None)
+    replicator.set_partners(0, (Partner("partner", "127.0.0.1", server.port),))
+    layout = layout_of(NBYTES)
+    segment = own.ensure(0, Place.OWN, layout)
+    state = np.zeros(NBYTES, dtype=np.uint8)
+    snapshot = Snapshot(layout, [state])
+    copies = Copies()
+
+    def save(step: int) -> None:
+        def copy(captured: Callable[[str], None]) -> None:
+            digest = snapshot.write(segment.begin(step))
+            segment.commit(attempt=1, step=step, digest=digest)
+            captured(digest)
+            replicator.offer(0, 1, step)
+
+        state[: 1 << 12] = step % 251
+        copies.start(copy)
+        copies.await_captured()
+        assert arrived.acquire(timeout=10)
+
+    process = psutil.Process()
+    for step in range(1, WARM_UP + 1):
+        save(step)
+    gc.collect()
+    resident, threads = process.memory_info().rss, threading.active_count()
+    for step in range(WARM_UP + 1, WARM_UP + SAVES + 1):
+        save(step)
+    gc.collect()
+    grown = process.memory_info().rss - resident
+    copies.finish()
+    replicator.close()
+    server.close()
+
+    assert [held.step for held in partner.held()] == [WARM_UP + SAVES, WARM_UP + SAVES - 1]
+    assert grown < GROWTH_LIMIT, f"{SAVES} saves of {NBYTES} bytes took {grown} bytes more"
+    assert threading.active_count() <= threads

@@ -1,0 +1,97 @@
+"""Injected faults in the numbers of a living model, on the recipe itself, in one process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.workers.rank_worlds import tiny_spec
+
+from holdfast_workers.agreement import Agreed, Contribution, Record, fold
+from holdfast_workers.chaos import FaultPoints
+from holdfast_workers.injection import FaultKind, Injection
+from holdfast_workers.recipes.base import World
+from holdfast_workers.recipes.pretrain import PretrainRecipe
+
+STEPS = 4
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for index in range(3):
+        (folder / f"part{index}.txt").write_text(" ".join(map(str, range(4000))))
+    monkeypatch.setenv("HOLDFAST_TEST_CORPUS", str(folder))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def begin(corpus: Path) -> Callable[[], PretrainRecipe]:
+    """A recipe at step 0."""
+
+    def made() -> PretrainRecipe:
+        recipe = PretrainRecipe(tiny_spec({}), corpus)
+        recipe.prepare()
+        recipe.build(World(0, 1, {"dp_shard": 1, "tp": 1}, 1, "cpu"))
+        recipe.initialize()
+        return recipe
+
+    return made
+
+
+class NotFinite(Exception):
+    """What a rank brought to the agreement on a step."""
+
+
+def run(recipe: PretrainRecipe, *faults: Injection) -> list[str]:
+    """The digest after each step."""
+    points = FaultPoints(None)
+    points.recipe = recipe
+    for fault in faults:
+        points.arm(fault, lambda: None)
+    digests = []
+    for step in range(1, STEPS + 1):
+
+        def agree(share: Contribution, step: int = step) -> Agreed:
+            if share.nonfinite:
+                raise NotFinite(step, share)
+            return fold([Record(1, step, share, -1)])
+
+        recipe.train_step(step, agree, lambda _step: None, points.reach)
+        points.reach("checkpoint", step)
+        digests.append(recipe.state_digest(step))
+    return digests
+
+
+@pytest.mark.parametrize("target", [None, "blocks.1"])
+@pytest.mark.parametrize("where", ["output", "gradient"])
+def test_not_a_number_makes_its_step_not_finite_and_no_other(
+    begin: Callable[[], PretrainRecipe], where: str, target: str | None
+) -> None:
+    recipe = begin()
+    fault = Injection(FaultKind.NAN, at_step=3, where=where, target=target, micro_batch=1)
+    with pytest.raises(NotFinite) as caught:
+        run(recipe, fault)
+    step, share = caught.value.args
+    assert (step, math.isnan(share.loss_sum)) == (3, where == "output")
+    recipe.abandon_step()
+    assert run(begin()) == run(begin())  # nothing of it is left anywhere
+
+
+@pytest.mark.parametrize("where", ["gradient", "parameter", "moment"])
+def test_one_bit_changes_the_digest_from_its_step_on(
+    begin: Callable[[], PretrainRecipe], where: str
+) -> None:
+    untouched = run(begin())
+    touched = run(begin(), Injection(FaultKind.BIT_FLIP, at_step=3, where=where))
+    assert [one == other for one, other in zip(untouched, touched, strict=True)] == [
+        *(True, True, False, False)
+    ]
+
+
+def test_a_target_that_there_is_not_is_named(begin: Callable[[], PretrainRecipe]) -> None:
+    with pytest.raises(LookupError, match=r"no parameter 'blocks\.9"):
+        run(begin(), Injection(FaultKind.BIT_FLIP, where="parameter", target="blocks.9.x"))
