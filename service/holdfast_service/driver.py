@@ -92,9 +92,9 @@ class Driver:
         except SupervisorUnavailable as error:
             return await self._without_supervisor(job, intents, error)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """There will be no further turn."""
-        self._hold.close()
+        await self._hold.close()
 
     def look_anew(self) -> None:
         """The job was changed by somebody else: the next turn reads it from the store."""

@@ -186,10 +186,11 @@ class Hold:
             tx.job.origin = {**(tx.job.origin or {}), "held": False}
         return True
 
-    def close(self) -> None:
-        """There will be no further turn."""
+    async def close(self) -> None:
+        """There will be no further turn; nothing of it goes on afterwards."""
         if self._letting_go is not None:
             self._letting_go.cancel()
+            await asyncio.wait([self._letting_go])
 
     async def _let_go_quietly(self, job: Job) -> None:
         try:

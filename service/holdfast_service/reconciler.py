@@ -78,6 +78,7 @@ class Reconciler:
         finally:
             for duty in duties:
                 duty.cancel()
+            await asyncio.gather(*duties, return_exceptions=True)
             await self._let_go()
 
     def seconds_since_look(self) -> float | None:
@@ -151,7 +152,7 @@ class Reconciler:
             # Not given back: it runs out by itself, and whoever reaches the store takes the job.
             log.error("lease.kept", job=lease.job_id, exc_info=error)
         finally:
-            driver.close()
+            await driver.close()
             if self._drives.get(lease.job_id) is asyncio.current_task():
                 del self._drives[lease.job_id]
             if self._bells.get(lease.job_id) is bell:

@@ -7,11 +7,15 @@ PostgreSQL). No transaction is ever held across I/O to elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiosqlite
 from sqlalchemy import URL, Connection, event, literal_column, make_url, text
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
@@ -129,9 +133,10 @@ def database_url(given: str) -> URL:
 def _sqlite(url: URL, busy_s: float, pool: int) -> AsyncEngine:
     if url.database:
         Path(url.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    opens = partial(sqlite3.connect, url.database or ":memory:", timeout=busy_s)
     engine = create_async_engine(
         url,
-        connect_args={"timeout": busy_s},
+        async_creator=partial(_SqliteConnection.open, opens),
         pool_size=pool,
         max_overflow=10,
         json_serializer=to_json,
@@ -139,6 +144,26 @@ def _sqlite(url: URL, busy_s: float, pool: int) -> AsyncEngine:
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
     event.listen(engine.sync_engine, "begin", _begin_sqlite)
     return engine
+
+
+class _SqliteConnection(aiosqlite.Connection):
+    """Stopped once. The driver's own waits for ever for its thread to answer a second stop, which
+    comes when a task is cancelled while its connection is being closed."""
+
+    _stopped = False
+
+    @classmethod
+    async def open(cls, opens: Callable[[], sqlite3.Connection]) -> _SqliteConnection:
+        connection = cls(opens, iter_chunk_size=64)
+        connection._thread.daemon = True  # a process that ends waits for no statement
+        await connection
+        return connection
+
+    def stop(self) -> asyncio.Future[Any] | None:
+        if self._stopped:
+            return None
+        self._stopped = True
+        return super().stop()
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
