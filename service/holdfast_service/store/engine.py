@@ -8,6 +8,7 @@ PostgreSQL). No transaction is ever held across I/O to elsewhere.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -133,7 +134,7 @@ def database_url(given: str) -> URL:
 def _sqlite(url: URL, busy_s: float, pool: int) -> AsyncEngine:
     if url.database:
         Path(url.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    opens = partial(sqlite3.connect, url.database or ":memory:", timeout=busy_s)
+    opens = partial(_SqliteFile, url.database or ":memory:", timeout=busy_s)
     engine = create_async_engine(
         url,
         async_creator=partial(_SqliteConnection.open, opens),
@@ -144,6 +145,16 @@ def _sqlite(url: URL, busy_s: float, pool: int) -> AsyncEngine:
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
     event.listen(engine.sync_engine, "begin", _begin_sqlite)
     return engine
+
+
+class _SqliteFile(sqlite3.Connection):
+    """Holds no lock once it is closed. SQLite itself keeps a closed connection's transaction open
+    for as long as anybody refers to a cursor of it, as the traceback of a cancelled task does."""
+
+    def close(self) -> None:
+        with contextlib.suppress(sqlite3.Error):  # it may be closed already
+            self.rollback()
+        super().close()
 
 
 class _SqliteConnection(aiosqlite.Connection):

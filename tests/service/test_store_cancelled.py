@@ -1,0 +1,32 @@
+"""A task may be cancelled anywhere in a transaction: nobody else waits for its lock."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from sqlalchemy import func, select, update
+
+from holdfast_service.store.engine import Store
+from holdfast_service.store.models import Job
+
+TIMES = 100
+PATIENCE_S = 10.0  # far below the time that a transaction waits for another's lock
+
+
+async def _reads_and_writes(store: Store) -> None:
+    async with store.write() as session:
+        await session.execute(select(func.count(Job.id)))
+        await session.execute(update(Job).values(name="x"))
+
+
+async def test_a_cancelled_transaction_leaves_no_lock(store: Store) -> None:
+    rng = random.Random(0)
+    for _ in range(TIMES):
+        cancelled = asyncio.create_task(_reads_and_writes(store))
+        for _ in range(rng.randrange(40)):
+            await asyncio.sleep(rng.choice([0, 0, 0.0001, 0.0005]))
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        # `cancelled` is still there, and with it all that its traceback refers to.
+        await asyncio.wait_for(_reads_and_writes(store), PATIENCE_S)
