@@ -47,9 +47,10 @@ def detection_summary(
 ) -> dict[str, Any]:
     """The benchmark's last line. `verdict_vs_p999` is the worst of all; null: one was missed."""
     verdicts = [trial.verdict_s for trial in trials if trial.verdict_s is not None]
+    over = [trial.over(floor_s) for trial in trials]
     return {
-        "verdict_vs_p999": _finite(max(trial.over(floor_s) for trial in trials)),
-        "verdict_vs_p999_median": _finite(median(trial.over(floor_s) for trial in trials)),
+        "verdict_vs_p999": _finite(max(over)) if over else None,
+        "verdict_vs_p999_median": _finite(median(over)) if over else None,
         "suspect_share": _share(trial.rank in trial.suspects for trial in trials),
         "exact_share": _share(trial.accused == (trial.rank,) for trial in trials),
         "false_alarms": false_alarms,
@@ -85,6 +86,6 @@ def _finite(value: float) -> float | None:
     return None if isinf(value) else round(value, 3)
 
 
-def _share(found: Iterable[bool]) -> float:
+def _share(found: Iterable[bool]) -> float | None:
     counted = list(found)
-    return round(sum(counted) / len(counted), 4)
+    return round(sum(counted) / len(counted), 4) if counted else None
