@@ -80,7 +80,7 @@ def test_a_remote_tier_that_is_away_and_then_full_costs_no_step(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     checkpoint = CheckpointSpec(
-        memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=10, keep=3)
+        memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=3, keep=3)
     )
     with supervised(tmp_path, small_training(STEPS, checkpoint=checkpoint), standbys=0) as run:
         run.wait_step(2)

@@ -3,6 +3,7 @@
 `python -m tests.support.agent_process FD`: the first object on the connection is the AgentConfig;
 then requests (number, method, arguments) are answered as (number, "ok" | "error", value), and
 signals are sent as (0, "signal", signal); a node that is to be lost says (0, "node_lost", None).
+A nursery (`nursery.py`) calls `local` in a process that has imported everything already.
 `... remote`: is called over the network (`namespaces.py`), as long as its standard input is open.
 """
 
@@ -14,11 +15,13 @@ import queue
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
 from holdfast_workers.agent import NodeAgent
+from holdfast_workers.children import ZygoteProcess, start_zygote
 from holdfast_workers.messages import Signal
 from tests.support import namespaces
 
@@ -55,7 +58,10 @@ def remote() -> None:
     os._exit(0)
 
 
-def local(connection: Connection) -> None:
+def local(
+    connection: Connection,
+    zygote: Callable[[int, dict[str, str]], ZygoteProcess] = start_zygote,
+) -> None:
     config = connection.recv()
     lock = threading.Lock()
 
@@ -69,7 +75,7 @@ def local(connection: Connection) -> None:
     def lose_node() -> None:
         tell(0, "node_lost", None)
 
-    agent = NodeAgent(config, on_signal, lose_node)
+    agent = NodeAgent(config, on_signal, lose_node, zygote)
     threading.Thread(target=_start, args=(agent,), daemon=True).start()
     pool = ThreadPoolExecutor(16)
 

@@ -11,8 +11,6 @@ import itertools
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -26,6 +24,7 @@ from typing import Any
 
 from holdfast_workers.agent_config import AgentConfig
 from holdfast_workers.messages import Signal
+from tests.support import nursery
 
 
 class LocalAgent:
@@ -43,15 +42,12 @@ class LocalAgent:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: nursery.NurseryProcess | None = None
         self._connection: Connection | None = None
 
     def start(self) -> None:
         ours, theirs = Pipe()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.agent_process", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-        )
+        self.process = nursery.start_agent(theirs.fileno())
         theirs.close()
         ours.send(self.config)
         self._connection = ours

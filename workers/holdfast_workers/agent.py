@@ -26,7 +26,7 @@ from typing import Any
 from holdfast_workers import processes
 from holdfast_workers.agent_config import AgentConfig, join_fields
 from holdfast_workers.beat_watch import BeatWatch
-from holdfast_workers.children import Brood, Child, ZygoteFailed
+from holdfast_workers.children import Brood, Child, ZygoteFailed, ZygoteProcess, start_zygote
 from holdfast_workers.crew import Crew
 from holdfast_workers.errors import StaleCommand
 from holdfast_workers.fault_orders import FaultOrders
@@ -78,6 +78,7 @@ class NodeAgent:
         config: AgentConfig,
         on_signal: Callable[[Signal], None],
         lose_node: Callable[[], None] | None = None,
+        start_zygote: Callable[[int, dict[str, str]], ZygoteProcess] = start_zygote,
     ) -> None:
         self._config = config
         self._incarnation = uuid.uuid4().hex[:8]
@@ -106,7 +107,9 @@ class NodeAgent:
             self._closing,
             on_grant=self._granted,
         )
-        self._brood = Brood(config.of_zygote, config.zygote_start_timeout_s, config.fork_timeout_s)
+        self._brood = Brood(
+            config.of_zygote, config.zygote_start_timeout_s, config.fork_timeout_s, start_zygote
+        )
         self._saves = RemoteSaves(config, self._root, self._brood, self._teller)
         self._saves.remove_leftovers()
         self._tidier = Tidier(config, self._brood, self._teller)

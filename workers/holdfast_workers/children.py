@@ -14,8 +14,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast_workers import control, processes
 from holdfast_workers.errors import WorkersError
@@ -91,15 +92,43 @@ the cache is small. Behind a large one they first read what they overwrite: 50 i
 for 256 MiB of a memory checkpoint."""
 
 
+class ZygoteProcess(Protocol):
+    """As much of a `subprocess.Popen` as is needed."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def kill(self) -> None: ...
+    def wait(self) -> int: ...
+
+
+def start_zygote(fd: int, env: dict[str, str]) -> ZygoteProcess:
+    """A zygote whose control socket is `fd`, with exactly this environment. Raises OSError."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "holdfast_workers.zygote", str(fd), str(os.getpid())],
+        pass_fds=[fd],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # its start must not wait for processors as watchers do
+    )
+
+
 class Brood:
     """Starts and restarts the zygote, and forks from it."""
 
-    def __init__(self, config: dict[str, Any], start_timeout_s: float, fork_timeout_s: float):
+    def __init__(
+        self,
+        config: dict[str, Any],
+        start_timeout_s: float,
+        fork_timeout_s: float,
+        start: Callable[[int, dict[str, str]], ZygoteProcess] = start_zygote,
+    ):
         self._config = config
         self._start_timeout_s = start_timeout_s
         self._fork_timeout_s = fork_timeout_s
+        self._start_process = start
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ZygoteProcess | None = None
         self._end: socket.socket | None = None
         self._stopped = False
         self._ready_at = 0.0
@@ -185,16 +214,9 @@ class Brood:
     def _spawn(self) -> socket.socket:
         """Start the process; our end of its control socket."""
         ours, theirs = control.pair()
-        fd = theirs.fileno()
-        command = [sys.executable, "-m", "holdfast_workers.zygote", str(fd), str(os.getpid())]
+        env = {**COPY_TUNING, **os.environ, **self._config.get("env", {})}
         try:
-            self._process = subprocess.Popen(
-                command,
-                pass_fds=[fd],
-                env={**COPY_TUNING, **os.environ, **self._config.get("env", {})},
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # its start must not wait for processors as watchers do
-            )
+            self._process = self._start_process(theirs.fileno(), env)
         except OSError as error:
             ours.close()
             raise ZygoteFailed(f"the zygote's process could not be made: {error}") from error
