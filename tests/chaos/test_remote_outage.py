@@ -128,7 +128,7 @@ def test_errors_lost_answers_and_cut_transfers_cost_nothing_but_time(
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert all(rule.used == rule.times for rule in rules), rules
         assert_same_history(run, undisturbed)
-        assert _saved(run)[-1] == STEPS
+        assert STEPS in _saved(run)  # one that was held up may be told of later
         _assert_nothing_left(run, s3_server)
 
 
