@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.agent_config import agent_config
 from tests.workers.memory.shm import eventually
 
 from holdfast_workers import beacon as beacons
 from holdfast_workers import beat_watch
-from holdfast_workers.agent_config import AgentConfig
 from holdfast_workers.beacon import Beacon, BeaconReader
 from holdfast_workers.beat_watch import BeatWatch
 from holdfast_workers.messages import Signal, SignalKind, WorkerReport, WorkerState
@@ -23,20 +23,7 @@ class Node:
     """Two ranks that have stood still in a phase without patience since they began."""
 
     def __init__(self, root: Path) -> None:
-        config = AgentConfig(
-            job_id="j",
-            agent="n0",
-            node_id="node",
-            host="127.0.0.1",
-            training={},
-            mesh={"dp_shard": 2},
-            capacity=2,
-            secret=b"s" * 32,
-            memory_root=str(root),
-            cache_dir=str(root / "cache"),
-            remote_root=f"file://{root}/remote",
-            watch_period_s=0.01,
-        )
+        config = agent_config(root, capacity=2, watch_period_s=0.01)
         self.turns = 0
         self.failing = 0
         self.told: list[Signal] = []

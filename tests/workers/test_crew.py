@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.support.agent_config import agent_config
 
-from holdfast_workers.agent_config import AgentConfig
 from holdfast_workers.children import ZygoteFailed
 from holdfast_workers.crew import Crew, Slot
 from holdfast_workers.messages import SignalKind, WorkerState
@@ -42,19 +42,7 @@ class Barren:
 
 
 def test_a_fork_that_fails_leaves_no_beacon_behind(tmp_path: Path) -> None:
-    config = AgentConfig(
-        job_id="j",
-        agent="n0",
-        node_id="node",
-        host="127.0.0.1",
-        training={},
-        mesh={"dp_shard": 1},
-        capacity=1,
-        secret=b"s" * 32,
-        memory_root=str(tmp_path),
-        cache_dir="",
-        remote_root="",
-    )
+    config = agent_config(tmp_path)
     brood, unused = Barren(), cast(Any, None)
     crew = Crew(config, "life", cast(Any, brood), unused, unused, unused, unused, unused, unused)
     with pytest.raises(ZygoteFailed):

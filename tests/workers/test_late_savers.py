@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.support.agent_config import agent_config
 from tests.workers.memory.shm import eventually
 
-from holdfast_workers.agent_config import AgentConfig
 from holdfast_workers.children import Child
 from holdfast_workers.messages import Signal, SignalKind
 from holdfast_workers.node_io import NodeIO
@@ -47,20 +47,7 @@ def hanging(tmp_path: Path) -> Iterator[Callable[[float], tuple[Hanging, list[Si
     io = NodeIO(cast(Any, brood))
 
     def start(save_timeout_s: float) -> tuple[Hanging, list[Signal]]:
-        config = AgentConfig(
-            job_id="job",
-            agent="n0",
-            node_id="n0",
-            host="127.0.0.1",
-            training={},
-            mesh={},
-            capacity=1,
-            secret=b"",
-            memory_root=str(tmp_path),
-            cache_dir="",
-            remote_root="",
-            save_timeout_s=save_timeout_s,
-        )
+        config = agent_config(tmp_path, save_timeout_s=save_timeout_s)
         teller = Teller("n0", "life", signals.append)
         brood.saves = RemoteSaves(config, tmp_path, cast(Any, brood), teller)
         io.start()

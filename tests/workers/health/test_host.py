@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.support.agent_config import agent_config
 
-from holdfast_workers.agent_config import AgentConfig
 from holdfast_workers.health import host
 from holdfast_workers.health.findings import DiskReading
 from holdfast_workers.health.watch import XIDS_KEPT, HealthWatch, Probes
@@ -81,19 +81,8 @@ def test_this_machine_is_read(tmp_path: Path) -> None:
 
 
 def test_a_cpu_job_looks_at_no_device_and_a_watch_ends_when_it_is_told(tmp_path: Path) -> None:
-    config = AgentConfig(
-        job_id="j",
-        agent="n0",
-        node_id="node",
-        host="127.0.0.1",
-        training={},
-        mesh={"dp_shard": 1},
-        capacity=1,
-        secret=b"s" * 32,
-        memory_root=str(tmp_path / "shm"),
-        cache_dir=str(tmp_path / "cache"),
-        remote_root=f"file://{tmp_path}/remote",
-        env={"GLOO_SOCKET_IFNAME": "lo"},
+    config = agent_config(
+        tmp_path, memory_root=str(tmp_path / "shm"), env={"GLOO_SOCKET_IFNAME": "lo"}
     )
     probes = Probes.of(config)
     assert probes.accelerators is None

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.agent_config import agent_config
 
 from holdfast_workers import control
-from holdfast_workers.agent_config import AgentConfig
 from holdfast_workers.children import ZygoteFailed
 from holdfast_workers.health import node, preflight
 from holdfast_workers.health.findings import Finding, Level
@@ -118,19 +118,7 @@ def fails(error: Exception) -> Callable[[], dict[str, Any]]:
 def test_a_check_that_does_not_end_well_makes_a_node_unfit_until_a_later_one_does(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: Callable[[], dict[str, Any]], says: str
 ) -> None:
-    config = AgentConfig(
-        job_id="j",
-        agent="n0",
-        node_id="node",
-        host="127.0.0.1",
-        training={},
-        mesh={"dp_shard": 1},
-        capacity=1,
-        secret=b"s",
-        memory_root=str(tmp_path),
-        cache_dir=str(tmp_path),
-        remote_root=str(tmp_path),
-    )
+    config = agent_config(tmp_path)
     monkeypatch.setattr(node, "PAUSE_S", 0.2)
     heard: list[Signal] = []
     zygote: Any = Zygote(answer)
