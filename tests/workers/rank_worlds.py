@@ -25,6 +25,7 @@ from holdfast_workers.spec import TrainingSpec
 
 DEADLINE_S = 120.0
 COLLECTIVE_TIMEOUT_S = 20.0
+ALONE = World(0, 1, {"dp_shard": 1, "tp": 1}, 1, "cpu")
 
 
 def tiny_spec(mesh: dict[str, int], *, steps: int = 6, **model: Any) -> TrainingSpec:
@@ -51,6 +52,13 @@ def tiny_spec(mesh: dict[str, int], *, steps: int = 6, **model: Any) -> Training
             "parallel": mesh,
         }
     )
+
+
+def begin(recipe: Recipe) -> None:
+    """Bring it to step 0, alone in this process."""
+    recipe.prepare()
+    recipe.build(ALONE)
+    recipe.initialize()
 
 
 class Watching:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.workers.rank_worlds import begin
 
 from holdfast_workers.agreement import Agreed, Contribution, Record, fold
-from holdfast_workers.recipes.base import World
 from holdfast_workers.recipes.pretrain import PretrainRecipe
 from holdfast_workers.recipes.seal import Seal
 from holdfast_workers.replicas import Comparison, CorruptionFound, Finding, in_words, shards
@@ -111,9 +111,7 @@ def test_looking_at_the_parameters_costs_little_of_a_step(tmp_path: Path) -> Non
         {"model": model, "data": {"source": str(tmp_path / "text.txt")}}
     )
     recipe = PretrainRecipe(spec, tmp_path)
-    recipe.prepare()
-    recipe.build(World(0, 1, {"dp_shard": 1, "tp": 1}, 1, "cpu"))
-    recipe.initialize()
+    begin(recipe)
 
     def agree(share: Contribution) -> Agreed:
         return fold([Record(1, recipe.applied_step + 1, share, -1)])

@@ -7,36 +7,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.workers.rank_worlds import tiny_spec
+from tests.workers.rank_worlds import begin, tiny_spec
 
 from holdfast_workers.agreement import Agreed, Contribution, Record, fold
 from holdfast_workers.chaos import FaultPoints
 from holdfast_workers.injection import FaultKind, Injection
-from holdfast_workers.recipes.base import World
 from holdfast_workers.recipes.pretrain import PretrainRecipe
 
 STEPS = 4
 
 
 @pytest.fixture
-def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    for index in range(3):
-        (folder / f"part{index}.txt").write_text(" ".join(map(str, range(4000))))
-    monkeypatch.setenv("HOLDFAST_TEST_CORPUS", str(folder))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def begin(corpus: Path) -> Callable[[], PretrainRecipe]:
+def make(cache: Path) -> Callable[[], PretrainRecipe]:
     """A recipe at step 0."""
 
     def made() -> PretrainRecipe:
-        recipe = PretrainRecipe(tiny_spec({}), corpus)
-        recipe.prepare()
-        recipe.build(World(0, 1, {"dp_shard": 1, "tp": 1}, 1, "cpu"))
-        recipe.initialize()
+        recipe = PretrainRecipe(tiny_spec({}), cache)
+        begin(recipe)
         return recipe
 
     return made
@@ -69,29 +56,29 @@ def run(recipe: PretrainRecipe, *faults: Injection) -> list[str]:
 @pytest.mark.parametrize("target", [None, "blocks.1"])
 @pytest.mark.parametrize("where", ["output", "gradient"])
 def test_not_a_number_makes_its_step_not_finite_and_no_other(
-    begin: Callable[[], PretrainRecipe], where: str, target: str | None
+    make: Callable[[], PretrainRecipe], where: str, target: str | None
 ) -> None:
-    recipe = begin()
+    recipe = make()
     fault = Injection(FaultKind.NAN, at_step=3, where=where, target=target, micro_batch=1)
     with pytest.raises(NotFinite) as caught:
         run(recipe, fault)
     step, share = caught.value.args
     assert (step, math.isnan(share.loss_sum)) == (3, where == "output")
     recipe.abandon_step()
-    assert run(begin()) == run(begin())  # nothing of it is left anywhere
+    assert run(make()) == run(make())  # nothing of it is left anywhere
 
 
 @pytest.mark.parametrize("where", ["gradient", "parameter", "moment"])
 def test_one_bit_changes_the_digest_from_its_step_on(
-    begin: Callable[[], PretrainRecipe], where: str
+    make: Callable[[], PretrainRecipe], where: str
 ) -> None:
-    untouched = run(begin())
-    touched = run(begin(), Injection(FaultKind.BIT_FLIP, at_step=3, where=where))
+    untouched = run(make())
+    touched = run(make(), Injection(FaultKind.BIT_FLIP, at_step=3, where=where))
     assert [one == other for one, other in zip(untouched, touched, strict=True)] == [
         *(True, True, False, False)
     ]
 
 
-def test_a_target_that_there_is_not_is_named(begin: Callable[[], PretrainRecipe]) -> None:
+def test_a_target_that_there_is_not_is_named(make: Callable[[], PretrainRecipe]) -> None:
     with pytest.raises(LookupError, match=r"no parameter 'blocks\.9"):
-        run(begin(), Injection(FaultKind.BIT_FLIP, where="parameter", target="blocks.9.x"))
+        run(make(), Injection(FaultKind.BIT_FLIP, where="parameter", target="blocks.9.x"))

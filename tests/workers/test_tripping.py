@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.workers.rank_worlds import Watching, tiny_spec
+from tests.workers.rank_worlds import ALONE, Watching, begin, tiny_spec
 from torch import Tensor, nn
 
 from holdfast_workers.ledger import Ledger
@@ -39,37 +39,24 @@ class Spoiled(PretrainRecipe):
         return super()._read(step, micro_batch_index)
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    for index in range(3):
-        (folder / f"part{index}.txt").write_text(" ".join(map(str, range(4000))))
-    monkeypatch.setenv("HOLDFAST_TEST_CORPUS", str(folder))
-    return tmp_path / "cache"
-
-
-def begin(cache: Path, times: int, ledger: Ledger = Ledger(), **guards: object) -> Spoiled:  # noqa: B008
+def begun(cache: Path, times: int, ledger: Ledger = Ledger(), **guards: object) -> Spoiled:  # noqa: B008
     spec = tiny_spec({}, steps=STEPS, dropout=0.1)
     spec = spec.model_copy(update={"guards": GuardsSpec.model_validate(guards)})
     recipe = Spoiled(spec, cache)
     recipe.times = times
     recipe.guard_memory.know(ledger)
-    recipe.prepare()
-    recipe.build(World(0, 1, {"dp_shard": 1, "tp": 1}, 1, "cpu"))
-    recipe.initialize()
+    begin(recipe)
     return recipe
 
 
 def ran(recipe: Spoiled, start: int = 0) -> Watching:
     hooks = Watching()
-    world = World(0, 1, {"dp_shard": 1, "tp": 1}, 1, "cpu")
-    train(recipe, world, recipe.spec, hooks, start)
+    train(recipe, ALONE, recipe.spec, hooks, start)
     return hooks
 
 
 def test_chance_changes_no_bit_and_leaves_no_data_out(cache: Path) -> None:
-    untouched, once = ran(begin(cache, 0)), ran(begin(cache, 1))
+    untouched, once = ran(begun(cache, 0)), ran(begun(cache, 1))
     assert once.digests == untouched.digests
     assert [row.samples for row in once.rows] == [row.samples for row in untouched.rows]
     (trip,) = once.trips
@@ -78,7 +65,7 @@ def test_chance_changes_no_bit_and_leaves_no_data_out(cache: Path) -> None:
 
 
 def test_what_comes_back_is_left_out(cache: Path) -> None:
-    knew, always = ran(begin(cache, 0, Ledger(((2, 3),)))), ran(begin(cache, 99))
+    knew, always = ran(begun(cache, 0, Ledger(((2, 3),)))), ran(begun(cache, 99))
     assert always.digests == knew.digests
     (trip,) = always.trips
     assert (trip["decision"], trip["skipped"]) == ("skip", (2, 3))
@@ -87,25 +74,25 @@ def test_what_comes_back_is_left_out(cache: Path) -> None:
 
 def test_a_stop_is_not_tried_again(cache: Path) -> None:
     with pytest.raises(GuardTripped, match=r"nonfinite at step 3 \(window 2\)"):
-        ran(begin(cache, 1, nonfinite={"policy": "stop"}))
+        ran(begun(cache, 1, nonfinite={"policy": "stop"}))
 
 
 def test_the_first_step_after_a_restore_accuses_the_state(cache: Path) -> None:
-    recipe = begin(cache, 0)
+    recipe = begun(cache, 0)
     payload = bytearray(recipe.layout().payload_bytes)
     saved = Watching()
     saved.on_checkpoint = lambda step, one: (
         one.write_state(memoryview(payload), step) if step == 2 else None
     )
-    train(recipe, World(0, 1, {"dp_shard": 1, "tp": 1}, 1, "cpu"), recipe.spec, saved, 0)
-    restored = begin(cache, 99)
+    train(recipe, ALONE, recipe.spec, saved, 0)
+    restored = begun(cache, 99)
     assert restored.read_state(memoryview(payload)) == 2
     with pytest.raises(NonFiniteStep, match="step 3"):
         ran(restored, 2)
 
 
 def test_parameters_that_are_not_finite_accuse_the_state(cache: Path) -> None:
-    recipe = begin(cache, 0)
+    recipe = begun(cache, 0)
     next(iter(recipe.model.parameters())).data.fill_(float("inf"))
     with pytest.raises(NonFiniteStep, match="in the state of the parameters or moments"):
         ran(recipe)
