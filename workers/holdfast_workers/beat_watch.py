@@ -22,6 +22,7 @@ from holdfast_workers.limits import Limits, Standstill
 from holdfast_workers.messages import Beat, Inspection, SignalKind, WorkerReport, WorkerState
 from holdfast_workers.signalling import Teller
 from holdfast_workers.spec import DetectionSpec, TrainingSpec
+from holdfast_workers.turns import Turns
 
 JOINING = "joining"
 """What a beat says of a rank that has not begun to take up its order."""
@@ -62,17 +63,14 @@ class BeatWatch:
         self._limits = Limits(self._spec)
         self._lock = threading.Lock()
         self._watched: dict[str, _Watched] = {}
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="beat-watch", daemon=True)
+        self._turns = Turns("beat-watch", config.watch_period_s, self._turn)
         remove_all(self._folder)
 
     def start(self) -> None:
-        self._thread.start()
+        self._turns.start()
 
     def stop(self) -> None:
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join(_STOP_S)
+        self._turns.stop(_STOP_S)
 
     def beats(self) -> tuple[Beat, ...]:
         """How far every rank here has come, now."""
@@ -84,15 +82,9 @@ class BeatWatch:
         beats = [beat for beat in self.beats() if beat.attempt == attempt]
         return sample(beats, self._config.inspect_timeout_s)
 
-    def _run(self) -> None:
-        while not self._closing.wait(self._config.watch_period_s):
-            try:
-                self._turn(time.monotonic())
-            except Exception:  # the watch must not end with one bad turn
-                traceback.print_exc()
-
-    def _turn(self, now: float) -> None:
+    def _turn(self) -> None:
         """Tell of every rank that has stood still for too long since the last turn."""
+        now = time.monotonic()
         with self._lock:
             stalled = [
                 beat

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from holdfast_workers.health import host
 from holdfast_workers.health.evaluator import HealthLimits, changed, evaluate
 from holdfast_workers.health.findings import Finding, Observed, Xid
 from holdfast_workers.health.nvml import Accelerators, NoLibrary
+from holdfast_workers.turns import Turns
 
 XIDS_KEPT = 1000
 """Of each number of each device: however many others come, none is forgotten for them."""
@@ -75,7 +75,6 @@ class HealthWatch:
         limits: HealthLimits | None = None,
     ) -> None:
         self._make_probes = make_probes
-        self._interval_s = interval_s
         self._workers = workers
         self._on_change = on_change
         self._limits = limits or HealthLimits()
@@ -83,8 +82,8 @@ class HealthWatch:
         self._xids: dict[tuple[str, int], deque[Xid]] = {}
         self._lock = threading.Lock()
         self._findings: tuple[Finding, ...] = ()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="health", daemon=True)
+        self._probes: Probes | None = None
+        self._turns = Turns("health", interval_s, self._turn, self._close)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -92,17 +91,11 @@ class HealthWatch:
         return self._findings
 
     def start(self) -> None:
-        self._thread.start()
+        self._turns.start()
 
     def stop(self) -> None:
         """End the thread, unless a probe is stuck in the kernel: then it ends with the process."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join(STOP_S)
-
-    @property
-    def looks_on(self) -> bool:
-        return self._thread.is_alive()
+        self._turns.stop(STOP_S)
 
     def pretend_xid(self, number: int) -> None:
         """Let the next look find this XID, as an injected fault; thread-safe."""
@@ -130,14 +123,10 @@ class HealthWatch:
         with self._lock:
             return tuple(chain.from_iterable(self._xids.values()))
 
-    def _run(self) -> None:
-        probes: Probes | None = None
-        while not self._closing.is_set():
-            try:
-                probes = probes or self._make_probes()
-                self.look(probes, time.monotonic())
-            except Exception:  # the next look may go well: the watch must not end with this one
-                traceback.print_exc()
-            self._closing.wait(self._interval_s)
-        if probes is not None and probes.accelerators is not None:
-            probes.accelerators.close()
+    def _turn(self) -> None:
+        self._probes = self._probes or self._make_probes()
+        self.look(self._probes, time.monotonic())
+
+    def _close(self) -> None:
+        if self._probes is not None and self._probes.accelerators is not None:
+            self._probes.accelerators.close()
