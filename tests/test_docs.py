@@ -19,6 +19,8 @@ PACKAGES = ("api/holdfast", "service/holdfast_service", "workers/holdfast_worker
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 MODULE = re.compile(r"`([\w/]+\.py)`")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)[^)]*\)")
+ROOM = re.compile(r"^### `(\w+)`.*?(?=^##)", re.DOTALL | re.MULTILINE)
+ENTRANCES = ("__init__.py", "__main__.py")
 
 
 def sources() -> list[str]:
@@ -36,6 +38,18 @@ def test_every_module_and_page_that_is_named_exists(document: Path) -> None:
     assert not [link for link in LINK.findall(text) if not (document.parent / link).exists()]
     if document.name == "architecture.md":
         assert len(set(modules)) > 100  # the map is there at all
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_map_names_every_module_in_its_room(package: str) -> None:
+    folder, text = ROOT / package, (ROOT / "docs/architecture.md").read_text()
+    (room,) = [one[0] for one in ROOM.finditer(text) if one[1] == folder.name]
+    named = {name.removeprefix(f"{folder.name}/") for name in MODULE.findall(room)}
+    found = [path.relative_to(folder) for path in folder.rglob("*.py")]
+    there = {
+        str(path) for path in found if path.name not in ENTRANCES and "migrations" not in path.parts
+    }
+    assert named == there
 
 
 def test_every_setting_is_explained() -> None:
