@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.api.live_server import LiveServer, eventually
+from tests.api.live_server import LiveServer
+from tests.support.waiting import eventually
 from tests.workers.checkpoint.worlds import save_world
 
 from holdfast import Client
@@ -27,7 +28,7 @@ def saved(server: LiveServer, client: Client, job_id: str, steps: dict[int, floa
             server, job_id, save_world(root_of(server, job_id), step, 1, MESH, step, {"loss": loss})
         )
     assert supervisor
-    assert eventually(lambda: len(client.checkpoints(job_id).remote) == len(steps))
+    eventually(lambda: len(client.checkpoints(job_id).remote) == len(steps))
 
 
 def tell(server: LiveServer, job_id: str, made: Manifest) -> None:

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import uvicorn
 from tests.service.databases import fast_settings
 from tests.service.fake_cluster import FakeCluster, FakeSupervisor
+from tests.support.waiting import eventually
 
 from holdfast.rest.app import create_app
 from holdfast.rest.services import Services
@@ -65,7 +65,7 @@ class LiveServer:
 
     def supervisor(self, job_id: str, within_s: float = 10.0) -> FakeSupervisor:
         """The job's supervisor, once the reconciler has asked for it."""
-        assert eventually(lambda: job_id in self.cluster.supervisors, within_s)
+        eventually(lambda: job_id in self.cluster.supervisors, within_s)
         return self.cluster.supervisors[job_id]
 
     def run_job(self, job_id: str, steps: int = 5, *, end: bool = True) -> FakeSupervisor:
@@ -119,12 +119,3 @@ def live_server(data_dir: Path, **services: Any) -> Iterator[LiveServer]:
         yield server
     finally:
         server.stop()
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 10.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return condition()

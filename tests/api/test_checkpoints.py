@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from tests.api.checkpoints import root_of, saved, spoil
-from tests.api.live_server import SPEC, LiveServer, eventually
+from tests.api.live_server import SPEC, LiveServer
+from tests.support.waiting import eventually
 from tests.workers.checkpoint.worlds import global_state
 
 from holdfast import Client
@@ -113,7 +114,7 @@ def test_the_only_good_one_of_a_living_job_is_not_removed(
     assert refused.value.code == "last_checkpoint"
     client.remove_checkpoint(job_id, 4)  # a bad one is no loss
     server.supervisor(job_id).end()
-    assert eventually(lambda: client.get(job_id).state is State.SUCCEEDED)
+    eventually(lambda: client.get(job_id).state is State.SUCCEEDED)
     client.remove_checkpoint(job_id, 6)
     assert not _folder(server, job_id, 6).exists()
 
@@ -160,7 +161,7 @@ def test_a_removal_that_takes_its_time_is_counted_on_by_nobody_and_ends_as_it_en
                 client.remove_checkpoint(job.id, 4)
             assert refused.value.code == "last_checkpoint"
             go_on.set()
-            assert eventually(lambda: not _folder(server, job.id, 6).exists())
+            eventually(lambda: not _folder(server, job.id, 6).exists())
             assert _steps(client, job.id) == [4]
     finally:
         go_on.set()

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.api.live_server import SPEC, LiveServer, eventually
+from tests.api.live_server import SPEC, LiveServer
 from tests.service.fake_cluster import line
+from tests.support.waiting import eventually
 
 from holdfast import Client
 from holdfast.cli.describe import goodput_lines, guard_lines
@@ -209,14 +210,14 @@ def test_pause_resume_and_a_second_cancel(
     server.run_job(job_id, steps=2, end=False)
     assert run(["pause", job_id, "--json"]) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["desired"] == "paused"
-    assert eventually(lambda: not server.cluster.supervisors)
+    eventually(lambda: not server.cluster.supervisors)
     assert run(["resume", job_id]) == ExitCode.OK
     supervisor = server.supervisor(job_id)
     supervisor.obeys = False
     for at_once in (False, True):
         assert run(["cancel", job_id]) == ExitCode.OK
-        assert eventually(lambda: bool(supervisor.orders))
-        assert eventually(lambda want=at_once: (supervisor.orders[-1].deadline == 0.0) is want)
+        eventually(lambda: bool(supervisor.orders))
+        eventually(lambda want=at_once: (supervisor.orders[-1].deadline == 0.0) is want)
 
 
 def test_logs_of_a_rank(

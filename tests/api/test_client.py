@@ -9,8 +9,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.api.live_server import SPEC, LiveServer, eventually
+from tests.api.live_server import SPEC, LiveServer
 from tests.service.fake_cluster import line
+from tests.support.waiting import eventually
 
 import holdfast
 from holdfast import Client
@@ -48,7 +49,7 @@ def test_following_goes_on_through_a_restart_of_the_server(
 ) -> None:
     job = client.submit(SPEC)
     server.run_job(job.id, steps=2, end=False)
-    assert eventually(lambda: client.get(job.id).state is State.RUNNING)
+    eventually(lambda: client.get(job.id).state is State.RUNNING)
     seen: list[int] = []
     first = threading.Event()
 

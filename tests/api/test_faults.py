@@ -8,7 +8,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.api.live_server import SPEC, LiveServer, eventually, live_server
+from tests.api.live_server import SPEC, LiveServer, live_server
+from tests.support.waiting import eventually
 
 from holdfast import Client, storms
 from holdfast.cli.exit_codes import ExitCode
@@ -50,13 +51,13 @@ def test_a_fault_is_told_to_the_supervisor_and_recorded(
     chosen = client.inject(job, "kill")
     client.inject(job, "bit_flip", rank=2, at_step=50, where="moment")
     told = server.supervisor(job).wanted_faults
-    assert eventually(lambda: len(told) == 2)
+    eventually(lambda: len(told) == 2)
     assert chosen.fault["rank"] in range(4)  # left to chance, and then kept
     assert told == [
         (1, {"kind": "kill", "rank": chosen.fault["rank"]}),
         (2, {"kind": "bit_flip", "rank": 2, "at_step": 50, "where": "moment"}),
     ]
-    assert eventually(lambda: all(one.injected_at for one in client.faults(job)))
+    eventually(lambda: all(one.injected_at for one in client.faults(job)))
     events = [one for one in client.events(job).events if one.kind == "fault.injected"]
     assert [one.data["number"] for one in events] == [1, 2]
 
@@ -76,10 +77,10 @@ def test_a_supervisor_that_does_not_answer_is_told_again_and_the_event_comes_onc
 ) -> None:
     server.cluster.silent.add(job)
     fault = client.inject(job, "supervisor_death")
-    assert eventually(lambda: client.get(job).waiting is not None)
+    eventually(lambda: client.get(job).waiting is not None)
     assert client.faults(job)[0].injected_at is None
     server.cluster.silent.discard(job)
-    assert eventually(lambda: client.faults(job)[0].injected_at is not None)
+    eventually(lambda: client.faults(job)[0].injected_at is not None)
     events = [one for one in client.events(job).events if one.kind == "fault.injected"]
     assert [one.data["number"] for one in events] == [fault.number]
 
@@ -88,7 +89,7 @@ def test_an_ended_job_takes_no_fault(
     server: LiveServer, client: Client, http: httpx.Client, job: str
 ) -> None:
     server.supervisor(job).end()
-    assert eventually(lambda: client.get(job).state.terminal)
+    eventually(lambda: client.get(job).state.terminal)
     answer = http.post(f"/api/v1/jobs/{job}/faults", json={"kind": "kill"})
     assert (answer.status_code, answer.json()["code"]) == (409, "job_ended")
     assert run(["inject", job, "kill", "--address", client.address]) == ExitCode.CONFLICT

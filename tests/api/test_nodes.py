@@ -7,7 +7,8 @@ import time
 
 import httpx
 import pytest
-from tests.api.live_server import SPEC, LiveServer, eventually
+from tests.api.live_server import SPEC, LiveServer
+from tests.support.waiting import eventually
 
 from holdfast import Client
 from holdfast.cli.exit_codes import ExitCode
@@ -23,7 +24,7 @@ HOT = Finding("accelerator", "hw_thermal", Level.SUSPECT, "clocks halved [hot]",
 def nodes(server: LiveServer, client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
     """A client of a server that has seen its three nodes."""
     monkeypatch.setenv("HOLDFAST_ADDRESS", server.address)
-    assert eventually(lambda: len(client.nodes()) == 3)
+    eventually(lambda: len(client.nodes()) == 3)
     return client
 
 
@@ -61,7 +62,7 @@ def test_the_command_line_lists_describes_cordons_and_uncordons(
     lost = [{"cause": "hang", "rank": 0, "agent": "n0", "attempt": 1}]
     fault = {"incident": 1, "cause": "hang", "attempt": 1, "lost": lost, "evidence": []}
     supervisor.say(EventKind.INCIDENT_OPENED, **fault, opened_at=time.time())
-    assert eventually(lambda: len(nodes.node("node0").incidents) == 1)
+    eventually(lambda: len(nodes.node("node0").incidents) == 1)
 
     assert run(["node", "cordon", "node0", "--reason", "too [hot]", "--for", "600"]) == 0
     assert capsys.readouterr().out == "node0 is cordoned\n"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 import yaml
-from tests.api.live_server import SPEC, LiveServer, eventually
+from tests.api.live_server import SPEC, LiveServer
+from tests.support.waiting import eventually
 
 
 def submitted(http: httpx.Client, **changes: object) -> str:
@@ -53,7 +54,7 @@ def test_the_history_of_a_job(http: httpx.Client, server: LiveServer) -> None:
     job_id = submitted(http)
     server.run_job(job_id)
     path = f"/api/v1/jobs/{job_id}"
-    assert eventually(lambda: http.get(path).json()["state"] == "SUCCEEDED")
+    eventually(lambda: http.get(path).json()["state"] == "SUCCEEDED")
     assert http.get(path).json()["progress"]["step"] == 5
     assert [m["pid"] for m in http.get(f"{path}/attempts").json()[0]["members"]] == [
         100,
@@ -89,22 +90,22 @@ def test_cancel_again_is_the_same(http: httpx.Client, server: LiveServer) -> Non
         assert response.status_code == 202, response.text
         assert response.json()["desired"] == "cancelled"
     path = f"/api/v1/jobs/{job_id}"
-    assert eventually(lambda: http.get(path).json()["state"] == "CANCELLED")
+    eventually(lambda: http.get(path).json()["state"] == "CANCELLED")
 
 
 def test_pause_and_resume_again_are_the_same(http: httpx.Client, server: LiveServer) -> None:
     job_id = submitted(http)
     path = f"/api/v1/jobs/{job_id}"
     server.run_job(job_id, steps=3, end=False)
-    assert eventually(lambda: http.get(path).json()["state"] == "RUNNING")
+    eventually(lambda: http.get(path).json()["state"] == "RUNNING")
     for wish, desired, state in (("pause", "paused", "PAUSED"), ("resume", "running", "STARTING")):
         for _ in range(2):
             response = http.post(f"{path}/{wish}")
             assert response.status_code == 202, response.text
             assert response.json()["desired"] == desired
-        assert eventually(lambda wanted=state: http.get(path).json()["state"] == wanted)
+        eventually(lambda wanted=state: http.get(path).json()["state"] == wanted)
     assert http.post(f"{path}/cancel", params={"now": True}).status_code == 202
-    assert eventually(lambda: http.get(path).json()["state"] == "CANCELLED")
+    eventually(lambda: http.get(path).json()["state"] == "CANCELLED")
     for wish in ("pause", "resume"):
         assert http.post(f"{path}/{wish}").json()["code"] == "job_ended"
 
@@ -115,7 +116,7 @@ def test_prometheus_shows_live_jobs_and_routes_without_ids(
     job_id = submitted(http)
     server.run_job(job_id, steps=3, end=False)
     step = f'holdfast_job_step{{job_id="{job_id}",name="tiny"}} 3.0'
-    assert eventually(lambda: step in http.get("/metrics").text)
+    eventually(lambda: step in http.get("/metrics").text)
     http.get(f"/api/v1/jobs/{job_id}")
     http.get("/wp-login.php")
     text = http.get("/metrics").text

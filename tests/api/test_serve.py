@@ -8,12 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.support.waiting import eventually
 
 from holdfast import Client
 from holdfast.cli.exit_codes import ExitCode
@@ -45,14 +45,6 @@ def started(data_dir: Path) -> subprocess.Popen[str]:
 def address(server: subprocess.Popen[str]) -> str:
     assert server.stdout is not None
     return str(json.loads(server.stdout.readline())["address"])
-
-
-def eventually(condition: object, within_s: float) -> bool:
-    deadline = time.monotonic() + within_s
-    assert callable(condition)
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return bool(condition())
 
 
 def belonging(data_dir: Path) -> list[str]:
@@ -123,12 +115,12 @@ def test_a_killed_server_leaves_the_cluster_and_the_next_adopts_it(data_dir: Pat
 def test_a_server_ended_while_it_starts_leaves_nothing(data_dir: Path) -> None:
     server = started(data_dir)
     state = data_dir / "cluster" / "state.json"
-    assert eventually(state.exists, START_S), "the keeper has begun"
+    eventually(state.exists, START_S, "the keeper has not begun")
     cluster = local_cluster.folder(data_dir).read()
     assert cluster is not None
     server.send_signal(signal.SIGINT)
     assert server.wait(60) == 0
-    assert eventually(lambda: belonging(data_dir) == [], 10)
+    eventually(lambda: belonging(data_dir) == [], 10)
     assert cluster_processes.of_cluster(cluster.cluster_id) == []
     assert not Path(cluster.temp_dir).exists()
     assert not Path(cluster.shm_root).exists()

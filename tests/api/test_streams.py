@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-from tests.api.live_server import SPEC, LiveServer, eventually, live_server
+from tests.api.live_server import SPEC, LiveServer, live_server
 from tests.service.fake_cluster import line
+from tests.support.waiting import eventually
 
 from holdfast.client import sse
 
@@ -52,7 +53,7 @@ def test_events_come_numbered_without_gaps_and_the_stream_ends(
 def test_a_stream_resumes_after_the_last_event_id(http: httpx.Client, server: LiveServer) -> None:
     job_id = submitted(http)
     server.run_job(job_id)
-    assert eventually(lambda: released(http, job_id)), "then no event follows any more"
+    eventually(lambda: released(http, job_id))  # then no event follows any more
     path = f"/api/v1/jobs/{job_id}/events"
     last = http.get(path).json()["last_seq"]
     headers = {**STREAM, "Last-Event-ID": str(last - 2)}
@@ -81,7 +82,7 @@ def test_logs_follow_until_the_job_is_over(http: httpx.Client, server: LiveServe
     supervisor = server.run_job(job_id, end=False)
     supervisor.logs += [line(1, "first"), line(2, "of rank 1", rank=1), line(3, "second")]
     path = f"/api/v1/jobs/{job_id}/logs"
-    assert eventually(lambda: len(http.get(path).json()["lines"]) == 3)
+    eventually(lambda: len(http.get(path).json()["lines"]) == 3)
     texts: list[str] = []
     with http.stream("GET", path, params={"rank": 0, "tail": 1}, headers=STREAM) as response:
         for message in read(response):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.support.waiting import eventually
 
 from benchmarks import storm
 
@@ -35,10 +35,7 @@ def test_a_side_that_hangs_is_ended_with_its_replicas_and_its_folder(
     with pytest.raises(subprocess.TimeoutExpired):
         storm._torchft(str(program), 1.0, 3.0, options)
     replica = int(told.read_text())
-    deadline = time.monotonic() + WAIT_S
-    while _runs(replica):
-        assert time.monotonic() < deadline, "a replica is still there"
-        time.sleep(0.01)
+    eventually(lambda: not _runs(replica), WAIT_S, "a replica is still there")
     assert list(scratch.iterdir()) == []
 
 

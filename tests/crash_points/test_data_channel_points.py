@@ -23,7 +23,8 @@ from tests.crash_points.memory_states import (
 from tests.crash_points.nodes import TIMES, Receiver, Sender
 from tests.support.faulty_link import Fault, FaultyLink, Kind, Way
 from tests.support.points import Points, seeded_runs
-from tests.workers.memory.shm import SECRET, eventually
+from tests.support.waiting import eventually
+from tests.workers.memory.shm import SECRET
 
 from holdfast_workers.memory import intake
 from holdfast_workers.memory.fetch import BadShard, SourceLost, fetch

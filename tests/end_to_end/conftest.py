@@ -7,13 +7,13 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from tests.support.waiting import eventually
 
 from holdfast import Client
 from holdfast.schemas import ServerFile
@@ -99,10 +99,7 @@ class Product:
         return [pid for pid in pids if _title(pid).startswith(f"ray::{kind}")]
 
     def wait(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, "the condition was not met in time"
-            time.sleep(0.05)
+        eventually(condition, timeout_s)
 
     def wait_step(self, job_id: str, step: int, timeout_s: float = 90.0) -> None:
         self.wait(lambda: self.client.get(job_id).progress.step >= step, timeout_s)

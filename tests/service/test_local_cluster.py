@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.support.waiting import eventually
 
 from holdfast_service import cluster_processes, local_cluster
 from holdfast_service.local_cluster import LocalCluster
@@ -31,15 +32,7 @@ import json, ray, sys
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 print(json.dumps([n["NodeID"] for n in ray.nodes() if n["Alive"]]))
 """
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return condition()
+GONE_S = 20.0
 
 
 def remains(cluster: LocalCluster) -> list[str]:
@@ -83,7 +76,7 @@ def test_it_outlives_its_starter_loses_and_gains_a_node_and_leaves_nothing(data_
     killed = local_cluster.kill_node(cluster, victim.node_id)
     assert victim.raylet_pid in killed
     assert cluster_processes.of_node(cluster.cluster_id, victim.name, victim.raylet_pid) == []
-    assert eventually(lambda: victim.node_id not in alive_nodes(cluster))
+    eventually(lambda: victim.node_id not in alive_nodes(cluster), GONE_S)
 
     added = local_cluster.add_node(cluster)
     listed = alive_nodes(cluster)
@@ -115,7 +108,7 @@ def loopback_only(cluster: LocalCluster) -> bool:
 def test_a_killed_keeper_takes_the_cluster_along_and_the_next_stop_sweeps(data_dir: Path) -> None:
     cluster = local_cluster.ensure(data_dir, 1)
     os.kill(cluster.keeper_pid, signal.SIGKILL)
-    assert eventually(lambda: local_cluster.find(data_dir) is None)
+    eventually(lambda: local_cluster.find(data_dir) is None, GONE_S)
     (Path(cluster.shm_root) / "own-0.seg").write_bytes(b"left behind")
     assert local_cluster.stop(data_dir)
     assert remains(cluster) == []
@@ -126,4 +119,4 @@ def test_an_orphan_ends_itself_after_its_grace(data_dir: Path) -> None:
         cluster = local_cluster.ensure(data_dir, 1, orphan_grace_s=1.0)
         time.sleep(2.5)  # longer than the grace: it must not end while a server is attached
         assert local_cluster.find(data_dir) is not None
-    assert eventually(lambda: remains(cluster) == [])
+    eventually(lambda: remains(cluster) == [], GONE_S)

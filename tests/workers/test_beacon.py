@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.workers.memory.shm import eventually
+from tests.support.waiting import eventually
 
 from holdfast_workers import beacon as beacons
 from holdfast_workers.beacon import MOST_GROUPS, RING, Beacon, BeaconReader, Reading

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.agent_config import agent_config
-from tests.workers.memory.shm import eventually
+from tests.support.waiting import eventually
 
 from holdfast_workers import beacon as beacons
 from holdfast_workers import beat_watch

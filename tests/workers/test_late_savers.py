@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 from tests.support.agent_config import agent_config
-from tests.workers.memory.shm import eventually
+from tests.support.waiting import eventually
 
 from holdfast_workers.children import Child
 from holdfast_workers.messages import Signal, SignalKind

@@ -7,7 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.workers.memory.shm import MESH, SECRET, eventually
+from tests.support.waiting import eventually
+from tests.workers.memory.shm import MESH, SECRET
 
 from holdfast_workers import beacon as beacons
 from holdfast_workers.attempt import Attempt

@@ -7,7 +7,6 @@ would tell them, by its own choice of where to restore from.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from tests.support.local_agents import LocalAgents
 from tests.support.supervised import small_training
+from tests.support.waiting import eventually
 
 from holdfast_service.registry import (
     Copy,
@@ -146,10 +146,7 @@ class Fleet:
         return whole
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not condition():
-            assert time.monotonic() < deadline, self.signals
-            time.sleep(0.01)
+        eventually(condition, WAIT_S, self.signals)
 
 
 def _put(

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tests.support.local_agents import LocalAgents
 from tests.support.supervised import small_training
+from tests.support.waiting import eventually
 from tests.workers.memory.shm import layout_of, write
 
 from holdfast_workers import processes
@@ -84,10 +85,7 @@ class OneAgent:
         return max(worker.step for worker in self.report().workers)
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not condition():
-            assert time.monotonic() < deadline, self.signals
-            time.sleep(0.01)
+        eventually(condition, WAIT_S, self.signals)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.waiting import eventually
 
 from holdfast_workers import control
 from holdfast_workers.chaos import FaultPoints
@@ -155,21 +156,17 @@ def test_a_late_word_for_an_older_attempt_does_not_replace_the_present_one() -> 
     assert link.wait_state(6, WAIT_S)["ok"]
     # what the partner before held says nothing of the next one
     control.send(ours, {"op": "partner", "attempt": 6, "present": True})
-    deadline = time.monotonic() + WAIT_S
-    while link.wait_replicated(6, 60, 0.01) != -1:
-        assert time.monotonic() < deadline
+    eventually(lambda: link.wait_replicated(6, 60, 0.01) == -1, WAIT_S)
 
 
 def test_a_partner_that_failed_is_not_waited_for_until_it_holds_a_step_again() -> None:
     ours, link = started_link()
     assert link.enter(6, has_partner=True)
-    deadline = time.monotonic() + WAIT_S
     told = [{"op": "partner", "attempt": 6, "present": False}]
     told += [{"op": "replicated", "attempt": 6, "step": 50}]
     for message, answer in zip(told, (60, 50), strict=True):
         control.send(ours, message)
-        while link.wait_replicated(6, 60, 0.01) != answer:
-            assert time.monotonic() < deadline
+        eventually(lambda wanted=answer: link.wait_replicated(6, 60, 0.01) == wanted, WAIT_S)
 
 
 def test_an_attempt_that_was_fenced_before_it_began_is_not_entered() -> None:

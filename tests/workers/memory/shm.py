@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,13 +34,6 @@ def write(segment: Segment, attempt: int, step: int) -> Commit:
     with segment.begin(step) as slot:
         slot[:] = raw
     return segment.commit(attempt=attempt, step=step, digest=payload_digest(raw))
-
-
-def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.0005)
 
 
 _AGENT = """

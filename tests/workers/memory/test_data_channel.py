@@ -14,12 +14,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.support.waiting import eventually
 from tests.workers.memory.shm import (
     MESH,
     SECRET,
     AgentProcess,
     content,
-    eventually,
     layout_of,
     write,
 )

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.workers.memory.shm import MESH, SECRET, content, eventually, layout_of, write
+from tests.support.waiting import eventually
+from tests.workers.memory.shm import MESH, SECRET, content, layout_of, write
 
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.intake import Announced, Intake

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.workers.memory.shm import SECRET, AgentProcess, eventually
+from tests.support.waiting import eventually
+from tests.workers.memory.shm import SECRET, AgentProcess
 
 from holdfast_workers.memory.lifeline import Lifelines
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.mesh_layouts import RANDOM, RANDOM_BYTES, Parameter, fill, layout_of, meshes
-from tests.workers.memory.shm import SECRET, eventually
+from tests.support.waiting import eventually
+from tests.workers.memory.shm import SECRET
 
 from holdfast_workers import digest
 from holdfast_workers.digest import payload_digest
