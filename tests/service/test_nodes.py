@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from holdfast_service.jobs import JobService
 from holdfast_service.lifecycle import State
 from holdfast_service.nodes import NodeService
 from holdfast_service.quarantine import Standing, closed
+from holdfast_service.reconciler import Reconciler
 from holdfast_service.reports import Capacity, EventKind, NodeCapacity, Phase
 from holdfast_service.settings import Settings
 from holdfast_service.store import nodes as stored_nodes
@@ -27,6 +29,8 @@ from holdfast_service.store.engine import Store, is_refused
 from holdfast_workers.health.findings import Finding, Level
 
 NO_STANDBY = {**JOB, "resources": {"workers_per_node": 2, "standby_nodes": 0}}
+Start = Callable[..., Awaitable[FakeSupervisor]]
+Drive = Callable[[], AbstractAsyncContextManager[Reconciler]]
 LOST = {"cause": "node_lost", "rank": 0, "ranks": [0, 1], "worker": None}
 
 
@@ -43,39 +47,68 @@ def incident(number: int, agent: str = "n0", attempt: int = 1, **changes: Any) -
 
 
 def unfit(node_id: str) -> dict[str, Any]:
-    found = Finding("accelerator", "xid", Level.UNFIT, "XID 48")
+    found = Finding("accelerator", "xid", Level.UNFIT, "XID 48 of GPU-1", "GPU-1", 48)
     return {"agent": "n", "node_id": node_id, "host": "127.0.0.1", "findings": [found.data()]}
 
 
-async def started(
-    jobs: JobService, cluster: FakeCluster, document: dict[str, Any] = JOB
-) -> FakeSupervisor:
+@pytest.fixture
+def service(store: Store) -> NodeService:
+    return NodeService(store)
+
+
+@pytest.fixture
+def drive(store: Store, cluster: FakeCluster, settings: Settings) -> Drive:
+    """A reconciler at work, as long as one is in its context."""
+    return lambda: reconciling(store, cluster, settings)
+
+
+@pytest.fixture
+def start(jobs: JobService, cluster: FakeCluster) -> Start:
     """A job whose first attempt runs: ranks 0 and 1 on node0, 2 and 3 on node1."""
-    job, _ = await jobs.submit(document)
-    await until(lambda: job.id in cluster.supervisors)
-    supervisor = cluster.supervisors[job.id]
-    supervisor.form(1)
-    supervisor.enter(Phase.RUNNING)
-    await until_state(jobs, job.id, State.RUNNING)
-    return supervisor
+
+    async def started(document: dict[str, Any] = JOB) -> FakeSupervisor:
+        job, _ = await jobs.submit(document)
+        await until(lambda: job.id in cluster.supervisors)
+        supervisor = cluster.supervisors[job.id]
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        await until_state(jobs, job.id, State.RUNNING)
+        return supervisor
+
+    return started
+
+
+async def until_seen(service: NodeService, nodes: int = 3) -> None:
+    async def seen() -> bool:
+        return len((await service.list()).nodes) == nodes
+
+    await until(seen)
+
+
+async def until_node(service: NodeService, node: str, met: Callable[..., object]) -> None:
+    """Until the node is as `met` says."""
+
+    async def seen() -> bool:
+        return bool(met(await service.get(node)))
+
+    await until(seen)
+
+
+async def kinds(jobs: JobService, supervisor: FakeSupervisor) -> set[str]:
+    return {one.kind for one in (await jobs.events(supervisor.launch.job_id, 0, 200)).events}
 
 
 async def test_nodes_are_seen_by_machine_and_stay_on_record(
-    store: Store, settings: Settings
+    service: NodeService, cluster: FakeCluster, drive: Drive
 ) -> None:
     two_on_one = (
         NodeCapacity("a", "10.0.0.1", 4.0, 1.0),
         NodeCapacity("b", "10.0.0.1", 2.0, 1.0),
         NodeCapacity("c", "127.0.0.1", 1.0, 0.0),
     )
-    cluster = FakeCluster(Capacity(two_on_one, can_grow=False))
-    service = NodeService(store)
-
-    async def seen() -> bool:
-        return len((await service.list()).nodes) == 2
-
-    async with reconciling(store, cluster, settings):
-        await until(seen)
+    cluster.nodes = Capacity(two_on_one, can_grow=False)
+    async with drive():
+        await until_seen(service, 2)
         cluster.nodes = Capacity(two_on_one[2:], can_grow=False)
     first, second = (await service.list()).nodes
     assert (first.id, first.cpus, first.gpus) == ("10.0.0.1", 6.0, 2.0)
@@ -84,27 +117,17 @@ async def test_nodes_are_seen_by_machine_and_stay_on_record(
 
 
 async def test_a_node_of_several_incidents_is_quarantined_and_told_to_every_job(
-    store: Store, settings: Settings
+    jobs: JobService, service: NodeService, drive: Drive, start: Start
 ) -> None:
-    cluster = FakeCluster()
-    jobs, service = JobService(store, cluster, settings), NodeService(store)
-
-    async def aside() -> bool:
-        found = {one.id: one.state for one in (await service.list()).nodes}
-        return found.get("node0") is Standing.QUARANTINED
-
-    async with reconciling(store, cluster, settings):
-        supervisor = await started(jobs, cluster)
+    async with drive():
+        await until_seen(service)
+        supervisor = await start()
         for number in (1, 2, 3):
-            assert not await aside()
+            assert (await service.get("node0")).state is Standing.READY
             supervisor.say(EventKind.INCIDENT_OPENED, **incident(number))
             supervisor.say(EventKind.INCIDENT_CLOSED, **incident(number, closed_at=time.time()))
-
-            async def counted(wanted: int = number) -> bool:
-                return len((await service.get("node0")).incidents) == wanted
-
-            await until(counted)
-        await until(aside)
+            await until_node(service, "node0", lambda one, n=number: len(one.incidents) == n)
+        await until_node(service, "node0", lambda one: one.state is Standing.QUARANTINED)
         await until(lambda: bool(supervisor.avoided and "node0" in supervisor.avoided[-1]))
         told = supervisor.avoided[-1]["node0"]
         assert told.standing is Standing.QUARANTINED and "3 incidents" in told.reason
@@ -117,26 +140,14 @@ async def test_a_node_of_several_incidents_is_quarantined_and_told_to_every_job(
 
 
 async def test_an_unfit_node_is_quarantined_at_once_but_never_more_than_a_share_of_them(
-    store: Store, settings: Settings
+    service: NodeService, drive: Drive, start: Start
 ) -> None:
-    cluster = FakeCluster()
-    jobs, service = JobService(store, cluster, settings), NodeService(store)
-    unfit = Finding("accelerator", "xid", Level.UNFIT, "XID 48 of GPU-1", "GPU-1", 48)
-    async with reconciling(store, cluster, settings):
-        supervisor = await started(jobs, cluster)
-        for index in (1, 0):
-            supervisor.say(
-                EventKind.NODE_HEALTH,
-                agent=f"n{index}",
-                node_id=f"node{index}",
-                host="127.0.0.1",
-                findings=[unfit.data()],
-            )
-
-        async def both_told() -> bool:
-            return all([(await service.get(f"node{n}")).findings for n in (0, 1)])
-
-        await until(both_told)
+    async with drive():
+        supervisor = await start()
+        for node in ("node1", "node0"):
+            supervisor.say(EventKind.NODE_HEALTH, **unfit(node))
+        for node in ("node1", "node0"):
+            await until_node(service, node, lambda one: one.findings)
     first, second = await service.get("node1"), await service.get("node0")
     assert first.state is Standing.QUARANTINED and first.reason == "XID 48 of GPU-1"
     assert second.state is Standing.READY, "two of three nodes: hardly the nodes' fault"
@@ -144,13 +155,11 @@ async def test_an_unfit_node_is_quarantined_at_once_but_never_more_than_a_share_
 
 
 async def test_a_job_that_needs_a_node_in_quarantine_is_started_and_may_come_to_it(
-    store: Store, settings: Settings
+    jobs: JobService, service: NodeService, cluster: FakeCluster, drive: Drive, start: Start
 ) -> None:
-    cluster = FakeCluster()
-    jobs, service = JobService(store, cluster, settings), NodeService(store)
-    async with reconciling(store, cluster, settings):
+    async with drive():
         await until_seen(service)
-        supervisor = await started(jobs, cluster)
+        supervisor = await start()
         supervisor.say(EventKind.NODE_HEALTH, **unfit("node0"))
         supervisor.end()
         await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
@@ -162,29 +171,27 @@ async def test_a_job_that_needs_a_node_in_quarantine_is_started_and_may_come_to_
 
 
 async def test_a_node_that_can_run_nothing_is_none_of_those_of_which_a_share_is_quarantined(
-    store: Store, settings: Settings
+    service: NodeService, cluster: FakeCluster, drive: Drive, start: Start
 ) -> None:
     two = three_nodes().nodes[:2]
     head = NodeCapacity("head", "127.0.0.9", 0.0, 0.0)
-    cluster = FakeCluster(Capacity((*two, head), can_grow=False))
-    jobs, service = JobService(store, cluster, settings), NodeService(store)
-    async with reconciling(store, cluster, settings):
+    cluster.nodes = Capacity((*two, head), can_grow=False)
+    async with drive():
         await until_seen(service)
-        supervisor = await started(jobs, cluster, NO_STANDBY)
+        supervisor = await start(NO_STANDBY)
         supervisor.say(EventKind.NODE_HEALTH, **unfit("node0"))
-
-        async def told() -> bool:
-            return bool((await service.get("node0")).findings)
-
-        await until(told)
+        await until_node(service, "node0", lambda one: one.findings)
     assert (await service.get("node0")).state is Standing.READY
 
 
 async def test_news_of_two_jobs_that_name_the_same_nodes_do_not_wait_for_each_other(
-    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    jobs: JobService,
+    cluster: FakeCluster,
+    drive: Drive,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cluster = FakeCluster(three_nodes(can_grow=True))
-    jobs = JobService(store, cluster, settings)
+    cluster.nodes = three_nodes(can_grow=True)
     both = asyncio.Barrier(2)
     note_health = stored_nodes.note_health
 
@@ -194,8 +201,8 @@ async def test_news_of_two_jobs_that_name_the_same_nodes_do_not_wait_for_each_ot
             await asyncio.wait_for(both.wait(), 0.5)  # until each has news of its first node
 
     monkeypatch.setattr(stored_nodes, "note_health", note_and_meet)
-    async with reconciling(store, cluster, settings):
-        there = [await started(jobs, cluster, NO_STANDBY) for _ in range(2)]
+    async with drive():
+        there = [await start(NO_STANDBY) for _ in range(2)]
         for supervisor, names in zip(there, (("node0", "node1"), ("node1", "node0")), strict=True):
             for name in names:
                 supervisor.say(EventKind.NODE_HEALTH, **unfit(name))
@@ -203,15 +210,16 @@ async def test_news_of_two_jobs_that_name_the_same_nodes_do_not_wait_for_each_ot
         for supervisor in there:
             await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
     for supervisor in there:
-        events = (await jobs.events(supervisor.launch.job_id, 0, 200)).events
-        assert "event.unreadable" not in {event.kind for event in events}
+        assert "event.unreadable" not in await kinds(jobs, supervisor)
 
 
 async def test_news_that_the_database_could_not_take_are_tried_again(
-    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    jobs: JobService,
+    service: NodeService,
+    drive: Drive,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cluster = FakeCluster()
-    jobs, service = JobService(store, cluster, settings), NodeService(store)
     note_health, failures = stored_nodes.note_health, [DBAPIError("", {}, Exception("deadlock"))]
 
     async def note(*given: Any) -> None:
@@ -220,13 +228,12 @@ async def test_news_that_the_database_could_not_take_are_tried_again(
         await note_health(*given)
 
     monkeypatch.setattr(stored_nodes, "note_health", note)
-    async with reconciling(store, cluster, settings):
-        supervisor = await started(jobs, cluster)
+    async with drive():
+        supervisor = await start()
         supervisor.say(EventKind.NODE_HEALTH, **unfit("node0"))
         supervisor.end()
         await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
-    events = (await jobs.events(supervisor.launch.job_id, 0, 200)).events
-    assert "event.unreadable" not in {event.kind for event in events}
+    assert "event.unreadable" not in await kinds(jobs, supervisor)
     assert (await service.get("node0")).findings
 
 
@@ -246,35 +253,28 @@ async def test_the_database_says_itself_what_it_will_never_take(store: Store) ->
 
 
 async def test_the_same_incident_told_often_counts_once_and_for_the_node_it_began_on(
-    store: Store, settings: Settings
+    jobs: JobService, service: NodeService, drive: Drive, start: Start
 ) -> None:
-    cluster = FakeCluster()
-    jobs, service = JobService(store, cluster, settings), NodeService(store)
-    async with reconciling(store, cluster, settings):
-        supervisor = await started(jobs, cluster)
+    async with drive():
+        supervisor = await start()
         supervisor.say(EventKind.INCIDENT_OPENED, **incident(1))
         supervisor.form(2)
         supervisor.say(EventKind.INCIDENT_UPDATED, **incident(1, next_attempt=2))
         supervisor.say(EventKind.INCIDENT_CLOSED, **incident(1, closed_at=time.time()))
-        await until_attempt(jobs, supervisor, 2)
+
+        async def closed_now() -> bool:
+            incidents = await jobs.incidents(supervisor.launch.job_id)
+            return bool(incidents and incidents[0].closed_at)
+
+        await until(closed_now)
     assert len((await service.get("node0")).incidents) == 1
     assert (await service.get("node1")).incidents == ()
 
 
-async def until_attempt(jobs: JobService, supervisor: FakeSupervisor, number: int) -> None:
-    async def there() -> bool:
-        incidents = await jobs.incidents(supervisor.launch.job_id)
-        return bool(incidents and incidents[0].closed_at)
-
-    await until(there)
-
-
 async def test_a_job_waits_for_nodes_that_are_cordoned_and_is_started_beside_them(
-    store: Store, settings: Settings
+    jobs: JobService, service: NodeService, cluster: FakeCluster, drive: Drive
 ) -> None:
-    cluster = FakeCluster()
-    jobs, service = JobService(store, cluster, settings), NodeService(store)
-    async with reconciling(store, cluster, settings):
+    async with drive():
         await until_seen(service)
         await service.cordon("node1", "new cables", None)
         job, _ = await jobs.submit(JOB)
@@ -296,19 +296,12 @@ async def test_a_job_waits_for_nodes_that_are_cordoned_and_is_started_beside_the
     assert closed(launch.avoid) == {"node1"}
 
 
-async def until_seen(service: NodeService) -> None:
-    async def seen() -> bool:
-        return len((await service.list()).nodes) == 3
-
-    await until(seen)
-
-
-async def test_cordons_are_lifted_by_hand_and_by_time(store: Store, settings: Settings) -> None:
-    cluster = FakeCluster()
-    jobs, service = JobService(store, cluster, settings), NodeService(store)
-    async with reconciling(store, cluster, settings):
+async def test_cordons_are_lifted_by_hand_and_by_time(
+    service: NodeService, drive: Drive, start: Start
+) -> None:
+    async with drive():
         await until_seen(service)
-        supervisor = await started(jobs, cluster)
+        supervisor = await start()
         await service.cordon("node2", "a look", time.time() + 0.5)
         await service.cordon("node1", "repair", None)
         await until(lambda: len(supervisor.avoided[-1:] and supervisor.avoided[-1]) == 2)
@@ -323,13 +316,16 @@ async def test_cordons_are_lifted_by_hand_and_by_time(store: Store, settings: Se
 
 
 async def test_a_server_that_has_just_begun_tells_no_supervisor_that_no_node_is_set_aside(
-    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    jobs: JobService,
+    service: NodeService,
+    cluster: FakeCluster,
+    drive: Drive,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cluster = FakeCluster()
-    jobs, service = JobService(store, cluster, settings), NodeService(store)
-    async with reconciling(store, cluster, settings):
+    async with drive():
         await until_seen(service)
-        supervisor = await started(jobs, cluster)
+        supervisor = await start()
         await service.cordon("node2", "repair", None)
         await until(lambda: bool(supervisor.avoided and "node2" in supervisor.avoided[-1]))
     supervisor.avoided.clear()
@@ -340,33 +336,25 @@ async def test_a_server_that_has_just_begun_tells_no_supervisor_that_no_node_is_
         return three_nodes()
 
     monkeypatch.setattr(cluster, "capacity", capacity_late)
-    async with reconciling(store, cluster, settings):
+    async with drive():
         supervisor.run(1, 1, 3)
-        await until_step(jobs, supervisor, 3)
+
+        async def at_step_3() -> bool:
+            return (await jobs.get(supervisor.launch.job_id)).progress.step == 3
+
+        await until(at_step_3)
         looked.set()
         await until(lambda: bool(supervisor.avoided))
     assert set(supervisor.avoided[0]) == {"node2"}
 
 
-async def until_step(jobs: JobService, supervisor: FakeSupervisor, step: int) -> None:
-    async def there() -> bool:
-        return (await jobs.get(supervisor.launch.job_id)).progress.step == step
-
-    await until(there)
-
-
 async def test_a_node_is_found_by_the_beginning_of_its_name(
-    store: Store, settings: Settings, tmp_path: Path
+    service: NodeService, cluster: FakeCluster, drive: Drive
 ) -> None:
-    del tmp_path
     nodes = tuple(NodeCapacity(f"abcdef{n}", "127.0.0.1", 1.0, 0.0) for n in range(2))
-    service = NodeService(store)
-    async with reconciling(store, FakeCluster(Capacity(nodes, can_grow=False)), settings):
-
-        async def seen() -> bool:
-            return len((await service.list()).nodes) == 2
-
-        await until(seen)
+    cluster.nodes = Capacity(nodes, can_grow=False)
+    async with drive():
+        await until_seen(service, 2)
     assert (await service.get("abcdef1")).id == "abcdef1"
     for wrong in ("abcdef", "abc", "nobody", "abcdef%"):
         with pytest.raises(NodeNotFound):

@@ -34,16 +34,6 @@ STEPS = (3, 6)
 
 
 @pytest.fixture
-def cluster() -> FakeCluster:
-    return FakeCluster()
-
-
-@pytest.fixture
-def jobs(store: Store, cluster: FakeCluster, settings: Settings) -> JobService:
-    return JobService(store, cluster, settings)
-
-
-@pytest.fixture
 async def source(store: Store, jobs: JobService, settings: Settings) -> JobView:
     """Job `a`, with checkpoints of two steps."""
     job, _ = await jobs.submit({**JOB, **SMALL, "name": "a"})

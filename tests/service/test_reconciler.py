@@ -18,16 +18,6 @@ from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 
 
-@pytest.fixture
-def cluster() -> FakeCluster:
-    return FakeCluster()
-
-
-@pytest.fixture
-def jobs(store: Store, cluster: FakeCluster, settings: Settings) -> JobService:
-    return JobService(store, cluster, settings)
-
-
 async def started(jobs: JobService, cluster: FakeCluster, **changed: object) -> FakeSupervisor:
     job, _ = await jobs.submit({**JOB, **changed})
     await until(lambda: job.id in cluster.supervisors, what="a supervisor")

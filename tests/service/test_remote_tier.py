@@ -37,11 +37,6 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def jobs(store: Store, settings: Settings) -> JobService:
-    return JobService(store, FakeCluster(), settings)
-
-
-@pytest.fixture
 def strict_server(s3_server: S3Server) -> Iterator[S3Server]:
     """It checks signatures and permissions."""
     s3_server.check_credentials(True)
