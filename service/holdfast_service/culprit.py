@@ -18,7 +18,7 @@ from math import prod
 from typing import Any
 
 from holdfast_service.placement import coordinates
-from holdfast_service.survival import listed
+from holdfast_service.ranks import listed
 from holdfast_service.waits import strayed, waits
 from holdfast_workers.messages import Beat, Inspection
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from holdfast_service.policy import Cause, GiveUp
+from holdfast_service.ranks import listed
 from holdfast_workers.messages import WorkerError
 
 AGAIN = 2
@@ -368,7 +369,7 @@ def _done(seating: Seating) -> tuple[Action, str]:
         return Action.REPLACE_NODE, f"{seating.why_moved}; {takes}"
     if seating.forked:
         return Action.REPLACE_WORKER, (
-            f"no process for ranks {', '.join(map(str, seating.forked))} is left, but their "
+            f"no process for {listed(seating.forked)} is left, but their "
             "agents are healthy: fork anew there; the others keep their processes"
         )
     return Action.REFORM, "every process is still there and keeps its rank"

@@ -91,6 +91,14 @@ def name_order(agent: str) -> tuple[int, str]:
     return len(agent), agent
 
 
+def listed(ranks: Sequence[int], most: int = 8) -> str:
+    """`rank 3`, `ranks 0, 1`, or `ranks 0, 1, ... (64 in all)`."""
+    shown = ", ".join(str(rank) for rank in ranks[:most])
+    if len(ranks) > most:
+        return f"ranks {shown}, ... ({len(ranks)} in all)"
+    return f"rank{'s' if len(ranks) != 1 else ''} {shown}"
+
+
 def _assign(
     groups: Sequence[Sequence[int]], homes: Mapping[int, Home], nodes: Sequence[Node]
 ) -> Assignment | Shortage:

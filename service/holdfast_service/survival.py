@@ -15,6 +15,7 @@ from math import comb, sqrt
 from typing import Any
 
 from holdfast_service.placement import Group, Placement, Shard
+from holdfast_service.ranks import listed
 
 TOO_FEW = "the machines of other domains are too few to keep so many copies"
 MOST_LOST = 4
@@ -86,14 +87,6 @@ def recovery_odds(holders: Iterable[frozenset[str]], lost: int, seed: int = 0) -
     survived = sum(_survives(sum(draw.sample(bits, lost)), masks) for _ in range(EXACT_SETS))
     share = survived / EXACT_SETS
     return Odds(share, sqrt(share * (1 - share) / EXACT_SETS))
-
-
-def listed(ranks: Sequence[int], most: int = 8) -> str:
-    """`rank 3`, `ranks 0, 1`, or `ranks 0, 1, ... (64 in all)`."""
-    shown = ", ".join(str(rank) for rank in ranks[:most])
-    if len(ranks) > most:
-        return f"ranks {shown}, ... ({len(ranks)} in all)"
-    return f"rank{'s' if len(ranks) != 1 else ''} {shown}"
 
 
 def _short_of_copies(placement: Placement) -> list[Gap]:

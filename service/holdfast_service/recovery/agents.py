@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast_service.policy import Cause, Fault
+from holdfast_service.ranks import listed
 from holdfast_service.recovery import (
     faults,
     forming,
@@ -175,12 +176,11 @@ def _loss(state: State, given: AgentLost, now: float) -> Fault:
     world = state.world or state.last_world
     members = world.members.values() if world is not None else ()
     ranks = [member.rank for member in members if member.agent == given.agent]
-    listed = ", ".join(str(rank) for rank in ranks)
     return Fault(
         Cause.AGENT_LOST,
         attempt=state.attempt,
         at=now if given.at is None else given.at,
-        what=f"agent {given.agent} with ranks {listed} is lost: {given.why}",
+        what=f"agent {given.agent} with {listed(ranks)} is lost: {given.why}",
         rank=min(ranks, default=None),
         ranks=tuple(ranks),
         agent=given.agent,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from holdfast_service.intervals import AutoTier
 from holdfast_service.policy import Cause, Fault, GiveUp
+from holdfast_service.ranks import listed
 from holdfast_service.recovery import (
     agents,
     assembly,
@@ -301,8 +302,8 @@ def _forming_is_late(state: State, now: float) -> None:
     for member in absent:
         if member.worker is not None:
             state.roster.doubt(member.worker)
-    ranks = ", ".join(str(member.rank) for member in absent)
-    what = f"ranks {ranks} did not join attempt {world.attempt} in time"
+    ranks = listed([member.rank for member in absent])
+    what = f"{ranks} did not join attempt {world.attempt} in time"
     if not absent:
         what = f"attempt {world.attempt} made no step in time after all ranks had joined"
     faults.accuse(

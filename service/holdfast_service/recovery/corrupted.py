@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from holdfast_service.corruption import Evidence, Seated, Verdict, after_repeat, judge
 from holdfast_service.policy import Cause, Fault
+from holdfast_service.ranks import listed
 from holdfast_service.recovery import faults, guarding
 from holdfast_service.recovery.state import Stage, State
 from holdfast_service.reports import EventKind
@@ -114,5 +115,4 @@ def _accuse(
 def _said(verdict: Verdict) -> str:
     if not verdict.ranks:
         return verdict.why
-    ranks = ", ".join(str(rank) for rank in verdict.ranks)
-    return f"rank {ranks}: {verdict.why}"
+    return f"{listed(verdict.ranks)}: {verdict.why}"

@@ -12,7 +12,7 @@ from typing import Any
 from holdfast_service.holdings import Holding, holdings, restorable, why_not_newer
 from holdfast_service.ladder import Action, Decision, carried_out
 from holdfast_service.policy import Cause
-from holdfast_service.ranks import Assignment, Home, Shortage, assign
+from holdfast_service.ranks import Assignment, Home, Shortage, assign, listed
 from holdfast_service.recovery import completing, ending, pacing, tidying, weighing
 from holdfast_service.recovery.effects import Fence, Form, RemoveAgent, WarmUp
 from holdfast_service.recovery.orders import build_world, orders_for, seating
@@ -99,8 +99,7 @@ def decide(state: State, now: float) -> None:
         ending.conclude(state, now)
         return
     if isinstance(result, Shortage):
-        missing = ", ".join(str(rank) for rank in result.ranks)
-        _wait(state, f"node for ranks {missing}", now)
+        _wait(state, f"node for {listed(result.ranks)}", now)
         return
     known = _known(state, records)
     point = _restore_point(state, known)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast_service.policy import Cause, Fault
-from holdfast_service.ranks import Assignment, Home, assign
+from holdfast_service.ranks import Assignment, Home, assign, listed
 from holdfast_service.recovery import faults, fitness, weighing
 from holdfast_service.recovery.inputs import Exchanged
 from holdfast_service.recovery.roster import AgentRecord
@@ -97,13 +97,12 @@ def leave_if_better(state: State, now: float) -> None:
 def _accuse(state: State, world: World, record: AgentRecord, why: str, now: float) -> None:
     ranks = tuple(one.rank for one in world.members.values() if one.agent == record.agent)
     unwell = bool(fitness.why_unfit(state, record))
-    listed = ", ".join(str(rank) for rank in ranks)
     said = "is unwell" if unwell else "is to be left"
     fault = Fault(
         Cause.NODE_UNWELL if unwell else Cause.PREEMPTED,
         attempt=world.attempt,
         at=now,
-        what=f"the node of {record.agent} with ranks {listed} {said}: {why}",
+        what=f"the node of {record.agent} with {listed(ranks)} {said}: {why}",
         rank=min(ranks, default=None),
         ranks=ranks,
         agent=record.agent,

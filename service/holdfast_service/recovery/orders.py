@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from holdfast_service.intervals import AutoTier
 from holdfast_service.ladder import Seating
-from holdfast_service.ranks import Assignment
+from holdfast_service.ranks import Assignment, listed
 from holdfast_service.recovery import fitness
 from holdfast_service.recovery.partners import choose_partners
 from holdfast_service.recovery.roster import AgentRecord
@@ -108,10 +108,9 @@ def _why_moved(state: State, result: Assignment) -> str:
         record = state.roster.record(agent)
         there = record is not None and record.live
         why = fitness.why_avoided(state, record) if record is not None and there else ""
-        listed = ", ".join(str(rank) for rank in ranks)
         why = f" ({why})" if why else ""
-        gone = f"the agent of ranks {listed} is gone"
-        reasons.append(f"the node of ranks {listed} is to be left{why}" if there else gone)
+        gone = f"the agent of {listed(ranks)} is gone"
+        reasons.append(f"the node of {listed(ranks)} is to be left{why}" if there else gone)
     return "; ".join(reasons)
 
 
