@@ -149,8 +149,6 @@ class Link:
     def await_lease(self, attempt: int) -> None:
         """Return as soon as it has a lease, or is fenced.
         There is no other end to wait for: whoever holds a rank here may be replaced elsewhere."""
-        if self.has_lease(attempt):
-            return
         began = time.monotonic()
         with self._changed:
             while not self.is_fenced(attempt) and not self.has_lease(attempt):

@@ -74,10 +74,9 @@ class GuardMemory:
 
     def before(self, step: int, steps: int) -> tuple[list[float], list[float]]:
         """Loss and gradient norm of up to `steps` steps applied before `step`, oldest first."""
-        losses, norms = self._values.tolist()
         first = max(1, step - min(steps, HISTORY_STEPS))
-        slots = [one % HISTORY_STEPS for one in range(first, step)]
-        return [losses[slot] for slot in slots], [norms[slot] for slot in slots]
+        losses, norms = self._values.roll(-first, 1)[:, : step - first].tolist()
+        return losses, norms
 
 
 def _whole(tensor: torch.Tensor, primary: bool) -> Box:
