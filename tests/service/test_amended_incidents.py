@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.service.simulated_cluster import SimulatedCluster
-from tests.service.test_recovery_core import cluster, running
+from tests.service.simulated_jobs import cluster, running
 from tests.service.test_repeated_faults import recovered
 
 from holdfast_service.recovery.core import RecoveryCore

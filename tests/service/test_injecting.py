@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.service.simulated_cluster import SimulatedCluster
-from tests.service.test_recovery_core import cluster, running
+from tests.service.simulated_jobs import cluster, running
 
 from holdfast_service.recovery.effects import Emit, InjectFault
 from holdfast_service.recovery.inputs import CommandFailed, FaultWanted, Tick

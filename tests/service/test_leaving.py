@@ -8,7 +8,7 @@ from hypothesis import given as always
 from hypothesis import settings
 from hypothesis import strategies as st
 from tests.service.simulated_cluster import SimulatedCluster
-from tests.service.test_recovery_core import closed, cluster, forming, members, running
+from tests.service.simulated_jobs import closed, cluster, forming, members, running
 
 from holdfast_service.quarantine import Avoided, Standing, node_name
 from holdfast_service.ranks import Assignment, Home, Node, Shortage, assign

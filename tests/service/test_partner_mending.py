@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 from tests.service.simulated_cluster import SimulatedCluster
-from tests.service.test_recovery_core import cluster, running
+from tests.service.simulated_jobs import cluster, forming, running
 
 from holdfast_service.recovery import effects as fx
 from holdfast_service.recovery import inputs
+from holdfast_service.recovery.state import Stage
 from holdfast_service.reports import EventKind
 from holdfast_workers.messages import Place, Signal, SignalKind
 
@@ -114,3 +115,41 @@ def test_what_an_agent_was_told_in_vain_it_is_told_again_with_the_next_steps(
     again = core.handle(step, job.now)
     assert agent in {one.agent for one in again if isinstance(one, command)}
     assert not core.handle(step, job.now)
+
+
+def test_a_lost_standby_partner_is_replaced_while_training_goes_on() -> None:
+    job = running(cluster(standbys=2, mesh={"tp": 2}, world_size=2))
+    first = job.agents["n0"].partners
+    lost = first[0][0]
+    job.kill_node(lost)
+    (other,) = {"n1", "n2"} - {lost}
+    job.run_until(lambda: job.agents["n0"].partners == {0: (other,), 1: (other,)})
+    assert len(forming(job)) == 1
+
+
+def test_former_partners_free_what_they_hold_once_new_ones_have_caught_up() -> None:
+    job = running(cluster(standbys=2, free_after_s=1.0))
+    host = next(name for name, agent in job.agents.items() if 0 in agent.partners)
+    (partner,) = job.agents[host].partners[0]
+    job.kill_agent(partner, back_after_s=0.5)
+    assert job.agents[partner].memory[Place.REPLICA, 0]
+    job.run_until(lambda: len(forming(job)) == 2 and job.core.stage is Stage.RUNNING)
+    assert job.agents[partner].memory
+    job.run_until(lambda: not job.agents[partner].memory)
+    placed = job.told(EventKind.MEMORY_PLACED)[-1]["partners"]
+    assert partner not in {name for those in placed.values() for name in those}
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_a_partner_lost_alone_is_made_up_for_and_the_other_stays() -> None:
+    job = running(cluster(standbys=2, memory_copies=2))
+    first = {name: dict(agent.partners) for name, agent in job.agents.items()}
+    assert {len(those) for held in first.values() for those in held.values()} == {2}
+    job.break_link(0)
+    (host,) = [name for name, held in first.items() if 0 in held]
+    gone, stays = first[host][0]
+    (spare,) = set(job.agents) - {host, gone, stays}
+    job.run_until(lambda: set(job.agents[host].partners[0]) == {stays, spare})
+    assert len(job.told(EventKind.MEMORY_PLACED)) == 2
+    assert len(forming(job)) == 1
+    assert job.run().outcome == "SUCCEEDED"

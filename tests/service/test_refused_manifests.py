@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.service.test_recovery_core import cluster
+from tests.service.simulated_jobs import cluster
 
 from holdfast_service.recovery import inputs
 from holdfast_service.recovery.effects import FinalizeCheckpoint

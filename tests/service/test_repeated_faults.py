@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from tests.service.simulated_cluster import SimulatedCluster
-from tests.service.test_recovery_core import closed, cluster, forming, running
+from tests.service.simulated_jobs import closed, cluster, forming, running
 
 from holdfast_service.policy import Cause, Fault
 from holdfast_service.recovery import faults

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.service.simulated_cluster import SimulatedCluster
-from tests.service.test_recovery_core import closed, cluster, forming, members, running
+from tests.service.simulated_jobs import closed, cluster, forming, members, running
 
 from holdfast_service.reports import EventKind
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.service.simulated_agent import SimWorker
 from tests.service.simulated_cluster import SimulatedCluster
-from tests.service.test_recovery_core import closed, cluster, forming, running
+from tests.service.simulated_jobs import closed, cluster, forming, running
 
 from holdfast_service.recovery import effects as fx
 from holdfast_service.recovery.facts import Facts

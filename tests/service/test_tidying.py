@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.service.test_recovery_core import cluster, running
+from tests.service.simulated_jobs import cluster, running
 
 from holdfast_service.recovery import effects, inputs
 from holdfast_service.recovery.state import Stage
