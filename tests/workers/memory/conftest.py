@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.waiting import eventually
+from tests.workers.memory.data_nodes import Node
+from tests.workers.memory.shm import MESH, AgentProcess
+
+
+@pytest.fixture
+def node(shm: Path) -> Iterator[Callable[..., Node]]:
+    nodes: list[Node] = []
+
+    def start(name: str, mesh: str = MESH) -> Node:
+        nodes.append(Node.start(shm, name, mesh))
+        return nodes[-1]
+
+    before = threading.active_count()
+    yield start
+    for one in nodes:
+        one.close()
+    eventually(lambda: threading.active_count() <= before)
+
+
+@pytest.fixture
+def agent(shm: Path) -> Iterator[Callable[[str], AgentProcess]]:
+    agents: list[AgentProcess] = []
+
+    def start(name: str) -> AgentProcess:
+        agents.append(AgentProcess.start(shm / name))
+        return agents[-1]
+
+    yield start
+    for one in agents:
+        one.end()

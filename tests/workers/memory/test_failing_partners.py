@@ -1,0 +1,87 @@
+"""Partners that die, hang or cannot be reached while commits are pushed to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+from tests.support.waiting import eventually
+from tests.workers.memory.data_nodes import Node
+from tests.workers.memory.shm import AgentProcess, write
+
+from holdfast_workers.messages import Partner, Place
+
+
+def test_an_outage_is_reported_once_however_often_it_is_tried(
+    node: Callable[..., Node],
+) -> None:
+    here = node("a")
+    write(here.worker(0), 1, 1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(5)
+        port = listener.getsockname()[1]
+        here.replicator.set_partners(0, (Partner("b", "127.0.0.1", port),))
+        here.replicator.offer(0, 1, 1)
+        for _try in range(4):
+            listener.accept()[0].close()
+        assert len(here.lost) == 1
+        here.replicator.set_partners(0, ())
+
+
+def test_a_partner_that_dies_is_reported_once_and_another_takes_over(
+    node: Callable[..., Node], agent: Callable[[str], AgentProcess]
+) -> None:
+    here, spare = node("a"), node("c")
+    dying = agent("b")
+    segment = here.worker(0)
+    here.replicator.set_partners(0, (Partner("b", "127.0.0.1", dying.port),))
+    write(segment, 1, 1)
+    here.replicator.offer(0, 1, 1)
+    eventually(lambda: here.replicated == [(0, 1, 1)])
+    dying.end()
+    write(segment, 1, 2)
+    here.replicator.offer(0, 1, 2)
+    eventually(lambda: here.lost)
+    write(segment, 1, 3)
+    here.replicator.offer(0, 1, 3)
+    here.replicator.set_partners(0, (spare.partner,))
+    here.replicator.offer(0, 1, 3)
+    eventually(lambda: (0, 1, 3) in here.replicated)
+    assert [(rank, name) for rank, name, _why in here.lost] == [(0, "b")]
+    assert spare.holds(Place.REPLICA) == [(0, 1, 3)]
+
+
+def test_a_stopped_partner_neither_blocks_the_offers_nor_goes_unreported(
+    node: Callable[..., Node], agent: Callable[[str], AgentProcess]
+) -> None:
+    here, stopped = node("a"), agent("b")
+    segment = here.worker(0, 8_000_000)
+    here.replicator.set_partners(0, (Partner("b", "127.0.0.1", stopped.port),))
+    os.kill(stopped.process.pid, signal.SIGSTOP)
+    write(segment, 1, 1)
+    began = time.monotonic()
+    here.replicator.offer(0, 1, 1)
+    assert time.monotonic() - began < 0.1
+    eventually(lambda: here.lost)
+    os.kill(stopped.process.pid, signal.SIGCONT)
+    eventually(lambda: here.replicated == [(0, 1, 1)])  # tried again, by itself
+
+
+def test_closing_in_mid_push_ends_every_thread(
+    node: Callable[..., Node], agent: Callable[[str], AgentProcess]
+) -> None:
+    here, stopped = node("a"), agent("b")
+    write(here.worker(0, 8_000_000), 1, 1)
+    here.replicator.set_partners(0, (Partner("b", "127.0.0.1", stopped.port),))
+    here.replicator.offer(0, 1, 1)
+    eventually(lambda: here.replicated)
+    os.kill(stopped.process.pid, signal.SIGSTOP)
+    write(here.worker(0, 8_000_000), 1, 2)
+    here.replicator.offer(0, 1, 2)
+    began = time.monotonic()
+    here.replicator.close(timeout_s=2.0)
+    assert time.monotonic() - began < 1.0
+    os.kill(stopped.process.pid, signal.SIGCONT)

@@ -1,0 +1,95 @@
+"""A commit that is fetched from another node: the right one, whole, in time, or not at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.support.waiting import eventually
+from tests.workers.memory.data_nodes import NBYTES, Node, source_at
+from tests.workers.memory.shm import MESH, SECRET, AgentProcess, content, layout_of, write
+
+from holdfast_workers.memory.fetch import BadShard, SourceLost, fetch
+from holdfast_workers.memory.store import SegmentStore
+from holdfast_workers.messages import Place
+
+
+@pytest.mark.parametrize("place", list(Place))
+def test_a_commit_is_fetched_into_the_own_segment(node: Callable[..., Node], place: Place) -> None:
+    here, there = node("a"), node("b")
+    commit = write(there.store.ensure(5, place, layout_of(NBYTES)), 1, 9)
+    source = source_at(there.server.port, 9, place, commit.digest)
+    held = fetch(SECRET, source, 5, here.store, 5.0)
+    assert (held.rank, held.step, held.attempt, held.place) == (5, 9, 1, Place.OWN)
+    assert here.holds(Place.OWN) == [(5, 1, 9)]
+    segment = here.store.find(5, Place.OWN)
+    assert segment is not None
+    assert segment.layout == layout_of(NBYTES)
+    assert bytes(segment.payload(segment.commits()[0])) == content(NBYTES, 1, 9)
+    there.close()
+    assert fetch(SECRET, source, 5, here.store, 5.0) == held  # it lies here: nobody is asked
+
+
+def test_a_commit_that_is_not_held_is_said_so(node: Callable[..., Node]) -> None:
+    here, there = node("a"), node("b")
+    write(there.worker(0), 1, 9)
+    for source in (
+        source_at(there.server.port, 8),
+        source_at(there.server.port, 9, attempt=2),
+        source_at(there.server.port, 9, Place.REPLICA),
+    ):
+        with pytest.raises(SourceLost, match="not_held"):
+            fetch(SECRET, source, 0, here.store, 5.0)
+    assert here.store.held() == []
+
+
+def test_a_byte_flipped_at_the_source_is_not_taken(node: Callable[..., Node]) -> None:
+    here, there = node("a"), node("b")
+    segment = there.worker(0)
+    commit = write(segment, 1, 9)
+    segment._slot(commit.slot)[3] ^= 1
+    with pytest.raises(BadShard):
+        fetch(SECRET, source_at(there.server.port, 9), 0, here.store, 5.0)
+    with pytest.raises(BadShard, match="wanted"):
+        fetch(SECRET, source_at(there.server.port, 9, digest="ab" * 16), 0, here.store, 5.0)
+    assert here.store.held() == []
+
+
+@pytest.mark.chaos
+def test_a_source_killed_in_mid_fetch_is_lost_and_the_next_one_serves(
+    shm: Path, node: Callable[..., Node], agent: Callable[[str], AgentProcess]
+) -> None:
+    here = node("a")
+    nbytes = 64_000_000
+    for name in ("b", "c"):
+        write(SegmentStore(shm / name, MESH).ensure(0, Place.OWN, layout_of(nbytes)), 1, 9)
+    first, second = agent("b"), agent("c")
+
+    def kill_in_the_middle() -> None:
+        eventually(lambda: list((shm / "a" / MESH).glob(".own-0.seg.*")))
+        first.process.kill()
+
+    killer = threading.Thread(target=kill_in_the_middle)
+    killer.start()
+    with pytest.raises(SourceLost):
+        fetch(SECRET, source_at(first.port, 9), 0, here.store, 5.0)
+    killer.join()
+    assert here.store.held() == []
+    fetch(SECRET, source_at(second.port, 9), 0, here.store, 5.0)
+    assert here.holds(Place.OWN) == [(0, 1, 9)]
+
+
+def test_a_stopped_source_is_given_up_in_time(
+    node: Callable[..., Node], agent: Callable[[str], AgentProcess]
+) -> None:
+    here, stopped = node("a"), agent("b")
+    os.kill(stopped.process.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(SourceLost):
+        fetch(SECRET, source_at(stopped.port, 9), 0, here.store, 0.2)
+    assert time.monotonic() - began < 1.0

@@ -1,0 +1,279 @@
+"""What partners are sent of a rank's commits, and what they are told of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+from tests.support.waiting import eventually
+from tests.workers.memory.data_nodes import NBYTES, QUICK, Node
+from tests.workers.memory.shm import MESH, SECRET, AgentProcess, content, layout_of, write
+
+from holdfast_workers.digest import payload_digest
+from holdfast_workers.memory import wire
+from holdfast_workers.memory.replicate import Replicator
+from holdfast_workers.memory.wire import Refused, Role
+from holdfast_workers.messages import Partner, Place
+
+
+def _rss(process: psutil.Process) -> int:
+    return int(process.memory_info().rss - process.memory_info().shared)
+
+
+def test_commits_arrive_at_the_partner_with_the_same_bytes(node: Callable[..., Node]) -> None:
+    here, there = node("a"), node("b")
+    segments = {rank: here.worker(rank) for rank in (0, 1)}
+    for rank in segments:
+        here.replicator.set_partners(rank, (there.partner,))
+    for step in (1, 2, 3):
+        for rank, segment in segments.items():
+            write(segment, 1, step)
+            here.replicator.offer(rank, 1, step)
+            eventually(lambda rank=rank, step=step: (rank, 1, step) in here.replicated)
+    assert there.received == here.replicated
+    assert there.holds(Place.REPLICA) == [(0, 1, 3), (0, 1, 2), (1, 1, 3), (1, 1, 2)]
+    replica = there.store.find(1, Place.REPLICA)
+    assert replica is not None
+    assert bytes(replica.payload(replica.commits()[0])) == content(NBYTES, 1, 3)
+    assert here.lost == []
+
+
+def test_of_many_offers_the_newest_is_sent(node: Callable[..., Node]) -> None:
+    here, there = node("a"), node("b")
+    segment = here.worker(0)
+    here.replicator.set_partners(0, (there.partner,))
+    for step in range(1, 101):
+        write(segment, 1, step)
+        here.replicator.offer(0, 1, step)
+    eventually(lambda: (0, 1, 100) in here.replicated)
+    assert there.holds(Place.REPLICA)[0] == (0, 1, 100)
+
+
+def test_a_worker_faster_than_the_link_cannot_starve_it(node: Callable[..., Node]) -> None:
+    here, there = node("a"), node("b")
+    nbytes = 8_000_000
+    segment = here.worker(0, nbytes)
+    raw = content(nbytes, 1, 1)
+    digest = payload_digest(raw)
+    here.replicator.set_partners(0, (there.partner,))
+    deadline = time.monotonic() + 10
+    step = 0
+    while len(here.replicated) < 10:
+        step += 1
+        with segment.begin(step) as slot:
+            slot[:] = raw
+        segment.commit(attempt=1, step=step, digest=digest)
+        here.replicator.offer(0, 1, step)
+        assert time.monotonic() < deadline, f"{len(here.replicated)} replicated of {step} steps"
+    assert here.lost == []
+    assert here.bad == []
+
+
+def test_a_push_of_a_fenced_attempt_is_refused(node: Callable[..., Node]) -> None:
+    here, there = node("a"), node("b")
+    segment = here.worker(0)
+    here.replicator.set_partners(0, (there.partner,), attempt=1)
+    write(segment, 1, 1)
+    here.replicator.offer(0, 1, 1)
+    eventually(lambda: here.replicated)
+    there.server.fence(2)
+    write(segment, 1, 2)
+    here.replicator.offer(0, 1, 2)
+    # What the current attempt was restored from may be pushed by that attempt.
+    write(segment, 2, 3)
+    here.replicator.offer(0, 2, 3)
+    eventually(lambda: (0, 2, 3) in here.replicated)
+    assert there.holds(Place.REPLICA) == [(0, 2, 3), (0, 1, 1)]
+    assert here.lost == []
+
+
+def _push_by_hand(sock: socket.socket, attempt: int, step: int) -> None:
+    raw = content(NBYTES, attempt, step)
+    header = {"op": "push", "rank": 0, "attempt": attempt, "step": step, "nbytes": NBYTES}
+    header |= {"mesh": MESH}
+    wire.send_header(sock, {**header, "digest": payload_digest(raw), "credential": attempt})
+    assert wire.receive_header(sock)["go"]
+    wire.send_payload(sock, raw[: NBYTES // 2])
+
+
+def test_a_fence_holds_before_and_in_the_middle_of_a_push(node: Callable[..., Node]) -> None:
+    there = node("b")
+    write(there.store.ensure(0, Place.REPLICA, layout_of(NBYTES)), 1, 1)
+    with wire.connect(SECRET, "127.0.0.1", there.server.port, Role.PUSH, QUICK) as sock:
+        _push_by_hand(sock, 1, 2)
+        there.server.fence(2)
+        wire.send_payload(sock, content(NBYTES, 1, 2)[NBYTES // 2 :])
+        with pytest.raises(Refused, match="fenced"):
+            wire.receive_header(sock)
+        with pytest.raises(Refused, match="fenced"):
+            _push_by_hand(sock, 1, 3)
+        there.server.fence(1)  # a fence never sinks
+        with pytest.raises(Refused, match="fenced"):
+            _push_by_hand(sock, 1, 3)
+    assert there.holds(Place.REPLICA) == [(0, 1, 1)]
+    assert there.received == []
+
+
+def test_the_state_restored_from_an_older_attempt_may_be_replicated_anew(
+    node: Callable[..., Node],
+) -> None:
+    here, there = node("a"), node("b")
+    there.server.fence(2)
+    write(here.worker(0), 1, 1)
+    here.replicator.set_partners(0, (there.partner,), attempt=2)
+    here.replicator.offer(0, 1, 1)
+    eventually(lambda: here.replicated == [(0, 1, 1)])
+
+
+def test_what_the_partner_holds_already_is_not_sent_again(node: Callable[..., Node]) -> None:
+    here, there = node("a"), node("b")
+    write(here.worker(0), 1, 1)
+    here.replicator.set_partners(0, (there.partner,))
+    for times in (1, 2):
+        here.replicator.offer(0, 1, 1)
+        eventually(lambda times=times: len(here.replicated) == times)
+    assert there.received == [(0, 1, 1)]
+
+
+def test_a_replica_gone_back_to_outlives_the_one_after_it(node: Callable[..., Node]) -> None:
+    """The partner holds the state restored from already, and a later one off the line."""
+    here, there = node("a"), node("b")
+    own = here.worker(0)
+    here.replicator.set_partners(0, (there.partner,), attempt=1)
+    for step in (10, 15):
+        write(own, 1, step)
+        here.replicator.offer(0, 1, step)
+        eventually(lambda step=step: here.replicated[-1:] == [(0, 1, step)])
+    here.replicator.fence(2)
+    here.replicator.set_partners(0, (there.partner,), attempt=2)
+    here.replicator.offer(0, 1, 10)
+    eventually(lambda: here.replicated[-1] == (0, 1, 10))
+    replica = there.store.find(0, Place.REPLICA)
+    assert replica is not None
+    replica.begin(14)
+    assert there.holds(Place.REPLICA) == [(0, 1, 10)]
+
+
+@pytest.mark.parametrize("end", ["fence", "other partners"])
+def test_what_is_being_told_is_told_before_it_is_out_of_date(
+    node: Callable[..., Node], end: str
+) -> None:
+    """Told later, it would be taken for a step of the next attempt, or of the next partners."""
+    here, there = node("a"), node("b")
+    telling, go_on = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def tell(*_what: int) -> None:
+        telling.set()
+        assert go_on.wait(10.0)
+        order.append("told")
+
+    def turn() -> None:
+        if end == "fence":
+            replicator.fence(2)
+        else:
+            replicator.set_partners(0, (), attempt=1)
+        order.append(end)
+
+    replicator = Replicator(here.store, SECRET, tell, lambda *_: None, timeouts=QUICK)
+    write(here.worker(0), 1, 15)
+    replicator.set_partners(0, (there.partner,), attempt=1)
+    replicator.offer(0, 1, 15)
+    assert telling.wait(10.0)
+    turning = threading.Thread(target=turn)
+    turning.start()
+    turning.join(0.2)  # ends at once where it waits for nobody
+    go_on.set()
+    turning.join(10.0)
+    replicator.close()
+    assert order == ["told", end]
+
+
+def test_replicas_of_two_meshes_lie_beside_each_other(node: Callable[..., Node]) -> None:
+    here, there = node("a"), node("b", "dp_shard=4,tp=1")
+    write(there.store.ensure(0, Place.REPLICA, layout_of(64)), 1, 1)
+    write(here.worker(0), 2, 9)
+    here.replicator.set_partners(0, (there.partner,))
+    here.replicator.offer(0, 2, 9)
+    eventually(lambda: here.replicated)
+    assert there.holds(Place.REPLICA) == [(0, 1, 1)]
+    assert [(h.attempt, h.step) for h in there.store.of(MESH).held(verified=True)] == [(2, 9)]
+    assert there.store.meshes() == sorted([MESH, "dp_shard=4,tp=1"])
+
+
+def test_a_mesh_that_would_lead_elsewhere_is_refused(node: Callable[..., Node]) -> None:
+    server = node("b").server
+    with wire.connect(SECRET, "127.0.0.1", server.port, Role.FETCH, QUICK) as sock:
+        wire.send_header(sock, {"mesh": "..", "rank": 0, "place": "own", "attempt": 1, "step": 1})
+        with pytest.raises(Refused, match="malformed"):
+            wire.receive_header(sock)
+
+
+def test_a_byte_flipped_in_memory_is_not_replicated_but_quarantined(
+    node: Callable[..., Node],
+) -> None:
+    here, there = node("a"), node("b")
+    segment = here.worker(0)
+    write(segment, 1, 1)
+    commit = write(segment, 1, 2)
+    segment._slot(commit.slot)[NBYTES - 1] ^= 1
+    here.replicator.set_partners(0, (there.partner,))
+    here.replicator.offer(0, 1, 2)
+    eventually(lambda: here.bad)
+    assert here.bad[0].step == 2
+    here.replicator.offer(0, 1, 1)
+    eventually(lambda: here.replicated == [(0, 1, 1)])
+    assert there.holds(Place.REPLICA) == [(0, 1, 1)]
+    assert here.lost == []
+
+
+def test_a_step_counts_as_replicated_when_all_partners_hold_it(
+    node: Callable[..., Node], agent: Callable[[str], AgentProcess]
+) -> None:
+    here, there = node("a"), node("b")
+    slow = agent("c")
+    segment = here.worker(0)
+    here.replicator.set_partners(0, (there.partner, Partner("c", "127.0.0.1", slow.port)))
+    write(segment, 1, 1)
+    here.replicator.offer(0, 1, 1)
+    eventually(lambda: here.replicated == [(0, 1, 1)])
+    os.kill(slow.process.pid, signal.SIGSTOP)
+    write(segment, 1, 2)
+    here.replicator.offer(0, 1, 2)
+    eventually(lambda: (0, 1, 2) in there.holds(Place.REPLICA))
+    assert here.replicated == [(0, 1, 1)]
+    # nobody waits for one that has failed: what the others hold counts, and is told again
+    eventually(lambda: [one[:2] for one in here.lost] == [(0, "c")])
+    eventually(lambda: here.replicated[1:] == [(0, 1, 2)])
+    assert here.others == [True]
+    here.replicator.set_partners(0, (there.partner,))
+    here.replicator.offer(0, 1, 2)
+    eventually(lambda: here.replicated[2:] == [(0, 1, 2)])
+
+
+def test_a_thousand_commits_leave_no_memory_behind(
+    node: Callable[..., Node], agent: Callable[[str], AgentProcess]
+) -> None:
+    here, there = node("a"), agent("b")
+    nbytes = 256_000
+    segment = here.worker(0, nbytes)
+    raw = content(nbytes, 1, 1)
+    digest = payload_digest(raw)
+    processes = [psutil.Process(), psutil.Process(there.process.pid)]
+    here.replicator.set_partners(0, (Partner("b", "127.0.0.1", there.port),))
+    for step in range(1, 1201):
+        with segment.begin(step) as slot:
+            slot[:] = raw
+        segment.commit(attempt=1, step=step, digest=digest)
+        here.replicator.offer(0, 1, step)
+        eventually(lambda step=step: len(here.replicated) == step)
+        if step == 200:
+            before = [_rss(process) for process in processes]
+    grown = [_rss(process) - old for process, old in zip(processes, before, strict=True)]
+    assert max(grown) < 512 * 1024, f"grown by {grown} bytes in 1000 commits"

@@ -1,0 +1,96 @@
+"""Who does not know the secret, and who talks nonsense, gets nothing and breaks nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import zlib
+from collections.abc import Callable
+
+import pytest
+from tests.workers.memory.data_nodes import QUICK, Node, source_at
+from tests.workers.memory.shm import MESH, SECRET, write
+
+from holdfast_workers.digest import payload_digest
+from holdfast_workers.memory import wire
+from holdfast_workers.memory.fetch import fetch
+from holdfast_workers.memory.wire import Refused, Role, WireError
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_wrong_secret_is_refused(node: Callable[..., Node], role: Role) -> None:
+    there = node("b")
+    with pytest.raises(Refused, match="unauthorised"):
+        wire.connect(b"a guess", "127.0.0.1", there.server.port, role, QUICK)
+    wire.connect(SECRET, "127.0.0.1", there.server.port, role, QUICK).close()
+
+
+def test_a_server_that_does_not_know_the_secret_gets_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def pretend() -> None:
+            sock, _ = listener.accept()
+            with sock:
+                sock.sendall(wire.GREETING + bytes(wire.NONCE_BYTES))
+                wire.receive_header(sock)
+                wire.send_header(sock, {"proof": "0" * 64})
+
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        with pytest.raises(WireError, match="does not know"):
+            wire.connect(SECRET, "127.0.0.1", listener.getsockname()[1], Role.PUSH, QUICK)
+        thread.join()
+
+
+def test_an_answer_cannot_be_replayed(node: Callable[..., Node]) -> None:
+    there = node("b")
+    answers: list[bytes] = []
+    for _connection in range(2):
+        with socket.create_connection(("127.0.0.1", there.server.port), 2) as sock:
+            greeting = bytearray(wire.GREETING_BYTES)
+            wire.receive_into(sock, memoryview(greeting))
+            answers.append(wire.answer_greeting(SECRET, bytes(greeting), Role.FETCH)[0])
+            sock.sendall(answers[0])
+            if len(answers) == 2:
+                with pytest.raises(Refused):
+                    wire.receive_header(sock)
+            else:
+                assert "proof" in wire.receive_header(sock)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack(">II", wire.HEADER_LIMIT + 1, 0) + b"x" * 100,
+        struct.pack(">II", 5, 0) + b"\xff\xfe\xfd\xfc\xfb",
+        struct.pack(">II", 6, zlib.crc32(b"[1, 2]", 6)) + b"[1, 2]",
+        b"",
+    ],
+)
+def test_garbage_ends_its_own_connection_only(node: Callable[..., Node], garbage: bytes) -> None:
+    here, there = node("a"), node("b")
+    with socket.create_connection(("127.0.0.1", there.server.port), 2) as sock:
+        sock.sendall(garbage)
+        sock.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            while sock.recv(1000):
+                pass
+    commit = write(there.worker(0), 1, 1)
+    assert (
+        fetch(SECRET, source_at(there.server.port, 1), 0, here.store, 5.0).digest == commit.digest
+    )
+
+
+@pytest.mark.parametrize("rank", [-1, "0", None, True, 2**70])
+def test_a_malformed_request_is_not_obeyed(node: Callable[..., Node], rank: object) -> None:
+    there = node("b")
+    with wire.connect(SECRET, "127.0.0.1", there.server.port, Role.PUSH, QUICK) as sock:
+        header = {"op": "layout", "rank": rank, "mesh": MESH, "nbytes": 2, "credential": 0}
+        wire.send_header(sock, {**header, "digest": payload_digest(b"{}")})
+        sock.sendall(b"{}")
+        with pytest.raises((WireError, OSError)):
+            wire.receive_header(sock)
+    assert there.store.held() == []
