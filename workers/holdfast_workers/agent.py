@@ -11,15 +11,11 @@ a few for slow errands (forks of savers, fetches), and whichever threads call th
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import threading
-import time
-import traceback
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +24,7 @@ from holdfast_workers.agent_config import AgentConfig, join_fields
 from holdfast_workers.beat_watch import BeatWatch
 from holdfast_workers.children import Brood, Child, ZygoteFailed, ZygoteProcess, start_zygote
 from holdfast_workers.crew import Crew
+from holdfast_workers.errands import Errands
 from holdfast_workers.errors import StaleCommand
 from holdfast_workers.fault_orders import FaultOrders
 from holdfast_workers.health.node import NodeHealth
@@ -52,15 +49,13 @@ from holdfast_workers.messages import (
 from holdfast_workers.node_io import NodeIO
 from holdfast_workers.node_memory import NodeMemory
 from holdfast_workers.remote_saves import RemoteSaves
+from holdfast_workers.rendezvous import Rendezvous
 from holdfast_workers.signalling import Teller
 from holdfast_workers.tidying import Tidier
 
 ZYGOTE_EARLY_S = 30.0
 ZYGOTE_LIVES = 3
 """So many zygotes in a row that end so early, and no further one is started: the node is unfit."""
-
-STORE_RETRY_S = 1.0
-"""A rendezvous store that ends sooner after its start is forked again only after as long."""
 
 RELEASE_WAIT_S = 2.0
 """For killed workers to be gone, before the files that they write are removed."""
@@ -82,19 +77,17 @@ class NodeAgent:
     ) -> None:
         self._config = config
         self._incarnation = uuid.uuid4().hex[:8]
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._epoch = 0
         self._attempt = 0
         self._started = False
         self._closing = threading.Event()
         self._failure: dict[str, Any] | None = None
-        self._store_port = 0
-        self._store_forked_at = 0.0
         self._zygotes_lost_early = 0
         self._events = KeptEvents()
         self._teller = Teller(config.agent, self._incarnation, on_signal)
         self._journal = Journal(config.agent, self._incarnation)
-        self._errands = ThreadPoolExecutor(4 + 2 * config.capacity, "node-errand")
+        self._errands = Errands(4 + 2 * config.capacity, self._failed, self._closing)
         self._root = Path(config.memory_root)
         self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lease = Lease(self._tell_lease)
@@ -102,7 +95,7 @@ class NodeAgent:
             config,
             self._root,
             self._teller,
-            self._errand,
+            self._errands.run,
             lambda: self._attempt,
             self._closing,
             on_grant=self._granted,
@@ -110,6 +103,7 @@ class NodeAgent:
         self._brood = Brood(
             config.of_zygote, config.zygote_start_timeout_s, config.fork_timeout_s, start_zygote
         )
+        self._rendezvous = Rendezvous(self._brood, config.host, self._closing)
         self._saves = RemoteSaves(config, self._root, self._brood, self._teller)
         self._saves.remove_leftovers()
         self._tidier = Tidier(config, self._brood, self._teller)
@@ -152,10 +146,10 @@ class NodeAgent:
         try:
             self._brood.start()
             self._io.watch_zygote(self._brood.pid)
-            self._fork_store()
+            self._rendezvous.fork(self._io)
             self._crew.fill()
             self._health.check(self._io)
-            if not self._await_store(self._config.fork_timeout_s):
+            if not self._rendezvous.wait(self._config.fork_timeout_s):
                 raise TimeoutError(f"no rendezvous store within {self._config.fork_timeout_s} s")
         except Exception as error:
             self._failed(error)
@@ -173,7 +167,7 @@ class NodeAgent:
         self._io.stop()
         self._brood.stop()
         self._memory.close()
-        self._errands.shutdown(wait=False, cancel_futures=True)
+        self._errands.stop()
         self._memory.free_all()
         shutil.rmtree(self._root, ignore_errors=True)
 
@@ -201,7 +195,7 @@ class NodeAgent:
         self._memory.fence(attempt)
         self._saves.fence(attempt)
         if self._started:
-            self._await_store(STORE_WAIT_S)
+            self._rendezvous.wait(STORE_WAIT_S)
         return self.report()
 
     def form(self, epoch: int, order: FormOrder, events: Events = ()) -> None:
@@ -318,8 +312,9 @@ class NodeAgent:
         held = self._memory.held()
         workers = self._crew.reports()
         health = self._health.report()
+        store_port = self._rendezvous.port
         saving = self._saves.saving  # before `shards`: what is saved meanwhile is in both
-        with self._changed:
+        with self._lock:
             return AgentReport(
                 agent=config.agent,
                 incarnation=self._incarnation,
@@ -327,11 +322,11 @@ class NodeAgent:
                 host=config.host,
                 pid=os.getpid(),
                 data_port=self._memory.port,
-                store_port=self._store_port,
+                store_port=store_port,
                 capacity=config.capacity,
                 epoch=self._epoch,
                 attempt=self._attempt,
-                ready=self._started and self._store_port > 0,
+                ready=self._started and store_port > 0,
                 workers=workers,
                 held=held,
                 shards=self._saves.shards,
@@ -368,9 +363,7 @@ class NodeAgent:
     def child_said(self, child: Child, message: dict[str, Any]) -> None:
         """One message of a store host or saver."""
         if message["op"] == "port":
-            with self._changed:
-                self._store_port = message["port"]
-                self._changed.notify_all()
+            self._rendezvous.listens(message["port"])
         elif child.kind == "saver":
             self._saves.said(child, message)
 
@@ -383,9 +376,8 @@ class NodeAgent:
         if child.kind == "worker":
             self._crew.exited(child, detail)
         elif child.kind == "store":
-            with self._changed:
-                self._store_port = 0
-            self._errand(self._fork_store_again)
+            self._rendezvous.listens(0)
+            self._errands.run(self._rendezvous.fork_again, self._io)
         elif child.kind == "saver":
             self._saves.exited(child, detail)
 
@@ -402,7 +394,7 @@ class NodeAgent:
             )
             self._failed(ZygoteFailed(unfit))
         else:
-            self._errand(self._replace_zygote)
+            self._errands.run(self._replace_zygote)
         self._teller.tell(SignalKind.ZYGOTE_LOST, self._attempt, detail={"unfit": unfit})
 
     # --- small things ---------------------------------------------------------------------------
@@ -420,7 +412,7 @@ class NodeAgent:
             self._fault_orders.hand_on(seat.rank, slot.child)  # some came while it was forked
 
     def _obey(self, epoch: int, attempt: int | None = None) -> None:
-        with self._changed:
+        with self._lock:
             if epoch < self._epoch:
                 raise StaleCommand(f"epoch {epoch} is older than {self._epoch}")
             if attempt is not None and attempt < self._attempt:
@@ -430,7 +422,7 @@ class NodeAgent:
 
     def _granted(self, grant: Grant) -> None:
         """A supervisor has heard this agent; an older one's word counts no more."""
-        with self._changed:
+        with self._lock:
             current = grant.epoch >= self._epoch and grant.attempt >= self._attempt
         if current:
             self._lease.renew(grant)
@@ -439,34 +431,6 @@ class NodeAgent:
         """Never waits for a worker that does not read: this may be the data server's thread, and
         the next word says the same and more."""
         self._crew.tell(attempt, {"op": "lease", "until": until}, wait=False)
-
-    def _errand(self, body: Callable[..., None], *arguments: Any) -> None:
-        """Run something slow elsewhere, so that nobody waits for it."""
-        if not self._closing.is_set():
-            with contextlib.suppress(RuntimeError):  # the pool was shut just now: we end
-                self._errands.submit(self._run_errand, body, arguments)
-
-    def _run_errand(self, body: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        try:
-            body(*arguments)
-        except Exception as error:
-            if not self._closing.is_set():
-                traceback.print_exc()
-                self._failed(error)
-
-    def _await_store(self, timeout_s: float) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: self._store_port > 0, timeout_s)
-
-    def _fork_store(self) -> None:
-        self._store_forked_at = time.monotonic()
-        self._io.watch(self._brood.fork("store", "store", {"host": self._config.host}))
-
-    def _fork_store_again(self) -> None:
-        if time.monotonic() - self._store_forked_at < STORE_RETRY_S:
-            self._closing.wait(STORE_RETRY_S)
-        if not self._closing.is_set():
-            self._fork_store()
 
     def _replace_zygote(self) -> None:
         self._brood.ensure()
@@ -477,5 +441,5 @@ class NodeAgent:
         failure = {"message": f"{type(error).__name__}: {error}"}
         if isinstance(error, ZygoteFailed):
             failure = {"message": str(error), **error.detail}
-        with self._changed:
+        with self._lock:
             self._failure = failure
