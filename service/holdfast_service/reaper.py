@@ -14,7 +14,6 @@ from sqlalchemy import select
 
 from holdfast_service.lifecycle import State
 from holdfast_service.reports import Cluster
-from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import Job
 
@@ -54,10 +53,9 @@ def judge(
 class Reaper:
     """The shell: asks the cluster what is there and the store whose it is."""
 
-    def __init__(self, store: Store, cluster: Cluster, settings: Settings) -> None:
+    def __init__(self, store: Store, cluster: Cluster) -> None:
         self._store = store
         self._cluster = cluster
-        self._settings = settings
         self._suspects: frozenset[str] = frozenset()
 
     async def sweep(self) -> list[str]:

@@ -48,7 +48,7 @@ class Reconciler:
         self._settings = settings
         self._crossing = crossing or crossings.chosen(settings.crash_at)
         self._owner = str(uuid4())
-        self._reaper = Reaper(store, cluster, settings)
+        self._reaper = Reaper(store, cluster)
         self._origins = Origins(store, settings)
         self._avoided: dict[str, Avoided] | None = None  # nobody has looked yet
         self._drives: dict[str, asyncio.Task[None]] = {}

@@ -18,7 +18,6 @@ class WorkerState(StrEnum):
     TRAINING = "training"
     PARKED = "parked"  # left its attempt, process alive, ready to join the next
     DONE = "done"  # finished its last step: the spec's, or the one that all stopped after
-    EXITED = "exited"
 
 
 class SignalKind(StrEnum):

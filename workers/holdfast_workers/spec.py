@@ -23,10 +23,6 @@ FIRST_REMOTE_STEPS = 20
 HISTORY_STEPS = 256
 """Of so many steps the state remembers loss and gradient norm, for the guards."""
 
-MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
-"""Every axis the design knows, outermost first. This version builds `dp_replicate`, `dp_shard` and
-`tp`."""
-
 
 BUILT_IN_RECIPES = ("pretrain",)
 """Names a spec's `recipe` may have without a module; known here so that nobody imports torch to
