@@ -338,7 +338,7 @@ def _stacks(seen: Mapping[int, Inspection]) -> dict[tuple[str, ...], list[int]]:
     found: dict[tuple[str, ...], list[int]] = {}
     for rank, one in sorted(seen.items()):
         like = tuple(re.sub(r":\d+\)$", ")", frame) for frame in one.stack)
-        found.setdefault(like if like else ("?", one.problem), []).append(rank)
+        found.setdefault(like or ("?", one.problem), []).append(rank)
     return found
 
 

@@ -60,7 +60,7 @@ def validated(model: type[Spec], document: object, stand_ins: Mapping[str, Any])
             faults += [
                 fault
                 for error in errors
-                if (fault := _fault(model, document, error)).path not in {f.path for f in faults}
+                if (fault := _fault(model, error)).path not in {f.path for f in faults}
             ]
             if found <= bad:
                 break
@@ -112,7 +112,7 @@ def _encodable(text: str) -> bool:
     return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-def _fault(model: type[BaseModel], document: Mapping[Any, Any], error: ErrorDetails) -> Fault:
+def _fault(model: type[BaseModel], error: ErrorDetails) -> Fault:
     path: Path = error["loc"]
     if error["type"] == "extra_forbidden":
         return Fault(path=_dotted(path), message=_unknown_key(model, path))
