@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from tests.service.fake_cluster import FakeCluster
+from tests.service.fake_cluster import FakeCluster, FakeSupervisor
 
 from holdfast_service.crossing import Crossing
 from holdfast_service.jobs import JobService
@@ -65,3 +65,15 @@ async def until_released(jobs: JobService, job_id: str) -> JobView:
 
     await until(there, what=f"{job_id} to be released")
     return await jobs.get(job_id)
+
+
+async def submitted(jobs: JobService, cluster: FakeCluster, **changed: object) -> FakeSupervisor:
+    """The supervisor of a job that is submitted now, once one was asked for."""
+    job, _ = await jobs.submit({**JOB, **changed})
+    await until(lambda: job.id in cluster.supervisors, what="a supervisor")
+    return cluster.supervisors[job.id]
+
+
+async def kinds(jobs: JobService, job_id: str) -> list[str]:
+    """The kinds of all its events, in order."""
+    return [event.kind for event in (await jobs.events(job_id, limit=1000)).events]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text as sql
 from sqlalchemy.exc import DBAPIError
-from tests.service.drives import JOB, reconciling, until, until_state
+from tests.service.drives import JOB, kinds, reconciling, submitted, until, until_state
 from tests.service.fake_cluster import FakeCluster, FakeSupervisor, three_nodes
 
 from holdfast_service.job_errors import InvalidTime, NodeNotFound
@@ -28,7 +28,7 @@ from holdfast_service.store import nodes as stored_nodes
 from holdfast_service.store.engine import Store, is_refused
 from holdfast_workers.health.findings import Finding, Level
 
-NO_STANDBY = {**JOB, "resources": {"workers_per_node": 2, "standby_nodes": 0}}
+NO_STANDBY = {"resources": {"workers_per_node": 2, "standby_nodes": 0}}
 Start = Callable[..., Awaitable[FakeSupervisor]]
 Drive = Callable[[], AbstractAsyncContextManager[Reconciler]]
 LOST = {"cause": "node_lost", "rank": 0, "ranks": [0, 1], "worker": None}
@@ -66,13 +66,11 @@ def drive(store: Store, cluster: FakeCluster, settings: Settings) -> Drive:
 def start(jobs: JobService, cluster: FakeCluster) -> Start:
     """A job whose first attempt runs: ranks 0 and 1 on node0, 2 and 3 on node1."""
 
-    async def started(document: dict[str, Any] = JOB) -> FakeSupervisor:
-        job, _ = await jobs.submit(document)
-        await until(lambda: job.id in cluster.supervisors)
-        supervisor = cluster.supervisors[job.id]
+    async def started(**changed: object) -> FakeSupervisor:
+        supervisor = await submitted(jobs, cluster, **changed)
         supervisor.form(1)
         supervisor.enter(Phase.RUNNING)
-        await until_state(jobs, job.id, State.RUNNING)
+        await until_state(jobs, supervisor.launch.job_id, State.RUNNING)
         return supervisor
 
     return started
@@ -92,10 +90,6 @@ async def until_node(service: NodeService, node: str, met: Callable[..., object]
         return bool(met(await service.get(node)))
 
     await until(seen)
-
-
-async def kinds(jobs: JobService, supervisor: FakeSupervisor) -> set[str]:
-    return {one.kind for one in (await jobs.events(supervisor.launch.job_id, 0, 200)).events}
 
 
 async def test_nodes_are_seen_by_machine_and_stay_on_record(
@@ -178,7 +172,7 @@ async def test_a_node_that_can_run_nothing_is_none_of_those_of_which_a_share_is_
     cluster.nodes = Capacity((*two, head), can_grow=False)
     async with drive():
         await until_seen(service)
-        supervisor = await start(NO_STANDBY)
+        supervisor = await start(**NO_STANDBY)
         supervisor.say(EventKind.NODE_HEALTH, **unfit("node0"))
         await until_node(service, "node0", lambda one: one.findings)
     assert (await service.get("node0")).state is Standing.READY
@@ -202,7 +196,7 @@ async def test_news_of_two_jobs_that_name_the_same_nodes_do_not_wait_for_each_ot
 
     monkeypatch.setattr(stored_nodes, "note_health", note_and_meet)
     async with drive():
-        there = [await start(NO_STANDBY) for _ in range(2)]
+        there = [await start(**NO_STANDBY) for _ in range(2)]
         for supervisor, names in zip(there, (("node0", "node1"), ("node1", "node0")), strict=True):
             for name in names:
                 supervisor.say(EventKind.NODE_HEALTH, **unfit(name))
@@ -210,7 +204,7 @@ async def test_news_of_two_jobs_that_name_the_same_nodes_do_not_wait_for_each_ot
         for supervisor in there:
             await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
     for supervisor in there:
-        assert "event.unreadable" not in await kinds(jobs, supervisor)
+        assert "event.unreadable" not in await kinds(jobs, supervisor.launch.job_id)
 
 
 async def test_news_that_the_database_could_not_take_are_tried_again(
@@ -233,7 +227,7 @@ async def test_news_that_the_database_could_not_take_are_tried_again(
         supervisor.say(EventKind.NODE_HEALTH, **unfit("node0"))
         supervisor.end()
         await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
-    assert "event.unreadable" not in await kinds(jobs, supervisor)
+    assert "event.unreadable" not in await kinds(jobs, supervisor.launch.job_id)
     assert (await service.get("node0")).findings
 
 
