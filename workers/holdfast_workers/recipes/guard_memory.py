@@ -75,7 +75,11 @@ class GuardMemory:
     def before(self, step: int, steps: int) -> tuple[list[float], list[float]]:
         """Loss and gradient norm of up to `steps` steps applied before `step`, oldest first."""
         first = max(1, step - min(steps, HISTORY_STEPS))
-        losses, norms = self._values.roll(-first, 1)[:, : step - first].tolist()
+        begin, end = first % HISTORY_STEPS, step % HISTORY_STEPS
+        if first < step and begin >= end:  # past the end of the ring
+            older, newer = self._values[:, begin:].tolist(), self._values[:, :end].tolist()
+            return older[0] + newer[0], older[1] + newer[1]
+        losses, norms = self._values[:, begin:end].tolist()
         return losses, norms
 
 
