@@ -7,11 +7,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.support.s3_server import S3Server
 
 SLOW_MARKS = ("cluster", "chaos", "soak")
+
+# How long an example takes says more of the machine's load than of the code.
+hypothesis.settings.register_profile("holdfast", deadline=None)
+hypothesis.settings.load_profile("holdfast")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,7 +19,6 @@ CHECKS = [  # a spec that fits its schema may still be impossible, so not: accep
 ]
 FEW = settings(
     max_examples=8,
-    deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
     derandomize=True,

@@ -50,7 +50,7 @@ def world(*of: Inspection) -> Look:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_culprit_is_always_among_the_suspects(seed: int) -> None:
     hung = draw(seed)
     verdict = judge(hung.mesh, hung.look, hung.look)

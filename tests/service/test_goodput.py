@@ -100,7 +100,7 @@ TIMES = st.floats(0.0, 1000.0, allow_nan=False)
     ),
     ended=st.booleans(),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_kinds_sum_to_the_time_held_whatever_the_clocks_said(
     held: list[tuple[float, float]],
     rows: list[Row],

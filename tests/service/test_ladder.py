@@ -48,7 +48,7 @@ def decision(cause: Cause, **known: object) -> Decision:
 
 
 @given(SITUATIONS)
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 def test_every_situation_has_one_decision_with_its_reason_and_the_others_refused(
     now: Situation,
 ) -> None:
@@ -71,7 +71,7 @@ def test_every_situation_has_one_decision_with_its_reason_and_the_others_refused
 
 
 @given(SITUATIONS)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_more_budget_and_more_room_never_end_a_job(now: Situation) -> None:
     richer = Situation(**{**now.__dict__, "room": True, "budget": Budget()})
     if decide(now).action is not Action.STOP:

@@ -185,7 +185,7 @@ def test_a_new_life_of_the_agent_has_no_findings_of_the_former() -> None:
 GROUPS = ((0, 1), (2, 3), (4,))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @always(
     st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 3)), min_size=1, max_size=6),
     st.lists(st.none() | st.integers(0, 5), min_size=3, max_size=3),

@@ -83,7 +83,7 @@ def test_a_lease_that_ended_proves_nothing_of_an_agent_that_is_back() -> None:
     chaos=st.sampled_from((0.0, 0.3)),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 def test_whoever_is_cut_off_from_whom_one_world_steps_at_a_time(
     layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int
 ) -> None:

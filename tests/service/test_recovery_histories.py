@@ -105,7 +105,7 @@ def prepared(
     chaos=st.sampled_from((0.0, 0.05, 0.3)),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 def test_when_faults_stop_and_agents_suffice_the_job_succeeds(
     layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int
 ) -> None:
@@ -123,7 +123,7 @@ def test_when_faults_stop_and_agents_suffice_the_job_succeeds(
     max_failures=st.integers(0, 3),
     patience=st.sampled_from((0.5, 5.0, 30.0)),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @example(
     layout=0,
     faults=[(2.0, "node", 0, 0), (2.5, "node", 1, 0)],
@@ -168,7 +168,7 @@ def test_every_job_ends_with_a_named_reason_however_tight_its_limits(
     asked_at=st.floats(0.0, 15.0),
     patience=st.sampled_from((0.5, 3.0, 60.0)),
 )
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 def test_a_job_that_is_to_stop_does_so_in_time_or_keeps_its_work(
     layout: int,
     faults: list[tuple[float, str, int, int]],

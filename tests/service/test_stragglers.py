@@ -37,7 +37,7 @@ def noisy(chance: random.Random, noise: float, spikes: float) -> float:
     spikes=st.floats(0.0, 0.1),
     drift=st.floats(0.5, 2.0),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_in_a_healthy_job_nobody_is_slow_however_noisy_it_is(
     seed: int, world_size: int, noise: float, spikes: float, drift: float
 ) -> None:
@@ -63,7 +63,7 @@ def test_there_is_no_false_alarm_in_a_hundred_thousand_noisy_steps() -> None:
     factor=st.floats(2.5, 10.0),
     healthy=st.integers(20, 80),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_slow_rank_is_told_within_some_steps_and_again_when_it_has_recovered(
     seed: int, world_size: int, noise: float, factor: float, healthy: int
 ) -> None:

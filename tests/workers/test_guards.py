@@ -157,7 +157,7 @@ def test_one_excursion_is_reported_once() -> None:
     assert look(spec(loss_spike={"policy": "skip"}), loss=9.0, losses=before) is not None
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32))
 def test_healthy_training_trips_nothing(seed: int) -> None:
     draw = random.Random(seed)

@@ -67,7 +67,7 @@ def test_the_digest_needs_no_payload(state: RankState) -> None:
 
 
 @given(st.lists(st.integers(0, 3 * 65_537), max_size=4))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_the_digest_made_while_copying_is_the_payloads(sizes: list[int]) -> None:
     tensors = [torch.arange(size, dtype=torch.float32) for size in sizes]
     pieces = [piece(f"t{index}", tensor) for index, tensor in enumerate(tensors)]
