@@ -24,8 +24,10 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# What starts or kills real processes has the machine to itself.
 test: lint
-	$(BIN)/pytest -m "not soak"
+	$(BIN)/pytest -m "not cluster and not chaos and not soak" -n 2
+	$(BIN)/pytest -m "(cluster or chaos) and not soak"
 
 demo: setup
 	$(BIN)/holdfast demo

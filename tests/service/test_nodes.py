@@ -84,10 +84,12 @@ async def until_seen(service: NodeService, nodes: int = 3) -> None:
 
 
 async def until_node(service: NodeService, node: str, met: Callable[..., object]) -> None:
-    """Until the node is as `met` says."""
+    """Until the node is on record, and as `met` says."""
 
     async def seen() -> bool:
-        return bool(met(await service.get(node)))
+        with contextlib.suppress(NodeNotFound):
+            return bool(met(await service.get(node)))
+        return False
 
     await until(seen)
 
