@@ -30,7 +30,7 @@ async def cancel(store: Store, job_id: str, now: bool) -> JobView:
         if tx.state.terminal and tx.state is not State.CANCELLED:
             raise JobEnded(f"job {job_id} has ended ({tx.state.lower()}) and stays so")
         if tx.state.terminal:
-            return queries.job_view(tx.job)
+            return await queries.job_view(tx.session, tx.job)
         if _wish(tx, Desired.CANCELLED, "job.cancel_requested") and tx.state in (
             State.QUEUED,
             State.PAUSED,
@@ -39,7 +39,7 @@ async def cancel(store: Store, job_id: str, now: bool) -> JobView:
             tx.end(State.CANCELLED, "cancelled", f"cancelled while it was {tx.state.lower()}")
         elif now:
             await tx.intend(Effect.CANCEL_NOW)
-        return queries.job_view(tx.job)
+        return await queries.job_view(tx.session, tx.job)
 
 
 async def pause(store: Store, job_id: str) -> JobView:
@@ -48,7 +48,7 @@ async def pause(store: Store, job_id: str) -> JobView:
         _refuse_ended(tx)
         if _wish(tx, Desired.PAUSED, "job.pause_requested") and tx.state is State.QUEUED:
             tx.transition(State.PAUSED, reason="paused while it was queued")
-        return queries.job_view(tx.job)
+        return await queries.job_view(tx.session, tx.job)
 
 
 async def resume(store: Store, job_id: str) -> JobView:
@@ -57,7 +57,7 @@ async def resume(store: Store, job_id: str) -> JobView:
         _refuse_ended(tx)
         if _wish(tx, Desired.RUNNING, "job.resume_requested") and tx.state is State.PAUSED:
             tx.transition(State.QUEUED, reason="the user resumed it")
-        return queries.job_view(tx.job)
+        return await queries.job_view(tx.session, tx.job)
 
 
 def _wish(tx: JobTransaction, desired: Desired, event: str) -> bool:

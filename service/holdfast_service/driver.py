@@ -278,6 +278,7 @@ class Driver:
             if tx.state is not State.PAUSING:
                 return Rest(0.0)
             await tx.forget(Effect.START, Effect.PAUSE, Effect.RELEASE)
+            tx.job.slow = {}  # the next supervisor will know of none
             tx.emit("job.released", {})
             tx.transition(State.PAUSED, reason="its state is saved")
             if tx.job.desired == Desired.RUNNING:  # resumed before it was paused

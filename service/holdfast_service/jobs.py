@@ -111,11 +111,12 @@ class JobService:
             return first, False
         await self._crossing(crossing.Point.SUBMITTED)
         self._notify(job.id)
-        return queries.job_view(job), True
+        async with self._store.read() as session:
+            return await queries.job_view(session, job), True
 
     async def get(self, job_id: str) -> JobView:
         async with self._store.read() as session:
-            return queries.job_view(await find_job(session, job_id))
+            return await queries.job_view(session, await find_job(session, job_id))
 
     async def cancel(self, job_id: str, now: bool = False) -> JobView:
         """See :func:`desires.cancel`."""
@@ -291,9 +292,9 @@ class JobService:
             query = query.where(Job.name == storable.text(name))
         async with self._store.read() as session:
             jobs = (await session.scalars(query)).all()
-        page = jobs[:limit]
+            page = await queries.job_views(session, jobs[:limit])
         return JobPage(
-            jobs=tuple(queries.job_view(job) for job in page),
+            jobs=tuple(page),
             next_cursor=_to_cursor(page[-1].id) if len(jobs) > limit else None,
         )
 
@@ -343,13 +344,13 @@ class JobService:
     async def _submitted_before(self, key: str, digest: str) -> JobView | None:
         async with self._store.read() as session:
             job = await session.scalar(select(Job).where(Job.idempotency_key == key))
-        if job is None:
-            return None
-        if job.request_digest != digest:
-            raise IdempotencyConflict(
-                f"idempotency key {key!r} was used for job {job.id} with another spec"
-            )
-        return queries.job_view(job)
+            if job is None:
+                return None
+            if job.request_digest != digest:
+                raise IdempotencyConflict(
+                    f"idempotency key {key!r} was used for job {job.id} with another spec"
+                )
+            return await queries.job_view(session, job)
 
     async def _capacity(self) -> Capacity | None:
         try:

@@ -30,8 +30,8 @@ class EventKind(StrEnum):
 
     - PHASE: {phase}
     - ATTEMPT_FORMING: {attempt, mesh, world_size, members: [{rank, worker, agent, node_id, host,
-      pid, role}], standbys: [{agent, node_id, workers: [{worker, pid}]}], restore: {step, tiers:
-      {rank: tier}, sources: {rank: agent}}, cause_incident}
+      pid, role}], standbys: [{agent, node_id, host, workers: [{worker, pid}]}], restore: {step,
+      tiers: {rank: tier}, sources: {rank: agent}}, cause_incident}
     - ATTEMPT_RUNNING: {attempt, members (with final pids), joined: {rank: {phases_s}}, first_step}
     - ATTEMPT_ENDED: {attempt, reason, last_step}
     - INCIDENT_OPENED / INCIDENT_UPDATED / INCIDENT_CLOSED: {incident (number in job), cause,
@@ -50,8 +50,8 @@ class EventKind(StrEnum):
     - CHECKPOINT_INTERVAL: {tier: memory|remote, every_steps, before, cost_s, mtbf_s, step_s, why}
     - STALLED: {attempt, step, finding, reason, accused, suspects, stacks}: ranks are in a phase for
       longer than learned, and nothing is wrong as far as can be seen
-    - STRAGGLER: {rank, agent, node_id, factor, since_step, step, attempt, state: slow|recovered|
-      moved, why}: it computes `factor` times as long as its peers
+    - STRAGGLER: {rank, agent, node_id, host, factor, since_step, step, since (when), attempt,
+      state: slow|recovered|moved, why}: it computes `factor` times as long as its peers
     - GUARD_TRIPPED: {attempt, kind, step, window, value, loss, grad_norm, middle, limit, ranks,
       layer, what, micro_batch, decision, why, skipped, back_to, ledger: [[first window, end]]};
       null where it was not finite, or is not known

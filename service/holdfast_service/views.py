@@ -99,6 +99,37 @@ class GuardsView(View):
     recent: tuple[TripView, ...] = Field(default=(), description="the last of them, oldest first")
 
 
+class StragglerView(View):
+    """A rank that computes more slowly than its peers."""
+
+    rank: int
+    agent: str
+    node: str = Field(description="name of its node, as in `/nodes`; empty: not known")
+    factor: float = Field(description="how many times as long as its peers it takes")
+    since_step: int
+    since: float = Field(description="when that was noticed")
+
+
+class NodeFindingView(View):
+    """What a health probe found of a node."""
+
+    probe: str = Field(description="accelerator, host, network, preflight or exchange")
+    kind: str
+    level: Level
+    what: str
+    where: str = Field(description="device, folder or interface")
+    code: int | None = Field(description="XID number")
+    lost: bool = Field(description="nothing can run there")
+
+
+class UnwellNodeView(View):
+    """A node of a job of whose health something was found."""
+
+    node: str = Field(description="its name, as in `/nodes`")
+    ranks: tuple[int, ...] = Field(description="that the job has there; none: a standby")
+    findings: tuple[NodeFindingView, ...]
+
+
 class JobView(View):
     id: str
     name: str
@@ -111,6 +142,14 @@ class JobView(View):
         description="of the tiers `memory` and `remote` whose interval was chosen by measurement"
     )
     guards: GuardsView
+    stragglers: tuple[StragglerView, ...] = Field(
+        default=(), description="ranks that compute more slowly than their peers at present"
+    )
+    unwell_nodes: tuple[UnwellNodeView, ...] = Field(
+        default=(),
+        description="nodes of the present attempt, standbys too, of whose health something was "
+        "found; of a job that is on the cluster",
+    )
     outcome: OutcomeView | None = Field(description="null while the job has not ended")
     waiting: WaitingView | None
     created_at: float
@@ -298,18 +337,6 @@ class LogPage(View):
     lines: tuple[LogLineView, ...]
     last_line: int = Field(description="pass it as `after` to go on")
     more: bool
-
-
-class NodeFindingView(View):
-    """What a health probe found of a node."""
-
-    probe: str = Field(description="accelerator, host, network, preflight or exchange")
-    kind: str
-    level: Level
-    what: str
-    where: str = Field(description="device, folder or interface")
-    code: int | None = Field(description="XID number")
-    lost: bool = Field(description="nothing can run there")
 
 
 class NodeTroubleView(View):

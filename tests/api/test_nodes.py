@@ -80,3 +80,52 @@ def test_the_command_line_lists_describes_cordons_and_uncordons(
     assert [json.loads(line)["id"] for line in lines] == ["node0", "node1", "node2"]
     assert run(["node", "cordon", "nobody", "--reason", "x"]) == ExitCode.NOT_FOUND
     assert "node_not_found" in capsys.readouterr().err
+
+
+def test_a_job_shows_its_slow_ranks_and_what_was_found_of_its_nodes(
+    nodes: Client, server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = nodes.submit(SPEC)
+    assert job.stragglers == job.unwell_nodes == ()
+    supervisor = server.run_job(job.id, end=False)
+    for agent in ("n1", "n2"):
+        where = {"agent": agent, "node_id": f"node{agent[1]}", "host": "127.0.0.1"}
+        supervisor.say(EventKind.NODE_HEALTH, **where, findings=[HOT.data()])
+    slow = {"agent": "n1", "node_id": "node1", "host": "127.0.0.1", "factor": 2.5, "since": 99.0}
+    slow |= {"since_step": 3, "step": 5, "attempt": 1, "why": ""}
+    for rank in (2, 3):
+        supervisor.say(EventKind.STRAGGLER, **slow, rank=rank, state="slow")
+    eventually(lambda: len(nodes.get(job.id).stragglers) == 2)
+    shown = nodes.get(job.id)
+    (told, _), (_, standby) = shown.stragglers, shown.unwell_nodes
+    assert (told.rank, told.node, told.factor, told.since_step) == (2, "node1", 2.5, 3)
+    assert [(one.node, one.ranks) for one in shown.unwell_nodes] == [
+        ("node1", (2, 3)),
+        ("node2", ()),
+    ]
+    assert standby.findings[0].what == "clocks halved [hot]"
+    (listed,) = nodes.list()
+    assert (listed.stragglers, listed.unwell_nodes) == (shown.stragglers, shown.unwell_nodes)
+    assert run(["describe", job.id]) == ExitCode.OK
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Slow rank 2 on n1 (node node1) takes 2.50 times as long as its peers since" in printed
+    assert "ranks 2 and 3 on node node1: suspect (accelerator): clocks halved [hot]" in printed
+    assert "standby on node node2: suspect (accelerator)" in printed
+
+    supervisor.say(EventKind.STRAGGLER, **slow, rank=2, state="recovered")
+    eventually(lambda: [one.rank for one in nodes.get(job.id).stragglers] == [3])
+    supervisor.end()
+    eventually(lambda: nodes.get(job.id).state == "SUCCEEDED")
+    assert (nodes.get(job.id).stragglers, nodes.get(job.id).unwell_nodes) == ((), ())
+
+
+def test_a_rank_that_was_slow_elsewhere_is_not_shown_as_slow(
+    nodes: Client, server: LiveServer
+) -> None:
+    job = nodes.submit(SPEC)
+    supervisor = server.run_job(job.id, end=False)
+    slow = {"rank": 2, "agent": "n7", "node_id": "node7", "host": "127.0.0.1", "state": "slow"}
+    supervisor.say(EventKind.STRAGGLER, **slow, factor=2.5, since_step=3, step=5, since=9.0)
+    eventually(lambda: len(nodes.get(job.id).stragglers) == 1)
+    supervisor.form(2)
+    eventually(lambda: nodes.get(job.id).stragglers == ())

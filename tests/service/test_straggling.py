@@ -63,10 +63,24 @@ def test_a_rank_that_recovers_in_time_stays_where_it_is() -> None:
     assert len(forming(job)) == 1
 
 
-def test_a_restarted_supervisor_notices_a_slow_rank_again() -> None:
+def test_a_restarted_supervisor_knows_who_is_slow_and_tells_who_has_recovered() -> None:
     job = running(cluster(steps=200, standbys=0, straggler_patience_s=1000.0))
     job.slow_nodes = {"n1-1": 3.0}
     job.run_until(lambda: len(told(job)) == 2)
     job.restart_supervisor()
+    job.run_until(lambda: job.core.committed > 100)
+    assert len(told(job)) == 2, "said once"
+    job.slow_nodes = {"n1-1": 1.0}
     assert job.run().outcome == "SUCCEEDED"
-    assert len(told(job)) == 4
+    assert sorted(told(job)) == [("recovered", 2), ("recovered", 3), ("slow", 2), ("slow", 3)]
+
+
+def test_a_slow_rank_that_moved_while_its_supervisor_was_away_is_slow_no_more() -> None:
+    job = cluster(steps=200, standbys=1, workers_per_node=1, straggler_patience_s=1000.0)
+    running(job)
+    job.slow_nodes = {"n2-1": 3.0, "n0-1": 1.0}
+    job.run_until(lambda: len(told(job)) == 1)
+    job.kill_node("n2", None)
+    job.restart_supervisor()
+    assert job.run().outcome == "SUCCEEDED"
+    assert told(job) == [("slow", 2), ("moved", 2)]

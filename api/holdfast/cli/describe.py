@@ -53,6 +53,8 @@ def show(
     _summary(console, job)
     for line in goodput_lines(goodput):
         console.print(line)
+    for line in trouble_lines(job):
+        console.print(line)
     for attempt in attempts:
         _attempt(console, attempt)
     for incident in incidents:
@@ -70,6 +72,23 @@ def show(
     if job.outcome is not None and job.outcome.traceback:
         console.print("\nTraceback of the failure")
         console.print(Text(job.outcome.traceback.rstrip()))
+
+
+def trouble_lines(job: JobView) -> Iterable[Text]:
+    """Which ranks are slow at present, and what was found of the health of the job's nodes."""
+    for slow in job.stragglers:
+        yield Text.assemble(
+            ("Slow", "bold yellow"),
+            f"  rank {slow.rank} on {slow.agent} (node {slow.node or '?'}) takes {slow.factor:.2f} "
+            f"times as long as its peers since step {slow.since_step}, {output.ago(slow.since)}",
+        )
+    for node in job.unwell_nodes:
+        where = f"{_ranks(node.ranks)} on" if node.ranks else "standby on"
+        for finding in node.findings:
+            yield Text.assemble(
+                ("Health", "bold yellow"),
+                f"  {where} node {node.node}: {finding.level} ({finding.probe}): {finding.what}",
+            )
 
 
 def incident_lines(incident: IncidentView) -> Iterable[Text]:
@@ -258,9 +277,12 @@ def _attempt(console: Console, attempt: AttemptView) -> None:
 
 def _where(stack: Mapping[str, Any]) -> str:
     """`ranks 0 and 1 at all_reduce (...) from forward (...)`; in full over REST."""
-    ranks = list(stack.get("ranks") or ())
     at = " from ".join(str(frame) for frame in (stack.get("frames") or ())[:SHOWN_FRAMES])
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {_fact(ranks)} at {at}"
+    return f"{_ranks(stack.get('ranks') or ())} at {at}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {_fact(tuple(ranks))}"
 
 
 def _listed(values: Iterable[Any]) -> str:

@@ -230,6 +230,7 @@ def _remember(state: State, facts: Facts, now: float) -> None:
     state.restores, state.remote_restores = facts.restores, facts.remote_restores
     state.intervals |= facts.intervals
     state.chosen |= set(facts.intervals)
+    straggling.remember(state, facts.slow)
     state.phase = Phase.RECOVERING if facts.incident is not None else Phase.RUNNING
     if not facts.running:
         state.phase = Phase.STARTING

@@ -50,6 +50,8 @@ class Facts:
     saved: frozenset[str] = frozenset()
     waiting_until: float | None = None
     intervals: dict[AutoTier, int] = field(default_factory=dict)
+    slow: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Rank → its event, of those that were slow."""
     restores: int = 0
     remote_restores: int = 0
     stop: Stopping | None = None
@@ -88,14 +90,13 @@ class Facts:
                 self._tripped(data)
             case EventKind.WAITING:
                 self.waiting_until = data["until"]
-            case EventKind.CHECKPOINT_INTERVAL:
-                self.intervals[AutoTier(data["tier"])] = data["every_steps"]
+            case EventKind.CHECKPOINT_INTERVAL | EventKind.STRAGGLER:
+                self._measured(kind, data)
             case EventKind.JOB_STOPPING | EventKind.STOP_UNDONE | EventKind.ENDED:
                 self._ending(kind, data)
             case (
                 EventKind.PHASE
                 | EventKind.STALLED
-                | EventKind.STRAGGLER
                 | EventKind.CHECKPOINT_DELETED
                 | EventKind.INITIALISED_FROM
                 | EventKind.STANDBY
@@ -108,6 +109,14 @@ class Facts:
         self.ledger |= Ledger.of(data["ledger"])
         if data["back_to"] is not None:
             self.line = self.line.taken_back(data["attempt"], data["back_to"])
+
+    def _measured(self, kind: EventKind, data: dict[str, Any]) -> None:
+        if kind is EventKind.CHECKPOINT_INTERVAL:
+            self.intervals[AutoTier(data["tier"])] = data["every_steps"]
+        elif data["state"] == "slow":
+            self.slow[data["rank"]] = data
+        else:
+            self.slow.pop(data["rank"], None)
 
     def _ending(self, kind: EventKind, data: dict[str, Any]) -> None:
         if kind is EventKind.ENDED:

@@ -339,6 +339,7 @@ def _tell_forming(
             {
                 "agent": record.agent,
                 "node_id": record.report.node_id,
+                "host": record.report.host,
                 "workers": [
                     {"worker": one.worker, "pid": one.pid} for one in record.report.workers
                 ],

@@ -6,8 +6,9 @@ is a fault of its node, and the ladder of decisions says whether there is a bett
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from holdfast_service.policy import Cause, Fault
 from holdfast_service.recovery import faults
@@ -25,6 +26,14 @@ class Slow:
     agent: str
     since: float
     accused: bool = False
+
+
+def remember(state: State, told: Mapping[int, Mapping[str, Any]]) -> None:
+    """Ranks that a former supervisor has told to be slow, and nothing else since."""
+    for rank, one in told.items():
+        what = Straggler(rank, one["factor"], one["since_step"], one["step"])
+        state.peer_times.slow[rank] = what
+        state.slow[rank] = Slow(what, one["agent"], one["since"])
 
 
 def measured(state: State, rows: Sequence[StepRow], now: float) -> None:
@@ -68,9 +77,11 @@ def _tell(state: State, one: Slow, standing: str, why: str) -> None:
         rank=one.what.rank,
         agent=one.agent,
         node_id=record.report.node_id if record is not None else "",
+        host=record.report.host if record is not None else "",
         factor=one.what.factor,
         since_step=one.what.since_step,
         step=one.what.step,
+        since=one.since,
         attempt=state.attempt,
         state=standing,
         why=why,

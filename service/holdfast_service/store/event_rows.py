@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import update
 
 from holdfast_service.lifecycle import Desired, State, observed
-from holdfast_service.quarantine import QuarantineRules
+from holdfast_service.quarantine import QuarantineRules, node_name
 from holdfast_service.reports import EventKind, Phase, SupervisorEvent
 from holdfast_service.store import nodes
 from holdfast_service.store.models import Attempt, AttemptMember, Checkpoint, Incident
@@ -62,12 +62,10 @@ async def project(tx: JobTransaction, event: SupervisorEvent, rules: QuarantineR
             | EventKind.JOB_STOPPING
             | EventKind.FAULT_FAILED
             | EventKind.STALLED
-            | EventKind.STRAGGLER
         ):
             pass  # the event itself is all there is to keep
-        case EventKind.CHECKPOINT_INTERVAL | EventKind.GUARD_TRIPPED:
-            guards = event.kind is EventKind.GUARD_TRIPPED
-            (_guard_tripped if guards else _interval)(tx, said, event.at)
+        case EventKind.CHECKPOINT_INTERVAL | EventKind.GUARD_TRIPPED | EventKind.STRAGGLER:
+            _BESIDE_THE_JOB[event.kind](tx, said, event.at)
         case EventKind.STOP_UNDONE | EventKind.ENDED:
             over = _ended if event.kind is EventKind.ENDED else _pause_undone
             await over(tx, said, event.at)
@@ -95,6 +93,30 @@ def _guard_tripped(tx: JobTransaction, said: dict[str, Any], at: float) -> None:
         "ledger": [[_whole(first), _whole(end)] for first, end in said["ledger"]],
         "recent": [*before.get("recent", ()), {**told, "at": at}][-_TRIPS_KEPT:],
     }
+
+
+def _straggler(tx: JobTransaction, said: dict[str, Any], at: float) -> None:
+    """Who is slow now, by rank."""
+    rank = str(_whole(said["rank"]))
+    slow = {other: told for other, told in tx.job.slow.items() if other != rank}
+    if said["state"] == "slow":
+        node = node_name(text(said["node_id"]), text(said["host"])) if said["node_id"] else ""
+        slow[rank] = {
+            "rank": _whole(said["rank"]),
+            "agent": text(said["agent"]),
+            "node": node,
+            "factor": float(said["factor"]),
+            "since_step": _whole(said["since_step"]),
+            "since": float(said.get("since") or at),
+        }
+    tx.job.slow = slow
+
+
+_BESIDE_THE_JOB = {
+    EventKind.CHECKPOINT_INTERVAL: _interval,
+    EventKind.GUARD_TRIPPED: _guard_tripped,
+    EventKind.STRAGGLER: _straggler,
+}
 
 
 async def _pause_undone(tx: JobTransaction, said: dict[str, Any], at: float) -> None:
@@ -157,6 +179,8 @@ async def _attempt_forming(tx: JobTransaction, said: dict[str, Any], at: float) 
     tx.job.attempt = max(tx.job.attempt, attempt.number)
     await _close_attempts(tx, attempt.number, at)
     await _members(tx, attempt.number, said["members"])
+    seats = {str(one["rank"]): one.get("agent") for one in said["members"]}
+    tx.job.slow = {r: one for r, one in tx.job.slow.items() if seats.get(r) == one["agent"]}
 
 
 async def _close_attempts(tx: JobTransaction, before: int, at: float) -> None:

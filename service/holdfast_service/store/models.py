@@ -73,6 +73,7 @@ class Job(Base):
     tokens_per_second: Mapped[float | None]
     intervals: Mapped[Json] = mapped_column(default=dict)  # tier -> as its event told
     guards: Mapped[Json] = mapped_column(default=dict)  # {trips, ledger, recent}
+    slow: Mapped[Json] = mapped_column(default=dict)  # rank -> as its event told
 
     faults_wanted: Mapped[int] = mapped_column(default=0)  # number of the newest injected fault
     faults_injected: Mapped[int] = mapped_column(default=0)  # the newest its supervisor has taken

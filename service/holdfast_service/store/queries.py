@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import select
@@ -10,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast_service.goodput import RECOVERY, Goodput, Kind
 from holdfast_service.goodput_view import GoodputView
 from holdfast_service.lifecycle import Desired, State
+from holdfast_service.store import job_nodes
 from holdfast_service.store.models import (
     Attempt,
     AttemptMember,
@@ -35,12 +37,23 @@ from holdfast_service.views import (
     OutcomeView,
     ProgressView,
     RefusedView,
+    StragglerView,
+    UnwellNodeView,
     WaitingView,
 )
 from holdfast_workers.checkpoint.marks import Marks
 
 
-def job_view(job: Job) -> JobView:
+async def job_view(session: AsyncSession, job: Job) -> JobView:
+    return (await job_views(session, [job]))[0]
+
+
+async def job_views(session: AsyncSession, jobs: Sequence[Job]) -> list[JobView]:
+    unwell = await job_nodes.unwell(session, jobs)
+    return [_job_view(job, unwell.get(job.id, ())) for job in jobs]
+
+
+def _job_view(job: Job, unwell: tuple[UnwellNodeView, ...]) -> JobView:
     state = State(job.state)
     outcome = None
     if state.terminal:
@@ -66,6 +79,8 @@ def job_view(job: Job) -> JobView:
         ),
         outcome=outcome,
         guards=GuardsView.model_validate(job.guards),
+        stragglers=_stragglers(job) if state.on_cluster else (),
+        unwell_nodes=unwell,
         intervals={tier: IntervalView(**told) for tier, told in job.intervals.items()},
         waiting=WaitingView(**job.waiting) if job.waiting and not state.terminal else None,
         created_at=job.created_at,
@@ -73,6 +88,21 @@ def job_view(job: Job) -> JobView:
         ended_at=job.ended_at,
         released=job.cleaned,
         event_seq=job.event_seq,
+    )
+
+
+def _stragglers(job: Job) -> tuple[StragglerView, ...]:
+    told = [one for _, one in sorted(job.slow.items(), key=lambda item: int(item[0]))]
+    return tuple(
+        StragglerView(
+            rank=one["rank"],
+            agent=one["agent"],
+            node=one["node"],
+            factor=one["factor"],
+            since_step=one["since_step"],
+            since=one["since"],
+        )
+        for one in told
     )
 
 

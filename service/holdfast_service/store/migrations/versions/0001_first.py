@@ -37,6 +37,7 @@ def upgrade() -> None:
         sa.Column("tokens_per_second", sa.Double(), nullable=True),
         sa.Column("intervals", sa.JSON(none_as_null=True), nullable=False),
         sa.Column("guards", sa.JSON(none_as_null=True), nullable=False),
+        sa.Column("slow", sa.JSON(none_as_null=True), nullable=False),
         sa.Column("faults_wanted", sa.BigInteger(), nullable=False),
         sa.Column("faults_injected", sa.BigInteger(), nullable=False),
         sa.Column("event_seq", sa.BigInteger(), nullable=False),

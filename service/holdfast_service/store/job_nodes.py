@@ -1,0 +1,63 @@
+"""The nodes that jobs are on now, and what health probes have found of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast_service.lifecycle import ON_CLUSTER
+from holdfast_service.quarantine import node_name
+from holdfast_service.store.models import Attempt, AttemptMember, Job, Node
+from holdfast_service.views import NodeFindingView, UnwellNodeView
+
+Seats = dict[str, dict[str, set[int]]]
+"""Job → name of a node → the ranks that the job has there; a standby's node has none."""
+
+
+async def unwell(
+    session: AsyncSession, jobs: Collection[Job]
+) -> dict[str, tuple[UnwellNodeView, ...]]:
+    """Job → its nodes of which something was found. Jobs that have none are left out."""
+    seats = await _seats(session, [job.id for job in jobs if job.state in ON_CLUSTER])
+    if not seats:
+        return {}
+    names = {name for of_job in seats.values() for name in of_job}
+    found = {
+        node.id: tuple(NodeFindingView(**one) for one in node.findings)
+        for node in await session.scalars(select(Node).where(Node.id.in_(names)))
+        if node.findings
+    }
+    views = {
+        job: tuple(
+            UnwellNodeView(node=name, ranks=tuple(sorted(ranks)), findings=found[name])
+            for name, ranks in sorted(of_job.items())
+            if name in found
+        )
+        for job, of_job in seats.items()
+    }
+    return {job: told for job, told in views.items() if told}
+
+
+async def _seats(session: AsyncSession, jobs: Collection[str]) -> Seats:
+    seats: Seats = {}
+    if not jobs:
+        return seats
+    members = await session.execute(
+        select(AttemptMember.job_id, AttemptMember.node_id, AttemptMember.host, AttemptMember.rank)
+        .join(Job, Job.id == AttemptMember.job_id)
+        .where(Job.id.in_(jobs), AttemptMember.attempt == Job.attempt)
+    )
+    for job, node_id, host, rank in members:
+        seats.setdefault(job, {}).setdefault(node_name(node_id, host), set()).add(rank)
+    attempts = await session.execute(
+        select(Attempt.job_id, Attempt.standbys)
+        .join(Job, Job.id == Attempt.job_id)
+        .where(Job.id.in_(jobs), Attempt.number == Job.attempt)
+    )
+    for job, standbys in attempts:
+        for one in standbys:
+            name = node_name(str(one.get("node_id") or ""), str(one.get("host") or ""))
+            seats.setdefault(job, {}).setdefault(name, set())
+    return seats
