@@ -7,13 +7,14 @@ keeps jobs from being started into a wait, and names what a job in the queue wai
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from holdfast_service.job_spec import JobSpec
-from holdfast_service.quarantine import node_name
+from holdfast_service.quarantine import Avoided, closed, node_name
 from holdfast_service.reports import Capacity
 
+TOLD_NODES = 4
 _SLACK = 1e-9  # sums of 0.1 CPUs
 
 
@@ -28,6 +29,35 @@ class Demand:
     @classmethod
     def of(cls, spec: JobSpec) -> Demand:
         return cls(nodes=spec.nodes, cpus=spec.node_cpus, gpus=spec.node_gpus)
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Whether a job may start, and what is to be said of it."""
+
+    may_start: bool
+    why: str = ""
+    """Why not; or why it starts although too few nodes are free beside those in quarantine."""
+
+
+def admit(
+    capacity: Capacity,
+    aside: Mapping[str, Avoided],
+    held: Collection[Demand],
+    before: Collection[Demand],
+    wanted: Demand,
+) -> Admission:
+    """Of the nodes set `aside`, those in quarantine are used where the others are too few.
+
+    See `reason_to_wait` for the others.
+    """
+    shy = reason_to_wait(usable(capacity, aside), held, before, wanted)
+    if shy is None:
+        return Admission(True)
+    reason = reason_to_wait(usable(capacity, closed(aside)), held, before, wanted)
+    if reason is not None:
+        return Admission(False, reason)
+    return Admission(True, f"nodes in quarantine are used, for {shy}")
 
 
 def reason_to_wait(
@@ -50,15 +80,26 @@ def reason_to_wait(
         return None
     return (
         f"{wanted.nodes} nodes with {wanted.cpus:g} CPUs and {wanted.gpus:g} GPUs free are needed, "
-        f"{able} of {len(capacity.nodes)} nodes have them"
-        + (f"; {capacity.set_aside} more are set aside" if capacity.set_aside else "")
+        f"{able} of {len(capacity.nodes)} nodes have them" + _beside(capacity)
     )
 
 
-def usable(capacity: Capacity, avoided: Collection[str]) -> Capacity:
-    """What is left without the nodes of these names."""
-    left = tuple(n for n in capacity.nodes if node_name(n.node_id, n.host) not in avoided)
-    return replace(capacity, nodes=left, set_aside=len(capacity.nodes) - len(left))
+def usable(capacity: Capacity, aside: Mapping[str, Avoided]) -> Capacity:
+    """What is left without these nodes."""
+    names = [node_name(one.node_id, one.host) for one in capacity.nodes]
+    pairs = zip(names, capacity.nodes, strict=True)
+    left = tuple(one for name, one in pairs if name not in aside)
+    without = (f"{one} ({aside[one].reason})" for one in sorted(aside.keys() & set(names)))
+    return replace(capacity, nodes=left, set_aside=tuple(without))
+
+
+def _beside(capacity: Capacity) -> str:
+    """`; 1 more are set aside: node1 (cordoned: new cables)`."""
+    aside = capacity.set_aside
+    if not aside:
+        return ""
+    rest = [f"{len(aside) - TOLD_NODES} others"] if len(aside) > TOLD_NODES else []
+    return f"; {len(aside)} more are set aside: {', '.join([*aside[:TOLD_NODES], *rest])}"
 
 
 def _take(free: dict[str, list[float]], demand: Demand, *, partly: bool) -> None:

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 from sqlalchemy import select, text
 
-from holdfast_service.admission import Demand, reason_to_wait, usable
+from holdfast_service.admission import Demand, admit
 from holdfast_service.competition import demands_of_others
 from holdfast_service.crossing import Crossing, Point
 from holdfast_service.injections import deliver
 from holdfast_service.job_spec import JobSpec
 from holdfast_service.lifecycle import Desired, State
 from holdfast_service.origins import Hold, Origins, has_own_checkpoint, held_for
-from holdfast_service.quarantine import Avoided, closed
+from holdfast_service.quarantine import Avoided
 from holdfast_service.reports import (
     Cluster,
     ClusterUnavailable,
@@ -139,12 +139,12 @@ class Driver:
             held, before = await demands_of_others(tx)
             wanted = Demand.of(JobSpec.model_validate(job.spec))
             aside = await nodes.avoided(tx.session, tx.now)
-            reason = reason_to_wait(usable(capacity, closed(aside)), held, before, wanted)
-            if reason is not None:
-                tx.wait_for("nodes", reason)
+            admission = admit(capacity, aside, held, before, wanted)
+            if not admission.may_start:
+                tx.wait_for("nodes", admission.why)
                 return Rest(self._settings.queue_retry_s, keep=False)
             await tx.intend(Effect.START)
-            tx.transition(State.STARTING)
+            tx.transition(State.STARTING, reason=admission.why or None)
         await self._crossing(Point.START_INTENDED)
         return Rest(0.0)
 

@@ -76,9 +76,9 @@ class Avoided:
     reason: str
 
 
-def closed(avoided: Mapping[str, Avoided]) -> frozenset[str]:
-    """Names of the nodes that no job may come to: those in quarantine are better than none."""
-    return frozenset(name for name, one in avoided.items() if one.standing is Standing.CORDONED)
+def closed(avoided: Mapping[str, Avoided]) -> dict[str, Avoided]:
+    """The nodes that no job may come to: those in quarantine are better than none."""
+    return {name: one for name, one in avoided.items() if one.standing is Standing.CORDONED}
 
 
 def node_name(node_id: str, host: str) -> str:

@@ -156,7 +156,7 @@ class NodeCapacity:
 class Capacity:
     nodes: tuple[NodeCapacity, ...]
     can_grow: bool
-    set_aside: int = 0  # nodes beside these that are not to be used
+    set_aside: tuple[str, ...] = ()  # nodes beside these that are not to be used, and why
 
 
 @dataclass(frozen=True)

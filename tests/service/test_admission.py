@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_service.admission import Demand, reason_to_wait
+from holdfast_service.admission import Admission, Demand, admit, reason_to_wait, usable
+from holdfast_service.quarantine import Avoided, Standing
 from holdfast_service.reports import Capacity, NodeCapacity
 
 
@@ -47,6 +48,56 @@ def test_tenths_of_a_cpu_add_up() -> None:
 
 def test_a_cluster_that_grows_is_asked_at_once() -> None:
     assert reason_to_wait(Capacity((), can_grow=True), [], [], ONE_EACH) is None
+
+
+def aside(standing: Standing, *names: str) -> dict[str, Avoided]:
+    return {name: Avoided(standing, f"{standing}: of late") for name in names}
+
+
+def on_machines(*hosts: str) -> Capacity:
+    found = tuple(NodeCapacity(f"r{n}", host, 1.0, 0.0) for n, host in enumerate(hosts))
+    return Capacity(found, can_grow=False)
+
+
+def test_nodes_in_quarantine_are_used_only_where_the_others_are_too_few_and_that_is_said() -> None:
+    four = on_machines("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4")
+    quarantined = aside(Standing.QUARANTINED, "10.0.0.2")
+    assert admit(four, quarantined, [], [], ONE_EACH) == Admission(True)
+    told = admit(four, quarantined, [Demand(1, 1.0, 0.0)], [], ONE_EACH)
+    assert told.may_start
+    assert told.why == (
+        "nodes in quarantine are used, for 3 nodes with 1 CPUs and 0 GPUs free are needed, 2 of 3 "
+        "nodes have them; 1 more are set aside: 10.0.0.2 (quarantined: of late)"
+    )
+
+
+def test_cordoned_nodes_are_not_used_and_the_reason_to_wait_names_them() -> None:
+    four = on_machines("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4")
+    cordoned = aside(Standing.CORDONED, "10.0.0.1", "10.0.0.9")
+    assert admit(four, cordoned, [], [], ONE_EACH) == Admission(True)
+    both = cordoned | aside(Standing.QUARANTINED, "10.0.0.2")
+    assert admit(four, both, [], [], ONE_EACH).may_start
+    told = admit(four, both | aside(Standing.CORDONED, "10.0.0.3"), [], [], ONE_EACH)
+    assert not told.may_start
+    assert told.why.endswith(
+        "2 of 2 nodes have them; 2 more are set aside: 10.0.0.1 (cordoned: of late), 10.0.0.3 "
+        "(cordoned: of late)"
+    )
+
+
+def test_a_long_list_of_nodes_that_are_set_aside_is_cut() -> None:
+    many = on_machines(*(f"10.0.0.{n}" for n in range(9)))
+    cordoned = aside(Standing.CORDONED, *(f"10.0.0.{n}" for n in range(7)))
+    assert admit(many, cordoned, [], [], ONE_EACH).why.endswith(
+        "10.0.0.3 (cordoned: of late), 3 others"
+    )
+
+
+def test_all_nodes_of_a_machine_are_set_aside_with_it() -> None:
+    two_on_one = on_machines("10.0.0.1", "10.0.0.1", "10.0.0.2")
+    assert len(usable(two_on_one, {}).nodes) == 3
+    left = usable(two_on_one, aside(Standing.CORDONED, "10.0.0.1"))
+    assert ([one.host for one in left.nodes], len(left.set_aside)) == (["10.0.0.2"], 1)
 
 
 demands = st.builds(

@@ -161,9 +161,13 @@ async def test_a_job_that_needs_a_node_in_quarantine_is_started_and_may_come_to_
         await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
         later, _ = await jobs.submit(JOB)  # it needs all three
         await until(lambda: later.id in cluster.supervisors)
+        events = (await jobs.events(later.id, 0, 200)).events
+    (begun,) = [one.data for one in events if one.data.get("to") == State.STARTING]
+    assert begun["reason"].startswith("nodes in quarantine are used, for 3 nodes")
+    assert begun["reason"].endswith("set aside: node0 (quarantined: XID 48 of GPU-1)")
     launch = cluster.supervisors[later.id].launch
     assert launch.avoid["node0"].standing is Standing.QUARANTINED
-    assert closed(launch.avoid) == frozenset()
+    assert closed(launch.avoid) == {}
 
 
 async def test_a_node_that_can_run_nothing_is_none_of_those_of_which_a_share_is_quarantined(
@@ -282,14 +286,16 @@ async def test_a_job_waits_for_nodes_that_are_cordoned_and_is_started_beside_the
         await until(waits)
         waiting = (await jobs.get(job.id)).waiting
         assert waiting is not None
-        assert "2 of 2 nodes have them; 1 more are set aside" in waiting.reason
+        assert waiting.reason.endswith(
+            "2 of 2 nodes have them; 1 more are set aside: node1 (cordoned: new cables)"
+        )
         one_more = NodeCapacity("node3", "127.0.0.9", 1.0, 0.0)
         cluster.nodes = replace(three_nodes(), nodes=(*three_nodes().nodes, one_more))
         await until(lambda: job.id in cluster.supervisors)
     launch = cluster.supervisors[job.id].launch
     assert set(launch.avoid) == {"node1"}
     assert launch.avoid["node1"].reason == "cordoned: new cables"
-    assert closed(launch.avoid) == {"node1"}
+    assert set(closed(launch.avoid)) == {"node1"}
 
 
 async def test_cordons_are_lifted_by_hand_and_by_time(

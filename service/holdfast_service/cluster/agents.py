@@ -7,6 +7,7 @@ a bundle whose node died is placed again when a node is free, and Ray restarts t
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -16,11 +17,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from holdfast_service.cluster import names
 from holdfast_service.cluster.agent_actor import AgentActor, AgentSeat
+from holdfast_service.cluster.occupied import NODE_ID_LABEL, occupied
 from holdfast_service.job_spec import JobSpec
-from holdfast_service.quarantine import node_name
+from holdfast_service.quarantine import Avoided, Standing, node_name
 from holdfast_workers.checkpoint.storage import StorageOptions
 
-NODE_ID_LABEL = "ray.io/node-id"  # which Ray gives every node
+PLACING_S = 3.0
+"""For bundles to be placed beside the nodes in quarantine; after that, these will do."""
 
 BEAT_SHARE = 1 / 8
 """Agents beat so often within the time after which a silent one is lost."""
@@ -37,16 +40,17 @@ class RayAgents:
         remote_root: str,
         storage: StorageOptions,
         cache: str,
-        avoid: frozenset[str] = frozenset(),
+        avoid: Mapping[str, Avoided] | None = None,
     ) -> None:
-        """`avoid`: names of nodes on which none is to be placed, for as long as the job lives."""
+        """`avoid`: on cordoned nodes none is placed, for as long as the job lives; on those in
+        quarantine none at first, if there is room elsewhere."""
         self._job_id = job_id
         self._spec = spec
         self._secret = secret
         self._remote_root = remote_root
         self._storage = storage
         self._cache_dir = cache
-        self._avoid = avoid
+        self._avoid = avoid or {}
         self._handles: dict[str, Any] = {}
         self._pool = ThreadPoolExecutor(48, thread_name_prefix="agent-call")
 
@@ -94,23 +98,32 @@ class RayAgents:
         try:
             return ray.util.get_placement_group(name)
         except ValueError:
-            return placement_group(
-                [self._bundle()] * len(self.seats),
-                strategy="STRICT_SPREAD",
-                name=name,
-                lifetime="detached",
-                bundle_label_selector=self._where(),
-            )
+            with occupied(self._standing(Standing.QUARANTINED)) as some:
+                group = placement_group(
+                    [self._bundle()] * len(self.seats),
+                    strategy="STRICT_SPREAD",
+                    name=name,
+                    lifetime="detached",
+                    bundle_label_selector=self._where(),
+                )
+                if some:
+                    group.wait(PLACING_S)
+                return group
 
     def _where(self) -> list[dict[str, str]] | None:
         """A label selector for each bundle; None if every node will do."""
-        ids = [
-            node["NodeID"]
-            for node in ray.nodes()
-            if node_name(node["NodeID"], node["NodeManagerAddress"]) in self._avoid
-        ]
+        ids = self._standing(Standing.CORDONED)
         selector = {NODE_ID_LABEL: f"!in({','.join(ids)})"}
         return [selector] * len(self.seats) if ids else None
+
+    def _standing(self, standing: Standing) -> list[str]:
+        """Ray's ids of the nodes that are set aside like that."""
+        names = {name for name, one in self._avoid.items() if one.standing is standing}
+        return [
+            node["NodeID"]
+            for node in ray.nodes()
+            if node["Alive"] and node_name(node["NodeID"], node["NodeManagerAddress"]) in names
+        ]
 
     def _bundle(self) -> dict[str, float]:
         resources = self._spec.resources

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast_service.cluster.agents import RayAgents
 from holdfast_service.intervals import auto_tiers
 from holdfast_service.job_spec import JobSpec
-from holdfast_service.quarantine import Avoided, closed
+from holdfast_service.quarantine import Avoided
 from holdfast_service.recovery.config import RecoveryConfig
 from holdfast_service.registry import Beginning
 from holdfast_service.remote_tier import remote_uri, storage_options
@@ -31,9 +31,7 @@ class SupervisorActor:
         remote_root = remote_uri(spec, job_dir)
         cache = str(job_dir.parent.parent / "cache")
         storage = storage_options(spec.checkpoint.remote, credentials)
-        agents = RayAgents(
-            launch.job_id, spec, secret, remote_root, storage, cache, closed(launch.avoid)
-        )
+        agents = RayAgents(launch.job_id, spec, secret, remote_root, storage, cache, launch.avoid)
         self._supervisor = Supervisor(
             launch,
             recovery_config(spec, launch.origin, launch.skipped),

@@ -1,0 +1,40 @@
+"""Keeping bundles off some nodes while they are placed, and only then.
+
+A label selector of a placement group holds for the group's life: its bundles could not come to
+these nodes later either, when they may be the only ones left. What is free on them is taken for a
+moment instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import ray
+from ray._private.state import available_resources_per_node
+from ray.util.placement_group import placement_group
+
+NODE_ID_LABEL = "ray.io/node-id"  # which Ray gives every node
+TAKING_S = 1.0
+
+
+@contextlib.contextmanager
+def occupied(node_ids: Sequence[str]) -> Iterator[bool]:
+    """No processor that is free on these nodes can be had by others; True if there were any.
+
+    What takes them belongs to the calling process, and ends with it. Best effort: what becomes
+    free meanwhile, or is not taken in time, can be had.
+    """
+    free = available_resources_per_node() if node_ids else {}
+    spans = {one: free[one]["CPU"] for one in node_ids if free.get(one, {}).get("CPU", 0) > 0}
+    takers = [
+        placement_group([{"CPU": cpus}], bundle_label_selector=[{NODE_ID_LABEL: one}])
+        for one, cpus in spans.items()
+    ]
+    try:
+        for taker in takers:
+            taker.wait(TAKING_S)
+        yield bool(takers)
+    finally:
+        for taker in takers:
+            ray.util.remove_placement_group(taker)
