@@ -1,8 +1,9 @@
 """Where the time of a job went, exactly: every moment that it held resources is of one kind. Pure.
 
 Promises: the kinds sum to the time held, to the microsecond; a step counts as productive once, in
-the attempt whose computation is part of history; time off the cluster (queued, paused) is no loss
-and counts for nothing. Everything follows from what is stored: rows of steps, attempts, incidents.
+the attempt whose computation is part of history; every moment that is lost is put down to one
+incident, or to none; time off the cluster (queued, paused) is no loss and counts for nothing.
+Everything follows from what is stored: rows of steps, attempts, incidents.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ class Kind(StrEnum):
 RECOVERY = "recovery."
 
 
+def is_lost(kind: str) -> bool:
+    """Whether time of this kind was lost to a fault."""
+    return kind in (Kind.REPLAYED, Kind.DETECTION) or kind.startswith(RECOVERY)
+
+
 @dataclass(frozen=True)
 class Row:
     """A step that was committed. `at`: its end."""
@@ -45,6 +51,8 @@ class Run:
 
     attempt: int
     restored_step: int
+    incident: int | None = None
+    """Which incident made it necessary; None: none."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,8 @@ class Outage:
     signalled_at: float
     closed_at: float | None
     phases_s: Mapping[str, float] = field(default_factory=dict)
+    incident: int | None = None
+    """Its number."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,9 @@ class Goodput:
     steps: int
     """Steps that are part of history."""
     steps_replayed: int
+    lost_s: Mapping[int | None, float] = field(default_factory=dict)
+    """Incident → what it cost; None: no incident tells of it, as when a job begins again because
+    all that it had on the cluster is gone. They sum to the kinds that are lost."""
 
     @property
     def goodput(self) -> float | None:
@@ -89,7 +102,7 @@ def account(
     ended: bool,
 ) -> Goodput:
     """`held`: when the job had resources, in order; a live job's last one ends now."""
-    floors = _floors(runs)
+    history = _History(runs)
     ordered = sorted(rows, key=lambda row: (row.at, row.attempt, row.step))
     book = _Book(_pieces(outages, held[-1][1] if held else 0.0))
     at = 0
@@ -98,17 +111,19 @@ def account(
         while at < len(ordered) and (ordered[at].at <= until or number == len(held) - 1):
             at += 1
         over = ended or number < len(held) - 1
-        book.enter(_us(since), _us(until), ordered[begin:at], floors, over=over)
+        book.enter(_us(since), _us(until), ordered[begin:at], history, over=over)
     held_us = sum(book.spent.values())
     return Goodput(
         held_s=held_us / 1e6,
         by_kind_s={kind: us / 1e6 for kind, us in book.spent.items()},
         steps=book.steps,
         steps_replayed=book.replayed,
+        lost_s={incident: us / 1e6 for incident, us in book.lost.items()},
     )
 
 
-Piece = tuple[int, int, str]
+Piece = tuple[int, int, str, int | None]
+"""Start, end, phase, incident."""
 
 
 class _Book:
@@ -118,11 +133,12 @@ class _Book:
         self._pieces = pieces
         self._next = 0
         self.spent: dict[str, int] = {kind.value: 0 for kind in Kind}
+        self.lost: dict[int | None, int] = {}
         self.steps = 0
         self.replayed = 0
 
     def enter(
-        self, since: int, until: int, rows: Sequence[Row], floors: Mapping[int, int], *, over: bool
+        self, since: int, until: int, rows: Sequence[Row], history: _History, *, over: bool
     ) -> None:
         """One stretch of time with resources, and the steps that ended in it."""
         cursor, before = since, None
@@ -134,10 +150,12 @@ class _Book:
             else:
                 first = Kind.STARTING if before is None else Kind.DETECTION
                 self._gap(cursor, start, first, Kind.RECOVERING)
-            kept = row.step <= floors.get(row.attempt, row.step)
-            self._spend(Kind.PRODUCTIVE if kept else Kind.REPLAYED, end - start)
-            self.steps += kept
-            self.replayed += not kept
+            if history.keeps(row):
+                self._spend(Kind.PRODUCTIVE, end - start)
+                self.steps += 1
+            else:
+                self._spend(Kind.REPLAYED, end - start, history.taken_back_by(row))
+                self.replayed += 1
             cursor, before = end, row.attempt
         if before is None:
             self._gap(cursor, until, Kind.STARTING, Kind.STARTING)
@@ -146,35 +164,56 @@ class _Book:
             self._gap(cursor, until, rest, Kind.RECOVERING if not over else rest)
 
     def _gap(self, since: int, until: int, before: Kind, after: Kind) -> None:
-        """Time without steps: as the recoveries in it tell; `before` the first, `after` others."""
-        cursor, kind = since, before
+        """Time without steps: as the recoveries in it tell; `before` the first, `after` others.
+        What is lost before the first one, its fault had cost already."""
+        cursor, kind, incident = since, before, None
         while self._next < len(self._pieces) and self._pieces[self._next][1] <= cursor:
             self._next += 1
         at = self._next
         while at < len(self._pieces) and self._pieces[at][0] < until:
-            start, end, phase = self._pieces[at]
+            start, end, phase, of = self._pieces[at]
             start, end = max(start, cursor), min(end, until)
-            if start > cursor and kind is not Kind.STARTING and at == self._next:
-                kind = Kind.DETECTION
-            self._spend(kind, start - cursor)
-            self._spend(phase, end - start)
-            cursor, kind, at = max(end, cursor), after, at + 1
-        self._spend(kind, until - cursor)
+            if at == self._next:
+                incident = of
+                if start > cursor and kind is not Kind.STARTING:
+                    kind = Kind.DETECTION
+            self._spend(kind, start - cursor, incident)
+            self._spend(phase, end - start, of)
+            cursor, kind, incident, at = max(end, cursor), after, of, at + 1
+        self._spend(kind, until - cursor, incident)
 
-    def _spend(self, kind: str, microseconds: int) -> None:
-        if microseconds > 0:
-            self.spent[str(kind)] = self.spent.get(str(kind), 0) + microseconds
+    def _spend(self, kind: str, microseconds: int, incident: int | None = None) -> None:
+        """`incident`: to which it is put down, if it is lost."""
+        if microseconds <= 0:
+            return
+        self.spent[str(kind)] = self.spent.get(str(kind), 0) + microseconds
+        if is_lost(kind):
+            self.lost[incident] = self.lost.get(incident, 0) + microseconds
 
 
-def _floors(runs: Sequence[Run]) -> dict[int, int]:
-    """Attempt → the newest step of it that no later attempt has started before."""
-    floors: dict[int, int] = {}
-    lowest: int | None = None
-    for run in sorted(runs, key=lambda one: -one.attempt):
-        if lowest is not None:
-            floors[run.attempt] = lowest
-        lowest = run.restored_step if lowest is None else min(lowest, run.restored_step)
-    return floors
+class _History:
+    """Which steps are part of history, and why others are not."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = sorted(runs, key=lambda one: one.attempt)
+        self._floors: dict[int, int] = {}
+        lowest: int | None = None
+        for run in reversed(self._runs):
+            if lowest is not None:
+                self._floors[run.attempt] = lowest
+            lowest = run.restored_step if lowest is None else min(lowest, run.restored_step)
+
+    def keeps(self, row: Row) -> bool:
+        """Whether no later attempt has started before that step."""
+        return row.step <= self._floors.get(row.attempt, row.step)
+
+    def taken_back_by(self, row: Row) -> int | None:
+        """The incident of the first attempt that started before a step that is not kept."""
+        later = (
+            run for run in self._runs if run.attempt > row.attempt and run.restored_step < row.step
+        )
+        first = next(later, None)
+        return first.incident if first is not None else None
 
 
 def _pieces(outages: Sequence[Outage], now: float) -> list[Piece]:
@@ -190,10 +229,10 @@ def _pieces(outages: Sequence[Outage], now: float) -> list[Piece]:
                 continue
             upto = min(end, cursor + _us(outage.phases_s.get(phase) or 0.0))
             if upto > cursor:
-                pieces.append((cursor, upto, f"{RECOVERY}{phase}"))
+                pieces.append((cursor, upto, f"{RECOVERY}{phase}", outage.incident))
             cursor = upto
         if end > cursor:
-            pieces.append((cursor, end, Kind.RECOVERING.value))
+            pieces.append((cursor, end, Kind.RECOVERING.value, outage.incident))
         cursor = end
     return pieces
 

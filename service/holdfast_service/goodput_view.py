@@ -26,4 +26,11 @@ class GoodputView(View):
     device_seconds_lost: float = Field(
         description="of steps made again, detection and recovery, times devices"
     )
+    device_seconds_lost_by_incident: dict[int, float] = Field(
+        description="the same, by number of the incident that cost it"
+    )
+    device_seconds_lost_otherwise: float = Field(
+        description="what no incident tells of, as when a job begins again because all that it "
+        "had on the cluster is gone; this and the incidents sum to device_seconds_lost"
+    )
     final: bool = Field(description="the job has ended: nothing will change any more")

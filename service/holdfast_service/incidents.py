@@ -44,12 +44,6 @@ class Incident:
     """What was used of what is allowed, and what is left."""
     restored_step: int | None = None
     steps_lost: int = 0
-    devices: int = 0
-    """Ranks that made no step meanwhile."""
-    step_s: float | None = None
-    """What a step took before the fault; None: not known."""
-    device_seconds_lost: float | None = None
-    """Once it is closed: its time, and that of the steps to be made again, on every device."""
     tiers: Mapping[int, str] = field(default_factory=dict)
     phases_s: Mapping[str, float] = field(default_factory=dict)
     mark: ErrorMark | None = None
@@ -116,14 +110,8 @@ class Incident:
 
     def closed(self, now: float, resolution: str) -> Incident:
         total_s = max(0.0, now - self.signalled_at)
-        again_s = 0.0 if not self.steps_lost else self.step_s and self.step_s * self.steps_lost
-        return replace(
-            self,
-            closed_at=now,
-            resolution=resolution,
-            device_seconds_lost=None if again_s is None else self.devices * (total_s + again_s),
-            phases_s={**self.phases_s, "total": total_s},
-        )
+        phases_s = {**self.phases_s, "total": total_s}
+        return replace(self, closed_at=now, resolution=resolution, phases_s=phases_s)
 
     def data(self) -> dict[str, Any]:
         """The event's data: JSON throughout."""
@@ -143,9 +131,6 @@ class Incident:
             "budget": dict(self.budget),
             "restored_step": self.restored_step,
             "steps_lost": self.steps_lost,
-            "devices": self.devices,
-            "step_s": self.step_s,
-            "device_seconds_lost": self.device_seconds_lost,
             "tiers": {str(rank): tier for rank, tier in self.tiers.items()},
             "phases_s": {name: self.phases_s[name] for name in PHASES if name in self.phases_s},
             "failures": list(self.failures),
@@ -184,8 +169,6 @@ class Incident:
             budget=dict(data.get("budget", {})),
             restored_step=data["restored_step"],
             steps_lost=data["steps_lost"],
-            devices=data.get("devices", 0),
-            step_s=data.get("step_s"),
             tiers={int(rank): tier for rank, tier in data["tiers"].items()},
             phases_s=dict(data["phases_s"]),
             mark=ErrorMark(**error) if error else None,

@@ -21,6 +21,7 @@ import structlog
 import uuid_utils
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service import crossing, desires, remote_tier
 from holdfast_service.goodput_view import GoodputView
@@ -55,6 +56,10 @@ from holdfast_service.views import (
 )
 
 _LONGEST_KEY = 255
+_INCIDENTS_AGE_S = 2.0
+"""An account of a job's time in which no event is missing is good enough for so long: who watches a
+job asks for its incidents several times a second."""
+_ACCOUNTS_KEPT_S = 60.0
 _log = structlog.get_logger()
 
 
@@ -76,7 +81,7 @@ class JobService:
         self._crossing = crossing.chosen(settings.crash_at)
         self._notify = notify
         self._origins = Origins(store, settings)
-        self._goodputs: dict[str, tuple[float, GoodputView]] = {}
+        self._goodputs: dict[str, tuple[float, int, GoodputView]] = {}  # when, at which event
 
     async def submit(
         self, document: Mapping[str, Any], idempotency_key: str | None = None
@@ -139,25 +144,18 @@ class JobService:
     async def incidents(self, job_id: str) -> Sequence[IncidentView]:
         """Oldest first."""
         async with self._store.read() as session:
-            await find_job(session, job_id)
-            return await queries.incident_views(session, job_id)
+            job = await find_job(session, job_id)
+            lost = await self._lost(session, job) if job.incidents else {}
+            return await queries.incident_views(session, job_id, lost)
 
     async def goodput(self, job_id: str, max_age_s: float = 0.0) -> GoodputView:
         """Where the job's time went so far. It is read from every row of every step: one that is
         not older than `max_age_s` is good enough for whoever asks often."""
         known = self._goodputs.get(job_id)
         if known is not None and time.monotonic() - known[0] < max_age_s:
-            return known[1]
+            return known[2]
         async with self._store.read() as session:
-            job = await find_job(session, job_id)
-            told = await accounts.goodput(session, job, time.time())
-        devices = JobSpec.model_validate(job.spec).parallel.world_size
-        view = queries.goodput_view(job, told, devices)
-        if max_age_s:
-            oldest = time.monotonic() - max_age_s
-            fresh = {key: one for key, one in self._goodputs.items() if one[0] > oldest}
-            self._goodputs = {**fresh, job_id: (time.monotonic(), view)}
-        return view
+            return await self._account(session, await find_job(session, job_id))
 
     async def events(self, job_id: str, after: int = 0, limit: int = 200) -> EventPage:
         """Events with a number above `after`, at most `limit`, at once."""
@@ -297,6 +295,23 @@ class JobService:
             jobs=tuple(page),
             next_cursor=_to_cursor(page[-1].id) if len(jobs) > limit else None,
         )
+
+    async def _lost(self, session: AsyncSession, job: Job) -> Mapping[int, float]:
+        """Incident → device-seconds that it cost."""
+        known = self._goodputs.get(job.id)
+        oldest = time.monotonic() - _INCIDENTS_AGE_S
+        if known is None or known[1] != job.event_seq or known[0] < oldest:
+            return (await self._account(session, job)).device_seconds_lost_by_incident
+        return known[2].device_seconds_lost_by_incident
+
+    async def _account(self, session: AsyncSession, job: Job) -> GoodputView:
+        told = await accounts.goodput(session, job, time.time())
+        devices = JobSpec.model_validate(job.spec).parallel.world_size
+        view = queries.goodput_view(job, told, devices)
+        oldest = time.monotonic() - _ACCOUNTS_KEPT_S
+        fresh = {key: one for key, one in self._goodputs.items() if one[0] > oldest}
+        self._goodputs = {**fresh, job.id: (time.monotonic(), job.event_seq, view)}
+        return view
 
     async def _check_remote(self, spec: JobSpec) -> None:
         """Better now than after an hour. Raises InvalidSpec."""

@@ -269,9 +269,10 @@ class IncidentView(View):
     attempts_lost: int = Field(default=0, description="attempts that it ended")
     restored_step: int | None
     steps_lost: int | None
-    device_seconds_lost: float | None = Field(
-        default=None,
-        description="its time, and that of the steps made again, times devices; null: not known",
+    device_seconds_lost: float = Field(
+        default=0.0,
+        description="by the account of the job's time (`/goodput`): of its detection, its recovery "
+        "and the steps made again, times devices; until now, while it is open",
     )
     tiers: dict[str, str]
     phases_s: dict[str, float | None]

@@ -51,6 +51,8 @@ def test_describe_says_where_the_time_went() -> None:
         steps_replayed=0,
         devices=4,
         device_seconds_lost=20.0,
+        device_seconds_lost_by_incident={1: 20.0},
+        device_seconds_lost_otherwise=0.0,
         final=True,
     )
     first, second = (line.plain for line in goodput_lines(told))
@@ -110,7 +112,6 @@ def test_submit_list_describe(
         failures=[1999.0],
         restored_step=5,
         steps_lost=0,
-        device_seconds_lost=1.25,
         tiers={"0": "own_ram", "3": "partner_ram"},
         phases_s={"detect": 0.002, "total": 0.2},
         opened_at=2000.0,
@@ -148,7 +149,7 @@ def test_submit_list_describe(
         "replace the worker (its agent is healthy)",
         "refused     re-form in place: a process is gone",
         "budget      19 of 20 failures left within",
-        "step 5, 0 step(s) lost, 1.2 device-seconds lost",
+        "step 5, 0 step(s) lost, ",
         "own RAM (rank 0); a partner's RAM (rank 3)",
         "detect 2 ms, total 200 ms",
         "1 copy on other nodes; goes on from memory after 1 lost node: 100%, 2 lost nodes: 67%",
@@ -166,7 +167,9 @@ def test_submit_list_describe(
     incident = document["incidents"][0]
     assert incident["tiers"] == {"0": "own_ram", "3": "partner_ram"}
     assert incident["budget"]["failures_left"] == 19
-    assert (incident["attempts_lost"], incident["device_seconds_lost"]) == (1, 1.25)
+    assert incident["attempts_lost"] == 1
+    accounted = document["goodput"]["device_seconds_lost_by_incident"]
+    assert incident["device_seconds_lost"] == accounted.get("1", 0.0)
 
     assert run(["ls"]) == ExitCode.OK
     assert job_id in capsys.readouterr().out

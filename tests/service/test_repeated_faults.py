@@ -60,19 +60,6 @@ def test_a_node_whose_ranks_crash_twice_gives_them_to_the_standby() -> None:
     assert job.run().outcome == "SUCCEEDED"
 
 
-def test_an_incident_tells_what_it_cost_in_steps_and_device_seconds() -> None:
-    job = running(cluster(steps=200))
-    job.run_until(lambda: job.core.committed >= 20)
-    job.kill_node("n0")
-    recovered(job, 1)
-    (incident,) = closed(job)
-    world = 4
-    again = incident["steps_lost"] * incident["step_s"]
-    lost = world * (incident["phases_s"]["total"] + again)
-    assert incident["device_seconds_lost"] == pytest.approx(lost)
-    assert incident["step_s"] == pytest.approx(0.1, rel=0.3)
-
-
 def test_an_avoided_node_is_taken_again_only_where_there_is_no_other() -> None:
     job = running(cluster(steps=400))
     crash_twice(job)

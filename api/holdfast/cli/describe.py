@@ -119,8 +119,7 @@ def incident_lines(incident: IncidentView) -> Iterable[Text]:
         )
     if incident.restored_step is not None:
         lost = "" if incident.steps_lost is None else f", {incident.steps_lost} step(s) lost"
-        if incident.device_seconds_lost is not None:
-            lost += f", {incident.device_seconds_lost:.1f} device-seconds lost"
+        lost += f", {incident.device_seconds_lost:.1f} device-seconds lost"
         yield Text(f"  restored    step {incident.restored_step}{lost}")
     if incident.tiers:
         yield Text(f"  state from  {tiers(incident.tiers)}")

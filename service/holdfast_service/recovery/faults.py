@@ -183,9 +183,7 @@ def add_bad(state: State, bad: BadCopy, why: str) -> None:
 def _record(state: State, fault: Fault, now: float) -> None:
     if state.incident is None:
         state.incidents += 1
-        step_s = state.world.step_s() if state.world is not None else None
-        opened = Incident.opened(state.incidents, fault, now)
-        state.incident = replace(opened, devices=state.config.world_size, step_s=step_s)
+        state.incident = Incident.opened(state.incidents, fault, now)
         state.tell_incident(EventKind.INCIDENT_OPENED)
     elif fault not in state.incident.faults:
         state.incident = state.incident.with_fault(fault)

@@ -217,8 +217,6 @@ def first_step_seen(state: State, attempt: int, step: int, now: float) -> None:
         return
     if world.first_step is None:
         world.first_step, world.first_step_at = step, now
-    if world.newest is None or step > world.newest[0]:
-        world.newest = (step, now)
     forming.advance(state, now)
 
 

@@ -109,8 +109,6 @@ class World:
     first_step_at: float | None = None
     repeated_at: float | None = None
     """When it was first known to be past the step in question (`State.unexplained`)."""
-    newest: tuple[int, float] | None = None
-    """The newest step known to be committed, and when that was heard."""
     placement: Placement | None = None
     """Of its members' partners; None in a world taken over from a former supervisor."""
     placed_at: float = 0.0
@@ -118,13 +116,6 @@ class World:
     """Whether agents were told to free what they hold beside it."""
     untold: set[tuple[str, str]] = field(default_factory=set)
     """(agent, command) that failed and is to be asked for again."""
-
-    def step_s(self) -> float | None:
-        """What its steps take, on average; None before there are two."""
-        if self.newest is None or self.first_step is None or self.first_step_at is None:
-            return None
-        steps, seconds = self.newest[0] - self.first_step, self.newest[1] - self.first_step_at
-        return seconds / steps if steps > 0 and seconds > 0 else None
 
     def hosts(self) -> set[str]:
         return {member.agent for member in self.members.values()}

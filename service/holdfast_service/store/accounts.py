@@ -64,7 +64,7 @@ async def _runs(session: AsyncSession, job_id: str, with_rows: set[int]) -> list
     """Attempts that came to make steps: only they take the place of what was before."""
     attempts = await session.scalars(select(Attempt).where(Attempt.job_id == job_id))
     return [
-        Run(one.number, int(one.restore.get("step") or 0))
+        Run(one.number, int(one.restore.get("step") or 0), one.cause_incident)
         for one in attempts
         if one.running_at is not None or one.number in with_rows
     ]
@@ -82,6 +82,7 @@ async def _outages(session: AsyncSession, job_id: str) -> list[Outage]:
                 for phase, said in (one.data.get("phases_s") or {}).items()
                 if (seconds := number(said)) is not None
             },
+            incident=one.number,
         )
         for one in incidents
         if one.data.get("failures") or one.data.get("preemptions")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.goodput import RECOVERY, Goodput, Kind
+from holdfast_service.goodput import Goodput
 from holdfast_service.goodput_view import GoodputView
 from holdfast_service.lifecycle import Desired, State
 from holdfast_service.store import job_nodes
@@ -128,16 +128,18 @@ async def attempt_views(session: AsyncSession, job_id: str) -> list[AttemptView]
     return [_attempt_view(attempt, members.get(attempt.number, [])) for attempt in attempts]
 
 
-async def incident_views(session: AsyncSession, job_id: str) -> list[IncidentView]:
+async def incident_views(
+    session: AsyncSession, job_id: str, lost: Mapping[int, float]
+) -> list[IncidentView]:
+    """`lost`: incident → device-seconds that it cost, of those that cost any."""
     incidents = await session.scalars(
         select(Incident).where(Incident.job_id == job_id).order_by(Incident.number)
     )
-    return [_incident_view(incident) for incident in incidents]
+    return [_incident_view(incident, lost.get(incident.number, 0.0)) for incident in incidents]
 
 
 def goodput_view(job: Job, told: Goodput, devices: int) -> GoodputView:
-    lost = (Kind.REPLAYED, Kind.DETECTION)
-    lost_s = sum(s for kind, s in told.by_kind_s.items() if kind in lost or RECOVERY in kind)
+    lost_s = {one: seconds * devices for one, seconds in told.lost_s.items()}
     return GoodputView(
         held_s=told.held_s,
         by_kind_s=dict(told.by_kind_s),
@@ -146,7 +148,11 @@ def goodput_view(job: Job, told: Goodput, devices: int) -> GoodputView:
         steps=told.steps,
         steps_replayed=told.steps_replayed,
         devices=devices,
-        device_seconds_lost=lost_s * devices,
+        device_seconds_lost=sum(lost_s.values()),
+        device_seconds_lost_by_incident={
+            one: seconds for one, seconds in lost_s.items() if one is not None
+        },
+        device_seconds_lost_otherwise=lost_s.get(None, 0.0),
         final=State(job.state).terminal,
     )
 
@@ -238,7 +244,7 @@ def _attempt_view(attempt: Attempt, members: list[MemberView]) -> AttemptView:
     )
 
 
-def _incident_view(incident: Incident) -> IncidentView:
+def _incident_view(incident: Incident, lost: float) -> IncidentView:
     said = incident.data
     return IncidentView(
         number=incident.number,
@@ -256,7 +262,7 @@ def _incident_view(incident: Incident) -> IncidentView:
         attempts_lost=len([*(said.get("failures") or ()), *(said.get("preemptions") or ())]),
         restored_step=said.get("restored_step"),
         steps_lost=said.get("steps_lost"),
-        device_seconds_lost=number(said.get("device_seconds_lost")),
+        device_seconds_lost=lost,
         tiers={str(rank): str(tier) for rank, tier in (said.get("tiers") or {}).items()},
         phases_s={
             str(phase): number(seconds) for phase, seconds in (said.get("phases_s") or {}).items()
