@@ -152,15 +152,13 @@ def came_from_outside(fault: Fault) -> bool:
     return fault.cause in _FROM_OUTSIDE
 
 
-def mark_of(fault: Fault, committed: int) -> ErrorMark | None:
-    """By what a fault that may be the program's own is known when it comes back; None if it is not.
-
-    `committed`: the newest step, for what does not itself tell where it was.
-    """
+def mark_of(fault: Fault) -> ErrorMark | None:
+    """By what a fault that may be the program's own is known when it comes back; None if it is
+    not."""
     if fault.cause is Cause.OUT_OF_MEMORY:
-        return ErrorMark("out of memory", committed)
+        return ErrorMark("out of memory", fault.step)
     if fault.cause is Cause.WORKER_CRASH and fault.ended_by.startswith("exit code"):
-        return ErrorMark(fault.ended_by, committed)
+        return ErrorMark(fault.ended_by, fault.step)
     error = fault.error
     if fault.cause is not Cause.USER_ERROR or error is None:
         return None
@@ -168,6 +166,18 @@ def mark_of(fault: Fault, committed: int) -> ErrorMark | None:
     location = "{}:{} in {}".format(*frames[-1]) if frames else ""
     message = _NUMBER.sub("#", error.message)[:_MESSAGE_LIMIT]
     return ErrorMark(error.type, error.step, message, location)
+
+
+def comes_back(before: ErrorMark | None, fault: Fault) -> bool:
+    """Whether a program does to itself what it did `before`, with no new step since. (A mark is
+    dropped with the first step beyond its own.) An exception tells in which step it was; of a
+    process that has ended, it is enough that it had not come further than the one before."""
+    now = mark_of(fault)
+    if before is None or now is None:
+        return False
+    if fault.cause is Cause.USER_ERROR:
+        return now == before
+    return now.type == before.type and now.step <= before.step
 
 
 def within_window(times: Sequence[float], now: float, window_s: float) -> tuple[float, ...]:

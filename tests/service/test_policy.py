@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from holdfast_service.policy import Cause, Fault, blames_node, mark_of, primary
+from holdfast_service.policy import Cause, Fault, blames_node, comes_back, mark_of, primary
 from holdfast_workers.messages import ErrorKind, WorkerError
 
 TRACEBACK = """Traceback (most recent call last):
@@ -31,21 +33,29 @@ def test_a_death_explains_what_its_peers_felt_before_it_was_seen() -> None:
 
 
 def test_an_error_is_the_same_by_type_step_message_and_place_numbers_apart() -> None:
-    first = mark_of(raised("rank 0 at 0x7f12 lost 12.5"), 9)
-    assert first == mark_of(raised("rank 3 at 0x7aa0 lost 1"), 9)
+    first = mark_of(raised("rank 0 at 0x7f12 lost 12.5"))
+    assert first == mark_of(raised("rank 3 at 0x7aa0 lost 1"))
     assert first is not None
     assert first.location == "/code/train.py:40 in step"
     for other in (raised(step=11), raised(line=41), raised("yes"), raised(type_="KeyError")):
-        assert mark_of(other, 9) != mark_of(raised(), 9)
+        assert mark_of(other) != mark_of(raised())
 
 
-def test_what_a_process_does_to_itself_is_known_by_the_step_it_did_not_get_beyond() -> None:
-    left = fault(Cause.WORKER_CRASH, ended_by="exit code 3")
-    assert mark_of(left, 7) == mark_of(fault(Cause.WORKER_CRASH, ended_by="exit code 3"), 7)
-    assert mark_of(left, 7) != mark_of(left, 8)
-    assert mark_of(left, 7) != mark_of(fault(Cause.WORKER_CRASH, ended_by="exit code 4"), 7)
-    assert mark_of(fault(Cause.OUT_OF_MEMORY), 7) == mark_of(fault(Cause.OUT_OF_MEMORY), 7)
-    assert mark_of(fault(Cause.WORKER_CRASH, ended_by="SIGKILL"), 7) is None
+def test_what_a_process_does_to_itself_comes_back_if_it_had_not_come_further() -> None:
+    for left in (fault(Cause.WORKER_CRASH, ended_by="exit code 3"), fault(Cause.OUT_OF_MEMORY)):
+        before = mark_of(left)
+        assert comes_back(before, replace(left, rank=2))
+        assert comes_back(before, replace(left, step=0)), "before it had joined"
+        assert not comes_back(before, replace(left, step=11))
+        assert not comes_back(None, left)
+        assert not comes_back(before, fault(Cause.WORKER_CRASH, ended_by="exit code 4"))
+    assert mark_of(fault(Cause.WORKER_CRASH, ended_by="SIGKILL")) is None
+
+
+def test_an_exception_comes_back_at_its_very_step() -> None:
+    before = mark_of(raised())
+    assert comes_back(before, raised())
+    assert not comes_back(before, raised(step=9)) and not comes_back(before, raised("yes"))
 
 
 @pytest.mark.parametrize(

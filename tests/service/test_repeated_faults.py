@@ -112,6 +112,21 @@ def test_out_of_memory_twice_at_a_step_ends_the_job_with_the_figures() -> None:
     assert closed(job)[0]["cause"] == "out_of_memory"
 
 
+def test_out_of_memory_a_step_further_on_is_new_also_where_older_steps_are_made_again() -> None:
+    job = running(cluster(steps=200), 120)
+    job.kill_node("n0", back_after_s=2.0)
+    job.kill_node("n1", back_after_s=2.0)  # what is left is the remote checkpoint of step 100
+    for done in (1, 2, 3):
+        recovered(job, done)
+        began = job.core.committed
+        assert began < 115
+        job.run_until(lambda began=began: job.core.committed > began)  # type: ignore[misc]
+        if done < 3:
+            job.kill_rank(1, "SIGKILL", out_of_memory="3 MiB of 16384 MiB available")
+    assert [one["cause"] for one in closed(job)][1:] == ["out_of_memory"] * 2
+    assert job.run().outcome == "SUCCEEDED"
+
+
 def test_only_other_bits_for_a_second_time_end_a_job_that_has_no_other_node() -> None:
     job = running(cluster(standbys=0, steps=200))
     job.kill_rank(1, "SIGSEGV")

@@ -219,7 +219,7 @@ def _remember(state: State, facts: Facts, now: float) -> None:
         facts.incident,
     )
     state.preemptions, state.offences = facts.preemptions, facts.offences
-    state.peak, state.floor = facts.peak, facts.floor
+    state.floor = facts.floor
     state.without_progress = facts.without_progress
     state.outage = facts.outage
     state.ledger |= facts.ledger

@@ -36,7 +36,6 @@ class Facts:
     """When attempts failed, for the budget; those of preemptions apart."""
     preemptions: tuple[float, ...] = ()
     offences: tuple[Offence, ...] = ()
-    peak: int = 0
     floor: int = 0
     without_progress: int = 0
     incidents: int = 0
@@ -144,7 +143,6 @@ class Facts:
 
     def _committed(self, step: int) -> None:
         self.committed = step
-        self.peak = max(self.peak, step)
         if step > self.floor:
             self.floor, self.without_progress = step, 0
         if self.mark is not None and step > self.mark.step:

@@ -56,7 +56,7 @@ def judge_batch(state: State, now: float) -> bool:
         ending.fail(state, now, end.code, end.message, end.traceback)
         return False
     state.judged = decision
-    mark = mark_of(first, state.peak)
+    mark = mark_of(first)
     if mark is not None:
         state.mark = mark
         state.update_incident(mark=mark)

@@ -165,8 +165,6 @@ class State:
     preemptions: tuple[float, ...] = ()
     offences: tuple[Offence, ...] = ()
     """Which nodes were to blame within the window."""
-    peak: int = 0
-    """The newest step ever committed, on whatever line of history."""
     floor: int = 0
     """A step beyond this one is progress: the newest of the present line, since an attempt began
     elsewhere than the one before it."""
@@ -275,7 +273,6 @@ class State:
         if step > newest.restored_step:
             self.line = self.line.ran(attempt)
         self.committed = max(self.committed, step)
-        self.peak = max(self.peak, step)
         if step > self.floor:
             self.floor, self.without_progress = step, 0
         if self.mark is not None and step > self.mark.step:

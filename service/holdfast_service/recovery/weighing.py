@@ -17,7 +17,7 @@ from holdfast_service.policy import (
     Offence,
     blames_node,
     came_from_outside,
-    mark_of,
+    comes_back,
     primary,
     within_window,
 )
@@ -38,7 +38,6 @@ def situation(state: State, batch: Sequence[Fault], now: float) -> Situation:
         for one in state.offences
         if first.cause is not Cause.CORRUPTION or one.cause is Cause.CORRUPTION
     )
-    marks = {mark_of(fault, state.peak) for fault in batch} - {None}
     return Situation(
         cause=first.cause,
         what=first.what,
@@ -47,7 +46,7 @@ def situation(state: State, batch: Sequence[Fault], now: float) -> Situation:
         named=first.worker is not None,
         node_gone=_is_lost(state, first.agent),
         times=max((times[node] for node in nodes), default=0),
-        repeated=state.mark is not None and state.mark in marks,
+        repeated=any(comes_back(state.mark, fault) for fault in batch),
         room=_has_room(state, first.agent, now),
         may_roll_back=first.error is not None and first.error.kind is ErrorKind.GUARD,
         ended=any(not is_tolerable(fault.cause) for fault in batch),
