@@ -4,7 +4,8 @@ The verdict is `waiting` as long as somebody moves, or whoever the others wait f
 limit of its phase. Else it is `hang`: with the ranks that are stopped, or that the others wait for
 in their collectives and that wait for nobody; where no rank can be named, with the smallest group
 of the mesh that covers those that differ (over-eviction by stack grouping: ByteRobust, section 5);
-where nothing differs, with nobody. Evidence that is not plain in itself is `sure` only once two
+where nothing differs, with nobody. The only rank of a world has no peers to be judged by: its own
+limits say, with more patience. Evidence that is not plain in itself is `sure` only once two
 looks agree.
 """
 
@@ -25,6 +26,10 @@ from holdfast_workers.messages import Beat, Inspection
 STUCK_PATIENCE = 3.0
 """A collective that all have entered ends by itself unless the network is at fault: it is given so
 many times its limit."""
+ALONE_PATIENCE = 10.0
+"""Nobody waits for the only rank of a world, so nothing but time tells a hang from a long phase: it
+is given so many times its limit. Where that was too little, its next attempt has more: the limits
+of first steps are wider."""
 MOST_SUSPECTS = 16
 MOST_STACKS = 8
 MOST_FRAMES = 24
@@ -143,7 +148,12 @@ class _Case:
         helpless = [rank for rank, one in self._look.seen.items() if one.process in STATES]
         if helpless:
             return self._hang(helpless, sure=True)
-        accused = self._who_is_awaited() or self._who_is_behind() or self._who_is_stuck()
+        accused = (
+            self._who_is_awaited()
+            or self._who_is_behind()
+            or self._who_is_stuck()
+            or self._who_is_alone()
+        )
         if accused:
             return self._hang(accused, sure=self._stood_still(accused))
         if self._overdue and all(self._is_late(rank) for rank in self._beats):
@@ -203,6 +213,14 @@ class _Case:
             return []
         odd = [rank for rank in self._odd() if rank in stuck]
         return list(cover(self._mesh, odd or stuck))
+
+    def _who_is_alone(self) -> list[int]:
+        """The only rank of its world, once it has stood for very long."""
+        if prod(self._mesh.values()) > 1:
+            return []
+        patience = 1.0 if self._overdue else ALONE_PATIENCE
+        late = (rank for rank, one in self._beats.items() if one.age_s > patience * one.limit_s)
+        return list(late)
 
     def _is_late(self, rank: int) -> bool:
         """A rank of which nothing is seen has no excuse."""

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.service.hung_worlds import draw
 
-from holdfast_service.culprit import Finding, Look, cover, judge
+from holdfast_service.culprit import Finding, Look, Verdict, cover, judge
 from holdfast_workers.messages import Beat, GroupBeat, Inspection
 
 MESH = {"dp_shard": 2, "tp": 2}
@@ -193,3 +193,21 @@ def test_equal_stacks_are_told_once_and_all_is_bounded() -> None:
     assert len(str(verdict.data())) < 100_000
     alike = world(*(seen(rank, stack=(f"f (a.py:{rank})",)) for rank in range(4)))
     assert [one.ranks for one in judge(MESH, alike).stacks] == [(0, 1, 2, 3)]
+
+
+def test_the_only_rank_of_a_world_is_given_more_time_and_then_named() -> None:
+    alone = {"dp_shard": 1, "tp": 1}
+
+    def verdict(age_s: float, overdue: bool = False, **changes: object) -> Verdict:
+        look = world(seen(0, age_s=age_s, **changes))
+        return judge(alone, look, look, overdue=overdue)
+
+    assert verdict(9.0).finding is Finding.WAITING
+    assert verdict(9.0, limit_s=0.8).accused == (0,)
+    assert verdict(11.0).accused == (0,)
+    assert verdict(11.0, limit_s=60.0).finding is Finding.WAITING, "it said so itself"
+    assert verdict(1.5, overdue=True).accused == (0,)
+    assert verdict(0.5, overdue=True).finding is Finding.WAITING
+    assert verdict(0.1, process="T").accused == (0,)
+    moving = world(seen(0, age_s=11.0, micro_batch=1))
+    assert judge(alone, moving, world(seen(0, age_s=10.5))).finding is Finding.WAITING

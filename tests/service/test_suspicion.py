@@ -197,3 +197,42 @@ def test_a_rank_that_is_stopped_while_a_world_forms_is_named() -> None:
     assert {"worker_crash", "hang"} <= set(incident["causes"])
     assert incident["suspects"][0]["rank"] == 2
     assert job.run().outcome == "SUCCEEDED"
+
+
+def alone(**changes: Any) -> SimulatedCluster:
+    """A job of one rank, whose agent tells for how long it has stood."""
+    job = cluster(mesh={"dp_shard": 1, "tp": 1}, world_size=1, workers_per_node=1, **changes)
+    see, moved = job._see, {"at": 0.0}
+
+    def aged(attempt: int, worker: SimWorker) -> Inspection:
+        one = see(attempt, worker)
+        if not worker.hangs:
+            moved["at"] = job.now
+            return one
+        return replace(one, beat=replace(one.beat, age_s=job.now - moved["at"]))
+
+    job._see = aged  # type: ignore[method-assign]
+    running(job)
+    moved["at"] = job.now
+    return job
+
+
+def test_a_rank_without_peers_that_hangs_is_named_by_its_own_limit() -> None:
+    job = alone()
+    began = job.now
+    job.hang_rank(0)
+    job.run_until(lambda: bool(closed(job)))
+    assert 10.0 < job.now - began < 25.0
+    incident = accused(job)
+    assert incident["decision"] == "replace the worker"
+    (suspect,) = incident["suspects"]
+    assert (suspect["rank"], suspect["agent"]) == (0, "n0")
+    assert incident["stacks"][0]["frames"]
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_a_rank_without_peers_in_a_long_phase_that_was_declared_is_waited_for() -> None:
+    job = alone()
+    job.slow_down(50.0, limit_s=60.0)
+    assert job.run().outcome == "SUCCEEDED"
+    assert not closed(job)
