@@ -27,6 +27,8 @@ class CallTimes:
     """Long enough for an agent whose zygote has just died to start another, which imports torch;
     an agent that dies over it is noticed by its lifeline."""
     finalize_s: float = 120.0
+    check_s: float = 45.0
+    """For the check of a node before its use."""
 
 
 class AgentCommands:
@@ -65,6 +67,7 @@ class AgentCommands:
             do.SaveShard: self._save_shard,
             do.FinalizeCheckpoint: self._finalize,
             do.TidyRemoteTier: self._tidy,
+            do.CheckNode: self._check_node,
             do.InjectFault: self._inject,
             do.Stop: self._stop,
         }
@@ -147,6 +150,9 @@ class AgentCommands:
     def _tidy(self, effect: do.TidyRemoteTier) -> None:
         arguments = (effect.attempt, effect.step, effect.unfinished, effect.bad)
         self._command(effect, "tidy", arguments, self._times.call_s)
+
+    def _check_node(self, effect: do.CheckNode) -> None:
+        self._command(effect, "check", (), self._times.check_s, say.NodeChecked, name="check_node")
 
     def _inject(self, effect: do.InjectFault) -> None:
         arguments = (effect.number, effect.fault.document())

@@ -57,8 +57,6 @@ class SupervisorTimes:
 
     first_contact_s: float = 3.0
     hello_s: float = 2.0
-    check_s: float = 45.0
-    """For the check of a node that comes back."""
     exchange_s: float = 5.0
     """For bytes to go to another node and back."""
     look_s: float = 0.5
@@ -107,7 +105,7 @@ class Supervisor:
             self._inputs.put,
             heartbeat_timeout_s=self._times.heartbeat_timeout_s,
             hello_s=self._times.hello_s,
-            check_s=self._times.check_s,
+            check_s=self._times.calls.check_s,
             enquiry_s=self._times.enquiry_s,
             lapse_s=config.lapse_s,
         )

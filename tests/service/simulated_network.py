@@ -60,6 +60,7 @@ class SimulatedNetwork:
         """How often the recipe raises when it gets to `user_error_at`."""
         self.shard_failures = 0
         self.completions: list[fx.SaveShard] = []
+        self.checks: list[str] = []
         self.supervisor = 1
         self.watchdog = Watchdog(config)
         names = [f"n{i}" for i in range(config.nodes + config.standby_nodes)]

@@ -56,8 +56,8 @@ class SimulatedTraining(SimulatedNetwork):
                 self._command(effect, lambda agent: self._fence(agent, effect.attempt))
             case fx.Form():
                 self._command(effect, lambda agent: self._form(agent, effect.order))
-            case fx.WarmUp():
-                self._command(effect, lambda agent: agent.warm_up())
+            case fx.WarmUp() | fx.CheckNode():
+                self._command(effect, lambda agent: self._tend_standby(agent, effect))
             case fx.SetPartners():
                 self._command(effect, lambda agent: self._set_partners(agent, effect))
             case fx.FreeMemory():
@@ -104,6 +104,13 @@ class SimulatedTraining(SimulatedNetwork):
         for worker in killed:
             self._exited(agent, worker, {"signal": "SIGKILL"})
         self.send(given.Fenced(agent.name, attempt, agent.report()))
+
+    def _tend_standby(self, agent: SimAgent, effect: fx.WarmUp | fx.CheckNode) -> None:
+        if isinstance(effect, fx.WarmUp):
+            agent.warm_up()
+        else:
+            self.checks.append(agent.name)
+            self.send(given.NodeChecked(agent.report()), 1.0)
 
     def _set_partners(self, agent: SimAgent, effect: fx.SetPartners) -> None:
         agent.set_partners(effect)

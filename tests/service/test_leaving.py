@@ -9,9 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from tests.service.simulated_cluster import SimulatedCluster
 from tests.service.simulated_jobs import closed, cluster, forming, members, running
+from tests.service.test_suspicion import watched
 
 from holdfast_service.quarantine import Avoided, Standing, node_name
 from holdfast_service.ranks import Assignment, Home, Node, Shortage, assign
+from holdfast_service.recovery import effects as fx
 from holdfast_service.recovery import inputs as say
 from holdfast_service.recovery.facts import Facts
 from holdfast_service.recovery.state import Stage
@@ -218,3 +220,91 @@ def test_no_group_comes_to_a_node_that_is_to_be_avoided(
                 if one.agent in used:
                     used[one.agent] += 1
             assert all(n.capacity - used[n.agent] < len(group) for n in others), "it had to stay"
+
+
+def standings(job: SimulatedCluster) -> list[str]:
+    return [one["state"] for one in job.told(EventKind.STANDBY) if one["agent"] == "n2"]
+
+
+def lifted(job: SimulatedCluster, standing: Standing = Standing.QUARANTINED) -> SimulatedCluster:
+    """The standby's node was set aside, and is not any more."""
+    set_aside(job, "n2", standing=standing)
+    job.run_until(lambda: bool(job.core._state.avoided))
+    job.send(say.NodesAvoided({}))
+    job.run_until(lambda: not job.core._state.avoided)
+    return job
+
+
+def test_a_node_that_is_back_is_checked_before_it_gets_a_rank() -> None:
+    for standing in (Standing.QUARANTINED, Standing.CORDONED):
+        job = lifted(running(cluster(steps=60)), standing)
+        tell(job, "n0", ECC)
+        job.run_until(lambda job=job: bool(job.told(EventKind.NODE_HEALTH)))  # type: ignore[misc]
+        assert not job.told(EventKind.INCIDENT_OPENED)
+        assert standings(job)[-1] == "checking"
+        assert job.run().outcome == "SUCCEEDED"
+        assert hosts(forming(job)[-1]) == {"n1", "n2"}
+        kinds = [one.kind for one in job.events]
+        opened = kinds.index(EventKind.INCIDENT_OPENED)
+        ready = [n for n, kind in enumerate(kinds) if kind is EventKind.STANDBY]
+        assert any("ready" in job.events[n].data["state"] for n in ready if n < opened)
+        assert job.checks == ["n2"]
+        assert standings(job)[-2:] == ["checking", "ready"]
+
+
+def test_a_node_that_is_back_and_fails_its_check_gets_no_rank() -> None:
+    job = running(cluster(steps=60))
+    bad = Finding("preflight", "arithmetic", Level.UNFIT, "3 numbers of a product are wrong")
+    job.agents["n2"].health, job.agents["n2"].findings = 1, (bad.data(),)
+    lifted(job)
+    tell(job, "n0", ECC)
+    assert job.run().outcome == "SUCCEEDED"
+    assert len(forming(job)) == 1
+    assert standings(job)[-2:] == ["checking", "unfit"]
+
+
+def test_a_check_that_did_not_get_through_is_asked_for_again() -> None:
+    job = running(cluster(steps=60))
+    job.agents["n2"].refused.add("check_node")
+    effects = watched(job)
+    lifted(job)
+    tell(job, "n0", ECC)
+    assert job.run().outcome == "SUCCEEDED"
+    assert job.checks == ["n2"] and standings(job).count("checking") == 1
+    assert len([one for one in effects if isinstance(one, fx.CheckNode)]) == 2
+    assert hosts(forming(job)[-1]) == {"n1", "n2"}
+
+
+def test_a_check_that_nobody_answers_is_asked_for_again_also_while_no_step_is_made() -> None:
+    job = running(cluster(steps=60, check_timeout_s=5.0))
+    job.chaos = 1.0  # no word on what does not get through
+    effects = watched(job)
+    job.agents["n2"].reachable = False  # not for long enough to be missed
+    lifted(job)
+    job.at(1.0, lambda: setattr(job.agents["n2"], "reachable", True))
+    job.chaos = 0.0
+    job.kill_node("n0", back_after_s=None)
+    assert job.run().outcome == "SUCCEEDED"
+    assert len([one for one in effects if isinstance(one, fx.CheckNode)]) == 2
+    assert hosts(forming(job)[-1]) == {"n1", "n2"}
+
+
+def test_a_node_that_kept_its_ranks_is_not_checked_under_them() -> None:
+    job = running(cluster(standbys=0))
+    set_aside(job, "n1", standing=Standing.QUARANTINED)
+    job.run_until(lambda: bool(job.core._state.avoided))
+    job.send(say.NodesAvoided({}))
+    assert job.run().outcome == "SUCCEEDED"
+    assert job.checks == [] and len(forming(job)) == 1
+
+
+def test_a_job_that_waits_for_a_node_takes_one_that_is_back_once_it_is_checked() -> None:
+    job = running(cluster(steps=60))
+    set_aside(job, "n2")
+    job.run_until(lambda: bool(job.core._state.avoided))
+    job.kill_node("n0", back_after_s=None)
+    job.run_until(lambda: job.core.stage is Stage.WAITING)
+    job.send(say.NodesAvoided({}))
+    assert job.run().outcome == "SUCCEEDED"
+    assert job.checks == ["n2"]
+    assert hosts(forming(job)[-1]) == {"n1", "n2"}

@@ -20,6 +20,7 @@ from holdfast_service.recovery.inputs import (
     CommandFailed,
     Fenced,
     LeaseEnded,
+    NodeChecked,
     NodeWord,
 )
 from holdfast_service.recovery.partners import mend_partners
@@ -44,8 +45,9 @@ def arrived(state: State, report: AgentReport, now: float) -> None:
         _forget_former_life(state, report.agent, now)
     record = state.roster.record(report.agent)
     if record is not None:
-        said = {name: getattr(report, name) for name in ("health", "findings", "measured")}
-        leaving.take_health(state, record, said)
+        leaving.take_health(state, record, leaving.report_of_health(report))
+        if arrival is not Arrival.KNOWN:
+            state.unchecked.pop(report.agent, None)  # who comes, or comes back, was checked
     hosting = state.world is not None and report.agent in state.world.hosts()
     if record is not None and not hosting and state.stage is not Stage.ENDED:
         forming.welcome(state, record)
@@ -70,6 +72,12 @@ def lost(state: State, given: AgentLost, now: float) -> None:
         state.emit(EventKind.STANDBY, agent=given.agent, state="lost")
         state.note(f"standby {given.agent} is lost: {given.why}")
         mend_partners(state, now)
+    _go_on(state, now)
+
+
+def checked(state: State, given: NodeChecked, now: float) -> None:
+    """A node that was set aside may be used again, if it is fit."""
+    leaving.checked(state, given.report)
     _go_on(state, now)
 
 
@@ -132,6 +140,9 @@ def command_failed(state: State, given: CommandFailed, now: float) -> None:
         return
     if given.command == "inspect":
         suspicion.failed(state, given, now)
+        return
+    if given.command == "check_node":
+        leaving.check_failed(state, given, now)
         return
     if given.attempt != state.attempt or given.command not in ("fence", "form"):
         state.note(f"{given.command} failed on {given.agent}: {given.why}")

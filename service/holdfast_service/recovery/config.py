@@ -60,6 +60,10 @@ class RecoveryConfig:
     inspect_again_s: float = 5.0
     """Until ranks that merely wait are looked at again; doubles."""
     inspect_longest_pause_s: float = 60.0
+    check_timeout_s: float = 60.0
+    """How long the check of a node that is back in use may take. Its call fails before that."""
+    check_pause_s: float = 2.0
+    """After a check that did not get through."""
     recheck_wait_s: float = 2.0
     """How long the outcome of a repeated step is waited for when the next step is known."""
     stall_limit_s: float = 600.0

@@ -48,6 +48,7 @@ from holdfast_service.recovery.inputs import (
     Input,
     Inspected,
     LeaseEnded,
+    NodeChecked,
     NodesAvoided,
     NodeWord,
     PartnersSet,
@@ -110,7 +111,7 @@ class RecoveryCore:
         state = self._state
         if state.stage is Stage.ENDED:
             return None
-        due = [state.deadline, suspicion.due(state)]
+        due = [state.deadline, suspicion.due(state), leaving.check_due(state)]
         if state.roster.live():  # else nobody can try: an agent that comes is given it at once
             due.append(state.saves.next_try())
         if state.deadline is not None and state.stop is not None:
@@ -143,7 +144,14 @@ class RecoveryCore:
                 _came_or_went(state, given, now)
             case Signals():
                 hearing.hear_all(state, given.signals, now)
-            case Fenced() | Inspected() | PartnersSet() | CommandFailed() | WorkersSeen():
+            case (
+                Fenced()
+                | Inspected()
+                | PartnersSet()
+                | CommandFailed()
+                | WorkersSeen()
+                | NodeChecked()
+            ):
                 _answered(state, given, now)
             case StepCommitted():
                 state.protected = max(state.protected, given.protected)
@@ -173,7 +181,7 @@ def _noted(state: State, given: NodesAvoided | Exchanged | FaultWanted) -> None:
         case Exchanged():
             leaving.exchanged(state, given)
         case NodesAvoided():
-            state.avoided = dict(given.nodes)
+            leaving.set_aside(state, given.nodes, now)
         case FaultWanted():
             state.wanted_faults.append(given)
 
@@ -194,7 +202,7 @@ def _came_or_went(
 
 def _answered(
     state: State,
-    given: Fenced | Inspected | PartnersSet | CommandFailed | WorkersSeen,
+    given: Fenced | Inspected | PartnersSet | CommandFailed | WorkersSeen | NodeChecked,
     now: float,
 ) -> None:
     match given:
@@ -208,6 +216,8 @@ def _answered(
             agents.command_failed(state, given, now)
         case WorkersSeen():
             unheard.workers_seen(state, given, now)
+        case NodeChecked():
+            agents.checked(state, given, now)
 
 
 def _remember(state: State, facts: Facts, now: float) -> None:
@@ -246,6 +256,7 @@ def _tick(state: State, now: float) -> None:
         stopping.give_up(state, now)
         return
     suspicion.tick(state, now)
+    leaving.check_unchecked(state, now)
     if state.deadline is None or now < state.deadline:
         return
     match state.stage:

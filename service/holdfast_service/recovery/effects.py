@@ -151,6 +151,14 @@ class TidyRemoteTier:
 
 
 @dataclass(frozen=True)
+class CheckNode:
+    """The agent is to check its node as before its first use."""
+
+    agent: str
+    incarnation: str = ""
+
+
+@dataclass(frozen=True)
 class InjectFault:
     """The agent is to bring about a fault that somebody wants."""
 
@@ -201,6 +209,7 @@ Effect = (
     | SaveShard
     | FinalizeCheckpoint
     | TidyRemoteTier
+    | CheckNode
     | InjectFault
     | Emit
     | Stop

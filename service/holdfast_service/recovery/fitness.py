@@ -46,6 +46,12 @@ def is_closed(state: State, record: AgentRecord) -> bool:
     return is_lost(state, record) or record.agent in state.sidelined
 
 
+def is_unchecked(state: State, record: AgentRecord) -> bool:
+    """Whether the node was set aside, and is to be checked before it gets a rank again."""
+    due = state.unchecked.get(record.agent)
+    return due is not None and due.incarnation == record.incarnation
+
+
 def why_avoided(state: State, record: AgentRecord) -> str:
     """Why no new rank is to be seated there; "" if one may."""
     if record.agent in state.sidelined:
@@ -59,9 +65,13 @@ def nodes(state: State, records: list[AgentRecord], ranks: Mapping[str, int]) ->
     return [
         replace(
             node,
-            ready=node.ready and not is_closed(state, by_agent[node.agent]),
+            ready=node.ready and not _is_barred(state, by_agent[node.agent]),
             avoid=bool(why_avoided(state, by_agent[node.agent])),
             last_resort=bool(set_aside(state, by_agent[node.agent], Standing.QUARANTINED)),
         )
         for node in state.roster.nodes(records, ranks)
     ]
+
+
+def _is_barred(state: State, record: AgentRecord) -> bool:
+    return is_closed(state, record) or is_unchecked(state, record)

@@ -90,7 +90,7 @@ class Fenced:
 class CommandFailed:
     """A command could not be delivered or was refused. `command` is the effect's class name in
     lower case: "fence", "form", "warm_up", "set_partners", "free_memory", "set_intervals",
-    "finish", "inspect", "save_held", "finalize_checkpoint", "inject", "stop"."""
+    "finish", "inspect", "save_held", "finalize_checkpoint", "check_node", "inject", "stop"."""
 
     agent: str
     command: str
@@ -210,6 +210,13 @@ class Exchanged:
 
 
 @dataclass(frozen=True)
+class NodeChecked:
+    """Answer to `CheckNode`: what was found is in the report."""
+
+    report: AgentReport
+
+
+@dataclass(frozen=True)
 class NodesAvoided:
     """The nodes that the control plane has set aside, by name; replaces what was known."""
 
@@ -246,6 +253,7 @@ Input = (
     | WorkersSeen
     | StopRequested
     | NodesAvoided
+    | NodeChecked
     | Exchanged
     | FaultWanted
     | Tick

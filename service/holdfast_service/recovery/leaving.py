@@ -11,14 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast_service.policy import Cause, Fault
+from holdfast_service.quarantine import Avoided, node_name
 from holdfast_service.ranks import Assignment, Home, assign, listed
 from holdfast_service.recovery import faults, fitness, weighing
-from holdfast_service.recovery.inputs import Exchanged
+from holdfast_service.recovery.effects import CheckNode
+from holdfast_service.recovery.inputs import CommandFailed, Exchanged
 from holdfast_service.recovery.roster import AgentRecord
-from holdfast_service.recovery.state import Health, Stage, State, World
+from holdfast_service.recovery.state import Health, Stage, State, Unchecked, World
 from holdfast_service.reports import EventKind
 from holdfast_workers.health.findings import Finding, Level
-from holdfast_workers.messages import Signal
+from holdfast_workers.messages import AgentReport, Signal
 
 
 def health_told(state: State, signal: Signal, now: float) -> None:
@@ -45,6 +47,64 @@ def exchanged(state: State, given: Exchanged) -> None:
         what = f"bytes do not reach the node of {given.agent} and come back: {given.why}"
         finding = Finding("exchange", "unreached", Level.UNFIT, what) if given.why else None
         _note(state, record, replace(_known(state, record), unreached=finding))
+
+
+def set_aside(state: State, nodes: Mapping[str, Avoided], now: float) -> None:
+    """These nodes are set aside, and no others. Who is back is checked before it gets a rank; one
+    that has kept its ranks meanwhile is in use anyway."""
+    before, state.avoided = state.avoided, dict(nodes)
+    back = before.keys() - nodes.keys()
+    homes = {home.agent for home in state.homes.values()}
+    for record in state.roster.live():
+        name = node_name(record.report.node_id, record.report.host)
+        if name in back and record.agent not in homes:
+            state.unchecked[record.agent] = Unchecked(record.incarnation, now)
+            state.emit(EventKind.STANDBY, agent=record.agent, state="checking")
+    check_unchecked(state, now)
+
+
+def check_unchecked(state: State, now: float) -> None:
+    """Have the checks made that are due."""
+    for agent, check in _checks(state).items():
+        if check.due <= now:
+            check.due = now + state.config.check_timeout_s
+            state.ask(CheckNode(agent, check.incarnation))
+
+
+def check_due(state: State) -> float | None:
+    """When `check_unchecked` is needed."""
+    return min((check.due for check in _checks(state).values()), default=None)
+
+
+def _checks(state: State) -> dict[str, Unchecked]:
+    """Of agents that are there, in the life that it is about: a new life begins with a check."""
+    live = {record.agent: record for record in state.roster.live()} if state.unchecked else {}
+    return {
+        agent: state.unchecked[agent] for agent in live if fitness.is_unchecked(state, live[agent])
+    }
+
+
+def checked(state: State, report: AgentReport) -> None:
+    """A node was checked: what it is fit for, its health says from now on."""
+    record = state.roster.record(report.agent)
+    if record is None or record.incarnation != report.incarnation:
+        return
+    take_health(state, record, report_of_health(report))
+    if fitness.is_unchecked(state, record):
+        del state.unchecked[report.agent]
+        unfit = bool(fitness.why_unfit(state, record))
+        state.emit(EventKind.STANDBY, agent=report.agent, state="unfit" if unfit else "ready")
+
+
+def check_failed(state: State, given: CommandFailed, now: float) -> None:
+    """Asked again later: what is not measured is not healthy."""
+    check = state.unchecked.get(given.agent)
+    if check is not None and check.incarnation == given.incarnation:
+        check.due = now + state.config.check_pause_s
+
+
+def report_of_health(report: AgentReport) -> dict[str, Any]:
+    return {name: getattr(report, name) for name in ("health", "findings", "measured")}
 
 
 def _known(state: State, record: AgentRecord) -> Health:

@@ -72,6 +72,14 @@ class Health:
 
 
 @dataclass
+class Unchecked:
+    """An agent, in one life of it; `due`: when to have its node checked, or checked once more."""
+
+    incarnation: str
+    due: float
+
+
+@dataclass
 class Member:
     """A rank of a world. `worker` is None until a forked process has said its name."""
 
@@ -200,6 +208,8 @@ class State:
     """Agent → what was last heard of its node's health."""
     avoided: dict[str, Avoided] = field(default_factory=dict)
     """Nodes that the control plane has set aside, by name."""
+    unchecked: dict[str, Unchecked] = field(default_factory=dict)
+    """Agents whose node is back in use, and is to be checked before."""
     waiting_for: str = ""
     waiting_until: float | None = None
     """A former supervisor's deadline: a restart does not buy more patience."""
