@@ -191,6 +191,7 @@ def lost(faults: Sequence[Fault]) -> list[dict[str, Any]]:
             "worker": fault.worker,
             "agent": fault.agent,
             "attempt": fault.attempt,
+            "on_notice": fault.on_notice,
         }
         if one not in found:
             found.append(one)
@@ -207,4 +208,5 @@ def _fault(one: Mapping[str, Any], data: Mapping[str, Any]) -> Fault:
         ranks=tuple(one.get("ranks", ())),
         worker=one.get("worker"),
         agent=one.get("agent"),
+        on_notice=one.get("on_notice", False),
     )

@@ -59,6 +59,8 @@ class Fault:
     error: WorkerError | None = None
     ended_by: str = ""
     """How a process ended: a signal's name ("SIGSEGV"), or "exit code 3"."""
+    on_notice: bool = False
+    """Whether the cluster had said that it would take the node away."""
     certain: bool = True
     """Whether it proves that a member has left the attempt, which then can commit no step more.
     A member that merely does not answer proves nothing."""
@@ -137,7 +139,7 @@ def primary(faults: Sequence[Fault]) -> Fault:
 
 def blames_node(fault: Fault) -> bool:
     """Whether the fault speaks against the node that it was seen on."""
-    if fault.agent is None:
+    if fault.agent is None or fault.on_notice:
         return False
     if fault.cause is Cause.WORKER_CRASH:
         return fault.ended_by in OWN_SIGNALS

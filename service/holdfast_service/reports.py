@@ -59,6 +59,8 @@ class EventKind(StrEnum):
     - STANDBY: {agent, state}
     - NODE_HEALTH: {agent, node_id, host, findings: [{probe, kind, level, what, where, code, lost}],
       measured: {device: GB/s of its memory}}
+    - NODE_DRAINING: {agent, node_id, host, ranks, deadline (or null)}: the cluster is about to take
+      the node away
     - JOB_STOPPING: {wanted: cancel|pause, reason, deadline, step}: a last step is made and saved
     - FAULT_FAILED: {agent, why}: an injected fault that could not be brought about
     - STOP_UNDONE: {wanted, reason, step}: nothing was durable in time; the job goes on
@@ -85,6 +87,7 @@ class EventKind(StrEnum):
     WAITING = "waiting"
     STANDBY = "standby"
     NODE_HEALTH = "node.health"
+    NODE_DRAINING = "node.draining"
     JOB_STOPPING = "job.stopping"
     STOP_UNDONE = "job.stop_undone"
     FAULT_FAILED = "fault.failed"

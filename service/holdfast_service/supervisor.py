@@ -25,6 +25,7 @@ from typing import Any
 
 from holdfast_service.agent_commands import AgentCommands, CallTimes
 from holdfast_service.agent_watch import Agents, AgentWatch
+from holdfast_service.drain_watch import DrainWatch
 from holdfast_service.event_log import EventLog
 from holdfast_service.exchange import Exchanges
 from holdfast_service.fence_file import FenceFile
@@ -110,6 +111,7 @@ class Supervisor:
             lapse_s=config.lapse_s,
         )
         self._exchanges = Exchanges(agents, self._inputs.put, self._times.exchange_s)
+        self._drains = DrainWatch(agents, self._inputs.put)
         self._core: RecoveryCore | None = None
         self._polled: dict[str, Future[Any]] = {}
         self._ended = False
@@ -188,6 +190,7 @@ class Supervisor:
         except Exception as error:
             self._fail(error)
         self._watch.close()
+        self._drains.close()
         self._listing.close()
 
     def _begin(self) -> None:
@@ -269,6 +272,7 @@ class Supervisor:
             self._grant_leases()
             self._watch.look(self._commands.epoch)
             self._exchanges.look(self._watch.reports, self._commands.epoch)
+            self._drains.look()
         if now >= self._next_listing:
             self._next_listing = now + self._times.listing_s
             finishing = self._core is not None and self._core.phase is Phase.FINISHING

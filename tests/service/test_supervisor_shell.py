@@ -91,6 +91,9 @@ class OneSeat:
         answer: bool = self.answers()
         return answer
 
+    def draining(self) -> dict[str, float | None]:
+        return {}
+
     def call(self, seat: str, method: str, *args: Any, timeout_s: float) -> Future[Any]:
         future: Future[Any] = Future()
         self.asked.append(method)

@@ -166,6 +166,9 @@ class LocalAgents:
     def node_answers(self, node_id: str) -> bool:
         return node_id not in self._dead_nodes
 
+    def draining(self) -> dict[str, float | None]:
+        return {}
+
     def kill(self, seat: str) -> None:
         process = self.agents[seat].process
         if process is not None:

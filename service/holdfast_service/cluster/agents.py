@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from holdfast_service.cluster import names
 from holdfast_service.cluster.agent_actor import AgentActor, AgentSeat
 from holdfast_service.cluster.occupied import NODE_ID_LABEL, occupied
+from holdfast_service.cluster.ray_state import draining_nodes
 from holdfast_service.job_spec import JobSpec
 from holdfast_service.quarantine import Avoided, Standing, node_name
 from holdfast_workers.checkpoint.storage import StorageOptions
@@ -88,6 +89,9 @@ class RayAgents:
                     return False
                 return bool(node["Alive"])
         return False
+
+    def draining(self) -> dict[str, float | None]:
+        return draining_nodes()
 
     def _call(self, seat: str, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
         reference = getattr(self._handles[seat], method).remote(*args)

@@ -11,8 +11,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 import ray
-from ray._private.state import available_resources_per_node
 from ray.util.placement_group import placement_group
+
+from holdfast_service.cluster.ray_state import free_cpus
 
 NODE_ID_LABEL = "ray.io/node-id"  # which Ray gives every node
 TAKING_S = 1.0
@@ -25,8 +26,8 @@ def occupied(node_ids: Sequence[str]) -> Iterator[bool]:
     What takes them belongs to the calling process, and ends with it. Best effort: what becomes
     free meanwhile, or is not taken in time, can be had.
     """
-    free = available_resources_per_node() if node_ids else {}
-    spans = {one: free[one]["CPU"] for one in node_ids if free.get(one, {}).get("CPU", 0) > 0}
+    free = free_cpus() if node_ids else {}
+    spans = {one: free[one] for one in node_ids if free.get(one, 0.0) > 0}
     takers = [
         placement_group([{"CPU": cpus}], bundle_label_selector=[{NODE_ID_LABEL: one}])
         for one, cpus in spans.items()

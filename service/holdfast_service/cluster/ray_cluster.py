@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from holdfast_service.cluster import names
 from holdfast_service.cluster.agent_actor import memory_base
+from holdfast_service.cluster.ray_state import draining_nodes
 from holdfast_service.cluster.supervisor_actor import SupervisorActor
 from holdfast_service.quarantine import Avoided
 from holdfast_service.remote_tier import SecretUnusable, credentials_of
@@ -123,6 +124,7 @@ class RayCluster:
     # --- blocking bodies --------------------------------------------------------------------------
 
     def _capacity(self) -> Capacity:
+        draining = draining_nodes()  # Ray places nothing there
         nodes = tuple(
             NodeCapacity(
                 node_id=node["NodeID"],
@@ -131,7 +133,7 @@ class RayCluster:
                 gpus=float(node["Resources"].get("GPU", 0.0)),
             )
             for node in ray.nodes()
-            if node["Alive"]
+            if node["Alive"] and node["NodeID"] not in draining
         )
         return Capacity(nodes=nodes, can_grow=self._can_grow)
 

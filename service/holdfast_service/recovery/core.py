@@ -19,6 +19,7 @@ from holdfast_service.recovery import (
     agents,
     assembly,
     corrupted,
+    draining,
     ending,
     faults,
     finalizing,
@@ -50,6 +51,7 @@ from holdfast_service.recovery.inputs import (
     LeaseEnded,
     NodeChecked,
     NodesAvoided,
+    NodesDraining,
     NodeWord,
     PartnersSet,
     RemoteCheckpoints,
@@ -170,14 +172,18 @@ class RecoveryCore:
                 finalizing.finalized(state, given, now)
             case StopRequested():
                 stopping.requested(state, given, now)
-            case NodesAvoided() | Exchanged() | FaultWanted():
-                _noted(state, given)
+            case NodesAvoided() | NodesDraining() | Exchanged() | FaultWanted():
+                _noted(state, given, now)
             case Tick():
                 _tick(state, now)
 
 
-def _noted(state: State, given: NodesAvoided | Exchanged | FaultWanted) -> None:
+def _noted(
+    state: State, given: NodesAvoided | NodesDraining | Exchanged | FaultWanted, now: float
+) -> None:
     match given:
+        case NodesDraining():
+            draining.told(state, given, now)
         case Exchanged():
             leaving.exchanged(state, given)
         case NodesAvoided():

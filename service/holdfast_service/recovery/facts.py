@@ -100,6 +100,7 @@ class Facts:
                 | EventKind.INITIALISED_FROM
                 | EventKind.STANDBY
                 | EventKind.NODE_HEALTH
+                | EventKind.NODE_DRAINING
                 | EventKind.FAULT_FAILED
             ):
                 pass

@@ -8,7 +8,7 @@ from dataclasses import replace
 from holdfast_service.incidents import Incident
 from holdfast_service.ladder import Action, Decision, decide, is_tolerable
 from holdfast_service.policy import Cause, Fault, mark_of, primary
-from holdfast_service.recovery import ending, stopping, tidying, weighing
+from holdfast_service.recovery import draining, ending, stopping, tidying, weighing
 from holdfast_service.recovery.state import WITH_WORLD, Stage, State
 from holdfast_service.registry import BadCopy
 from holdfast_service.reports import EventKind, Phase
@@ -30,6 +30,7 @@ def accuse(state: State, fault: Fault, now: float) -> None:
         return
     if is_tolerable(fault.cause) and _is_let_be(state, fault, now):
         return
+    fault = replace(fault, on_notice=draining.on_notice(state, fault))
     _record(state, fault, now)
     state.batch.append(fault)
     wait_s = state.config.gather_s if _is_explained(state) else state.config.communication_wait_s

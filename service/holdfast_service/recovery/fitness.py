@@ -7,8 +7,9 @@ it is of the past.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from holdfast_service.quarantine import Standing, node_name
 from holdfast_service.ranks import Node
@@ -52,11 +53,34 @@ def is_unchecked(state: State, record: AgentRecord) -> bool:
     return due is not None and due.incarnation == record.incarnation
 
 
+def drains(state: State, agent: str | None) -> bool:
+    """Whether the cluster is about to take the agent's node away, or has."""
+    record = state.roster.record(agent) if agent is not None else None
+    return record is not None and record.report.node_id in state.draining
+
+
+def any_drains(state: State, agents: Iterable[str]) -> bool:
+    return bool(state.draining) and any(drains(state, agent) for agent in agents)
+
+
 def why_avoided(state: State, record: AgentRecord) -> str:
     """Why no new rank is to be seated there; "" if one may."""
     if record.agent in state.sidelined:
         return "another node is to compute what its ranks computed"
-    return why_unfit(state, record) or set_aside(state, record, Standing.CORDONED)
+    cordoned = set_aside(state, record, Standing.CORDONED)
+    return why_unfit(state, record) or cordoned or _why_drained(state, record)
+
+
+def _why_drained(state: State, record: AgentRecord) -> str:
+    if not drains(state, record.agent):
+        return ""
+    deadline = state.draining[record.report.node_id]
+    at = "" if deadline is None else f", at {_clock(deadline)}"
+    return f"the cluster is about to take it away{at}"
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S UTC")
 
 
 def nodes(state: State, records: list[AgentRecord], ranks: Mapping[str, int]) -> list[Node]:

@@ -210,6 +210,14 @@ class Exchanged:
 
 
 @dataclass(frozen=True)
+class NodesDraining:
+    """Nodes of the cluster that are to be taken away, by Ray's id, and when (Unix seconds; None:
+    nobody said)."""
+
+    nodes: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
 class NodeChecked:
     """Answer to `CheckNode`: what was found is in the report."""
 
@@ -253,6 +261,7 @@ Input = (
     | WorkersSeen
     | StopRequested
     | NodesAvoided
+    | NodesDraining
     | NodeChecked
     | Exchanged
     | FaultWanted

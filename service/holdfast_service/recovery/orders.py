@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from holdfast_service.intervals import AutoTier
 from holdfast_service.ladder import Seating
 from holdfast_service.ranks import Assignment, listed
-from holdfast_service.recovery import fitness
+from holdfast_service.recovery import fitness, pacing
 from holdfast_service.recovery.partners import choose_partners
 from holdfast_service.recovery.roster import AgentRecord
 from holdfast_service.recovery.state import Member, State, World
@@ -81,7 +80,7 @@ def orders_for(
             store_host=store.host,
             store_port=store.store_port,
             seats=seats,
-            intervals=(state.intervals[AutoTier.MEMORY], state.intervals[AutoTier.REMOTE]),
+            intervals=pacing.present(state, world),
             skipped=state.ledger.ranges,
             leased=state.config.lease_s > 0,
             recheck=state.unexplained.finding.step if state.unexplained is not None else None,

@@ -18,16 +18,18 @@ from holdfast_service.intervals import (
     needed_remote,
     spread,
 )
+from holdfast_service.recovery import fitness
 from holdfast_service.recovery.effects import SetIntervals
-from holdfast_service.recovery.state import Stage, State
+from holdfast_service.recovery.state import Stage, State, World
 from holdfast_service.reports import EventKind
 from holdfast_workers.messages import StepRow, Tier
 
 
 def measured(state: State, rows: Sequence[StepRow]) -> None:
     """Steps were made: has their cost changed what is best?"""
-    if state.outage is not None:
-        return  # saves that wait for the remote tier to answer are no measure
+    hurried = state.world is not None and fitness.any_drains(state, state.world.hosts())
+    if state.outage is not None or hurried:
+        return  # neither saves that wait for the remote tier to answer are a measure, nor these
     state.costs.take(rows)
     if state.stage is not Stage.RUNNING:
         return
@@ -71,14 +73,15 @@ def _take_over(state: State, choice: Choice) -> None:
 
 def tell(state: State) -> None:
     """Let rank 0 bring the present intervals to the agreement."""
-    assert state.world is not None
-    lead = state.world.members[0]
-    state.ask(
-        SetIntervals(
-            lead.agent,
-            state.world.attempt,
-            state.intervals[AutoTier.MEMORY],
-            state.intervals[AutoTier.REMOTE],
-            lead.incarnation,
-        )
-    )
+    world = state.world
+    assert world is not None
+    lead = world.members[0]
+    state.ask(SetIntervals(lead.agent, world.attempt, *present(state, world), lead.incarnation))
+
+
+def present(state: State, world: World) -> tuple[int, int]:
+    """Steps between two saves to memory, and to the remote tier. As often as it can be while a
+    node with ranks is about to go."""
+    if fitness.any_drains(state, world.hosts()):
+        return 1, 1
+    return state.intervals[AutoTier.MEMORY], state.intervals[AutoTier.REMOTE]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from holdfast_service.placement import Partners, Placement, place_partners
+from holdfast_service.recovery import fitness
 from holdfast_service.recovery.effects import FreeMemory, SetPartners
 from holdfast_service.recovery.roster import AgentRecord, sites
 from holdfast_service.recovery.state import Member, Stage, State
@@ -32,12 +33,22 @@ def choose_partners(
     """The best partners for the ranks seated so, among the agents that are there."""
     places = sites(records)
     place = partial(place_partners, state.config.mesh, seats, places)
-    copies, avoid = state.config.memory_copies, frozenset(state.bad_links)
+    copies, avoid = state.config.memory_copies, _poor_links(state, seats, records)
     placement = place(copies=copies, avoid=avoid, keep=keep)
     if not (avoid and placement.cost.missing):
         return Chosen(placement, placement.partners)
     tried = place(copies=copies, keep=placement.partners)
     return Chosen(placement, tried.partners)
+
+
+def _poor_links(
+    state: State, seats: Mapping[int, str], records: list[AgentRecord]
+) -> frozenset[tuple[str, str]]:
+    """(agent, partner) to be taken only where there is no other: replication failed over it, or the
+    partner's node is about to go."""
+    going = [one.agent for one in records if fitness.drains(state, one.agent)]
+    leaving = {(agent, partner) for agent in set(seats.values()) for partner in going}
+    return frozenset(state.bad_links) | leaving
 
 
 def link_failed(state: State, agent: str, partner: str, now: float) -> None:
@@ -66,11 +77,10 @@ def mend_partners(state: State, now: float) -> None:
     seats = {rank: member.agent for rank, member in world.members.items()}
     if not set(seats.values()) <= set(records):
         return  # a host is gone: the next attempt places anew
+    poor = _poor_links(state, seats, list(records.values()))
     serving = {
         rank: tuple(
-            one
-            for one in member.partners
-            if one in records and (member.agent, one) not in state.bad_links
+            one for one in member.partners if one in records and (member.agent, one) not in poor
         )
         for rank, member in world.members.items()
     }

@@ -208,6 +208,8 @@ class State:
     """Agent → what was last heard of its node's health."""
     avoided: dict[str, Avoided] = field(default_factory=dict)
     """Nodes that the control plane has set aside, by name."""
+    draining: dict[str, float | None] = field(default_factory=dict)
+    """Ids of nodes that the cluster is about to take away, and when, if that is known."""
     unchecked: dict[str, Unchecked] = field(default_factory=dict)
     """Agents whose node is back in use, and is to be checked before."""
     waiting_for: str = ""

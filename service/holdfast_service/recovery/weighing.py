@@ -72,8 +72,8 @@ def budget(state: State, now: float, coming: Sequence[Fault] = ()) -> Budget:
 
 def is_preemption(batch: Sequence[Fault]) -> bool:
     """Whether somebody took away what was lost, on notice: no failure of anything."""
-    causes = {fault.cause for fault in batch} - {Cause.COMMUNICATION}
-    return causes == {Cause.PREEMPTED}
+    seen = [fault for fault in batch if fault.cause is not Cause.COMMUNICATION]
+    return bool(seen) and all(one.cause is Cause.PREEMPTED or one.on_notice for one in seen)
 
 
 def count(state: State, batch: Sequence[Fault], now: float) -> None:

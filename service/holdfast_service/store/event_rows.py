@@ -62,6 +62,7 @@ async def project(tx: JobTransaction, event: SupervisorEvent, rules: QuarantineR
             | EventKind.JOB_STOPPING
             | EventKind.FAULT_FAILED
             | EventKind.STALLED
+            | EventKind.NODE_DRAINING
         ):
             pass  # the event itself is all there is to keep
         case EventKind.CHECKPOINT_INTERVAL | EventKind.GUARD_TRIPPED | EventKind.STRAGGLER:

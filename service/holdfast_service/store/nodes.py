@@ -116,6 +116,8 @@ async def note_incident(tx: JobTransaction, said: dict[str, Any], rules: Quarant
     had too many."""
     blamed: dict[str, tuple[AttemptMember, str]] = {}
     for one in said.get("lost") or ():
+        if one.get("on_notice"):
+            continue  # somebody took it away
         member = await _member(tx, one.get("agent"), one.get("attempt"))
         if member is not None:
             blamed[node_name(member.node_id, member.host)] = (member, text(one["cause"]))
