@@ -12,6 +12,7 @@ from typing import Any
 from tests.service.simulated_agent import SimAgent
 from tests.service.simulated_stalls import SimulatedStalls
 
+from holdfast_service.quarantine import Avoided, Standing, node_name
 from holdfast_service.recovery import inputs as given
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.facts import Facts
@@ -72,6 +73,27 @@ class SimulatedCluster(SimulatedStalls):
             return
         self.kill_agent(name, back_after_s, node=True)
         agent.forget()
+
+    def drain_node(self, name: str, in_s: float = 5.0) -> None:
+        """The cluster says that it takes the node away, and does; an empty one comes instead."""
+        agent = self.agents[name]
+        node = agent.report().node_id
+        self.send(given.NodesDraining({node: self.now + in_s}))
+
+        def go() -> None:
+            if agent.alive:
+                self.kill_node(name, back_after_s=5.0)
+            elif agent.report().node_id == node:
+                self.at(0.5, go)
+
+        self.at(in_s, go)
+
+    def set_aside(self, name: str, for_s: float, standing: Standing) -> None:
+        """No new rank is to come to the node for a while; it is alone in that."""
+        report = self.agents[name].report()
+        named = node_name(report.node_id, report.host)
+        self.send(given.NodesAvoided({named: Avoided(standing, "for a while")}))
+        self.at(for_s, lambda: self.send(given.NodesAvoided({})))
 
     def cut_off(self, name: str, for_s: float, noticed_after_s: float = 3.0) -> None:
         """A partition: the agent lives, but nobody hears it for a while."""

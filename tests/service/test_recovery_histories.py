@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.service.simulated_cluster import SimulatedCluster
 from tests.service.simulated_network import START
 
+from holdfast_service.quarantine import Standing
 from holdfast_service.recovery import inputs
 from holdfast_service.recovery.config import RecoveryConfig
 from holdfast_service.reports import EventKind, StopKind
@@ -43,6 +44,13 @@ OPS: dict[str, Callable[[SimulatedCluster, str, int], None]] = {
     "hang": lambda cluster, _, number: cluster.hang_rank(number % 4, "TRDS"[number % 4]),
     "slow": lambda cluster, _, number: cluster.slow_down(for_s=1.0 + number),
     "blind": lambda cluster, agent, _: cluster.blind_for(agent, 4.0),
+    "drain": lambda cluster, agent, number: cluster.drain_node(agent, in_s=number),
+    "cordon": lambda cluster, agent, number: cluster.set_aside(
+        agent, 1.0 + number, Standing.CORDONED
+    ),
+    "quarantine": lambda cluster, agent, number: cluster.set_aside(
+        agent, 1.0 + number, Standing.QUARANTINED
+    ),
     "supervisor": lambda cluster, _agent, _number: cluster.restart_supervisor(),
 }
 
