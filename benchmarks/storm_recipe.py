@@ -12,6 +12,8 @@ from holdfast_workers.recipes.pretrain import PretrainRecipe
 
 STEP_S = 1.0
 FORWARD_SHARE = 1.0 / 3.0
+SLICE_S = 0.005
+"""No kernel of an accelerator takes so long; between two of them a rank can leave."""
 
 
 class OneSecondSteps(PretrainRecipe):
@@ -28,11 +30,17 @@ class OneSecondSteps(PretrainRecipe):
         backward_s = STEP_S * (1.0 - FORWARD_SHARE) / passes
 
         def wait_forward(_block: nn.Module, _inputs: Any) -> None:
-            time.sleep(forward_s)
+            self._wait(forward_s)
 
         def wait_backward(_block: nn.Module, _inputs: Any, output: Tensor) -> None:
-            output.register_hook(lambda _gradient: time.sleep(backward_s))  # type: ignore[no-untyped-call]
+            output.register_hook(lambda _gradient: self._wait(backward_s))  # type: ignore[no-untyped-call]
 
         for block in blocks:
             block.register_forward_pre_hook(wait_forward)
             block.register_forward_hook(wait_backward)
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self.leave_if_over()
+            time.sleep(min(left, SLICE_S))

@@ -1,11 +1,11 @@
 """torchft's side of the storm, run by an interpreter that has torchft: knows nothing of Holdfast.
 
-    python torchft_program.py storm LOG STEP_S MTBF_S CALM_S STORM_S TIMEOUT_S SEED RANKS
+    python torchft_program.py storm LOG STEP_S CALM_S STORM_S TIMEOUT_S SEED RANKS MTBF_S...
 
 keeps RANKS replicas alive, each started again at once when it dies, leaves them alone for CALM_S
-once all take part, then kills random ones at exponential intervals for STORM_S. Their commits are
-noted in LOG. The last line is JSON: replica-steps committed per second in either time, and the
-number of kills.
+once all take part, then kills random ones at exponential intervals, for STORM_S at each mean.
+Their commits are noted in LOG. The last line is JSON: replica-steps committed per second in the
+calm, and in each storm, with the number of its kills.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ from pathlib import Path
 
 WARM_S = 20.0
 LOOK_S = 0.02
+NEVER_S = 1e9
 
 
 def main() -> None:
     command, *arguments = sys.argv[1:]
     if command == "storm":
-        log, *times, seed, ranks = arguments
-        storm(Path(log), *map(float, times), seed=int(seed), ranks=int(ranks))
+        log, step_s, calm_s, storm_s, timeout_s, seed, ranks, *rates = arguments
+        times = map(float, (step_s, calm_s, storm_s, timeout_s))
+        storms(Path(log), *times, rates=[*map(float, rates)], seed=int(seed), ranks=int(ranks))
     else:
         replica(arguments[0], Path(arguments[1]), *map(float, arguments[2:]))
 
 
-def storm(
+def storms(
     log: Path,
     step_s: float,
-    mtbf_s: float,
     calm_s: float,
     storm_s: float,
     timeout_s: float,
     *,
+    rates: list[float],
     seed: int,
     ranks: int,
 ) -> None:
@@ -67,12 +69,13 @@ def storm(
         )
 
     replicas = [start(rank) for rank in range(ranks)]
-    drawn, kills = random.Random(seed), 0
+    drawn = random.Random(seed)
     calm_at = time.time() + WARM_S
-    storm_at, end_at = calm_at + calm_s, calm_at + calm_s + storm_s
-    due = storm_at + drawn.expovariate(1.0 / mtbf_s)
-    try:
-        while (now := time.time()) < end_at:
+
+    def keep_up(until: float, mtbf_s: float) -> int:
+        """Start who died; how many were killed."""
+        kills, due = 0, time.time() + drawn.expovariate(1.0 / mtbf_s)
+        while (now := time.time()) < until:
             for rank, process in enumerate(replicas):
                 if process.poll() is not None:
                     replicas[rank] = start(rank)
@@ -81,14 +84,23 @@ def storm(
                 kills += 1
                 due += drawn.expovariate(1.0 / mtbf_s)
             time.sleep(LOOK_S)
+        return kills
+
+    begins = [calm_at + calm_s + index * storm_s for index in range(len(rates))]
+    try:
+        keep_up(begins[0], NEVER_S)
+        kills = [keep_up(at + storm_s, rate) for at, rate in zip(begins, rates, strict=True)]
     finally:
         for process in replicas:
             process.kill()
             process.wait()
     commits = [float(line) for line in log.read_text().splitlines()]
-    calm = sum(calm_at <= at < storm_at for at in commits) / calm_s
-    stormy = sum(storm_at <= at < end_at for at in commits) / storm_s
-    print(json.dumps({"calm_per_s": calm, "storm_per_s": stormy, "kills": kills}), flush=True)
+    told = [
+        {"per_s": sum(begin <= at < begin + storm_s for at in commits) / storm_s, "kills": count}
+        for begin, count in zip(begins, kills, strict=True)
+    ]
+    calm = sum(calm_at <= at < begins[0] for at in commits) / calm_s
+    print(json.dumps({"calm_per_s": calm, "storms": told}), flush=True)
     os._exit(0)  # the lighthouse's threads do not end
 
 
