@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Idle:
-    """A living process that can take a rank. `rank`: the one it had in the last attempt."""
+    """A living process that can take a rank: this one alone, if it had one in the last attempt or
+    has built ahead for one (`spare`)."""
 
     worker: str
     rank: int | None = None
+    spare: bool = False
 
 
 @dataclass(frozen=True)
@@ -173,9 +175,9 @@ def _fill(
 
 def _workers(ranks: Sequence[int], idle: Sequence[Idle]) -> dict[int, str]:
     """Survivors keep their rank, and are good for no other: torch remembers where on the mesh a
-    process stood. Warm workers fill holes before anything is forked."""
+    process stood. Who has built for a hole fills it, else any warm worker, before one is forked."""
     kept: dict[int, str] = {}
-    for one in idle:
+    for one in sorted(idle, key=lambda one: one.spare):
         if one.rank is not None and one.rank in ranks:
             kept.setdefault(one.rank, one.worker)
     taken = set(kept.values())

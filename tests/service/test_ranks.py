@@ -90,6 +90,25 @@ def test_a_home_whose_zygote_is_starting_anew_keeps_its_ranks() -> None:
     assert seats(assign(GROUPS, homes, nodes))[1] == ("n0", "b")
 
 
+def names(result: Assignment | Shortage) -> list[str | None]:
+    """The workers of ranks 0 and 1, where both sit on `n0`."""
+    first, second = (seats(result)[rank] for rank in (0, 1))
+    assert first[0] == second[0] == "n0"
+    return [first[1], second[1]]
+
+
+def test_who_has_built_for_a_rank_takes_that_one_alone_and_only_if_it_is_free() -> None:
+    homes = {0: Home("n0", "", True), 1: Home("n1", "", True)}
+    spares = [Idle("for 0", 0, spare=True), Idle("for 1", 1, spare=True)]
+    whole = node("n0", *spares, Idle("a", 0), Idle("b", 1))
+    others = node("n1", Idle("c", 2), Idle("d", 3))
+    assert names(assign(GROUPS, homes, [whole, others])) == ["a", "b"]
+    halved = node("n0", *spares, Idle("a", 0), Idle("any"))
+    assert names(assign(GROUPS, homes, [halved, others])) == ["a", "for 1"]
+    unready = node("n0", spares[0], Idle("a", 0), Idle("any"))
+    assert names(assign(GROUPS, homes, [unready, others])) == ["a", "any"]
+
+
 @given(
     capacities=st.lists(st.integers(1, 5), max_size=6),
     per_node=st.integers(1, 3),

@@ -80,6 +80,7 @@ class NodeAgent:
         self._lock = threading.Lock()
         self._epoch = 0
         self._attempt = 0
+        self._mesh = config.mesh
         self._started = False
         self._closing = threading.Event()
         self._failure: dict[str, Any] | None = None
@@ -117,6 +118,7 @@ class NodeAgent:
             on_save=self._saves.hand_over,
             on_wanted=self._memory.fill_from_other_mesh,
             on_resharded=self._memory.free_other_meshes,
+            on_settled=lambda: self._errands.run(self._crew.stand_by, self._mesh),
         )
         self._memory.attach(self._crew)
         self._io = NodeIO(self)
@@ -204,6 +206,7 @@ class NodeAgent:
         self._events.keep(events)
         self._crew.dismiss_unseated(order)
         self._memory.turn_to(order.mesh)
+        self._mesh = order.mesh
         for seat in order.seats:
             self._take_seat(order, seat)
         self._tell_lease(order.attempt, self._lease.until(order.attempt))

@@ -33,6 +33,9 @@ class AgentConfig:
     """URI of the storage under which the job's remote checkpoints lie."""
     storage: StorageOptions = field(default_factory=StorageOptions)
     gpus_per_worker: float = 0
+    spares: int = 2
+    """For so many of the node's ranks, a worker that has built ahead for it stands beside it; not
+    where ranks have devices, of which it would need one."""
     domain: str = ""
     reform: str = "in_place"
     """`in_place`: survivors keep their processes; `fork`: every rank is forked anew."""
@@ -74,7 +77,17 @@ class AgentConfig:
             "options": self.storage.as_document(),
             "fault_file": str(Path(self.memory_root) / FAULT_FILE),
         }
-        return {**{name: getattr(self, name) for name in names}, "remote": remote}
+        told = {name: getattr(self, name) for name in names}
+        return {**told, "remote": remote, "device": self.device}
+
+    @property
+    def ranks_with_spares(self) -> int:
+        return 0 if self.gpus_per_worker else self.spares
+
+    @property
+    def device(self) -> str:
+        """That of a worker, as the worker calls it."""
+        return "cuda:0" if self.gpus_per_worker else "cpu"
 
     @property
     def world_size(self) -> int:
@@ -96,5 +109,5 @@ def join_fields(order: FormOrder, seat: Seat, config: AgentConfig) -> dict[str, 
         "recheck": order.recheck,
         "reporter": seat.rank == min(each.rank for each in order.seats),
         "timeout_s": config.form_timeout_s,
-        "device": "cuda:0" if config.gpus_per_worker else "cpu",
+        "device": config.device,
     }

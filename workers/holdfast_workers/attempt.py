@@ -121,6 +121,7 @@ class Attempt:
         self._all_waited_s = 0.0
         self._phases: dict[str, float] = {}
         faults.rank = self._rank
+        recipe.leave_if_over = self._check_fence
 
     def run(self) -> None:
         """Join, restore and train to the last step. Raises whatever ended it before."""

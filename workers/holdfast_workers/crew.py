@@ -57,6 +57,8 @@ class Slot:
     restore: Restore | None = None
     failure: dict[str, Any] | None = None
     """What it told when its attempt failed under it."""
+    expected: int | None = None
+    """The only rank that it may be given."""
     killed_because: str = ""
     """Why its own agent killed it, if it did."""
 
@@ -75,7 +77,8 @@ class Crew:
     attempt `computed` (None: it is what the segment says). `on_save(message)`: a copy
     for the remote tier lies ready. `on_wanted(slot, attempt, own)`: the worker has made its
     segment, to be filled from another mesh; `own` is what belongs to its rank alone.
-    `on_resharded()`: the whole world holds that state by now, at its partners too."""
+    `on_resharded()`: the whole world holds that state by now, at its partners too. `on_settled()`:
+    no worker here is on its way into an attempt any more."""
 
     def __init__(
         self,
@@ -88,6 +91,7 @@ class Crew:
         on_save: Callable[[dict[str, Any]], None],
         on_wanted: Callable[[Slot, int, dict[str, bytes]], None],
         on_resharded: Callable[[], None],
+        on_settled: Callable[[], None],
     ) -> None:
         self._config = config
         self._incarnation = incarnation
@@ -98,6 +102,7 @@ class Crew:
         self._hand_to_saver = on_save
         self._on_wanting = on_wanted
         self._on_resharded = on_resharded
+        self._on_settled = on_settled
         self._shortage = MemoryShortage()
         self._io: NodeIO | None = None
         self._changed = threading.Condition()
@@ -126,8 +131,27 @@ class Crew:
                     return
                 self._fork()
 
+    def stand_by(self, mesh: dict[str, int]) -> None:
+        """Fork a spare worker for each rank of a world of `mesh` that is here, and for as many as
+        the node keeps some for; each builds ahead for its rank. May be called by several."""
+        while True:
+            with self._forking:
+                with self._changed:
+                    slots = tuple(self._slots.values())
+                ranks = sorted({one.rank for one in slots if one.rank is not None})
+                waited_for = {one.expected for one in slots if one.state is WorkerState.WARM}
+                short = [
+                    rank
+                    for rank in ranks[: self._config.ranks_with_spares]
+                    if rank not in waited_for
+                ]
+                if self._closing or not short:
+                    return
+                self._fork({"mesh": mesh, "rank": short[0]})
+
     def fence(self, attempt: int, condemned: Collection[str] = ()) -> None:
-        """Return once every worker has left all attempts before `attempt`, parked or dead.
+        """Return once every worker has left all attempts before `attempt`, parked or dead. One
+        that never had a rank has none to leave.
 
         The workers in `condemned` are not asked: they were seen to hang.
         Those that have a seat in `attempt` already are left alone, however late this comes; and
@@ -143,6 +167,7 @@ class Crew:
                 slot.child.kill()
             else:
                 slot.child.send({"op": "fence", "attempt": attempt})
+        slots = {name: slot for name, slot in slots.items() if slot.attempt}
         if self._wait_parked(slots, attempt, LOOK_S):
             return
         self._kill_stragglers(slots, attempt)
@@ -172,12 +197,14 @@ class Crew:
         return slot
 
     def dismiss_unseated(self, order: FormOrder) -> None:
-        """End the workers that the order does not name: they are not needed any more."""
+        """End the workers that the order does not name, but for spare ones: they are not needed
+        any more."""
         seated = {seat.worker for seat in order.seats}
         with self._changed:
             self._refuse_stale(order)
-            spare = [name for name in self._slots if name not in seated]
-            children = [self._slots.pop(name).child for name in spare]
+            unseated = [name for name in self._slots if name not in seated]
+            spare = [name for name in unseated if self._may_wait(self._slots[name], order)]
+            children = [self._slots.pop(name).child for name in unseated if name not in spare]
         for child in children:
             child.kill()
 
@@ -204,7 +231,9 @@ class Crew:
     def reports(self) -> tuple[WorkerReport, ...]:
         with self._changed:
             return tuple(
-                WorkerReport(n, s.child.pid, s.state, s.attempt, s.rank, s.step, s.failure)
+                WorkerReport(
+                    n, s.child.pid, s.state, s.attempt, s.rank, s.step, s.failure, s.expected
+                )
                 for n, s in self._slots.items()
             )
 
@@ -234,26 +263,15 @@ class Crew:
             getattr(self, f"_on_{message['op']}")(slot, message)
 
     def exited(self, child: Child, detail: dict[str, int | str]) -> None:
-        """A worker's process is gone."""
+        """A worker's process is gone. A fence that waits for it answers after this was told."""
         with self._changed:
-            slot = self._slots.pop(child.name, None)
-            self._changed.notify_all()
+            slot = self._slots.get(child.name)
         self._beacon_of(child.name).unlink(missing_ok=True)
-        if slot is None or self._closing:
-            return
-        told: dict[str, Any] = {**detail, "step": slot.step, "state": slot.state.value}
-        if slot.killed_because:
-            told["why"] = slot.killed_because
-        elif detail.get("name") == "SIGKILL":
-            told["out_of_memory"] = self._shortage.explains_kill()
-        self._teller.tell(
-            SignalKind.WORKER_EXITED,
-            slot.attempt,
-            slot.rank,
-            child.name,
-            pid=child.pid,
-            detail=told,
-        )
+        if slot is not None and not self._closing:
+            self._tell_end(slot, detail)
+        with self._changed:
+            self._slots.pop(child.name, None)
+            self._changed.notify_all()
 
     def _on_hello(self, slot: Slot, message: dict[str, Any]) -> None:
         """Nothing to do: a slot is warm from its fork on."""
@@ -261,9 +279,12 @@ class Crew:
     def _on_joined(self, slot: Slot, message: dict[str, Any]) -> None:
         with self._changed:
             slot.state, slot.step = WorkerState.TRAINING, message["step"]
+            settled = all(one.state is not WorkerState.JOINING for one in self._slots.values())
         self._on_standing(slot, None)
         detail = _picked(message, "step", "tier", "phases_s")
         self._tell(SignalKind.WORKER_JOINED, slot, message, detail)
+        if settled:
+            self._on_settled()
 
     def _on_committed(self, slot: Slot, message: dict[str, Any]) -> None:
         with self._changed:
@@ -333,12 +354,30 @@ class Crew:
         attempt, rank = message["attempt"], message["rank"]
         self._teller.tell(kind, attempt, rank, slot.name, pid=slot.child.pid, detail=detail)
 
-    def _fork(self) -> str:
+    def _tell_end(self, slot: Slot, detail: dict[str, int | str]) -> None:
+        told: dict[str, Any] = {**detail, "step": slot.step, "state": slot.state.value}
+        if slot.killed_because:
+            told["why"] = slot.killed_because
+        elif detail.get("name") == "SIGKILL":
+            told["out_of_memory"] = self._shortage.explains_kill()
+        self._teller.tell(
+            SignalKind.WORKER_EXITED,
+            slot.attempt,
+            slot.rank,
+            slot.name,
+            pid=slot.child.pid,
+            detail=told,
+        )
+
+    def _fork(self, expected: dict[str, Any] | None = None) -> str:
+        """`expected`: the only place that it may be given, {mesh, rank}."""
         with self._changed:
             self._forked += 1
             name = f"{self._config.agent}.{self._incarnation}.{self._forked}"
         path = self._beacon_of(name)
-        request = {"env": self._device_environment(), "beacon": str(path)}
+        request: dict[str, Any] = {"env": self._device_environment(), "beacon": str(path)}
+        if expected is not None:
+            request["expected"] = expected
         try:
             beacon.create(path)
             child = self._brood.fork("worker", name, request)
@@ -346,7 +385,7 @@ class Crew:
             path.unlink(missing_ok=True)
             raise
         with self._changed:
-            self._slots[name] = Slot(child)
+            self._slots[name] = Slot(child, expected=expected["rank"] if expected else None)
         assert self._io is not None
         self._io.watch(child)
         if self._closing:  # `stop` did not know of it
@@ -355,6 +394,12 @@ class Crew:
 
     def _beacon_of(self, name: str) -> Path:
         return beacon.path_of(Path(self._config.memory_root), name)
+
+    def _may_wait(self, slot: Slot, order: FormOrder) -> bool:
+        """Whether it is a spare one for a rank that is here, on the mesh that it has built for."""
+        waits = slot.state is WorkerState.WARM and slot.expected is not None
+        on_it = waits and slot.child.request["expected"]["mesh"] == order.mesh
+        return on_it and slot.expected in {seat.rank for seat in order.seats}
 
     def _refuse_stale(self, order: FormOrder) -> None:
         if order.attempt < self._fenced:

@@ -141,6 +141,7 @@ class WorkerReport:
     rank: int | None = None
     step: int = 0
     failure: dict[str, Any] | None = None  # detail of its WORKER_FAILED, if it left that way
+    expected: int | None = None  # the only rank that it may be given; None: any, if it had none
 
 
 @dataclass(frozen=True)

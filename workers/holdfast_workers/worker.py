@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 import traceback
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from holdfast_workers import collectives, control, groups
@@ -23,20 +24,35 @@ from holdfast_workers.beacon import Beacon
 from holdfast_workers.chaos import FaultPoints
 from holdfast_workers.injection import Injection
 from holdfast_workers.lease import clock_s
+from holdfast_workers.recipes.base import World
 
 if TYPE_CHECKING:
-    from holdfast_workers.recipes.base import Recipe, World
+    from holdfast_workers.recipes.base import Recipe
 
 SEVER_AGAIN_S = 0.01
 HOLD_TOLD_S = 0.5
+
+
+def place(expected: dict[str, Any] | None, device: str) -> World | None:
+    """A rank of a mesh, {mesh, rank}, as a place in a world of no attempt; None for None."""
+    if expected is None:
+        return None
+    mesh = expected["mesh"]
+    return World(expected["rank"], prod(mesh.values()), mesh, 0, device)
 
 
 class Worker:
     """The process's life: hello, then attempt after attempt, until told to stop."""
 
     def __init__(
-        self, end: socket.socket, config: dict[str, Any], recipe: Recipe, beacon: Beacon
+        self,
+        end: socket.socket,
+        config: dict[str, Any],
+        recipe: Recipe,
+        beacon: Beacon,
+        expected: World | None,
     ) -> None:
+        """`expected`: the only place that it may be given, to be made ready for."""
         self._faults = FaultPoints.from_environment()
         self._faults.recipe = recipe
         self._link = Link(end, self._faults)
@@ -44,12 +60,15 @@ class Worker:
         self._config = config
         self._recipe = recipe
         self._built_for: World | None = None
+        self._expected = expected
 
     def run(self) -> int:
         self._link.send({"op": "hello", "pid": os.getpid()})
         self._link.start()
         self._beacon.make_current()
         collectives.install(self._beacon)
+        if self._expected is not None:
+            self._recipe.expect(self._expected)
         while True:
             order = self._link.next_order()
             if order["op"] == "fence":

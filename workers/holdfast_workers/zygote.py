@@ -14,6 +14,7 @@ those that are not kept), `preflight` (checks processor and devices).
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -65,6 +66,8 @@ def _prepare(config: dict[str, Any]) -> Recipe:
     spec = TrainingSpec.model_validate(config["training"])
     recipe = resolve(spec.recipe)(spec, Path(config["cache_dir"]))
     recipe.prepare()
+    gc.collect()
+    gc.freeze()  # a worker's collections would touch all that is here, and so copy it
     return recipe
 
 
@@ -142,7 +145,8 @@ def _run(
     processes.name_process(f"hf-{kind}")
     if kind == "worker":
         beacon = Beacon(Path(request["beacon"]))
-        return worker.Worker(end, config, recipe, beacon).run()
+        expected = worker.place(request.get("expected"), config["device"])
+        return worker.Worker(end, config, recipe, beacon, expected).run()
     if kind == "store":
         return store_host.run(end, request["host"])
     if kind == "saver":

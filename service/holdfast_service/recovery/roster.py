@@ -145,9 +145,7 @@ class Roster:
                 capacity=record.report.capacity,
                 ready=record.report.ready and record.report.failure is None,
                 idle=tuple(
-                    Idle(one.worker, ranks.get(one.worker, one.rank))
-                    for one in record.report.workers
-                    if self._may_sit(one)
+                    _idle(one, ranks) for one in record.report.workers if self._may_sit(one)
                 ),
             )
             for record in records
@@ -156,6 +154,13 @@ class Roster:
     def _may_sit(self, one: WorkerReport) -> bool:
         there = one.state in (WorkerState.WARM, WorkerState.PARKED)
         return there and one.worker not in self._dead and one.worker not in self._doubted
+
+
+def _idle(one: WorkerReport, ranks: Mapping[str, int]) -> Idle:
+    rank = ranks.get(one.worker, one.rank)
+    if rank is None and one.expected is not None:
+        return Idle(one.worker, one.expected, spare=True)
+    return Idle(one.worker, rank)
 
 
 def sites(records: list[AgentRecord]) -> list[Site]:

@@ -7,6 +7,9 @@ targets of the whole global batch, so a sum is the right gradient for any split 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -26,20 +29,48 @@ def apply_fully_shard(
     it is needed; by default this depends on the model's size.
     """
     if per_block is None:
-        nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
-        per_block = nbytes > SMALL_MODEL_BYTES
+        per_block = whole_bytes(model) > SMALL_MODEL_BYTES
     # In float32 nothing is cast; a policy of None dtypes keeps FSDP from copying for it.
     low = compute_dtype is not torch.float32
     policy = MixedPrecisionPolicy(
         param_dtype=compute_dtype if low else None, reduce_dtype=torch.float32 if low else None
     )
-    if per_block:
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    with _meshes_joined_once():
+        if per_block:
+            for block in model.blocks:
+                fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for module in sharded_modules(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+
+
+def whole_bytes(model: torch.nn.Module) -> int:
+    """Size of all parameters, those on other ranks included."""
+    return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+@contextmanager
+def _meshes_joined_once() -> Iterator[None]:
+    """Let FSDP make one mesh for all parameters that are cut over the same two. By itself it makes
+    one for each (torch 2.13), which takes a quarter of the time that a small model's build does."""
+    join = getattr(DeviceMesh, "_concatenate", None)
+    if join is None:
+        yield
+        return
+    joined: dict[tuple[int, ...], tuple[list[DeviceMesh], DeviceMesh]] = {}
+
+    def join_once(meshes: list[DeviceMesh]) -> DeviceMesh:
+        key = tuple(map(id, meshes))
+        if key not in joined:
+            joined[key] = (meshes, join(meshes))  # kept, so that no other takes their identities
+        return joined[key][1]
+
+    setattr(DeviceMesh, "_concatenate", staticmethod(join_once))  # noqa: B010 (mypy knows a method)
+    try:
+        yield
+    finally:
+        setattr(DeviceMesh, "_concatenate", staticmethod(join))  # noqa: B010
 
 
 def sharded_modules(model: torch.nn.Module) -> list[FSDPModule]:

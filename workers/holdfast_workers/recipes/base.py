@@ -111,10 +111,18 @@ class Recipe(ABC):
         """Steps that the live state has applied; -1 while it is no whole state of any step."""
         self.guard_memory = GuardMemory()
         """A part of the state: what the guards and the order of the data depend on."""
+        self.leave_if_over: Callable[[], None] = _goes_on
+        """Raises once the attempt that this rank computes for is over: who computes for long in a
+        row, without a collective, may ask now and then, rather than finish for nobody. What it
+        raises is to leave `train_step`. Set by who runs the attempt."""
 
     @abstractmethod
     def prepare(self) -> None:
         """All that needs no world (open or build the corpus). Starts no thread."""
+
+    def expect(self, world: World) -> None:  # noqa: B027 (it only saves time)
+        """Make ready what can be for the `build` for this very place, which is the only one that
+        may follow. There is no process group yet, and none is left."""
 
     @abstractmethod
     def build(self, world: World) -> None:
@@ -192,3 +200,7 @@ class Recipe(ABC):
     def trace(self, step: int) -> Place | None:
         """Compute the micro-batches of `step` again and find where this rank first meets what is
         not finite. Called on all ranks, after `abandon_step`, which is to be called again."""
+
+
+def _goes_on() -> None:
+    """What a recipe is told that nobody can call away."""

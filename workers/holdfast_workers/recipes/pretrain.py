@@ -27,6 +27,7 @@ from holdfast_workers.layout import StateLayout
 from holdfast_workers.models.llama import Llama, initial_values
 from holdfast_workers.optim.adamw import LocalAdamW, clip, squared_norm
 from holdfast_workers.optim.schedule import learning_rate
+from holdfast_workers.parallelize.imaginary import imaginary_peers
 from holdfast_workers.parallelize.mesh import (
     TENSOR_AXIS,
     data_index,
@@ -35,7 +36,12 @@ from holdfast_workers.parallelize.mesh import (
     make_mesh,
 )
 from holdfast_workers.parallelize.recovery import CannotRebind, forget_step, rebind_groups
-from holdfast_workers.parallelize.shard import apply_fully_shard, set_last_micro_batch
+from holdfast_workers.parallelize.shard import (
+    SMALL_MODEL_BYTES,
+    apply_fully_shard,
+    set_last_micro_batch,
+    whole_bytes,
+)
 from holdfast_workers.parallelize.tensor import apply_tensor_parallel
 from holdfast_workers.recipes.base import (
     Agree,
@@ -80,6 +86,7 @@ class PretrainRecipe(Recipe):
         super().__init__(spec, cache_dir)
         self._corpus: Corpus | None = None
         self._living: _Living | None = None
+        self._expected: _Living | None = None
         self._losses: list[Tensor] = []
         """Of the micro-batches of the step that was computed last."""
 
@@ -101,14 +108,28 @@ class PretrainRecipe(Recipe):
     def prepare(self) -> None:
         self._corpus = open_corpus(self.spec.data, self.cache_dir, self.spec.model.sequence_length)
 
+    def expect(self, world: World) -> None:
+        if self.spec.model.compile or world.device != "cpu":
+            return
+        with imaginary_peers(world):
+            mesh, model = self._sharded_model(world)
+            if whole_bytes(model) <= SMALL_MODEL_BYTES:
+                self._expected = self._settled(world, mesh, model)
+
     def build(self, world: World) -> None:
         self._living = None
         self.applied_step = -1
-        mesh, model = self._sharded_model(world)
+        self._living, self._expected = self._expected, None
+        if self._living is None:
+            self._living = self._settled(world, *self._sharded_model(world))
+        else:
+            self.rebind(world)
+
+    def _settled(self, world: World, mesh: DeviceMesh | None, model: Llama) -> _Living:
         model.to_empty(device=world.device)
         model.reset_tables()
         model.train()
-        self._living = self._stand(world, mesh, model)
+        return self._stand(world, mesh, model)
 
     def initialize(self) -> None:
         living, seed = self._alive(), self.spec.train.seed
@@ -245,6 +266,7 @@ class PretrainRecipe(Recipe):
             tokens, share = self._read(step, index)
             digest = (digest + share) % (1 << 64)
             waited += time.perf_counter() - began
+            self.leave_if_over()
             set_last_micro_batch(living.model, index == micro_batches - 1)
             phase("forward", step, index)
             loss = self._loss(tokens)
