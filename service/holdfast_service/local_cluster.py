@@ -33,6 +33,7 @@ SHM_ROOT = "HOLDFAST_SHM_ROOT"
 to. The keeper removes it at the end, whatever has been left in it."""
 
 POLL_S = 0.05
+STOP_S = 20.0
 
 
 class LocalClusterError(Exception):
@@ -183,8 +184,7 @@ def ensure(
             break
         time.sleep(POLL_S)
     if keeper.poll() is None:
-        keeper.terminate()
-        keeper.wait(timeout_s)
+        _end_keeper(keeper, data_dir)
     raise LocalClusterError(
         f"the embedded Ray cluster did not come up in {timeout_s:.0f} s; its keeper's last words "
         f"({place.log}):\n{_tail(place.log)}"
@@ -215,7 +215,7 @@ def wanted(data_dir: Path) -> bool:
     return _locked(folder(data_dir).attached_lock)
 
 
-def stop(data_dir: Path, *, timeout_s: float = 20.0) -> bool:
+def stop(data_dir: Path, *, timeout_s: float = STOP_S) -> bool:
     """End the cluster of this data directory and all that belongs to it. False: none ran.
 
     What a killed keeper has left behind is removed too.
@@ -288,6 +288,16 @@ def _start_keeper(
             stderr=log,
             start_new_session=True,  # a Ctrl-C at the server's terminal is not the cluster's
         )
+
+
+def _end_keeper(keeper: subprocess.Popen[bytes], data_dir: Path) -> None:
+    keeper.terminate()
+    try:
+        keeper.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        keeper.kill()
+        keeper.wait()
+        stop(data_dir)
 
 
 def _locked(path: Path) -> bool:

@@ -23,7 +23,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from holdfast_service import cluster_processes, scheduling
 from holdfast_service.local_cluster import (
@@ -67,8 +67,22 @@ def node_health(period_s: float, failures: int) -> dict[str, str]:
     }
 
 
-class _Stopped(BaseException):
-    """SIGTERM or SIGINT."""
+class Ending:
+    """SIGTERM or SIGINT, noted and not raised: what a signal's handler raises is lost if the
+    interpreter happens to be in a callback, and the imports of Ray are full of them."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.door, bell = socket.socketpair()
+        for end in (self.door, bell):
+            end.setblocking(False)
+        self._bell = bell
+        signal.set_wakeup_fd(bell.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    def _note(self, _signal: int, _frame: FrameType | None) -> None:
+        self.asked = True
 
 
 class Keeper:
@@ -80,7 +94,9 @@ class Keeper:
         cpus_per_node: int,
         orphan_grace_s: float,
         health: dict[str, str],
+        ending: Ending,
     ) -> None:
+        self._ending = ending
         self._place = place
         self._cpus_per_node = cpus_per_node
         self._orphan_grace_s = orphan_grace_s
@@ -109,18 +125,20 @@ class Keeper:
         os.environ[cluster_processes.CLUSTER_MARK] = self.cluster.cluster_id
         os.environ[SHM_ROOT] = self.cluster.shm_root
         os.environ["TMPDIR"] = f"{self.cluster.temp_dir}/tmp"
-        self._start_node("head", head=True)
-        for number in range(nodes):
-            self._start_node(f"node-{number}", head=False)
+        for name in ("head", *(f"node-{number}" for number in range(nodes))):
+            if self._ending.asked:
+                return
+            self._start_node(name, head=name == "head")
         self._update(replace(self.cluster, ready=True))
 
-    def serve(self) -> NoReturn:
-        """Answer `add_node` and watch, until a signal or a reason of its own ends it."""
+    def serve(self) -> None:
+        """Answer `add_node` and watch, until a signal. Raises SystemExit if the cluster is gone, or
+        nobody wants it."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
             door.bind(str(self.cluster.control_socket))
             door.listen()
-            while True:
-                if select.select([door], [], [], TICK_S)[0]:
+            while not self._ending.asked:
+                if door in select.select([door, self._ending.door], [], [], TICK_S)[0]:
                     self._answer(door.accept()[0])
                 self._watch()
 
@@ -230,25 +248,17 @@ def _take(lock: int) -> bool:
 
 def _keep(place: ClusterFolder, options: argparse.Namespace) -> int:
     scheduling.step_back()
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, _stop)
+    ending = Ending()
     if left := place.read():  # a keeper was killed, or the machine went down
         cluster_processes.sweep(left.cluster_id, [left.temp_dir, left.shm_root])
     health = node_health(options.health_period_s, options.health_failures)
-    keeper = Keeper(place, options.cpus_per_node, options.orphan_grace_s, health)
+    keeper = Keeper(place, options.cpus_per_node, options.orphan_grace_s, health, ending)
     try:
         keeper.start(options.nodes)
         keeper.serve()
-    except _Stopped:
         return 0
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         keeper.end()
-
-
-def _stop(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise _Stopped
 
 
 if __name__ == "__main__":

@@ -27,6 +27,18 @@ local_cluster.ensure(Path(sys.argv[1]), 2)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
+IS_TOLD_TO_END_IN_A_CALLBACK = """
+import signal, weakref
+from holdfast_service.local_keeper import Ending
+class Thing: pass
+ending = Ending()
+thing = Thing()
+watched = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGTERM))
+del thing
+assert ending.asked
+assert ending.door.recv(1)
+"""
+
 LISTS_NODES = """
 import json, ray, sys
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
@@ -120,3 +132,8 @@ def test_an_orphan_ends_itself_after_its_grace(data_dir: Path) -> None:
         time.sleep(2.5)  # longer than the grace: it must not end while a server is attached
         assert local_cluster.find(data_dir) is not None
     eventually(lambda: remains(cluster) == [], GONE_S)
+
+
+def test_an_end_that_is_asked_for_inside_a_callback_is_not_lost() -> None:
+    command = [sys.executable, "-c", IS_TOLD_TO_END_IN_A_CALLBACK]
+    subprocess.run(command, timeout=60, check=True)

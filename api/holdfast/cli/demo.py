@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
@@ -15,7 +16,7 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.jobs import UnreadableSpec, read_spec
 
 EXAMPLE = "stdlib-lm.yaml"
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+IMPATIENCE_S = 2.0
 
 
 def demo(
@@ -36,11 +37,13 @@ def demo(
     if both jobs succeed and every step of the two has the same bits.
     """
     from holdfast.demo import run  # late: nothing else needs it
+    from holdfast.demo.child_server import ENDING
 
     steps_set = [] if steps is None else [f"train.steps={steps}"]
     document = read_spec(str(spec or _example()), [*steps_set, *(set_ or [])])
+    interruption = _Interruption()
     for number in ENDING:
-        signal.signal(number, _interrupt)
+        signal.signal(number, interruption)
     verdict = run.run(document, output.stderr() if json else output.console())
     if json:
         output.print_json(_plain(verdict))
@@ -72,8 +75,18 @@ def _plain(verdict: Any) -> dict[str, Any]:
     }
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
-    for number in ENDING:  # once: a second one would interrupt the clean-up
-        signal.signal(number, signal.SIG_IGN)
-    output.stderr().print("interrupted; cleaning up")
-    raise KeyboardInterrupt
+class _Interruption:
+    """Ends the demo by KeyboardInterrupt. An impatient second signal is the same one; a later one
+    counts again, since an exception of a signal's handler is lost in some of Python's callbacks.
+    The clean-up itself ignores them all."""
+
+    def __init__(self) -> None:
+        self._raised = -IMPATIENCE_S
+
+    def __call__(self, _signal: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self._raised < IMPATIENCE_S:
+            return
+        self._raised = now
+        output.stderr().print("interrupted; cleaning up")
+        raise KeyboardInterrupt

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from holdfast_service import local_cluster
 
 START_S = 180.0
 STOP_S = 45.0
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ServerDidNotStart(HoldfastError):
@@ -26,7 +28,10 @@ class ServerDidNotStart(HoldfastError):
 
 @contextlib.contextmanager
 def child_server(nodes: int) -> Iterator[ServerFile]:
-    """A server on a free port with a private data directory; both are gone afterwards."""
+    """A server on a free port with a private data directory; both are gone afterwards.
+
+    Once the clean-up has begun, signals are ignored. To be called in the main thread.
+    """
     data_dir = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
     log = data_dir / "server.log"
     process: subprocess.Popen[str] | None = None
@@ -45,6 +50,8 @@ def child_server(nodes: int) -> Iterator[ServerFile]:
             )
         yield _ready(process, log)
     finally:
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN)
         _end(process)
         local_cluster.stop(data_dir)
         shutil.rmtree(data_dir, ignore_errors=True)
