@@ -17,6 +17,9 @@ from typing import Any
 
 from holdfast_workers.errors import WorkersError
 
+THREAD = "hf-control"
+"""Name of the thread of a worker that answers."""
+
 MAX_MESSAGE_BYTES = 128 * 1024
 MAX_TEXT = 8 * 1024
 """Characters. A message holds two such texts, also where each character takes six bytes."""

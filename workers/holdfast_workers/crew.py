@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast_workers import beacon, processes
+from holdfast_workers import beacon, control, processes
 from holdfast_workers.agent_config import AgentConfig
 from holdfast_workers.children import Brood, Child
 from holdfast_workers.errors import StaleCommand, WorkersError
@@ -416,7 +416,7 @@ class Crew:
         asleep = dict.fromkeys(slots, 0)
         while time.monotonic() < deadline:
             for name in self._unparked(slots, attempt):
-                asleep[name] = asleep[name] + 1 if processes.sleeps(slots[name].child.pid) else 0
+                asleep[name] = asleep[name] + 1 if _sleeps(slots[name]) else 0
                 if asleep[name] * LOOK_S >= self._config.asleep_limit_s:
                     self._kill_straggler(slots[name], "slept on after its connections were cut")
             if self._wait_parked(slots, attempt, LOOK_S):
@@ -447,6 +447,11 @@ class Crew:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         free = [device for device in visible if device not in taken]
         return {"CUDA_VISIBLE_DEVICES": free[0] if free else visible[0]}
+
+
+def _sleeps(slot: Slot) -> bool:
+    """Its control thread does not count: that goes on cutting connections."""
+    return processes.sleeps(slot.child.pid, but=control.THREAD)
 
 
 def _picked(message: dict[str, Any], *names: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -50,6 +51,11 @@ def name_process(name: str) -> None:
     Path("/proc/self/comm").write_text(name[:15])
 
 
+def name_thread(name: str) -> None:
+    """The same for the thread that calls."""
+    Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name[:15])
+
+
 def thread_count() -> int:
     return sum(1 for _ in Path("/proc/self/task").iterdir())
 
@@ -59,23 +65,26 @@ def is_alive(pid: int) -> bool:
     return run_state(pid) not in ("", "Z", "X")
 
 
-def sleeps(pid: int) -> bool:
-    """True if every thread of the process waits for something (not for a processor, nor a disk)."""
+def sleeps(pid: int, but: str = "") -> bool:
+    """True if every thread of the process waits for something (not for a processor, nor a disk),
+    those aside that have the name `but`."""
     try:
         threads = [int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()]
     except (FileNotFoundError, ProcessLookupError):
         return False
-    states = {run_state(pid, thread) for thread in threads} - {""}
+    states = {run_state(pid, thread, but) for thread in threads} - {""}
     return states == {"S"}
 
 
-def run_state(pid: int, thread: int | None = None) -> str:
-    """The state of a thread, by default the main one, as proc(5) has it; empty if it is gone."""
+def run_state(pid: int, thread: int | None = None, but: str = "") -> str:
+    """The state of a thread, by default the main one, as proc(5) has it; empty if it is gone, or
+    has the name `but`."""
     try:
         stat = Path(f"/proc/{pid}/task/{thread or pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return ""
-    return stat.rpartition(")")[2].split()[0]
+    name, _, rest = stat.partition("(")[2].rpartition(")")
+    return "" if but and name == but else rest.split()[0]
 
 
 def sleeps_in(pid: int) -> str:

@@ -18,7 +18,7 @@ import traceback
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from holdfast_workers import collectives, control, groups
+from holdfast_workers import collectives, control, groups, processes
 from holdfast_workers.attempt import Attempt, Fenced
 from holdfast_workers.beacon import Beacon
 from holdfast_workers.chaos import FaultPoints
@@ -128,7 +128,7 @@ class Link:
         self._to_finish = 0  # the newest attempt that is to stop after its next agreed step
 
     def start(self) -> None:
-        threading.Thread(target=self._listen, name="control", daemon=True).start()
+        threading.Thread(target=self._listen, name=control.THREAD, daemon=True).start()
 
     def send(self, message: dict[str, Any]) -> None:
         with self._sending:
@@ -213,6 +213,7 @@ class Link:
 
     def _listen(self) -> None:
         """The control thread: never blocked by training, ends the process with its agent."""
+        processes.name_thread(control.THREAD)
         try:
             while True:
                 cutting = self._must_cut()
