@@ -185,6 +185,28 @@ def test_one_world_steps_at_a_time_whatever_link_is_cut(
     play(tmp_path, layout, cuts)
 
 
+def test_a_partition_on_request_takes_the_node_off_the_network_and_brings_it_back(
+    tmp_path: Path,
+) -> None:
+    with partitioned(tmp_path, ACROSS) as run:
+        run.wait(lambda: bool(run.of(EventKind.STANDBY)) and len(run.rows) > 5)
+        agents = run.agents
+        assert isinstance(agents, RemoteAgents)
+        seat = run.workers()[1][0]
+        told = len(run.events)
+        began = time.monotonic()
+        with agents.out_of_reach(seat):
+            run.inject("partition", rank=1, duration_s=3.0)
+            run.wait(lambda: run.all_rows[-1].attempt == 2)
+            members = run.of(EventKind.ATTEMPT_FORMING)[-1]["members"]
+            assert seat not in {member["agent"] for member in members}, run.story()
+        run.wait(lambda: is_back(run, seat, told))
+        assert time.monotonic() - began > 3.0
+        run.stop(StopKind.CANCEL)
+        assert run.wait_end()["outcome"] == "CANCELLED", run.story()
+        assert_one_world_at_a_time(stepped(tmp_path / "steps"))
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize(("layout", "cuts"), [(ACROSS, 30), (ON_ONE_NODE, 30)])
 def test_one_world_steps_at_a_time_through_many_partitions(

@@ -5,19 +5,25 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from tests.soak.weather import Storm
+from tests.soak.weather import KINDS, WITH_PARTITIONS, Storm
+from tests.support import namespaces
+from tests.support.namespaces import RemoteAgents
 from tests.support.supervised import small_training, supervised
 
 from holdfast_service.reports import EventKind
+from holdfast_service.supervisor import SupervisorTimes
+from holdfast_workers.injection import FaultKind
 from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, RemoteTierSpec
 
 pytestmark = pytest.mark.chaos
 CHECKPOINT = CheckpointSpec(
     memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=20, keep=2)
 )
+HEARTBEAT_S = 1.0
 PATIENT = {"max_failures": 100_000, "max_without_progress": 100_000, "standby_wait_s": 20.0}
 
 
@@ -33,6 +39,31 @@ PATIENT = {"max_failures": 100_000, "max_without_progress": 100_000, "standby_wa
 def test_a_storm_of_mixed_faults_changes_no_bit_and_leaves_nothing(
     tmp_path: Path, seed: int, faults: int, steps: int, end_s: float
 ) -> None:
+    weather(tmp_path, seed, faults, steps, end_s, KINDS)
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(bool(namespaces.why_not()), reason=namespaces.why_not() or "namespaces")
+@pytest.mark.timeout(7200)
+def test_a_storm_with_partitions_changes_no_bit_and_leaves_nothing(tmp_path: Path) -> None:
+    across = {
+        "agents": RemoteAgents,
+        "times": SupervisorTimes(poll_s=0.1, heartbeat_timeout_s=HEARTBEAT_S),
+        "heartbeat_s": HEARTBEAT_S / 8,
+    }
+    weather(tmp_path, 3, 320, 1600, 900.0, WITH_PARTITIONS, **across)
+
+
+def weather(
+    tmp_path: Path,
+    seed: int,
+    faults: int,
+    steps: int,
+    end_s: float,
+    kinds: dict[FaultKind, int],
+    **stormy_options: Any,
+) -> None:
+    """One run undisturbed, one in a storm, and all that must hold of the two."""
     calm, stormy = tmp_path / "calm", tmp_path / "stormy"
     training = small_training(steps, checkpoint=CHECKPOINT)
     calm.mkdir()
@@ -41,8 +72,8 @@ def test_a_storm_of_mixed_faults_changes_no_bit_and_leaves_nothing(
         assert run.wait_end(end_s)["outcome"] == "SUCCEEDED", run.story()
         undisturbed, samples = dict(run.digests), {s: row.samples for s, row in run.rows.items()}
     open_files = psutil.Process().num_fds()
-    with supervised(stormy, training, standbys=1, config=PATIENT) as run:
-        storm = Storm(run, seed, faults)
+    with supervised(stormy, training, standbys=1, config=PATIENT, **stormy_options) as run:
+        storm = Storm(run, seed, faults, dict(kinds))
         storm.blow()
         assert run.wait_end(end_s)["outcome"] == "SUCCEEDED", run.story()
         print(storm.summary())

@@ -38,6 +38,8 @@ KINDS: dict[FaultKind, int] = {
 }
 """How often each comes, against the others."""
 
+WITH_PARTITIONS = {**KINDS, FaultKind.PARTITION: 3}
+
 IN_A_RECOVERY = (
     FaultKind.KILL,
     FaultKind.SEGFAULT,
@@ -52,6 +54,8 @@ is longer than a test should take."""
 ANOTHER = 0.35
 ADVANCE_S = 120.0
 NODE_AWAY_S = 0.5
+MENDING_S = 5.0
+"""Until a node that was cut off holds copies again, about."""
 
 
 @dataclass
@@ -65,6 +69,7 @@ class Storm:
     struck: list[tuple[float, FaultKind]] = field(default_factory=list)
     processes: set[psutil.Process] = field(default_factory=set)
     """All that were seen to run for the job, in whatever life of its agents."""
+    _mended_at: float = 0.0
 
     def blow(self) -> None:
         drawn = random.Random(self.seed)
@@ -106,18 +111,24 @@ class Storm:
         self._look_at_processes()
         kind = drawn.choices(kinds, [self.kinds[one] for one in kinds])[0]
         rank = drawn.randrange(self.run.training.parallel.world_size)
-        if kind is FaultKind.NODE_LOSS and self.run.agents.lost_seats:
+        if kind in (FaultKind.NODE_LOSS, FaultKind.PARTITION) and self._away():
             kind = FaultKind.KILL  # two nodes at once may take both copies of a state
         how: dict[str, Any] = {}
         if Injection(kind).victim in (Victim.RANK, Victim.NODE):
             how["rank"] = rank
         if kind is FaultKind.REMOTE_DOWN:
             how["duration_s"] = 2.0
+        if kind is FaultKind.PARTITION:
+            how["duration_s"] = drawn.uniform(0.2, 4.0)
+            self._mended_at = time.time() + how["duration_s"] + MENDING_S
         self.struck.append((time.time(), kind))
         before = self.run.supervisor
         self.run.inject(kind, **how)
         if kind is FaultKind.SUPERVISOR_DEATH:
             self.run.wait(lambda: self.run.supervisor is not before)
+
+    def _away(self) -> bool:
+        return bool(self.run.agents.lost_seats) or time.time() < self._mended_at
 
     def _look_at_processes(self) -> None:
         for agent in self.run.agents.agents.values():

@@ -22,6 +22,7 @@ from typing import Any
 
 from holdfast_workers.agent import NodeAgent
 from holdfast_workers.children import ZygoteProcess, start_zygote
+from holdfast_workers.link_cut import link_cutter
 from holdfast_workers.messages import Signal
 from tests.support import namespaces
 
@@ -36,7 +37,11 @@ def main() -> None:
 def remote() -> None:
     config, port, supervisor = pickle.load(sys.stdin.buffer)
     signals: queue.SimpleQueue[Signal] = queue.SimpleQueue()
-    agent = NodeAgent(config, signals.put)
+
+    def lose_node() -> None:
+        namespaces.tell(supervisor, namespaces.NodeGoes(config.agent))
+
+    agent = NodeAgent(config, signals.put, lose_node, cut_links=link_cutter())
 
     def answer(method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
         try:

@@ -20,11 +20,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
 
+from holdfast_workers import link_cut
 from holdfast_workers.messages import Signal
 from tests.support.local_agents import LocalAgent, LocalAgents
 
@@ -119,6 +120,13 @@ def over(sock: socket.socket, timeout_s: float) -> Connection:
     return Connection(sock.detach())
 
 
+@dataclass(frozen=True)
+class NodeGoes:
+    """What an agent says whose node is to be lost."""
+
+    seat: str
+
+
 class RemoteAgent(LocalAgent):
     """One seat in a namespace. Each call has a connection of its own, so that a link that was
     mended is found at once."""
@@ -141,6 +149,7 @@ class RemoteAgent(LocalAgent):
         self.process = subprocess.Popen(
             [*self._inside, sys.executable, "-m", "tests.support.agent_process", "remote"],
             stdin=subprocess.PIPE,
+            env={**os.environ, link_cut.VARIABLE: INTERFACE},
         )
         assert self.process.stdin is not None
         pickle.dump((self.config, AGENT_PORT, self._supervisor), self.process.stdin)
@@ -187,6 +196,19 @@ class RemoteAgents(LocalAgents):
         self._bridge.link(seat, up=True)
         self._cut.discard(seat)
 
+    @contextmanager
+    def out_of_reach(self, seat: str) -> Iterator[None]:
+        """While a link is cut by somebody else."""
+        self._cut.add(seat)
+        try:
+            yield
+        finally:
+            self._cut.discard(seat)
+
+    @property
+    def cut_seats(self) -> set[str]:
+        return set(self._cut)
+
     def restart(self, seat: str) -> None:
         """As a cluster could: nobody gets at a process across a cut link."""
         if seat not in self._cut:
@@ -212,7 +234,11 @@ class RemoteAgents(LocalAgents):
 
     def _take(self, sock: socket.socket) -> None:
         with over(sock, CONNECT_S) as connection, contextlib.suppress(OSError, EOFError):
-            self._tell(connection.recv())
+            said = connection.recv()
+            if isinstance(said, NodeGoes):
+                self.kill_node(said.seat)
+            else:
+                self._tell(said)
 
 
 def serve(port: int, host: str, answer: Callable[[str, tuple[Any, ...]], tuple[str, Any]]) -> None:
@@ -228,7 +254,7 @@ def _answer(sock: socket.socket, answer: Callable[[str, tuple[Any, ...]], tuple[
         connection.send(answer(*connection.recv()))
 
 
-def tell(supervisor: tuple[str, int], signal: Signal) -> None:
+def tell(supervisor: tuple[str, int], signal: Signal | NodeGoes) -> None:
     """Best effort, as in production: what a cut link swallows is asked for later."""
     with contextlib.suppress(OSError):
         sock = socket.create_connection(supervisor, CONNECT_S)

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.support.waiting import eventually
 
-from holdfast_workers import agent
+from holdfast_workers import agent, link_cut
 from holdfast_workers.agent import NodeAgent
 from holdfast_workers.children import Child
-from holdfast_workers.fault_orders import FaultOrders
+from holdfast_workers.fault_orders import CannotInject, FaultOrders
 from holdfast_workers.injection import FaultKind, Injection
 from holdfast_workers.messages import FormOrder, Restore, Seat, Tier
 
@@ -31,7 +32,7 @@ class Process:
 
 
 def orders_of_nobody(root: Path) -> FaultOrders:
-    return FaultOrders(root, lambda rank: None, None, lambda code: None)
+    return FaultOrders(root, lambda rank: None, None, None, lambda code: None)
 
 
 def test_a_fault_that_comes_while_its_rank_is_being_forked_reaches_the_new_process(
@@ -70,3 +71,15 @@ def test_a_fault_is_handed_on_until_it_has_fired(tmp_path: Path) -> None:
     orders.hand_on(0, cast("Child", process))
     assert process.told == [{"op": "inject", **TOLD}]
     assert other.told == []
+
+
+def test_links_are_cut_for_as_long_as_it_was_said_and_only_where_they_may_be(
+    tmp_path: Path,
+) -> None:
+    cut: list[float] = []
+    orders = FaultOrders(tmp_path, lambda rank: None, None, cut.append, lambda code: None)
+    orders.take(1, Injection(FaultKind.PARTITION, rank=0, duration_s=2.5))
+    eventually(lambda: cut == [2.5], 5.0)
+    with pytest.raises(CannotInject, match=link_cut.VARIABLE):
+        orders_of_nobody(tmp_path).take(1, Injection(FaultKind.PARTITION, rank=0))
+    assert link_cut.link_cutter({}) is None

@@ -66,7 +66,8 @@ STORE_WAIT_S = 2.0
 
 class NodeAgent:
     """See the module's promise. `on_signal` is called from several threads and must not block.
-    `lose_node()` ends this node, for who injects that fault; None: it cannot be done."""
+    `lose_node()` ends this node and `cut_links(seconds)` takes it off the network, for who injects
+    those faults; None: it cannot be done."""
 
     def __init__(
         self,
@@ -74,6 +75,7 @@ class NodeAgent:
         on_signal: Callable[[Signal], None],
         lose_node: Callable[[], None] | None = None,
         start_zygote: Callable[[int, dict[str, str]], ZygoteProcess] = start_zygote,
+        cut_links: Callable[[float], None] | None = None,
     ) -> None:
         self._config = config
         self._incarnation = uuid.uuid4().hex[:8]
@@ -131,7 +133,7 @@ class NodeAgent:
             lambda: len(self._crew.reports()),
         )
         self._fault_orders = FaultOrders(
-            self._root, self._crew.child_of, lose_node, self._health.pretend_xid
+            self._root, self._crew.child_of, lose_node, cut_links, self._health.pretend_xid
         )
         self._watch = BeatWatch(config, self._crew.reports, self._teller)
 

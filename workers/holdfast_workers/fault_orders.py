@@ -14,14 +14,17 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from holdfast_workers import link_cut
 from holdfast_workers.checkpoint.failing import FAULT_FILE
 from holdfast_workers.children import Child
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.injection import (
     BY_SIGNAL,
+    PARTITION_S,
     STORAGE_S,
     FaultKind,
     Injection,
@@ -37,19 +40,21 @@ class CannotInject(WorkersError):
 
 class FaultOrders:
     """`child_of(rank)`: the process that has the rank, if any. `lose_node()` ends everything that
-    runs on this node, None where that is not to be had; `show_xid(code)` has its health probe see
-    one. Thread-safe."""
+    runs on this node, `cut_links(seconds)` takes it off the network for so long, None where that is
+    not to be had; `show_xid(code)` has its health probe see one. Thread-safe."""
 
     def __init__(
         self,
         root: Path,
         child_of: Callable[[int], Child | None],
         lose_node: Callable[[], None] | None,
+        cut_links: Callable[[float], None] | None,
         show_xid: Callable[[int], None],
     ) -> None:
         self._root = root
         self._child_of = child_of
         self._lose_node = lose_node
+        self._cut_links = cut_links
         self._show_xid = show_xid
         self._lock = threading.Lock()
         self._taken: set[int] = set()
@@ -106,6 +111,8 @@ class FaultOrders:
                 if self._lose_node is None:
                     raise CannotInject("this node cannot be lost on request: it is no local node")
                 _soon(self._go_with_the_node)
+            case FaultKind.PARTITION:
+                self._cut(PARTITION_S if fault.duration_s is None else fault.duration_s)
             case FaultKind.XID:
                 self._show_xid(48 if fault.xid is None else fault.xid)
             case FaultKind.REMOTE_DOWN | FaultKind.DISK_FULL:
@@ -114,15 +121,23 @@ class FaultOrders:
             case _:
                 raise CannotInject(f"{fault.kind} is no fault of a node")
 
+    def _cut(self, seconds: float) -> None:
+        if self._cut_links is None:
+            raise CannotInject(
+                "no link of this node may be cut: its operator names them in "
+                f"{link_cut.VARIABLE}, and `ip` (iproute2) has to be there"
+            )
+        _soon(partial(self._cut_links, seconds))
+
     def _go_with_the_node(self) -> None:
         assert self._lose_node is not None
         shutil.rmtree(self._root, ignore_errors=True)
         self._lose_node()
 
     def _fail_storage(self, kind: FaultKind, until: float) -> None:
-        partial = self._root / f".{FAULT_FILE}.{os.getpid()}"
-        partial.write_text(json.dumps({"kind": kind.value, "until": until}))
-        partial.replace(self._root / FAULT_FILE)
+        written = self._root / f".{FAULT_FILE}.{os.getpid()}"
+        written.write_text(json.dumps({"kind": kind.value, "until": until}))
+        written.replace(self._root / FAULT_FILE)
 
 
 def _soon(deed: Callable[[], None]) -> None:

@@ -32,6 +32,9 @@ FOR_EVER_S = 1e9
 STORAGE_S = 10.0
 """How long the remote tier fails, if it was not said."""
 
+PARTITION_S = 10.0
+"""How long a link is down, if it was not said."""
+
 
 class InjectedError(Exception):
     """What an injected `raise` raises: to everybody else an error of the user's program."""
@@ -54,6 +57,7 @@ class FaultKind(StrEnum):
     BIT_FLIP = "bit_flip"
     AGENT_DEATH = "agent_death"
     NODE_LOSS = "node_loss"
+    PARTITION = "partition"
     XID = "xid"
     REMOTE_DOWN = "remote_down"
     DISK_FULL = "disk_full"
@@ -125,6 +129,11 @@ KINDS: Mapping[FaultKind, KindOfFault] = {
         "the rank's node is gone with all its memory (on the embedded cluster: its raylet)",
         victim=Victim.NODE,
     ),
+    FaultKind.PARTITION: _kind(
+        "the links of the rank's node are down (such as its operator has named for it)",
+        "duration_s",
+        victim=Victim.NODE,
+    ),
     FaultKind.XID: _kind(
         "the node's health probe sees an XID of its accelerator", "xid", victim=Victim.NODE
     ),
@@ -183,7 +192,7 @@ class Injection:
     at_step: int | None = None
     phase: str | None = None
     duration_s: float | None = None
-    """How long it lasts; None: for ever, of the remote tier `STORAGE_S`."""
+    """How long it lasts; None: for ever, of the remote tier `STORAGE_S`, of links `PARTITION_S`."""
     factor: float | None = None
     steps: int | None = None
     where: str | None = None

@@ -25,6 +25,7 @@ from holdfast_service.cluster_processes import CLUSTER_MARK
 from holdfast_workers.agent import NodeAgent
 from holdfast_workers.agent_config import AgentConfig
 from holdfast_workers.checkpoint.storage import StorageOptions
+from holdfast_workers.link_cut import link_cutter
 from holdfast_workers.messages import (
     AgentReport,
     Beat,
@@ -73,7 +74,9 @@ class AgentActor:
         self._supervisor_name = names.supervisor(seat.job_id)
         self._supervisor: Any = None
         node_id = context.get_node_id()
-        self._agent = NodeAgent(_config(seat, node_id), self._tell_supervisor, _lose_node())
+        self._agent = NodeAgent(
+            _config(seat, node_id), self._tell_supervisor, _lose_node(), cut_links=link_cutter()
+        )
         threading.Thread(target=self._start, name="agent-start", daemon=True).start()
 
     def report(self) -> AgentReport:
