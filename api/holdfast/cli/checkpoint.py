@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.table import Table
+from rich.text import Text
 
 from holdfast.cli import output
+from holdfast.cli.columns import Column
+from holdfast.cli.common import OPTIONS, SERVER, JobWord, Options, Server
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.jobs import SHORT_RETRY_S, Address, JobId, Json
 from holdfast.client import Client
 from holdfast.errors import HoldfastError
-from holdfast_service.views import CheckpointsView, CheckpointView
+from holdfast_service.views import CheckpointView
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 Step = Annotated[int | None, Parameter(help="Of which step; default: the newest.")]
 OneStep = Annotated[int, Parameter(help="Of which step.")]
+
+COLUMNS = (
+    Column("STEP", right=True),
+    Column("ATTEMPT", right=True, drop=1),
+    Column("BYTES", right=True),
+    Column("AGE", right=True),
+    Column("LOSS", right=True, drop=2),
+    Column("KEPT AS", least=8),
+    Column("STATE", least=8),
+)
 
 
 class NoCheckpoint(HoldfastError):
@@ -40,35 +53,35 @@ class CannotWrite(HoldfastError):
     status = 400
 
 
-def ls(job_id: JobId, /, *, json: Json = False, address: Address = None) -> ExitCode:
+def ls(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
     """List what a job can go on from, by tier."""
-    with Client(address, retry_s=SHORT_RETRY_S) as client:
-        found = client.checkpoints(job_id)
-    if json:
-        output.print_json(found)
+    with options.connect() as client:
+        found = client.checkpoints(client.find(job_word))
+    if output.results(options, [found]):
         return ExitCode.OK
     protected = found.memory.protected_step
     if protected is not None:
         output.console().print(f"in memory: step {protected}, on every rank's partner too")
-    output.console().print(_table(found))
+    rows = [_row(one) for one in found.remote if one.deleted_at is None]
+    if rows:
+        output.table(COLUMNS, rows, whole=options.wide)
+    else:
+        output.talk("no remote checkpoint")
     if found.storage_problem is not None:
-        output.stderr().print(f"the storage could not be asked: {found.storage_problem}")
+        output.talk(f"the storage could not be asked: {found.storage_problem}")
     return ExitCode.OK
 
 
-def verify(
-    job_id: JobId, /, *, step: Step = None, json: Json = False, address: Address = None
-) -> ExitCode:
+def verify(job_word: JobWord, /, *, step: Step = None, options: Options = OPTIONS) -> ExitCode:
     """Read every byte of a checkpoint. One that is bad is quarantined, and the exit code 1."""
-    with Client(address, retry_s=SHORT_RETRY_S) as client:
+    with options.connect() as client:
+        job_id = client.find(job_word)
         chosen = _step(client, job_id, step)
         with _progress("verifying") as progress:
             bar = progress.add_task(f"step {chosen}")
             for word in client.verify_checkpoint(job_id, chosen):
                 progress.update(bar, completed=word.read_bytes, total=word.nbytes)
-    if json:
-        output.print_json(word)
-    elif word.bad is None:
+    if not output.results(options, [word]) and word.bad is None:
         output.console().print(f"step {chosen}: every byte is as it was saved")
     if word.bad is None:
         return ExitCode.OK
@@ -76,36 +89,35 @@ def verify(
     return ExitCode.JOB_FAILED
 
 
-def pin(
-    job_id: JobId, /, *, step: Step = None, json: Json = False, address: Address = None
-) -> ExitCode:
+def pin(job_word: JobWord, /, *, step: Step = None, options: Options = OPTIONS) -> ExitCode:
     """Let nobody remove a checkpoint, whatever retention says; again is the same."""
-    with Client(address, retry_s=SHORT_RETRY_S) as client:
+    with options.connect() as client:
+        job_id = client.find(job_word)
         pinned = client.pin_checkpoint(job_id, _step(client, job_id, step))
-    output.print_json(pinned) if json else output.console().print(f"step {pinned.step} is pinned")
+    if not output.results(options, [pinned]):
+        output.console().print(f"step {pinned.step} is pinned")
     return ExitCode.OK
 
 
-def unpin(
-    job_id: JobId, /, *, step: OneStep, json: Json = False, address: Address = None
-) -> ExitCode:
+def unpin(job_word: JobWord, /, *, step: OneStep, options: Options = OPTIONS) -> ExitCode:
     """Leave a checkpoint to retention again; again is the same."""
-    with Client(address, retry_s=SHORT_RETRY_S) as client:
-        free = client.unpin_checkpoint(job_id, step)
-    output.print_json(free) if json else output.console().print(f"step {free.step} is not pinned")
+    with options.connect() as client:
+        free = client.unpin_checkpoint(client.find(job_word), step)
+    if not output.results(options, [free]):
+        output.console().print(f"step {free.step} is not pinned")
     return ExitCode.OK
 
 
-def rm(job_id: JobId, /, *, step: OneStep, address: Address = None) -> ExitCode:
+def rm(job_word: JobWord, /, *, step: OneStep, server: Server = SERVER) -> ExitCode:
     """Remove a checkpoint, unless it is pinned, needed, or all that the job has (4)."""
-    with Client(address, retry_s=SHORT_RETRY_S) as client:
-        client.remove_checkpoint(job_id, step)
-    output.stderr().print(f"step {step} is removed")
+    with server.connect() as client:
+        client.remove_checkpoint(client.find(job_word), step)
+    output.talk(f"step {step} is removed")
     return ExitCode.OK
 
 
 def export(
-    job_id: JobId,
+    job_word: JobWord,
     /,
     *,
     out: Annotated[Path, Parameter(name=("--output", "-o"), help="The file to write.")],
@@ -114,14 +126,15 @@ def export(
     names: Annotated[
         Literal["own", "hf"], Parameter(help="hf: as Hugging Face's LlamaForCausalLM has them.")
     ] = "own",
-    json: Json = False,
-    address: Address = None,
+    json: Annotated[bool, Parameter(negative="", help="JSON on stdout.")] = False,
+    server: Server = SERVER,
 ) -> ExitCode:
     """Write a model, whole and verified, to one file."""
     del format  # there is one so far; scripts say which they mean
-    with Client(address, retry_s=SHORT_RETRY_S) as client:
+    with server.connect() as client:
+        job_id = client.find(job_word)
         chosen = _step(client, job_id, step)
-        output.stderr().print(f"step {chosen} is verified first, which takes its time")
+        output.talk(f"step {chosen} is verified first, which takes its time")
         with _progress("exporting") as progress:
             bar = progress.add_task(f"step {chosen}")
             try:
@@ -141,11 +154,9 @@ def export(
     return ExitCode.OK
 
 
-def register(app: App) -> None:
-    group = App(name="checkpoint", help="List, verify, pin, remove and export checkpoints.")
-    for command in (ls, verify, pin, unpin, rm, export):
-        group.command(command)
-    app.command(group)
+group = App(name="checkpoint")
+for command in (ls, verify, pin, unpin, rm, export):
+    group.command(command)
 
 
 def _step(client: Client, job_id: str, given: int | None) -> int:
@@ -160,6 +171,14 @@ def _step(client: Client, job_id: str, given: int | None) -> int:
 
 def _progress(what: str) -> Progress:
     """A bar on stderr, where that is a terminal."""
+    from rich.progress import (  # late: slow to load, and two commands need it
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TransferSpeedColumn,
+    )
+
     console = output.stderr()
     return Progress(
         TextColumn(f"{what} {{task.description}}"),
@@ -172,22 +191,16 @@ def _progress(what: str) -> Progress:
     )
 
 
-def _table(found: CheckpointsView) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("STEP", "ATTEMPT", "BYTES", "AGE", "LOSS", "KEPT AS", "STATE"):
-        table.add_column(heading, no_wrap=True)
-    for one in found.remote:
-        if one.deleted_at is None:
-            table.add_row(
-                str(one.step),
-                str(one.attempt),
-                f"{one.nbytes:,}",
-                output.ago(one.saved_at),
-                output.number(one.metrics.get("loss"), ".4f"),
-                _kept_as(one),
-                _state(one),
-            )
-    return table
+def _row(one: CheckpointView) -> list[str | Text]:
+    return [
+        str(one.step),
+        str(one.attempt),
+        f"{one.nbytes:,}",
+        output.age(one.saved_at),
+        output.number(one.metrics.get("loss"), ".4f"),
+        _kept_as(one),
+        _state(one),
+    ]
 
 
 def _kept_as(one: CheckpointView) -> str:
@@ -197,7 +210,7 @@ def _kept_as(one: CheckpointView) -> str:
     return ", ".join(words) or "-"
 
 
-def _state(one: CheckpointView) -> str:
+def _state(one: CheckpointView) -> Text:
     if one.bad is not None:
-        return f"BAD: {one.bad}"
-    return "saved" if one.verified_at is None else f"verified {output.ago(one.verified_at)}"
+        return Text(f"BAD: {one.bad}", style="bold red")
+    return Text("saved" if one.verified_at is None else f"verified {output.ago(one.verified_at)}")

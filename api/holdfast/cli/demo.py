@@ -8,12 +8,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 import holdfast
 from holdfast.cli import output
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.jobs import UnreadableSpec, read_spec
+from holdfast.cli.submit import UnreadableSpec, read_spec
 
 EXAMPLE = "stdlib-lm.yaml"
 IMPATIENCE_S = 2.0
@@ -48,10 +48,6 @@ def demo(
     if json:
         output.print_json(_plain(verdict))
     return ExitCode.OK if verdict.passed else ExitCode.JOB_FAILED
-
-
-def register(app: App) -> None:
-    app.command(demo)
 
 
 def _example() -> Path:

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from holdfast import storms
 from holdfast.cli import output
+from holdfast.cli.common import OPTIONS, JobWord, NotUnderstood, Options, seconds
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.jobs import SHORT_RETRY_S, Address, JobId, Json
-from holdfast.client import Client
-from holdfast.errors import HoldfastError
 from holdfast_service.views import FaultView
 from holdfast_workers.injection import FaultKind
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|)")
-_UNITS_S = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
-
-
-class NotUnderstood(HoldfastError):
-    """The words of a storm or of a duration."""
-
-    code = "not_understood"
-    status = 400
-
 
 def inject(
-    job_id: JobId,
+    job_word: JobWord,
     kind: Annotated[FaultKind, Parameter(help="What is to happen; the table is in operations.md.")],
     /,
     *others: Annotated[FaultKind, Parameter(help="More kinds, for a storm.")],
@@ -46,8 +33,7 @@ def inject(
     ] = None,
     seed: Annotated[int, Parameter(help="Of the storm.")] = 0,
     for_: Annotated[str, Parameter(name="--for", help="How long it storms.")] = "5m",
-    json: Json = False,
-    address: Address = None,
+    options: Options = OPTIONS,
 ) -> ExitCode:
     """Inject a fault into a running job. The server must allow it: serve --allow-fault-injection.
 
@@ -55,9 +41,7 @@ def inject(
     """
 
     def tell(fault: FaultView) -> None:
-        if json:
-            output.print_json(fault)
-        else:
+        if not output.results(options, [fault]):
             what = " ".join(f"{name}={value}" for name, value in fault.fault.items())
             output.console().print(f"fault {fault.number}: {what}", markup=False)
 
@@ -65,7 +49,8 @@ def inject(
     if duration is not None:
         given["duration_s"] = seconds(duration)
     how = {name: value for name, value in given.items() if value is not None}
-    with Client(address, retry_s=SHORT_RETRY_S) as client:
+    with options.connect() as client:
+        job_id = client.find(job_word)
         if storm is None:
             for one in (kind, *others):
                 tell(client.inject(job_id, one, **how))
@@ -75,20 +60,8 @@ def inject(
         ranks = math.prod(client.get(job_id).spec["parallel"].values())
         coming = storms.strikes(_mtbf_s(storm), seed, (kind, *others), ranks)
         count = storms.blow(client, job_id, coming, seconds(for_), tell)
-    output.stderr().print(f"{count} faults")
+    output.talk(f"{count} faults")
     return ExitCode.OK
-
-
-def register(app: App) -> None:
-    app.command(inject)
-
-
-def seconds(words: str) -> float:
-    """`500ms`, `20s`, `5m`, `1h` or a plain number of seconds. Raises NotUnderstood."""
-    found = _DURATION.fullmatch(words)
-    if found is None:
-        raise NotUnderstood(f"{words!r} is no duration: write 500ms, 20s, 5m or 1h")
-    return float(found[1]) * _UNITS_S[found[2]]
 
 
 def _mtbf_s(words: str) -> float:

@@ -2,23 +2,63 @@
 
 0 done, or the job succeeded; 1 the job failed; 2 wrong usage or spec; 3 not found; 4 conflict;
 5 no server; 6 timeout; 7 the job was cancelled; 8 the server failed; 130 interrupted.
+
+A command's module is loaded when the command is called: `holdfast --help` loads none.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 
-import stamina.instrumentation
-from cyclopts import App, CycloptsError
-
-from holdfast.cli import checkpoint, demo, faults, jobs, node, output, server
-from holdfast.cli.exit_codes import ExitCode, of_error
-from holdfast.errors import HoldfastError
+from cyclopts import App, CycloptsError, Group
 
 EXIT_CODES = (
     "Exit codes: 0 done or job succeeded, 1 job failed, 2 wrong usage or spec, 3 not found, "
     "4 conflict, 5 no server, 6 timeout, 7 job cancelled, 8 server failed, 130 interrupted."
+)
+JOBS = Group("Jobs", sort_key=1)
+SEEN = Group("What happened to a job", sort_key=2)
+CLUSTER = Group("Server and cluster", sort_key=3)
+SETUP = Group("Set up", sort_key=4)
+HIDDEN = "__complete"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that is loaded when it is called: `<module of this package>:<function or App>`."""
+
+    name: str
+    where: str
+    group: Group
+    help: str
+
+
+COMMANDS = (
+    Command("submit", "submit:submit", JOBS, "Submit a job, or only try its spec (--dry-run)."),
+    Command("ls", "jobs:ls", JOBS, "List jobs, newest first."),
+    Command("top", "top:top", JOBS, "Watch the jobs, or the ranks of one, live."),
+    Command("wait", "jobs:wait", JOBS, "Wait until a job has ended; exit as it did."),
+    Command("pause", "jobs:pause", JOBS, "Let a job save its state and give its nodes back."),
+    Command("resume", "jobs:resume", JOBS, "Let a paused job go on, with the same bits."),
+    Command("cancel", "jobs:cancel", JOBS, "End a job; its last state is saved before."),
+    Command("describe", "jobs:describe", SEEN, "Show a job in full."),
+    Command("logs", "feeds:logs", SEEN, "Print what the ranks wrote."),
+    Command("events", "feeds:events", SEEN, "Print the numbered events of a job."),
+    Command("incidents", "incidents:incidents", SEEN, "List faults and what was done about them."),
+    Command("metrics", "metrics:metrics", SEEN, "Plot loss and other series in the terminal."),
+    Command("checkpoints", "checkpoint:ls", SEEN, "List what a job can go on from."),
+    Command("checkpoint", "checkpoint:group", SEEN, "List, verify, pin, remove, export."),
+    Command("inject", "faults:inject", SEEN, "Break something of a job on purpose."),
+    Command("serve", "server:serve", CLUSTER, "Run the control plane in the foreground."),
+    Command("nodes", "node:ls", CLUSTER, "List the cluster's nodes."),
+    Command("node", "node:group", CLUSTER, "List nodes, set them aside, take them back."),
+    Command("demo", "demo:demo", CLUSTER, "Train twice, hurt the second run: the same bits."),
+    Command("doctor", "doctor:doctor", SETUP, "Check this machine and the server; say what to do."),
+    Command("login", "config:login", SETUP, "Remember a server, and a token for it."),
+    Command("config", "config:group", SETUP, "Show what is set and by whom; choose a server."),
+    Command("completion", "completion:completion", SETUP, "Print completion for bash, zsh, fish."),
 )
 
 
@@ -27,26 +67,28 @@ def build() -> App:
         name="holdfast",
         help="Elastic, fault-tolerant training as a service.",
         help_epilogue=EXIT_CODES,
-        version_flags=[],
+        help_format="plaintext",
+        version=_version,
         result_action="return_value",
     )
-    server.register(app)
-    jobs.register(app)
-    checkpoint.register(app)
-    node.register(app)
-    faults.register(app)
-    demo.register(app)
+    for one in COMMANDS:
+        app.command(f"holdfast.cli.{one.where}", name=one.name, help=one.help, group=one.group)
+    app.command("holdfast.cli.completion:complete", name=HIDDEN, show=False)
     return app
 
 
 def run(arguments: list[str]) -> int:
     """The exit code of a command line."""
-    stamina.instrumentation.set_on_retry_hooks([])  # retries are no output of a command
+    from holdfast.cli.exit_codes import ExitCode, of_error  # late: `--help` needs none of it
+    from holdfast.errors import HoldfastError
+
     try:
         result = build()(arguments, exit_on_error=False, print_error=True)
     except CycloptsError:
         return ExitCode.USAGE
     except HoldfastError as error:
+        from holdfast.cli import output
+
         output.print_error(error)
         return of_error(error)
     except KeyboardInterrupt:
@@ -59,3 +101,9 @@ def run(arguments: list[str]) -> int:
 
 def main() -> None:
     sys.exit(run(sys.argv[1:]))
+
+
+def _version() -> str:
+    from importlib.metadata import version  # late: it is slow
+
+    return version("holdfast")

@@ -6,13 +6,12 @@ import time
 from typing import Annotated
 
 from cyclopts import App, Parameter
-from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli import output
+from holdfast.cli.columns import Column
+from holdfast.cli.common import OPTIONS, Options, seconds
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.jobs import SHORT_RETRY_S, Address, Json
-from holdfast.client import Client
 from holdfast_service.quarantine import Standing
 from holdfast_service.views import NodeView
 
@@ -20,42 +19,38 @@ NodeName = Annotated[str, Parameter(help="Name of the node, or the beginning of 
 
 SHOWN = 16
 """Characters of a node's name in a table: enough of it for the other commands."""
+COLUMNS = (
+    Column("NODE"),
+    Column("HOST", least=9),
+    Column("STATE"),
+    Column("CPUS", right=True),
+    Column("GPUS", right=True),
+    Column("JOBS", right=True),
+    Column("INCIDENTS", right=True, drop=1),
+    Column("SEEN"),
+    Column("REASON", least=6),
+)
 STYLES = {Standing.CORDONED: "magenta", Standing.QUARANTINED: "red"}
 
 
-def ls(*, json: Json = False, address: Address = None) -> ExitCode:
+def ls(*, options: Options = OPTIONS) -> ExitCode:
     """List the cluster's nodes, and which of them are set aside."""
-    with Client(address, retry_s=SHORT_RETRY_S) as client:
+    with options.connect() as client:
         found = client.nodes()
-    if json:
-        for node in found:
-            output.print_json(node)
+    if output.results(options, found):
         return ExitCode.OK
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("NODE", "HOST", "STATE", "CPUS", "GPUS", "JOBS", "INCIDENTS", "SEEN", "REASON"):
-        table.add_column(heading, no_wrap=True)
-    for node in found:
-        table.add_row(
-            node.id[:SHOWN],
-            node.host,
-            _state(node),
-            f"{node.cpus:g}",
-            f"{node.gpus:g}",
-            str(len(node.jobs)),
-            str(len(node.incidents)),
-            "now" if node.there else output.ago(node.last_seen),
-            Text(_reason(node)),
-        )
-    output.console().print(table)
+    if not found:
+        output.talk("no node was seen yet")
+        return ExitCode.OK
+    output.table(COLUMNS, [_row(node, options.wide) for node in found], whole=options.wide)
     return ExitCode.OK
 
 
-def describe(name: NodeName, /, *, json: Json = False, address: Address = None) -> ExitCode:
+def describe(name: NodeName, /, *, options: Options = OPTIONS) -> ExitCode:
     """Show one node: its health, its incidents, the jobs on it."""
-    with Client(address, retry_s=SHORT_RETRY_S) as client:
+    with options.connect() as client:
         node = client.node(name)
-    if json:
-        output.print_json(node)
+    if output.results(options, [node]):
         return ExitCode.OK
     out = output.console()
     out.print(Text.assemble((node.id, "bold"), "  ", _state(node), f"  {_reason(node)}"))
@@ -79,37 +74,47 @@ def cordon(
     /,
     *,
     reason: Annotated[str, Parameter(help="Why, for whoever finds it so.")],
-    for_s: Annotated[
-        float | None, Parameter(name="--for", help="Seconds; default: until it is uncordoned.")
+    for_: Annotated[
+        str | None,
+        Parameter(name="--for", help="7200, 30m, 2h, 1d; default: until it is uncordoned."),
     ] = None,
-    json: Json = False,
-    address: Address = None,
+    options: Options = OPTIONS,
 ) -> ExitCode:
     """Let no new rank be seated on a node; ranks leave it where a standby is."""
-    until = None if for_s is None else time.time() + for_s
-    with Client(address, retry_s=SHORT_RETRY_S) as client:
-        return _told(client.cordon(name, reason, until=until), json)
+    until = None if for_ is None else time.time() + seconds(for_)
+    with options.connect() as client:
+        return _told(client.cordon(name, reason, until=until), options)
 
 
-def uncordon(name: NodeName, /, *, json: Json = False, address: Address = None) -> ExitCode:
+def uncordon(name: NodeName, /, *, options: Options = OPTIONS) -> ExitCode:
     """Take a node back into use, whoever had set it aside; again is the same."""
-    with Client(address, retry_s=SHORT_RETRY_S) as client:
-        return _told(client.uncordon(name), json)
+    with options.connect() as client:
+        return _told(client.uncordon(name), options)
 
 
-def register(app: App) -> None:
-    group = App(name="node", help="List nodes, set them aside, take them back.")
-    for command in (ls, describe, cordon, uncordon):
-        group.command(command)
-    app.command(group)
+group = App(name="node")
+for command in (ls, describe, cordon, uncordon):
+    group.command(command)
 
 
-def _told(node: NodeView, json: bool) -> ExitCode:
-    if json:
-        output.print_json(node)
-    else:
+def _told(node: NodeView, options: Options) -> ExitCode:
+    if not output.results(options, [node]):
         output.console().print(Text.assemble(f"{node.id[:SHOWN]} is ", _state(node)))
     return ExitCode.OK
+
+
+def _row(node: NodeView, whole: bool) -> list[str | Text]:
+    return [
+        node.id if whole else node.id[:SHOWN],
+        node.host,
+        _state(node),
+        f"{node.cpus:g}",
+        f"{node.gpus:g}",
+        str(len(node.jobs)),
+        str(len(node.incidents)),
+        "now" if node.there else output.age(node.last_seen) + " ago",
+        _reason(node),
+    ]
 
 
 def _state(node: NodeView) -> Text:

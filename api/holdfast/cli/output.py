@@ -1,17 +1,24 @@
-"""What the commands print: results on stdout (JSON if asked), everything else on stderr."""
+"""What the commands print: results on stdout (JSON or YAML if asked), everything else on stderr.
+
+Where stdout is no terminal there is no colour and nothing is cut off: programs read it.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 from rich.console import Console
 from rich.text import Text
 
-from holdfast.errors import HoldfastError, InvalidSpec
+from holdfast.cli.columns import Column, lay
+from holdfast.cli.common import Format, Options
+from holdfast.client.names import short
+from holdfast.errors import ApiError, HoldfastError
 from holdfast_service.lifecycle import State
 
 STATE_STYLES = {
@@ -19,12 +26,16 @@ STATE_STYLES = {
     State.SUCCEEDED: "bold green",
     State.FAILED: "bold red",
     State.RECOVERING: "yellow",
+    State.RESIZING: "yellow",
     State.CANCELLING: "magenta",
     State.CANCELLED: "magenta",
+    State.PAUSING: "cyan",
+    State.PAUSED: "cyan",
 }
 
 
 WIDE = 200  # columns where no terminal says how many there are: nothing is cut off in a pipe
+BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
 def console() -> Console:
@@ -36,26 +47,73 @@ def stderr() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+def width() -> int | None:
+    """Cells of the terminal that stdout is; None: it is none."""
+    return console().width if sys.stdout.isatty() else None
+
+
+def results(options: Options, values: Iterable[Any]) -> bool:
+    """Print each value as a document, if documents were asked for; else False, and nothing."""
+    if not options.plain:
+        return False
+    for value in values:
+        print_yaml(value) if options.form is Format.YAML else print_json(value)
+    return True
+
+
 def print_json(value: Any) -> None:
     """One JSON document on one line, at once: a reader may be waiting for it."""
-    plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
-    sys.stdout.write(json.dumps(plain) + "\n")
+    sys.stdout.write(json.dumps(_plain(value)) + "\n")
     sys.stdout.flush()
+
+
+def print_yaml(value: Any) -> None:
+    """One YAML document, set off from the one before it."""
+    import yaml  # late: few commands need it
+
+    sys.stdout.write("---\n" + yaml.safe_dump(_plain(value), sort_keys=False, allow_unicode=True))
+    sys.stdout.flush()
+
+
+def table(
+    columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], *, whole: bool = False
+) -> None:
+    """Fitted to the terminal, or `whole`."""
+    console().print(lay(columns, rows, None if whole else width()))
+
+
+def talk(*lines: str | Text) -> None:
+    """To the person at the terminal, on stderr."""
+    out = stderr()
+    for line in lines:
+        out.print(line, markup=False)
 
 
 def print_error(error: HoldfastError) -> None:
     out = stderr()
-    summary = error.summary if isinstance(error, InvalidSpec) else error
+    summary = error.summary if isinstance(error, ApiError) else error
     out.print(Text.assemble(("error", "bold red"), f" ({error.code}): {summary}"))
-    if isinstance(error, InvalidSpec):
+    if isinstance(error, ApiError):
         for fault in error.faults:
             out.print(
                 Text.assemble("  ", (fault["path"] or "spec", "bold"), f": {fault['message']}")
             )
 
 
+def ids(whole: Sequence[str], *, wide: bool = False) -> list[str]:
+    """As they are shown: on a terminal as short as still tells them apart, else whole."""
+    return list(whole) if wide or not sys.stdout.isatty() else short(whole)
+
+
 def state_text(state: State) -> Text:
     return Text(state.value, style=STATE_STYLES.get(state, ""))
+
+
+def bar(share: float, cells: int) -> str:
+    """A bar of so many cells, drawn in eighths."""
+    eighths = round(max(0.0, min(1.0, share)) * cells * 8)
+    whole, rest = divmod(eighths, 8)
+    return (BLOCKS[8] * whole + (BLOCKS[rest] if rest else "")).ljust(cells)
 
 
 def seconds(value: float | None) -> str:
@@ -71,8 +129,37 @@ def seconds(value: float | None) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+def brief(value: float | None) -> str:
+    """A duration in a table: 8s, 12m, 3h05, 2d04h."""
+    if value is None:
+        return "-"
+    whole = round(value)
+    if whole < 120:
+        return f"{whole}s"
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if minutes < 120:
+        return f"{minutes}m"
+    if hours < 48:
+        return f"{hours}h{minutes % 60:02}"
+    return f"{days}d{hours % 24:02}h"
+
+
+def count(value: float | None) -> str:
+    """A large number in a table: 950, 12.3k, 4.56M."""
+    if value is None:
+        return "-"
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            return f"{value / (1e3 if unit == 'k' else limit):.3g}{unit}"
+    return f"{value:.0f}"
+
+
 def ago(at: float | None) -> str:
     return "-" if at is None else f"{seconds(max(0.0, time.time() - at))} ago"
+
+
+def age(at: float | None) -> str:
+    return "-" if at is None else brief(max(0.0, time.time() - at))
 
 
 def clock(at: float) -> str:
@@ -81,3 +168,7 @@ def clock(at: float) -> str:
 
 def number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value

@@ -8,13 +8,11 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import structlog
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from holdfast.cli import output
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.schemas import ServerFile
-from holdfast_service.settings import Settings
 
 
 def serve(
@@ -44,6 +42,7 @@ def serve(
     Every option with a value can be given as HOLDFAST_<OPTION> in the environment instead.
     """
     from holdfast import serve as server  # late: it loads the whole service
+    from holdfast_service.settings import Settings
 
     given: dict[str, Any] = {
         "host": host,
@@ -73,11 +72,9 @@ def serve(
     return ExitCode.OK
 
 
-def register(app: App) -> None:
-    app.command(serve)
-
-
 def _configure_logging() -> None:
+    import structlog  # late, as above
+
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     structlog.configure(
         processors=[
@@ -89,10 +86,6 @@ def _configure_logging() -> None:
             if sys.stderr.isatty()
             else structlog.processors.JSONRenderer(),
         ],
-        logger_factory=_to_stderr,
+        # Written to what is stderr when a logger is made, not when logging was set up.
+        logger_factory=lambda *_names: structlog.PrintLogger(sys.stderr),
     )
-
-
-def _to_stderr(*_names: object) -> structlog.PrintLogger:
-    """A logger that writes to what is stderr when it is made, not when logging was set up."""
-    return structlog.PrintLogger(sys.stderr)

@@ -1,27 +1,99 @@
-"""Finds the server: what was given, the environment, the data directory's `server.json`, 8642."""
+"""Finds the server, and says where it was named.
+
+In this order: the argument; HOLDFAST_ADDRESS; a context by argument or HOLDFAST_CONTEXT; the
+`server.json` of a data directory that was named; the current context; the `server.json` in
+~/.holdfast; port 8642 of this machine.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.client import config
 from holdfast.schemas import SERVER_FILE, ServerFile
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8642"
 ADDRESS_VARIABLE = "HOLDFAST_ADDRESS"
+CONTEXT_VARIABLE = "HOLDFAST_CONTEXT"
 DATA_DIR_VARIABLE = "HOLDFAST_DATA_DIR"
+TOKEN_VARIABLE = "HOLDFAST_TOKEN"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server to talk to."""
+
+    address: str
+    """Base URL, without a slash at its end."""
+    source: str
+    """Who named it, for people."""
+    token: str | None = None
+    token_source: str = ""
 
 
 def resolve(address: str | None = None, data_dir: Path | None = None) -> str:
     """The base URL to talk to, without a slash at its end."""
-    found = address or os.environ.get(ADDRESS_VARIABLE) or _written(data_dir) or DEFAULT_ADDRESS
-    if "://" not in found:
-        found = f"http://{found}"
-    return found.rstrip("/")
+    return find(address, data_dir=data_dir).address
 
 
-def _written(data_dir: Path | None) -> str | None:
-    folder = data_dir or Path(os.environ.get(DATA_DIR_VARIABLE) or Path.home() / ".holdfast")
+def find(
+    address: str | None = None,
+    *,
+    context: str | None = None,
+    data_dir: Path | None = None,
+    token: str | None = None,
+) -> Server:
+    """The server that is meant, and the token for it. Raises InvalidConfig.
+
+    A context's token goes to that context's address and nowhere else.
+    """
+    found, source = _named(address, context, data_dir)
+    found = normal(found)
+    if token is not None:
+        return Server(found, source, token, "argument")
+    if given := os.environ.get(TOKEN_VARIABLE):
+        return Server(found, source, given, TOKEN_VARIABLE)
+    for name, known in config.load().contexts.items():
+        if known.token is not None and normal(known.address) == found:
+            return Server(found, source, known.token, f"context {name}")
+    return Server(found, source)
+
+
+def normal(address: str) -> str:
+    """`127.0.0.1:8642/` as `http://127.0.0.1:8642`."""
+    return (address if "://" in address else f"http://{address}").rstrip("/")
+
+
+def _named(address: str | None, context: str | None, data_dir: Path | None) -> tuple[str, str]:
+    return next(_candidates(address, context, data_dir))
+
+
+def _candidates(
+    address: str | None, context: str | None, data_dir: Path | None
+) -> Iterator[tuple[str, str]]:
+    """Those that are named, the first one counts; looked for one after the other."""
+    if address:
+        yield address, "argument"
+    if context is None and (given := os.environ.get(ADDRESS_VARIABLE)):
+        yield given, ADDRESS_VARIABLE
+    if name := context or os.environ.get(CONTEXT_VARIABLE):
+        yield config.load().context(name).address, f"context {name}"
+    folder = data_dir or os.environ.get(DATA_DIR_VARIABLE)
+    if folder and (written := _written(Path(folder))):
+        yield written, str(Path(folder) / SERVER_FILE)
+    stored = config.load()
+    if stored.current is not None:
+        yield stored.context(stored.current).address, f"context {stored.current}"
+    home = Path.home() / ".holdfast"
+    if not folder and (written := _written(home)):
+        yield written, str(home / SERVER_FILE)
+    yield DEFAULT_ADDRESS, "default"
+
+
+def _written(folder: Path) -> str | None:
     try:
         return ServerFile.model_validate_json((folder / SERVER_FILE).read_text()).address
     except (OSError, ValueError):

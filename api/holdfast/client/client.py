@@ -1,22 +1,25 @@
 """`holdfast.Client`: what the REST API offers, as Python calls and values.
 
+`client.jobs` gives jobs as objects, which is how programs are written most easily; the methods of
+the client itself take ids and return plain values, one for each request that there is.
+
 Every call retries while the server cannot be reached, for `retry_s`: all of them may be repeated
 (a submission carries an idempotency key). Errors are those of `holdfast.errors`.
 """
 
 from __future__ import annotations
 
+import builtins
 import time
-import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote
-
-from pydantic import TypeAdapter
 
 from holdfast.client import address as addresses
+from holdfast.client import calls, names
+from holdfast.client.calls import PAGE, Document, LogFilter
+from holdfast.client.jobs import Jobs
 from holdfast.client.transport import Transport
 from holdfast.errors import WaitTimeout, unfinished
 from holdfast.schemas import Readiness
@@ -25,45 +28,48 @@ from holdfast_service.views import (
     AttemptView,
     CheckpointsView,
     CheckpointView,
-    DigestPage,
     EventPage,
     EventView,
     FaultView,
     IncidentView,
-    JobPage,
     JobView,
     LogLineView,
     LogPage,
-    MetricPage,
     MetricPoint,
-    NodePage,
     NodeView,
     VerificationView,
 )
 
-PAGE = 1000
-NODES = "/api/v1/nodes"
-_ATTEMPTS = TypeAdapter(list[AttemptView])
-_FAULTS = TypeAdapter(list[FaultView])
-_INCIDENTS = TypeAdapter(list[IncidentView])
-
 
 class Client:
-    """A connection to one server; close it, or use it in a `with` statement. One thread each."""
+    """A connection to one server; close it, or use it in a `with` statement. One thread each.
+
+    `context` names a server of the user's configuration (`holdfast login`), `token` is sent as a
+    bearer token. See `holdfast.client.address` for which server is meant where none is named.
+    """
 
     def __init__(
         self,
         address: str | None = None,
         *,
+        context: str | None = None,
+        token: str | None = None,
         data_dir: Path | None = None,
         timeout_s: float = 30.0,
         retry_s: float = 10.0,
     ) -> None:
-        self._transport = Transport(addresses.resolve(address, data_dir), timeout_s, retry_s)
+        server = addresses.find(address, context=context, data_dir=data_dir, token=token)
+        self._transport = Transport(server.address, timeout_s, retry_s, server.token)
+        self.server = server
 
     @property
     def address(self) -> str:
         return self._transport.address
+
+    @property
+    def jobs(self) -> Jobs:
+        """Jobs as objects: `client.jobs.submit(...)`, `.get(...)`, `.list(...)`."""
+        return Jobs(self)
 
     def close(self) -> None:
         self._transport.close()
@@ -79,48 +85,51 @@ class Client:
     ) -> None:
         self.close()
 
-    def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> JobView:
+    def submit(self, spec: Document, *, idempotency_key: str | None = None) -> JobView:
         """Submit a job. Raises InvalidSpec with every fault; Conflict for a key used otherwise."""
-        headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
-        return JobView.model_validate(
-            self._transport.call("POST", "/api/v1/jobs", body=dict(spec), headers=headers)
-        )
+        return self._transport.call(calls.submit(spec, idempotency_key))
+
+    def validate(self, spec: Document) -> dict[str, Any]:
+        """What a spec resolves to, its defaults filled in; makes nothing. Raises InvalidSpec."""
+        return self._transport.call(calls.validate(spec))
 
     def list(
         self, *, state: Collection[str] | None = None, name: str | None = None
     ) -> Iterator[JobView]:
         """Newest first; pages are fetched as they are needed."""
-        cursor: str | None = None
-        while True:
-            params = {"cursor": cursor, "state": list(state) if state else None, "name": name}
-            page = JobPage.model_validate(
-                self._transport.call("GET", "/api/v1/jobs", params=params)
-            )
-            yield from page.jobs
-            cursor = page.next_cursor
-            if cursor is None:
-                return
+        return self._transport.pages(calls.jobs(state, name))
+
+    def find(self, word: str) -> str:
+        """The id of the job that `word` means: its name, its id, or the beginning of the id.
+
+        Raises AmbiguousName, JobNotFound; an id that is complete is not looked up.
+        """
+        if names.is_id(word):
+            return word
+        return names.chosen(word, self._transport.pages(calls.candidates(word))).id
+
+    def candidates(self, word: str = "", limit: int = 500) -> builtins.list[names.Candidate]:
+        """Jobs whose name holds `word` or whose id begins so, newest first."""
+        found = self._transport.pages(calls.candidates(word))
+        return [one for _, one in zip(range(limit), found, strict=False)]
 
     def get(self, job_id: str) -> JobView:
-        return JobView.model_validate(self._get(job_id))
+        return self._transport.call(calls.job(job_id))
 
     def cancel(self, job_id: str, *, now: bool = False) -> JobView:
         """Ask for the end of a job; its last state is saved before, unless `now`.
 
         Raises Conflict if it ended otherwise.
         """
-        params = {"now": True} if now else None
-        return JobView.model_validate(
-            self._transport.call("POST", _path(job_id, "/cancel"), params=params)
-        )
+        return self._transport.call(calls.cancel(job_id, now))
 
     def pause(self, job_id: str) -> JobView:
         """Ask a job to save its state and leave the cluster. Raises Conflict if it has ended."""
-        return JobView.model_validate(self._transport.call("POST", _path(job_id, "/pause")))
+        return self._transport.call(calls.pause(job_id))
 
     def resume(self, job_id: str) -> JobView:
         """Let a paused job go on from its newest checkpoint. Raises Conflict if it has ended."""
-        return JobView.model_validate(self._transport.call("POST", _path(job_id, "/resume")))
+        return self._transport.call(calls.resume(job_id))
 
     def wait(self, job_id: str, timeout_s: float | None = None, poll_s: float = 0.5) -> JobView:
         """The job once it has ended, however it did. Raises WaitTimeout."""
@@ -135,49 +144,41 @@ class Client:
 
     def attempts(self, job_id: str) -> Sequence[AttemptView]:
         """Oldest first."""
-        return _ATTEMPTS.validate_python(self._get(job_id, "/attempts"))
+        return self._transport.call(calls.attempts(job_id))
 
     def incidents(self, job_id: str) -> Sequence[IncidentView]:
         """Oldest first."""
-        return _INCIDENTS.validate_python(self._get(job_id, "/incidents"))
+        return self._transport.call(calls.incidents(job_id))
 
     def inject(
         self, job_id: str, kind: str, *, idempotency_key: str | None = None, **how: Any
     ) -> FaultView:
         """Break something of a job on purpose; `how`: rank, at_step, phase and what the kind takes.
 
-        Raises ApiError with the code `injection_disabled` where the server does not allow it.
+        Raises InjectionDisabled where the server does not allow it.
         """
-        headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
-        body = {"kind": str(kind), **how}
-        path = _path(job_id, "/faults")
-        return FaultView.model_validate(
-            self._transport.call("POST", path, body=body, headers=headers)
-        )
+        return self._transport.call(calls.inject(job_id, kind, idempotency_key, how))
 
     def faults(self, job_id: str) -> Sequence[FaultView]:
         """Those that were injected, oldest first."""
-        return _FAULTS.validate_python(self._get(job_id, "/faults"))
+        return self._transport.call(calls.faults(job_id))
 
     def goodput(self, job_id: str) -> GoodputView:
         """Where the job's time went, so far or in all."""
-        return GoodputView.model_validate(self._get(job_id, "/goodput"))
+        return self._transport.call(calls.goodput(job_id))
 
     def checkpoints(self, job_id: str) -> CheckpointsView:
         """What the job can go on from, by tier."""
-        return CheckpointsView.model_validate(self._get(job_id, "/checkpoints"))
+        return self._transport.call(calls.checkpoints(job_id))
 
     def verify_checkpoint(self, job_id: str, step: int) -> Iterator[VerificationView]:
         """Have every byte read; how far it is, as it comes. The last word has `done`.
 
         Raises ServerError if it could not be finished, ServerUnreachable if it was cut off.
         """
-        path = _path(job_id, f"/checkpoints/{step}/verify")
         done = False
-        for line in self._transport.lines("POST", path):
-            word = VerificationView.model_validate_json(line)
-            if word.problem is not None:
-                raise unfinished(word.problem)
+        for line in self._transport.lines(*calls.verification(job_id, step)):
+            word = calls.verified(line)
             yield word
             done = word.done
         if not done:
@@ -185,16 +186,14 @@ class Client:
 
     def pin_checkpoint(self, job_id: str, step: int) -> CheckpointView:
         """Let nobody remove it; again is the same."""
-        path = _path(job_id, f"/checkpoints/{step}/pin")
-        return CheckpointView.model_validate(self._transport.call("PUT", path))
+        return self._transport.call(calls.pin(job_id, step))
 
     def unpin_checkpoint(self, job_id: str, step: int) -> CheckpointView:
-        path = _path(job_id, f"/checkpoints/{step}/pin")
-        return CheckpointView.model_validate(self._transport.call("DELETE", path))
+        return self._transport.call(calls.unpin(job_id, step))
 
     def remove_checkpoint(self, job_id: str, step: int) -> None:
         """Raises Conflict for one that is pinned, needed, or all that a job has."""
-        self._transport.call("DELETE", _path(job_id, f"/checkpoints/{step}"))
+        self._transport.call(calls.remove_checkpoint(job_id, step))
 
     def export_checkpoint(
         self,
@@ -210,37 +209,36 @@ class Client:
         The server verifies every byte first, which takes its time. `target` appears whole or not
         at all. `on_bytes` is told the bytes written, and of how many.
         """
-        params = {"format": "safetensors", "names": "hf" if hugging_face else "own"}
-        path = _path(job_id, f"/checkpoints/{step}/export")
+        path, params = calls.export(job_id, step, hugging_face)
         return self._transport.download(path, params, target, on_bytes)
 
     def nodes(self) -> Sequence[NodeView]:
         """Every node that was ever seen, those that are there first."""
-        return NodePage.model_validate(self._transport.call("GET", NODES)).nodes
+        return self._transport.call(calls.nodes())
 
     def node(self, name: str) -> NodeView:
         """By its name, or the beginning of it."""
-        return NodeView.model_validate(self._transport.call("GET", _node(name)))
+        return self._transport.call(calls.node(name))
 
     def cordon(self, name: str, reason: str, *, until: float | None = None) -> NodeView:
         """Let no new rank be seated there, until a time (Unix seconds) or until it is lifted."""
-        body = {"reason": reason, "until": until}
-        return NodeView.model_validate(
-            self._transport.call("POST", _node(name, "/cordon"), body=body)
-        )
+        return self._transport.call(calls.cordon(name, reason, until))
 
     def uncordon(self, name: str) -> NodeView:
         """Take it back, whoever had set it aside; again is the same."""
-        return NodeView.model_validate(self._transport.call("POST", _node(name, "/uncordon")))
+        return self._transport.call(calls.uncordon(name))
 
     def events(self, job_id: str, after: int = 0, limit: int = 200) -> EventPage:
-        params = {"after": after, "limit": limit}
-        return EventPage.model_validate(self._get(job_id, "/events", params))
+        """One page of them."""
+        return self._transport.call(calls.events(job_id, after, limit))
+
+    def all_events(self, job_id: str, after: int = 0) -> Iterator[EventView]:
+        """Those that there are; pages are fetched as they are needed."""
+        return self._transport.pages(calls.all_events(job_id, after))
 
     def follow(self, job_id: str, after: int = 0) -> Iterator[EventView]:
         """Events as they come, until the job is over; resumes where a connection broke."""
-        for message in self._transport.stream(_path(job_id, "/events"), after):
-            yield EventView.model_validate_json(message.payload)
+        return self._transport.follow(calls.event_feed(job_id, after))
 
     def logs(
         self,
@@ -252,8 +250,15 @@ class Client:
         limit: int = PAGE,
         tail: int | None = None,
     ) -> LogPage:
-        params = {"rank": rank, "attempt": attempt, "after": after, "limit": limit, "tail": tail}
-        return LogPage.model_validate(self._get(job_id, "/logs", params))
+        """One page of what the ranks wrote."""
+        wanted = LogFilter(rank=rank, attempt=attempt)
+        return self._transport.call(calls.logs(job_id, wanted, after, limit, tail))
+
+    def all_logs(
+        self, job_id: str, wanted: LogFilter | None = None, *, tail: int | None = None
+    ) -> Iterator[LogLineView]:
+        """The lines that there are, or the last `tail`; pages are fetched as they are needed."""
+        return self._transport.pages(calls.all_logs(job_id, wanted or LogFilter(), tail=tail))
 
     def follow_logs(
         self,
@@ -261,54 +266,32 @@ class Client:
         *,
         rank: int | None = None,
         attempt: int | None = None,
+        since: float | None = None,
+        grep: str | None = None,
+        level: str | None = None,
         after: int = 0,
         tail: int | None = None,
     ) -> Iterator[LogLineView]:
-        """Lines as they come, until the job is over."""
-        params = {"rank": rank, "attempt": attempt, "tail": tail}
-        for message in self._transport.stream(_path(job_id, "/logs"), after, params):
-            yield LogLineView.model_validate_json(message.payload)
+        """Lines as they come, until the job is over; resumes where a connection broke."""
+        wanted = LogFilter(rank, attempt, since, grep, level)
+        return self._transport.follow(calls.log_feed(job_id, wanted, after, tail))
 
     def metrics(
         self, job_id: str, names: Collection[str] | None = None, after_step: int = 0
     ) -> Iterator[MetricPoint]:
         """One point per committed step; pages are fetched as they are needed."""
-        while True:
-            params = {
-                "name": list(names) if names else None,
-                "after_step": after_step,
-                "limit": PAGE,
-            }
-            page = MetricPage.model_validate(self._get(job_id, "/metrics", params))
-            yield from page.points
-            if not page.more:
-                return
-            after_step = page.last_step
+        return self._transport.pages(calls.metrics(job_id, names, after_step))
+
+    def thinned_metrics(
+        self, job_id: str, names: Collection[str] | None = None, *, most: int
+    ) -> Sequence[MetricPoint]:
+        """The whole series in at most so many points, the last one always among them."""
+        return self._transport.call(calls.thinned_metrics(job_id, names, most)).points
 
     def digests(self, job_id: str) -> dict[int, str]:
         """Digest of the whole state after each step."""
-        found: dict[int, str] = {}
-        after_step = 0
-        while True:
-            page = DigestPage.model_validate(
-                self._get(job_id, "/digests", {"after_step": after_step})
-            )
-            found |= page.digests
-            if not page.more:
-                return found
-            after_step = page.last_step
+        return dict(self._transport.pages(calls.digests(job_id)))
 
     def ready(self) -> Readiness:
         """Raises ServerError if a part of the control plane is not well."""
-        return Readiness.model_validate(self._transport.call("GET", "/readyz"))
-
-    def _get(self, job_id: str, what: str = "", params: dict[str, Any] | None = None) -> Any:
-        return self._transport.call("GET", _path(job_id, what), params=params)
-
-
-def _path(job_id: str, what: str) -> str:
-    return f"/api/v1/jobs/{quote(job_id, safe='')}{what}"
-
-
-def _node(name: str, what: str = "") -> str:
-    return f"{NODES}/{quote(name, safe='')}{what}"
+        return self._transport.call(calls.ready())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -13,20 +13,35 @@ class Message:
     payload: str
 
 
-def messages(lines: Iterable[str]) -> Iterator[Message]:
-    """Whole messages only: one cut off by a broken connection is not given out."""
-    number, event, payload = 0, "", list[str]()
-    for line in lines:
+@dataclass
+class Reader:
+    """Takes lines one by one, gives out whole messages only."""
+
+    _number: int = 0
+    _event: str = ""
+    _payload: list[str] = field(default_factory=list)
+
+    def take(self, line: str) -> Message | None:
+        """The message that this line completes, if it does."""
         if not line:
-            if payload:
-                yield Message(number, event, "\n".join(payload))
-            event, payload = "", []
-            continue
+            done = Message(self._number, self._event, "\n".join(self._payload))
+            whole = bool(self._payload)
+            self._event, self._payload = "", []
+            return done if whole else None
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if name == "id" and value.isdigit():
-            number = int(value)
+            self._number = int(value)
         elif name == "event":
-            event = value
+            self._event = value
         elif name == "data":
-            payload.append(value)
+            self._payload.append(value)
+        return None
+
+
+def messages(lines: Iterable[str]) -> Iterator[Message]:
+    """Whole messages only: one cut off by a broken connection is not given out."""
+    reader = Reader()
+    for line in lines:
+        if (message := reader.take(line)) is not None:
+            yield message

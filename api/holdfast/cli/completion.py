@@ -1,0 +1,152 @@
+"""`completion`: what a shell needs to complete commands, options and the names of living jobs.
+
+The shells' parts are a few lines: they hand the words over to `holdfast __complete`, which answers
+with a candidate per line, a tab and what it is. It keeps quiet about whatever goes wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from holdfast.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from cyclopts import App
+
+SERVER_S = 1.0
+MOST_JOBS = 200
+
+BASH = """\
+_holdfast() {
+    local IFS=$'\\n' word=${COMP_WORDS[COMP_CWORD]} found
+    found=$(holdfast __complete "${COMP_WORDS[@]:1:COMP_CWORD-1}" "$word" 2>/dev/null | cut -f1)
+    COMPREPLY=($(compgen -W "$found" -- "$word"))
+    [ ${#COMPREPLY[@]} -eq 0 ] && COMPREPLY=($(compgen -f -- "$word"))
+}
+complete -F _holdfast holdfast
+"""
+ZSH = """\
+#compdef holdfast
+_holdfast() {
+    local -a found
+    local line
+    for line in "${(@f)$(holdfast __complete "${(@)words[2,CURRENT]}" 2>/dev/null)}"; do
+        [[ -n $line ]] && found+=("${${line%%$'\\t'*}//:/\\\\:}:${line#*$'\\t'}")
+    done
+    if (( ${#found} )); then _describe holdfast found; else _files; fi
+}
+compdef _holdfast holdfast
+"""
+FISH = """\
+function __holdfast_complete
+    set -l words (commandline -opc) (commandline -ct)
+    holdfast __complete $words[2..-1] 2>/dev/null
+end
+complete -c holdfast -a '(__holdfast_complete)'
+"""
+SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+
+
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Whose.")], /
+) -> ExitCode:
+    """Print the completion of a shell, with the names of living jobs.
+
+    bash: source <(holdfast completion bash), in ~/.bashrc. zsh: the same in ~/.zshrc, after
+    compinit. fish: holdfast completion fish > ~/.config/fish/completions/holdfast.fish
+    """
+    sys.stdout.write(SCRIPTS[shell])
+    return ExitCode.OK
+
+
+def complete(
+    *words: Annotated[str, Parameter(allow_leading_hyphen=True)],
+) -> ExitCode:
+    """For the shells: candidates for the last of the words."""
+    with contextlib.suppress(Exception):  # a shell has no use for what goes wrong
+        for candidate, what in candidates(words):
+            sys.stdout.write(f"{candidate}\t{what}\n")
+    return ExitCode.OK
+
+
+def candidates(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """What may stand where the last word is (which may be empty), and what each is."""
+    from holdfast.cli.main import COMMANDS, build  # late: it names this module
+
+    *before, begun = words or [""]
+    if not before:
+        yield from ((one.name, one.help) for one in COMMANDS if one.name.startswith(begun))
+        return
+    app, path = build(), list(before)
+    while path and path[0] in app and not path[0].startswith("-"):
+        app = app[path.pop(0)]
+    yield from _of_command(app, path, begun)
+
+
+def _of_command(app: App, given: Sequence[str], begun: str) -> Iterator[tuple[str, str]]:
+    arguments = list(app.assemble_argument_collection()) if app.default_command else []
+    by_name = {name: one for one in arguments for name in one.names if name.startswith("-")}
+    expecting = by_name.get(given[-1]) if given else None
+    if expecting is not None and expecting.hint is not bool:
+        choices = (str(one) for one in expecting.get_choices() or ())
+        yield from ((one, "") for one in choices if one.startswith(begun))
+        return
+    if begun.startswith("-"):
+        for name, one in by_name.items():
+            if name.startswith(begun) and name.startswith("--"):
+                yield name, (one.parameter.help or "").split("\n")[0]
+        return
+    if not given:
+        for name in app:
+            if not name.startswith("-") and name.startswith(begun):
+                yield name, app[name].help.split("\n")[0]
+    positionals = [one for one in arguments if not any(n.startswith("-") for n in one.names)]
+    place = _place(given, by_name)
+    if place >= len(positionals):
+        return
+    wanted = positionals[place]
+    if "JOB" in wanted.names:
+        yield from jobs(begun)
+    else:
+        choices = (str(one) for one in wanted.get_choices() or ())
+        yield from ((one, "") for one in choices if one.startswith(begun))
+
+
+def _place(given: Sequence[str], by_name: Mapping[str, object]) -> int:
+    """How many positional words stand there already."""
+    place, skip = 0, False
+    for word in given:
+        if skip:
+            skip = False
+        elif word.startswith("-") and word != "-":
+            option = by_name.get(word)
+            skip = option is not None and getattr(option, "hint", bool) is not bool
+        else:
+            place += 1
+    return place
+
+
+def jobs(begun: str) -> Iterator[tuple[str, str]]:
+    """Names that one job alone has, ids of the others; living ones first."""
+    from collections import Counter
+
+    from holdfast.client import Client
+    from holdfast.client.names import short
+    from holdfast_service.lifecycle import State
+
+    address = os.environ.get("HOLDFAST_ADDRESS")
+    with Client(address, retry_s=0.0, timeout_s=SERVER_S) as client:
+        found = client.candidates(begun, limit=MOST_JOBS)
+    found.sort(key=lambda one: State(one.state).terminal)
+    named = Counter(one.name for one in found)
+    for prefix, one in zip(short([one.id for one in found]), found, strict=True):
+        if named[one.name] == 1 and one.name.startswith(begun):
+            yield one.name, one.state
+        elif one.id.startswith(begun):
+            yield prefix, f"{one.name} {one.state}"

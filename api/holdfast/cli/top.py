@@ -1,0 +1,99 @@
+"""`top`: the jobs of a server, or the ranks of one job, drawn anew each second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.text import Text
+
+from holdfast.cli import output, top_view
+from holdfast.cli.common import LONG_RETRY_S, OPTIONS, Options
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.client import Client
+from holdfast.errors import ServerUnreachable
+from holdfast_service.lifecycle import TERMINAL, State
+from holdfast_service.views import JobView
+
+MOST_JOBS = 200
+RECENT_POINTS = 120
+SHORTEST_S = 0.2
+
+
+def top(
+    job_word: Annotated[
+        str | None,
+        Parameter(name="JOB", help="The ranks of this one; default: all living jobs."),
+    ] = None,
+    /,
+    *,
+    every: Annotated[float, Parameter(help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, Parameter(negative="", help="Look once, and print it.")] = False,
+    options: Options = OPTIONS,
+) -> ExitCode:
+    """Watch jobs live until Ctrl-C. Where stdout is no terminal it looks once."""
+    with options.connect(LONG_RETRY_S) as client:
+        job_id = None if job_word is None else client.find(job_word)
+
+        def look() -> Text:
+            width = output.width() or output.WIDE
+            return _jobs(client, width) if job_id is None else _job(client, job_id, width)
+
+        if options.plain:
+            output.results(options, _living(client) if job_id is None else [client.get(job_id)])
+        elif once or output.width() is None:
+            output.console().print(look())
+        else:
+            _live(look, max(SHORTEST_S, every))
+    return ExitCode.OK
+
+
+def _live(look: Callable[[], Text], every_s: float) -> None:
+    """On a screen of its own, which is gone afterwards; the last look stays in the terminal."""
+    from rich.live import Live  # late: one command needs it
+
+    console = Console(highlight=False)
+    shown = look()
+    try:
+        with Live(shown, console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                shown = _fitted(look(), console.height)
+                live.update(shown, refresh=True)
+                time.sleep(every_s)
+    except KeyboardInterrupt:
+        output.console().print(shown)
+
+
+def _fitted(shown: Text, height: int) -> Text:
+    """What does not fit the screen is counted, and not shown."""
+    lines = shown.split("\n")
+    if len(lines) <= height:
+        return shown
+    kept = Text("\n").join(lines[: height - 1])
+    return kept.append(f"\n… and {len(lines) - height + 1} more lines", style="dim")
+
+
+def _living(client: Client) -> Sequence[JobView]:
+    states = [state.value for state in State if state not in TERMINAL]
+    found = client.list(state=states)
+    return [job for job, _ in zip(found, range(MOST_JOBS), strict=False)]
+
+
+def _jobs(client: Client, width: int) -> Text:
+    return top_view.jobs(_living(client), client.nodes(), client.address, time.time(), width)
+
+
+def _job(client: Client, job_id: str, width: int) -> Text:
+    job = client.get(job_id)
+    after = max(0, job.progress.step - RECENT_POINTS)
+    try:
+        points = list(client.metrics(job_id, ["loss", "step_time_s"], after))
+    except ServerUnreachable:
+        points = []
+    attempts = client.attempts(job_id)
+    incidents = client.incidents(job_id)
+    newest = attempts[-1] if attempts else None
+    return top_view.job(job, newest, incidents, points, time.time(), width)

@@ -1,0 +1,114 @@
+"""One HTTP connection to a server, for an event loop: `transport.py`, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from holdfast.client import wire
+from holdfast.client.calls import Call, Feed, Pages
+from holdfast.client.patience import Patience
+
+T = TypeVar("T")
+
+
+class AsyncTransport:
+    def __init__(self, address: str, timeout_s: float, retry_s: float, token: str | None) -> None:
+        self.address = address
+        self._retry_s = retry_s
+        self._http = httpx.AsyncClient(**wire.settings(address, timeout_s, token))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def call(self, call: Call[T]) -> T:
+        patience = Patience(self._retry_s)
+        while True:
+            try:
+                return wire.answer(call, await self._http.request(**wire.request(call)))
+            except wire.AWAY as error:
+                await self._pause(patience.pause_s(time.monotonic()), error)
+
+    async def pages(self, pages: Pages[Any, T]) -> AsyncIterator[T]:
+        call: Call[Any] | None = pages.first
+        while call is not None:
+            page = await self.call(call)
+            for one in pages.items(page):
+                yield one
+            call = pages.following(page)
+
+    async def follow(self, feed: Feed[T]) -> AsyncIterator[T]:
+        following = wire.Following(feed, Patience(self._retry_s))
+        while True:
+            error: Exception = wire.CUT_OFF
+            try:
+                async with self._http.stream(**following.request()) as response:
+                    await _read_error(response)
+                    following.opened(response)
+                    async for line in response.aiter_lines():
+                        for message in following.take(line):
+                            yield message
+                        if following.over:
+                            return
+            except wire.AWAY as broken:
+                error = broken
+            if following.over:
+                return
+            await self._pause(following.pause_s(time.monotonic()), error)
+
+    async def lines(self, method: str, path: str) -> AsyncIterator[str]:
+        async with self._answer(method, path, None, wire.STREAM_SILENCE_S) as response:
+            async for line in response.aiter_lines():
+                yield line
+
+    async def download(
+        self,
+        path: str,
+        params: dict[str, Any],
+        target: Path,
+        on_bytes: Callable[[int, int], None],
+    ) -> int:
+        partial = wire.partial_file(target)
+        written = 0
+        try:
+            async with self._answer("GET", path, params, wire.DOWNLOAD_SILENCE_S) as response:
+                file = await asyncio.to_thread(partial.open, "wb")
+                with file:
+                    whole = wire.length(response)
+                    async for piece in response.aiter_raw(wire.DOWNLOAD_PIECE):
+                        written += await asyncio.to_thread(file.write, piece)
+                        on_bytes(written, whole)
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+        return written
+
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, params: dict[str, Any] | None, silence_s: float
+    ) -> AsyncIterator[httpx.Response]:
+        try:
+            async with self._http.stream(
+                method, path, params=params, headers=wire.AS_IT_IS, timeout=wire.timeout(silence_s)
+            ) as response:
+                await _read_error(response)
+                wire.refuse(response)
+                yield response
+        except wire.AWAY as error:
+            raise wire.final(self.address, error) from error
+
+    async def _pause(self, pause_s: float | None, error: Exception) -> None:
+        if pause_s is None:
+            raise wire.final(self.address, error) from error
+        await asyncio.sleep(pause_s)
+
+
+async def _read_error(response: httpx.Response) -> None:
+    if response.is_error:
+        await response.aread()

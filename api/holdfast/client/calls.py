@@ -1,0 +1,345 @@
+"""Every request of the REST API as a value: what is sent, and how the answer is read. Pure.
+
+`Client` and `AsyncClient` send the same values, so neither knows a path, a parameter or a page's
+cursor. A `Call` may be repeated without harm: what makes something carries an idempotency key.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+from pydantic import BaseModel, TypeAdapter
+
+from holdfast.client.names import Candidate
+from holdfast.errors import unfinished
+from holdfast.schemas import Readiness
+from holdfast_service.goodput_view import GoodputView
+from holdfast_service.views import (
+    AttemptView,
+    CheckpointsView,
+    CheckpointView,
+    DigestPage,
+    EventPage,
+    EventView,
+    FaultView,
+    IncidentView,
+    JobPage,
+    JobView,
+    LogLineView,
+    LogPage,
+    MetricPage,
+    MetricPoint,
+    NodePage,
+    NodeView,
+    VerificationView,
+)
+
+JOBS = "/api/v1/jobs"
+NODES = "/api/v1/nodes"
+PAGE = 1000
+JOBS_PAGE = 50
+CANDIDATES_PAGE = 500
+
+T = TypeVar("T")
+P = TypeVar("P")
+M = TypeVar("M", bound=BaseModel)
+Document = Mapping[str, Any] | BaseModel
+"""A job spec: a `JobSpec`, or a mapping as a YAML file has it."""
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """A request and how to read the JSON that answers it."""
+
+    method: str
+    path: str
+    read: Callable[[Any], T]
+    params: Mapping[str, Any] | None = None
+    body: Any = None
+    headers: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Pages(Generic[P, T]):
+    """A list that comes in pages: the first, what is on one, and the one that follows it."""
+
+    first: Call[P]
+    items: Callable[[P], Iterable[T]]
+    following: Callable[[P], Call[P] | None]
+
+
+@dataclass(frozen=True)
+class Feed(Generic[T]):
+    """A stream of numbered messages, that goes on after the number `after`."""
+
+    path: str
+    read: Callable[[str], T]
+    after: int = 0
+    params: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class LogFilter:
+    """Which lines of a job's log are wanted; the server picks them out."""
+
+    rank: int | None = None
+    attempt: int | None = None
+    since: float | None = None
+    """Unix seconds."""
+    grep: str | None = None
+    """A regular expression, in RE2's syntax."""
+    level: str | None = None
+    """That or worse: debug, info, warning, error or critical."""
+
+    def params(self) -> dict[str, Any]:
+        names = ("rank", "attempt", "since", "grep", "level")
+        return {name: getattr(self, name) for name in names}
+
+
+def submit(spec: Document, idempotency_key: str | None) -> Call[JobView]:
+    return _post(JOBS, JobView, body=plain(spec), headers=_key(idempotency_key))
+
+
+def validate(spec: Document) -> Call[dict[str, Any]]:
+    def resolved(answer: Any) -> dict[str, Any]:
+        return dict(answer["spec"])
+
+    return Call("POST", f"{JOBS}/validate", resolved, body=plain(spec))
+
+
+def jobs(state: Collection[str] | None, name: str | None) -> Pages[JobPage, JobView]:
+    def page(cursor: str | None) -> Call[JobPage]:
+        params = {
+            "cursor": cursor,
+            "limit": JOBS_PAGE,
+            "state": list(state) if state else None,
+            "name": name,
+        }
+        return _get(JOBS, JobPage, params)
+
+    return Pages(
+        page(None),
+        lambda found: found.jobs,
+        lambda found: page(found.next_cursor) if found.next_cursor else None,
+    )
+
+
+def candidates(word: str) -> Pages[dict[str, Any], Candidate]:
+    """Jobs that `word` may mean: part of a name, or the beginning of an id."""
+
+    def page(cursor: str | None) -> Call[dict[str, Any]]:
+        params = {"q": word or None, "view": "row", "limit": CANDIDATES_PAGE, "cursor": cursor}
+        return Call("GET", JOBS, dict, params)
+
+    def items(found: dict[str, Any]) -> Iterable[Candidate]:
+        rows = found.get("rows") or found.get("jobs") or ()
+        return [Candidate.of(row) for row in rows]
+
+    return Pages(
+        page(None),
+        items,
+        lambda found: page(found["next_cursor"]) if found.get("next_cursor") else None,
+    )
+
+
+def job(job_id: str) -> Call[JobView]:
+    return _get(_path(job_id), JobView)
+
+
+def cancel(job_id: str, now: bool) -> Call[JobView]:
+    return _post(_path(job_id, "/cancel"), JobView, params={"now": True} if now else None)
+
+
+def pause(job_id: str) -> Call[JobView]:
+    return _post(_path(job_id, "/pause"), JobView)
+
+
+def resume(job_id: str) -> Call[JobView]:
+    return _post(_path(job_id, "/resume"), JobView)
+
+
+def attempts(job_id: str) -> Call[list[AttemptView]]:
+    return Call("GET", _path(job_id, "/attempts"), TypeAdapter(list[AttemptView]).validate_python)
+
+
+def incidents(job_id: str) -> Call[list[IncidentView]]:
+    return Call("GET", _path(job_id, "/incidents"), TypeAdapter(list[IncidentView]).validate_python)
+
+
+def inject(job_id: str, kind: str, idempotency_key: str | None, how: Any) -> Call[FaultView]:
+    body = {"kind": str(kind), **how}
+    return _post(_path(job_id, "/faults"), FaultView, body=body, headers=_key(idempotency_key))
+
+
+def faults(job_id: str) -> Call[list[FaultView]]:
+    return Call("GET", _path(job_id, "/faults"), TypeAdapter(list[FaultView]).validate_python)
+
+
+def goodput(job_id: str) -> Call[GoodputView]:
+    return _get(_path(job_id, "/goodput"), GoodputView)
+
+
+def checkpoints(job_id: str) -> Call[CheckpointsView]:
+    return _get(_path(job_id, "/checkpoints"), CheckpointsView)
+
+
+def verification(job_id: str, step: int) -> tuple[str, str]:
+    """Method and path; its answer is lines, read by `verified`."""
+    return "POST", _path(job_id, f"/checkpoints/{step}/verify")
+
+
+def verified(line: str) -> VerificationView:
+    """Raises ServerError for a verification that could not be finished."""
+    word = VerificationView.model_validate_json(line)
+    if word.problem is not None:
+        raise unfinished(word.problem)
+    return word
+
+
+def pin(job_id: str, step: int) -> Call[CheckpointView]:
+    return Call("PUT", _path(job_id, f"/checkpoints/{step}/pin"), CheckpointView.model_validate)
+
+
+def unpin(job_id: str, step: int) -> Call[CheckpointView]:
+    return Call("DELETE", _path(job_id, f"/checkpoints/{step}/pin"), CheckpointView.model_validate)
+
+
+def remove_checkpoint(job_id: str, step: int) -> Call[None]:
+    return Call("DELETE", _path(job_id, f"/checkpoints/{step}"), lambda _answer: None)
+
+
+def export(job_id: str, step: int, hugging_face: bool) -> tuple[str, dict[str, Any]]:
+    """Path and parameters of a file that is to be written."""
+    params = {"format": "safetensors", "names": "hf" if hugging_face else "own"}
+    return _path(job_id, f"/checkpoints/{step}/export"), params
+
+
+def nodes() -> Call[tuple[NodeView, ...]]:
+    return Call("GET", NODES, lambda answer: NodePage.model_validate(answer).nodes)
+
+
+def node(name: str) -> Call[NodeView]:
+    return _get(_node(name), NodeView)
+
+
+def cordon(name: str, reason: str, until: float | None) -> Call[NodeView]:
+    return _post(_node(name, "/cordon"), NodeView, body={"reason": reason, "until": until})
+
+
+def uncordon(name: str) -> Call[NodeView]:
+    return _post(_node(name, "/uncordon"), NodeView)
+
+
+def events(job_id: str, after: int, limit: int) -> Call[EventPage]:
+    return _get(_path(job_id, "/events"), EventPage, {"after": after, "limit": limit})
+
+
+def all_events(job_id: str, after: int) -> Pages[EventPage, EventView]:
+    """Those that there are, page by page."""
+
+    def following(page: EventPage) -> Call[EventPage] | None:
+        return events(job_id, page.last_seq, PAGE) if len(page.events) == PAGE else None
+
+    return Pages(events(job_id, after, PAGE), lambda page: page.events, following)
+
+
+def event_feed(job_id: str, after: int) -> Feed[EventView]:
+    return Feed(_path(job_id, "/events"), EventView.model_validate_json, after)
+
+
+def logs(
+    job_id: str, wanted: LogFilter, after: int, limit: int, tail: int | None = None
+) -> Call[LogPage]:
+    params = wanted.params() | {"after": after, "limit": limit, "tail": tail}
+    return _get(_path(job_id, "/logs"), LogPage, params)
+
+
+def all_logs(
+    job_id: str, wanted: LogFilter, after: int = 0, tail: int | None = None
+) -> Pages[LogPage, LogLineView]:
+    """Those that there are, page by page; only the last `tail` of them, if given."""
+
+    def following(page: LogPage) -> Call[LogPage] | None:
+        more = page.more and tail is None
+        return logs(job_id, wanted, page.last_line, PAGE) if more else None
+
+    limit = PAGE if tail is None else max(1, tail)
+    return Pages(logs(job_id, wanted, after, limit, tail), lambda page: page.lines, following)
+
+
+def log_feed(job_id: str, wanted: LogFilter, after: int, tail: int | None) -> Feed[LogLineView]:
+    params = wanted.params() | {"tail": tail}
+    return Feed(_path(job_id, "/logs"), LogLineView.model_validate_json, after, params)
+
+
+def metrics(
+    job_id: str, names: Collection[str] | None, after_step: int
+) -> Pages[MetricPage, MetricPoint]:
+    def page(after: int) -> Call[MetricPage]:
+        params = {"name": list(names) if names else None, "after_step": after, "limit": PAGE}
+        return _get(_path(job_id, "/metrics"), MetricPage, params)
+
+    return Pages(
+        page(after_step),
+        lambda found: found.points,
+        lambda found: page(found.last_step) if found.more else None,
+    )
+
+
+def thinned_metrics(job_id: str, names: Collection[str] | None, most: int) -> Call[MetricPage]:
+    """The whole series in at most so many points."""
+    params = {"name": list(names) if names else None, "max_points": most}
+    return _get(_path(job_id, "/metrics"), MetricPage, params)
+
+
+def digests(job_id: str) -> Pages[DigestPage, tuple[int, str]]:
+    def page(after: int) -> Call[DigestPage]:
+        return _get(_path(job_id, "/digests"), DigestPage, {"after_step": after})
+
+    return Pages(
+        page(0),
+        lambda found: found.digests.items(),
+        lambda found: page(found.last_step) if found.more else None,
+    )
+
+
+def ready() -> Call[Readiness]:
+    return _get("/readyz", Readiness)
+
+
+def plain(spec: Document) -> dict[str, Any]:
+    """The document to send: of a model only what was set, so that the server fills in the rest."""
+    if isinstance(spec, BaseModel):
+        return spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return dict(spec)
+
+
+def _get(path: str, model: type[M], params: Mapping[str, Any] | None = None) -> Call[M]:
+    return Call("GET", path, model.model_validate, params)
+
+
+def _post(
+    path: str,
+    model: type[M],
+    *,
+    params: Mapping[str, Any] | None = None,
+    body: Any = None,
+    headers: Mapping[str, str] | None = None,
+) -> Call[M]:
+    return Call("POST", path, model.model_validate, params, body, headers)
+
+
+def _key(given: str | None) -> dict[str, str]:
+    return {"Idempotency-Key": given or str(uuid.uuid4())}
+
+
+def _path(job_id: str, what: str = "") -> str:
+    return f"{JOBS}/{quote(job_id, safe='')}{what}"
+
+
+def _node(name: str, what: str = "") -> str:
+    return f"{NODES}/{quote(name, safe='')}{what}"
