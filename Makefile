@@ -9,7 +9,9 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 
 .PHONY: setup test lint demo soak bench clean
 
+# The dashboard's build looks by itself whether its sources have changed.
 setup: $(STAMP)
+	@$(BIN)/python api/dashboard/build.py
 
 $(STAMP): requirements.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -26,8 +28,9 @@ lint: setup
 
 # What starts or kills real processes has the machine to itself.
 test: lint
-	$(BIN)/pytest -m "not cluster and not chaos and not soak" -n 2
-	$(BIN)/pytest -m "(cluster or chaos) and not soak"
+	$(BIN)/python api/dashboard/build.py test
+	$(BIN)/pytest -m "not cluster and not chaos and not web and not soak" -n 2
+	$(BIN)/pytest -m "(cluster or chaos or web) and not soak"
 
 demo: setup
 	$(BIN)/holdfast demo
@@ -41,3 +44,4 @@ bench: setup
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf api/holdfast/dashboard api/dashboard/node_modules api/dashboard/src/api/schema.d.ts

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from holdfast.rest import (
     checkpoints,
+    dashboard,
     faults,
     feeds,
     health,
@@ -23,6 +24,7 @@ from holdfast.rest.guard import Guard
 from holdfast.rest.services import Services
 from holdfast.schemas import Problem
 from holdfast_service.job_spec import JobSpec
+from holdfast_service.views import VerificationView
 from holdfast_workers.injection import Injection
 
 TITLE = "Holdfast"
@@ -43,6 +45,7 @@ def create_app(services: Services) -> FastAPI:
     app.state.services = services
     for resource in (jobs, history, checkpoints, faults, nodes, feeds, health, prometheus):
         app.include_router(resource.router)
+    app.include_router(dashboard.router())
     problems.install(app)
     app.state.registry = CollectorRegistry()
     app.add_middleware(prometheus.Measured, registry=app.state.registry)
@@ -59,7 +62,7 @@ def _document(app: FastAPI) -> None:
         if app.openapi_schema is None:
             document = generate()
             schemas = document["components"]["schemas"]
-            for model in (JobSpec, Problem, Injection):
+            for model in (JobSpec, Problem, Injection, VerificationView):
                 schema = TypeAdapter(model).json_schema(ref_template=REFERENCE)
                 schemas |= schema.pop("$defs", {})
                 schemas[model.__name__] = schema

@@ -168,7 +168,9 @@ def install(app: FastAPI) -> None:
     async def http_error(request: Request, error: HTTPException) -> Response:
         status = error.status_code
         code = CODE_OF_STATUS.get(status, f"http_{status}")
-        headers = {"Allow": _allowed(app, request)} if status == 405 else error.headers
+        headers = error.headers
+        if status == 405 and (allowed := _allowed(app, request)):
+            headers = {"Allow": allowed}
         return _answer(request, status, code, str(error.detail), headers)
 
     @app.exception_handler(Exception)

@@ -1,0 +1,116 @@
+/** Requests to the control plane. Whatever goes wrong is an ApiError (it answered, and said what
+ * was wrong) or Unreachable (it did not answer). */
+
+import type { Problem, ProblemFault } from "./types";
+
+export const BASE = "/api/v1";
+
+export class ApiError extends Error {
+  readonly status: number;
+  readonly code: string;
+  readonly faults: readonly ProblemFault[];
+
+  constructor(problem: Problem) {
+    super(problem.detail ?? problem.title);
+    this.name = "ApiError";
+    this.status = problem.status;
+    this.code = problem.code;
+    this.faults = problem.faults ?? [];
+  }
+}
+
+export class Unreachable extends Error {
+  constructor() {
+    super("The server does not answer.");
+    this.name = "Unreachable";
+  }
+}
+
+type Value = string | number | boolean | null | undefined;
+export type Query = Record<string, Value | readonly (string | number)[]>;
+
+/** `path` below /api/v1, with what is not null of `query`; a list repeats its key. */
+export function url(path: string, query: Query = {}): string {
+  const params = new URLSearchParams();
+  for (const [key, value] of Object.entries(query)) {
+    if (value === null || value === undefined || value === "") continue;
+    for (const one of Array.isArray(value) ? (value as readonly (string | number)[]) : [value as Value]) {
+      params.append(key, String(one));
+    }
+  }
+  const text = params.toString();
+  return `${BASE}${path}${text ? `?${text}` : ""}`;
+}
+
+export async function request(address: string, options: RequestInit = {}): Promise<Response> {
+  let response: Response;
+  try {
+    response = await fetch(address, options);
+  } catch (error) {
+    if (error instanceof DOMException && error.name === "AbortError") throw error;
+    throw new Unreachable();
+  }
+  if (!response.ok) throw await problem(response);
+  return response;
+}
+
+export async function get<T>(path: string, query?: Query, signal?: AbortSignal): Promise<T> {
+  const options: RequestInit = { headers: { Accept: "application/json" } };
+  if (signal) options.signal = signal;
+  return (await request(url(path, query), options)).json() as Promise<T>;
+}
+
+export interface Body {
+  text: string;
+  type: "application/json" | "application/yaml";
+}
+
+export const json = (value: unknown): Body => ({ text: JSON.stringify(value), type: "application/json" });
+
+export interface SendOptions {
+  query?: Query;
+  body?: Body;
+  /** The same key and body have their effect once, however often they are sent. */
+  key?: string;
+  signal?: AbortSignal;
+}
+
+/** The answer, or null if it has no content. */
+export async function send<T>(
+  method: "POST" | "PUT" | "DELETE",
+  path: string,
+  { query, body, key, signal }: SendOptions = {},
+): Promise<T> {
+  const headers: Record<string, string> = { Accept: "application/json" };
+  if (body) headers["Content-Type"] = body.type;
+  if (key) headers["Idempotency-Key"] = key;
+  const options: RequestInit = { method, headers };
+  if (body) options.body = body.text;
+  if (signal) options.signal = signal;
+  const response = await request(url(path, query), options);
+  return (response.status === 204 ? null : await response.json()) as T;
+}
+
+/** Random; `crypto.randomUUID` is missing on plain http from another machine. */
+export function idempotencyKey(): string {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+async function problem(response: Response): Promise<ApiError> {
+  try {
+    const body = (await response.json()) as Problem;
+    if (typeof body.code === "string") return new ApiError(body);
+  } catch {
+    // Not the API's own answer: a proxy's page, say.
+  }
+  return new ApiError({
+    type: "about:blank",
+    title: response.statusText || "Error",
+    status: response.status,
+    code: `http_${response.status}`,
+    detail: `The server answered ${response.status} ${response.statusText}`.trim(),
+    instance: null,
+    faults: null,
+  });
+}

@@ -1,0 +1,155 @@
+/** The machines: what they have, who runs there, how they are, and who waits for them. */
+
+import { useEffect, useRef } from "react";
+import { get } from "../api/client";
+import type { ClusterView, JobRowPage, NodeView } from "../api/types";
+import { useCluster, useNow, useResource } from "../data";
+import { count, number, plural, roughly } from "../format";
+import { useShortcuts } from "../keyboard/keys";
+import { Link, useFilters } from "../routing/router";
+import { Icon } from "../ui/icons";
+import { Failure } from "../ui/notice";
+import { Nodes } from "./Nodes";
+import { NodeMap } from "./NodeMap";
+import { standingOf, STANDINGS, type Shown } from "./standing";
+import "./cluster.css";
+
+export default function ClusterPage() {
+  const { value: cluster, error, reload } = useCluster();
+  const names = useNames();
+  const [params, change] = useFilters();
+  const search = useRef<HTMLInputElement>(null);
+  const q = params.get("q") ?? "";
+  const wanted = params.getAll("standing").filter((one): one is Shown => one in STANDINGS);
+  useEffect(() => {
+    document.title = "Cluster · Holdfast";
+  }, []);
+  useShortcuts("Cluster", [{ keys: "/", what: "Search nodes", run: () => search.current?.focus() }]);
+  const nodes = (cluster?.nodes ?? []).filter((node) => fits(node, q, wanted, names));
+  return (
+    <div className="page">
+      <header>
+        <h1>Cluster</h1>
+        {cluster && <span className="dim">{plural(cluster.nodes.filter((node) => node.there).length, "node")}</span>}
+      </header>
+      {error && <Failure error={error} retry={() => void reload()} />}
+      {cluster && (
+        <>
+          <Capacity cluster={cluster} />
+          {cluster.nodes.length > 0 && <NodeMap nodes={cluster.nodes} names={names} onPick={(id) => change({ q: id, standing: null })} />}
+          <div className="filters">
+            <div className="search">
+              <Icon name="search" />
+              <input ref={search} className="input" type="search" placeholder="Node, host or job" aria-label="Search nodes" value={q} onChange={(event) => change({ q: event.target.value })}
+                onKeyDown={(event) => event.key === "Escape" && event.currentTarget.blur()} />
+              <kbd className="only-wide" aria-hidden="true">/</kbd>
+            </div>
+            <Standings nodes={cluster.nodes} wanted={wanted} change={(standing) => change({ standing })} />
+          </div>
+          <div className="cluster-parts">
+            <Nodes nodes={nodes} names={names} onChanged={() => void reload()} />
+            <Queue cluster={cluster} />
+          </div>
+        </>
+      )}
+      {!cluster && !error && <div className="card ghost" style={{ height: 320 }} aria-busy="true" />}
+    </div>
+  );
+}
+
+/** Names of the jobs that may have ranks somewhere; a node tells ids only. */
+function useNames(): ReadonlyMap<string, string> {
+  const state = ["STARTING", "RUNNING", "RECOVERING", "RESIZING", "PAUSING", "CANCELLING"];
+  const { value } = useResource("names of jobs", (signal) => get<JobRowPage>("/jobs", { view: "row", state, limit: 500 }, signal), { every_ms: 5000 });
+  return new Map(value?.rows.map((row) => [row.id, row.name]));
+}
+
+function fits(node: NodeView, q: string, wanted: readonly Shown[], names: ReadonlyMap<string, string>): boolean {
+  if (wanted.length > 0 && !wanted.includes(standingOf(node))) return false;
+  const text = q.toLowerCase();
+  return [node.id, node.host, ...node.jobs, ...node.jobs.map((id) => names.get(id) ?? "")].some((one) => one.toLowerCase().includes(text));
+}
+
+function Standings({ nodes, wanted, change }: { nodes: readonly NodeView[]; wanted: readonly Shown[]; change: (to: readonly Shown[]) => void }) {
+  const shown = (Object.keys(STANDINGS) as Shown[])
+    .map((one) => ({ one, n: nodes.filter((node) => standingOf(node) === one).length }))
+    .filter(({ one, n }) => n > 0 || wanted.includes(one));
+  return (
+    <div className="chips" role="group" aria-label="Standing">
+      {shown.map(({ one, n }) => (
+        <button key={one} type="button" className={`filter-chip ${STANDINGS[one].tone}`} aria-pressed={wanted.includes(one)}
+          onClick={() => change(wanted.includes(one) ? wanted.filter((other) => other !== one) : [...wanted, one])}>
+          <i className="dot" />
+          {STANDINGS[one].word}
+          <b>{count(n)}</b>
+        </button>
+      ))}
+    </div>
+  );
+}
+
+function Capacity({ cluster }: { cluster: ClusterView }) {
+  const { capacity, nodes } = cluster;
+  const there = nodes.filter((node) => node.there);
+  const aside = there.filter((node) => node.state !== "ready").length;
+  return (
+    <div className="tiles">
+      <Tile title="Nodes in use" used={capacity.nodes - capacity.free_nodes} of={capacity.nodes} note={aside > 0 ? `${aside} set aside` : "none set aside"} warn={aside > 0} />
+      <Tile title="CPUs in use" used={capacity.cpus - capacity.free_cpus} of={capacity.cpus} note={`${number(capacity.free_cpus)} free`} />
+      {capacity.gpus > 0 && <Tile title="GPUs in use" used={capacity.gpus - capacity.free_gpus} of={capacity.gpus} note={`${number(capacity.free_gpus)} free`} />}
+      <div className="card tile">
+        <span className="dim small">Waiting in the queue</span>
+        <strong>{count(cluster.queued)}</strong>
+        <span className="small second">{cluster.queued === 0 ? "nobody waits" : plural(cluster.queued, "job")}</span>
+      </div>
+    </div>
+  );
+}
+
+function Tile({ title, used, of, note, warn = false }: { title: string; used: number; of: number; note: string; warn?: boolean }) {
+  return (
+    <div className="card tile">
+      <span className="dim small">{title}</span>
+      <strong>
+        {number(used)} <span className="dim">/ {number(of)}</span>
+      </strong>
+      <span className="bar" aria-hidden="true">
+        <i style={{ width: `${of > 0 ? (100 * used) / of : 0}%` }} />
+      </span>
+      <span className={`small ${warn ? "is-recovering" : "second"}`}>{note}</span>
+    </div>
+  );
+}
+
+function Queue({ cluster }: { cluster: ClusterView }) {
+  const now = useNow();
+  return (
+    <section className="card queue" aria-label="Queue">
+      <header>
+        <h2 className="grow">Queue</h2>
+        <span className="dim small">oldest first</span>
+      </header>
+      {cluster.queue.length === 0 ? (
+        <p className="second queue-empty">Nobody waits.</p>
+      ) : (
+        <ol>
+          {cluster.queue.map((one, index) => (
+            <li key={one.job}>
+              <span className="dim small place">{index + 1}</span>
+              <div className="grow">
+                <div className="line">
+                  <Link to={`/jobs/${one.job}`} className="cut grow strong">
+                    {one.name}
+                  </Link>
+                  <span className="dim small">{roughly(now - one.since)}</span>
+                </div>
+                <p className="small second">{one.waiting ? one.waiting.reason : "not looked at yet"}</p>
+              </div>
+            </li>
+          ))}
+        </ol>
+      )}
+      {cluster.queued > cluster.queue.length && <p className="dim small queue-empty">and {count(cluster.queued - cluster.queue.length)} more</p>}
+    </section>
+  );
+}

@@ -1,0 +1,188 @@
+/** The nodes one by one: health, jobs, what befell them, and setting them aside. */
+
+import { useState } from "react";
+import { json, send } from "../api/client";
+import type { NodeView } from "../api/types";
+import { useNow } from "../data";
+import { ago, duration, moment, number, plural } from "../format";
+import { Link } from "../routing/router";
+import { Confirm } from "../ui/dialog";
+import { Icon } from "../ui/icons";
+import { useAction } from "../ui/toasts";
+import { devicesOf } from "./NodeMap";
+import { standingOf, STANDINGS } from "./standing";
+
+interface NodesProps {
+  nodes: readonly NodeView[];
+  names: ReadonlyMap<string, string>;
+  onChanged: () => void;
+}
+
+export function Nodes({ nodes, names, onChanged }: NodesProps) {
+  return (
+    <section className="card nodes" aria-label="Nodes">
+      {nodes.length === 0 ? (
+        <div className="empty">
+          <h2>No node matches</h2>
+        </div>
+      ) : (
+        <ul>
+          {nodes.map((node) => (
+            <NodeLine key={node.id} node={node} names={names} onChanged={onChanged} />
+          ))}
+        </ul>
+      )}
+    </section>
+  );
+}
+
+interface NodeLineProps {
+  node: NodeView;
+  names: ReadonlyMap<string, string>;
+  onChanged: () => void;
+}
+
+function NodeLine({ node, names, onChanged }: NodeLineProps) {
+  const [open, setOpen] = useState(false);
+  const [asked, setAsked] = useState(false);
+  const { busy, run } = useAction();
+  const now = useNow();
+  const shown = standingOf(node);
+  const at = `/nodes/${encodeURIComponent(node.id)}`;
+  const aside = node.state !== "ready";
+  const uncordon = () => void run(() => send("POST", `${at}/uncordon`), `${node.host} takes ranks again`).then(onChanged);
+  return (
+    <li data-node={node.id}>
+      <div className="node-line">
+        <span className={`node-standing ${STANDINGS[shown].tone}`}>
+          <i className="dot" />
+          {STANDINGS[shown].word}
+        </span>
+        <button type="button" className="node-name" aria-expanded={open} onClick={() => setOpen(!open)}>
+          <Icon name="chevron" size={12} />
+          <span className="grow">
+            <span className="strong cut">{node.host || node.id}</span>
+            <span className="dim small cut mono">{node.id}</span>
+          </span>
+        </button>
+        <span className="second small node-devices">{devicesOf(node)}</span>
+        <span className="node-jobs">
+          {node.jobs.map((id) => (
+            <Link key={id} to={`/jobs/${id}`} className="tag accent cut">
+              {names.get(id) ?? id.slice(0, 8)}
+            </Link>
+          ))}
+          {node.jobs.length === 0 && node.there && <span className="dim small">idle</span>}
+        </span>
+        <span className="node-health small">
+          {aside && <span className="second cut" title={node.reason ?? ""}>{node.reason}</span>}
+          {aside && node.until !== null && <span className="dim nowrap">back in {duration(node.until - now)}</span>}
+          {!aside && node.findings.map((one, index) => (
+            <span key={index} className={`tag ${one.level === "unfit" ? "bad" : one.level === "suspect" ? "warn" : ""}`} title={`${one.probe}: ${one.what}`}>
+              <span className="cut">{one.what}</span>
+            </span>
+          ))}
+          {!node.there && <span className="dim">seen {ago(node.last_seen, now)}</span>}
+        </span>
+        <span className="node-act">
+          {node.there &&
+            (aside ? (
+              <button type="button" className="button tiny" disabled={busy} onClick={uncordon} aria-label={`Uncordon ${node.host}`}>
+                Uncordon
+              </button>
+            ) : (
+              <button type="button" className="button tiny" onClick={() => setAsked(true)} aria-label={`Cordon ${node.host}`}>
+                Cordon
+              </button>
+            ))}
+        </span>
+      </div>
+      {open && <Details node={node} names={names} />}
+      {asked && <Cordon node={node} onClose={() => setAsked(false)} onChanged={onChanged} />}
+    </li>
+  );
+}
+
+function Details({ node, names }: { node: NodeView; names: ReadonlyMap<string, string> }) {
+  const now = useNow();
+  const speeds = Object.entries(node.memory_gb_per_s);
+  return (
+    <div className="node-details">
+      <dl>
+        <dt>Seen</dt>
+        <dd>
+          {ago(node.last_seen, now)}; first {moment(node.first_seen)}
+        </dd>
+        {node.since !== null && (
+          <>
+            <dt>{STANDINGS[standingOf(node)].word} since</dt>
+            <dd>
+              {moment(node.since)}
+              {node.quarantines > 1 && ` (${plural(node.quarantines, "quarantine")} in a row)`}
+            </dd>
+          </>
+        )}
+        {speeds.length > 0 && (
+          <>
+            <dt>Memory, when it was checked</dt>
+            <dd>{speeds.map(([device, speed]) => `${device}: ${number(speed)} GB/s`).join(" · ")}</dd>
+          </>
+        )}
+        <dt>Health</dt>
+        <dd>
+          {node.findings.length === 0 && "Nothing was found."}
+          {node.findings.map((one, index) => (
+            <div key={index}>
+              <span className={`tag ${one.level === "unfit" ? "bad" : one.level === "suspect" ? "warn" : ""}`}>{one.level}</span> {one.probe} {one.where && `(${one.where})`}: {one.what}
+              {one.code !== null && ` [XID ${one.code}]`}
+            </div>
+          ))}
+        </dd>
+        <dt>Incidents</dt>
+        <dd>
+          {node.incidents.length === 0 && "It had a part in none."}
+          {node.incidents.slice(0, 8).map((one) => (
+            <div key={`${one.job} ${one.incident}`}>
+              <Link to={`/jobs/${one.job}`}>{names.get(one.job) ?? one.job.slice(0, 8)}</Link> incident {one.incident}: {one.cause.replaceAll("_", " ")}, {ago(one.at, now)}
+            </div>
+          ))}
+        </dd>
+      </dl>
+    </div>
+  );
+}
+
+const TIMES = { "": "Until it is taken back", "3600": "1 hour", "21600": "6 hours", "86400": "1 day" } as const;
+
+function Cordon({ node, onClose, onChanged }: { node: NodeView; onClose: () => void; onChanged: () => void }) {
+  const [reason, setReason] = useState("");
+  const [lasts_s, setLasts] = useState("");
+  const { busy, run } = useAction();
+  const until = lasts_s === "" ? null : Date.now() / 1000 + Number(lasts_s);
+  const cordon = () =>
+    void run(() => send("POST", `/nodes/${encodeURIComponent(node.id)}/cordon`, { body: json({ reason, until }) }), `${node.host} takes no new ranks`).then((done) => {
+      onChanged();
+      if (done) onClose();
+    });
+  return (
+    <Confirm title={`Cordon ${node.host || node.id}?`} action="Cordon" busy={busy} disabled={reason.trim() === ""} onConfirm={cordon} onClose={onClose}>
+      <p className="second">
+        No new rank is seated there. {node.jobs.length > 0 && "Ranks that it has leave it as soon as a standby is ready; no step is lost."}
+      </p>
+      <div className="field">
+        <label htmlFor="cordon-reason">Reason</label>
+        <input id="cordon-reason" className="input" required maxLength={500} value={reason} onChange={(event) => setReason(event.target.value)} placeholder="disk is to be replaced" autoFocus />
+      </div>
+      <div className="field">
+        <label htmlFor="cordon-time">For how long</label>
+        <select id="cordon-time" className="input" value={lasts_s} onChange={(event) => setLasts(event.target.value)}>
+          {Object.entries(TIMES).map(([value, words]) => (
+            <option key={value} value={value}>
+              {words}
+            </option>
+          ))}
+        </select>
+      </div>
+    </Confirm>
+  );
+}

@@ -1,0 +1,68 @@
+/** What all views share: the live stream, and what was read before. */
+
+import { createContext, useContext, useEffect, useRef, useSyncExternalStore, type ReactNode } from "react";
+import { Live, type LiveEvents, type LiveKind, type LiveStatus } from "./live";
+
+/** Values by key, the last used first to stay; so that going back shows at once what was there. */
+export class Cache {
+  private readonly values = new Map<string, { value: unknown; at: number }>();
+
+  get(key: string): { value: unknown; at: number } | undefined {
+    return this.values.get(key);
+  }
+
+  set(key: string, value: unknown): void {
+    this.values.delete(key);
+    this.values.set(key, { value, at: Date.now() });
+    const oldest = this.values.keys().next().value;
+    if (this.values.size > 60 && oldest !== undefined) this.values.delete(oldest);
+  }
+}
+
+interface Shared {
+  live: Live;
+  cache: Cache;
+}
+
+const Context = createContext<Shared | null>(null);
+
+export function DataProvider({ children }: { children: ReactNode }) {
+  const shared = useRef<Shared | null>(null);
+  shared.current ??= { live: new Live(), cache: new Cache() };
+  const { live } = shared.current;
+  useEffect(() => {
+    live.start();
+    return () => live.stop();
+  }, [live]);
+  return <Context.Provider value={shared.current}>{children}</Context.Provider>;
+}
+
+export function useShared(): Shared {
+  const shared = useContext(Context);
+  if (!shared) throw new Error("outside of DataProvider");
+  return shared;
+}
+
+/** Call `handler` with each message of a kind, always the newest handler. */
+export function useLive<K extends LiveKind>(kind: K, handler: (value: LiveEvents[K]) => void): void {
+  const { live } = useShared();
+  const newest = useRef(handler);
+  useEffect(() => {
+    newest.current = handler;
+  });
+  useEffect(() => live.on(kind, (value) => newest.current(value)), [live, kind]);
+}
+
+export function useLiveStatus(): LiveStatus {
+  const { live } = useShared();
+  return useSyncExternalStore(live.onStatus, live.status);
+}
+
+/** While mounted, the tab's stream tells of this job too. */
+export function useWatchedJob(id: string): void {
+  const { live } = useShared();
+  useEffect(() => {
+    live.watch(id);
+    return () => live.watch(null);
+  }, [live, id]);
+}

@@ -1,0 +1,21 @@
+import { expect, test } from "vitest";
+import { ago, bytes, duration, number, percent, roughly, short } from "./format";
+
+test.each([
+  [null, "–"], [0, "0s"], [0.0123, "12ms"], [2.345, "2.3s"], [59.6, "1m"], [90, "1m 30s"], [3600, "1h"], [90061, "1d 1h"],
+])("%s seconds are %s", (seconds, words) => {
+  expect(duration(seconds)).toBe(words);
+});
+
+test("what is nearly whole is not called whole", () => {
+  expect(percent(0.99999)).toBe("99.9%");
+  expect(percent(1)).toBe("100.0%");
+  expect(percent(null)).toBe("–");
+});
+
+test("sizes, numbers and ages", () => {
+  expect([bytes(512), bytes(1536), bytes(250 * 2 ** 30)]).toEqual(["512 B", "1.5 KiB", "250 GiB"]);
+  expect([number(2.345678), number(0.00001234), number(0)]).toEqual(["2.346", "1.23e-5", "0"]);
+  expect([short(9999), short(12_345), short(null)]).toEqual(["9,999", "12.3K", "–"]);
+  expect([roughly(0.2), roughly(61), ago(100, 100.5), ago(0, 7300)]).toEqual(["now", "1m", "just now", "2h ago"]);
+});

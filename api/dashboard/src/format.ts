@@ -1,0 +1,87 @@
+/** Numbers and times in words. What was not measured is an en dash, never a zero. */
+
+export const NONE = "–";
+
+/** `90` → `1m 30s`; two units at most. */
+export function duration(seconds: number | null | undefined): string {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return NONE;
+  const whole = Math.max(0, seconds);
+  if (whole < 1) return whole === 0 ? "0s" : `${Math.round(whole * 1000)}ms`;
+  if (whole < 10) return `${Number(whole.toFixed(1))}s`;
+  const total = Math.round(whole);
+  const parts: [number, string][] = [
+    [Math.floor(total / 86400), "d"],
+    [Math.floor((total % 86400) / 3600), "h"],
+    [Math.floor((total % 3600) / 60), "m"],
+    [total % 60, "s"],
+  ];
+  const first = parts.findIndex(([count]) => count > 0);
+  return parts.slice(first, first + 2).filter(([count]) => count > 0).map(([count, unit]) => `${count}${unit}`).join(" ");
+}
+
+/** As `duration`, but the largest unit only: for ages. */
+export const roughly = (seconds: number | null | undefined): string => {
+  if (seconds === null || seconds === undefined) return NONE;
+  if (seconds < 1) return "now";
+  return duration(Math.floor(seconds)).split(" ")[0] ?? NONE;
+};
+
+export function ago(at: number | null | undefined, now: number): string {
+  if (at === null || at === undefined) return NONE;
+  const rough = roughly(now - at);
+  return rough === "now" ? "just now" : `${rough} ago`;
+}
+
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
+export const count = (value: number | null | undefined): string =>
+  value === null || value === undefined ? NONE : whole.format(value);
+
+/** `12345` → `12.3K`. */
+export const short = (value: number | null | undefined): string =>
+  value === null || value === undefined ? NONE : value < 10_000 ? whole.format(value) : compact.format(value);
+
+/** Four significant digits. */
+export const number = (value: number | null | undefined): string => {
+  if (value === null || value === undefined) return NONE;
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
+  return String(Number(value.toPrecision(4)));
+};
+
+/** Rounds down near the top: 99.99% is not 100%. */
+export const percent = (share: number | null | undefined, digits = 1): string => {
+  if (share === null || share === undefined) return NONE;
+  const scale = 10 ** digits;
+  return `${(share < 1 ? Math.floor(share * 100 * scale + 1e-9) / scale : share * 100).toFixed(digits)}%`;
+};
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+
+export function bytes(value: number | null | undefined): string {
+  if (value === null || value === undefined) return NONE;
+  let size = value;
+  let unit = 0;
+  while (size >= 1024 && unit < UNITS.length - 1) {
+    size /= 1024;
+    unit += 1;
+  }
+  return `${unit === 0 || size >= 100 ? Math.round(size) : Number(size.toFixed(1))} ${UNITS[unit]}`;
+}
+
+const date = new Intl.DateTimeFormat("en-GB", {
+  year: "numeric", month: "short", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit",
+});
+const time = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+
+/** Unix seconds as date and time of this place. */
+export const moment = (at: number | null | undefined): string =>
+  at === null || at === undefined ? NONE : date.format(at * 1000);
+export const clock = (at: number | null | undefined): string =>
+  at === null || at === undefined ? NONE : time.format(at * 1000);
+
+export const plural = (n: number, one: string, many = `${one}s`): string => `${count(n)} ${n === 1 ? one : many}`;
+
+/** The time part of a uuid7 says when; its end tells two of a moment apart. */
+export const shortId = (id: string): string => (id.length > 12 ? `${id.slice(0, 8)}…${id.slice(-4)}` : id);

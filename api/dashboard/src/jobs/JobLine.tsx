@@ -1,0 +1,121 @@
+/** One job in the list: where it is, how it goes, how old it is. */
+
+import { memo } from "react";
+import { ended, type JobRow } from "../api/types";
+import { useNow } from "../data";
+import { count, duration, moment, number, percent, roughly, short, shortId } from "../format";
+import { Link, useRouter } from "../routing/router";
+import { Icon } from "../ui/icons";
+import { StateLabel, tone } from "../ui/state";
+
+export const COLUMNS = ["State", "Job", "Progress", "Loss", "Tokens/s", "Goodput", "Faults", "Age", "Owner"] as const;
+const NUMBERS: ReadonlySet<string> = new Set(["Loss", "Tokens/s", "Goodput", "Faults", "Age"]);
+
+export function JobLineHead() {
+  return (
+    <div role="row" className="job-line head" aria-rowindex={1}>
+      {COLUMNS.map((name) => (
+        <span key={name} role="columnheader" className={NUMBERS.has(name) ? "right" : undefined}>
+          {name}
+        </span>
+      ))}
+    </div>
+  );
+}
+
+interface JobLineProps {
+  index: number;
+  row: JobRow | undefined;
+  chosen: boolean;
+  onChoose: (index: number) => void;
+}
+
+export const JobLine = memo(function JobLine({ index, row, chosen, onChoose }: JobLineProps) {
+  const { go } = useRouter();
+  if (!row) return <GhostLine index={index} />;
+  const to = `/jobs/${row.id}`;
+  return (
+    <div
+      role="row" aria-rowindex={index + 2} className={`job-line${chosen ? " chosen" : ""}`} data-job={row.id}
+      onClick={(event) => {
+        if (!(event.target as Element).closest("a, button") && !getSelection()?.toString()) go(to);
+      }}
+    >
+      <span role="cell" className="cell-state">
+        <StateLabel state={row.state} chip />
+      </span>
+      <span role="cell" className="cell-name">
+        <Link to={to} data-row-link={index} onFocus={() => onChoose(index)} className="cut">
+          {row.name}
+        </Link>
+        <span className="mono dim small id" title={row.id}>{shortId(row.id)}</span>
+      </span>
+      <span role="cell" className="cell-progress">
+        <Progress row={row} />
+      </span>
+      <span role="cell" className="cell-loss right">{number(row.loss)}</span>
+      <span role="cell" className="cell-speed right">{short(row.tokens_per_second)}</span>
+      <span role="cell" className="cell-goodput right">
+        <Goodput share={row.goodput} />
+      </span>
+      <span role="cell" className="cell-faults right">
+        {row.incidents > 0 ? <span className="faults"><Icon name="bolt" size={12} />{row.incidents}</span> : <span className="dim">0</span>}
+      </span>
+      <Age at={row.created_at} />
+      <span role="cell" className="cell-owner cut second">
+        {row.owner === null ? <span className="dim">–</span> : <Link to={`/jobs?owner=${encodeURIComponent(row.owner)}`} className="owner">{row.owner}</Link>}
+      </span>
+    </div>
+  );
+});
+
+function Age({ at }: { at: number }) {
+  const now = useNow();
+  return (
+    <span role="cell" className="cell-age right second" title={moment(at)}>
+      {roughly(now - at)}
+    </span>
+  );
+}
+
+/** How far, and what is to be said of it: the time to go, what is waited for, or how it ended. */
+function Progress({ row }: { row: JobRow }) {
+  const share = row.steps ? row.step / row.steps : 0;
+  return (
+    <span className={`progress ${tone(row.state)}`}>
+      <span className="progress-words small">
+        <span>
+          {count(row.step)} <span className="dim">/ {count(row.steps)}</span>
+        </span>
+        <span className="dim cut">{aside(row)}</span>
+      </span>
+      <span className="bar" role="progressbar" aria-label={`Progress of ${row.name}`} aria-valuemin={0} aria-valuemax={row.steps} aria-valuenow={row.step}>
+        <i style={{ width: `${share * 100}%` }} />
+      </span>
+    </span>
+  );
+}
+
+function aside(row: JobRow): string {
+  if (row.waiting) return `waits for ${row.waiting.resource}`;
+  if (row.state === "FAILED") return row.outcome_code ?? "";
+  if (ended(row.state)) return row.started_at !== null && row.ended_at !== null ? `took ${duration(row.ended_at - row.started_at)}` : "";
+  return row.eta_s === null ? "" : `${duration(row.eta_s)} left`;
+}
+
+function Goodput({ share }: { share: number | null }) {
+  const low = share !== null && share < 0.9;
+  return <span className={low ? "low" : share === null ? "dim" : undefined}>{percent(share)}</span>;
+}
+
+function GhostLine({ index }: { index: number }) {
+  return (
+    <div role="row" aria-rowindex={index + 2} className="job-line">
+      {COLUMNS.map((name) => (
+        <span key={name} role="cell">
+          <span className="ghost" aria-hidden="true">· · ·</span>
+        </span>
+      ))}
+    </div>
+  );
+}

@@ -1,0 +1,202 @@
+/** All jobs: found by words and states, followed as they change. */
+
+import { useCallback, useEffect, useRef, useState } from "react";
+import { STATES, type State } from "../api/types";
+import { count, plural } from "../format";
+import { useShortcuts } from "../keyboard/keys";
+import { Link, useFilters, useRouter } from "../routing/router";
+import { Icon } from "../ui/icons";
+import { useMedia } from "../ui/media";
+import { Failure } from "../ui/notice";
+import { StateIcon, tone, word } from "../ui/state";
+import { VirtualRows, type VirtualRowsHandle } from "../ui/VirtualRows";
+import { SORTS, filtersOf, type Filters, type Sort } from "./filters";
+import { JobLine, JobLineHead, COLUMNS } from "./JobLine";
+import { useJobs, type Jobs } from "./useJobs";
+import "./jobs.css";
+
+export default function JobsPage() {
+  const [params, change] = useFilters();
+  const filters = filtersOf(params);
+  const jobs = useJobs(filters);
+  const search = useRef<HTMLInputElement>(null);
+  const { total } = jobs.list;
+  useEffect(() => {
+    document.title = "Jobs · Holdfast";
+  }, []);
+  useShortcuts("Jobs", [
+    { keys: "/", what: "Search", run: () => search.current?.focus() },
+  ]);
+  return (
+    <div className="page jobs-page">
+      <header>
+        <h1>Jobs</h1>
+        <span className="dim" aria-live="polite">{jobs.loading ? "" : plural(total, "job")}</span>
+        <div className="actions">
+          <Link to="/submit" className="button primary">
+            <Icon name="submit" /> Submit a job
+          </Link>
+        </div>
+      </header>
+      <FilterBar filters={filters} counts={jobs.list.counts} change={change} search={search} />
+      {jobs.error && <Failure error={jobs.error} retry={jobs.reload} />}
+      <Lines jobs={jobs} filters={filters} clear={() => change({ q: null, state: null, owner: null })} search={search} />
+    </div>
+  );
+}
+
+interface FilterBarProps {
+  filters: Filters;
+  counts: Partial<Record<State, number>>;
+  change: (changes: Record<string, string | readonly string[] | null>) => void;
+  search: React.RefObject<HTMLInputElement | null>;
+}
+
+function FilterBar({ filters, counts, change, search }: FilterBarProps) {
+  const [text, setText] = useState(filters.q);
+  useEffect(() => setText((typed) => (document.activeElement === search.current ? typed : filters.q)), [filters.q, search]);
+  useEffect(() => {
+    if (text === filters.q) return;
+    const timer = setTimeout(() => change({ q: text }), 150);
+    return () => clearTimeout(timer);
+  }, [text, filters.q, change]);
+  const toggled = (state: State) =>
+    filters.states.includes(state) ? filters.states.filter((one) => one !== state) : [...filters.states, state];
+  const shown = STATES.filter((state) => counts[state] || filters.states.includes(state));
+  return (
+    <div className="filters" role="search">
+      <div className="search">
+        <Icon name="search" />
+        <input
+          ref={search} className="input" type="search" placeholder="Name, owner or id" aria-label="Search jobs by name, owner or id" value={text}
+          onChange={(event) => setText(event.target.value)}
+          onKeyDown={(event) => {
+            if (event.key === "Escape") {
+              setText("");
+              event.currentTarget.blur();
+            } else if (event.key === "Enter" || event.key === "ArrowDown") {
+              event.preventDefault();
+              document.querySelector<HTMLElement>("[data-row-link]")?.focus();
+            }
+          }}
+        />
+        <kbd className="only-wide" aria-hidden="true">/</kbd>
+      </div>
+      <div className="chips" role="group" aria-label="States">
+        {shown.map((state) => (
+          <button
+            key={state} type="button" className={`filter-chip ${tone(state)}`} aria-pressed={filters.states.includes(state)}
+            onClick={() => change({ state: toggled(state) })}
+          >
+            <StateIcon state={state} />
+            {word(state)}
+            <b>{count(counts[state] ?? 0)}</b>
+          </button>
+        ))}
+        {filters.owner !== null && (
+          <button type="button" className="filter-chip" aria-pressed="true" onClick={() => change({ owner: null })} aria-label={`Owner ${filters.owner}: show all owners`}>
+            {filters.owner} <Icon name="close" size={12} />
+          </button>
+        )}
+      </div>
+      <label className="sort only-wide">
+        <span className="dim small">Sort</span>
+        <select className="input" value={filters.sort} onChange={(event) => change({ sort: event.target.value === "created" ? null : event.target.value })}>
+          {(Object.keys(SORTS) as Sort[]).map((sort) => (
+            <option key={sort} value={sort}>
+              {SORTS[sort]}
+            </option>
+          ))}
+        </select>
+      </label>
+    </div>
+  );
+}
+
+interface LinesProps {
+  jobs: Jobs;
+  filters: Filters;
+  clear: () => void;
+  search: React.RefObject<HTMLInputElement | null>;
+}
+
+function Lines({ jobs, filters, clear, search }: LinesProps) {
+  const { rows, total } = jobs.list;
+  const { go } = useRouter();
+  const narrow = useMedia("(max-width: 820px)");
+  const list = useRef<VirtualRowsHandle>(null);
+  const [chosen, setChosen] = useState<number | null>(null);
+  const moved = useRef(false);
+  const { want } = jobs;
+  const onSight = useCallback((_: number, last: number) => want(last + 100), [want]);
+
+  const move = (by: number) => {
+    if (rows.length === 0) return;
+    const next = Math.max(0, Math.min(rows.length - 1, (chosen ?? (by > 0 ? -1 : 0)) + by));
+    moved.current = true;
+    setChosen(next);
+    list.current?.show(next);
+  };
+  useEffect(() => {
+    if (!moved.current || chosen === null) return;
+    moved.current = false;
+    document.querySelector<HTMLElement>(`[data-row-link="${chosen}"]`)?.focus({ preventScroll: true });
+  }, [chosen]);
+  useShortcuts("The list", [
+    { keys: "j", what: "Next job", run: () => move(1) },
+    { keys: "k", what: "Job before", run: () => move(-1) },
+    {
+      keys: "Enter", what: "Open the job",
+      run: (event) => {
+        const row = rows[chosen ?? -1];
+        const elsewhere = event.target instanceof Element && event.target.closest("a, button");
+        if (elsewhere instanceof HTMLElement) elsewhere.click();
+        else if (row) go(`/jobs/${row.id}`);
+      },
+    },
+    { keys: "Escape", what: "Clear the filters", run: clear },
+  ]);
+
+  if (!jobs.loading && total === 0 && !jobs.error) {
+    const filtered = filters.q !== "" || filters.states.length > 0 || filters.owner !== null;
+    return filtered ? <NothingMatches clear={clear} search={search} /> : <NoJobs />;
+  }
+  const shown = jobs.loading ? 12 : Math.max(total, rows.length);
+  return (
+    <div className="card lines">
+      <VirtualRows
+        ref={list} label="Jobs" count={shown} columns={COLUMNS.length} height_px={narrow ? 84 : 46} kept={chosen} onSight={onSight}
+        head={<JobLineHead />}
+        row={(index) => (
+          <JobLine index={index} row={rows[index]} chosen={index === chosen} onChoose={setChosen} />
+        )}
+      />
+    </div>
+  );
+}
+
+function NothingMatches({ clear }: Pick<LinesProps, "clear" | "search">) {
+  return (
+    <div className="card empty">
+      <h2>No job matches</h2>
+      <p>Try fewer words or other states.</p>
+      <button type="button" className="button" onClick={clear}>
+        Show all jobs
+      </button>
+    </div>
+  );
+}
+
+function NoJobs() {
+  return (
+    <div className="card empty">
+      <h2>No jobs yet</h2>
+      <p>
+        Submit the first one here, or with <code>holdfast submit job.yaml</code>.
+      </p>
+      <Link to="/submit" className="button primary">
+        <Icon name="submit" /> Submit a job
+      </Link>
+    </div>
+  );
+}

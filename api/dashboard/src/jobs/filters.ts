@@ -1,0 +1,36 @@
+/** What of the jobs is shown: read from the URL, sent to the API, and asked of a row that changed. */
+
+import type { Query } from "../api/client";
+import { STATES, type JobRow, type State } from "../api/types";
+
+export const SORTS = { created: "Newest", name: "Name", state: "State", goodput: "Goodput" } as const;
+export type Sort = keyof typeof SORTS;
+
+export interface Filters {
+  q: string;
+  states: readonly State[];
+  owner: string | null;
+  sort: Sort;
+}
+
+export function filtersOf(params: URLSearchParams): Filters {
+  const sort = params.get("sort");
+  return {
+    q: params.get("q") ?? "",
+    states: params.getAll("state").map((one) => one.toUpperCase()).filter((one): one is State => STATES.includes(one as State)),
+    owner: params.get("owner"),
+    sort: sort !== null && sort in SORTS ? (sort as Sort) : "created",
+  };
+}
+
+export const queryOf = ({ q, states, owner, sort }: Filters): Query => ({
+  view: "row", q, state: states, owner, sort,
+});
+
+/** As the server decides it: part of the name or owner, or the beginning of the id. */
+export function matches(row: JobRow, { q, states, owner }: Filters): boolean {
+  if (states.length > 0 && !states.includes(row.state)) return false;
+  if (owner !== null && row.owner !== owner) return false;
+  const text = q.toLowerCase();
+  return text === "" || row.id.startsWith(text) || [row.name, row.owner ?? ""].some((one) => one.toLowerCase().includes(text));
+}

@@ -1,0 +1,77 @@
+/** Keyboard shortcuts: one listener; views add theirs while they are there. Nothing happens while
+ * somebody types, or a dialog is open. */
+
+import { createContext, useContext, useEffect, useMemo, useRef, type ReactNode } from "react";
+
+export interface Shortcut {
+  /** `j`, `?`, `Enter`, or two in a row: `g j`. */
+  keys: string;
+  what: string;
+  run: (event: KeyboardEvent) => void;
+}
+
+interface Group {
+  title: string;
+  shortcuts: readonly Shortcut[];
+}
+
+class Keys {
+  readonly groups = new Set<{ current: Group }>();
+  private before: string | null = null;
+  private forget: ReturnType<typeof setTimeout> | undefined;
+
+  readonly heard = (event: KeyboardEvent): void => {
+    if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target)) return;
+    if (document.querySelector("dialog[open]")) return;
+    const both = this.before === null ? null : `${this.before} ${event.key}`;
+    const all = [...this.groups].reverse().flatMap((group) => group.current.shortcuts);
+    const found = all.find((one) => one.keys === both) ?? all.find((one) => one.keys === event.key);
+    clearTimeout(this.forget);
+    this.before = !found && event.key.length === 1 ? event.key : null;
+    this.forget = setTimeout(() => (this.before = null), 900);
+    if (!found) return;
+    event.preventDefault();
+    found.run(event);
+  };
+}
+
+function typing(target: EventTarget | null): boolean {
+  return target instanceof HTMLElement && (target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName));
+}
+
+const Context = createContext<Keys | null>(null);
+
+export function KeysProvider({ children }: { children: ReactNode }) {
+  const keys = useMemo(() => new Keys(), []);
+  useEffect(() => {
+    addEventListener("keydown", keys.heard);
+    return () => removeEventListener("keydown", keys.heard);
+  }, [keys]);
+  return <Context.Provider value={keys}>{children}</Context.Provider>;
+}
+
+function useKeys(): Keys {
+  const keys = useContext(Context);
+  if (!keys) throw new Error("outside of KeysProvider");
+  return keys;
+}
+
+/** Offer shortcuts while mounted; `title` heads them in the help. */
+export function useShortcuts(title: string, shortcuts: readonly Shortcut[]): void {
+  const keys = useKeys();
+  const group = useRef<Group>({ title, shortcuts });
+  useEffect(() => {
+    group.current = { title, shortcuts };
+  });
+  useEffect(() => {
+    keys.groups.add(group);
+    return () => {
+      keys.groups.delete(group);
+    };
+  }, [keys]);
+}
+
+/** What can be pressed at present. */
+export function useShortcutGroups(): readonly Group[] {
+  return [...useKeys().groups].map((group) => group.current);
+}

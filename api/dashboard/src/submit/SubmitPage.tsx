@@ -1,0 +1,204 @@
+/** A spec as text, judged as it is typed, and submitted. */
+
+import { useEffect, useMemo, useRef, useState } from "react";
+import { ApiError, BASE, get, idempotencyKey, send } from "../api/client";
+import type { JobView, ProblemFault } from "../api/types";
+import { useResource } from "../data";
+import { plural } from "../format";
+import { useShortcuts } from "../keyboard/keys";
+import { useRouter } from "../routing/router";
+import { Icon } from "../ui/icons";
+import { Failure } from "../ui/notice";
+import { useToasts } from "../ui/toasts";
+import { Editor, type Marked } from "./Editor";
+import { locate, pathAt, placeOf } from "./locate";
+import { chosen, hintOf, type Document } from "./schema";
+import { Summary } from "./Summary";
+import { TEMPLATES } from "./templates";
+import { bodyOf, useValidation, verdictOf, type Verdict } from "./useValidation";
+import { yaml } from "./write";
+import "./submit.css";
+
+const DRAFT = "holdfast.draft";
+
+export default function SubmitPage() {
+  const { params, go } = useRouter();
+  const from = params.get("from");
+  const step = params.get("step");
+  const [text, setText] = useState(() => (from ? "" : (sessionStorage.getItem(DRAFT) ?? TEMPLATES[0]?.text ?? "")));
+  const schema = useResource("openapi", async (signal) => (await fetch(`${BASE}/openapi.json`, { signal })).json() as Promise<Document>);
+  const origin = useOrigin(from);
+  const input = useRef<HTMLTextAreaElement>(null);
+
+  useEffect(() => {
+    document.title = "Submit · Holdfast";
+  }, []);
+  useEffect(() => {
+    if (origin.job && schema.value) setText(copyOf(origin.job, step, schema.value));
+  }, [origin.job, step, schema.value]);
+  useEffect(() => {
+    if (!from && text !== "") sessionStorage.setItem(DRAFT, text);
+  }, [from, text]);
+
+  const { verdict, of } = useValidation(text);
+  const sending = useSubmission(text, (job) => {
+    sessionStorage.removeItem(DRAFT);
+    go(`/jobs/${job.id}`);
+  });
+  const shown = sending.refused && sending.refused.of === text ? sending.refused.verdict : of === text || verdict.state !== "valid" ? verdict : verdict;
+  const places = useMemo(() => locate(text), [text]);
+  const faults = useMemo(() => marked(shown, places), [shown, places]);
+  const [cursor, setCursor] = useState({ line: 0, column: 0 });
+  const path = pathAt(places, cursor.line, cursor.column);
+  const hint = path !== null && schema.value ? hintOf(schema.value, path) : null;
+  useShortcuts("Submit", [{ keys: "/", what: "To the text (Ctrl+Enter there submits)", run: () => input.current?.focus() }]);
+
+  const jump = (fault: Marked) => {
+    const field = input.current;
+    if (!field || !fault.place) return;
+    const before = text.split("\n").slice(0, fault.place.line).reduce((sum, line) => sum + line.length + 1, 0);
+    field.focus();
+    field.setSelectionRange(before + fault.place.start, before + fault.place.end);
+  };
+  const ready = shown.state !== "faulty" && shown.state !== "unreadable" && text.trim() !== "";
+
+  return (
+    <div className="page submit-page">
+      <header>
+        <h1>{from ? `From ${origin.job?.name ?? "…"}` : "Submit a job"}</h1>
+        {from && step && <span className="tag accent">goes on from step {step}</span>}
+        <div className="actions">
+          <label className="unseen" htmlFor="template">Begin with</label>
+          <select
+            id="template" className="input template" value="" onChange={(event) => {
+              const template = TEMPLATES[Number(event.target.value)];
+              if (template) setText(template.text);
+              if (from) go("/submit", { replace: true });
+            }}
+          >
+            <option value="" disabled>Begin with…</option>
+            {TEMPLATES.map((one, index) => (
+              <option key={one.name} value={index}>
+                {one.name}: {one.what}
+              </option>
+            ))}
+          </select>
+          <button type="button" className="button primary" disabled={!ready || sending.busy} onClick={() => void sending.submit()}>
+            {sending.busy ? "Submitting…" : "Submit"}
+          </button>
+        </div>
+      </header>
+      {origin.error && <Failure error={origin.error} />}
+      <div className="submit-parts">
+        <section className="card editor-card" aria-label="Spec">
+          <Editor text={text} faults={faults} onChange={setText} onCursor={(line, column) => setCursor({ line, column })} onSubmit={() => ready && void sending.submit()} input={input} />
+          <footer className="hint small">
+            {hint ? (
+              <>
+                <code>{hint.path}</code>
+                <span className="tag">{hint.type}</span>
+                {hint.default !== null && <span className="dim nowrap">default {hint.default}</span>}
+                <span className="second cut">{hint.description || hint.keys.join(", ")}</span>
+              </>
+            ) : (
+              <span className="dim">The field under the cursor is explained here.</span>
+            )}
+          </footer>
+        </section>
+        <aside className="stack">
+          <section className="card verdict" id="spec-verdict" aria-live="polite" aria-label="Verdict">
+            <VerdictHead verdict={shown} />
+            {faults.length > 0 && (
+              <ul>
+                {faults.map((fault) => (
+                  <li key={`${fault.path} ${fault.message}`}>
+                    <button type="button" onClick={() => jump(fault)} disabled={!fault.place}>
+                      {fault.path && <code>{fault.path}</code>}
+                      <span>{fault.message}</span>
+                      {fault.place && <span className="dim small nowrap">line {fault.place.line + 1}</span>}
+                    </button>
+                  </li>
+                ))}
+              </ul>
+            )}
+          </section>
+          {shown.state === "valid" && <Summary spec={shown.spec} />}
+        </aside>
+      </div>
+    </div>
+  );
+}
+
+function VerdictHead({ verdict }: { verdict: Verdict }) {
+  switch (verdict.state) {
+    case "valid":
+      return <p className="verdict-head is-running"><Icon name="check" /> It can be submitted</p>;
+    case "faulty":
+      return <p className="verdict-head is-failed"><Icon name="warning" /> {plural(verdict.faults.length, "fault")}</p>;
+    case "unreadable":
+      return <p className="verdict-head is-failed"><Icon name="warning" /> It cannot be read</p>;
+    case "unasked":
+      return <p className="verdict-head is-recovering"><Icon name="warning" /> Not checked: {verdict.why}</p>;
+    default:
+      return <p className="verdict-head dim">Write a spec, or begin with an example</p>;
+  }
+}
+
+function marked(verdict: Verdict, places: ReturnType<typeof locate>): Marked[] {
+  if (verdict.state === "faulty") return verdict.faults.map((fault) => ({ ...fault, place: placeOf(places, fault.path) }));
+  if (verdict.state !== "unreadable") return [];
+  const fault: ProblemFault = { path: "", message: verdict.why };
+  const { line } = verdict;
+  return [{ ...fault, place: line === null ? null : { path: "", line, start: 0, end: 999 } }];
+}
+
+/** The job that the text is to be a copy of. */
+function useOrigin(from: string | null): { job: JobView | null; error: Error | null } {
+  const [held, setHeld] = useState<{ job: JobView | null; error: Error | null }>({ job: null, error: null });
+  useEffect(() => {
+    if (from === null) return;
+    const stop = new AbortController();
+    get<JobView>(`/jobs/${encodeURIComponent(from)}`, {}, stop.signal)
+      .then((job) => setHeld({ job, error: null }))
+      .catch((error: Error) => !stop.signal.aborted && setHeld({ job: null, error }));
+    return () => stop.abort();
+  }, [from]);
+  return held;
+}
+
+/** What somebody chose of the job's spec; with `step`, a job that goes on from its checkpoint. */
+function copyOf(job: JobView, step: string | null, schema: Document): string {
+  const { name, init_from: _, ...rest } = chosen(schema, job.spec as Record<string, unknown>);
+  if (step === null) return `# A copy of ${job.name}; what is not said has its default.\n${yaml({ name: job.spec["name"] ?? name, ...rest })}`;
+  const spec = { name: `${String(name).slice(0, 50)}-from-${step}`, init_from: `${job.id}/${step}`, ...rest };
+  return `# Goes on from step ${step} of ${job.name}.\n${yaml(spec)}`;
+}
+
+interface Submission {
+  busy: boolean;
+  refused: { verdict: Verdict; of: string } | null;
+  submit: () => Promise<void>;
+}
+
+/** One key for one text: sent twice, it is one job. */
+function useSubmission(text: string, onDone: (job: JobView) => void): Submission {
+  const { tell, fail } = useToasts();
+  const [busy, setBusy] = useState(false);
+  const [refused, setRefused] = useState<Submission["refused"]>(null);
+  const key = useRef({ text: "", key: "" });
+  const submit = async () => {
+    if (key.current.text !== text) key.current = { text, key: idempotencyKey() };
+    setBusy(true);
+    try {
+      const job = await send<JobView>("POST", "/jobs", { body: bodyOf(text), key: key.current.key });
+      tell(`${job.name} is queued`);
+      onDone(job);
+    } catch (error) {
+      fail(error);
+      if (error instanceof ApiError) setRefused({ verdict: verdictOf(error), of: text });
+    } finally {
+      setBusy(false);
+    }
+  };
+  return { busy, refused, submit };
+}

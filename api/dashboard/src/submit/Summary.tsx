@@ -1,0 +1,60 @@
+/** What a spec would lead to, in a few numbers; and all of it, with its defaults. */
+
+import { count, number, short } from "../format";
+import { yaml } from "./write";
+
+type Spec = Record<string, unknown>;
+
+const part = (spec: Spec, ...path: string[]): unknown =>
+  path.reduce<unknown>((at, key) => (typeof at === "object" && at !== null ? (at as Spec)[key] : undefined), spec);
+const figure = (spec: Spec, ...path: string[]): number => Number(part(spec, ...path) ?? 0);
+
+export function Summary({ spec }: { spec: Spec }) {
+  const axes = (["dp_replicate", "dp_shard", "tp"] as const).map((axis) => [axis, figure(spec, "parallel", axis) || 1] as const);
+  const world = axes.reduce((product, [, size]) => product * size, 1);
+  const perNode = figure(spec, "resources", "workers_per_node") || 1;
+  const standbys = figure(spec, "resources", "standby_nodes");
+  const nodes = Math.ceil(world / perNode);
+  const tokens = figure(spec, "train", "global_batch") * figure(spec, "model", "sequence_length");
+  const steps = figure(spec, "train", "steps");
+  const every = (tier: string) => {
+    const value = part(spec, "checkpoint", tier, "every_steps");
+    return value === 0 ? "off" : value === "auto" ? "as often as pays" : `every ${value === 1 ? "step" : `${String(value)} steps`}`;
+  };
+  const mesh = axes.filter(([, size]) => size > 1).map(([axis, size]) => `${axis} ${size}`).join(" × ");
+  return (
+    <section className="card summary" aria-label="What it leads to">
+      <dl>
+        <dt>Ranks</dt>
+        <dd>
+          <strong>{count(world)}</strong> <span className="dim">{mesh}</span>
+        </dd>
+        <dt>Nodes</dt>
+        <dd>
+          <strong>{count(nodes + standbys)}</strong> <span className="dim">{standbys > 0 ? `${nodes} train, ${standbys} standby` : "no standby"}</span>
+        </dd>
+        <dt>Each node</dt>
+        <dd>
+          <strong>{number(perNode * figure(spec, "resources", "cpus_per_worker"))}</strong> CPUs
+          {figure(spec, "resources", "gpus_per_worker") > 0 && <>, <strong>{number(perNode * figure(spec, "resources", "gpus_per_worker"))}</strong> GPUs</>}
+        </dd>
+        <dt>Steps</dt>
+        <dd>
+          <strong>{count(steps)}</strong> <span className="dim">of {short(tokens)} tokens</span>
+        </dd>
+        <dt>Tokens in all</dt>
+        <dd>
+          <strong>{short(tokens * steps)}</strong>
+        </dd>
+        <dt>Memory tier</dt>
+        <dd>{every("memory")}</dd>
+        <dt>Remote tier</dt>
+        <dd>{every("remote")}</dd>
+      </dl>
+      <details>
+        <summary>All of it, with its defaults</summary>
+        <pre tabIndex={0} aria-label="Resolved spec">{yaml(spec)}</pre>
+      </details>
+    </section>
+  );
+}

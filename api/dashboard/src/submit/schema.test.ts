@@ -1,0 +1,28 @@
+import { expect, test } from "vitest";
+import { chosen, hintOf, type Document } from "./schema";
+
+const document: Document = {
+  components: {
+    schemas: {
+      JobSpec: {
+        properties: {
+          name: { type: "string" },
+          train: { $ref: "#/components/schemas/Train", default: { steps: 300 } },
+          init_from: { anyOf: [{ type: "string" }, { type: "null" }], default: null },
+        },
+      },
+      Train: { properties: { steps: { type: "integer", minimum: 1, default: 300, description: "how many" } } },
+    },
+  },
+};
+
+test("what was not chosen is left out", () => {
+  expect(chosen(document, { name: "a", train: { steps: 300 }, init_from: null })).toEqual({ name: "a" });
+  expect(chosen(document, { name: "a", train: { steps: 5 }, init_from: "x" })).toEqual({ name: "a", train: { steps: 5 }, init_from: "x" });
+});
+
+test("a field is explained", () => {
+  expect(hintOf(document, "train.steps")).toEqual({ path: "train.steps", description: "how many", type: "integer ≥ 1", default: "300", keys: [] });
+  expect(hintOf(document, "train")?.keys).toEqual(["steps"]);
+  expect(hintOf(document, "train.nope")).toBeNull();
+});

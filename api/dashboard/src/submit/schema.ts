@@ -1,0 +1,102 @@
+/** The spec's fields as the server describes them: for hints beside the text, and to tell what of a
+ * resolved spec somebody chose. */
+
+export interface Schema {
+  $ref?: string;
+  type?: string;
+  const?: unknown;
+  enum?: unknown[];
+  description?: string;
+  default?: unknown;
+  minimum?: number;
+  exclusiveMinimum?: number;
+  maximum?: number;
+  exclusiveMaximum?: number;
+  anyOf?: Schema[];
+  properties?: Record<string, Schema>;
+}
+
+export interface Document {
+  components: { schemas: Record<string, Schema> };
+}
+
+export interface Hint {
+  path: string;
+  description: string;
+  type: string;
+  default: string | null;
+  /** Names of the keys within, of a section. */
+  keys: readonly string[];
+}
+
+export function hintOf(document: Document, path: string): Hint | null {
+  const field = fieldAt(document, path);
+  if (!field) return null;
+  const { properties } = section(document, field);
+  const target = field.$ref ? follow(document, field) : field;
+  return {
+    path,
+    description: field.description ?? target.description ?? "",
+    type: properties ? "section" : typeOf(document, field),
+    default: field.default === undefined || typeof field.default === "object" && field.default !== null ? null : String(field.default),
+    keys: Object.keys(properties ?? {}),
+  };
+}
+
+/** `spec` without what is as it would be if it were not said. */
+export function chosen(document: Document, spec: Record<string, unknown>, at: Schema = { $ref: "#/components/schemas/JobSpec" }): Record<string, unknown> {
+  const { properties = {} } = section(document, at);
+  const kept: [string, unknown][] = [];
+  for (const [key, value] of Object.entries(spec)) {
+    const field = properties[key];
+    if (!field || field.default === undefined) {
+      kept.push([key, value]);
+    } else if (isMapping(value) && section(document, field).properties) {
+      const inside = chosen(document, value, field);
+      if (Object.keys(inside).length > 0) kept.push([key, inside]);
+    } else if (!same(value, field.default)) {
+      kept.push([key, value]);
+    }
+  }
+  return Object.fromEntries(kept);
+}
+
+function fieldAt(document: Document, path: string): Schema | null {
+  let at: Schema = { $ref: "#/components/schemas/JobSpec" };
+  for (const key of path.split(".")) {
+    const next = section(document, at).properties?.[key];
+    if (!next) return null;
+    at = next;
+  }
+  return at;
+}
+
+/** What a reference means; of several kinds, the one that has keys. */
+function section(document: Document, schema: Schema): Schema {
+  const found = follow(document, schema);
+  if (found.properties) return found;
+  for (const one of found.anyOf ?? []) {
+    const inside = section(document, one);
+    if (inside.properties) return inside;
+  }
+  return found;
+}
+
+const follow = (document: Document, schema: Schema): Schema =>
+  schema.$ref ? (document.components.schemas[schema.$ref.split("/").at(-1) ?? ""] ?? {}) : schema;
+
+function typeOf(document: Document, schema: Schema): string {
+  const one = follow(document, schema);
+  if (one.anyOf) return one.anyOf.map((each) => typeOf(document, each)).join(" or ");
+  if (one.const !== undefined) return String(one.const);
+  if (one.enum) return one.enum.map(String).join(" | ");
+  const limits = [
+    one.minimum !== undefined ? `≥ ${one.minimum}` : "", one.exclusiveMinimum !== undefined ? `> ${one.exclusiveMinimum}` : "",
+    one.maximum !== undefined ? `≤ ${one.maximum}` : "", one.exclusiveMaximum !== undefined ? `< ${one.exclusiveMaximum}` : "",
+  ].filter(Boolean);
+  return [one.type ?? "any", ...limits].join(" ");
+}
+
+const isMapping = (value: unknown): value is Record<string, unknown> =>
+  typeof value === "object" && value !== null && !Array.isArray(value);
+const same = (one: unknown, other: unknown): boolean => JSON.stringify(one) === JSON.stringify(other);

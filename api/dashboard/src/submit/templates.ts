@@ -1,0 +1,78 @@
+/** Specs to begin with. */
+
+export interface Template {
+  name: string;
+  what: string;
+  text: string;
+}
+
+export const TEMPLATES: readonly Template[] = [
+  {
+    name: "Small language model",
+    what: "Four ranks on two nodes, and one standby",
+    text: `# A Llama-style language model at byte level on Python's own standard library,
+# which every machine has. Four ranks on two nodes, and one standby node.
+name: stdlib-lm
+recipe: pretrain
+model: {dim: 128, layers: 4, heads: 4, kv_heads: 2, sequence_length: 256}
+data: {source: python-stdlib, tokenizer: bytes}
+train:
+  steps: 300
+  global_batch: 16
+  micro_batch: 4
+  optimizer: {name: adamw, lr: 3.0e-4}
+  schedule: {name: cosine, warmup_steps: 20}
+parallel: {dp_shard: 2, tp: 2}
+resources: {workers_per_node: 2, standby_nodes: 1}
+checkpoint:
+  memory: {every_steps: 1}
+  remote: {every_steps: 100, keep: 3}
+`,
+  },
+  {
+    name: "One rank",
+    what: "The smallest thing that trains",
+    text: `# One rank on one node: to see that all is well.
+name: first-steps
+model: {dim: 64, layers: 2, heads: 2, sequence_length: 128}
+train:
+  steps: 50
+  global_batch: 8
+  micro_batch: 8
+  schedule: {name: constant, warmup_steps: 0}
+`,
+  },
+  {
+    name: "Replicas",
+    what: "Two replicas of the state: silent corruption is found",
+    text: `# Two replicas of the whole state. Their digests are compared, so that a flipped bit
+# is found within a step or two, and either of them can be lost without a copy.
+name: replicated
+model: {dim: 128, layers: 4, heads: 4, sequence_length: 256}
+train: {steps: 500, global_batch: 16, micro_batch: 4}
+parallel: {dp_replicate: 2, dp_shard: 2}
+resources: {workers_per_node: 2, standby_nodes: 1}
+checks: {replica_digest_every_steps: 1}
+`,
+  },
+  {
+    name: "On GPUs",
+    what: "Sharded over eight GPUs of a node, bfloat16, S3",
+    text: `# Sharded over eight GPUs. Both tiers are saved as often as pays.
+name: llama-gpu
+model: {dim: 2048, layers: 16, heads: 16, kv_heads: 8, sequence_length: 2048, dtype: bfloat16}
+data: {source: "/data/corpus/*.txt"}
+train:
+  steps: 20000
+  global_batch: 256
+  micro_batch: 4
+  optimizer: {lr: 3.0e-4, weight_decay: 0.1}
+  schedule: {name: cosine, warmup_steps: 1000}
+parallel: {dp_shard: 4, tp: 2}
+resources: {cpus_per_worker: 4, gpus_per_worker: 1, workers_per_node: 8, standby_nodes: 1}
+checkpoint:
+  memory: {every_steps: auto}
+  remote: {uri: "s3://bucket/prefix", every_steps: auto, keep: 3}
+`,
+  },
+];

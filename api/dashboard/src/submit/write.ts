@@ -1,0 +1,36 @@
+/** A value as YAML that people like to edit: sections as blocks, short ones in a line. */
+
+const WIDTH = 78;
+const PLAIN = /^[A-Za-z_/][\w./+ -]*$/;
+const WORDS = new Set(["null", "true", "false", "yes", "no", "on", "off", "y", "n", "~"]);
+
+export function yaml(value: Record<string, unknown>): string {
+  return Object.entries(value).map(([key, one]) => entry(key, one, 0)).join("");
+}
+
+function entry(key: string, value: unknown, depth: number): string {
+  const head = `${"  ".repeat(depth)}${scalar(key)}:`;
+  const inline = `${head} ${short(value)}`;
+  if (!isMapping(value) || Object.keys(value).length === 0) return `${inline}\n`;
+  if (inline.length <= WIDTH && (depth > 0 || isFlat(value))) return `${inline}\n`;
+  return `${head}\n${Object.entries(value).map(([name, one]) => entry(name, one, depth + 1)).join("")}`;
+}
+
+function short(value: unknown): string {
+  if (Array.isArray(value)) return `[${value.map(short).join(", ")}]`;
+  if (isMapping(value)) return `{${Object.entries(value).map(([key, one]) => `${scalar(key)}: ${short(one)}`).join(", ")}}`;
+  return scalar(value);
+}
+
+function scalar(value: unknown): string {
+  if (typeof value === "number") return number(value);
+  if (typeof value !== "string") return String(value);
+  return PLAIN.test(value) && !WORDS.has(value.toLowerCase()) && value === value.trim() ? value : JSON.stringify(value);
+}
+
+/** YAML 1.1 takes `3e-7` for text: it wants a point. */
+const number = (value: number): string => String(value).replace(/^(-?\d+)e/, "$1.0e");
+
+const isMapping = (value: unknown): value is Record<string, unknown> =>
+  typeof value === "object" && value !== null && !Array.isArray(value);
+const isFlat = (value: Record<string, unknown>): boolean => !Object.values(value).some(isMapping);

@@ -1,0 +1,70 @@
+/** A dialog of the browser's own kind: it keeps the focus inside, Escape closes it, and the focus
+ * goes back where it was. */
+
+import { useLayoutEffect, useRef, type ReactNode } from "react";
+
+interface DialogProps {
+  title: string;
+  onClose: () => void;
+  children: ReactNode;
+  wide?: boolean;
+}
+
+export function Dialog({ title, onClose, children, wide = false }: DialogProps) {
+  const element = useRef<HTMLDialogElement>(null);
+  // Before it leaves the page too: closing is what gives the focus back.
+  useLayoutEffect(() => {
+    const dialog = element.current;
+    dialog?.showModal();
+    return () => dialog?.close();
+  }, []);
+  return (
+    <dialog
+      ref={element}
+      className={`dialog${wide ? " wide" : ""}`}
+      aria-label={title}
+      onClose={onClose}
+      onClick={(event) => {
+        if (event.target === element.current) element.current?.close();
+      }}
+    >
+      {children}
+    </dialog>
+  );
+}
+
+interface ConfirmProps {
+  title: string;
+  action: string;
+  danger?: boolean;
+  busy?: boolean;
+  disabled?: boolean;
+  onConfirm: () => void;
+  onClose: () => void;
+  children: ReactNode;
+}
+
+/** Says what will happen, and asks. */
+export function Confirm({ title, action, danger = false, busy = false, disabled = false, onConfirm, onClose, children }: ConfirmProps) {
+  return (
+    <Dialog title={title} onClose={onClose}>
+      <form
+        onSubmit={(event) => {
+          event.preventDefault();
+          onConfirm();
+        }}
+      >
+        <h2>{title}</h2>
+        {children}
+        <footer>
+          <button type="button" className="button" onClick={onClose}>
+            Back
+          </button>
+          <button type="submit" className={`button primary${danger ? " danger" : ""}`} disabled={busy || disabled}>
+            {busy ? "Working…" : action}
+          </button>
+        </footer>
+      </form>
+    </Dialog>
+  );
+}

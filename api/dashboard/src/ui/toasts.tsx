@@ -1,0 +1,73 @@
+/** Short messages on what an action led to; errors stay until they are closed. */
+
+import { createContext, useCallback, useContext, useMemo, useState, type ReactNode } from "react";
+import { Icon } from "./icons";
+
+interface Toast {
+  number: number;
+  text: string;
+  bad: boolean;
+}
+
+interface Toasts {
+  tell: (text: string) => void;
+  fail: (error: unknown) => void;
+}
+
+const Context = createContext<Toasts | null>(null);
+const SHOWN_MS = 5000;
+
+export function ToastProvider({ children }: { children: ReactNode }) {
+  const [toasts, setToasts] = useState<Toast[]>([]);
+  const close = useCallback((number: number) => setToasts((all) => all.filter((one) => one.number !== number)), []);
+  const add = useCallback((text: string, bad: boolean) => {
+    const number = performance.now();
+    setToasts((all) => [...all.slice(-3), { number, text, bad }]);
+    if (!bad) setTimeout(() => close(number), SHOWN_MS);
+  }, [close]);
+  const value = useMemo<Toasts>(() => ({
+    tell: (text) => add(text, false),
+    fail: (error) => add(error instanceof Error ? error.message : String(error), true),
+  }), [add]);
+  return (
+    <Context.Provider value={value}>
+      {children}
+      <div className="toasts" role="status" aria-live="polite">
+        {toasts.map((toast) => (
+          <div key={toast.number} className={`toast ${toast.bad ? "is-failed" : "is-succeeded"}`}>
+            <span className="grow" style={{ color: "var(--text)" }}>{toast.text}</span>
+            <button type="button" className="button quiet icon tiny" aria-label="Close message" onClick={() => close(toast.number)}>
+              <Icon name="close" size={14} />
+            </button>
+          </div>
+        ))}
+      </div>
+    </Context.Provider>
+  );
+}
+
+export function useToasts(): Toasts {
+  const toasts = useContext(Context);
+  if (!toasts) throw new Error("outside of ToastProvider");
+  return toasts;
+}
+
+/** Runs actions one at a time; tells what they led to. */
+export function useAction(): { busy: boolean; run: (work: () => Promise<unknown>, done?: string) => Promise<boolean> } {
+  const { tell, fail } = useToasts();
+  const [busy, setBusy] = useState(false);
+  const run = useCallback(async (work: () => Promise<unknown>, done?: string) => {
+    setBusy(true);
+    try {
+      await work();
+      if (done) tell(done);
+      return true;
+    } catch (error) {
+      fail(error);
+      return false;
+    } finally {
+      setBusy(false);
+    }
+  }, [tell, fail]);
+  return { busy, run };
+}

@@ -1,0 +1,21 @@
+import { defineConfig } from "vite";
+
+/** Where `npm run dev` finds a control plane. */
+const server = process.env["HOLDFAST_ADDRESS"] ?? "http://127.0.0.1:8642";
+
+export default defineConfig({
+  build: {
+    outDir: "../holdfast/dashboard",
+    emptyOutDir: true,
+    target: "es2022",
+    assetsInlineLimit: 0, // the content-security policy allows files of this origin only
+    modulePreload: { polyfill: false },
+    reportCompressedSize: false,
+    rollupOptions: {
+      output: {
+        manualChunks: (id) => (/node_modules\/(react|react-dom|scheduler)\//.test(id) ? "react" : undefined),
+      },
+    },
+  },
+  server: { proxy: { "/api": { target: server, changeOrigin: true } } },
+});

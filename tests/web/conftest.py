@@ -1,0 +1,75 @@
+"""A real browser before a real control plane over a cluster in memory.
+
+One server and one browser per module; each test has a context of its own. Whatever the page logs
+as an error (a refused script or style among it) fails the test. With HOLDFAST_SCREENSHOTS=1 the
+tests leave pictures of the main views in docs/screenshots.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.rest.dashboard import FOLDER
+
+CHROMIUM = shutil.which("chromium")
+SCREENSHOTS = Path(__file__).parents[2] / "docs/screenshots"
+WIDE = {"width": 1440, "height": 900}
+PHONE = {"width": 390, "height": 844}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.web)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no chromium (package chromium)")
+    if not (FOLDER / "index.html").exists():
+        pytest.fail("the dashboard is not built: run `make setup`")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """`open_page(address, **context options)`; its log is empty at the end, or the test fails."""
+    contexts, errors = [], []
+
+    def opened(address: str, **options: Any) -> Any:
+        context = browser.new_context(**{"viewport": WIDE, "color_scheme": "light", **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda told: told.type == "error" and errors.append(told.text))
+        page.goto(address)
+        return page
+
+    opened.errors = errors  # type: ignore[attr-defined]
+    yield opened
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+def picture(page: Any, name: str) -> None:
+    """Leave a picture of the page in docs/screenshots, if that was asked for."""
+    if os.environ.get("HOLDFAST_SCREENSHOTS") == "1":
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=str(SCREENSHOTS / f"{name}.png"))
