@@ -166,6 +166,7 @@ def test_a_pinned_slot_is_left_alone_until_its_deadline(shm: Path) -> None:
         segment.pin(first, 0.0)
         write(segment, 1, 5)
         assert _steps(segment) == [(1, 5), (1, 4)]
+    segment.unpin()  # as a reader that ends after its store
 
 
 @pytest.mark.parametrize("harm", ["magic", "layout", "cut", "empty"])

@@ -16,6 +16,7 @@ that lies there already when training goes back to it is named by `go_on_from`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -234,7 +235,9 @@ class Segment:
         _PIN.pack_into(self._view, _PIN_AT, commit.slot + 1, deadline)
 
     def unpin(self) -> None:
-        _PIN.pack_into(self._view, _PIN_AT, 0, 0)
+        """Nothing happens once it is closed: a store may end while one of its readers goes on."""
+        with contextlib.suppress(TypeError):  # what a released view raises
+            _PIN.pack_into(self._view, _PIN_AT, 0, 0)
 
     def close(self) -> None:
         """Unmap. Where a caller still holds a view, the mapping goes with the last of them."""
