@@ -21,7 +21,7 @@ from holdfast_service import cluster_processes, local_cluster
 from holdfast_service.views import JobView, MemberView
 
 REPOSITORY = Path(__file__).parents[2]
-STEPS = 120
+STEPS = 80
 START_S = 180.0
 
 
@@ -39,7 +39,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         },
         "parallel": {"dp_shard": 2, "tp": 2},
         "resources": {"cpus_per_worker": 0.5, "workers_per_node": 2, "standby_nodes": 1},
-        "checkpoint": {"memory": {"every_steps": 1}, "remote": {"every_steps": 50, "keep": 2}},
+        "checkpoint": {"memory": {"every_steps": 1}, "remote": {"every_steps": 30, "keep": 2}},
         "recovery": {"max_failures": 20, "window_s": 3600, "wait_for_replacement_s": 30},
     }
     return {**document, **changes}
