@@ -10,7 +10,7 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,10 +77,12 @@ class Storm:
         while len(self.struck) < self.faults:
             due = 2 + (steps - 10) * len(self.struck) // self.faults
             self.run.wait(lambda due=due: self._step() >= due, ADVANCE_S)  # type: ignore[misc]
+            burst = len(self.struck)
             self._strike(drawn, list(self.kinds))
             while len(self.struck) < self.faults and drawn.random() < ANOTHER:
                 time.sleep(drawn.uniform(0.0, 0.3))  # somewhere in the recovery
-                self._strike(drawn, [kind for kind in IN_A_RECOVERY if kind in self.kinds])
+                so_far = {kind for _, kind in self.struck[burst:]}
+                self._strike(drawn, [kind for kind in self.kinds if may_follow(kind, so_far)])
             self._let_nodes_return()
 
     def assert_all_came(self) -> None:
@@ -145,6 +147,11 @@ class Storm:
     def _step(self) -> int:
         self._let_nodes_return()
         return self.run.newest_step()
+
+
+def may_follow(kind: FaultKind, so_far: Collection[FaultKind]) -> bool:
+    """A program that ends itself twice at one step is its user's error, and ends the job."""
+    return kind in IN_A_RECOVERY and not (kind is FaultKind.EXIT and kind in so_far)
 
 
 def percentiles(times: Sequence[float]) -> str:
