@@ -27,7 +27,9 @@ from holdfast_service import local_cluster, scheduling
 from holdfast_service.checkpoints import CheckpointService
 from holdfast_service.injections import InjectionService
 from holdfast_service.jobs import JobService
+from holdfast_service.live import LiveHub
 from holdfast_service.nodes import NodeService
+from holdfast_service.overview import Overview
 from holdfast_service.reconciler import Reconciler
 from holdfast_service.reports import Cluster, ClusterUnavailable
 from holdfast_service.settings import Settings
@@ -97,10 +99,13 @@ async def _run(
 ) -> None:
     store = await Store.open(settings)
     reconciler = Reconciler(store, cluster, settings)
+    nodes = NodeService(store)
     services = Services(
         jobs=JobService(store, cluster, settings, reconciler.ring),
         checkpoints=CheckpointService(store, settings),
-        nodes=NodeService(store),
+        nodes=nodes,
+        overview=Overview(store, nodes, settings),
+        live=LiveHub(store, settings),
         injections=InjectionService(store, settings, reconciler.ring),
         probes=_probes(store, cluster, reconciler, settings),
         stopping=stopping,

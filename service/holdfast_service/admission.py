@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import ceil, prod
+from typing import Any
 
 from holdfast_service.job_spec import JobSpec
 from holdfast_service.quarantine import Avoided, closed, node_name
@@ -29,6 +31,19 @@ class Demand:
     @classmethod
     def of(cls, spec: JobSpec) -> Demand:
         return cls(nodes=spec.nodes, cpus=spec.node_cpus, gpus=spec.node_gpus)
+
+    @classmethod
+    def stored(cls, spec: Mapping[str, Any]) -> Demand:
+        """Of a resolved spec as it is stored, without reading all of it: thousands are asked at
+        once. Raises KeyError, TypeError or ValueError for what is no such spec."""
+        resources, mesh = spec["resources"], spec["parallel"]
+        per_node = int(resources["workers_per_node"])
+        world = prod(int(size) for size in mesh.values() if isinstance(size, int))
+        return cls(
+            nodes=ceil(world / per_node) + int(resources["standby_nodes"]),
+            cpus=per_node * float(resources["cpus_per_worker"]),
+            gpus=per_node * float(resources["gpus_per_worker"]),
+        )
 
 
 @dataclass(frozen=True)

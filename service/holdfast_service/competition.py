@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ValidationError
 from sqlalchemy import ColumnElement, and_, select
 
 from holdfast_service.admission import Demand
-from holdfast_service.job_spec import JobSpec
 from holdfast_service.lifecycle import State
 from holdfast_service.store.models import Intent, Job
 from holdfast_service.store.transaction import Effect, JobTransaction
@@ -46,6 +44,6 @@ def _released() -> ColumnElement[bool]:
 def _demand(spec: dict[str, Any]) -> list[Demand]:
     """What a job needs; nothing where its spec cannot be read, which is that job's trouble."""
     try:
-        return [Demand.of(JobSpec.model_validate(spec))]
-    except ValidationError:
+        return [Demand.stored(spec)]
+    except (KeyError, TypeError, ValueError):
         return []

@@ -64,14 +64,17 @@ class Driver:
         lease: Lease,
         origins: Origins,
         avoided: Callable[[], dict[str, Avoided] | None],
+        interval_s: Callable[[], float],
     ) -> None:
-        """`avoided()`: the nodes that are set aside, as last read; None: not yet."""
+        """`avoided()`: the nodes that are set aside, as last read; None: not yet. `interval_s()`:
+        between two polls of a supervisor, at present."""
         self._store = store
         self._cluster = cluster
         self._settings = settings
         self._crossing = crossing
         self._lease = lease
         self._avoided = avoided
+        self._interval_s = interval_s
         self._told_avoided: tuple[int, dict[str, Avoided] | None] = (0, None)  # of that epoch
         self._hold = Hold(store, origins, lease, settings.error_retry_max_s)
         self._silent_since: float | None = None  # monotonic: the supervisor did not answer
@@ -136,7 +139,8 @@ class Driver:
                 await tx.session.execute(
                     text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADMISSION_LOCK}
                 )
-            held, before = await demands_of_others(tx)
+            # A cluster that can grow makes room for everybody: nobody else need be asked.
+            held, before = ([], []) if capacity.can_grow else await demands_of_others(tx)
             wanted = Demand.of(JobSpec.model_validate(job.spec))
             aside = await nodes.avoided(tx.session, tx.now)
             admission = admit(capacity, aside, held, before, wanted)
@@ -182,8 +186,8 @@ class Driver:
         self._silent_since = None
         await self._tell_avoided(job, report)
         await self._crossing(Point.POLLED)
-        pause = Rest(self._settings.reconcile_interval_s)
-        if not projection.brings_news(job, report):
+        pause = Rest(self._interval_s())
+        if not projection.brings_news(job, report, time.time()):
             return pause
         anew = intents[Effect.START].times > 1
         async with self._transaction() as tx:

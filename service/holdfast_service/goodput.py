@@ -46,6 +46,30 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Stretch:
+    """Steps of one attempt without a gap in their account, summed. `since`: the first one's
+    beginning; `at`: the last one's end; `busy_s`: in the steps themselves."""
+
+    attempt: int
+    first: int
+    last: int
+    since: float
+    at: float
+    busy_s: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """Time of one kind; consecutive time in steps and between them is one span."""
+
+    kind: str
+    since: float
+    until: float
+    incident: int | None
+
+
+@dataclass(frozen=True)
 class Run:
     """An attempt that made steps, and the step that it started from."""
 
@@ -78,6 +102,8 @@ class Goodput:
     lost_s: Mapping[int | None, float] = field(default_factory=dict)
     """Incident → what it cost; None: no incident tells of it, as when a job begins again because
     all that it had on the cluster is gone. They sum to the kinds that are lost."""
+    spans: tuple[Span, ...] = ()
+    """The same time in its order."""
 
     @property
     def goodput(self) -> float | None:
@@ -95,15 +121,18 @@ class Goodput:
 
 def account(
     held: Sequence[tuple[float, float]],
-    rows: Iterable[Row],
+    rows: Iterable[Row | Stretch],
     runs: Sequence[Run],
     outages: Sequence[Outage],
     *,
     ended: bool,
 ) -> Goodput:
-    """`held`: when the job had resources, in order; a live job's last one ends now."""
-    history = _History(runs)
-    ordered = sorted(rows, key=lambda row: (row.at, row.attempt, row.step))
+    """`held`: when the job had resources, in order; a live job's last one ends now. A stretch must
+    be wholly part of history, or wholly taken back by one attempt: see `History.is_one`."""
+    history = History(runs)
+    ordered = sorted(
+        (_stretch(row) for row in rows), key=lambda one: (one.at, one.attempt, one.first)
+    )
     book = _Book(_pieces(outages, held[-1][1] if held else 0.0))
     at = 0
     for number, (since, until) in enumerate(held):
@@ -119,7 +148,18 @@ def account(
         steps=book.steps,
         steps_replayed=book.replayed,
         lost_s={incident: us / 1e6 for incident, us in book.lost.items()},
+        spans=tuple(
+            Span(kind, since / 1e6, until / 1e6, incident)
+            for kind, since, until, incident in book.spans
+        ),
     )
+
+
+def _stretch(row: Row | Stretch) -> Stretch:
+    if isinstance(row, Stretch):
+        return row
+    since = row.at - row.step_time_s
+    return Stretch(row.attempt, row.step, row.step, since, row.at, row.step_time_s, 1)
 
 
 Piece = tuple[int, int, str, int | None]
@@ -136,26 +176,33 @@ class _Book:
         self.lost: dict[int | None, int] = {}
         self.steps = 0
         self.replayed = 0
+        self.spans: list[tuple[str, int, int, int | None]] = []
+        self._at = 0
 
     def enter(
-        self, since: int, until: int, rows: Sequence[Row], history: _History, *, over: bool
+        self, since: int, until: int, rows: Sequence[Stretch], history: History, *, over: bool
     ) -> None:
-        """One stretch of time with resources, and the steps that ended in it."""
+        """Some time with resources, and the steps that ended in it."""
         cursor, before = since, None
+        self._at = since
         for row in rows:
             end = min(max(_us(row.at), cursor), until)
-            start = max(end - _us(row.step_time_s), cursor)
+            start = max(end - (_us(row.at) - _us(row.since)), cursor)
+            idle = max(0, (_us(row.at) - _us(row.since)) - _us(row.busy_s))
+            idle = min(idle, end - start) if row.steps > 1 else 0
             if before == row.attempt:
                 self._spend(Kind.BETWEEN_STEPS, start - cursor)
             else:
                 first = Kind.STARTING if before is None else Kind.DETECTION
                 self._gap(cursor, start, first, Kind.RECOVERING)
-            if history.keeps(row):
-                self._spend(Kind.PRODUCTIVE, end - start)
-                self.steps += 1
+            self._spend(Kind.BETWEEN_STEPS, idle)
+            if history.keeps(row.attempt, row.last):
+                self._spend(Kind.PRODUCTIVE, end - start - idle)
+                self.steps += row.steps
             else:
-                self._spend(Kind.REPLAYED, end - start, history.taken_back_by(row))
-                self.replayed += 1
+                taken_back_by = history.taken_back_by(row.attempt, row.last)
+                self._spend(Kind.REPLAYED, end - start - idle, taken_back_by)
+                self.replayed += row.steps
             cursor, before = end, row.attempt
         if before is None:
             self._gap(cursor, until, Kind.STARTING, Kind.STARTING)
@@ -189,9 +236,28 @@ class _Book:
         self.spent[str(kind)] = self.spent.get(str(kind), 0) + microseconds
         if is_lost(kind):
             self.lost[incident] = self.lost.get(incident, 0) + microseconds
+        self._note(str(kind), microseconds, incident)
+
+    def _note(self, kind: str, microseconds: int, incident: int | None) -> None:
+        """The spans in their order. What lies between two steps belongs to the steps around it."""
+        since, self._at = self._at, self._at + microseconds
+        last = self.spans[-1] if self.spans else None
+        together = last is not None and last[2] == since
+        if together and last is not None:
+            same = last[0] == kind and last[3] == incident
+            if same or (kind == Kind.BETWEEN_STEPS and last[0] in _IN_STEPS):
+                self.spans[-1] = (last[0], last[1], self._at, last[3])
+                return
+            if last[0] == Kind.BETWEEN_STEPS and kind in _IN_STEPS:
+                self.spans[-1] = (kind, last[1], self._at, incident)
+                return
+        self.spans.append((kind, since, self._at, incident))
 
 
-class _History:
+_IN_STEPS = (Kind.PRODUCTIVE, Kind.REPLAYED)
+
+
+class History:
     """Which steps are part of history, and why others are not."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -203,17 +269,23 @@ class _History:
                 self._floors[run.attempt] = lowest
             lowest = run.restored_step if lowest is None else min(lowest, run.restored_step)
 
-    def keeps(self, row: Row) -> bool:
+    def keeps(self, attempt: int, step: int) -> bool:
         """Whether no later attempt has started before that step."""
-        return row.step <= self._floors.get(row.attempt, row.step)
+        return step <= self._floors.get(attempt, step)
 
-    def taken_back_by(self, row: Row) -> int | None:
+    def taken_back_by(self, attempt: int, step: int) -> int | None:
         """The incident of the first attempt that started before a step that is not kept."""
-        later = (
-            run for run in self._runs if run.attempt > row.attempt and run.restored_step < row.step
-        )
-        first = next(later, None)
-        return first.incident if first is not None else None
+        run = self._first_before(attempt, step)
+        return run.incident if run is not None else None
+
+    def is_one(self, attempt: int, first: int, last: int) -> bool:
+        """Whether the same became of all steps from `first` to `last` of an attempt."""
+        return self._first_before(attempt, first) == self._first_before(attempt, last)
+
+    def _first_before(self, attempt: int, step: int) -> Run | None:
+        """The first later attempt that started before the step."""
+        later = (run for run in self._runs if run.attempt > attempt and run.restored_step < step)
+        return next(later, None)
 
 
 def _pieces(outages: Sequence[Outage], now: float) -> list[Piece]:

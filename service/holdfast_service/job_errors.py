@@ -68,3 +68,9 @@ class InvalidTime(JobError):
     """A time that is over already."""
 
     code = "invalid_time"
+
+
+class InvalidRegex(JobError):
+    """A regular expression that cannot be read, or is too large."""
+
+    code = "invalid_regex"

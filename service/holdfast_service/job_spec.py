@@ -90,10 +90,19 @@ InitFrom = Annotated[
 ]
 
 
+LabelName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9._-]{0,31}$")]
+LabelText = Annotated[str, Field(max_length=64)]
+
+
 class JobSpec(TrainingSpec):
     """The whole document, sections flat, as in the examples."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    labels: dict[LabelName, LabelText] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="words of your own; lists show `owner` and can be asked for it",
+    )
     init_from: InitFrom | None = Field(
         default=None, description="another run's checkpoint; short for its key `from`"
     )

@@ -24,6 +24,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service import crossing, desires, remote_tier
+from holdfast_service.goodput import History
 from holdfast_service.goodput_view import GoodputView
 from holdfast_service.job_errors import (
     IdempotencyConflict,
@@ -34,7 +35,9 @@ from holdfast_service.job_errors import (
 from holdfast_service.job_lookup import find_job
 from holdfast_service.job_spec import InvalidSpec, JobSpec, parse
 from holdfast_service.lifecycle import Desired, State
-from holdfast_service.metrics import METRICS, Row, point, thinned
+from holdfast_service.log_filters import LogFilter
+from holdfast_service.log_reading import LogReader
+from holdfast_service.metrics import METRICS, Row, charted, point, thinned, with_extremes
 from holdfast_service.origins import Origins
 from holdfast_service.reports import Capacity, Cluster, ClusterUnavailable
 from holdfast_service.settings import Settings
@@ -46,11 +49,11 @@ from holdfast_service.store.transaction import JobTransaction
 from holdfast_service.views import (
     AttemptView,
     DigestPage,
+    DiscardedView,
     EventPage,
     IncidentView,
     JobPage,
     JobView,
-    LogLineView,
     LogPage,
     MetricPage,
 )
@@ -60,6 +63,8 @@ _INCIDENTS_AGE_S = 2.0
 """An account of a job's time in which no event is missing is good enough for so long: who watches a
 job asks for its incidents several times a second."""
 _ACCOUNTS_KEPT_S = 60.0
+_MOST_DISCARDED = 1000
+_MOST_ATTEMPTS_DISCARDED = 100
 _log = structlog.get_logger()
 
 
@@ -81,6 +86,7 @@ class JobService:
         self._crossing = crossing.chosen(settings.crash_at)
         self._notify = notify
         self._origins = Origins(store, settings)
+        self.log_reader = LogReader(store, settings)
         self._goodputs: dict[str, tuple[float, int, GoodputView]] = {}  # when, at which event
 
     async def submit(
@@ -194,11 +200,15 @@ class JobService:
         after_step: int = 0,
         limit: int = 1000,
         max_points: int | None = None,
+        points: int | None = None,
+        until_step: int | None = None,
+        discarded: bool = False,
     ) -> MetricPage:
         """The committed history: one point per step, of the latest attempt that made it.
 
         `names` None: all. `max_points`: every k-th point of the whole rest of the series and the
-        last one, instead of a page of `limit`. Raises UnknownMetric.
+        last one, instead of a page of `limit`; `points`: those in which something is extreme.
+        `discarded`: with what a rollback threw away. Raises UnknownMetric.
         """
         wanted = METRICS if names is None else tuple(dict.fromkeys(names))
         for name in wanted:
@@ -206,22 +216,65 @@ class JobService:
                 raise UnknownMetric(f"there is no metric {name!r}: use {', '.join(METRICS)}")
         found: list[Row] = []
         more = False
+        thrown: Mapping[int, Sequence[Row]] = {}
         async with self._store.read() as session:
-            await find_job(session, job_id)
-            async with aclosing(series.read_rows(session, job_id, after_step)) as rows:
-                async for row in rows:
-                    if max_points is None and len(found) == limit:
-                        more = True
-                        break
-                    found.append(row)
-        if max_points is not None:
+            job = await find_job(session, job_id)
+            if points is not None:
+                until = job.steps if until_step is None else until_step
+                found = await self._charted(session, job, wanted, after_step, until, points)
+            else:
+                async with aclosing(series.read_rows(session, job_id, after_step)) as rows:
+                    async for row in rows:
+                        if until_step is not None and row[0] > until_step:
+                            break
+                        if max_points is None and len(found) == limit:
+                            more = True
+                            break
+                        found.append(row)
+            if discarded:
+                history = History(await accounts.runs(session, job.id, set()))
+                thrown = await series.read_discarded(session, job.id, after_step, history)
+        if max_points is not None and points is None:
             found = thinned(found, max_points)
         return MetricPage(
             names=wanted,
             points=tuple(point(wanted, *row) for row in found),
             last_step=found[-1][0] if found else after_step,
             more=more,
+            discarded=tuple(
+                DiscardedView(
+                    attempt=attempt,
+                    points=tuple(
+                        point(wanted, *row)
+                        for row in with_extremes(rows, wanted, points or _MOST_DISCARDED)
+                    ),
+                )
+                for attempt, rows in sorted(thrown.items())[-_MOST_ATTEMPTS_DISCARDED:]
+            ),
         )
+
+    async def _charted(
+        self,
+        session: AsyncSession,
+        job: Job,
+        names: Sequence[str],
+        after_step: int,
+        until_step: int,
+        points: int,
+    ) -> list[Row]:
+        """From outlines where a bucket of the chart is no shorter than a chunk."""
+        last = min(until_step, max(job.step, job.cursor_step))
+        buckets = max(1, points // (2 * len(charted(names))))
+        if (last - after_step) // series.WINDOW > buckets:
+            rows = await series.read_outlined(session, job.id, after_step, until_step)
+        else:
+            rows = []
+            async with aclosing(series.read_rows(session, job.id, after_step)) as stored:
+                async for row in stored:
+                    if row[0] > until_step:
+                        break
+                    rows.append(row)
+        return await asyncio.to_thread(with_extremes, rows, names, points)
 
     async def logs(
         self,
@@ -234,30 +287,18 @@ class JobService:
         tail: int | None = None,
     ) -> LogPage:
         """Lines with a number above `after`; or the last `tail` lines that match."""
-        most = limit if tail is None else min(tail, limit)
-        lines: list[LogLineView] = []
-        more = False
-        async with self._store.read() as session:
-            job = await find_job(session, job_id)
-            backwards = tail is not None
-            async with aclosing(
-                series.read_logs(session, job_id, after, backwards=backwards)
-            ) as stored:
-                async for line_number, line in stored:
-                    view = queries.log_line_view(line_number, line)
-                    if rank is not None and view.rank != rank:
-                        continue
-                    if attempt is not None and view.attempt != attempt:
-                        continue
-                    if len(lines) == most:
-                        more = True
-                        break
-                    lines.append(view)
-        if backwards:
-            return LogPage(lines=tuple(reversed(lines)), last_line=job.log_lines, more=False)
-        # Past what the filter left out too: a follower would read it again and again.
-        last = lines[-1].line if more and lines else max(after, job.log_lines)
-        return LogPage(lines=tuple(lines), last_line=last, more=more)
+        wanted = LogFilter(rank=rank, attempt=attempt)
+        return await self.log_reader.page(job_id, wanted, after=after, limit=limit, tail=tail)
+
+    async def validate(self, document: Mapping[str, Any]) -> JobSpec:
+        """The spec that a submission of this document would resolve to; nothing is made.
+
+        Raises InvalidSpec, StorageNotAnswering.
+        """
+        capacity = await self._capacity()
+        return await asyncio.to_thread(
+            parse, document, capacity, check_paths=self._settings.check_data_paths
+        )
 
     async def digests(self, job_id: str, after_step: int = 0, limit: int = 10_000) -> DigestPage:
         """Digest of the whole state after each step, of the committed history."""
@@ -387,6 +428,8 @@ def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> Job:
         steps=spec.train.steps,
         step=0,
         event_seq=0,
+        owner=spec.labels.get("owner"),
+        productive_s=0.0,
     )
 
 

@@ -61,7 +61,7 @@ _NEVER: frozenset[State] = frozenset()
 # A supervisor may have ended its job before anybody looked again, so every state in which it
 # exists leads to every terminal state: what happened is recorded, also after a cancel came late.
 TRANSITIONS: dict[State, frozenset[State]] = {
-    State.QUEUED: frozenset({State.STARTING, State.CANCELLED, State.FAILED}),
+    State.QUEUED: frozenset({State.STARTING, State.PAUSED, State.CANCELLED, State.FAILED}),
     State.STARTING: frozenset(
         {State.RUNNING, State.RECOVERING, State.PAUSING, State.CANCELLING} | TERMINAL
     ),

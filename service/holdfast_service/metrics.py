@@ -34,3 +34,37 @@ def thinned(rows: list[Row], most: int) -> list[Row]:
     """At most `most` of the rows, evenly spaced; the last one always, as it is the present."""
     stride = -(-len(rows) // max(1, most))
     return rows[::-1][:: max(1, stride)][::-1]
+
+
+def with_extremes(rows: Sequence[Row], names: Sequence[str], most: int) -> list[Row]:
+    """At most `most` rows: of each bucket of steps those in which a charted one of `names` is
+    least and largest; and the last one, as it is the present."""
+    if len(rows) <= most:
+        return list(rows)
+    columns = [series.COLUMNS.index(name) for name in charted(names)]
+    buckets = max(1, (most - 1) // (2 * len(columns)))
+    first, last = rows[0][0], rows[-1][0]
+    kept = {last}
+    by_bucket: dict[int, list[Row]] = {}
+    for row in rows:
+        by_bucket.setdefault((row[0] - first) * buckets // (last - first + 1), []).append(row)
+    for bucket in by_bucket.values():
+        for column in columns:
+            values = [
+                (value, row[0])
+                for row in bucket
+                if column < len(row[2]) and (value := storable.number(row[2][column])) is not None
+            ]
+            if values:
+                kept |= {min(values)[1], max(values)[1]}
+    return [row for row in rows if row[0] in kept]
+
+
+def charted(names: Sequence[str]) -> tuple[str, ...]:
+    """The columns whose extremes a chart of `names` must show."""
+    wanted = {_DERIVED_FROM.get(name, name) for name in names}
+    return tuple(name for name in _CHARTED if name in wanted) or _CHARTED[:1]
+
+
+_CHARTED = ("loss", "grad_norm", "step_time_s")
+_DERIVED_FROM = {"tokens_per_second": "step_time_s", "tokens": "step_time_s"}

@@ -141,6 +141,7 @@ class Reconciler:
             lease,
             self._origins,
             lambda: self._avoided,
+            self._interval_s,
         )
         try:
             rest = await self._turns(driver, lease, bell)
@@ -157,6 +158,11 @@ class Reconciler:
                 del self._drives[lease.job_id]
             if self._bells.get(lease.job_id) is bell:
                 del self._bells[lease.job_id]
+
+    def _interval_s(self) -> float:
+        """Between two polls of one job: many jobs share what this process may poll."""
+        settings = self._settings
+        return max(settings.reconcile_interval_s, len(self._drives) / settings.polls_per_s)
 
     async def _turns(self, driver: Driver, lease: Lease, bell: asyncio.Event) -> float:
         """Returns after how many seconds the job wants to be looked at again."""

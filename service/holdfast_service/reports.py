@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from holdfast_service.quarantine import Avoided
-from holdfast_workers.messages import LogLine, StepRow
+from holdfast_workers.messages import Beat, LogLine, StepRow
 
 
 class Phase(StrEnum):
@@ -145,6 +145,7 @@ class SupervisorReport:
     rows: tuple[StepRow, ...] = ()  # (attempt, step) > cursors.row, ascending, bounded
     digests: dict[int, str] = field(default_factory=dict)  # step -> digest, newly known
     logs: tuple[LogLine, ...] = ()
+    beats: tuple[Beat, ...] = ()  # how far each rank has come, ages as of now; () if not known
 
 
 @dataclass(frozen=True)

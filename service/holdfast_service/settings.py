@@ -54,6 +54,11 @@ class Settings(BaseSettings):
     )
 
     reconcile_interval_s: Seconds = Field(default=2.0, description="between two polls of a job")
+    polls_per_s: Annotated[float, Field(gt=0)] = Field(
+        default=50.0,
+        description="of supervisors, by one server: with more jobs than that allows, each is "
+        "polled less often, so that a server stays quick; what users ask for waits for no poll",
+    )
     claim_interval_s: Seconds = Field(
         default=2.0, description="between two looks for work that another process brought"
     )
@@ -104,6 +109,17 @@ class Settings(BaseSettings):
     reap_interval_s: Seconds = 30.0
     stop_deadline_s: Seconds = Field(default=10.0, description="for an orderly shutdown")
     event_poll_s: Seconds = Field(default=0.1, description="between two looks for new events")
+    log_search_s: Seconds = Field(
+        default=1.0, description="of one search in a job's log lines; then it says how far it came"
+    )
+    live_poll_s: Seconds = Field(
+        default=0.25, description="between two looks at the store for everybody who watches live"
+    )
+    live_rows_per_s: Annotated[float, Field(gt=0)] = Field(
+        default=100.0,
+        description="rows of jobs that merely advanced, told to each who watches live; changes of "
+        "state are told at once and do not count",
+    )
     database_busy_s: Seconds = Field(default=30.0, description="longest wait for a database lock")
     database_pool: Annotated[int, Field(ge=1)] = 10
     storage_deadline_s: Seconds = Field(

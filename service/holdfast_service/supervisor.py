@@ -25,6 +25,7 @@ from typing import Any
 
 from holdfast_service.agent_commands import AgentCommands, CallTimes
 from holdfast_service.agent_watch import Agents, AgentWatch
+from holdfast_service.beat_record import BeatRecord
 from holdfast_service.drain_watch import DrainWatch
 from holdfast_service.event_log import EventLog
 from holdfast_service.exchange import Exchanges
@@ -98,6 +99,7 @@ class Supervisor:
         )
         self._events = EventLog(launch.last_event)
         self._record = RunRecord()
+        self._beats = BeatRecord()
         self._fence_file = FenceFile(Path(launch.data_dir))
         self._taken_faults = TakenFaults(Path(launch.data_dir))
         self._watch = AgentWatch(
@@ -177,6 +179,7 @@ class Supervisor:
             rows=rows,
             digests=digests,
             logs=logs,
+            beats=self._beats.of(core.attempt) if core and not self._ended else (),
         )
 
     # --- the loop ---------------------------------------------------------------------------------
@@ -328,6 +331,7 @@ class Supervisor:
             return  # the lifeline says whether it is gone
         self._events.kept(seat, incarnation, events)
         told: Polled = call.result()
+        self._beats.note(seat, told.beats)
         self._inputs.put(say.WorkersSeen(seat, incarnation, told.workers, told.shards))
         newest = self._record.add(seat, incarnation, told.rows, told.digests, told.lines)
         if told.rows:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast_service.lifecycle import Desired, State
+from holdfast_service.log_filters import LogLevel
 from holdfast_service.quarantine import Standing
 from holdfast_workers.health.findings import Level
 from holdfast_workers.messages import InitPart
@@ -316,11 +317,21 @@ class MetricPoint(View):
     values: dict[str, float | int | str | None]
 
 
+class DiscardedView(View):
+    """Steps of an attempt that a rollback threw away."""
+
+    attempt: int
+    points: tuple[MetricPoint, ...] = Field(description="ascending by step")
+
+
 class MetricPage(View):
     names: tuple[str, ...]
     points: tuple[MetricPoint, ...] = Field(description="ascending by step, one per step")
     last_step: int = Field(description="pass it as `after_step` to go on")
     more: bool
+    discarded: tuple[DiscardedView, ...] = Field(
+        default=(), description="if asked for: what is not part of history, by attempt"
+    )
 
 
 class LogLineView(View):
@@ -332,12 +343,16 @@ class LogLineView(View):
     worker: str
     stream: str
     text: str
+    level: LogLevel | None = Field(default=None, description="as its text says; null: it does not")
 
 
 class LogPage(View):
     lines: tuple[LogLineView, ...]
     last_line: int = Field(description="pass it as `after` to go on")
-    more: bool
+    more: bool = Field(description="there may be more beyond `last_line`, also if none came")
+    first_line: int | None = Field(
+        default=None, description="backwards: pass it as `before` to go on; null: nothing before"
+    )
 
 
 class NodeTroubleView(View):

@@ -21,7 +21,9 @@ from holdfast.rest.services import Services
 from holdfast_service.checkpoints import CheckpointService
 from holdfast_service.injections import InjectionService
 from holdfast_service.jobs import JobService
+from holdfast_service.live import LiveHub
 from holdfast_service.nodes import NodeService
+from holdfast_service.overview import Overview
 from holdfast_service.reconciler import Reconciler
 from holdfast_service.reports import Phase
 from holdfast_service.store.engine import Store
@@ -87,6 +89,8 @@ class LiveServer:
             jobs=jobs,
             checkpoints=checkpoints,
             nodes=NodeService(store),
+            overview=Overview(store, NodeService(store), self.settings),
+            live=LiveHub(store, self.settings),
             injections=InjectionService(store, self.settings),
             allowed_hosts=frozenset({"127.0.0.1", "localhost"}),
             poll_s=0.02,

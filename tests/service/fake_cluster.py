@@ -21,7 +21,7 @@ from holdfast_service.reports import (
     SupervisorReport,
     SupervisorUnavailable,
 )
-from holdfast_workers.messages import LogLine, StepRow
+from holdfast_workers.messages import Beat, LogLine, StepRow
 
 MESH = {"dp_shard": 2, "tp": 2}
 
@@ -74,6 +74,7 @@ class FakeSupervisor:
     rows: list[StepRow] = field(default_factory=list)
     digests: dict[int, str] = field(default_factory=dict)
     logs: list[LogLine] = field(default_factory=list)
+    beats: list[Beat] = field(default_factory=list)
     orders: list[Stopping] = field(default_factory=list)
     wanted_faults: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     avoided: list[dict[str, Avoided]] = field(default_factory=list)
@@ -151,6 +152,7 @@ class FakeSupervisor:
             rows=tuple(rows),
             digests={r.step: self.digests[r.step] for r in rows if r.step in self.digests},
             logs=tuple(logs),
+            beats=tuple(self.beats),
         )
 
 

@@ -16,6 +16,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -345,13 +346,14 @@ class NodeAgent:
         self, after_row: tuple[int, int], after_log: int, events: Events = (), acked: int = 0
     ) -> Polled:
         """Metric rows, digests and log lines newer than the cursors, bounded in number; and the
-        workers and saved shards as they are, for a signal may be lost.
+        workers and saved shards as they are, for a signal may be lost, and how far ranks have come.
 
         `events` are the supervisor's, to be kept; those up to `acked` are stored elsewhere.
         """
         self._events.keep(events, acked)
         rows, digests, lines = self._journal.after(after_row, after_log)
-        return Polled(rows, digests, lines, self._crew.reports(), self._saves.shards)
+        beats = tuple(replace(beat, groups=()) for beat in self._watch.beats())
+        return Polled(rows, digests, lines, self._crew.reports(), self._saves.shards, beats)
 
     def kept_events(self) -> list[dict[str, Any]]:
         """The supervisor's events that were left here, in order of number."""

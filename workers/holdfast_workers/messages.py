@@ -179,6 +179,7 @@ class Polled(NamedTuple):
     lines: list[LogLine]
     workers: tuple[WorkerReport, ...]
     shards: tuple[dict[str, Any], ...]  # as in the agent's report
+    beats: tuple[Beat, ...] = ()  # how far every rank here has come, without its groups
 
 
 class Tier(StrEnum):

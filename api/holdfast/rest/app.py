@@ -10,25 +10,40 @@ from pydantic import TypeAdapter
 
 from holdfast.rest import (
     checkpoints,
+    cluster,
     dashboard,
     faults,
     feeds,
     health,
     history,
     jobs,
+    live,
     nodes,
     problems,
     prometheus,
+    ranks,
 )
 from holdfast.rest.guard import Guard
 from holdfast.rest.services import Services
 from holdfast.schemas import Problem
 from holdfast_service.job_spec import JobSpec
+from holdfast_service.live_views import LiveHello, LiveLogs, LiveMetrics, LiveReset
 from holdfast_service.views import VerificationView
 from holdfast_workers.injection import Injection
 
 TITLE = "Holdfast"
 VERSION = "v1"
+NAMED_NOWHERE = (
+    JobSpec,
+    Problem,
+    Injection,
+    VerificationView,
+    LiveHello,
+    LiveMetrics,
+    LiveLogs,
+    LiveReset,
+)
+"""Schemas that no route's signature names."""
 REFERENCE = "#/components/schemas/{model}"
 
 
@@ -43,7 +58,19 @@ def create_app(services: Services) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.services = services
-    for resource in (jobs, history, checkpoints, faults, nodes, feeds, health, prometheus):
+    for resource in (
+        jobs,
+        history,
+        ranks,
+        checkpoints,
+        faults,
+        cluster,
+        nodes,
+        feeds,
+        live,
+        health,
+        prometheus,
+    ):
         app.include_router(resource.router)
     app.include_router(dashboard.router())
     problems.install(app)
@@ -62,7 +89,7 @@ def _document(app: FastAPI) -> None:
         if app.openapi_schema is None:
             document = generate()
             schemas = document["components"]["schemas"]
-            for model in (JobSpec, Problem, Injection, VerificationView):
+            for model in NAMED_NOWHERE:
                 schema = TypeAdapter(model).json_schema(ref_template=REFERENCE)
                 schemas |= schema.pop("$defs", {})
                 schemas[model.__name__] = schema

@@ -4,16 +4,34 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import StreamingResponse
 
 from holdfast.rest import streams
+from holdfast.rest.history import Time
 from holdfast.rest.jobs import JobId
 from holdfast.rest.problems import documented
 from holdfast.rest.services import ServicesDep
+from holdfast_service.log_filters import LONGEST_REGEX, LogFilter, LogLevel, compiled
 from holdfast_service.views import EventPage, LogPage
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}", tags=["feeds"])
 
+
+def _wanted(
+    rank: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
+    attempt: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
+    since: Time = None,
+    level: Annotated[LogLevel | None, Query(description="that or worse, as lines say it")] = None,
+    grep: Annotated[
+        str | None,
+        Query(max_length=LONGEST_REGEX, description="regular expression, in RE2's syntax"),
+    ] = None,
+) -> LogFilter:
+    return LogFilter(rank=rank, attempt=attempt, since=since, level=level, grep=compiled(grep))
+
+
+Wanted = Annotated[LogFilter, Depends(_wanted)]
 After = Annotated[int, Query(ge=0, le=2**53, description="only what has a number above this one")]
 
 _STREAM: dict[int | str, dict[str, Any]] = {
@@ -48,25 +66,50 @@ async def logs(
     services: ServicesDep,
     job_id: JobId,
     *,
-    rank: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
-    attempt: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
+    wanted: Wanted,
     after: After = 0,
+    before: Annotated[
+        int | None,
+        Query(ge=1, le=2**53, description="page backwards: the last lines before this number"),
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     tail: Annotated[int | None, Query(ge=0, le=10_000, description="the last lines only")] = None,
 ) -> LogPage | Response:
-    jobs = services.jobs
-    wanted = streams.asked(request, after)
-    tail = tail if wanted.after == 0 else None  # a stream that resumes goes on where it was
-    first = await jobs.logs(
-        job_id, rank=rank, attempt=attempt, after=wanted.after, limit=limit, tail=tail
+    reader = services.jobs.log_reader
+    asked = streams.asked(request, after)
+    if asked.stream:
+        before = None
+    tail = tail if asked.after == 0 else None  # a stream that resumes goes on where it was
+    first = await reader.page(
+        job_id, wanted, after=asked.after, before=before, limit=limit, tail=tail
     )
-    if not wanted.stream:
+    if not asked.stream:
         return first
 
     async def following(last_line: int) -> LogPage:
-        return await jobs.logs(job_id, rank=rank, attempt=attempt, after=last_line, limit=limit)
+        return await reader.page(job_id, wanted, after=last_line, limit=limit)
 
     async def ended() -> bool:
-        return (await jobs.get(job_id)).state.terminal
+        return (await services.jobs.get(job_id)).state.terminal
 
     return streams.log_stream(services, following, first, ended)
+
+
+@router.get(
+    "/logs/download",
+    summary="All log lines that match, as text",
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+        **documented(404, 422),
+    },
+)
+async def download(
+    services: ServicesDep, job_id: JobId, *, wanted: Wanted, after: After = 0
+) -> StreamingResponse:
+    text = await services.jobs.log_reader.text(job_id, wanted, after=after)
+    headers = {
+        "Content-Disposition": f'attachment; filename="{job_id}.log"',
+        "X-Content-Type-Options": "nosniff",
+    }
+    return StreamingResponse(text, media_type="text/plain; charset=utf-8", headers=headers)

@@ -9,8 +9,9 @@ from fastapi import APIRouter, Query
 
 from holdfast.rest.jobs import JobId
 from holdfast.rest.problems import documented
-from holdfast.rest.services import JobsDep
+from holdfast.rest.services import JobsDep, OverviewDep
 from holdfast_service.goodput_view import GoodputView
+from holdfast_service.story_views import TimelineView, VerdictView
 from holdfast_service.views import (
     AttemptView,
     DigestPage,
@@ -20,6 +21,9 @@ from holdfast_service.views import (
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}", tags=["history"], responses=documented(404, 422))
 
+Time = Annotated[
+    float | None, Query(ge=0, le=1e11, allow_inf_nan=False, description="Unix seconds")
+]
 AfterStep = Annotated[int, Query(ge=0, le=2**53, description="only steps above this one")]
 
 
@@ -38,20 +42,58 @@ async def goodput(jobs: JobsDep, job_id: JobId) -> GoodputView:
     return await jobs.goodput(job_id)
 
 
+@router.get("/verdict", response_model=VerdictView, summary="How it stands, in plain words")
+async def verdict(overview: OverviewDep, job_id: JobId) -> VerdictView:
+    return await overview.verdict(job_id)
+
+
+@router.get(
+    "/timeline", response_model=TimelineView, summary="What every moment of its life went into"
+)
+async def timeline(
+    overview: OverviewDep, job_id: JobId, since: Time = None, until: Time = None
+) -> TimelineView:
+    return await overview.timeline(job_id, since, until)
+
+
 @router.get("/metrics", response_model=MetricPage, summary="The committed history, per step")
 async def metrics(
     jobs: JobsDep,
     job_id: JobId,
     *,
     name: Annotated[list[str] | None, Query(description="one or more; none: all")] = None,
+    names: Annotated[
+        str | None, Query(max_length=500, description="the same, separated by commas")
+    ] = None,
     after_step: AfterStep = 0,
+    until_step: Annotated[int | None, Query(ge=0, le=2**53)] = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     max_points: Annotated[
         int | None, Query(ge=2, le=10_000, description="thin the whole series out instead")
     ] = None,
+    points: Annotated[
+        int | None,
+        Query(
+            ge=16,
+            le=10_000,
+            description="thin the whole series out to so many, the least and the largest of each "
+            "bucket kept",
+        ),
+    ] = None,
+    discarded: Annotated[
+        bool, Query(description="with the steps that a rollback threw away")
+    ] = False,
 ) -> MetricPage:
+    asked = [*(name or ()), *(one for one in (names or "").split(",") if one)]
     return await jobs.metrics(
-        job_id, names=name, after_step=after_step, limit=limit, max_points=max_points
+        job_id,
+        names=asked or None,
+        after_step=after_step,
+        until_step=until_step,
+        limit=limit,
+        max_points=max_points,
+        points=points,
+        discarded=discarded,
     )
 
 

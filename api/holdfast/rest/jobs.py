@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from enum import StrEnum
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from holdfast.rest import bodies
 from holdfast.rest.problems import documented
-from holdfast.rest.services import JobsDep, ServicesDep
+from holdfast.rest.services import JobsDep, OverviewDep, ServicesDep
 from holdfast_service.lifecycle import State
+from holdfast_service.list_views import JobRowPage, Sort, SpecDifferenceView, ValidSpecView
 from holdfast_service.views import JobPage, JobView
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
@@ -27,6 +30,20 @@ EXAMPLE_SPEC: dict[str, Any] = {
 }
 _SPEC = {"schema": {"$ref": "#/components/schemas/JobSpec"}, "example": EXAMPLE_SPEC}
 
+_TAKES_A_SPEC: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": _SPEC, "application/yaml": _SPEC},
+    }
+}
+
+
+class ListView(StrEnum):
+    """How much a list tells of each job."""
+
+    JOB = "job"
+    ROW = "row"
+
 
 @router.post(
     "",
@@ -43,12 +60,7 @@ _SPEC = {"schema": {"$ref": "#/components/schemas/JobSpec"}, "example": EXAMPLE_
         },
         **documented(400, 409, 413, 415, 422),
     },
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": _SPEC, "application/yaml": _SPEC},
-        }
-    },
+    openapi_extra=_TAKES_A_SPEC,
 )
 async def submit(
     request: Request,
@@ -67,16 +79,48 @@ async def submit(
 
 
 @router.get(
-    "", response_model=JobPage, summary="List jobs, newest first", responses=documented(400, 422)
+    "",
+    response_model=JobPage | JobRowPage,
+    summary="List jobs: whole ones, newest first; or rows of them, in any order",
+    responses=documented(400, 422),
 )
 async def list_jobs(
-    jobs: JobsDep,
-    cursor: Annotated[str | None, Query(description="`next_cursor` of the page before")] = None,
+    services: ServicesDep,
+    *,
+    view: Annotated[
+        ListView, Query(description="`row`: one line of each, with counts; the next three need it")
+    ] = ListView.JOB,
+    q: Annotated[
+        str | None,
+        Query(max_length=200, description="part of a name or owner, or the beginning of an id"),
+    ] = None,
+    owner: Annotated[str | None, Query(max_length=64, description="exact owner")] = None,
+    sort: Annotated[Sort, Query()] = Sort.CREATED,
+    cursor: Annotated[
+        str | None, Query(max_length=1000, description="`next_cursor` of the page before")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     state: Annotated[list[State] | None, Query(description="one or more states")] = None,
-    name: Annotated[str | None, Query(description="exact name")] = None,
-) -> JobPage:
-    return await jobs.list(cursor=cursor, limit=limit, state=state, name=name)
+    name: Annotated[str | None, Query(description="exact name; of whole jobs only")] = None,
+) -> JobPage | JobRowPage:
+    if view is ListView.ROW:
+        return await services.overview.rows(
+            q=q, owner=owner, states=state or (), sort=sort, limit=limit, cursor=cursor
+        )
+    return await services.jobs.list(cursor=cursor, limit=limit, state=state, name=name)
+
+
+@router.post(
+    "/validate",
+    response_model=ValidSpecView,
+    summary="Say what a submission would resolve to, or what is wrong with it; makes nothing",
+    responses=documented(400, 413, 415, 422),
+    openapi_extra=_TAKES_A_SPEC,
+)
+async def validate(request: Request, services: ServicesDep) -> ValidSpecView:
+    document = await bodies.document(request, services.max_body_bytes)
+    spec = await services.jobs.validate(document)
+    return ValidSpecView(spec=spec.model_dump(mode="json"))
 
 
 @router.get(
@@ -121,3 +165,17 @@ async def pause(jobs: JobsDep, job_id: JobId) -> JobView:
 )
 async def resume(jobs: JobsDep, job_id: JobId) -> JobView:
     return await jobs.resume(job_id)
+
+
+@router.get(
+    "/{job_id}/spec/diff",
+    response_model=list[SpecDifferenceView],
+    summary="Where the resolved specs of two jobs differ",
+    responses=documented(404, 422),
+)
+async def difference(
+    overview: OverviewDep,
+    job_id: JobId,
+    against: Annotated[str, Query(description="id of the other job", max_length=64)],
+) -> Sequence[SpecDifferenceView]:
+    return await overview.difference(job_id, against)

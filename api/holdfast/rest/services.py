@@ -12,7 +12,9 @@ from fastapi import Depends, Request
 from holdfast_service.checkpoints import CheckpointService
 from holdfast_service.injections import InjectionService
 from holdfast_service.jobs import JobService
+from holdfast_service.live import LiveHub
 from holdfast_service.nodes import NodeService
+from holdfast_service.overview import Overview
 
 Probe = Callable[[], Awaitable[str | None]]
 """Looks at one part of the control plane: None if it is well, otherwise what is wrong."""
@@ -24,6 +26,8 @@ class Services:
     checkpoints: CheckpointService
     nodes: NodeService
     injections: InjectionService
+    overview: Overview
+    live: LiveHub
     probes: Mapping[str, Probe] = field(default_factory=dict)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server shuts down: streams end, so that clients resume elsewhere or later."""
@@ -52,7 +56,12 @@ def nodes(request: Request) -> NodeService:
     return services(request).nodes
 
 
+def overview(request: Request) -> Overview:
+    return services(request).overview
+
+
 ServicesDep = Annotated[Services, Depends(services)]
 JobsDep = Annotated[JobService, Depends(jobs)]
 CheckpointsDep = Annotated[CheckpointService, Depends(checkpoints)]
 NodesDep = Annotated[NodeService, Depends(nodes)]
+OverviewDep = Annotated[Overview, Depends(overview)]

@@ -56,7 +56,7 @@ async def event_stream(services: Services, job_id: str, after: int) -> Response:
     page = await services.jobs.events(job_id, after, PAGE)
     if page.ended and not page.events:
         return Response(status_code=204)  # tells a browser not to reconnect: nothing will come
-    return _response(_events(services, job_id, page))
+    return response(_events(services, job_id, page))
 
 
 def log_stream(
@@ -66,7 +66,7 @@ def log_stream(
     ended: Callable[[], Awaitable[bool]],
 ) -> Response:
     """The lines of `first`, then those that `fetch(after)` finds, until the job is over."""
-    return _response(_logs(services, fetch, first, ended))
+    return response(_logs(services, fetch, first, ended))
 
 
 async def _events(services: Services, job_id: str, page: EventPage) -> AsyncIterator[str]:
@@ -131,6 +131,6 @@ def _message(number: int, kind: str, payload: str) -> str:
     return f"id: {number}\nevent: {kind}\ndata: {payload}\n\n"
 
 
-def _response(messages: AsyncIterator[str]) -> Response:
+def response(messages: AsyncIterator[str] | AsyncIterator[bytes]) -> StreamingResponse:
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(messages, media_type=MEDIA_TYPE, headers=headers)

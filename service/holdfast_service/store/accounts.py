@@ -1,73 +1,127 @@
-"""What is stored of a job's time: read for `goodput.account`, which decides."""
+"""What is stored of a job's time: read for `goodput.account`, which decides.
+
+Steps are read as the outlines of their chunks tell; only where a rollback cut a chunk in two are
+its rows read, so that the account of a hundred thousand steps costs a few milliseconds.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.goodput import Goodput, Outage, Row, Run, account
+from holdfast_service.goodput import Goodput, History, Outage, Row, Run, Stretch, account
 from holdfast_service.lifecycle import State
 from holdfast_service.store import series
 from holdfast_service.store.models import Attempt, Event, Incident, Job, MetricChunk
+from holdfast_service.store.outlines import Outline
 from holdfast_service.store.storable import number
 
 _AT = series.COLUMNS.index("at")
 _STEP_TIME = series.COLUMNS.index("step_time_s")
 
 
+@dataclass(frozen=True)
+class Stay:
+    """Some time that a job was on the cluster, or off it in one state."""
+
+    since: float
+    until: float
+    state: State
+    """The first of them."""
+
+    @property
+    def held(self) -> bool:
+        return self.state.on_cluster
+
+
 async def goodput(session: AsyncSession, job: Job, now: float) -> Goodput:
     """Where the job's time went until `now`, or until it ended."""
-    rows = await _rows(session, job.id)
+    held = [(stay.since, stay.until) for stay in await stays(session, job.id, now) if stay.held]
+    with_rows = set(
+        await session.scalars(
+            select(MetricChunk.attempt).where(MetricChunk.job_id == job.id).distinct()
+        )
+    )
+    found = await runs(session, job.id, with_rows)
     return account(
-        await _held(session, job.id, now),
-        rows,
-        await _runs(session, job.id, {row.attempt for row in rows}),
+        held,
+        await _steps(session, job.id, History(found)),
+        found,
         await _outages(session, job.id),
         ended=State(job.state).terminal,
     )
 
 
-async def _rows(session: AsyncSession, job_id: str) -> list[Row]:
-    """Of all attempts, also those that were replaced."""
-    found: list[Row] = []
-    chunks = await session.stream_scalars(select(MetricChunk).where(MetricChunk.job_id == job_id))
-    async for chunk in chunks:
-        for step, values in chunk.rows.items():
-            at, step_time_s = number(values[_AT]), number(values[_STEP_TIME])
-            if at is not None and step_time_s is not None:
-                found.append(Row(chunk.attempt, int(step), at, step_time_s))
+async def stays(session: AsyncSession, job_id: str, now: float) -> list[Stay]:
+    """When the job had, or was getting, resources on the cluster, and when it had none."""
+    moves = await session.execute(
+        select(Event.at, Event.data)
+        .where(Event.job_id == job_id, Event.kind.in_(("job.submitted", "job.state")))
+        .order_by(Event.seq)
+    )
+    found: list[Stay] = []
+    since, state, newest = 0.0, None, 0.0
+    for at, data in moves:
+        newest = max(newest, at)  # told by several clocks
+        new = State(data["to"]) if "to" in data else State.QUEUED
+        if state is None:
+            since, state = newest, new
+        elif not (new.on_cluster and state.on_cluster):
+            found.append(Stay(since, newest, state))
+            since, state = newest, new
+    if state is not None and not state.terminal:
+        found.append(Stay(since, max(since, now), state))
     return found
 
 
-async def _held(session: AsyncSession, job_id: str, now: float) -> list[tuple[float, float]]:
-    """When the job had, or was getting, resources on the cluster."""
-    moves = await session.scalars(
-        select(Event).where(Event.job_id == job_id, Event.kind == "job.state").order_by(Event.seq)
-    )
-    held: list[tuple[float, float]] = []
-    since: float | None = None
-    newest = 0.0
-    for move in moves:
-        newest = max(newest, move.at)  # told by several clocks
-        on_cluster = State(move.data["to"]).on_cluster
-        if on_cluster and since is None:
-            since = newest
-        elif not on_cluster and since is not None:
-            held.append((since, newest))
-            since = None
-    if since is not None:
-        held.append((since, max(since, now)))
-    return held
-
-
-async def _runs(session: AsyncSession, job_id: str, with_rows: set[int]) -> list[Run]:
+async def runs(session: AsyncSession, job_id: str, with_rows: set[int]) -> list[Run]:
     """Attempts that came to make steps: only they take the place of what was before."""
-    attempts = await session.scalars(select(Attempt).where(Attempt.job_id == job_id))
+    attempts = await session.execute(
+        select(Attempt.number, Attempt.restore, Attempt.cause_incident, Attempt.running_at).where(
+            Attempt.job_id == job_id
+        )
+    )
     return [
-        Run(one.number, int(one.restore.get("step") or 0), one.cause_incident)
-        for one in attempts
-        if one.running_at is not None or one.number in with_rows
+        Run(number_, int(restore.get("step") or 0), incident)
+        for number_, restore, incident, running_at in attempts
+        if running_at is not None or number_ in with_rows
     ]
+
+
+async def _steps(session: AsyncSession, job_id: str, history: History) -> list[Row | Stretch]:
+    """Of all attempts, also those that were replaced."""
+    found: list[Row | Stretch] = []
+    in_full: list[tuple[int, int]] = []
+    chunks = await session.execute(
+        select(MetricChunk.window, MetricChunk.attempt, MetricChunk.outline).where(
+            MetricChunk.job_id == job_id
+        )
+    )
+    for place, attempt, told in chunks:
+        if told is None or not history.is_one(attempt, told["first"], told["last"]):
+            in_full.append((place, attempt))
+        else:
+            found.append(_stretch(attempt, Outline.from_data(told)))
+    for place, attempt in in_full:
+        chunk = await session.get_one(MetricChunk, (job_id, place, attempt))
+        found += rows_of(chunk)
+    return found
+
+
+def rows_of(chunk: MetricChunk) -> list[Row]:
+    """Its steps whose times are readable."""
+    found: list[Row] = []
+    for step, values in chunk.rows.items():
+        at, step_time_s = number(values[_AT]), number(values[_STEP_TIME])
+        if at is not None and step_time_s is not None:
+            found.append(Row(chunk.attempt, int(step), at, step_time_s))
+    return found
+
+
+def _stretch(attempt: int, told: Outline) -> Stretch:
+    return Stretch(attempt, told.first, told.last, told.since, told.until, told.busy_s, told.steps)
 
 
 async def _outages(session: AsyncSession, job_id: str) -> list[Outage]:

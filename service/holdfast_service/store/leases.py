@@ -48,6 +48,7 @@ async def claim(store: Store, owner: str, limit: int, lease_s: float) -> list[Le
                 lease_token=token,
                 lease_until=store.clock() + lease_s,
                 due_at=store.clock(),  # 0 from here on: somebody wants it looked at anew
+                changed=Job.changed,  # nothing that anybody is shown
             )
             .returning(Job.id)
             .execution_options(synchronize_session=False)
@@ -63,7 +64,7 @@ async def renew(store: Store, owner: str, job_ids: Collection[str], lease_s: flo
         kept = await session.scalars(
             update(Job)
             .where(Job.lease_owner == owner, Job.id.in_(job_ids))
-            .values(lease_until=store.clock() + lease_s)
+            .values(lease_until=store.clock() + lease_s, changed=Job.changed)
             .returning(Job.id)
             .execution_options(synchronize_session=False)
         )
@@ -81,6 +82,7 @@ async def release(store: Store, lease: Lease, due_in_s: float) -> None:
                 lease_owner=None,
                 lease_token=None,
                 lease_until=0.0,
+                changed=Job.changed,
                 due_at=case((Job.due_at == 0.0, 0.0), else_=store.clock() + due_in_s),
             )
             .execution_options(synchronize_session=False)

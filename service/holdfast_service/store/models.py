@@ -15,11 +15,14 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from holdfast_service.store.change_numbers import NextChange
 
 Json = dict[str, Any]
 
@@ -75,6 +78,19 @@ class Job(Base):
     guards: Mapped[Json] = mapped_column(default=dict)  # {trips, ledger, recent}
     slow: Mapped[Json] = mapped_column(default=dict)  # rank -> as its event told
 
+    # For lists, which read no series; see row_figures.py.
+    owner: Mapped[str | None] = mapped_column(String(64))
+    goodput: Mapped[float | None]
+    productive_s: Mapped[float | None]  # None: the job is older than the figure
+    held_s: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    held_since: Mapped[float | None]  # on the cluster since; None: it is not
+    step_s: Mapped[float | None]  # between two steps, at the present pace
+    told_at: Mapped[float | None]  # when its supervisor was last heard
+    # Which writing of a job this is; grows. See change_numbers.py.
+    changed: Mapped[int] = mapped_column(
+        default=NextChange(), onupdate=NextChange(), server_default="0"
+    )
+
     faults_wanted: Mapped[int] = mapped_column(default=0)  # number of the newest injected fault
     faults_injected: Mapped[int] = mapped_column(default=0)  # the newest its supervisor has taken
     event_seq: Mapped[int] = mapped_column(default=0)  # number of the newest event
@@ -92,7 +108,12 @@ class Job(Base):
     due_at: Mapped[float] = mapped_column(default=0.0)  # nobody looks at it before
     cleaned: Mapped[bool] = mapped_column(default=False)  # ended, and off the cluster
 
-    __table_args__ = (Index("ix_jobs_work", "cleaned", "due_at", "lease_until"),)
+    __table_args__ = (
+        Index("ix_jobs_work", "cleaned", "due_at", "lease_until"),
+        Index("ix_jobs_changed", "changed"),
+        Index("ix_jobs_goodput", "goodput", "id"),
+        Index("ix_jobs_search", "state", "name", "owner", "id"),  # all that filters look at
+    )
 
 
 class Event(Base):
@@ -103,6 +124,8 @@ class Event(Base):
     at: Mapped[float]
     kind: Mapped[str] = mapped_column(String(64))
     data: Mapped[Json]
+
+    __table_args__ = (Index("ix_events_kind", "job_id", "kind", "seq"),)
 
 
 class Intent(Base):
@@ -238,6 +261,7 @@ class MetricChunk(Base):
     window: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     rows: Mapped[Json]  # step -> values in the order of series.COLUMNS
+    outline: Mapped[Json | None]  # what long looks read instead of `rows`; see outlines.py
 
 
 class DigestChunk(Base):
@@ -257,3 +281,29 @@ class LogChunk(Base):
     first: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     last: Mapped[int]
     lines: Mapped[list[Any]]
+
+
+class RankChunk(Base):
+    """What the ranks took, in `rank_series.BUCKETS` buckets of `width_s` seconds; all chunks of a
+    job have the same width. Little-endian float16 seconds; NaN: no step."""
+
+    __tablename__ = "rank_chunks"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    place: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    width_s: Mapped[int]
+    ranks: Mapped[int]
+    counts: Mapped[list[Any]]  # of steps, by bucket
+    steps: Mapped[bytes] = mapped_column(LargeBinary)  # by bucket
+    compute: Mapped[bytes] = mapped_column(LargeBinary)  # by bucket, and by rank in it
+
+
+class RankStates(Base):
+    """The ranks of a job as last seen; see rank_series.store_states."""
+
+    __tablename__ = "rank_states"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    at: Mapped[float]
+    attempt: Mapped[int]
+    seen: Mapped[Json]  # rank -> [step, phase, seconds since its beacon changed, compute seconds]

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError, StatementError
 from holdfast_service.lifecycle import State, observed
 from holdfast_service.quarantine import QuarantineRules
 from holdfast_service.reports import Cursors, EventKind, Phase, SupervisorEvent, SupervisorReport
-from holdfast_service.store import nodes, series
+from holdfast_service.store import nodes, rank_series, row_figures, series
 from holdfast_service.store.engine import is_refused
 from holdfast_service.store.event_rows import move, project
 from holdfast_service.store.models import Job
@@ -22,6 +22,7 @@ from holdfast_service.store.storable import number
 from holdfast_service.store.transaction import JobTransaction
 from holdfast_workers.messages import StepRow
 
+_RANKS_AGE_S = 5.0
 _ENDED_BY_AN_ANSWER = ("supervisor", "cluster", "reconciler")  # resources a job waits for
 
 
@@ -41,8 +42,9 @@ def cursors_of(job: Job) -> Cursors:
     )
 
 
-def brings_news(job: Job, report: SupervisorReport) -> bool:
-    """Whether storing the report would change anything; without that no transaction is needed."""
+def brings_news(job: Job, report: SupervisorReport, now: float) -> bool:
+    """Whether storing the report would change anything; without that no transaction is needed.
+    That the ranks stand where they stood is told again after a while."""
     return bool(
         report.events
         or report.rows
@@ -52,6 +54,7 @@ def brings_news(job: Job, report: SupervisorReport) -> bool:
         or (job.waiting and job.waiting["resource"] in _ENDED_BY_AN_ANSWER)
         or observed(State(job.state), report.phase)
         or report.phase is Phase.ENDED
+        or (report.beats and now - (job.told_at or 0.0) > _RANKS_AGE_S)
     )
 
 
@@ -68,7 +71,9 @@ async def absorb(
     tx.waits_no_more(*_ENDED_BY_AN_ANSWER)
     job.epoch = max(job.epoch, report.epoch)
     await _take_back(tx, report)
-    rows = await _rows(tx, report) + await _digests(tx, report)
+    known_attempt = job.cursor_attempt
+    fresh = await _rows(tx, report)
+    rows = len(fresh) + await _digests(tx, report)
     lines = await series.store_logs(tx.session, job, report.logs)
     end_held = False
     events = [event for event in report.events if event.seq > job.cursor_event]
@@ -82,6 +87,13 @@ async def absorb(
         job.step = report.step or job.step  # a supervisor that has just begun knows of none
         job.attempt = max(job.attempt, report.attempt)
         move(tx, report.phase)
+    await row_figures.note_rows(tx, fresh, known_attempt)
+    await rank_series.store_rows(tx.session, job.id, fresh)
+    if report.beats:
+        took = rank_series.means(fresh)
+        await rank_series.store_states(
+            tx.session, job.id, tx.now, report.attempt, report.beats, took
+        )
     return Absorbed(rows=rows, end_held=end_held)
 
 
@@ -94,12 +106,13 @@ async def _take_back(tx: JobTransaction, report: SupervisorReport) -> None:
             await series.forget_digests(tx.session, tx.job.id, back_to)
 
 
-async def _rows(tx: JobTransaction, report: SupervisorReport) -> int:
+async def _rows(tx: JobTransaction, report: SupervisorReport) -> list[StepRow]:
+    """Those that are new; they are stored."""
     job = tx.job
     known = (job.cursor_attempt, job.cursor_step)
     rows = [row for row in report.rows if (row.attempt, row.step) > known]
     if not rows:
-        return 0
+        return []
     await series.store_rows(tx.session, job.id, rows)
     newest: StepRow = max(rows, key=lambda row: (row.attempt, row.step))
     job.cursor_attempt, job.cursor_step = newest.attempt, newest.step
@@ -108,7 +121,7 @@ async def _rows(tx: JobTransaction, report: SupervisorReport) -> int:
     job.tokens_per_second = (
         number(sum(row.tokens for row in rows) / seconds) if seconds > 0 else None
     )
-    return len(rows)
+    return rows
 
 
 async def _digests(tx: JobTransaction, report: SupervisorReport) -> int:

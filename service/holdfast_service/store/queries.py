@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast_service.goodput import Goodput
 from holdfast_service.goodput_view import GoodputView
 from holdfast_service.lifecycle import Desired, State
+from holdfast_service.log_filters import level_of
 from holdfast_service.store import job_nodes
 from holdfast_service.store.models import (
     Attempt,
@@ -220,6 +221,7 @@ def log_line_view(line: int, stored: list[Any]) -> LogLineView:
         worker=worker,
         stream=stream,
         text=said,
+        level=level_of(said),
     )
 
 

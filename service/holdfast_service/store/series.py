@@ -12,10 +12,12 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import and_, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast_service.goodput import History
 from holdfast_service.store.models import DigestChunk, Job, LogChunk, MetricChunk
+from holdfast_service.store.outlines import outline
 from holdfast_service.store.storable import text
 from holdfast_workers.messages import LogLine, StepRow
 
@@ -23,6 +25,9 @@ WINDOW = 128
 LINES_PER_CHUNK = 500
 CHARACTERS_PER_CHUNK = 64 * 1024
 LONGEST_LINE = 16 * 1024
+_CHUNKS_READ = 8
+"""Chunks of log lines that are fetched together."""
+_CLOCKS_DIFFER_S = 60.0
 COLUMNS = (
     "at",
     "loss",
@@ -59,9 +64,12 @@ async def store_rows(session: AsyncSession, job_id: str, rows: Iterable[StepRow]
     for (place, attempt), steps in chunks.items():
         chunk = await session.get(MetricChunk, (job_id, place, attempt))
         if chunk is None:
-            session.add(MetricChunk(job_id=job_id, window=place, attempt=attempt, rows=steps))
+            chunk = MetricChunk(job_id=job_id, window=place, attempt=attempt, rows=steps)
+            session.add(chunk)
         else:
             chunk.rows = {**chunk.rows, **steps}
+        told = outline(COLUMNS, chunk.rows)
+        chunk.outline = None if told is None else told.data()
 
 
 async def store_digests(
@@ -152,6 +160,98 @@ async def read_rows(
         yield step, *merged[step]
 
 
+async def rows_beyond(
+    session: AsyncSession,
+    job_id: str,
+    attempt: int,
+    step: int,
+    upto: tuple[int, int],
+    limit: int,
+) -> list[tuple[int, int, list[Any]]]:
+    """(step, attempt, values) in the order in which they were made, beyond a step of an attempt and
+    up to (attempt, step): also of what a rollback has taken back since."""
+    chunks = await session.stream_scalars(
+        select(MetricChunk)
+        .where(
+            MetricChunk.job_id == job_id,
+            or_(
+                and_(MetricChunk.attempt == attempt, MetricChunk.window >= window(step + 1)),
+                MetricChunk.attempt > attempt,
+            ),
+            MetricChunk.attempt <= upto[0],
+        )
+        .order_by(MetricChunk.attempt, MetricChunk.window)
+        .execution_options(yield_per=_CHUNKS_READ)
+    )
+    found: list[tuple[int, int, list[Any]]] = []
+    async for chunk in chunks:
+        rows = sorted((int(made), values) for made, values in chunk.rows.items())
+        found += [
+            (made, chunk.attempt, values)
+            for made, values in rows
+            if (attempt, step) < (chunk.attempt, made) <= upto
+        ]
+        if len(found) >= limit:
+            await chunks.close()
+            break
+    return found[:limit]
+
+
+async def read_outlined(
+    session: AsyncSession, job_id: str, after_step: int, until_step: int
+) -> list[tuple[int, int, list[Any]]]:
+    """As `read_rows`, but of each chunk only what its outline holds, where that is enough."""
+    chunks = await session.execute(
+        select(MetricChunk.window, MetricChunk.attempt, MetricChunk.outline)
+        .where(
+            MetricChunk.job_id == job_id,
+            MetricChunk.window >= window(after_step + 1),
+            MetricChunk.window <= window(until_step),
+        )
+        .order_by(MetricChunk.window, MetricChunk.attempt)
+    )
+    by_window: dict[int, list[tuple[int, Any]]] = defaultdict(list)
+    for place, attempt, told in chunks:
+        by_window[place].append((attempt, told))
+    edges = {window(after_step + 1), window(until_step)}
+    found: dict[int, tuple[int, list[Any]]] = {}
+    for place, told_of in by_window.items():
+        if len(told_of) == 1 and told_of[0][1] is not None and place not in edges:
+            attempt, told = told_of[0]
+            rows = told["rows"]
+            found.update({int(step): (attempt, values) for step, values in rows.items()})
+            continue
+        for attempt, _ in told_of:
+            chunk = await session.get_one(MetricChunk, (job_id, place, attempt))
+            found.update({int(s): (attempt, v) for s, v in chunk.rows.items()})
+    return [(step, *found[step]) for step in sorted(found) if after_step < step <= until_step]
+
+
+async def read_discarded(
+    session: AsyncSession, job_id: str, after_step: int, history: History
+) -> dict[int, list[tuple[int, int, list[Any]]]]:
+    """Attempt -> (step, attempt, values), ascending, of what is not part of history."""
+    chunks = await session.execute(
+        select(MetricChunk.window, MetricChunk.attempt, MetricChunk.outline)
+        .where(MetricChunk.job_id == job_id, MetricChunk.window >= window(after_step + 1))
+        .order_by(MetricChunk.attempt, MetricChunk.window)
+    )
+    cut = [
+        (place, attempt)
+        for place, attempt, told in chunks
+        if not history.keeps(attempt, told["last"] if told else (place + 1) * WINDOW)
+    ]
+    found: dict[int, list[tuple[int, int, list[Any]]]] = defaultdict(list)
+    for place, attempt in cut:
+        chunk = await session.get_one(MetricChunk, (job_id, place, attempt))
+        found[attempt] += sorted(
+            (int(step), attempt, values)
+            for step, values in chunk.rows.items()
+            if int(step) > after_step and not history.keeps(attempt, int(step))
+        )
+    return {attempt: rows for attempt, rows in found.items() if rows}
+
+
 async def read_digests(
     session: AsyncSession, job_id: str, after_step: int
 ) -> AsyncGenerator[tuple[int, str], None]:
@@ -167,19 +267,67 @@ async def read_digests(
                 yield step, digest
 
 
-async def read_logs(
-    session: AsyncSession, job_id: str, after: int, *, backwards: bool = False
-) -> AsyncGenerator[tuple[int, list[Any]], None]:
-    """(number, line) beyond line `after`; `backwards`: from the newest down to it."""
-    order = LogChunk.first.desc() if backwards else LogChunk.first
-    chunks = await session.stream_scalars(
-        select(LogChunk).where(LogChunk.job_id == job_id, LogChunk.last > after).order_by(order)
+async def read_log_chunks(
+    session: AsyncSession,
+    job_id: str,
+    after: int,
+    *,
+    before: int | None = None,
+    backwards: bool = False,
+) -> AsyncGenerator[list[tuple[int, list[Any]]], None]:
+    """(number, line) of the lines beyond `after` and below `before`, ascending, in parts; the parts
+    from the oldest on, or from the newest down."""
+    start = await session.scalar(
+        select(func.max(LogChunk.first)).where(
+            LogChunk.job_id == job_id, LogChunk.first <= after + 1
+        )
     )
-    async for chunk in chunks:
-        numbered = [(chunk.first + index, line) for index, line in enumerate(chunk.lines)]
-        for number, line in reversed(numbered) if backwards else numbered:
-            if number > after:
-                yield number, line
+    chunks = select(LogChunk.first, LogChunk.lines).where(
+        LogChunk.job_id == job_id, LogChunk.first >= (start or 0)
+    )
+    if before is not None:
+        chunks = chunks.where(LogChunk.first < before)
+    order = LogChunk.first.desc() if backwards else LogChunk.first
+    found = await session.stream(chunks.order_by(order).execution_options(yield_per=_CHUNKS_READ))
+    async for first, lines in found:
+        numbered = list(enumerate(lines, first))
+        if first <= after or (before is not None and first + len(lines) > before):
+            end = before if before is not None else first + len(lines)
+            numbered = [one for one in numbered if after < one[0] < end]
+        if numbered:
+            yield numbered
+
+
+async def line_before(session: AsyncSession, job_id: str, since: float) -> int:
+    """The number of a line before which nothing was written at `since` or later. Lines of several
+    nodes arrive together, not quite in the order of their times: hence a margin."""
+    edge = since - _CLOCKS_DIFFER_S
+    low, high = (
+        0,
+        await session.scalar(select(func.max(LogChunk.first)).where(LogChunk.job_id == job_id)),
+    )
+    if high is None:
+        return 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        chunk = (
+            await session.execute(
+                select(LogChunk.first, LogChunk.lines)
+                .where(LogChunk.job_id == job_id, LogChunk.first <= middle)
+                .order_by(LogChunk.first.desc())
+                .limit(1)
+            )
+        ).first()
+        if chunk is None:
+            low = middle
+        elif chunk.lines and chunk.lines[0][0] >= edge:
+            high = chunk.first - 1
+        else:
+            low = middle
+    start = await session.scalar(
+        select(func.max(LogChunk.first)).where(LogChunk.job_id == job_id, LogChunk.first <= low)
+    )
+    return max(0, (start or 1) - 1)
 
 
 def _room(chunk: LogChunk | None) -> int:

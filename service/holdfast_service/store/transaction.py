@@ -77,7 +77,26 @@ class JobTransaction:
         if new in TERMINAL:
             self.job.ended_at = when
         self.job.waiting = None
+        self._note_hold(new, when)
         self.emit("job.state", {"from": old, "to": new, "reason": reason}, at=when)
+
+    def count_goodput(self) -> None:
+        """As lists show it: time in steps that are part of history over time on the cluster."""
+        job = self.job
+        held_s = job.held_s
+        if job.held_since is not None:
+            held_s += max(0.0, self.now - job.held_since)
+        if job.productive_s is not None and held_s > 0:
+            job.goodput = min(1.0, job.productive_s / held_s)
+
+    def _note_hold(self, new: State, when: float) -> None:
+        job = self.job
+        if new.on_cluster and job.held_since is None:
+            job.held_since = when
+        elif not new.on_cluster and job.held_since is not None:
+            job.held_s += max(0.0, when - job.held_since)
+            job.held_since = None
+            self.count_goodput()
 
     def end(
         self,

@@ -1,0 +1,17 @@
+"""`/cluster`: nodes, queue and capacity at a glance."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from holdfast.rest.services import OverviewDep
+from holdfast_service.list_views import ClusterView
+
+router = APIRouter(prefix="/api/v1/cluster", tags=["nodes"])
+
+
+@router.get(
+    "", response_model=ClusterView, summary="Nodes, queue and capacity, seconds old at most"
+)
+async def cluster(overview: OverviewDep) -> ClusterView:
+    return await overview.cluster()

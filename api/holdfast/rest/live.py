@@ -1,0 +1,61 @@
+"""`/live`: the one stream that a page of the dashboard listens to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import StreamingResponse
+
+from holdfast.rest import streams
+from holdfast.rest.problems import ProblemError, documented
+from holdfast.rest.services import ServicesDep
+from holdfast_service.live import Batch, Position
+
+router = APIRouter(prefix="/api/v1/live", tags=["feeds"])
+
+
+@router.get(
+    "",
+    summary="Everything as it changes, as server-sent events",
+    response_class=StreamingResponse,
+    responses={
+        200: {
+            "description": "First `hello` (LiveHello); then `row` (JobRow) whenever one changes, "
+            "of every job; with `job` also `event` (EventView), `metrics` (LiveMetrics), `ranks` "
+            "(RanksView), `job` (JobView) and `logs` (LiveLogs) of that one; `reset` (LiveReset) "
+            "where a stream cannot be resumed without a gap. A stream resumes after "
+            "`Last-Event-ID`, on any server. Fetch what there is already after `hello` has come.",
+            "content": {streams.MEDIA_TYPE: {"schema": {"type": "string"}}},
+        },
+        **documented(404, 406, 422),
+    },
+)
+async def live(
+    request: Request,
+    services: ServicesDep,
+    job: Annotated[
+        str | None, Query(max_length=64, description="id of the job to be told of in full")
+    ] = None,
+    last_event_id: Annotated[
+        str | None, Header(max_length=300, description="of the last message that was received")
+    ] = None,
+) -> StreamingResponse:
+    if streams.MEDIA_TYPE not in request.headers.get("accept", ""):
+        raise ProblemError(406, "not_acceptable", f"this is a stream: accept {streams.MEDIA_TYPE}")
+    cursor = Position.of(last_event_id) if last_event_id else None
+    if last_event_id and cursor is None:
+        raise ProblemError(
+            422,
+            "invalid_parameters",
+            "Last-Event-ID is nothing that this server sent",
+            faults=[{"path": "header.last-event-id", "message": "must be the id of a message"}],
+        )
+    batches = await services.live.listen(job, cursor, services.stopping, services.keep_alive_s)
+    return streams.response(_encoded(batches))
+
+
+async def _encoded(batches: AsyncIterator[Batch]) -> AsyncIterator[bytes]:
+    async for batch in batches:
+        yield batch.encoded or streams.KEEP_ALIVE.encode()

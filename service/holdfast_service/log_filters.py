@@ -1,0 +1,117 @@
+"""Which log lines are wanted: by rank, attempt, time, level and regular expression. Pure.
+
+Expressions run on RE2, whose time grows with the text alone: no expression can hang a server.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import re2
+
+from holdfast_service.job_errors import InvalidRegex
+
+LONGEST_REGEX = 500
+REGEX_BYTES = 1 << 20
+"""What a compiled expression may take."""
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+_LEVELS = tuple(LogLevel)
+_WORDS = {
+    "DEBUG": LogLevel.DEBUG,
+    "INFO": LogLevel.INFO,
+    "WARN": LogLevel.WARNING,
+    "WARNING": LogLevel.WARNING,
+    "ERROR": LogLevel.ERROR,
+    "CRITICAL": LogLevel.ERROR,
+    "FATAL": LogLevel.ERROR,
+}
+_WORD = re.compile(r"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b", re.IGNORECASE)
+_GLOG = re.compile(r"[DIWEF]\d{4} \d\d:\d\d:\d\d")
+_GLOG_LEVELS = {
+    "D": LogLevel.DEBUG,
+    "I": LogLevel.INFO,
+    "W": LogLevel.WARNING,
+    "E": LogLevel.ERROR,
+    "F": LogLevel.ERROR,
+}
+_RAISED = re.compile(r"Traceback \(most recent call last\)|[\w.]*(Error|Exception)\b(:|$)")
+_HEAD = 160
+"""Characters of a line in which its level stands, if it says one."""
+
+
+def level_of(said: str) -> LogLevel | None:
+    """The level that a line names itself, or that of an exception; None: it says nothing of it."""
+    head = said[:_HEAD].lstrip()
+    if _GLOG.match(head):
+        return _GLOG_LEVELS[head[0]]
+    if _RAISED.match(head):
+        return LogLevel.ERROR
+    found = _WORD.search(head)
+    if found is None or (found[0].islower() and not _labels(head, found)):
+        return None
+    return _WORDS[found[0].upper()]
+
+
+def _labels(head: str, found: re.Match[str]) -> bool:
+    """Whether a word in small letters is a level rather than a part of what is said."""
+    following = head[found.end() : found.end() + 1]
+    before = head[: found.start()]
+    return following in (":", "]", "=") or before.endswith(("level=", "["))
+
+
+@dataclass(frozen=True)
+class LogFilter:
+    """What is None lets everything through. `since`: Unix seconds; `level`: that or worse."""
+
+    rank: int | None = None
+    attempt: int | None = None
+    since: float | None = None
+    level: LogLevel | None = None
+    grep: Any = None
+    """A compiled expression; see `compiled`."""
+
+    def lets_through(self, stored: list[Any]) -> bool:
+        """`stored`: a line as `series.store_logs` keeps it."""
+        at, rank, attempt, _, _, _, said = stored
+        if self.rank is not None and rank != self.rank:
+            return False
+        if self.attempt is not None and attempt != self.attempt:
+            return False
+        if self.since is not None and at < self.since:
+            return False
+        if self.level is not None and not self._loud(said):
+            return False
+        return self.grep is None or self.grep.search(said) is not None
+
+    def _loud(self, said: str) -> bool:
+        assert self.level is not None
+        level = level_of(said)
+        return level is not None and _LEVELS.index(level) >= _LEVELS.index(self.level)
+
+
+def compiled(expression: str | None) -> Any:
+    """A regular expression in RE2's syntax. Raises InvalidRegex."""
+    if expression is None:
+        return None
+    if len(expression) > LONGEST_REGEX:
+        raise InvalidRegex(f"the expression has more than {LONGEST_REGEX} characters")
+    options = re2.Options()
+    options.max_mem = REGEX_BYTES
+    options.log_errors = False
+    try:
+        return re2.compile(expression, options)
+    except (re2.error, UnicodeError) as error:
+        why = error.args[0] if error.args else error
+        why = why.decode(errors="replace") if isinstance(why, bytes) else why
+        raise InvalidRegex(f"{expression[:80]!r} is no regular expression: {why}") from error

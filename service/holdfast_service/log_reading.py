@@ -1,0 +1,146 @@
+"""Log lines for readers: a page of those that match, or all of them as text.
+
+However much there is, a page costs a bounded time: a search that finds little within it says how
+far it came, and is gone on with from there. Between two chunks other requests have their turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Any
+
+from holdfast_service.job_lookup import find_job
+from holdfast_service.log_filters import LogFilter
+from holdfast_service.settings import Settings
+from holdfast_service.store import queries, series
+from holdfast_service.store.engine import Store
+from holdfast_service.views import LogLineView, LogPage
+
+_TEXT_BYTES = 64 * 1024
+"""Of a download that are sent together."""
+
+NumberedLine = tuple[int, list[Any]]
+
+
+class LogReader:
+    """Calls raise JobNotFound."""
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self._store = store
+        self._settings = settings
+
+    async def page(
+        self,
+        job_id: str,
+        wanted: LogFilter,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int = 1000,
+        tail: int | None = None,
+    ) -> LogPage:
+        """Lines with a number above `after`; or the last ones that match: `tail` of them, or
+        `limit` of those with a number below `before`."""
+        if tail is not None or before is not None:
+            most = limit if tail is None else min(tail, limit)
+            return await self._backwards(job_id, wanted, after, before, most)
+        found: list[LogLineView] = []
+        more, seen = False, after
+        deadline = time.monotonic() + self._settings.log_search_s
+        async with self._store.read() as session:
+            job = await find_job(session, job_id)
+            newest = job.log_lines
+            start = after
+            if wanted.since is not None:
+                start = max(after, await series.line_before(session, job.id, wanted.since))
+            async with aclosing(series.read_log_chunks(session, job.id, start)) as chunks:
+                async for lines in chunks:
+                    for line in lines:
+                        if wanted.lets_through(line[1]):
+                            if len(found) == limit:
+                                more = True
+                                break
+                            found.append(queries.log_line_view(*line))
+                        seen = line[0]
+                    if more or time.monotonic() > deadline:
+                        more = more or seen < newest
+                        break
+                    await asyncio.sleep(0)
+        # Past what the filter left out too: a follower would read it again and again.
+        last = seen if more else max(after, newest)
+        return LogPage(lines=tuple(found), last_line=last, more=more)
+
+    async def text(self, job_id: str, wanted: LogFilter, *, after: int = 0) -> AsyncIterator[str]:
+        """All lines that match, as text, in parts; the job is looked for before the first one."""
+        async with self._store.read() as session:
+            job = await find_job(session, job_id)
+            start = after
+            if wanted.since is not None:
+                start = max(after, await series.line_before(session, job.id, wanted.since))
+        return self._text(job.id, wanted, start)
+
+    async def _text(self, job_id: str, wanted: LogFilter, after: int) -> AsyncGenerator[str]:
+        """A session for each part: a slow reader holds no snapshot of the store."""
+        while True:
+            part: list[str] = []
+            size, seen = 0, after
+            async with (
+                self._store.read() as session,
+                aclosing(series.read_log_chunks(session, job_id, after)) as chunks,
+            ):
+                async for lines in chunks:
+                    for number, line in lines:
+                        seen = number
+                        if wanted.lets_through(line):
+                            part.append(_as_text(line))
+                            size += len(part[-1])
+                    if size >= _TEXT_BYTES:
+                        break
+                    await asyncio.sleep(0)
+            if part:
+                yield "".join(part)
+            if seen == after:
+                return
+            after = seen
+
+    async def _backwards(
+        self, job_id: str, wanted: LogFilter, after: int, before: int | None, most: int
+    ) -> LogPage:
+        found: list[LogLineView] = []
+        deadline = time.monotonic() + self._settings.log_search_s
+        first: int | None = None
+        async with self._store.read() as session:
+            job = await find_job(session, job_id)
+            chunks = series.read_log_chunks(session, job.id, after, before=before, backwards=True)
+            async with aclosing(chunks):
+                async for lines in chunks:
+                    for line in reversed(lines):
+                        if len(found) == most:
+                            break
+                        first = line[0]
+                        if wanted.lets_through(line[1]):
+                            found.append(queries.log_line_view(*line))
+                    early = wanted.since is not None and lines and lines[0][1][0] < wanted.since
+                    if len(found) == most or early or time.monotonic() > deadline:
+                        if early and len(found) < most:
+                            first = None
+                        break
+                    await asyncio.sleep(0)
+        more = first is not None and first > after + 1
+        return LogPage(
+            lines=tuple(reversed(found)),
+            last_line=job.log_lines if before is None else max(after, before - 1),
+            more=False,
+            first_line=first if more else None,
+        )
+
+
+def _as_text(line: list[Any]) -> str:
+    at, rank, attempt, _, _, stream, said = line
+    when = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+    who = "-" if rank is None else rank
+    return f"{when} attempt={attempt} rank={who} {stream} {said}\n"

@@ -1,0 +1,179 @@
+"""Who watches live gets everything once, in order, also across connections and servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from tests.service.fake_cluster import row
+
+from holdfast_service.jobs import JobService
+from holdfast_service.lifecycle import State
+from holdfast_service.live import Batch, LiveHub, Message, Position
+from holdfast_service.settings import Settings
+from holdfast_service.store import series
+from holdfast_service.store.engine import Store
+from holdfast_service.store.transaction import job_transaction
+
+
+class Listener:
+    """Collects what a stream tells."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    @property
+    def cursor(self) -> Position:
+        found = Position.of(self.messages[-1].position.cursor())
+        assert found is not None
+        return found
+
+    def told(self, kind: str) -> list[Any]:
+        return [json.loads(one.payload) for one in self.messages if one.kind == kind]
+
+    async def until(self, met: Callable[[Listener], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not met(self):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def listening(
+    hub: LiveHub, job: str | None = None, cursor: Position | None = None
+) -> AsyncIterator[Listener]:
+    listener = Listener()
+    stream = await hub.listen(job, cursor, asyncio.Event(), 30.0)
+
+    async def listen() -> None:
+        async for batch in stream:
+            listener.messages += batch.messages
+
+    task = asyncio.create_task(listen())
+    try:
+        await listener.until(lambda one: bool(one.messages))
+        yield listener
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await stream.aclose()  # type: ignore[attr-defined]
+
+
+def hub_of(store: Store, settings: Settings, **changed: float) -> LiveHub:
+    return LiveHub(store, settings.model_copy(update={"live_poll_s": 0.02, **changed}))
+
+
+async def test_every_job_that_changes_is_told_to_everybody(
+    store: Store, settings: Settings, jobs: JobService
+) -> None:
+    hub = hub_of(store, settings)
+    old, _ = await jobs.submit({"name": "old"})
+    async with listening(hub) as one, listening(hub) as other:
+        assert one.messages[0].kind == "hello"
+        new, _ = await jobs.submit({"name": "new"})
+        await jobs.cancel(old.id)
+        for listener in (one, other):
+            await listener.until(lambda it: len(it.told("row")) >= 2)
+            told = [(found["name"], found["state"]) for found in listener.told("row")]
+            assert told == [("new", "QUEUED"), ("old", "CANCELLED")]
+        assert hub.listeners == 2
+        assert new.id == one.told("row")[0]["id"]
+    assert hub.listeners == 0
+
+
+async def test_a_cut_stream_goes_on_without_a_gap_or_a_repeat(
+    store: Store, settings: Settings, jobs: JobService
+) -> None:
+    hub = hub_of(store, settings)
+    job, _ = await jobs.submit({"name": "x"})
+    seen: list[int] = []
+    cursor: Position | None = None
+    for number in range(6):
+        async with listening(hub, job.id, cursor) as listener:
+            async with job_transaction(store, job.id) as tx:
+                tx.emit("while.connected", {"n": number})
+            await listener.until(
+                lambda it: any(e["kind"] == "while.connected" for e in it.told("event"))
+            )
+            seen += [event["seq"] for event in listener.told("event")]
+            cursor = listener.cursor
+        async with job_transaction(store, job.id) as tx:
+            tx.emit("while.cut", {"n": number})
+    assert seen == list(range(2, seen[-1] + 1))
+    assert seen[-1] >= 12
+
+
+async def test_another_server_takes_a_stream_over(
+    store: Store, settings: Settings, jobs: JobService
+) -> None:
+    job, _ = await jobs.submit({"name": "x"})
+    other, _ = await jobs.submit({"name": "other"})
+    async with listening(hub_of(store, settings), job.id) as first:
+        async with job_transaction(store, job.id) as tx:
+            tx.emit("one", {})
+        await first.until(lambda it: bool(it.told("event")))
+        cursor = first.cursor
+    async with job_transaction(store, job.id) as tx:
+        tx.emit("two", {})
+        await series.store_rows(tx.session, job.id, [row(1, step) for step in (1, 2, 3)])
+        tx.job.cursor_attempt, tx.job.cursor_step, tx.job.log_lines = 1, 3, 7
+    await jobs.cancel(other.id)
+    async with listening(hub_of(store, settings), job.id, cursor) as second:
+        await second.until(lambda it: bool(it.told("logs")))
+        assert [event["kind"] for event in second.told("event")] == ["two"]
+        steps = [point["step"] for told in second.told("metrics") for point in told["points"]]
+        assert steps == [1, 2, 3]
+        assert second.told("logs") == [{"last_line": 7}]
+        assert ("other", "CANCELLED") in [(r["name"], r["state"]) for r in second.told("row")]
+
+
+async def test_one_job_is_told_in_full(store: Store, settings: Settings, jobs: JobService) -> None:
+    hub = hub_of(store, settings)
+    job, _ = await jobs.submit({"name": "x"})
+    async with listening(hub, job.id) as listener:
+        for step in (1, 2, 3):
+            async with job_transaction(store, job.id) as tx:
+                await series.store_rows(tx.session, job.id, [row(1, step)])
+                tx.job.cursor_attempt, tx.job.cursor_step, tx.job.step = 1, step, step
+        await jobs.pause(job.id)
+        await listener.until(
+            lambda it: any(told["state"] == State.PAUSED for told in it.told("job"))
+        )
+        points = [point for told in listener.told("metrics") for point in told["points"]]
+        assert [point["step"] for point in points] == [1, 2, 3]
+        assert listener.told("job")[-1]["progress"]["step"] == 3
+        cursors = [message.position.cursor() for message in listener.messages]
+        assert len(set(cursors)) == len(cursors)
+
+
+async def test_jobs_that_merely_advance_share_a_rate_and_changes_of_state_do_not(
+    store: Store, settings: Settings, jobs: JobService
+) -> None:
+    hub = hub_of(store, settings, live_rows_per_s=1.0)
+    ids = [(await jobs.submit({"name": f"j{n}"}))[0].id for n in range(10)]
+    async with listening(hub) as listener:
+        for step in range(1, 4):
+            for one in ids:
+                async with job_transaction(store, one) as tx:
+                    tx.job.step = step
+        await jobs.cancel(ids[4])
+        await listener.until(
+            lambda it: any(told["state"] == "CANCELLED" for told in it.told("row"))
+        )
+        assert len(listener.told("row")) < 8
+
+
+def test_what_is_no_cursor_is_known_as_such() -> None:
+    here = Position("abc", 5, 7, "job", 1, 2, 3, 4)
+    assert Position.of(here.cursor()) == here
+    for cursor in ("", "1", "a.b.c.d.e.f.g.h", "a.1.2.j.-1.0.0.0", f"a.{'9' * 30}.1.j.0.0.0.0"):
+        assert Position.of(cursor) is None
+
+
+def test_a_batch_is_encoded_once() -> None:
+    batch = Batch([Message("row", "{}", Position("h", 1, 2))])
+    assert batch.encoded is batch.encoded
+    assert batch.encoded == b"id: h.1.2.-.0.0.0.0\nevent: row\ndata: {}\n\n"
