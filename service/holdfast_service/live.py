@@ -332,6 +332,8 @@ class LiveHub:
         if channel is not None and same_job:
             async with self._store.read() as session:
                 found += await _missed_of_job(session, channel.job_id, at, here)
+            # As it is now: what a position does not count may have been cut off.
+            found.append(Message("job", channel.shown, here))
         if found:
             found[-1] = replace(found[-1], position=here)
         return found
