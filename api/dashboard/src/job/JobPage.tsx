@@ -1,26 +1,165 @@
+/** One job, top to bottom: how it stands, where its time went, its ranks, its curves, its faults,
+ * its log, its checkpoints, its events, its spec. What is brushed on the time ribbon filters all
+ * that is below, and is in the URL like every other choice. */
+
+import { useCallback, useEffect, useMemo, useState } from "react";
+
 import { JobActions } from "../actions/JobActions";
+import { get } from "../api/client";
 import { Checkpoints } from "../checkpoints/Checkpoints";
-import { useCluster, useJob, useWatchedJob } from "../data";
+import { useJob, useResource, useVerdict, useWatchedJob } from "../data";
+import { shortId } from "../format";
+import { useShortcuts } from "../keyboard/keys";
+import { Link } from "../routing/router";
 import { Failure } from "../ui/notice";
 import { StateLabel } from "../ui/state";
+import { clipped } from "./axis";
+import { Bar, SECTIONS } from "./Bar";
+import { ChartsSection } from "./ChartsSection";
+import { useChoices } from "./choices";
+import { CursorProvider, newCursor } from "./cursor";
+import { EventList } from "./EventList";
+import { IncidentCards, incidentsWithin } from "./IncidentCards";
+import { LogSection } from "./LogSection";
+import { RanksSection } from "./RanksSection";
+import { Ribbon } from "./Ribbon";
+import { Ghost, Section, WhenNear } from "./Section";
+import { SpecView } from "./SpecView";
+import { useIncidentsOf, useTimelineOf } from "./useJobPage";
+import { VerdictCard } from "./VerdictCard";
+import { TERMINAL, type Job } from "./views";
+import "uplot/dist/uPlot.min.css";
+import "./job.css";
 
 export default function JobPage({ id }: { id: string }) {
   useWatchedJob(id);
-  const job = useJob(id);
-  const cluster = useCluster();
+  const found = useJob(id);
+  const job = found.value as Job | undefined;
+  useEffect(() => {
+    if (job) document.title = `${job.name} · Holdfast`;
+    return () => void (document.title = "Holdfast");
+  }, [job?.name]);
+  if (!job) {
+    return (
+      <div className="page" aria-busy={found.loading}>
+        {found.error && <Failure error={found.error} retry={() => void found.reload()} />}
+      </div>
+    );
+  }
+  return <Loaded key={id} job={job} changed={() => void found.reload()} />;
+}
+
+function Loaded({ job, changed }: { job: Job; changed: () => void }) {
+  const { id } = job;
+  const live = !TERMINAL.has(job.state);
+  const [cursor] = useState(newCursor);
+  const choices = useChoices();
+  const verdict = useVerdict(id);
+  const timeline = useTimelineOf(id, job.state);
+  const incidents = useIncidentsOf(id);
+  const whole = timeline.value;
+  const brush = useMemo(
+    () => (choices.brush && whole ? clipped(choices.brush, whole) : null),
+    [choices.brush, whole],
+  );
+  const faults = useResource<{ fault_injection: boolean }>("fault injection", (signal) =>
+    get("/cluster", {}, signal),
+  );
+  const openIncident = useCallback(
+    (number: number) => {
+      choices.set({ incident: String(number), rank: null });
+      requestAnimationFrame(() =>
+        document.getElementById(`incident-${number}`)?.scrollIntoView({ block: "center" }),
+      );
+    },
+    [choices],
+  );
+  const openRank = useCallback((rank: number) => choices.set({ rank: String(rank) }), [choices]);
+  useShortcuts("Job", [
+    ...SECTIONS.map(([part, name], index) => ({
+      keys: String(index + 1),
+      what: name,
+      run: () => document.getElementById(part)?.scrollIntoView(),
+    })),
+    { keys: "0", what: "Show the whole run", run: () => choices.setBrush(null) },
+  ]);
   return (
-    <div className="page">
-      <header>
-        <h1>{job.value?.name ?? "…"}</h1>
-        {job.value && <StateLabel state={job.value.state} chip />}
-        <div className="actions">
-          {job.value && <JobActions job={job.value} faultInjection={cluster.value?.fault_injection ?? false} onChanged={(changed) => job.set(() => changed)} />}
-        </div>
-      </header>
-      {job.error && <Failure error={job.error} />}
-      <section className="card" aria-label="Checkpoints">
-        <Checkpoints id={id} />
-      </section>
-    </div>
+    <CursorProvider value={cursor}>
+      <div className="page job">
+        <header>
+          <div className="job-name">
+            <p className="small">
+              <Link to="/jobs">Jobs</Link> <span className="dim">/ {shortId(id)}</span>
+            </p>
+            <h1>{job.name}</h1>
+          </div>
+          <StateLabel state={job.state} chip />
+          <div className="actions">
+            <JobActions
+              job={job as never}
+              faultInjection={faults.value?.fault_injection ?? false}
+              onChanged={changed}
+            />
+          </div>
+        </header>
+        <VerdictCard job={job} verdict={verdict.value} />
+        <Bar brush={brush} onWhole={() => choices.setBrush(null)} />
+        <Section id="time" name="Time" note="Drag to show a stretch; everything below follows.">
+          {timeline.error && !whole && <Failure error={timeline.error} retry={() => void timeline.reload()} />}
+          {whole ? (
+            <Ribbon timeline={whole} brush={brush} onBrush={choices.setBrush} onIncident={openIncident} />
+          ) : (
+            <Ghost height={150} />
+          )}
+        </Section>
+        <RanksSection job={job} brush={brush} choices={choices} openRank={openRank} live={live} onIncident={openIncident} />
+        <ChartsSection id={id} brush={brush} choices={choices} incidents={incidents.value ?? NONE} />
+        <Section
+          id="incidents"
+          name="Incidents"
+          count={incidents.value ? incidentsWithin(incidents.value, brush) : undefined}
+        >
+          {incidents.error && !incidents.value && (
+            <Failure error={incidents.error} retry={() => void incidents.reload()} />
+          )}
+          {incidents.value ? (
+            <IncidentCards
+              incidents={incidents.value}
+              window={brush}
+              chosen={choices.incident}
+              onRank={openRank}
+            />
+          ) : (
+            <Ghost height={80} />
+          )}
+        </Section>
+        <LogSection job={job} brush={brush} choices={choices} live={live} />
+        <Section id="checkpoints" name="Checkpoints">
+          <WhenNear height={140}>
+            <div className="checkpoints-box">
+              <Checkpoints id={id} />
+            </div>
+          </WhenNear>
+        </Section>
+        <Section id="events" name="Events">
+          <WhenNear height={336}>
+            <EventList jobId={id} newest={job.event_seq} window={brush} />
+          </WhenNear>
+        </Section>
+        <Section id="spec" name="Spec" note="With its defaults filled in.">
+          <WhenNear height={400}>
+            <SpecView
+              jobId={id}
+              name={job.name}
+              spec={job.spec}
+              against={choices.against}
+              onAgainst={(other) => choices.set({ against: other || null })}
+            />
+          </WhenNear>
+        </Section>
+      </div>
+    </CursorProvider>
   );
 }
+
+const NONE: never[] = [];

@@ -1,0 +1,264 @@
+/**
+ * One series over time or steps. What a rollback threw away is drawn faded and dashed beside the
+ * history. Pointing moves the cursor of the whole page; dragging brushes.
+ */
+
+import { useEffect, useMemo, useRef, useState } from "react";
+import uPlot from "uplot";
+
+import { colorOf, useTheme } from "../theme/theme";
+import type { Window } from "./axis";
+import { useCursor } from "./cursor";
+import { clock, compact, UNKNOWN, whole } from "./format";
+import { useWidth } from "./hooks";
+import { columns, metricLook, nearest, type Columns, type XAxis } from "./series";
+import type { Metrics } from "./views";
+
+export interface Moment {
+  at: number;
+  step: number;
+}
+
+interface Props {
+  name: string;
+  colour: string;
+  metrics: Metrics;
+  axis: XAxis;
+  window: Window | null;
+  /** Of the faults, drawn as thin lines. */
+  incidents: readonly Moment[];
+  onBrush: (brush: Window | null) => void;
+}
+
+const HEIGHT = 150;
+
+export function Chart({ name, colour, metrics, axis, window, incidents, onBrush }: Props) {
+  const [box, width] = useWidth<HTMLDivElement>();
+  const { dark } = useTheme();
+  const cursor = useCursor();
+  const look = metricLook(name);
+  const columns_ = useMemo(
+    () => columns(metrics, name, axis, window),
+    [metrics, name, axis, window],
+  );
+  const times = useMemo(() => timesOf(metrics, axis), [metrics, axis]);
+  const [pointed, setPointed] = useState<number | null>(null);
+  const plot = useRef<uPlot | null>(null);
+  const now = useRef({ columns: columns_, times, incidents, onBrush, axis });
+  now.current = { columns: columns_, times, incidents, onBrush, axis };
+  const many = columns_.discarded.length;
+
+  useEffect(() => {
+    const element = box.current;
+    if (!element || width === 0) return;
+    const quiet = { current: false };
+    const made = new uPlot(
+      options(width, colour, many, look.fromZero, axis, {
+        incidents: () => now.current.incidents,
+        pointed: (index) => {
+          setPointed(index);
+          if (!quiet.current) cursor.set(timeAt(now.current, index), made);
+        },
+        brushed: (from, to) =>
+          now.current.onBrush({
+            since: timeNear(now.current, from),
+            until: timeNear(now.current, to),
+          }),
+      }),
+      data(now.current.columns),
+      element,
+    );
+    plot.current = made;
+    const stop = cursor.listen((at, from) => {
+      if (from === made) return;
+      quiet.current = true;
+      pointAt(made, now.current, at);
+      quiet.current = false;
+    });
+    return () => {
+      stop();
+      made.destroy();
+      plot.current = null;
+    };
+    // Data comes in by setData below: the plot itself is made anew for its looks alone.
+  }, [box, width, colour, many, look.fromZero, axis, dark, cursor]);
+
+  useEffect(() => {
+    plot.current?.setData(data(columns_));
+  }, [columns_]);
+  useEffect(() => plot.current?.redraw(false), [incidents]);
+
+  const value = shownValue(columns_, pointed);
+  const place = pointed === null ? null : columns_.x[pointed];
+  return (
+    <figure className="chart" data-metric={name}>
+      <figcaption>
+        <span className="chart-name">{look.label}</span>
+        <span className="chart-value">
+          {value === null ? UNKNOWN : compact(value, 4)}
+          {look.unit && value !== null && <small> {look.unit}</small>}
+        </span>
+        <span className="chart-at">
+          {place == null ? "latest" : axis === "time" ? clock(place) : `step ${whole(place)}`}
+        </span>
+      </figcaption>
+      <div className="chart-box" ref={box} style={{ height: HEIGHT }} aria-hidden="true" />
+      <p className="unseen">{summary(look.label, columns_, axis)}</p>
+    </figure>
+  );
+}
+
+/** What the drawing says, for those who do not see it. */
+function summary(label: string, { x, history, discarded }: Columns, axis: XAxis): string {
+  const known = history.filter((value): value is number => typeof value === "number");
+  if (!known.length) return `${label}: nothing was measured here.`;
+  const [low, high] = [Math.min(...known), Math.max(...known)];
+  const end = axis === "time" ? "" : `, steps ${x[0]} to ${x[x.length - 1]}`;
+  const thrown = discarded.length ? ` ${discarded.length} stretches were thrown away.` : "";
+  return `${label}${end}: from ${compact(known[0]!)} to ${compact(known[known.length - 1]!)}, between ${compact(low)} and ${compact(high)}.${thrown}`;
+}
+
+function shownValue({ history, discarded }: Columns, index: number | null): number | null {
+  if (index === null) {
+    for (let i = history.length - 1; i >= 0; i--) if (history[i] != null) return history[i]!;
+    return null;
+  }
+  const here = history[index] ?? discarded.map((one) => one.values[index]).find((v) => v != null);
+  return here ?? null;
+}
+
+interface Timed {
+  columns: Columns;
+  /** Of steps: [step, time] in order. Of times: none are needed. */
+  times: readonly Moment[];
+  axis: XAxis;
+}
+
+function timesOf(metrics: Metrics, axis: XAxis): Moment[] {
+  return axis === "step" ? metrics.points.map(({ step, at }) => ({ step, at })) : [];
+}
+
+function timeAt(of: Timed, index: number | null): number | null {
+  const x = index === null ? undefined : of.columns.x[index];
+  return x === undefined ? null : timeNear(of, x);
+}
+
+function timeNear({ axis, times }: Timed, x: number): number {
+  if (axis === "time") return x;
+  const found = nearest(times.map((one) => one.step), x);
+  return times[found]?.at ?? x;
+}
+
+function pointAt(plot: uPlot, { axis, times, columns: of }: Timed, at: number | null): void {
+  if (at === null || !of.x.length) {
+    plot.setCursor({ left: -10, top: -10 }, false);
+    plot.root.classList.remove("elsewhere");
+    hidden.get(plot)?.();
+    return;
+  }
+  const x = axis === "time" ? at : times[nearest(times.map((one) => one.at), at)]?.step;
+  if (x === undefined) return;
+  const left = plot.valToPos(x, "x");
+  if (left < 0 || left > plot.over.clientWidth) {
+    plot.setCursor({ left: -10, top: -10 }, false);
+    hidden.get(plot)?.();
+  } else plot.setCursor({ left, top: 0 });
+}
+
+/** uPlot tells of no cursor that was taken away in silence; so this does. */
+const hidden = new WeakMap<uPlot, () => void>();
+
+function data({ x, history, discarded }: Columns): uPlot.AlignedData {
+  return [x, ...discarded.map((one) => one.values), history] as uPlot.AlignedData;
+}
+
+interface Hooks {
+  incidents: () => readonly Moment[];
+  pointed: (index: number | null) => void;
+  brushed: (from: number, to: number) => void;
+}
+
+function options(
+  width: number,
+  colour: string,
+  discarded: number,
+  fromZero: boolean,
+  axis: XAxis,
+  hooks: Hooks,
+): uPlot.Options {
+  const stroke = colorOf(colour);
+  const faded = stroke.replace(/^rgb\((.*)\)$/, "rgba($1, 0.42)");
+  const fill = stroke.replace(/^rgb\((.*)\)$/, "rgba($1, 0.07)");
+  const text = colorOf("--text-3");
+  const grid = colorOf("--line");
+  const font = `11px ${getComputedStyle(document.body).fontFamily}`;
+  const fault = colorOf("--recovering");
+  return {
+    width,
+    height: HEIGHT,
+    padding: [8, 6, 0, 0],
+    legend: { show: false },
+    cursor: {
+      y: false,
+      points: { size: 7, width: 1.5 },
+      drag: { x: true, y: false, setScale: false, dist: 4 },
+    },
+    select: { show: true, left: 0, top: 0, width: 0, height: 0 },
+    scales: {
+      x: { time: axis === "time" },
+      y: { range: (_plot, low, high) => spread(low, high, fromZero) },
+    },
+    axes: [
+      { stroke: text, font, grid: { show: false }, ticks: { stroke: grid, size: 4 }, size: 26, space: 70,
+        ...(axis === "time" ? { values: (_: uPlot, at: number[]) => at.map((one) => (one % 60 ? clock(one) : clock(one).slice(0, 5))) } : { values: (_: uPlot, steps: number[]) => steps.map((one) => compact(one)) }) },
+      { stroke: text, font, grid: { stroke: grid, width: 1 }, ticks: { show: false }, size: 46, gap: 6, space: 34,
+        values: (_, values) => values.map((one) => compact(one)) },
+    ],
+    series: [
+      {},
+      ...Array.from({ length: discarded }, () => ({
+        stroke: faded, width: 1.25, dash: [4, 3], points: { show: false }, spanGaps: false,
+      })),
+      { stroke, width: 1.5, fill: fromZero ? fill : undefined, points: { show: false }, spanGaps: false } as uPlot.Series,
+    ],
+    hooks: {
+      init: [(plot) => hidden.set(plot, () => hooks.pointed(null))],
+      setCursor: [(plot) => hooks.pointed((plot.cursor.left ?? -1) < 0 ? null : (plot.cursor.idx ?? null))],
+      setSelect: [
+        (plot) => {
+          const { left, width: wide } = plot.select;
+          if (wide < 4) return;
+          hooks.brushed(plot.posToVal(left, "x"), plot.posToVal(left + wide, "x"));
+          plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+        },
+      ],
+      drawClear: [(plot) => drawFaults(plot, hooks.incidents(), axis, fault)],
+    },
+  };
+}
+
+/** A little air above and below; from zero where height means something. */
+function spread(low: number | null, high: number | null, fromZero: boolean): [number, number] {
+  const [least, most] = [low ?? 0, high ?? 1];
+  if (fromZero && least >= 0) return [0, most > 0 ? most * 1.08 : 1];
+  const air = (most - least || Math.abs(most) || 1) * 0.08;
+  return [least - air, most + air];
+}
+
+function drawFaults(plot: uPlot, incidents: readonly Moment[], axis: XAxis, colour: string): void {
+  const { ctx, bbox } = plot;
+  ctx.save();
+  ctx.strokeStyle = colour;
+  ctx.globalAlpha = 0.5;
+  ctx.lineWidth = devicePixelRatio;
+  ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
+  for (const one of incidents) {
+    const x = Math.round(plot.valToPos(one[axis === "time" ? "at" : "step"], "x", true));
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+  }
+  ctx.restore();
+}

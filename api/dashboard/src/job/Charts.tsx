@@ -1,0 +1,84 @@
+/** All series of a job as small charts that share one cursor. */
+
+import { useEffect, useMemo, useState, type ReactNode } from "react";
+
+import type { Window } from "./axis";
+import { Chart, type Moment } from "./Chart";
+import { columns, shown, type XAxis } from "./series";
+import type { Incident, Metrics } from "./views";
+
+interface Props {
+  metrics: Metrics;
+  incidents: readonly Incident[];
+  axis: XAxis;
+  window: Window | null;
+  onBrush: (brush: Window | null) => void;
+}
+
+const COLOURS = ["--series-1", "--series-4", "--series-2", "--series-5", "--series-3", "--series-6"];
+const AT_FIRST = 6;
+
+export function Charts({ metrics, incidents, axis, window, onBrush }: Props) {
+  const [all, setAll] = useState(false);
+  const names = useMemo(() => shown(metrics), [metrics]);
+  const moments = useMemo<Moment[]>(
+    () => incidents.map((one) => ({ at: one.signalled_at ?? one.opened_at, step: one.restored_step ?? -1 })),
+    [incidents],
+  );
+  const thrown = useMemo(
+    () => names.length > 0 && columns(metrics, names[0]!, "time", window).discarded.length > 0,
+    [metrics, names, window],
+  );
+  if (!names.length) return <p className="nothing">No step has told its metrics yet.</p>;
+  const drawn = all ? names : names.slice(0, AT_FIRST);
+  return (
+    <>
+      <div className="charts">
+        {drawn.map((name, index) => (
+          <Later key={name} place={index}>
+            <Chart
+              name={name}
+              colour={COLOURS[index % COLOURS.length]!}
+              metrics={metrics}
+              axis={axis}
+              window={window}
+              incidents={moments}
+              onBrush={onBrush}
+            />
+          </Later>
+        ))}
+      </div>
+      <div className="charts-foot">
+        <p className="small dim">
+          <span className="key-line" aria-hidden="true" /> history{" "}
+          {thrown && (
+            <>
+              <span className="key-line faded" aria-hidden="true" /> steps that a rollback threw away{" "}
+            </>
+          )}
+          {moments.length > 0 && (
+            <>
+              <span className="key-fault" aria-hidden="true" /> incidents
+            </>
+          )}
+        </p>
+        {names.length > AT_FIRST && (
+          <button type="button" className="button quiet tiny" aria-expanded={all} onClick={() => setAll(!all)}>
+            {all ? "Fewer charts" : `All ${names.length} charts`}
+          </button>
+        )}
+      </div>
+    </>
+  );
+}
+
+/** Charts are made one per frame, so that the page answers while they come. */
+function Later({ place, children }: { place: number; children: ReactNode }) {
+  const [due, setDue] = useState(place === 0);
+  useEffect(() => {
+    if (due) return;
+    const timer = setTimeout(() => setDue(true), 16 * place);
+    return () => clearTimeout(timer);
+  }, [due, place]);
+  return due ? children : <div className="chart placeholder" />;
+}

@@ -1,0 +1,478 @@
+/**
+ * Rank × time on a canvas: only the rows in view are painted, each from an image of one pixel per
+ * value, so a thousand ranks scroll like ten. By keyboard: arrows move a cell, Enter opens its rank.
+ */
+
+import {
+  useCallback,
+  useEffect,
+  useId,
+  useMemo,
+  useRef,
+  useState,
+  type KeyboardEvent,
+  type MouseEvent,
+  type PointerEvent,
+  type RefObject,
+} from "react";
+
+import { colorOf, useTheme } from "../theme/theme";
+import { useCursor } from "./cursor";
+import { clock, compact, duration, ranges } from "./format";
+import {
+  domain,
+  layout,
+  medians,
+  pixels,
+  ramp,
+  rgb,
+  rowAt,
+  SLOW,
+  slowness,
+  type Domain,
+  type Layout,
+  type Order,
+  type Row,
+} from "./heat";
+import { useWidth } from "./hooks";
+import type { HeatQuantity, RankHistory } from "./views";
+
+interface Props {
+  history: RankHistory;
+  of: HeatQuantity;
+  order: Order;
+  only?: (rank: number, node: string) => boolean;
+  onOpen: (rank: number) => void;
+}
+
+interface Cell {
+  /** Position in `layout.rankRows`. */
+  row: number;
+  bucket: number;
+}
+
+const TALLEST = 430;
+const MAP = 40;
+
+export function Heatmap({ history, of, order, only, onOpen }: Props) {
+  const [box, width] = useWidth<HTMLDivElement>();
+  const { dark } = useTheme();
+  const middle = useMemo(() => medians(history.values), [history.values]);
+  const slow = useMemo(() => slowness(history, of, middle), [history, of, middle]);
+  const gutter = width < 560 ? 84 : 96;
+  const sizes = useMemo(() => {
+    const many = history.ranks.length > 96;
+    return { rank: many ? 11 : 16, node: many ? 18 : 22, gap: 5 };
+  }, [history.ranks.length]);
+  const plan = useMemo(
+    () => layout(history, slow, order, sizes, only),
+    [history, slow, order, sizes, only],
+  );
+  const scale = useMemo(() => domain(history.values, of), [history.values, of]);
+  const [cell, setCell] = useState<Cell | null>(null);
+  const [keyed, setKeyed] = useState(false);
+  const height = Math.min(TALLEST, plan.height);
+  const overflows = plan.height > height;
+  const plot = Math.max(20, width - gutter - (overflows ? MAP + 22 : 2));
+  const buckets = history.values[0]?.length ?? 0;
+
+  const scroll = useRef<HTMLDivElement | null>(null);
+  const canvas = useRef<HTMLCanvasElement | null>(null);
+  const map = useRef<HTMLCanvasElement | null>(null);
+  const cursor = useCursor();
+  const colours = useMemo(() => palette(dark), [dark]);
+  const image = useMemo(() => painted(history, scale, colours.table), [history, scale, colours]);
+
+  const paint = useRef<() => void>(() => {});
+  paint.current = () => {
+    if (!canvas.current || !scroll.current || width === 0) return;
+    const top = scroll.current.scrollTop;
+    draw(canvas.current, { width: width - (overflows ? MAP + 20 : 0), height, top, gutter, plot, plan, image, colours, history, of, cell, at: cursor.at });
+    if (map.current) drawMap(map.current, { height, top, plan, image, colours, of, total: plan.height });
+  };
+  const frame = useRef(0);
+  const soon = useCallback(() => {
+    cancelAnimationFrame(frame.current);
+    frame.current = requestAnimationFrame(() => paint.current());
+  }, []);
+  useEffect(() => soon(), [soon, width, height, plan, image, colours, cell]);
+  useEffect(() => cursor.listen(soon), [cursor, soon]);
+  useEffect(() => () => cancelAnimationFrame(frame.current), []);
+
+  const cellAt = (event: MouseEvent): Cell | null => {
+    const area = event.currentTarget.getBoundingClientRect();
+    const y = event.clientY - area.top + (scroll.current?.scrollTop ?? 0);
+    const row = plan.rows[rowAt(plan.rows, y)];
+    if (!row || row.kind !== "rank" || y < row.y) return null;
+    const x = event.clientX - area.left - gutter;
+    const bucket = Math.min(buckets - 1, Math.max(0, Math.floor((x / plot) * buckets)));
+    return { row: plan.rankRows.findIndex((one) => plan.rows[one] === row), bucket };
+  };
+  const timeOf = (bucket: number) => history.since + (bucket + 0.5) * history.bucket_s;
+  const point = (next: Cell | null, byKey: boolean) => {
+    setKeyed(byKey);
+    setCell((old) => (old?.row === next?.row && old?.bucket === next?.bucket ? old : next));
+    cursor.set(next ? timeOf(next.bucket) : null, "heatmap");
+  };
+  const key = (event: KeyboardEvent) => {
+    const from = cell ?? { row: 0, bucket: buckets - 1 };
+    const last = plan.rankRows.length - 1;
+    const page = Math.max(1, Math.floor(height / sizes.rank) - 2);
+    const far = event.shiftKey ? 10 : 1;
+    const to: Record<string, Cell> = {
+      ArrowDown: { ...from, row: cell ? from.row + far : 0 },
+      ArrowUp: { ...from, row: from.row - far },
+      ArrowRight: { ...from, bucket: from.bucket + far },
+      ArrowLeft: { ...from, bucket: from.bucket - far },
+      PageDown: { ...from, row: from.row + page },
+      PageUp: { ...from, row: from.row - page },
+      Home: { ...from, row: 0 },
+      End: { ...from, row: last },
+    };
+    if ((event.key === "Enter" || event.key === " ") && cell) {
+      onOpen(rankOf(plan, cell));
+    } else if (to[event.key] && last >= 0) {
+      const wanted = to[event.key]!;
+      const next = { row: clamp(wanted.row, last), bucket: clamp(wanted.bucket, buckets - 1) };
+      point(next, true);
+      reveal(scroll.current, plan, next, height);
+    } else if (event.key === "Escape" && cell) point(null, true);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  };
+
+  const id = useId();
+  const said = cell ? described(history, plan, cell, of, middle) : null;
+  return (
+    <div className="heat" ref={box}>
+      <Scale scale={scale} of={of} table={colours.table} />
+      <div className="heat-frame" style={{ height }}>
+        <div
+          className="heat-scroll"
+          ref={scroll}
+          style={{ height }}
+          role="listbox"
+          tabIndex={0}
+          aria-label={`Ranks by ${LABELS[of]}, ${order === "stragglers" ? "slowest first" : "in order"}. Arrow keys move, Enter opens a rank.`}
+          aria-activedescendant={cell ? id : undefined}
+          onScroll={soon}
+          onKeyDown={key}
+          onPointerMove={(event) => point(cellAt(event), false)}
+          onPointerLeave={() => !keyed && point(null, false)}
+          onClick={(event) => {
+            const hit = cellAt(event);
+            if (hit) onOpen(rankOf(plan, hit));
+          }}
+        >
+          <canvas className="heat-canvas" ref={canvas} aria-hidden="true" />
+          <div style={{ height: Math.max(0, plan.height - height) }} />
+          <span
+            className="unseen"
+            role="option"
+            id={id}
+            aria-selected={cell !== null}
+            aria-posinset={cell ? cell.row + 1 : 1}
+            aria-setsize={Math.max(1, plan.rankRows.length)}
+          >
+            {said?.text ?? "no cell"}
+          </span>
+        </div>
+        {overflows && <Overview map={map} scroll={scroll} height={height} total={plan.height} />}
+      </div>
+      <p className="heat-said" aria-live="polite">
+        {said ? (
+          <>
+            <b>rank {said.rank}</b>
+            <span>{said.node}</span>
+            <span>{said.when}</span>
+            <span>{said.value}</span>
+            {said.factor && <span className={said.slow ? "slow" : ""}>{said.factor}</span>}
+          </>
+        ) : (
+          <span className="dim">
+            {history.ranks.length} ranks on {new Set(history.ranks.map((one) => one.node)).size} nodes ·{" "}
+            a cell is {duration(history.bucket_s)} · point at one, or use the arrow keys
+          </span>
+        )}
+      </p>
+    </div>
+  );
+}
+
+export const LABELS: Record<HeatQuantity, string> = {
+  compute_s: "time of computing",
+  step_s: "time of a step",
+  lag: "lag behind the fastest",
+};
+
+const clamp = (value: number, most: number) => Math.max(0, Math.min(most, value));
+
+function rankOf(plan: Layout, cell: Cell): number {
+  const row = plan.rows[plan.rankRows[cell.row]!];
+  return row?.kind === "rank" ? row.rank : 0;
+}
+
+function reveal(scroll: HTMLDivElement | null, plan: Layout, cell: Cell, height: number): void {
+  const row = plan.rows[plan.rankRows[cell.row]!];
+  if (!scroll || !row) return;
+  const above = 24;
+  if (row.y - above < scroll.scrollTop) scroll.scrollTop = row.y - above;
+  else if (row.y + row.height + 4 > scroll.scrollTop + height) {
+    scroll.scrollTop = row.y + row.height + 4 - height;
+  }
+}
+
+function described(
+  history: RankHistory,
+  plan: Layout,
+  cell: Cell,
+  of: HeatQuantity,
+  middle: readonly (number | null)[],
+) {
+  const row = plan.rows[plan.rankRows[cell.row]!];
+  if (row?.kind !== "rank") return null;
+  const value = history.values[row.index]?.[cell.bucket] ?? null;
+  const among = middle[cell.bucket];
+  const ratio = of !== "lag" && value !== null && among ? value / among : null;
+  const when = clock(history.since + cell.bucket * history.bucket_s);
+  const shown = value === null ? "not measured" : duration(value);
+  const factor = ratio === null ? null : `${compact(ratio, 3)}× its peers`;
+  return {
+    rank: row.rank,
+    node: row.node || "node not known",
+    when,
+    value: shown,
+    factor,
+    slow: ratio !== null && ratio >= SLOW,
+    text: `rank ${row.rank} on ${row.node}, ${when}: ${shown}${factor ? `, ${factor}` : ""}`,
+  };
+}
+
+/** What the colours mean. */
+function Scale({ scale, of, table }: { scale: Domain; of: HeatQuantity; table: Uint8ClampedArray }) {
+  const bar = useRef<HTMLCanvasElement | null>(null);
+  useEffect(() => {
+    const context = bar.current?.getContext("2d");
+    if (!context) return;
+    for (let i = 0; i < 128; i++) {
+      const at = Math.round((i / 127) * 255) * 3;
+      context.fillStyle = `rgb(${table[at]}, ${table[at + 1]}, ${table[at + 2]})`;
+      context.fillRect(i, 0, 1, 8);
+    }
+  }, [table]);
+  return (
+    <div className="heat-scale">
+      <span>{duration(scale.low)}</span>
+      <canvas ref={bar} width={128} height={8} aria-hidden="true" />
+      <span>{duration(scale.high)} and more</span>
+      <span className="heat-none" aria-hidden="true" />
+      <span>no step</span>
+      <span className="unseen">colours show the {LABELS[of]}</span>
+    </div>
+  );
+}
+
+/** All ranks at one glance, beside the scroll bar; a click goes there. */
+function Overview({
+  map,
+  scroll,
+  height,
+  total,
+}: {
+  map: RefObject<HTMLCanvasElement | null>;
+  scroll: RefObject<HTMLDivElement | null>;
+  height: number;
+  total: number;
+}) {
+  const go = (event: PointerEvent) => {
+    const list = scroll.current;
+    if (!list || (event.type === "pointermove" && event.buttons !== 1)) return;
+    const area = event.currentTarget.getBoundingClientRect();
+    list.scrollTop = ((event.clientY - area.top) / height) * total - height / 2;
+  };
+  return (
+    <canvas
+      className="heat-map"
+      ref={map}
+      style={{ width: MAP, height }}
+      aria-hidden="true"
+      onPointerDown={(event) => (event.currentTarget.setPointerCapture(event.pointerId), go(event))}
+      onPointerMove={go}
+    />
+  );
+}
+
+interface Palette {
+  table: Uint8ClampedArray;
+  text: string;
+  dim: string;
+  line: string;
+  warn: string;
+  accent: string;
+  empty: string;
+  font: string;
+}
+
+function palette(_dark: boolean): Palette {
+  const stops = ["--heat-1", "--heat-2", "--heat-3", "--heat-4", "--heat-5"];
+  return {
+    table: ramp(stops.map((name) => rgb(colorOf(name)))),
+    text: colorOf("--text"),
+    dim: colorOf("--text-3"),
+    line: colorOf("--line"),
+    warn: colorOf("--recovering"),
+    accent: colorOf("--accent"),
+    empty: colorOf("--heat-empty"),
+    font: getComputedStyle(document.body).fontFamily,
+  };
+}
+
+/** One pixel per value, to be stretched. */
+function painted(history: RankHistory, scale: Domain, table: Uint8ClampedArray): HTMLCanvasElement {
+  const image = document.createElement("canvas");
+  image.width = Math.max(1, history.values[0]?.length ?? 0);
+  image.height = Math.max(1, history.values.length);
+  if (history.values.length && history.values[0]?.length) {
+    const bytes = pixels(history.values, scale, table);
+    image.getContext("2d")?.putImageData(new ImageData(bytes, image.width, image.height), 0, 0);
+  }
+  return image;
+}
+
+/** The context of a canvas of that size in CSS pixels, sharp on this screen. */
+function sized(canvas: HTMLCanvasElement, width: number, height: number) {
+  const ratio = Math.min(3, devicePixelRatio || 1);
+  const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
+  if (canvas.width !== w || canvas.height !== h) {
+    canvas.width = w;
+    canvas.height = h;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+  }
+  const context = canvas.getContext("2d")!;
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
+  return context;
+}
+
+interface Scene {
+  width: number;
+  height: number;
+  top: number;
+  gutter: number;
+  plot: number;
+  plan: Layout;
+  image: HTMLCanvasElement;
+  colours: Palette;
+  history: RankHistory;
+  of: HeatQuantity;
+  cell: Cell | null;
+  at: number | null;
+}
+
+function draw(canvas: HTMLCanvasElement, scene: Scene): void {
+  const { width, height, top, gutter, plot, plan, colours, history } = scene;
+  const context = sized(canvas, width, height);
+  context.imageSmoothingEnabled = false;
+  context.textBaseline = "middle";
+  for (let i = rowAt(plan.rows, top); i < plan.rows.length; i++) {
+    const row = plan.rows[i]!;
+    const y = row.y - top;
+    if (y > height) break;
+    if (row.kind === "node") drawNode(context, row, y, scene);
+    else drawRank(context, row, y, scene);
+  }
+  const at = scene.at;
+  if (at !== null && at >= history.since && at <= history.until) {
+    const x = gutter + ((at - history.since) / (history.until - history.since)) * plot;
+    context.fillStyle = colours.text;
+    context.globalAlpha = 0.55;
+    context.fillRect(Math.round(x), 0, 1, height);
+    context.globalAlpha = 1;
+  }
+}
+
+function drawNode(
+  context: CanvasRenderingContext2D,
+  row: Extract<Row, { kind: "node" }>,
+  y: number,
+  { colours, gutter, plot, of }: Scene,
+): void {
+  const middle = y + row.height / 2 + 1;
+  context.font = `600 11px ${colours.font}`;
+  context.fillStyle = colours.text;
+  const name = fitted(context, row.node || "node not known", gutter + plot * 0.5);
+  context.fillText(name, 0, middle);
+  const after = context.measureText(name).width + 8;
+  context.font = `400 11px ${colours.font}`;
+  context.fillStyle = colours.dim;
+  const ranks = `ranks ${ranges(row.ranks, 3)}`;
+  context.fillText(ranks, after, middle);
+  if (of !== "lag" && row.slow >= SLOW) {
+    const x = after + context.measureText(ranks).width + 8;
+    context.fillStyle = colours.warn;
+    context.font = `600 11px ${colours.font}`;
+    context.fillText(`▲ ${compact(row.slow, 3)}×`, x, middle);
+  }
+}
+
+function drawRank(
+  context: CanvasRenderingContext2D,
+  row: Extract<Row, { kind: "rank" }>,
+  y: number,
+  { colours, gutter, plot, image, plan, cell, of, history }: Scene,
+): void {
+  const tall = row.height - 1;
+  context.fillStyle = colours.empty;
+  context.fillRect(gutter, y, plot, tall);
+  context.drawImage(image, 0, row.index, image.width, 1, gutter, y, plot, tall);
+  const chosen = cell !== null && plan.rows[plan.rankRows[cell.row]!] === row;
+  const slow = of !== "lag" && row.slow >= SLOW;
+  context.font = `${slow || chosen ? 600 : 400} ${Math.min(11, row.height - 1)}px ${colours.font}`;
+  context.fillStyle = chosen ? colours.accent : slow ? colours.warn : colours.dim;
+  context.textAlign = "right";
+  const label = slow ? `▲ ${compact(row.slow, 2)}×  ${row.rank}` : String(row.rank);
+  context.fillText(label, gutter - 7, y + tall / 2 + 0.5);
+  context.textAlign = "left";
+  if (!chosen) return;
+  context.strokeStyle = colours.accent;
+  context.lineWidth = 1.5;
+  context.strokeRect(gutter - 0.5, y - 0.5, plot + 1, tall + 1);
+  const step = plot / Math.max(1, history.values[0]?.length ?? 1);
+  context.strokeStyle = colours.text;
+  context.strokeRect(gutter + cell!.bucket * step - 1, y - 1.5, Math.max(4, step + 2), tall + 3);
+}
+
+function drawMap(
+  canvas: HTMLCanvasElement,
+  scene: Pick<Scene, "height" | "top" | "plan" | "image" | "colours" | "of"> & { total: number },
+): void {
+  const { height, top, plan, image, colours, of, total } = scene;
+  const context = sized(canvas, MAP, height);
+  const scale = height / total;
+  context.fillStyle = colours.empty;
+  context.fillRect(0, 0, MAP, height);
+  const marks: Row[] = [];
+  for (const at of plan.rankRows) {
+    const row = plan.rows[at]!;
+    if (row.kind !== "rank") continue;
+    if (of !== "lag" && row.slow >= SLOW) marks.push(row);
+    context.drawImage(image, 0, row.index, image.width, 1, 0, row.y * scale, MAP, Math.max(0.6, row.height * scale));
+  }
+  context.fillStyle = colours.warn;
+  for (const row of marks) {
+    context.fillRect(MAP - 9, row.y * scale, 9, Math.max(2, row.height * scale));
+  }
+  context.strokeStyle = colours.accent;
+  context.lineWidth = 1.5;
+  context.strokeRect(0.75, top * scale + 0.75, MAP - 1.5, Math.max(6, height * scale - 1.5));
+}
+
+function fitted(context: CanvasRenderingContext2D, text: string, width: number): string {
+  if (context.measureText(text).width <= width) return text;
+  let cut = text;
+  while (cut.length > 3 && context.measureText(`${cut}…`).width > width) cut = cut.slice(0, -1);
+  return `${cut}…`;
+}
+

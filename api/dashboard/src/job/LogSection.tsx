@@ -1,0 +1,38 @@
+/** The log of the whole job, with what is searched in it. */
+
+import { useCallback } from "react";
+
+import type { Window } from "./axis";
+import type { Choices } from "./choices";
+import { Logs, type LogChoice } from "./Logs";
+import { Section, WhenNear } from "./Section";
+import { useAttemptNumbers } from "./useJobPage";
+import type { Job } from "./views";
+
+export function LogSection({ job, brush, choices, live }: { job: Job; brush: Window | null; choices: Choices; live: boolean }) {
+  const attempts = useAttemptNumbers(job.progress.attempt);
+  const choose = useCallback(
+    (log: LogChoice) =>
+      choices.set({
+        log_rank: log.rank === null ? null : String(log.rank),
+        log_attempt: log.attempt === null ? null : String(log.attempt),
+        level: log.level,
+        grep: log.grep || null,
+      }),
+    [choices],
+  );
+  return (
+    <Section id="logs" name="Log">
+      <WhenNear height={480}>
+        <Logs
+          jobId={job.id}
+          window={brush}
+          choice={choices.log}
+          onChoice={choose}
+          attempts={attempts}
+          live={live}
+        />
+      </WhenNear>
+    </Section>
+  );
+}

@@ -1,0 +1,205 @@
+/** The log: merged, or of a rank or attempt; searched, followed, paused, taken along. */
+
+import { useCallback, useEffect, useMemo, useRef, useState } from "react";
+
+import { url } from "../api/client";
+import type { Window } from "./axis";
+import { clock, moment, whole } from "./format";
+import { useLater } from "./hooks";
+import { level, NO_FILTER, pieces, query, type LogFilter } from "./logBuffer";
+import { useLogs } from "./useLogs";
+import { VirtualList, type ListHandle } from "./VirtualList";
+import type { LogLine } from "./views";
+
+const ROW = 20;
+
+export interface LogChoice {
+  rank: number | null;
+  attempt: number | null;
+  level: string | null;
+  grep: string;
+}
+
+interface Props {
+  jobId: string;
+  window: Window | null;
+  choice: LogChoice;
+  onChoice: (choice: LogChoice) => void;
+  /** Attempts that there are; none: no such field. */
+  attempts: readonly number[];
+  /** The rank stands fast: no field for it. */
+  ofRank?: boolean;
+  height?: number;
+  live: boolean;
+}
+
+export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false, height = 440, live }: Props) {
+  const [text, setText] = useState(choice.grep);
+  const grep = useLater(text, 250);
+  const chosen = useRef(choice);
+  chosen.current = choice;
+  useEffect(() => setText(choice.grep), [choice.grep]);
+  useEffect(() => {
+    if (grep !== chosen.current.grep) onChoice({ ...chosen.current, grep });
+  }, [grep, onChoice]);
+  const filter = useMemo<LogFilter>(
+    () => ({ ...NO_FILTER, ...choice, since: window?.since ?? null, until: window?.until ?? null }),
+    [choice, window],
+  );
+  const [paused, setPaused] = useState(false);
+  const [atEnd, setAtEnd] = useState(true);
+  const list = useRef<ListHandle | null>(null);
+  const shifted = useCallback((rows: number) => {
+    requestAnimationFrame(() => list.current?.shift(rows));
+  }, []);
+  const { buffer, loading, error, missed, earlier, later, top, end } = useLogs(jobId, filter, paused, shifted);
+  const follow = !paused && atEnd && !buffer.moreAfter;
+  const toTop = async () => {
+    setAtEnd(false);
+    await top();
+    requestAnimationFrame(() => list.current?.toTop());
+  };
+  const toEnd = async () => {
+    setPaused(false);
+    if (buffer.moreAfter) await end();
+    setAtEnd(true);
+    requestAnimationFrame(() => list.current?.toEnd());
+  };
+  const whole_ = !choice.grep && !choice.level && choice.rank === null && choice.attempt === null && !window;
+  return (
+    <div className="logs">
+      <div className="tools">
+        <input
+          className="input grep"
+          type="search"
+          value={text}
+          placeholder="Search: a regular expression"
+          aria-label="Search the log, a regular expression"
+          aria-invalid={error !== null}
+          spellCheck={false}
+          onChange={(event) => setText(event.target.value)}
+        />
+        <select
+          className="input"
+          aria-label="Level"
+          value={choice.level ?? ""}
+          onChange={(event) => onChoice({ ...choice, level: event.target.value || null })}
+        >
+          <option value="">All levels</option>
+          <option value="error">Errors</option>
+          <option value="warning">Warnings and worse</option>
+          <option value="info">Info and worse</option>
+        </select>
+        {!ofRank && (
+          <input
+            className="input rank"
+            inputMode="numeric"
+            aria-label="Rank; empty: all ranks, merged"
+            placeholder="All ranks"
+            value={choice.rank ?? ""}
+            onChange={(event) => {
+              const number = event.target.value.trim();
+              if (/^\d*$/.test(number)) onChoice({ ...choice, rank: number === "" ? null : Number(number) });
+            }}
+          />
+        )}
+        {attempts.length > 1 && (
+          <select
+            className="input"
+            aria-label="Attempt"
+            value={choice.attempt ?? ""}
+            onChange={(event) =>
+              onChoice({ ...choice, attempt: event.target.value ? Number(event.target.value) : null })
+            }
+          >
+            <option value="">All attempts</option>
+            {attempts.map((one) => (
+              <option key={one} value={one}>
+                Attempt {one}
+              </option>
+            ))}
+          </select>
+        )}
+        <span className="grow" />
+        {live && !window && (
+          <button
+            type="button"
+            className="button tiny"
+            aria-pressed={paused}
+            onClick={() => (paused ? void toEnd() : setPaused(true))}
+          >
+            {paused ? (missed > 0 ? `Go on, ${whole(missed)} new` : "Go on") : "Pause"}
+          </button>
+        )}
+        <button type="button" className="button tiny" onClick={() => void toTop()}>
+          Top
+        </button>
+        <button type="button" className="button tiny" onClick={() => void toEnd()}>
+          End
+        </button>
+        <a className="button tiny" href={downloadUrl(jobId, query(filter))} download>
+          {whole_ ? "Download" : "Download this view"}
+        </a>
+        {!whole_ && (
+          <a className="button tiny quiet" href={downloadUrl(jobId, new URLSearchParams())} download>
+            Download all
+          </a>
+        )}
+      </div>
+      {error && (
+        <p className="notice bad" role="alert">
+          {error}
+        </p>
+      )}
+      <VirtualList
+        ref={list}
+        count={buffer.lines.length}
+        rowHeight={ROW}
+        height={height}
+        label="Log lines"
+        role="log"
+        follow={follow}
+        onNearTop={earlier}
+        onNearEnd={() => buffer.moreAfter && later()}
+        onEnd={setAtEnd}
+        row={(index) => <Line key={buffer.lines[index]!.line} line={buffer.lines[index]!} grep={choice.grep} ofRank={ofRank} />}
+      />
+      <p className="small dim logs-foot" aria-live="polite">
+        {buffer.lines.length === 0
+          ? loading
+            ? "Reading …"
+            : "No line matches."
+          : `Lines ${whole(buffer.lines[0]!.line)} to ${whole(buffer.lines[buffer.lines.length - 1]!.line)}${
+              buffer.before !== null ? ", earlier ones as you scroll up" : ", from the first"
+            }${paused ? " · paused" : follow && live && !window ? " · following" : ""}`}
+      </p>
+    </div>
+  );
+}
+
+const downloadUrl = (jobId: string, params: URLSearchParams) =>
+  url(`/jobs/${encodeURIComponent(jobId)}/logs/download`, Object.fromEntries(params));
+
+const MARKS = { error: "E", warning: "W", info: "", debug: "D" } as const;
+
+function Line({ line, grep, ofRank }: { line: LogLine; grep: string; ofRank: boolean }) {
+  const found = level(line);
+  return (
+    <div className={`log-line ${found}`} style={{ height: ROW }}>
+      <time title={moment(line.at)}>{clock(line.at, true)}</time>
+      {!ofRank && (
+        <span className="log-rank" title={`${line.worker}, attempt ${line.attempt}`}>
+          {line.rank ?? line.agent}
+        </span>
+      )}
+      <span className="log-level" title={found}>
+        {MARKS[found]}
+      </span>
+      <span className="log-text">
+        {pieces(line.text, grep).map((piece, index) =>
+          piece.hit ? <mark key={index}>{piece.text}</mark> : piece.text,
+        )}
+      </span>
+    </div>
+  );
+}

@@ -1,0 +1,248 @@
+/** One rank: where it is, how it does beside its peers, its workers over time, stacks, log. */
+
+import { useEffect, useMemo, useRef, useState, type ReactNode } from "react";
+
+import type { Window } from "./axis";
+import { bytes, clock, compact, duration, moment, whole } from "./format";
+import { medians, SLOW } from "./heat";
+import { useWidth } from "./hooks";
+import { Frames } from "./IncidentCards";
+import { Logs, type LogChoice } from "./Logs";
+import { useRankOf } from "./useJobPage";
+import type { RankDetail, RankHistory, RankNow } from "./views";
+
+interface Props {
+  jobId: string;
+  rank: number;
+  now: RankNow | undefined;
+  history: RankHistory | undefined;
+  window: Window | null;
+  live: boolean;
+  onClose: () => void;
+  onRank: (rank: number) => void;
+  onIncident: (number: number) => void;
+}
+
+export function RankDrawer({ jobId, rank, now, history, window, live, onClose, onRank, onIncident }: Props) {
+  const dialog = useRef<HTMLDialogElement | null>(null);
+  useEffect(() => {
+    if (dialog.current && !dialog.current.open) dialog.current.showModal();
+  }, []);
+  const { value: detail, error } = useRankOf(jobId, rank);
+  const here = detail?.now ?? now;
+  const [choice, setChoice] = useState<LogChoice>({ rank, attempt: null, level: null, grep: "" });
+  useEffect(() => setChoice({ rank, attempt: null, level: null, grep: "" }), [rank]);
+  return (
+    <dialog
+      className="drawer"
+      ref={dialog}
+      aria-labelledby="drawer-title"
+      onClose={onClose}
+      onClick={(event) => event.target === dialog.current && dialog.current?.close()}
+    >
+      <div className="drawer-inside">
+        <header>
+          <h2 id="drawer-title">Rank {rank}</h2>
+          {here && <span className="second">{here.node || here.host}</span>}
+          {here?.slow_factor != null && here.slow_factor >= SLOW && (
+            <span className="tag warn">▲ {compact(here.slow_factor)}× its peers</span>
+          )}
+          <span className="grow" />
+          <button type="button" className="button tiny" disabled={rank === 0} onClick={() => onRank(rank - 1)}>
+            <span aria-hidden="true">‹</span>
+            <span className="unseen">Rank {rank - 1}</span>
+          </button>
+          <button type="button" className="button tiny" onClick={() => onRank(rank + 1)}>
+            <span aria-hidden="true">›</span>
+            <span className="unseen">Rank {rank + 1}</span>
+          </button>
+          <button type="button" className="button tiny" onClick={() => dialog.current?.close()}>
+            Close
+          </button>
+        </header>
+        {error && !detail && (
+          <p className="notice bad" role="alert">
+            {error.message}
+          </p>
+        )}
+        {here && <Facts here={here} memory={detail?.memory_bytes ?? null} />}
+        {history && <Beside history={history} rank={rank} />}
+        {detail && <Workers detail={detail} />}
+        {detail && <LastStacks detail={detail} onIncident={onIncident} />}
+        <Section name="Log">
+          <Logs
+            jobId={jobId}
+            window={window}
+            choice={{ ...choice, rank }}
+            onChoice={setChoice}
+            attempts={[]}
+            ofRank
+            height={260}
+            live={live}
+          />
+        </Section>
+      </div>
+    </dialog>
+  );
+}
+
+function Section({ name, children }: { name: string; children: ReactNode }) {
+  return (
+    <section className="part">
+      <h3>{name}</h3>
+      {children}
+    </section>
+  );
+}
+
+function Facts({ here, memory }: { here: RankNow; memory: number | null }) {
+  const place = Object.entries(here.coordinates)
+    .map(([axis, at]) => `${axis} ${at}`)
+    .join(", ");
+  const facts: [string, string][] = [
+    ["phase", here.phase ?? "not known"],
+    ["step", whole(here.step)],
+    ["behind the front", here.lag_steps == null ? "–" : here.lag_steps === 0 ? "no" : `${here.lag_steps} steps`],
+    ["computes for", duration(here.step_time_s)],
+    ["last sign of life", here.silent_s == null ? "–" : `${duration(here.silent_s)} before`],
+    ["memory", bytes(memory)],
+    ["role", here.role],
+    ["on the mesh", place || "–"],
+    ["worker", here.worker],
+    ["host", here.host],
+  ];
+  return (
+    <dl className="facts">
+      {facts.map(([name, value]) => (
+        <div key={name}>
+          <dt>{name}</dt>
+          <dd className="cut" title={value}>
+            {value}
+          </dd>
+        </div>
+      ))}
+    </dl>
+  );
+}
+
+/** Its line among the median of all. */
+function Beside({ history, rank }: { history: RankHistory; rank: number }) {
+  const [box, width] = useWidth<HTMLDivElement>();
+  const index = history.ranks.findIndex((one) => one.rank === rank);
+  const middle = useMemo(() => medians(history.values), [history.values]);
+  const own = index < 0 ? undefined : history.values[index];
+  const height = 64;
+  const known = [...(own ?? []), ...middle].filter((value): value is number => value != null);
+  if (!own || !known.length) return null;
+  const most = Math.max(...known) * 1.05 || 1;
+  const line = (values: readonly (number | null)[]) => {
+    let text = "";
+    values.forEach((value, bucket) => {
+      if (value === null) return;
+      const x = ((bucket + 0.5) / values.length) * width;
+      const joined = text !== "" && values[bucket - 1] != null;
+      text += `${joined ? "L" : "M"}${x.toFixed(1)},${(height - (value / most) * height).toFixed(1)}`;
+    });
+    return text;
+  };
+  return (
+    <Section name="Beside its peers">
+      <div className="beside" ref={box}>
+        <svg width={width} height={height + 16} role="img" aria-label={`Rank ${rank} and the median of all ranks over time`}>
+          <line className="axis-line" x1="0" x2={width} y1={height + 0.5} y2={height + 0.5} />
+          <path className="median" d={line(middle)} />
+          <path className="own" d={line(own)} />
+          <text className="axis-label" x="0" y={height + 13}>
+            {clock(history.since)}
+          </text>
+          <text className="axis-label" x={width} y={height + 13} textAnchor="end">
+            {clock(history.until)}
+          </text>
+        </svg>
+        <p className="small dim">
+          <span className="key-line own" aria-hidden="true" /> rank {rank}{" "}
+          <span className="key-line median" aria-hidden="true" /> median of all, up to {duration(most)}
+        </p>
+      </div>
+    </Section>
+  );
+}
+
+function Workers({ detail }: { detail: RankDetail }) {
+  if (!detail.workers.length) return null;
+  return (
+    <Section name="Its workers">
+      <div className="scroll-x drawer-table" tabIndex={0} role="region" aria-label="Workers of this rank">
+        <table className="table">
+          <thead>
+            <tr>
+              <th scope="col">Attempt</th>
+              <th scope="col">Worker</th>
+              <th scope="col">Node</th>
+              <th scope="col">Process</th>
+              <th scope="col">From</th>
+              <th scope="col" className="right">
+                For
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {detail.workers.map((one, index) => {
+              const before = detail.workers[index + 1];
+              const fresh = before !== undefined && before.worker !== one.worker;
+              return (
+                <tr key={`${one.attempt} ${one.worker}`}>
+                  <td>{one.attempt}</td>
+                  <td>
+                    <code>{one.worker}</code> {fresh && <span className="tag">new</span>}
+                  </td>
+                  <td>{one.node || one.host}</td>
+                  <td>{one.pid ?? "–"}</td>
+                  <td className="nowrap">
+                    <time title={moment(one.since)}>{clock(one.since)}</time>
+                  </td>
+                  <td className="right nowrap">
+                    {one.until === null ? <span className="tag good">now</span> : duration(one.until - one.since)}
+                  </td>
+                </tr>
+              );
+            })}
+          </tbody>
+        </table>
+      </div>
+    </Section>
+  );
+}
+
+function LastStacks({ detail, onIncident }: { detail: RankDetail; onIncident: (number: number) => void }) {
+  const last = detail.stacks[0];
+  return (
+    <Section name="Last stacks">
+      {last ? (
+        detail.stacks.slice(0, 5).map((one, index) => (
+          <details key={`${one.incident} ${index}`} open={index === 0}>
+            <summary>
+              <time title={moment(one.at)}>{clock(one.at)}</time>, <code>{one.frames[0]}</code>
+            </summary>
+            <Frames frames={one.frames} />
+            <button type="button" className="link" onClick={() => onIncident(one.incident)}>
+              incident {one.incident}
+            </button>
+          </details>
+        ))
+      ) : (
+        <p className="small dim">No incident has looked at where this rank stood.</p>
+      )}
+      {detail.incidents.length > 0 && (
+        <p className="small">
+          It had a part in{" "}
+          {detail.incidents.slice(0, 12).map((one) => (
+            <button key={one} type="button" className="link" onClick={() => onIncident(one)}>
+              incident {one}
+            </button>
+          ))}
+        </p>
+      )}
+    </Section>
+  );
+}

@@ -1,0 +1,90 @@
+/** The heatmap with what is chosen for it, and the drawer of the rank that is open. */
+
+import { useCallback, useRef } from "react";
+
+import { Failure } from "../ui/notice";
+import type { Window } from "./axis";
+import type { Choices } from "./choices";
+import { Heatmap, LABELS } from "./Heatmap";
+import { useLater, useNear } from "./hooks";
+import { RankDrawer } from "./RankDrawer";
+import { Ghost, Section, Toggle } from "./Section";
+import { useHistoryOf, useRanksOf } from "./useJobPage";
+import type { Job } from "./views";
+
+interface RanksProps {
+  job: Job;
+  brush: Window | null;
+  choices: Choices;
+  live: boolean;
+  openRank: (rank: number) => void;
+  onIncident: (number: number) => void;
+}
+
+const QUANTITIES = [
+  ["compute_s", "Compute"],
+  ["step_s", "Step"],
+  ["lag", "Lag"],
+] as const;
+const ORDERS = [
+  ["stragglers", "Slowest first"],
+  ["rank", "By rank"],
+] as const;
+
+export function RanksSection({ job, brush, choices, live, openRank, onIncident }: RanksProps) {
+  const [near, inView] = useNear<HTMLDivElement>();
+  const settled = useLater(brush, 120);
+  const history = useHistoryOf(job.id, choices.of, settled, inView || choices.rank !== null, live);
+  const ranks = useRanksOf(job.id);
+  const last = useRef(history.value);
+  if (history.value) last.current = history.value;
+  const shown = history.value ?? last.current;
+  const close = useCallback(() => choices.set({ rank: null }), [choices]);
+  return (
+    <Section
+      id="ranks"
+      name="Ranks"
+      note={`${LABELS[choices.of]}, by node`}
+      tools={
+        <>
+          <Toggle
+            label="What is shown"
+            value={choices.of}
+            options={QUANTITIES}
+            onChange={(of) => choices.set({ of: of === "compute_s" ? null : of })}
+          />
+          <Toggle
+            label="Order"
+            value={choices.order}
+            options={ORDERS}
+            onChange={(order) => choices.set({ order: order === "stragglers" ? null : order })}
+          />
+        </>
+      }
+    >
+      <div ref={near}>
+        {history.error && !shown && <Failure error={history.error} retry={() => void history.reload()} />}
+        {shown && shown.ranks.length > 0 && shown.values[0]?.length ? (
+          <Heatmap history={shown} of={choices.of} order={choices.order} onOpen={openRank} />
+        ) : shown ? (
+          <p className="nothing">No rank has made a step here.</p>
+        ) : (
+          !history.error && <Ghost height={430} />
+        )}
+      </div>
+      {choices.rank !== null && (
+        <RankDrawer
+          jobId={job.id}
+          rank={choices.rank}
+          now={ranks.value?.ranks.find((one) => one.rank === choices.rank)}
+          history={shown}
+          window={brush}
+          live={live}
+          onClose={close}
+          onRank={openRank}
+          onIncident={onIncident}
+        />
+      )}
+    </Section>
+  );
+}

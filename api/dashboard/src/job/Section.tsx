@@ -1,0 +1,65 @@
+/** The frame of a part of the page, and what stands in it while it is not there yet. */
+
+import type { ReactNode } from "react";
+
+import { useNear } from "./hooks";
+
+interface SectionProps {
+  id: string;
+  name: string;
+  note?: string;
+  count?: number | undefined;
+  tools?: ReactNode;
+  children: ReactNode;
+}
+
+export function Section({ id, name, note, count, tools, children }: SectionProps) {
+  return (
+    <section className="job-section card" id={id} aria-labelledby={`${id}-name`}>
+      <header>
+        <h2 id={`${id}-name`}>
+          {name}
+          {count !== undefined && <span className="count">{count}</span>}
+        </h2>
+        {note && <p className="small dim">{note}</p>}
+        <span className="grow" />
+        {tools}
+      </header>
+      <div className="body">{children}</div>
+    </section>
+  );
+}
+
+/** Its children once it is near the view: what is far down costs nothing at first. */
+export function WhenNear({ height, children }: { height: number; children: ReactNode }) {
+  const [ref, near] = useNear<HTMLDivElement>();
+  return (
+    <div ref={ref} style={near ? undefined : { minHeight: height }}>
+      {near && children}
+    </div>
+  );
+}
+
+export const Ghost = ({ height }: { height: number }) => <div className="ghost" style={{ height }} aria-busy="true" />;
+
+export function Toggle<T extends string>({
+  label,
+  value,
+  options,
+  onChange,
+}: {
+  label: string;
+  value: T;
+  options: readonly (readonly [T, string])[];
+  onChange: (value: T) => void;
+}) {
+  return (
+    <div className="toggle" role="group" aria-label={label}>
+      {options.map(([one, name]) => (
+        <button key={one} type="button" aria-pressed={one === value} onClick={() => onChange(one)}>
+          {name}
+        </button>
+      ))}
+    </div>
+  );
+}

@@ -1,0 +1,125 @@
+/** How the job stands, in plain words and a few numbers. */
+
+import type { ReactNode } from "react";
+
+import { useLiveStatus, useNow } from "../data";
+import { StateIcon, tone } from "../ui/state";
+import { ago, coarse, compact, duration, percent, whole } from "./format";
+import { TERMINAL, type Job, type Verdict } from "./views";
+
+export function VerdictCard({ job, verdict }: { job: Job; verdict: Verdict | undefined }) {
+  const { progress } = job;
+  const share = progress.steps ? progress.step / progress.steps : 0;
+  const over = TERMINAL.has(job.state);
+  return (
+    <section className={`verdict card ${tone(job.state)}`} aria-labelledby="verdict">
+      <div className="verdict-words">
+        <p className="verdict-head" id="verdict" role="heading" aria-level={2}>
+          <StateIcon state={job.state} />
+          {verdict?.headline ?? job.state.toLowerCase()}
+        </p>
+        {verdict && (
+          <>
+            <p className="verdict-doing">{verdict.doing}</p>
+            <dl>
+              {verdict.last && <Said name="Last">{verdict.last}</Said>}
+              {verdict.next && <Said name="Next">{verdict.next}</Said>}
+            </dl>
+          </>
+        )}
+        {job.waiting && (
+          <p className="notice warn">
+            Waits for {job.waiting.resource}: {job.waiting.reason}
+          </p>
+        )}
+        {job.outcome && job.state === "FAILED" && (
+          <div className="notice bad">
+            <div className="grow">
+              <b>{job.outcome.code}</b> {job.outcome.message}
+              {job.outcome.traceback && (
+                <details>
+                  <summary>Traceback</summary>
+                  <pre className="traceback" tabIndex={0}>{job.outcome.traceback}</pre>
+                </details>
+              )}
+            </div>
+          </div>
+        )}
+      </div>
+      <dl className="verdict-numbers">
+        <Number name={`of ${whole(progress.steps)} steps`} value={whole(progress.step)} wide>
+          <span
+            className="bar"
+            role="progressbar"
+            aria-label="Steps"
+            aria-valuemin={0}
+            aria-valuemax={progress.steps}
+            aria-valuenow={progress.step}
+          >
+            <i style={{ width: `${Math.min(100, share * 100)}%` }} />
+          </span>
+        </Number>
+        {over ? (
+          <Number name="from start to end" value={duration(spent(job))} />
+        ) : (
+          <Number name="to go" value={verdict?.eta_s == null ? "–" : duration(verdict.eta_s)} />
+        )}
+        <Number name="goodput" value={percent(verdict?.goodput)} />
+        <Number name="device-hours used" value={compact(verdict?.device_hours_used)} />
+        <Number name="of them lost" value={compact(verdict?.device_hours_lost)} />
+        <Number name="loss" value={compact(progress.loss, 4)} />
+        <Number name="tokens/s" value={compact(progress.tokens_per_second)} />
+      </dl>
+      <Freshness at={verdict?.fresh_at} over={over} />
+    </section>
+  );
+}
+
+function spent(job: Job): number | null {
+  return job.ended_at === null || job.started_at === null ? null : job.ended_at - job.started_at;
+}
+
+function Said({ name, children }: { name: string; children: ReactNode }) {
+  return (
+    <div>
+      <dt>{name}</dt>
+      <dd>{children}</dd>
+    </div>
+  );
+}
+
+function Number({
+  name,
+  value,
+  wide = false,
+  children,
+}: {
+  name: string;
+  value: string;
+  wide?: boolean;
+  children?: ReactNode;
+}) {
+  return (
+    <div className={wide ? "wide" : ""}>
+      <dd>{value}</dd>
+      <dt>{name}</dt>
+      {children}
+    </div>
+  );
+}
+
+/** How old the picture is: a picture that stands still must say so. */
+function Freshness({ at, over }: { at: number | undefined; over: boolean }) {
+  const now = useNow();
+  const { state, ahead_s } = useLiveStatus();
+  if (at === undefined) return null;
+  const age = now + ahead_s - at;
+  if (over) return <p className="verdict-fresh">ended {ago(at, now + ahead_s)}</p>;
+  const old = age > 15;
+  return (
+    <p className={old ? "verdict-fresh old" : "verdict-fresh"}>
+      {old ? `nothing heard for ${coarse(age)}` : `heard ${ago(at, now + ahead_s)}`}
+      {state === "live" ? "" : ", not live"}
+    </p>
+  );
+}

@@ -1,0 +1,104 @@
+/** A long list of rows of one height, of which only those in view are in the document. */
+
+import {
+  forwardRef,
+  useCallback,
+  useImperativeHandle,
+  useLayoutEffect,
+  useRef,
+  useState,
+  type ReactNode,
+} from "react";
+
+import { atEnd, visible } from "./rows";
+
+export interface ListHandle {
+  toTop: () => void;
+  toEnd: () => void;
+  /** Keep what is seen where it is, though so many rows came before it (or left, if negative). */
+  shift: (rows: number) => void;
+}
+
+interface Props {
+  count: number;
+  rowHeight: number;
+  height: number;
+  label: string;
+  role?: "log" | "list";
+  row: (index: number) => ReactNode;
+  /** Stay at the end as rows come. */
+  follow?: boolean;
+  onNearTop?: () => void;
+  onNearEnd?: () => void;
+  /** Whether the reader is at the end, when that changes. */
+  onEnd?: (at: boolean) => void;
+}
+
+const NEAR = 600;
+
+export const VirtualList = forwardRef<ListHandle, Props>(function VirtualList(
+  { count, rowHeight, height, label, role = "list", row, follow = false, onNearTop, onNearEnd, onEnd },
+  handle,
+) {
+  const box = useRef<HTMLDivElement | null>(null);
+  const [top, setTop] = useState(0);
+  const end = useRef<boolean | null>(null);
+  const { first, end: last, total } = visible(count, rowHeight, top, height);
+
+  const looked = useCallback(() => {
+    const element = box.current;
+    if (!element) return;
+    setTop((old) =>
+      Math.floor(old / rowHeight) === Math.floor(element.scrollTop / rowHeight) ? old : element.scrollTop,
+    );
+    const at = atEnd(element.scrollTop, element.clientHeight, element.scrollHeight, rowHeight);
+    if (at !== end.current) {
+      end.current = at;
+      onEnd?.(at);
+    }
+    if (element.scrollTop < NEAR) onNearTop?.();
+    if (element.scrollHeight - element.scrollTop - element.clientHeight < NEAR) onNearEnd?.();
+  }, [rowHeight, onEnd, onNearTop, onNearEnd]);
+
+  const scrollTo = useCallback(
+    (to: number) => {
+      if (!box.current) return;
+      box.current.scrollTop = to;
+      looked();
+    },
+    [looked],
+  );
+  useImperativeHandle(
+    handle,
+    () => ({
+      toTop: () => scrollTo(0),
+      toEnd: () => scrollTo(Number.MAX_SAFE_INTEGER),
+      shift: (rows) => scrollTo((box.current?.scrollTop ?? 0) + rows * rowHeight),
+    }),
+    [scrollTo, rowHeight],
+  );
+  useLayoutEffect(() => {
+    if (follow && box.current) scrollTo(box.current.scrollHeight);
+  }, [follow, count, total, scrollTo]);
+
+  const rows: ReactNode[] = [];
+  for (let index = first; index < last; index++) rows.push(row(index));
+  return (
+    <div
+      className="virtual"
+      ref={box}
+      style={{ height }}
+      role={role === "log" ? "log" : "region"}
+      aria-live="off"
+      aria-label={label}
+      tabIndex={0}
+      onScroll={looked}
+    >
+      <div className="virtual-all" style={{ height: total }}>
+        <div className="virtual-seen" style={{ transform: `translateY(${first * rowHeight}px)` }}>
+          {rows}
+        </div>
+      </div>
+    </div>
+  );
+});

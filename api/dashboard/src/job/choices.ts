@@ -1,0 +1,59 @@
+/** All that can be chosen on the job page, as its URL has it. */
+
+import { useCallback, useMemo } from "react";
+
+import { useFilters } from "../routing/router";
+import type { Window } from "./axis";
+import type { Order } from "./heat";
+import type { LogChoice } from "./Logs";
+import type { XAxis } from "./series";
+import type { HeatQuantity } from "./views";
+
+export interface Choices {
+  brush: Window | null;
+  setBrush: (brush: Window | null) => void;
+  incident: number | null;
+  rank: number | null;
+  against: string;
+  of: HeatQuantity;
+  order: Order;
+  axis: XAxis;
+  log: LogChoice;
+  set: (changes: Record<string, string | null>) => void;
+}
+
+export function useChoices(): Choices {
+  const [params, set] = useFilters();
+  const text = params.toString();
+  const setBrush = useCallback(
+    (brush: Window | null) =>
+      set({ from: brush ? brush.since.toFixed(2) : null, to: brush ? brush.until.toFixed(2) : null }),
+    [set],
+  );
+  return useMemo(() => {
+    const now = new URLSearchParams(text);
+    const number = (name: string) => {
+      const said = now.get(name);
+      return said !== null && said !== "" && Number.isFinite(Number(said)) ? Number(said) : null;
+    };
+    const [since, until] = [number("from"), number("to")];
+    const of = now.get("of");
+    return {
+      brush: since !== null && until !== null ? { since, until } : null,
+      setBrush,
+      incident: number("incident"),
+      rank: number("rank"),
+      against: now.get("against") ?? "",
+      of: of === "step_s" || of === "lag" ? of : "compute_s",
+      order: now.get("order") === "rank" ? "rank" : "stragglers",
+      axis: now.get("axis") === "step" ? "step" : "time",
+      log: {
+        rank: number("log_rank"),
+        attempt: number("log_attempt"),
+        level: now.get("level"),
+        grep: now.get("grep") ?? "",
+      },
+      set,
+    };
+  }, [text, set, setBrush]);
+}

@@ -1,0 +1,250 @@
+/** The rank × time heatmap: order, grouping, colours. Pure. */
+
+import type { HeatQuantity, RankHistory } from "./views";
+
+export type Order = "stragglers" | "rank";
+
+/** One line of the heatmap: the name of a node, or a rank of it. */
+export type Row =
+  | { kind: "node"; node: string; ranks: number[]; slow: number; y: number; height: number }
+  | { kind: "rank"; rank: number; index: number; node: string; slow: number; y: number; height: number };
+
+export interface Layout {
+  rows: Row[];
+  height: number;
+  /** Positions in `rows` of the ranks, in order. */
+  rankRows: number[];
+}
+
+export interface Sizes {
+  rank: number;
+  node: number;
+  gap: number;
+}
+
+/** What is over this factor of its peers counts as slow, as the straggler detector's default. */
+export const SLOW = 1.2;
+
+/** How ranks stand against their peers. */
+export interface Slowness {
+  /** How many times as long as the median rank each took in the worst tenth of its time, so that a
+   * slow phase of all is nobody's fault, and a slow hour of one not lost in a good day. Of a lag:
+   * its mean in that tenth. 1 (of a lag: 0) where nothing was measured. */
+  factor: number[];
+  /** Whether it is slow in the last tenth: those come first. */
+  now: boolean[];
+}
+
+export function slowness(
+  history: RankHistory,
+  of: HeatQuantity,
+  middle: readonly (number | null)[] = medians(history.values),
+): Slowness {
+  const none = of === "lag" ? 0 : 1;
+  const factor: number[] = [];
+  const now: boolean[] = [];
+  for (const row of history.values) {
+    const ratios: number[] = [];
+    row.forEach((value, bucket) => {
+      const among = middle[bucket];
+      if (value === null) return;
+      if (of === "lag") ratios.push(value);
+      else if (among) ratios.push(value / among);
+    });
+    const tenth = Math.max(1, Math.round(ratios.length / 10));
+    const late = ratios.slice(-tenth);
+    const worst = Float64Array.from(ratios).sort().slice(-tenth);
+    factor.push(ratios.length ? mean(worst) : none);
+    now.push(of !== "lag" && late.length > 0 && mean(late) >= SLOW);
+  }
+  return { factor, now };
+}
+
+function mean(values: readonly number[] | Float64Array): number {
+  let sum = 0;
+  for (const one of values) sum += one;
+  return sum / Math.max(1, values.length);
+}
+
+/** The median over ranks, per bucket; null where no rank has a value. */
+export function medians(values: readonly (number | null)[][]): (number | null)[] {
+  const buckets = values[0]?.length ?? 0;
+  const found: (number | null)[] = [];
+  const column = new Float64Array(values.length);
+  for (let bucket = 0; bucket < buckets; bucket++) {
+    let count = 0;
+    for (const row of values) {
+      const value = row[bucket];
+      if (value != null) column[count++] = value;
+    }
+    found.push(count ? quantile(column.subarray(0, count).sort(), 0.5) : null);
+  }
+  return found;
+}
+
+export function quantile(sorted: ArrayLike<number>, share: number): number {
+  const at = (sorted.length - 1) * share;
+  const low = Math.floor(at);
+  const high = Math.ceil(at);
+  return sorted[low]! + (sorted[high]! - sorted[low]!) * (at - low);
+}
+
+/**
+ * Ranks under their nodes. `stragglers`: nodes by their slowest rank, those that are slow now before
+ * those that were, and so the ranks within; what differs by less than a twentieth is noise.
+ */
+export function layout(
+  history: RankHistory,
+  slow: Slowness,
+  order: Order,
+  sizes: Sizes,
+  only?: (rank: number, node: string) => boolean,
+): Layout {
+  const nodes = new Map<string, number[]>();
+  history.ranks.forEach((one, index) => {
+    if (only && !only(one.rank, one.node)) return;
+    const members = nodes.get(one.node);
+    if (members) members.push(index);
+    else nodes.set(one.node, [index]);
+  });
+  const rounded = (index: number) =>
+    Math.round((slow.factor[index] ?? 0) * 20) + (slow.now[index] ? 10_000 : 0);
+  const rankOf = (index: number) => history.ranks[index]!.rank;
+  const worst = (members: number[]) => Math.max(...members.map(rounded));
+  const first = (members: number[]) => Math.min(...members.map(rankOf));
+  const groups = [...nodes].sort(
+    ([, a], [, b]) =>
+      (order === "stragglers" ? worst(b) - worst(a) : 0) || first(a) - first(b),
+  );
+  const rows: Row[] = [];
+  const rankRows: number[] = [];
+  let y = 0;
+  for (const [node, members] of groups) {
+    members.sort(
+      (a, b) =>
+        (order === "stragglers" ? rounded(b) - rounded(a) : 0) || rankOf(a) - rankOf(b),
+    );
+    const slowest = Math.max(...members.map((index) => slow.factor[index] ?? 0));
+    if (sizes.node > 0) {
+      rows.push({ kind: "node", node, ranks: members.map(rankOf), slow: slowest, y, height: sizes.node });
+      y += sizes.node;
+    }
+    for (const index of members) {
+      rankRows.push(rows.length);
+      rows.push({
+        kind: "rank",
+        rank: rankOf(index),
+        index,
+        node,
+        slow: slow.factor[index] ?? 0,
+        y,
+        height: sizes.rank,
+      });
+      y += sizes.rank;
+    }
+    y += sizes.gap;
+  }
+  return { rows, height: Math.max(0, y - sizes.gap), rankRows };
+}
+
+/** The first row that ends below `y`: where drawing begins. */
+export function rowAt(rows: readonly Row[], y: number): number {
+  let low = 0;
+  let high = rows.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    const row = rows[middle]!;
+    if (row.y + row.height <= y) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+export interface Domain {
+  low: number;
+  high: number;
+}
+
+/**
+ * What the ends of the colour scale mean. Of times: from a little under the median to at least half
+ * over it, so that noise stays calm and a straggler of 1.5 stands out, however even the rest is.
+ */
+export function domain(values: readonly (number | null)[][], of: HeatQuantity): Domain {
+  const all = Float64Array.from(sample(values, 20_000)).sort();
+  if (!all.length) return { low: 0, high: 1 };
+  if (of === "lag") return { low: 0, high: Math.max(1, Math.ceil(quantile(all, 0.999))) };
+  const middle = quantile(all, 0.5);
+  const low = Math.min(quantile(all, 0.02), middle * 0.9);
+  return { low, high: Math.max(middle * 1.6, Math.min(quantile(all, 0.999), middle * 4)) };
+}
+
+function sample(values: readonly (number | null)[][], most: number): number[] {
+  const total = values.reduce((sum, row) => sum + row.length, 0);
+  const stride = Math.max(1, Math.floor(total / most));
+  const found: number[] = [];
+  let at = 0;
+  for (const row of values) {
+    for (; at < row.length; at += stride) {
+      const value = row[at];
+      if (value != null && Number.isFinite(value)) found.push(value);
+    }
+    at -= row.length;
+  }
+  return found;
+}
+
+export type Rgb = readonly [number, number, number];
+
+/** 256 colours between the stops, blended in linear light so that the middle is not muddy. */
+export function ramp(stops: readonly Rgb[]): Uint8ClampedArray {
+  const table = new Uint8ClampedArray(256 * 3);
+  for (let i = 0; i < 256; i++) {
+    const at = (i / 255) * (stops.length - 1);
+    const from = stops[Math.floor(at)]!;
+    const to = stops[Math.min(stops.length - 1, Math.floor(at) + 1)]!;
+    const share = at - Math.floor(at);
+    for (let part = 0; part < 3; part++) {
+      const mixed = linear(from[part]!) * (1 - share) + linear(to[part]!) * share;
+      table[i * 3 + part] = Math.round(gamma(mixed));
+    }
+  }
+  return table;
+}
+
+const linear = (byte: number) => (byte / 255) ** 2.2;
+const gamma = (light: number) => 255 * light ** (1 / 2.2);
+
+/** Place of a value in the ramp, 0 to 255. */
+export function shade(value: number, scale: Domain): number {
+  const share = (value - scale.low) / Math.max(scale.high - scale.low, 1e-12);
+  return Math.round(255 * Math.min(1, Math.max(0, share)));
+}
+
+/** RGBA of rank × bucket, one pixel each; nothing measured is transparent. */
+export function pixels(
+  values: readonly (number | null)[][],
+  scale: Domain,
+  table: Uint8ClampedArray,
+): Uint8ClampedArray<ArrayBuffer> {
+  const width = values[0]?.length ?? 0;
+  const image = new Uint8ClampedArray(new ArrayBuffer(values.length * width * 4));
+  let at = 0;
+  for (const row of values) {
+    for (let bucket = 0; bucket < width; bucket++, at += 4) {
+      const value = row[bucket];
+      if (value == null) continue;
+      const colour = shade(value, scale) * 3;
+      image[at] = table[colour]!;
+      image[at + 1] = table[colour + 1]!;
+      image[at + 2] = table[colour + 2]!;
+      image[at + 3] = 255;
+    }
+  }
+  return image;
+}
+
+/** A computed colour, `rgb(1, 2, 3)`, as numbers. */
+export function rgb(colour: string): Rgb {
+  const parts = colour.match(/[\d.]+/g)?.map(Number) ?? [];
+  return parts.length >= 3 ? [parts[0]!, parts[1]!, parts[2]!] : [128, 128, 128];
+}

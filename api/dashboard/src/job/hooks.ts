@@ -1,0 +1,56 @@
+/** Small hooks of the job page: sizes, what is near the view, downloads. */
+
+import { useCallback, useEffect, useLayoutEffect, useRef, useState, type RefObject } from "react";
+
+/** Width in CSS pixels of an element; 0 until it is laid out. */
+export function useWidth<T extends HTMLElement>(): [RefObject<T | null>, number] {
+  const ref = useRef<T | null>(null);
+  const [width, setWidth] = useState(0);
+  useLayoutEffect(() => {
+    const element = ref.current;
+    if (!element) return;
+    setWidth(Math.floor(element.clientWidth));
+    const watch = new ResizeObserver(() => setWidth(Math.floor(element.clientWidth)));
+    watch.observe(element);
+    return () => watch.disconnect();
+  }, []);
+  return [ref, width];
+}
+
+/** The value, once it has stayed the same for `ms`. */
+export function useLater<T>(value: T, ms: number): T {
+  const [later, setLater] = useState(value);
+  useEffect(() => {
+    const timer = setTimeout(() => setLater(value), ms);
+    return () => clearTimeout(timer);
+  }, [value, ms]);
+  return later;
+}
+
+/** Whether the element has come near the view; stays true from then on. */
+export function useNear<T extends HTMLElement>(margin = "400px"): [RefObject<T | null>, boolean] {
+  const ref = useRef<T | null>(null);
+  const [near, setNear] = useState(false);
+  useEffect(() => {
+    const element = ref.current;
+    if (!element || near) return;
+    const watch = new IntersectionObserver(
+      (entries) => entries.some((entry) => entry.isIntersecting) && setNear(true),
+      { rootMargin: margin },
+    );
+    watch.observe(element);
+    return () => watch.disconnect();
+  }, [near, margin]);
+  return [ref, near];
+}
+
+/** What is downloaded under a name, without a request. */
+export function useSaveText(): (name: string, text: string) => void {
+  return useCallback((name, text) => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }, []);
+}

@@ -1,0 +1,143 @@
+/**
+ * The stretch of a log that is held: contiguous, bounded, grown at either end. A log of a gigabyte
+ * is never held as a whole: what leaves at one end is fetched again when it is scrolled to. Pure.
+ */
+
+import type { LogLine } from "./views";
+
+export interface LogFilter {
+  rank: number | null;
+  attempt: number | null;
+  level: string | null;
+  grep: string;
+  since: number | null;
+  until: number | null;
+}
+
+export const NO_FILTER: LogFilter = {
+  rank: null,
+  attempt: null,
+  level: null,
+  grep: "",
+  since: null,
+  until: null,
+};
+
+export interface LogBuffer {
+  lines: readonly LogLine[];
+  /** Lines may come before those that are held: below this number; null: there are none. */
+  before: number | null;
+  /** Whether lines may come after those that are held. */
+  moreAfter: boolean;
+  /** Number of the newest line that was looked at, matching or not: what comes is after it. */
+  seen: number;
+}
+
+export const EMPTY: LogBuffer = { lines: [], before: null, moreAfter: false, seen: 0 };
+export const HELD = 6000;
+
+/** With later lines; the oldest leave when there are too many. Lines that are held stay once. */
+export function appended(
+  buffer: LogBuffer,
+  lines: readonly LogLine[],
+  seen: number,
+  more: boolean,
+): LogBuffer {
+  const newest = buffer.lines[buffer.lines.length - 1]?.line ?? 0;
+  const fresh = lines.filter((line) => line.line > newest);
+  const all = fresh.length ? [...buffer.lines, ...fresh] : buffer.lines;
+  const dropped = Math.max(0, all.length - HELD);
+  const kept = dropped ? all.slice(dropped) : all;
+  return {
+    lines: kept,
+    before: dropped ? kept[0]!.line : buffer.before,
+    moreAfter: more,
+    seen: Math.max(buffer.seen, seen),
+  };
+}
+
+/** With earlier lines; the newest leave when there are too many. `before`: where to go on. */
+export function prepended(
+  buffer: LogBuffer,
+  lines: readonly LogLine[],
+  before: number | null,
+): LogBuffer {
+  const oldest = buffer.lines[0]?.line ?? Infinity;
+  const fresh = lines.filter((line) => line.line < oldest);
+  const all = [...fresh, ...buffer.lines];
+  const kept = all.slice(0, HELD);
+  const dropped = all.length > HELD;
+  return {
+    lines: kept,
+    before,
+    moreAfter: buffer.moreAfter || dropped,
+    seen: dropped ? kept[kept.length - 1]!.line : buffer.seen,
+  };
+}
+
+/** Without the lines after `until`; nothing more comes then. */
+export function cut(buffer: LogBuffer, until: number | null): LogBuffer {
+  if (until === null) return buffer;
+  const end = buffer.lines.findIndex((line) => line.at > until);
+  return end < 0 ? buffer : { ...buffer, lines: buffer.lines.slice(0, end), moreAfter: false };
+}
+
+/** The part of the query that filters; the end of a stretch is cut here, see `cut`. */
+export function query(filter: LogFilter): URLSearchParams {
+  const params = new URLSearchParams();
+  if (filter.rank !== null) params.set("rank", String(filter.rank));
+  if (filter.attempt !== null) params.set("attempt", String(filter.attempt));
+  if (filter.level) params.set("level", filter.level);
+  if (filter.grep) params.set("grep", filter.grep);
+  if (filter.since !== null) params.set("since", String(filter.since));
+  return params;
+}
+
+export type Level = "error" | "warning" | "info" | "debug";
+
+const LEVELS: readonly (readonly [Level, RegExp])[] = [
+  ["error", /\b(ERROR|CRITICAL|FATAL)\b|\b\w*(Error|Exception)\b:|^Traceback \(|CUDA error/],
+  ["warning", /\b(WARN|WARNING)\b|\w*Warning:/],
+  ["debug", /\b(DEBUG|TRACE)\b/],
+];
+
+/** As the server says, or as the words of the line suggest. */
+export function level(line: LogLine): Level {
+  const said = line.level?.toLowerCase();
+  if (said === "error" || said === "warning" || said === "info" || said === "debug") return said;
+  const found = LEVELS.find(([, pattern]) => pattern.test(line.text));
+  return found ? found[0] : "info";
+}
+
+export interface Piece {
+  text: string;
+  hit: boolean;
+}
+
+/** The line cut where the pattern matches; whole if the browser cannot read the pattern. */
+export function pieces(text: string, grep: string): Piece[] {
+  const pattern = compiled(grep);
+  if (!pattern) return [{ text, hit: false }];
+  const found: Piece[] = [];
+  let at = 0;
+  for (const match of text.slice(0, 4000).matchAll(pattern)) {
+    if (!match[0]) continue;
+    if (match.index > at) found.push({ text: text.slice(at, match.index), hit: false });
+    found.push({ text: match[0], hit: true });
+    at = match.index + match[0].length;
+    if (found.length > 60) break;
+  }
+  if (at < text.length) found.push({ text: text.slice(at), hit: false });
+  return found;
+}
+
+/** The server reads Python's expressions; the few that differ are only not marked. */
+function compiled(grep: string): RegExp | null {
+  if (!grep || grep.length > 200) return null;
+  try {
+    const insensitive = grep.startsWith("(?i)");
+    return new RegExp(insensitive ? grep.slice(4) : grep, insensitive ? "gi" : "g");
+  } catch {
+    return null;
+  }
+}

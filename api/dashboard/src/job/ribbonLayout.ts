@@ -1,0 +1,130 @@
+/** Where things stand on the time ribbon. Pure: times and a width in, rectangles out. */
+
+import { timeScale, type Window } from "./axis";
+import { look } from "./kinds";
+import type { Span, Timeline } from "./views";
+
+export interface Bar {
+  x: number;
+  width: number;
+  span: Span;
+}
+
+/** Narrower than this a loss could not be seen among hours of good work. */
+const LEAST = 2;
+
+/**
+ * Bars in the order in which they are to be drawn: good time first, losses on top, each at least
+ * two pixels wide. Neighbours of one kind and attempt that touch become one bar, and of losses that
+ * would share a bar's place the gravest stays, so there are never more bars than a ribbon has room
+ * for, however many spans there are.
+ */
+export function bars(spans: readonly Span[], window: Window, width: number): Bar[] {
+  const scale = timeScale(window, width);
+  const good: Bar[] = [];
+  const losses: Bar[] = [];
+  for (const span of spans) {
+    if (span.until < window.since || span.since > window.until) continue;
+    const left = Math.max(0, scale(span.since));
+    const right = Math.min(width, scale(span.until));
+    const weight = look(span.kind).weight;
+    if (weight === 0) append(good, left, right - left, span);
+    else {
+      const wide = Math.max(LEAST, right - left);
+      append(losses, Math.min(left, width - wide), wide, span);
+    }
+  }
+  return [...good, ...losses];
+}
+
+function append(row: Bar[], x: number, width: number, span: Span): void {
+  const last = row[row.length - 1];
+  if (last) {
+    const end = last.x + last.width;
+    const alike = last.span.kind === span.kind && last.span.attempt === span.attempt;
+    if (alike && x <= end + 0.5) {
+      last.width = Math.max(end, x + width) - last.x;
+      last.span = { ...last.span, until: Math.max(last.span.until, span.until) };
+      return;
+    }
+    if (width <= LEAST && x < last.x + 1 && last.width <= LEAST) {
+      if (look(span.kind).weight > look(last.span.kind).weight) last.span = span;
+      return;
+    }
+  }
+  row.push({ x, width, span });
+}
+
+export interface Mark<T> {
+  x: number;
+  /** What stands there; more than one where they would overlap. */
+  of: T[];
+}
+
+/** Things at moments, those nearer than `apart` pixels to the first of a mark together in it. */
+export function marks<T extends { at: number }>(
+  things: readonly T[],
+  window: Window,
+  width: number,
+  apart: number,
+): Mark<T>[] {
+  const scale = timeScale(window, width);
+  const found: Mark<T>[] = [];
+  const sorted = [...things].sort((a, b) => a.at - b.at);
+  for (const one of sorted) {
+    if (one.at < window.since || one.at > window.until) continue;
+    const x = scale(one.at);
+    const last = found[found.length - 1];
+    if (last && x - last.x < apart) last.of.push(one);
+    else found.push({ x, of: [one] });
+  }
+  return found;
+}
+
+export interface AttemptBand {
+  attempt: number;
+  x: number;
+  width: number;
+}
+
+/** From the first to the last span of each attempt. */
+export function attemptBands(spans: readonly Span[], window: Window, width: number): AttemptBand[] {
+  const scale = timeScale(window, width);
+  const bands = new Map<number, Window>();
+  for (const span of spans) {
+    if (!span.attempt) continue;
+    const band = bands.get(span.attempt);
+    if (!band) bands.set(span.attempt, { since: span.since, until: span.until });
+    else {
+      band.since = Math.min(band.since, span.since);
+      band.until = Math.max(band.until, span.until);
+    }
+  }
+  return [...bands]
+    .map(([attempt, band]) => {
+      const left = Math.max(0, scale(band.since));
+      return { attempt, x: left, width: Math.min(width, scale(band.until)) - left };
+    })
+    .filter((band) => band.width > 0)
+    .sort((a, b) => a.attempt - b.attempt);
+}
+
+/** Seconds of each kind within the window. */
+export function secondsByKind(spans: readonly Span[], window: Window): Map<string, number> {
+  const sums = new Map<string, number>();
+  for (const span of spans) {
+    const length = Math.min(span.until, window.until) - Math.max(span.since, window.since);
+    if (length > 0) sums.set(span.kind, (sums.get(span.kind) ?? 0) + length);
+  }
+  return sums;
+}
+
+/** The span at a moment: of several, the gravest. */
+export function spanAt(timeline: Timeline, at: number): Span | null {
+  let found: Span | null = null;
+  for (const span of timeline.spans) {
+    if (at < span.since || at > span.until) continue;
+    if (!found || look(span.kind).weight > look(found.kind).weight) found = span;
+  }
+  return found;
+}

@@ -1,0 +1,63 @@
+import { expect, test } from "vitest";
+
+import { columns, merged, nearest, shown, thin } from "./series";
+import type { MetricPoint, Metrics } from "./views";
+
+const point = (step: number, attempt = 1, loss: number | null = step): MetricPoint => ({
+  step,
+  attempt,
+  at: 1000 + step + (attempt - 1) * 100,
+  values: { loss, samples: `s${step}` },
+});
+const metrics = (points: MetricPoint[]): Metrics => ({
+  names: ["samples", "loss", "grad_norm"],
+  points,
+  discarded: [],
+  last_step: points[points.length - 1]?.step ?? 0,
+  more: false,
+});
+
+test("only series with numbers in them are shown", () => {
+  expect(shown(metrics([point(1)]))).toEqual(["loss"]);
+});
+
+test("steps that are made again push out those that were there, which are kept as discarded", () => {
+  const found = merged(metrics([point(1), point(2), point(3)]), [point(2, 2), point(3, 2)], 100);
+  expect(found.points.map((one) => [one.step, one.attempt])).toEqual([[1, 1], [2, 2], [3, 2]]);
+  expect(found.discarded).toEqual([{ attempt: 1, points: [point(2), point(3)] }]);
+});
+
+test("what a stream tells twice is there once, and the former value is not touched", () => {
+  const before = metrics([point(1)]);
+  const found = merged(before, [point(1), point(2)], 100);
+  expect(found.points.map((one) => one.step)).toEqual([1, 2]);
+  expect(before.points).toHaveLength(1);
+});
+
+test("history and discarded steps share one axis", () => {
+  const told = { ...metrics([point(1), point(2, 2)]), discarded: [{ attempt: 1, points: [point(2), point(3)] }] };
+  const found = columns(told, "loss", "step", null);
+  expect(found.x).toEqual([1, 2, 3]);
+  expect(found.history).toEqual([1, 2, undefined]);
+  expect(found.discarded[0]?.values).toEqual([undefined, 2, 3]);
+});
+
+test("a value that was not measured breaks the line", () => {
+  expect(columns(metrics([point(1), point(2, 1, null), point(3)]), "loss", "time", null).history).toEqual([1, null, 3]);
+});
+
+test("the window leaves out what is beside it", () => {
+  expect(columns(metrics([point(1), point(5), point(9)]), "loss", "time", { since: 1004, until: 1006 }).x).toEqual([1005]);
+});
+
+test("thinning keeps spikes and both ends", () => {
+  const points = Array.from({ length: 10_000 }, (_, at) => point(at, 1, at === 4321 ? 99 : 1));
+  const found = thin(points, "loss", 200);
+  expect(found.length).toBeLessThanOrEqual(200);
+  expect(found.some((one) => one.values["loss"] === 99)).toBe(true);
+  expect([found[0]?.step, found[found.length - 1]?.step]).toEqual([0, 9999]);
+});
+
+test("the nearest point is found", () => {
+  expect([nearest([1, 5, 9], 6), nearest([1, 5, 9], 8), nearest([], 3)]).toEqual([1, 2, -1]);
+});

@@ -1,0 +1,200 @@
+/** Metric points as the columns that a chart draws. Pure. */
+
+import { within, type Window } from "./axis";
+import type { MetricPoint, Metrics } from "./views";
+
+export interface MetricLook {
+  label: string;
+  unit: string;
+  /** Drawn from zero, because its height means something. */
+  fromZero: boolean;
+  log?: boolean;
+}
+
+const LOOKS: Record<string, MetricLook> = {
+  loss: { label: "Loss", unit: "", fromZero: false },
+  grad_norm: { label: "Gradient norm", unit: "", fromZero: false },
+  tokens_per_second: { label: "Tokens per second", unit: "tok/s", fromZero: true },
+  mfu: { label: "MFU", unit: "%", fromZero: true },
+  step_time_s: { label: "Step time", unit: "s", fromZero: true },
+  lr: { label: "Learning rate", unit: "", fromZero: true },
+  loader_wait_s: { label: "Waiting for data", unit: "s", fromZero: true },
+  checkpoint_wait_s: { label: "Waiting for checkpoints", unit: "s", fromZero: true },
+  device_utilization: { label: "Device use", unit: "%", fromZero: true },
+  device_memory_bytes: { label: "Device memory", unit: "B", fromZero: true },
+  host_cpu: { label: "Host CPU", unit: "%", fromZero: true },
+  host_memory_bytes: { label: "Host memory", unit: "B", fromZero: true },
+};
+
+/** Those that say how a run goes, in order; the rest follows by name. */
+const FIRST = Object.keys(LOOKS);
+/** Numbers that count up with the steps and tell nothing as a curve. */
+const HIDDEN = new Set(["samples", "tokens", "protected_step", "at", "step", "attempt"]);
+
+export function metricLook(name: string): MetricLook {
+  const known = LOOKS[name];
+  if (known) return known;
+  const label = name.replace(/_/g, " ");
+  return { label: label[0]!.toUpperCase() + label.slice(1), unit: "", fromZero: false };
+}
+
+/** Names of the series that have a number anywhere, the telling ones first. */
+export function shown(metrics: Metrics): string[] {
+  const found = metrics.names.filter(
+    (name) =>
+      !HIDDEN.has(name) && metrics.points.some((point) => typeof point.values[name] === "number"),
+  );
+  const place = (name: string) => (FIRST.includes(name) ? FIRST.indexOf(name) : FIRST.length);
+  return found.sort((a, b) => place(a) - place(b) || a.localeCompare(b));
+}
+
+export type XAxis = "time" | "step";
+
+/** What uPlot takes: x, the committed history, then one column for each discarded stretch. */
+export interface Columns {
+  x: number[];
+  history: (number | null)[];
+  discarded: { attempt: number; values: (number | null | undefined)[] }[];
+}
+
+/**
+ * All columns over one x. Where a column has no point, it has `undefined` (its line goes on) and
+ * where it was not measured null (its line breaks), as uPlot has it.
+ */
+export function columns(
+  metrics: Metrics,
+  name: string,
+  axis: XAxis,
+  window: Window | null,
+): Columns {
+  const at = (point: MetricPoint) => (axis === "time" ? point.at : point.step);
+  const inside = (point: MetricPoint) => within(point.at, window);
+  const kept = metrics.points.filter(inside);
+  const thrown = (metrics.discarded ?? [])
+    .map((one) => ({ attempt: one.attempt, points: one.points.filter(inside) }))
+    .filter((one) => one.points.length > 0);
+  const xs = new Set<number>(kept.map(at));
+  for (const one of thrown) for (const point of one.points) xs.add(at(point));
+  const x = [...xs].sort((a, b) => a - b);
+  const places = new Map(x.map((value, index) => [value, index]));
+  const column = (points: readonly MetricPoint[]) => {
+    const values = new Array<number | null | undefined>(x.length).fill(undefined);
+    for (const point of points) {
+      const value = point.values[name];
+      values[places.get(at(point))!] = typeof value === "number" ? value : null;
+    }
+    return values;
+  };
+  return {
+    x,
+    history: column(kept) as (number | null)[],
+    discarded: thrown.map((one) => ({ attempt: one.attempt, values: column(one.points) })),
+  };
+}
+
+/**
+ * At most about `most` points, of each bucket of steps those with the least and the greatest value
+ * of `name`, so that no spike is lost; the first and the last always.
+ */
+export function thin(
+  points: readonly MetricPoint[],
+  name: string,
+  most: number,
+): MetricPoint[] {
+  if (points.length <= most) return [...points];
+  const buckets = Math.max(1, Math.floor((most - 2) / 2));
+  const inner = points.slice(1, -1);
+  const kept: MetricPoint[] = [points[0]!];
+  for (let bucket = 0; bucket < buckets; bucket++) {
+    const begin = Math.floor((bucket * inner.length) / buckets);
+    const end = Math.floor(((bucket + 1) * inner.length) / buckets);
+    let low = -1;
+    let high = -1;
+    for (let i = begin; i < end; i++) {
+      const value = inner[i]!.values[name];
+      if (typeof value !== "number") continue;
+      if (low < 0 || value < (inner[low]!.values[name] as number)) low = i;
+      if (high < 0 || value > (inner[high]!.values[name] as number)) high = i;
+    }
+    if (low < 0) low = high = begin;
+    for (const i of [...new Set([low, high])].sort((a, b) => a - b)) {
+      if (i < end) kept.push(inner[i]!);
+    }
+  }
+  kept.push(points[points.length - 1]!);
+  return kept;
+}
+
+/**
+ * The metrics with newer points: what a later attempt made again replaces the earlier one, which is
+ * kept among the discarded ones.
+ */
+export function merged(metrics: Metrics, news: readonly MetricPoint[], most: number): Metrics {
+  if (!news.length) return metrics;
+  let points = metrics.points;
+  let discarded = metrics.discarded ?? [];
+  for (const point of [...news].sort((a, b) => a.attempt - b.attempt || a.step - b.step)) {
+    const last = points[points.length - 1];
+    if (last && point.attempt === last.attempt && point.step <= last.step) continue;
+    if (last && point.attempt < last.attempt) continue;
+    if (last && point.step <= last.step) {
+      const cut = points.findIndex((one) => one.step >= point.step);
+      discarded = withDiscarded(discarded, points.slice(cut));
+      points = points.slice(0, cut);
+    }
+    points = points === metrics.points ? [...points, point] : (points.push(point), points);
+  }
+  const names = [...new Set([...metrics.names, ...Object.keys(news[0]!.values)])];
+  return {
+    ...metrics,
+    names,
+    points: points.length > most * 1.5 ? thin(points, "loss", most) : points,
+    discarded,
+    last_step: points[points.length - 1]?.step ?? metrics.last_step,
+  };
+}
+
+function withDiscarded(
+  discarded: NonNullable<Metrics["discarded"]>,
+  points: readonly MetricPoint[],
+): NonNullable<Metrics["discarded"]> {
+  const attempts = [...new Set(points.map((point) => point.attempt))];
+  return [
+    ...discarded,
+    ...attempts.map((attempt) => ({
+      attempt,
+      points: points.filter((point) => point.attempt === attempt),
+    })),
+  ];
+}
+
+/**
+ * Which steps lie in the window, and a little beyond, where the thinned series leaves some of them
+ * out; null where it has them all.
+ */
+export function stepsWithin(
+  metrics: Metrics,
+  window: Window,
+): { after: number; until: number } | null {
+  const { points } = metrics;
+  const first = points.findIndex((point) => point.at >= window.since);
+  if (first < 0) return null;
+  const last = points.findLastIndex((point) => point.at <= window.until);
+  const from = points[Math.max(0, first - 1)]!.step;
+  const to = points[Math.min(points.length - 1, Math.max(last, first) + 1)]!.step;
+  const known = Math.max(last, first) - first + 1;
+  return to - from > known * 1.5 ? { after: Math.max(0, from - 1), until: to } : null;
+}
+
+/** Index of the x nearest to `at`; -1 of none. */
+export function nearest(x: readonly number[], at: number): number {
+  if (!x.length) return -1;
+  let low = 0;
+  let high = x.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (x[middle]! < at) low = middle + 1;
+    else high = middle;
+  }
+  return low > 0 && at - x[low - 1]! < x[low]! - at ? low - 1 : low;
+}

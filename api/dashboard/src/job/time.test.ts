@@ -1,0 +1,88 @@
+import { expect, test } from "vitest";
+
+import { clipped, ticks, timeScale } from "./axis";
+import { compact, duration, percent, ranges } from "./format";
+import { attemptBands, bars, marks, secondsByKind, spanAt } from "./ribbonLayout";
+import type { Span } from "./views";
+
+const span = (kind: Span["kind"], since: number, until: number, attempt = 1): Span => ({
+  kind,
+  since,
+  until,
+  attempt,
+  incident: null,
+});
+
+test("lengths of time keep their unit and at most two of them", () => {
+  expect([0, 0.00004, 0.0417, 0.35, 4.2, 59.7, 3725].map(duration)).toEqual([
+    "0s", "40µs", "41.7ms", "350ms", "4.2s", "1m", "1h 2m",
+  ]);
+  expect(duration(null)).toBe("–");
+});
+
+test("numbers are short, and what is unknown is no zero", () => {
+  expect([0, 0.000031, 2.3456, 12_400, 4_194_304, null].map((one) => compact(one))).toEqual([
+    "0", "3.1e−5", "2.35", "12.4k", "4.19M", "–",
+  ]);
+  expect(percent(0.9999)).toBe("99.9%");
+  expect(percent(0.00001)).toBe("<0.1%");
+});
+
+test("ranks are told as ranges", () => {
+  expect(ranges([7, 1, 0, 2, 3])).toBe("0–3, 7");
+  expect(ranges([0, 2, 4, 6, 8], 2)).toBe("0, 2 and 3 more");
+});
+
+test("ticks are round, in the window, and not too many", () => {
+  const window = { since: 1_000_003, until: 1_003_603 };
+  const found = ticks(window, 1100);
+  expect(found.length).toBeGreaterThan(4);
+  expect(found.length).toBeLessThanOrEqual(10);
+  expect(found.every((one) => one.at % 300 === 0 && one.at >= window.since && one.at <= window.until)).toBe(true);
+});
+
+test("a brush is put in order and cut to what there is", () => {
+  const whole = { since: 100, until: 200 };
+  expect(clipped({ since: 250, until: 150 }, whole)).toEqual({ since: 150, until: 200 });
+  expect(clipped({ since: 210, until: 250 }, whole)).toBeNull();
+});
+
+test("the scale and its inverse agree", () => {
+  const scale = timeScale({ since: 50, until: 150 }, 400);
+  expect(scale.invert(scale(88))).toBeCloseTo(88);
+});
+
+test("a loss of a moment among hours is seen, and stands over the good time", () => {
+  const found = bars([span("productive", 0, 5000), span("recovering", 5000, 5000.2), span("productive", 5000.2, 10000, 2)], { since: 0, until: 10000 }, 800);
+  const loss = found[found.length - 1]!;
+  expect(loss.span.kind).toBe("recovering");
+  expect(loss.width).toBe(2);
+});
+
+test("however many spans, there are no more bars than there is room for", () => {
+  const spans = Array.from({ length: 20_000 }, (_, at) =>
+    span(at % 2 ? "productive" : "detecting", at, at + 1, 1 + Math.floor(at / 2000)),
+  );
+  expect(bars(spans, { since: 0, until: 20_000 }, 500).length).toBeLessThan(600);
+});
+
+test("of losses in one place the gravest is shown", () => {
+  const found = bars([span("replaying", 10, 10.1), span("detecting", 10.1, 10.2)], { since: 0, until: 1000 }, 500);
+  expect(found.map((bar) => bar.span.kind)).toEqual(["detecting"]);
+});
+
+test("marks that would overlap become one", () => {
+  const found = marks([{ at: 1 }, { at: 2 }, { at: 90 }], { since: 0, until: 100 }, 100, 5);
+  expect(found.map((mark) => mark.of.length)).toEqual([2, 1]);
+});
+
+test("seconds by kind and attempts are of the window alone", () => {
+  const spans = [span("productive", 0, 60), span("replaying", 60, 80, 2)];
+  const window = { since: 30, until: 70 };
+  expect(Object.fromEntries(secondsByKind(spans, window))).toEqual({ productive: 30, replaying: 10 });
+  expect(attemptBands(spans, window, 40)).toEqual([
+    { attempt: 1, x: 0, width: 30 },
+    { attempt: 2, x: 30, width: 10 },
+  ]);
+  expect(spanAt({ since: 0, until: 80, spans, incidents: [], checkpoints: [] }, 65)?.kind).toBe("replaying");
+});
