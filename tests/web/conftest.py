@@ -7,9 +7,11 @@ tests leave pictures of the main views in docs/screenshots.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,12 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     for context in contexts:
         context.close()
     assert errors == []
+
+
+def completed(work: Coroutine[Any, Any, None]) -> None:
+    """Run it to its end in a thread: the browser's driver keeps a loop in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, work).result()
 
 
 def picture(page: Any, name: str) -> None:
