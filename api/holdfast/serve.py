@@ -25,6 +25,7 @@ from holdfast.rest.services import Probe, Services
 from holdfast.schemas import SERVER_FILE, ServerFile
 from holdfast_service import local_cluster, scheduling
 from holdfast_service.checkpoints import CheckpointService
+from holdfast_service.code import CodeService
 from holdfast_service.injections import InjectionService
 from holdfast_service.jobs import JobService
 from holdfast_service.live import LiveHub
@@ -107,6 +108,8 @@ async def _run(
         overview=Overview(store, nodes, settings),
         live=LiveHub(store, settings),
         injections=InjectionService(store, settings, reconciler.ring),
+        code=CodeService(store, settings),
+        max_code_bytes=settings.max_code_bytes,
         probes=_probes(store, cluster, reconciler, settings),
         stopping=stopping,
         allowed_hosts=None if exposed else LOOPBACK_NAMES | {settings.host},

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from sqlalchemy import select, text
 
 from holdfast_service.admission import Demand, admit
+from holdfast_service.code import CodeService
 from holdfast_service.competition import demands_of_others
 from holdfast_service.crossing import Crossing, Point
 from holdfast_service.injections import deliver
@@ -158,6 +159,9 @@ class Driver:
         # who no longer holds it.
         async with self._transaction() as tx:
             aside = await nodes.avoided(tx.session, tx.now)
+        package = (
+            await CodeService(self._store, self._settings).content(job.code) if job.code else None
+        )
         folder = self._settings.job_dir(job.id)
         await asyncio.to_thread(folder.mkdir, mode=0o700, parents=True, exist_ok=True)
         created = await self._cluster.ensure_supervisor(
@@ -171,6 +175,7 @@ class Driver:
                 origin=job.origin,
                 skipped=tuple((one[0], one[1]) for one in job.guards.get("ledger", ())),
                 avoid=aside,
+                package=package,
             )
         )
         await self._crossing(Point.START_DONE)

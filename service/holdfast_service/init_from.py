@@ -68,8 +68,8 @@ def part_to_take(spec: JobSpec, saved: Saved) -> InitPart:
         return spec.init_from.what
     if saved.training is None:
         return InitPart.MODEL
-    there = (saved.training.get("recipe"), saved.training.get("model"))
-    same = there == (spec.recipe, spec.model.model_dump(mode="json"))
+    there = tuple(saved.training.get(key) for key in ("recipe", "function", "model"))
+    same = there == (spec.recipe, spec.function, spec.model.model_dump(mode="json"))
     return InitPart.EVERYTHING if same else InitPart.MODEL
 
 
@@ -82,7 +82,7 @@ def misfits(spec: JobSpec, saved: Saved, part: InitPart) -> list[str]:
 
 
 def _shape_misfits(spec: JobSpec, saved: Saved) -> list[str]:
-    if spec.recipe != "pretrain":
+    if spec.recipe != "pretrain" or spec.function is not None:
         return []  # only the recipe itself knows its parameters
     wanted = parameter_shapes(spec.model, BYTE_VOCABULARY)
     found = [
@@ -109,6 +109,7 @@ def _run_misfits(spec: JobSpec, saved: Saved) -> list[str]:
     there = TrainingSpec.model_validate(saved.training)
     pairs = {
         "recipe": (there.recipe, spec.recipe),
+        "function": (there.function, spec.function),
         "data.source": (there.data.source, spec.data.source),
         "model.sequence_length": (there.model.sequence_length, spec.model.sequence_length),
         "train.global_batch": (there.train.global_batch, spec.train.global_batch),

@@ -103,6 +103,12 @@ class JobSpec(TrainingSpec):
         max_length=16,
         description="words of your own; lists show `owner` and can be asked for it",
     )
+    code: str | None = Field(
+        default=None,
+        pattern=r"^sha256:[0-9a-f]{64}$",
+        description="the folder that `function` or a recipe of one's own is imported from, as "
+        "`POST /api/v1/code` named it; the command line and the client take a path and send it",
+    )
     init_from: InitFrom | None = Field(
         default=None, description="another run's checkpoint; short for its key `from`"
     )
@@ -181,6 +187,8 @@ def _reads(fault: Fault, paths: Iterable[str]) -> bool:
 
 
 def _recipe_faults(spec: JobSpec) -> list[Fault]:
+    if spec.function is not None:
+        return _function_faults(spec)
     if spec.recipe in BUILT_IN_RECIPES or _MODULE_ATTRIBUTE.fullmatch(spec.recipe):
         return []
     known = ", ".join(BUILT_IN_RECIPES)
@@ -193,7 +201,20 @@ def _recipe_faults(spec: JobSpec) -> list[Fault]:
     ]
 
 
+def _function_faults(spec: JobSpec) -> list[Fault]:
+    found = []
+    if not _MODULE_ATTRIBUTE.fullmatch(str(spec.function)):
+        message = f"{spec.function!r} is no function: write package.module:name"
+        found.append(Fault(path="function", message=message))
+    if spec.recipe != "pretrain":
+        message = "a job has a recipe or a function: leave one of them out"
+        found.append(Fault(path="recipe", message=message))
+    return found
+
+
 def _source_faults(spec: JobSpec) -> list[Fault]:
+    if spec.function is not None:
+        return []
     source = spec.data.source
     if source in _BUNDLED_SOURCES:
         return []

@@ -24,6 +24,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service import crossing, desires, remote_tier
+from holdfast_service.code import CodeService
 from holdfast_service.goodput import History
 from holdfast_service.goodput_view import GoodputView
 from holdfast_service.job_errors import (
@@ -57,6 +58,7 @@ from holdfast_service.views import (
     LogPage,
     MetricPage,
 )
+from holdfast_workers.spec import Fault
 
 _LONGEST_KEY = 255
 _INCIDENTS_AGE_S = 2.0
@@ -110,6 +112,7 @@ class JobService:
         )
         if self._settings.check_data_paths:
             await self._check_remote(spec)
+        await self._check_code(spec)
         job = _new_job(spec, idempotency_key, digest, time.time())
         job.origin = await self._origins.resolve(spec, job.id)
         try:
@@ -124,6 +127,12 @@ class JobService:
         self._notify(job.id)
         async with self._store.read() as session:
             return await queries.job_view(session, job), True
+
+    async def _check_code(self, spec: JobSpec) -> None:
+        code = CodeService(self._store, self._settings)
+        if spec.code is not None and not await code.is_there(spec.code):
+            message = f"there is no code {spec.code} here: send it with POST /api/v1/code first"
+            raise InvalidSpec([Fault(path="code", message=message)])
 
     async def get(self, job_id: str) -> JobView:
         async with self._store.read() as session:
@@ -296,9 +305,11 @@ class JobService:
         Raises InvalidSpec, StorageNotAnswering.
         """
         capacity = await self._capacity()
-        return await asyncio.to_thread(
+        spec = await asyncio.to_thread(
             parse, document, capacity, check_paths=self._settings.check_data_paths
         )
+        await self._check_code(spec)
+        return spec
 
     async def digests(self, job_id: str, after_step: int = 0, limit: int = 10_000) -> DigestPage:
         """Digest of the whole state after each step, of the committed history."""
@@ -420,6 +431,7 @@ def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> Job:
         id=str(uuid_utils.uuid7()),
         name=spec.name,
         spec=spec.model_dump(mode="json"),
+        code=spec.code,
         desired=Desired.RUNNING,
         state=State.QUEUED,
         created_at=now,

@@ -176,6 +176,7 @@ class JobLaunch:
     origin: dict[str, Any] | None = None  # what it begins with: {uri, step, what}; None: its seed
     skipped: tuple[tuple[int, int], ...] = ()  # the ledger, as far as it is stored
     avoid: dict[str, Avoided] = field(default_factory=dict)  # nodes set aside, as it begins
+    package: bytes | None = field(default=None, repr=False)  # what `spec.code` names: a zip file
 
 
 class ClusterUnavailable(Exception):

@@ -129,6 +129,9 @@ class Settings(BaseSettings):
     export_deadline_s: Seconds = Field(
         default=3600.0, description="for reading a whole checkpoint that is exported"
     )
+    max_code_bytes: Annotated[int, Field(ge=1, le=256 << 20)] = Field(
+        default=32 << 20, description="of a user's folder of code, when packed"
+    )
     allow_fault_injection: bool = Field(
         default=False, description="let users break what is theirs on purpose, for a drill"
     )

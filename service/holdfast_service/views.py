@@ -418,6 +418,14 @@ class MemoryTierView(View):
     )
 
 
+class CodeView(View):
+    """A package of a user's code."""
+
+    code: str = Field(description="`sha256:` and the digest of its bytes: what a spec names")
+    bytes: int
+    files: int
+
+
 class CheckpointsView(View):
     """What a job can go on from, by tier."""
 

@@ -19,6 +19,7 @@ from tests.support.waiting import eventually
 from holdfast.rest.app import create_app
 from holdfast.rest.services import Services
 from holdfast_service.checkpoints import CheckpointService
+from holdfast_service.code import CodeService
 from holdfast_service.injections import InjectionService
 from holdfast_service.jobs import JobService
 from holdfast_service.live import LiveHub
@@ -92,6 +93,7 @@ class LiveServer:
             overview=Overview(store, NodeService(store), self.settings),
             live=LiveHub(store, self.settings),
             injections=InjectionService(store, self.settings),
+            code=CodeService(store, self.settings),
             allowed_hosts=frozenset({"127.0.0.1", "localhost"}),
             poll_s=0.02,
         )

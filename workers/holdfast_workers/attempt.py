@@ -28,7 +28,7 @@ from holdfast_workers.checkpoint.storage import StorageError, StorageOptions, op
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.guards import Decision
 from holdfast_workers.ledger import Ledger
-from holdfast_workers.loop import DigestSource, train
+from holdfast_workers.loop import DigestSource, Steps
 from holdfast_workers.memory.segment import Segment, SegmentError
 from holdfast_workers.memory.shadow import Patience
 from holdfast_workers.messages import ErrorKind, StepRow, Tier
@@ -119,6 +119,7 @@ class Attempt:
         self._beside = (False, False)  # saved to memory, to remote: beside the present step
         self._waited_s = 0.0  # by the training thread for checkpoints, in this step
         self._all_waited_s = 0.0
+        self._entered_at = 0.0
         self._phases: dict[str, float] = {}
         faults.rank = self._rank
         recipe.leave_if_over = self._check_fence
@@ -128,17 +129,23 @@ class Attempt:
         self._faults.reach("forming")
         world = self._join()
         self._enter(world)
+        last = self._recipe.run(lambda: self._begin_steps(world))
+        self._beacon.enter("save", last)
+        self._own.finish()
+        groups.leave()
+        self._say("done", step=last)
+
+    def _begin_steps(self, world: World) -> Steps:
+        """Once the recipe stands: the state goes in, and all others may know."""
+        self._phases["build"] = time.monotonic() - self._entered_at
+        self._check_fence()
         start = self._restore()
         self._say("joined", step=start, phases_s=self._phases, tier=self._order["restore"]["tier"])
         self._step = start
         self._cold_until = start + COLD_STEPS
         if start == self._spec.train.steps:  # the fault came between the last step and its save
             self._own.leave_for_saver(start, self._recipe.freeze(start).write, {})
-        last = train(self._recipe, world, self._spec, self, start, self._start_digest)
-        self._beacon.enter("save", last)
-        self._own.finish()
-        groups.leave()
-        self._say("done", step=last)
+        return Steps(self._recipe, world, self._spec, self, start, self._start_digest)
 
     def failure(self, error: Exception) -> dict[str, Any]:
         """What the agent is told of an exception that no fence explains."""
@@ -293,7 +300,7 @@ class Attempt:
         )
 
     def _enter(self, world: World) -> None:
-        began = time.monotonic()
+        self._entered_at = time.monotonic()
         self._beacon.enter("build", 0)
         if self.built_for is None:
             self._recipe.build(world)
@@ -304,8 +311,6 @@ class Attempt:
                 f"a process of rank {self.built_for.rank} cannot take rank {world.rank}"
             )
         self.built_for = world
-        self._phases["build"] = time.monotonic() - began
-        self._check_fence()
 
     def _restore(self) -> int:
         began = time.monotonic()

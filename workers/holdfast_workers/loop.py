@@ -1,4 +1,4 @@
-"""The step loop: what happens around a recipe's steps, the same for every recipe.
+"""The step loop: what happens around the steps of a training program, the same for every one.
 
 Each step commits through one agreement of the whole world. The digest of the state after step
 `s` rides in the agreement of step `s + 1`; after the last step a closing agreement carries the
@@ -90,24 +90,37 @@ def train(
     start_step: int,
     start_digest: str | None = None,
 ) -> int:
-    """Run steps `start_step` + 1 to the last and the closing agreement; the last step's number.
+    """Run steps `start_step` + 1 to the last, and the closing agreement; the last step's number."""
+    return recipe.run(lambda: Steps(recipe, world, spec, hooks, start_step, start_digest))
 
-    `start_digest` is the shard digest of the state at `start_step`, if the caller knows it; the
-    digest of that step is reported again, for a fault may have come before it was known.
+
+class Steps:
+    """The steps of one attempt, from the state it was given to the last; one at a time.
+
+    Who holds the loop (a recipe's own, or a user's function) goes: `apply`, `keep`, until `over`;
+    then `close`.
     """
-    guards = Guards(recipe, world, hooks, start_step)
-    return _Loop(recipe, world, spec, hooks, guards).run(start_step, start_digest)
 
-
-class _Loop:
     def __init__(
-        self, recipe: Recipe, world: World, spec: TrainingSpec, hooks: Hooks, guards: Guards
+        self,
+        recipe: Recipe,
+        world: World,
+        spec: TrainingSpec,
+        hooks: Hooks,
+        start_step: int,
+        start_digest: str | None = None,
     ) -> None:
+        """`start_digest` is the shard digest of the state at `start_step`, if the caller knows it;
+        the digest of that step is reported again, for a fault may have come before it was known."""
+        self.applied = start_step
+        """The step that was applied last."""
+        self.over = start_step >= spec.train.steps
+        """Whether that was the last step of all."""
         self._recipe = recipe
         self._world = world
         self._spec = spec
         self._hooks = hooks
-        self._guards = guards
+        self._guards = Guards(recipe, world, hooks, start_step)
         self._replicas = Comparison.of(
             world.mesh,
             spec.checks.replica_digest_every_steps,
@@ -115,30 +128,50 @@ class _Loop:
         )
         self._state_step = -1
         self._state_digest: DigestSource | None = None
-        self._step = 0
+        self._step = start_step
+        self._unkept: Agreed | None = None
         self._agreed_at = 0.0
         self._blocked_s = 0.0  # so far, when that was
-
-    def run(self, start_step: int, start_digest: str | None) -> int:
         known = None if start_digest is None else lambda: start_digest
-        step, last = start_step, start_step >= self._spec.train.steps
-        self._note_state(start_step, known, last)
+        self._note_state(start_step, known, self.over)
         self._note_agreed()
-        previous = time.perf_counter()
-        while not last:
-            self._step = step = step + 1
-            outcome = self._make_step(step)
-            now = time.perf_counter()
-            self._hooks.committed(_row(outcome, now - previous))
-            previous = now
-            last = step == self._spec.train.steps or outcome.agreed.stop
-            self._hooks.phase("checkpoint", step)
-            known = self._hooks.checkpoint(step, self._recipe, outcome.agreed, last)
-            self._note_state(step, known, last)
-        self._step = step + 1
+        self._previous = time.perf_counter()
+
+    @property
+    def unkept(self) -> bool:
+        """Whether a step has been applied whose state is still to be kept."""
+        return self._unkept is not None
+
+    def apply(self) -> None:
+        """Compute the next step, agree on it, and apply it."""
+        self._step = step = self.applied + 1
+        outcome = self._make_step(step)
+        now = time.perf_counter()
+        self._hooks.committed(_row(outcome, now - self._previous))
+        self._previous = now
+        self.applied = step
+        self.over = step == self._spec.train.steps or outcome.agreed.stop
+        self._unkept = outcome.agreed
+
+    def keep(self) -> None:
+        """The state is now all that the applied step makes it: saved and digested, where due."""
+        if self._unkept is None:
+            return
+        agreed, self._unkept = self._unkept, None
+        self._hooks.phase("checkpoint", self.applied)
+        known = self._hooks.checkpoint(self.applied, self._recipe, agreed, self.over)
+        self._note_state(self.applied, known, self.over)
+
+    def phase(self, name: str, micro_batch: int = 0) -> None:
+        """Phase `name` of the next step is entered."""
+        self._hooks.phase(name, self.applied + 1, micro_batch)
+
+    def close(self) -> int:
+        """The closing agreement, which carries the last digest; the last step's number."""
+        self._step = self.applied + 1
         self._hooks.phase("agree", self._step)
         self._agree(_CLOSING_SHARE)
-        return step
+        return self.applied
 
     def _make_step(self, step: int) -> StepOutcome:
         """Apply `step`, computed from the first window of data that the guards let pass."""

@@ -9,7 +9,7 @@ service's.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -282,9 +282,16 @@ class ChecksSpec(Section):
 
 
 class TrainingSpec(Section):
-    """One training run. `recipe` is a built-in name or `package.module:attribute`."""
+    """One training run: of a recipe (a built-in name or `package.module:attribute`), or of a
+    function of the user's, which brings its own model and data."""
 
     recipe: str = "pretrain"
+    function: str | None = Field(
+        default=None,
+        description="`package.module:attribute`: called with a context, instead of a recipe; the "
+        "sections model and data, optimizer and schedule are then its own affair",
+    )
+    config: dict[str, Any] = Field(default={}, description="what the function finds as ctx.config")
     model: ModelSpec = ModelSpec()
     data: DataSpec = DataSpec()
     train: TrainSpec = TrainSpec()
@@ -306,8 +313,40 @@ class Fault(BaseModel):
 
 def faults(spec: TrainingSpec) -> list[Fault]:
     """Every fault that follows from the training spec alone, in the order of the spec."""
+    found: list[Fault] = [] if spec.function is not None else _model_faults(spec)
+    train, parallel = spec.train, spec.parallel
+
+    def add(path: str, message: str) -> None:
+        found.append(Fault(path=path, message=message))
+
+    per_pass = train.micro_batch * parallel.data_parallel
+    if train.global_batch % per_pass:
+        add(
+            "train.global_batch",
+            f"global_batch {train.global_batch} is not a multiple of micro_batch × dp_replicate × "
+            f"dp_shard = {train.micro_batch} × {parallel.dp_replicate} × {parallel.dp_shard} = "
+            f"{per_pass}",
+        )
+    if spec.function is None and train.schedule.warmup_steps > train.steps:
+        add(
+            "train.schedule.warmup_steps",
+            f"warmup_steps {train.schedule.warmup_steps} exceeds steps {train.steps}",
+        )
+    guards = spec.guards
+    policies = (guards.nonfinite.policy, guards.loss_spike.policy, guards.grad_norm_spike.policy)
+    if "rollback" in policies and guards.rollback_steps > guards.max_skips:
+        add(
+            "guards.rollback_steps",
+            f"a rollback skips {guards.rollback_steps} windows; max_skips {guards.max_skips} "
+            "allows fewer",
+        )
+    return found
+
+
+def _model_faults(spec: TrainingSpec) -> list[Fault]:
+    """Of the built-in model, and of how it is to be cut."""
     found: list[Fault] = []
-    model, train, parallel = spec.model, spec.train, spec.parallel
+    model, parallel = spec.model, spec.parallel
     kv_heads = model.kv_heads or model.heads
 
     def add(path: str, message: str) -> None:
@@ -332,25 +371,4 @@ def faults(spec: TrainingSpec) -> list[Fault]:
         )
     if model.ffn_dim is not None and model.ffn_dim % parallel.tp:
         add("parallel.tp", f"ffn_dim {model.ffn_dim} is not divisible by tp {parallel.tp}")
-    per_pass = train.micro_batch * parallel.data_parallel
-    if train.global_batch % per_pass:
-        add(
-            "train.global_batch",
-            f"global_batch {train.global_batch} is not a multiple of micro_batch × dp_replicate × "
-            f"dp_shard = {train.micro_batch} × {parallel.dp_replicate} × {parallel.dp_shard} = "
-            f"{per_pass}",
-        )
-    if train.schedule.warmup_steps > train.steps:
-        add(
-            "train.schedule.warmup_steps",
-            f"warmup_steps {train.schedule.warmup_steps} exceeds steps {train.steps}",
-        )
-    guards = spec.guards
-    policies = (guards.nonfinite.policy, guards.loss_spike.policy, guards.grad_norm_spike.policy)
-    if "rollback" in policies and guards.rollback_steps > guards.max_skips:
-        add(
-            "guards.rollback_steps",
-            f"a rollback skips {guards.rollback_steps} windows; max_skips {guards.max_skips} "
-            "allows fewer",
-        )
     return found

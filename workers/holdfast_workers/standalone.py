@@ -24,12 +24,11 @@ from typing import Any, TextIO
 import torch
 import yaml
 
-from holdfast_workers import groups
+from holdfast_workers import groups, recipes
 from holdfast_workers.agreement import Agreed
 from holdfast_workers.guards import in_words
-from holdfast_workers.loop import DigestSource, train
+from holdfast_workers.loop import DigestSource, Hooks, Steps
 from holdfast_workers.messages import StepRow
-from holdfast_workers.recipes import resolve
 from holdfast_workers.recipes.base import Recipe, World
 from holdfast_workers.spec import TrainingSpec, faults
 from holdfast_workers.throughput import flops_per_token, peak_flops
@@ -42,12 +41,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     spec = load_spec(Path(options.job), steps=options.steps, world_size=world_size)
+    _see_code(Path(options.job))
     if found := faults(spec):
         for fault in found:
             print(f"{fault.path}: {fault.message}", file=sys.stderr)
         return 2
     device = _device(options.device)
-    recipe = resolve(spec.recipe)(spec, Path(options.cache_dir))
+    recipe = recipes.of(spec, Path(options.cache_dir))
     recipe.prepare()
     groups.join(
         os.environ.get("MASTER_ADDR", ""),
@@ -60,17 +60,28 @@ def main(arguments: list[str] | None = None) -> int:
     )
     world = World(rank, world_size, spec.parallel.mesh, attempt=0, device=device)
     recipe.build(world)
-    recipe.initialize()
     out = open(options.json, "w") if options.json and rank == 0 else None  # noqa: PTH123, SIM115
     try:
         report = _Report(recipe, world, spec, options.every, out)
-        train(recipe, world, spec, report, 0)
+        recipe.run(lambda: _from_the_seed(recipe, world, spec, report))
         report.finish()
     finally:
         if out is not None:
             out.close()
         groups.leave()
     return 0
+
+
+def _from_the_seed(recipe: Recipe, world: World, spec: TrainingSpec, hooks: Hooks) -> Steps:
+    recipe.initialize()
+    return Steps(recipe, world, spec, hooks, 0)
+
+
+def _see_code(path: Path) -> None:
+    """Let the folder of code that a job file names be imported from, as it is on the cluster."""
+    code = yaml.safe_load(path.read_text()).get("code")
+    if isinstance(code, str) and not code.startswith("sha256:"):
+        sys.path.insert(0, str((path.parent / code).resolve()))
 
 
 def load_spec(path: Path, *, steps: int | None, world_size: int) -> TrainingSpec:

@@ -71,6 +71,8 @@ class Guards:
         """
         step = trip.step
         begun, ranks = self._find(trip)
+        if not self._recipe.repeats_steps:  # the next attempt does, without the window
+            raise GuardTripped(trip, told(trip, begun, ranks))
         chance = trip.kind is Kind.NONFINITE and (begun is None or not begun.again)
         first = self._retried != (step, trip.window)
         if chance and first and trip.decision is not Decision.STOP:

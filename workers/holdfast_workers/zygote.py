@@ -59,12 +59,11 @@ def _prepare(config: dict[str, Any]) -> Recipe:
     import torch.distributed.tensor.parallel
 
     torch.set_num_threads(1)
-    from holdfast_workers import saver, store_host, worker  # noqa: F401
-    from holdfast_workers.recipes import resolve
+    from holdfast_workers import recipes, saver, store_host, worker  # noqa: F401
     from holdfast_workers.spec import TrainingSpec
 
     spec = TrainingSpec.model_validate(config["training"])
-    recipe = resolve(spec.recipe)(spec, Path(config["cache_dir"]))
+    recipe = recipes.of(spec, Path(config["cache_dir"]))
     recipe.prepare()
     gc.collect()
     gc.freeze()  # a worker's collections would touch all that is here, and so copy it

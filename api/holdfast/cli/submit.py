@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from holdfast import documents
+from holdfast import code, documents
 from holdfast.cli import output
 from holdfast.cli.common import LONG_RETRY_S, OPTIONS, SHORT_RETRY_S, Options
 from holdfast.cli.exit_codes import ExitCode, of_state
@@ -79,6 +79,9 @@ def read_spec(source: str, assignments: list[str]) -> dict[str, object]:
         document = documents.read(text)
         for assignment in assignments:
             documents.set_path(document, assignment)
+        folder = code.named(document)
+        if folder is not None and source != "-":  # a path in a file is seen from there
+            document["code"] = str(Path(source).parent / folder)
     except (OSError, documents.DocumentError) as error:
         shown = "standard input" if source == "-" else source
         message = error.strerror if isinstance(error, OSError) else str(error)

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from holdfast import code
 from holdfast.client import address as addresses
 from holdfast.client import calls, names
 from holdfast.client.async_jobs import AsyncJobs
@@ -26,6 +27,7 @@ from holdfast_service.views import (
     AttemptView,
     CheckpointsView,
     CheckpointView,
+    CodeView,
     EventPage,
     EventView,
     FaultView,
@@ -83,12 +85,23 @@ class AsyncClient:
         await self.close()
 
     async def submit(self, spec: Document, *, idempotency_key: str | None = None) -> JobView:
-        """Submit a job. Raises InvalidSpec with every fault; Conflict for a key used otherwise."""
+        """Submit a job; a folder that it names as `code` is sent before. Raises InvalidSpec with
+        every fault; Conflict for a key used otherwise; CodeUnusable."""
+        spec = await self._with_code(spec)
         return await self._transport.call(calls.submit(spec, idempotency_key))
 
     async def validate(self, spec: Document) -> dict[str, Any]:
         """What a spec resolves to, its defaults filled in; makes nothing. Raises InvalidSpec."""
-        return await self._transport.call(calls.validate(spec))
+        return await self._transport.call(calls.validate(await self._with_code(spec)))
+
+    async def send_code(self, folder: Path) -> CodeView:
+        """Send a folder of code; again is the same. Raises CodeUnusable."""
+        package = await asyncio.to_thread(code.packed, folder)
+        return await self._transport.call(calls.send_code(package))
+
+    async def _with_code(self, spec: Document) -> Document:
+        folder = code.named(spec)
+        return spec if folder is None else code.naming(spec, (await self.send_code(folder)).code)
 
     def list(
         self, *, state: Collection[str] | None = None, name: str | None = None

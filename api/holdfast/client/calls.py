@@ -22,6 +22,7 @@ from holdfast_service.views import (
     AttemptView,
     CheckpointsView,
     CheckpointView,
+    CodeView,
     DigestPage,
     EventPage,
     EventView,
@@ -40,6 +41,7 @@ from holdfast_service.views import (
 
 JOBS = "/api/v1/jobs"
 NODES = "/api/v1/nodes"
+CODE = "/api/v1/code"
 PAGE = 1000
 JOBS_PAGE = 50
 CANDIDATES_PAGE = 500
@@ -61,6 +63,8 @@ class Call(Generic[T]):
     params: Mapping[str, Any] | None = None
     body: Any = None
     headers: Mapping[str, str] | None = None
+    content: bytes | None = None
+    """Sent as it is, instead of a `body`."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,11 @@ class LogFilter:
 
 def submit(spec: Document, idempotency_key: str | None) -> Call[JobView]:
     return _post(JOBS, JobView, body=plain(spec), headers=_key(idempotency_key))
+
+
+def send_code(package: bytes) -> Call[CodeView]:
+    headers = {"Content-Type": "application/zip"}
+    return Call("POST", CODE, CodeView.model_validate, headers=headers, content=package)
 
 
 def validate(spec: Document) -> Call[dict[str, Any]]:

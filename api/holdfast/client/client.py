@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from holdfast import code
 from holdfast.client import address as addresses
 from holdfast.client import calls, names
 from holdfast.client.calls import PAGE, Document, LogFilter
@@ -28,6 +29,7 @@ from holdfast_service.views import (
     AttemptView,
     CheckpointsView,
     CheckpointView,
+    CodeView,
     EventPage,
     EventView,
     FaultView,
@@ -86,12 +88,21 @@ class Client:
         self.close()
 
     def submit(self, spec: Document, *, idempotency_key: str | None = None) -> JobView:
-        """Submit a job. Raises InvalidSpec with every fault; Conflict for a key used otherwise."""
-        return self._transport.call(calls.submit(spec, idempotency_key))
+        """Submit a job; a folder that it names as `code` is sent before. Raises InvalidSpec with
+        every fault; Conflict for a key used otherwise; CodeUnusable."""
+        return self._transport.call(calls.submit(self._with_code(spec), idempotency_key))
 
     def validate(self, spec: Document) -> dict[str, Any]:
         """What a spec resolves to, its defaults filled in; makes nothing. Raises InvalidSpec."""
-        return self._transport.call(calls.validate(spec))
+        return self._transport.call(calls.validate(self._with_code(spec)))
+
+    def send_code(self, folder: Path) -> CodeView:
+        """Send a folder of code; again is the same. Raises CodeUnusable."""
+        return self._transport.call(calls.send_code(code.packed(folder)))
+
+    def _with_code(self, spec: Document) -> Document:
+        folder = code.named(spec)
+        return spec if folder is None else code.naming(spec, self.send_code(folder).code)
 
     def list(
         self, *, state: Collection[str] | None = None, name: str | None = None

@@ -59,6 +59,7 @@ def request(call: Call[Any]) -> dict[str, Any]:
         "url": call.path,
         "params": present(call.params),
         "json": call.body,
+        "content": call.content,
         "headers": dict(call.headers or {}),
     }
 

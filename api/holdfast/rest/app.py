@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from holdfast.rest import (
     checkpoints,
     cluster,
+    code,
     dashboard,
     faults,
     feeds,
@@ -63,6 +64,7 @@ def create_app(services: Services) -> FastAPI:
         history,
         ranks,
         checkpoints,
+        code,
         faults,
         cluster,
         nodes,

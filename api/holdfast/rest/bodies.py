@@ -10,6 +10,7 @@ from holdfast import documents
 from holdfast.rest.problems import ProblemError, too_large
 
 JSON = "application/json"
+ZIP = "application/zip"
 YAML = frozenset({"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml"})
 
 
@@ -29,6 +30,14 @@ async def document(request: Request, limit: int) -> dict[str, Any]:
         return documents.read(await _limited(request, limit))
     except documents.DocumentError as error:
         raise ProblemError(400, "malformed_body", str(error)) from error
+
+
+async def package(request: Request, limit: int) -> bytes:
+    """A zip file of `limit` bytes at most. Raises ProblemError (413, 415)."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != ZIP:
+        raise ProblemError(415, "unsupported_media_type", f"send {ZIP}", headers={"Accept": ZIP})
+    return await _limited(request, limit)
 
 
 async def _limited(request: Request, limit: int) -> bytes:

@@ -28,7 +28,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        refusal = self._refusal(headers)
+        refusal = self._refusal(headers, self._most_bytes(scope["path"]))
         if refusal is not None:
             response = problem_response(
                 refusal.status, refusal.code, refusal.detail, instance=scope["path"]
@@ -37,7 +37,11 @@ class Guard:
             return
         await self._app(scope, receive, send)
 
-    def _refusal(self, headers: Headers) -> ProblemError | None:
+    def _most_bytes(self, path: str) -> int:
+        code = path == "/api/v1/code"
+        return self._services.max_code_bytes if code else self._services.max_body_bytes
+
+    def _refusal(self, headers: Headers, most_bytes: int) -> ProblemError | None:
         allowed = self._services.allowed_hosts
         host = _name(f"//{headers.get('host', '')}")
         if allowed is not None and host not in allowed:
@@ -46,8 +50,8 @@ class Guard:
         if origin is not None and _name(origin) not in (allowed or {host}):
             return ProblemError(403, "foreign_origin", f"requests from {origin!r} are refused")
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self._services.max_body_bytes:
-            return too_large(self._services.max_body_bytes)
+        if length.isdigit() and int(length) > most_bytes:
+            return too_large(most_bytes)
         return None
 
 

@@ -32,6 +32,7 @@ STATUS_OF_JOB_ERROR = {
     "node_not_found": 404,
     "invalid_time": 422,
     "invalid_regex": 422,
+    "invalid_code": 422,
     "checkpoint_not_found": 404,
     "checkpoint_pinned": 409,
     "checkpoint_needed": 409,

@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from holdfast_service.cluster import names
 from holdfast_service.cluster.agent_actor import AgentActor, AgentSeat
+from holdfast_service.cluster.code_packages import with_code
 from holdfast_service.cluster.occupied import NODE_ID_LABEL, occupied
 from holdfast_service.cluster.ray_state import draining_nodes
 from holdfast_service.job_spec import JobSpec
@@ -151,6 +152,7 @@ class RayAgents:
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 placement_group=group, placement_group_bundle_index=index
             ),
+            **with_code(self._spec.code),
         )
         resources = self._spec.resources
         return actor.remote(

@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from holdfast_service.cluster import names
 from holdfast_service.cluster.agent_actor import memory_base
+from holdfast_service.cluster.code_packages import publish
 from holdfast_service.cluster.ray_state import draining_nodes
 from holdfast_service.cluster.supervisor_actor import SupervisorActor
 from holdfast_service.quarantine import Avoided
@@ -142,6 +144,9 @@ class RayCluster:
         with contextlib.suppress(ValueError):
             self._supervisors[launch.job_id] = ray.get_actor(name, names.NAMESPACE)
             return False
+        if launch.package is not None:
+            publish(launch.spec["code"], launch.package)
+            launch = replace(launch, package=None)  # Ray keeps what an actor is made with
         actor = ray.remote(SupervisorActor).options(
             name=name,
             namespace=names.NAMESPACE,

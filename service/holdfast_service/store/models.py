@@ -67,6 +67,7 @@ class Job(Base):
     request_digest: Mapped[str] = mapped_column(String(64))
     # What it begins with instead of its seed: {uri, step, what, job, held}; see origins.py.
     origin: Mapped[Json | None]
+    code: Mapped[str | None] = mapped_column(String(80), index=True)  # of the user, by its digest
 
     step: Mapped[int] = mapped_column(default=0)
     steps: Mapped[int]
@@ -114,6 +115,16 @@ class Job(Base):
         Index("ix_jobs_goodput", "goodput", "id"),
         Index("ix_jobs_search", "state", "name", "owner", "id"),  # all that filters look at
     )
+
+
+class CodePackage(Base):
+    """A folder of a user as a zip file; see code.py."""
+
+    __tablename__ = "code_packages"
+
+    id: Mapped[str] = mapped_column(String(80), primary_key=True)  # sha256:..., of its bytes
+    content: Mapped[bytes] = mapped_column(LargeBinary)
+    used_at: Mapped[float]
 
 
 class Event(Base):

@@ -18,6 +18,16 @@ class UnknownRecipe(ValueError):
     """The name of a recipe leads to nothing that can make one."""
 
 
+def of(spec: TrainingSpec, cache_dir: Path) -> Recipe:
+    """The training program of `spec`, not prepared yet: its recipe, or what holds its function.
+    Raises as `resolve` does."""
+    if spec.function is None:
+        return resolve(spec.recipe)(spec, cache_dir)
+    from holdfast_workers.functions.recipe import FunctionRecipe  # late: a recipe has no use for it
+
+    return FunctionRecipe(spec, cache_dir)
+
+
 def resolve(name: str) -> RecipeFactory:
     """The factory that `name` stands for; called with (spec, cache_dir) it gives a Recipe.
 

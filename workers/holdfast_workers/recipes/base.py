@@ -24,6 +24,7 @@ from holdfast_workers.spec import TrainingSpec
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from holdfast_workers.loop import Steps
     from holdfast_workers.state import Snapshot
 
 Agree = Callable[[Contribution], Agreed]
@@ -99,10 +100,13 @@ class GuardTripped(Exception):
 class Recipe(ABC):
     """One rank's training program. Called from one thread, in the order of the methods below.
 
-    `prepare` → `build` → (`initialize` | `read_state`) → `train_step`*. After a fault:
-    `abandon_step`, then `rebind` on the new process groups and `read_state`; or a new process
-    goes through the first line.
+    `prepare` → `build` → `run`: (`initialize` | `read_state`) → `train_step`*. After a fault:
+    `abandon_step`, then `rebind` on the new process groups and `run`; or a new process goes through
+    the first line.
     """
+
+    repeats_steps = True
+    """Whether it can compute a step again in place: for `trace`, from another window of data."""
 
     def __init__(self, spec: TrainingSpec, cache_dir: Path) -> None:
         self.spec = spec
@@ -190,6 +194,17 @@ class Recipe(ABC):
         which it raises if a guard has tripped: the step may then be computed again, from another
         window of data.
         """
+
+    def run(self, begin: Callable[[], Steps]) -> int:
+        """Train to the end of one attempt; the last step's number. After `build` or `rebind`.
+
+        `begin` puts in the state and gives the attempt's steps: called once `layout` is fixed.
+        """
+        steps = begin()
+        while not steps.over:
+            steps.apply()
+            steps.keep()
+        return steps.close()
 
     @abstractmethod
     def seen(self) -> Place | None:

@@ -1,0 +1,29 @@
+"""`/code`: a user's folder, sent once, named in specs by its digest."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+
+from holdfast.rest import bodies
+from holdfast.rest.problems import documented
+from holdfast.rest.services import ServicesDep
+from holdfast_service.views import CodeView
+
+router = APIRouter(prefix="/api/v1/code", tags=["code"])
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=CodeView,
+    summary="Send a folder of code as a zip file; again is the same",
+    responses=documented(413, 415, 422),
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
+async def send(request: Request, services: ServicesDep) -> CodeView:
+    return await services.code.put(await bodies.package(request, services.max_code_bytes))

@@ -1,0 +1,165 @@
+"""Training functions as users write them, small, with all that a state may be made of."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from holdfast_workers.functions import Context
+
+POINTS = 96
+
+
+class Counter:
+    """State of a user's own kind."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, tuple[int, float]] = {}
+        self.turns = 0
+
+    def state_dict(self) -> dict[str, object]:
+        return {"seen": self.seen, "turns": self.turns}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2)
+        )
+        self.unused = nn.Parameter(torch.ones(3))  # takes no part in the loss
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layers(x)
+        return result
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(POINTS, 4, generator=torch.Generator().manual_seed(3))
+    return x, torch.stack([x.sum(dim=1).sin(), x.prod(dim=1)], dim=1)
+
+
+def everything(ctx: Context) -> None:
+    """Dropout, buffers, an average, a schedule, an object; momentum that comes with a step."""
+    x, y = data()
+    model, average = Net(), Net()
+    optimizer = torch.optim.NAdam(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=ctx.last_step + 1)
+    counter = Counter()
+    ctx.register(
+        model=model, average=average, optimizer=optimizer, schedule=schedule, counter=counter
+    )
+    for step in ctx.steps():
+        for samples in ctx.batches(POINTS):
+            noise = 0.01 * torch.randn(len(samples), 4)
+            ctx.backward(mse_loss(model(x[samples] + noise), y[samples]))
+        ctx.step(clip_grad_norm=1.0)
+        schedule.step()
+        with torch.no_grad():
+            for mean, live in zip(average.parameters(), model.parameters(), strict=True):
+                mean.lerp_(live, 0.1)
+        counter.turns += 1
+        counter.seen[step % 3] = (step, step / 3)
+
+
+def plain(ctx: Context) -> None:
+    """A whole model on every rank; the house averages."""
+    x, y = data()
+    model = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    ctx.register(model=model, optimizer=optimizer)
+    for _ in ctx.steps():
+        for samples in ctx.batches(POINTS):
+            ctx.backward(mse_loss(model(x[samples]), y[samples]))
+        ctx.step()
+
+
+def sharded(ctx: Context) -> None:
+    """Cut over the data-parallel ranks."""
+    x, y = data()
+    model = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2))
+    ctx.shard(model, blocks=[model[0]])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    ctx.register(model=model, optimizer=optimizer)
+    for _ in ctx.steps():
+        for samples in ctx.batches(POINTS):
+            ctx.backward(mse_loss(model(x[samples]), y[samples]))
+        ctx.step()
+
+
+def swallows(ctx: Context) -> None:
+    """As if nothing could go wrong: catches whatever it can."""
+    x, y = data()
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    ctx.register(model=model, optimizer=optimizer)
+    for _ in ctx.steps():
+        try:
+            for samples in ctx.batches(POINTS):
+                ctx.backward(mse_loss(model(x[samples]), y[samples]))
+            ctx.step()
+        except Exception as error:
+            print("swallowed", error)
+
+
+def mistaken(ctx: Context) -> None:
+    """A user's own mistake, at step 5, on every rank."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    ctx.register(model=model, optimizer=optimizer)
+    for step in ctx.steps():
+        ctx.backward(model(torch.ones(2, 4)).sum())
+        if step == 5:
+            raise KeyError("the user's own mistake")
+        ctx.step()
+
+
+def poisoned(ctx: Context) -> None:
+    """Samples of the window of step 4 make a loss that is not finite."""
+    x, y = data()
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    ctx.register(model=model, optimizer=optimizer)
+    bad = set(ctx.config["bad"])
+    for _ in ctx.steps():
+        for samples in ctx.batches(POINTS):
+            spoiled = float("nan") if bad & set(samples.tolist()) else 1.0
+            ctx.backward(mse_loss(model(x[samples]), y[samples]) * spoiled)
+        ctx.step()
+
+
+def steps_itself(ctx: Context) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    ctx.register(model=model, optimizer=optimizer)
+    for _ in ctx.steps():
+        ctx.backward(model(torch.ones(2, 4)).sum())
+        optimizer.step()
+        ctx.step()
+
+
+def forgets_to_step(ctx: Context) -> None:
+    model = nn.Linear(4, 2)
+    ctx.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-2))
+    for _ in ctx.steps():
+        pass
+
+
+def returns_early(ctx: Context) -> None:
+    model = nn.Linear(4, 2)
+    ctx.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-2))
+    for step in ctx.steps():
+        ctx.backward(model(torch.ones(2, 4)).sum())
+        ctx.step()
+        if step == 3:
+            return
+
+
+def registers_a_stranger(ctx: Context) -> None:
+    ctx.register(model=nn.Linear(4, 2), optimizer=torch.optim.SGD(nn.Linear(4, 2).parameters()))
+    for _ in ctx.steps():
+        ctx.step(0.0)

@@ -1,0 +1,214 @@
+"""A user's function is held like a recipe: its state comes back with the same bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.workers.rank_worlds import Watching
+
+from holdfast_workers import recipes
+from holdfast_workers.functions import FunctionError
+from holdfast_workers.functions.encoding import decode, encode
+from holdfast_workers.loop import Steps
+from holdfast_workers.recipes.base import GuardTripped, Recipe, World
+from holdfast_workers.spec import TrainingSpec
+
+ALONE = World(0, 1, {"dp_shard": 1, "tp": 1}, 1, "cpu")
+STEPS = 9
+FUNCTIONS = "tests.support.functions"
+
+
+def prepared(name: str, **changes: Any) -> Recipe:
+    spec = TrainingSpec.model_validate(
+        {
+            "function": f"{FUNCTIONS}:{name}",
+            "train": {"steps": STEPS, "global_batch": 12, "micro_batch": 4, "seed": 5},
+            **changes,
+        }
+    )
+    recipe = recipes.of(spec, Path("/nonexistent"))
+    recipe.prepare()
+    recipe.build(ALONE)
+    return recipe
+
+
+def ran(
+    recipe: Recipe, hooks: Watching | None = None, payload: bytes | None = None
+) -> tuple[Watching, int]:
+    """From the seed, or from the state in `payload`."""
+    seen = hooks or Watching()
+
+    def begin() -> Steps:
+        recipe.initialize()
+        start = recipe.read_state(memoryview(bytearray(payload))) if payload else 0
+        return Steps(recipe, ALONE, recipe.spec, seen, start)
+
+    return seen, recipe.run(begin)
+
+
+def saved(name: str) -> tuple[Watching, dict[int, bytes]]:
+    """A whole run, and its state after each step."""
+    payloads: dict[int, bytes] = {}
+
+    def keep(step: int, recipe: Recipe) -> None:
+        payload = bytearray(recipe.layout().payload_bytes)
+        recipe.write_state(memoryview(payload), step)
+        payloads[step] = bytes(payload)
+
+    hooks = Watching()
+    hooks.on_checkpoint = keep
+    ran(prepared(name), hooks)
+    return hooks, payloads
+
+
+@pytest.mark.parametrize("name", ["everything", "plain", "sharded"])
+def test_from_any_step_on_it_is_the_same_run(name: str) -> None:
+    whole, payloads = saved(name)
+    assert sorted(payloads) == list(range(1, STEPS + 1))
+    for step in (1, 4, STEPS - 1):
+        again, last = ran(prepared(name), payload=payloads[step])
+        assert last == STEPS
+        assert again.digests == {s: whole.digests[s] for s in range(step, STEPS + 1)}
+        assert [row.samples for row in again.rows] == [r.samples for r in whole.rows][step:]
+
+
+def test_the_seed_alone_decides_and_each_seed_otherwise() -> None:
+    first, second = ran(prepared("everything"))[0], ran(prepared("everything"))[0]
+    other = ran(
+        prepared(
+            "everything",
+            train={"steps": STEPS, "global_batch": 12, "micro_batch": 4, "seed": 6},
+        )
+    )[0]
+    assert first.digests == second.digests
+    assert first.digests[STEPS] != other.digests[STEPS]
+
+
+def test_the_first_step_of_an_optimizer_is_that_of_a_fresh_one() -> None:
+    """Its state is laid out before; nothing of that is felt."""
+    hooks, _ = ran(prepared("plain"))
+    from tests.support.functions import POINTS, data
+
+    from holdfast_workers.recipes.random_state import seed_generators
+    from holdfast_workers.sample_order import micro_batch_positions, samples_at
+
+    x, y = data()
+    seed_generators(5, 0, 0, "cpu")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Tanh(), torch.nn.Linear(32, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(STEPS):
+        total = 0.0
+        for index in range(3):
+            positions = micro_batch_positions(
+                step, index, data_index=0, data_parallel=1, micro_batch=4, global_batch=12
+            )
+            samples = samples_at(positions, POINTS, 5)
+            loss = torch.nn.functional.mse_loss(model(x[samples]), y[samples])
+            (loss / 3).backward()
+            total += float(loss.detach().double() / 3)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert hooks.rows[step].loss == pytest.approx(total, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("steps_itself", "leave that to the context's step"),
+        ("forgets_to_step", "step.. was not called in the turn of step 1"),
+        ("returns_early", "returned after step 3 of 9"),
+        ("registers_a_stranger", "holds a parameter of no registered module"),
+        ("no_such_function", "has no callable 'no_such_function'"),
+    ],
+)
+def test_a_mistake_is_named(name: str, message: str) -> None:
+    with pytest.raises(FunctionError, match=message):
+        ran(prepared(name))
+
+
+def test_an_error_of_the_user_leaves_as_it_is() -> None:
+    with pytest.raises(KeyError, match="the user's own mistake"):
+        ran(prepared("mistaken"))
+
+
+class Over(Exception):
+    pass
+
+
+class EndsAt(Watching):
+    """The attempt is over just before a step is applied."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self._at = step
+
+    def commit_gate(self, step: int) -> None:
+        if step == self._at:
+            raise Over
+
+
+def test_no_function_holds_up_the_end_of_its_attempt() -> None:
+    """Not even one that catches every exception; and it can be called again."""
+    recipe = prepared("swallows")
+    hooks = EndsAt(4)
+    with pytest.raises(Over):
+        ran(recipe, hooks)
+    assert [row.step for row in hooks.rows] == [1, 2, 3]
+    recipe.abandon_step()
+    recipe.rebind(ALONE)
+    assert ran(recipe)[0].digests == ran(prepared("swallows"))[0].digests
+
+
+def test_a_step_that_is_not_finite_is_left_to_the_next_attempt() -> None:
+    whole, _ = ran(prepared("poisoned", config={"bad": []}))
+    bad = _samples_of_step(4)
+    with pytest.raises(GuardTripped) as tripped:
+        ran(prepared("poisoned", config={"bad": bad}))
+    report = tripped.value.report
+    assert report is not None
+    assert (report["step"], report["skipped"], report["what"]) == (4, (3, 4), "loss")
+    assert math.isfinite(whole.rows[-1].loss)
+
+
+def _samples_of_step(step: int) -> list[int]:
+    from holdfast_workers.sample_order import micro_batch_positions, samples_at
+
+    positions = micro_batch_positions(
+        step - 1, 0, data_index=0, data_parallel=1, micro_batch=4, global_batch=12
+    )
+    return [int(one) for one in samples_at(positions, 96, 5)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": [1, 2.5, None, True, "x"], "t": (1, (2, 3))},
+        {1: "an int", (2, 3): {"~tuple": "no mark"}, None: b"\x00\xff"},
+        [math.inf, -0.0, 0.1 + 0.2],
+    ],
+)
+def test_what_is_encoded_comes_back(value: object) -> None:
+    assert repr(decode(encode(value, "it"))) == repr(value)
+
+
+def test_tensors_come_back_with_their_bits() -> None:
+    made: list[Callable[[], torch.Tensor]] = [
+        lambda: torch.randn(3, 2, dtype=torch.bfloat16),
+        lambda: torch.tensor(7),
+        lambda: torch.empty(0, 4),
+    ]
+    for make in made:
+        tensor = make()
+        back = decode(encode({"x": tensor}, "it"))["x"]
+        assert back.dtype == tensor.dtype and back.shape == tensor.shape
+        assert torch.equal(back, tensor)
+
+
+def test_what_cannot_be_kept_is_named_with_its_place() -> None:
+    with pytest.raises(FunctionError, match=r"schedule\.fns\[1\] is a function"):
+        encode({"fns": [1, lambda: 0]}, "schedule")
