@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ SHM_ROOT = "HOLDFAST_SHM_ROOT"
 to. The keeper removes it at the end, whatever has been left in it."""
 
 POLL_S = 0.05
-STOP_S = 20.0
+START_S, STOP_S = 180.0, 20.0
 
 
 class LocalClusterError(Exception):
@@ -163,10 +164,11 @@ def ensure(
     cpus_per_node: int | None = None,
     orphan_grace_s: float = 1800.0,
     health: NodeHealth | None = None,
-    timeout_s: float = 120.0,
+    timeout_s: float = START_S,
     given_up: Callable[[], bool] = lambda: False,
 ) -> LocalCluster:
-    """Adopt the cluster of this data directory, or start one of `nodes` nodes beside a head.
+    """Adopt the cluster of this data directory, or start one of `nodes` nodes beside a head; once
+    more if that fails.
 
     Safe to call from several processes at once. Raises LocalClusterError after `timeout_s`, or
     once `given_up` says that nobody wants it any more; then what was begun is ended again.
@@ -176,12 +178,17 @@ def ensure(
     place = folder(data_dir)
     place.make()
     deadline = time.monotonic() + timeout_s
-    keeper = _start_keeper(place, nodes, cpus_per_node, orphan_grace_s, health or NodeHealth())
+    start = partial(
+        _start_keeper, place, nodes, cpus_per_node, orphan_grace_s, health or NodeHealth()
+    )
+    keeper, again = start(), True
     while time.monotonic() < deadline and not given_up():
         if running := find(data_dir):
             return running
         if keeper.poll() is not None and not _locked(place.keeper_lock):
-            break
+            if not again:
+                break
+            keeper, again = start(), False  # Ray gives a node 30 s, which a busy machine may need
         time.sleep(POLL_S)
     if keeper.poll() is None:
         _end_keeper(keeper, data_dir)
