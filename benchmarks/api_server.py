@@ -23,6 +23,8 @@ import uvicorn
 from holdfast.rest.app import create_app
 from holdfast.rest.services import Services
 from holdfast_service.checkpoints import CheckpointService
+from holdfast_service.code import CodeService
+from holdfast_service.fleet import Fleet
 from holdfast_service.injections import InjectionService
 from holdfast_service.jobs import JobService
 from holdfast_service.live import LiveHub
@@ -210,6 +212,8 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
         overview=Overview(store, nodes, settings),
         live=LiveHub(store, settings),
         injections=InjectionService(store, settings, reconciler.ring),
+        code=CodeService(store, settings),
+        fleet=Fleet(store),
         stopping=stopping,
         poll_s=settings.event_poll_s,
     )

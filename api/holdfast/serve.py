@@ -26,6 +26,7 @@ from holdfast.schemas import SERVER_FILE, ServerFile
 from holdfast_service import local_cluster, scheduling
 from holdfast_service.checkpoints import CheckpointService
 from holdfast_service.code import CodeService
+from holdfast_service.fleet import Fleet
 from holdfast_service.injections import InjectionService
 from holdfast_service.jobs import JobService
 from holdfast_service.live import LiveHub
@@ -109,6 +110,8 @@ async def _run(
         live=LiveHub(store, settings),
         injections=InjectionService(store, settings, reconciler.ring),
         code=CodeService(store, settings),
+        fleet=Fleet(store),
+        metrics_of_jobs=settings.metrics_of_jobs,
         max_code_bytes=settings.max_code_bytes,
         probes=_probes(store, cluster, reconciler, settings),
         stopping=stopping,

@@ -129,6 +129,9 @@ class Settings(BaseSettings):
     export_deadline_s: Seconds = Field(
         default=3600.0, description="for reading a whole checkpoint that is exported"
     )
+    metrics_of_jobs: bool = Field(
+        default=False, description="series of each live job in /metrics, not only of all together"
+    )
     max_code_bytes: Annotated[int, Field(ge=1, le=256 << 20)] = Field(
         default=32 << 20, description="of a user's folder of code, when packed"
     )

@@ -20,6 +20,7 @@ from holdfast.rest.app import create_app
 from holdfast.rest.services import Services
 from holdfast_service.checkpoints import CheckpointService
 from holdfast_service.code import CodeService
+from holdfast_service.fleet import Fleet
 from holdfast_service.injections import InjectionService
 from holdfast_service.jobs import JobService
 from holdfast_service.live import LiveHub
@@ -94,6 +95,7 @@ class LiveServer:
             live=LiveHub(store, self.settings),
             injections=InjectionService(store, self.settings),
             code=CodeService(store, self.settings),
+            fleet=Fleet(store),
             allowed_hosts=frozenset({"127.0.0.1", "localhost"}),
             poll_s=0.02,
         )

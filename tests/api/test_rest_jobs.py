@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 import pytest
 import yaml
-from tests.api.live_server import SPEC, LiveServer
+from tests.api.live_server import SPEC, LiveServer, live_server
 from tests.support.waiting import eventually
 
 
@@ -110,24 +112,37 @@ def test_pause_and_resume_again_are_the_same(http: httpx.Client, server: LiveSer
         assert http.post(f"{path}/{wish}").json()["code"] == "job_ended"
 
 
-def test_prometheus_shows_live_jobs_and_routes_without_ids(
+def test_prometheus_shows_all_jobs_together_and_routes_without_ids(
     http: httpx.Client, server: LiveServer
 ) -> None:
     job_id = submitted(http)
-    server.run_job(job_id, steps=3, end=False)
-    step = f'holdfast_job_step{{job_id="{job_id}",name="tiny"}} 3.0'
-    eventually(lambda: step in http.get("/metrics").text)
+    server.run_job(job_id, steps=3)
+    one = 'holdfast_jobs{state="SUCCEEDED"} 1.0'
+    eventually(lambda: one in http.get("/metrics").text)
     http.get(f"/api/v1/jobs/{job_id}")
     http.get("/wp-login.php")
-    text = http.get("/metrics").text
-    requests = [
-        line for line in text.splitlines() if line.startswith("holdfast_http_requests_total")
-    ]
+    lines = http.get("/metrics").text.splitlines()
+    requests = [line for line in lines if line.startswith("holdfast_http_requests_total")]
     assert any(
         'route="/api/v1/jobs/{job_id}"' in line and 'status="200"' in line for line in requests
     )
-    assert not any(job_id in line or "wp-login" in line for line in requests)
-    assert f'holdfast_job_goodput{{job_id="{job_id}",name="tiny"}} ' in text
+    assert not any(job_id in line or "wp-login" in line for line in lines)
+    moves = [line for line in lines if line.startswith("holdfast_job_transitions_total{")]
+    assert any('from="QUEUED"' in line and 'to="STARTING"' in line for line in moves)
+
+
+def test_prometheus_shows_each_live_job_where_it_was_told_to(tmp_path: Path) -> None:
+    with (
+        live_server(tmp_path, metrics_of_jobs=True) as server,
+        httpx.Client(base_url=server.address, timeout=20, trust_env=False) as http,
+    ):
+        job_id = submitted(http)
+        server.run_job(job_id, steps=3, end=False)
+        step = f'holdfast_job_step{{job_id="{job_id}",name="tiny"}} 3.0'
+        eventually(lambda: step in http.get("/metrics").text)
+        assert (
+            f'holdfast_job_goodput{{job_id="{job_id}",name="tiny"}} ' in http.get("/metrics").text
+        )
 
 
 def test_openapi_documents_problems_and_the_spec(http: httpx.Client) -> None:

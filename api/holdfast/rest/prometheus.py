@@ -1,15 +1,21 @@
-"""`/metrics`: the server's own figures and those of live jobs, in Prometheus' text format."""
+"""`/metrics`: the server's own figures, those of all jobs together, and, where the server
+was told to, those of each live job, in Prometheus' text format."""
 
 from __future__ import annotations
 
 import time
+from itertools import accumulate
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.rest.services import JobsDep
+from holdfast.rest.metric_series import FLEET_SERIES, HTTP_SERIES, JOB_SERIES
+from holdfast.rest.services import ServicesDep
+from holdfast_service.fleet import BUCKETS_S, Fleet
 from holdfast_service.jobs import JobService
 from holdfast_service.lifecycle import State
 
@@ -21,9 +27,11 @@ METHODS = frozenset({"GET", "POST", "HEAD"})
 
 
 @router.get("/metrics", summary="Figures for Prometheus", response_class=Response)
-async def metrics(request: Request, jobs: JobsDep) -> Response:
+async def metrics(request: Request, services: ServicesDep) -> Response:
     registry: CollectorRegistry = request.app.state.registry
-    text = generate_latest(registry) + generate_latest(await _live_jobs(jobs))
+    text = generate_latest(registry) + generate_latest(await _fleet(services.fleet, time.time()))
+    if services.metrics_of_jobs:
+        text += generate_latest(await _live_jobs(services.jobs))
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
@@ -33,18 +41,9 @@ class Measured:
 
     def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
         self._app = app
-        self._count = Counter(
-            "holdfast_http_requests",
-            "Requests answered.",
-            ("method", "route", "status"),
-            registry=registry,
-        )
-        self._seconds = Histogram(
-            "holdfast_http_request_seconds",
-            "Time to the head of the response.",
-            ("method", "route"),
-            registry=registry,
-        )
+        count, seconds = HTTP_SERIES
+        self._count = Counter(count.name, count.help, count.labels, registry=registry)
+        self._seconds = Histogram(seconds.name, seconds.help, seconds.labels, registry=registry)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -70,38 +69,57 @@ class Measured:
         self._seconds.labels(method, route).observe(time.perf_counter() - began)
 
 
-async def _live_jobs(jobs: JobService) -> CollectorRegistry:
+async def _fleet(fleet: Fleet, now: float) -> CollectorRegistry:
+    """Figures that the store knows, so they are the same on every server and after a restart."""
+    figures = await fleet.figures(now)
+    families = {one.name: one.family() for one in FLEET_SERIES}
+    for state in State:
+        families["holdfast_jobs"].add_metric([state.value], figures.jobs.get(state.value, 0))
+    for edge, count in sorted(fleet.transitions.items()):
+        families["holdfast_job_transitions_total"].add_metric(list(edge), count)
+    for (cause, decision), count in sorted(figures.incidents.items()):
+        families["holdfast_incidents_total"].add_metric([cause, decision], count)
+    for phase, told in sorted(figures.phases.items()):
+        bounds = [*map(str, BUCKETS_S), "+Inf"]
+        buckets = list(zip(bounds, map(float, accumulate(told.counts)), strict=True))
+        families["holdfast_recovery_seconds"].add_metric([phase], buckets, told.total_s)
+    families["holdfast_lost_steps_total"].add_metric([], figures.lost_steps)
+    families["holdfast_effective_training_seconds_total"].add_metric([], figures.effective_s)
+    families["holdfast_cluster_seconds_total"].add_metric([], figures.held_s)
+    if figures.goodput is not None:  # not measured is not zero
+        families["holdfast_goodput_ratio"].add_metric([], figures.goodput)
     registry = CollectorRegistry()
-    states = Gauge("holdfast_live_jobs", "Jobs that have not ended.", ["state"], registry=registry)
-    labels = ("job_id", "name")
-    step = Gauge("holdfast_job_step", "Optimizer steps applied.", labels, registry=registry)
-    attempt = Gauge("holdfast_job_attempt", "Number of the attempt.", labels, registry=registry)
-    faults = Gauge("holdfast_job_incidents", "Faults so far.", labels, registry=registry)
-    speed = Gauge("holdfast_job_tokens_per_second", "Throughput.", labels, registry=registry)
-    useful = Gauge(
-        "holdfast_job_goodput",
-        "Time in steps that are part of history, over the time on the cluster.",
-        labels,
-        registry=registry,
-    )
-    effective = Gauge(
-        "holdfast_job_effective_training_time_ratio",
-        "Time in which training advanced, over the time on the cluster.",
-        labels,
-        registry=registry,
-    )
+    registry.register(_Collected(list(families.values())))
+    return registry
+
+
+class _Collected(Collector):
+    def __init__(self, families: list[Any]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Any]:
+        return self._families
+
+
+async def _live_jobs(jobs: JobService) -> CollectorRegistry:
+    """One series for each live job: only where the server was told to, for jobs are without end."""
+    registry = CollectorRegistry()
+    gauges = {
+        one.name: Gauge(one.name, one.help, one.labels, registry=registry) for one in JOB_SERIES
+    }
     live = [state for state in State if not state.terminal]
-    for state in live:
-        states.labels(state.value).set(0)
     for job in (await jobs.list(limit=LIVE_JOBS_SHOWN, state=live)).jobs:
-        states.labels(job.state.value).inc()
-        step.labels(job.id, job.name).set(job.progress.step)
-        attempt.labels(job.id, job.name).set(job.progress.attempt)
-        faults.labels(job.id, job.name).set(job.progress.incidents)
-        if job.progress.tokens_per_second is not None:  # not measured is not zero
-            speed.labels(job.id, job.name).set(job.progress.tokens_per_second)
+        progress = job.progress
         told = await jobs.goodput(job.id, max_age_s=GOODPUT_AGE_S)
-        if told.goodput is not None and told.effective_training_time_ratio is not None:
-            useful.labels(job.id, job.name).set(told.goodput)
-            effective.labels(job.id, job.name).set(told.effective_training_time_ratio)
+        values = {
+            "holdfast_job_step": progress.step,
+            "holdfast_job_attempt": progress.attempt,
+            "holdfast_job_incidents": progress.incidents,
+            "holdfast_job_tokens_per_second": progress.tokens_per_second,
+            "holdfast_job_goodput": told.goodput,
+            "holdfast_job_effective_training_time_ratio": told.effective_training_time_ratio,
+        }
+        for name, value in values.items():
+            if value is not None:  # not measured is not zero
+                gauges[name].labels(job.id, job.name).set(value)
     return registry

@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 
 from holdfast_service.checkpoints import CheckpointService
 from holdfast_service.code import CodeService
+from holdfast_service.fleet import Fleet
 from holdfast_service.injections import InjectionService
 from holdfast_service.jobs import JobService
 from holdfast_service.live import LiveHub
@@ -30,6 +31,7 @@ class Services:
     overview: Overview
     live: LiveHub
     code: CodeService
+    fleet: Fleet
     probes: Mapping[str, Probe] = field(default_factory=dict)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server shuts down: streams end, so that clients resume elsewhere or later."""
@@ -37,6 +39,8 @@ class Services:
     """Names by which the server may be addressed; None: any (it was opened on purpose)."""
     max_body_bytes: int = 2**20
     max_code_bytes: int = 2**25
+    metrics_of_jobs: bool = False
+    """Whether `/metrics` has series for each live job."""
     probe_timeout_s: float = 5.0
     keep_alive_s: float = 15.0
     poll_s: float = 0.1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -43,6 +44,8 @@ class Store:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
+        self.transitions: Counter[tuple[str, str, str]] = Counter()
+        """Of jobs, stored by this process: how many of each (from, to, outcome's code)."""
         # PostgreSQL's default shows each statement a newer state; SQLite has one snapshot anyway.
         snapshot = {"isolation_level": "REPEATABLE READ"} if self.postgres else {}
         self._reader = engine.execution_options(**snapshot)

@@ -47,6 +47,8 @@ class JobTransaction:
         self.session = session
         self.job = job
         self.now = now
+        self.transitions: list[tuple[str, str, str]] = []
+        """(from, to, code of the outcome or "")."""
 
     @property
     def state(self) -> State:
@@ -79,6 +81,8 @@ class JobTransaction:
         self.job.waiting = None
         self._note_hold(new, when)
         self.emit("job.state", {"from": old, "to": new, "reason": reason}, at=when)
+        code = (self.job.outcome_code or "") if new in TERMINAL else ""
+        self.transitions.append((old.value, new.value, code))
 
     def count_goodput(self) -> None:
         """As lists show it: time in steps that are part of history over time on the cluster."""
@@ -168,4 +172,6 @@ async def job_transaction(
             raise NoSuchJob(job_id)
         if token is not None and job.lease_token != token:
             raise LeaseLost(job_id)
-        yield JobTransaction(session, job, time.time() if now is None else now)
+        transaction = JobTransaction(session, job, time.time() if now is None else now)
+        yield transaction
+    store.transitions.update(transaction.transitions)
