@@ -34,23 +34,24 @@ def measured(of: RankMeasure, stretch: Stretch, ranks: int) -> Values:
 def bucketed(
     values: Values, starts: npt.NDArray[np.float64], since: float, bucket_s: float, buckets: int
 ) -> Values:
-    """By rank and new bucket: the median of the old buckets that begin in it; one that is narrower
+    """By rank and new bucket: the mean of the old buckets that begin in it; one that is narrower
     than the old ones shows the one that it lies in."""
     found = np.full((buckets, values.shape[1]), np.nan, np.float32)
     if not len(starts):
         return found.T
     width = float(starts[1] - starts[0]) if len(starts) > 1 else bucket_s
     edges = since + bucket_s * np.arange(buckets + 1)
-    for bucket in range(buckets):
-        first = int(np.searchsorted(starts, edges[bucket], "left"))
-        end = int(np.searchsorted(starts, edges[bucket + 1], "left"))
-        if first == end:
-            first = int(np.searchsorted(starts, edges[bucket], "right")) - 1
-            if first < 0 or starts[first] + width <= edges[bucket]:
-                continue
-            end = first + 1
-        with _empty_is_nan():
-            found[bucket] = np.nanmedian(values[first:end], axis=0)
+    firsts = np.searchsorted(starts, edges, "left")
+    there = np.isfinite(values)
+    zeros = np.zeros((1, values.shape[1]))
+    sums = np.concatenate([zeros, np.cumsum(np.where(there, values, 0.0), axis=0, dtype=float)])
+    counts = np.concatenate([zeros, np.cumsum(there, axis=0)])
+    total = sums[firsts[1:]] - sums[firsts[:-1]]
+    count = counts[firsts[1:]] - counts[firsts[:-1]]
+    np.divide(total, count, out=found, where=count > 0, casting="unsafe")
+    within = np.searchsorted(starts, edges[:-1], "right") - 1
+    narrow = (firsts[1:] == firsts[:-1]) & (within >= 0) & (starts[within] + width > edges[:-1])
+    found[narrow] = values[within[narrow]]
     return found.T
 
 

@@ -59,7 +59,7 @@ class RankHistoryView(View):
     bucket_s: float
     ranks: tuple[HistoryRankView, ...]
     values: tuple[tuple[float | None, ...], ...] = Field(
-        description="one row per entry of `ranks`, one value per bucket: the median where "
+        description="one row per entry of `ranks`, one value per bucket: the mean where "
         "several steps fall into it"
     )
 

@@ -50,6 +50,9 @@ class Store:
         snapshot = {"isolation_level": "REPEATABLE READ"} if self.postgres else {}
         self._reader = engine.execution_options(**snapshot)
         self._writer = engine.execution_options(**{_WRITING: True})
+        # SQLite lets one write at a time, and those who wait for it poll in no order: of many, some
+        # would starve, and hold all connections meanwhile. Here they stand in line without one.
+        self._turn = contextlib.nullcontext() if self.postgres else asyncio.Lock()
 
     @classmethod
     async def open(cls, settings: Settings) -> Store:
@@ -90,6 +93,7 @@ class Store:
     async def write(self) -> AsyncIterator[AsyncSession]:
         """Committed when the block ends, rolled back when it raises."""
         async with (
+            self._turn,
             AsyncSession(self._writer, expire_on_commit=False) as session,
             session.begin(),
         ):
