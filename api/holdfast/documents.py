@@ -11,6 +11,10 @@ from typing import Any
 import yaml
 
 MAX_DEPTH = 50
+MAX_NODES = 4000
+"""Keys and values; a spec with everything in it has some hundred."""
+MAX_BITS = 1024
+"""Of a whole number; `1:1:1:...`, to the base of 60, may have any number of them."""
 
 
 class DocumentError(ValueError):
@@ -19,12 +23,16 @@ class DocumentError(ValueError):
 
 class _Loader(yaml.SafeLoader):
     depth = 0
+    nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         where = f"line {event.start_mark.line + 1}"
         if isinstance(event, yaml.AliasEvent):
             raise DocumentError(f"{where}: aliases (*{event.anchor}) are not allowed; write it out")
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            raise DocumentError(f"{where}: more than {MAX_NODES} keys and values")
         if self.depth >= MAX_DEPTH:
             raise DocumentError(f"{where}: nested deeper than {MAX_DEPTH} levels")
         self.depth += 1
@@ -32,6 +40,19 @@ class _Loader(yaml.SafeLoader):
             return super().compose_node(parent, index)
         finally:
             self.depth -= 1
+
+    def fetch_flow_collection_start(self, token_class: type[yaml.Token]) -> None:
+        """The scanner looks ahead of the composer, at a cost that grows with the square of how deep
+        it is."""
+        if self.flow_level >= MAX_DEPTH:
+            raise DocumentError(f"line {self.line + 1}: nested deeper than {MAX_DEPTH} levels")
+        super().fetch_flow_collection_start(token_class)  # type: ignore[no-untyped-call]
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        value: int = super().construct_yaml_int(node)  # type: ignore[no-untyped-call]
+        if value.bit_length() > MAX_BITS:
+            raise DocumentError(f"line {node.start_mark.line + 1}: a number of too many digits")
+        return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -42,6 +63,9 @@ class _Loader(yaml.SafeLoader):
                     raise DocumentError(f"line {line}: key {key.value!r} is given twice")
                 seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def read(text: str | bytes) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Settings(BaseSettings):
 
     reconcile_interval_s: Seconds = Field(default=2.0, description="between two polls of a job")
     polls_per_s: Annotated[float, Field(gt=0)] = Field(
-        default=50.0,
+        default=30.0,
         description="of supervisors, by one server: with more jobs than that allows, each is "
         "polled less often, so that a server stays quick; what users ask for waits for no poll",
     )

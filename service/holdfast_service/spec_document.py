@@ -23,6 +23,8 @@ from holdfast_workers.spec import Fault
 Spec = TypeVar("Spec", bound=BaseModel)
 Path = tuple[str | int, ...]  # as pydantic names the place of an error
 
+MOST_FAULTS = 50
+"""That are told of a document at once."""
 _LARGEST = 2**53 - 1  # beyond it JSON readers differ
 _YAML_TEXT_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 
@@ -57,11 +59,16 @@ def validated(model: type[Spec], document: object, stand_ins: Mapping[str, Any])
             errors = failure.errors(include_url=False)
             found = {_known(document, error["loc"]) for error in errors}
             unknown |= {error["loc"] for error in errors if error["type"] == "extra_forbidden"}
+            told = {fault.path for fault in faults}
+            # To find out what was meant takes time: a document all wrong is not told all of it.
             faults += [
                 fault
-                for error in errors
-                if (fault := _fault(model, error)).path not in {f.path for f in faults}
+                for error in errors[:MOST_FAULTS]
+                if (fault := _fault(model, error)).path not in told
             ]
+            if len(errors) > MOST_FAULTS:
+                faults.append(Fault(path="", message=f"{len(errors) - MOST_FAULTS} faults more"))
+                return Reading(None, tuple(faults))
             if found <= bad:
                 break
             bad |= found
@@ -72,7 +79,9 @@ def _known(document: Mapping[Any, Any], path: Path) -> Path:
     """The longest part of `path` that the document has: what must go for the fault to go."""
     here: Any = document
     for depth, key in enumerate(path):
-        if isinstance(here, Mapping) and any(str(known) == key for known in here):
+        if isinstance(here, Mapping) and key in here:
+            here = here[key]
+        elif isinstance(here, Mapping) and any(str(known) == key for known in here):
             here = next(value for known, value in here.items() if str(known) == key)
         elif isinstance(here, list) and isinstance(key, int) and key < len(here):
             return path[:depth]  # an element at fault spoils its list

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import Request
@@ -27,7 +28,8 @@ async def document(request: Request, limit: int) -> dict[str, Any]:
             headers={"Accept": "application/json, application/yaml"},
         )
     try:
-        return documents.read(await _limited(request, limit))
+        # In a thread: a large text may take long to be refused, and others are served meanwhile.
+        return await asyncio.to_thread(documents.read, await _limited(request, limit))
     except documents.DocumentError as error:
         raise ProblemError(400, "malformed_body", str(error)) from error
 

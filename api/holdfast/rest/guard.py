@@ -49,6 +49,9 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and _name(origin) not in (allowed or {host}):
             return ProblemError(403, "foreign_origin", f"requests from {origin!r} are refused")
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # Two servers in a row may differ in where such a request ends.
+            return ProblemError(400, "malformed_request", "its length is stated in two ways")
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > most_bytes:
             return too_large(most_bytes)

@@ -72,9 +72,11 @@ async def absorb(
     job.epoch = max(job.epoch, report.epoch)
     await _take_back(tx, report)
     known_attempt = job.cursor_attempt
-    fresh = await _rows(tx, report)
-    rows = len(fresh) + await _digests(tx, report)
-    lines = await series.store_logs(tx.session, job, report.logs)
+    with tx.session.no_autoflush:  # each looks at a table of its own, once
+        fresh = await _rows(tx, report)
+        rows = len(fresh) + await _digests(tx, report)
+        lines = await series.store_logs(tx.session, job, report.logs)
+        await rank_series.store_rows(tx.session, job.id, fresh)
     end_held = False
     events = [event for event in report.events if event.seq > job.cursor_event]
     await nodes.lock_named(tx, events)
@@ -88,12 +90,12 @@ async def absorb(
         job.attempt = max(job.attempt, report.attempt)
         move(tx, report.phase)
     await row_figures.note_rows(tx, fresh, known_attempt)
-    await rank_series.store_rows(tx.session, job.id, fresh)
     if report.beats:
         took = rank_series.means(fresh)
-        await rank_series.store_states(
-            tx.session, job.id, tx.now, report.attempt, report.beats, took
-        )
+        with tx.session.no_autoflush:
+            await rank_series.store_states(
+                tx.session, job.id, tx.now, report.attempt, report.beats, took
+            )
     return Absorbed(rows=rows, end_held=end_held)
 
 
