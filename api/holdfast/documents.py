@@ -46,10 +46,10 @@ class _Loader(yaml.SafeLoader):
         it is."""
         if self.flow_level >= MAX_DEPTH:
             raise DocumentError(f"line {self.line + 1}: nested deeper than {MAX_DEPTH} levels")
-        super().fetch_flow_collection_start(token_class)  # type: ignore[no-untyped-call]
+        super().fetch_flow_collection_start(token_class)
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        value: int = super().construct_yaml_int(node)  # type: ignore[no-untyped-call]
+        value: int = super().construct_yaml_int(node)
         if value.bit_length() > MAX_BITS:
             raise DocumentError(f"line {node.start_mark.line + 1}: a number of too many digits")
         return value
