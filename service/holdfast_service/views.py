@@ -18,7 +18,7 @@ from holdfast_workers.messages import InitPart
 
 
 class View(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)  # a command needs few of them
 
 
 class ProgressView(View):

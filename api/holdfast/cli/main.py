@@ -100,6 +100,8 @@ def run(arguments: list[str]) -> int:
 
 
 def main() -> None:
+    # httpx brings a program of its own, whose click and pygments would cost more than all of ours.
+    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     sys.exit(run(sys.argv[1:]))
 
 

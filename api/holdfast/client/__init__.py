@@ -1,9 +1,24 @@
 """The Python client of the REST API. Loads neither Ray nor torch nor the server's framework."""
 
-from holdfast.client.async_client import AsyncClient
-from holdfast.client.async_jobs import AsyncJob
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from holdfast.client.calls import LogFilter
 from holdfast.client.client import Client
 from holdfast.client.jobs import Job
 
+if TYPE_CHECKING:
+    from holdfast.client.async_client import AsyncClient
+    from holdfast.client.async_jobs import AsyncJob
+
+_LATE = {"AsyncClient": "async_client", "AsyncJob": "async_jobs"}  # with asyncio, when first used
+
 __all__ = ["AsyncClient", "AsyncJob", "Client", "Job", "LogFilter"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LATE[name]}"), name)
