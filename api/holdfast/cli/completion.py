@@ -1,6 +1,6 @@
 """`completion`: what a shell needs to complete commands, options and the names of living jobs.
 
-The shells' parts are a few lines: they hand the words over to `holdfast __complete`, which answers
+The shells' parts are a few lines: they hand the words over to `holdfast _candidates`, which answers
 with a candidate per line, a tab and what it is. It keeps quiet about whatever goes wrong.
 """
 
@@ -25,7 +25,7 @@ MOST_JOBS = 200
 BASH = """\
 _holdfast() {
     local IFS=$'\\n' word=${COMP_WORDS[COMP_CWORD]} found
-    found=$(holdfast __complete "${COMP_WORDS[@]:1:COMP_CWORD-1}" "$word" 2>/dev/null | cut -f1)
+    found=$(holdfast _candidates "${COMP_WORDS[@]:1:COMP_CWORD-1}" "$word" 2>/dev/null | cut -f1)
     COMPREPLY=($(compgen -W "$found" -- "$word"))
     [ ${#COMPREPLY[@]} -eq 0 ] && COMPREPLY=($(compgen -f -- "$word"))
 }
@@ -36,7 +36,7 @@ ZSH = """\
 _holdfast() {
     local -a found
     local line
-    for line in "${(@f)$(holdfast __complete "${(@)words[2,CURRENT]}" 2>/dev/null)}"; do
+    for line in "${(@f)$(holdfast _candidates "${(@)words[2,CURRENT]}" 2>/dev/null)}"; do
         [[ -n $line ]] && found+=("${${line%%$'\\t'*}//:/\\\\:}:${line#*$'\\t'}")
     done
     if (( ${#found} )); then _describe holdfast found; else _files; fi
@@ -46,7 +46,7 @@ compdef _holdfast holdfast
 FISH = """\
 function __holdfast_complete
     set -l words (commandline -opc) (commandline -ct)
-    holdfast __complete $words[2..-1] 2>/dev/null
+    holdfast _candidates $words[2..-1] 2>/dev/null
 end
 complete -c holdfast -a '(__holdfast_complete)'
 """
@@ -138,15 +138,15 @@ def jobs(begun: str) -> Iterator[tuple[str, str]]:
 
     from holdfast.client import Client
     from holdfast.client.names import short
-    from holdfast_service.lifecycle import State
 
     address = os.environ.get("HOLDFAST_ADDRESS")
     with Client(address, retry_s=0.0, timeout_s=SERVER_S) as client:
-        found = client.candidates(begun, limit=MOST_JOBS)
-    found.sort(key=lambda one: State(one.state).terminal)
+        rows = client.rows(begun)
+        found = [one for one, _ in zip(rows, range(MOST_JOBS), strict=False)]
+    found.sort(key=lambda one: one.state.terminal)
     named = Counter(one.name for one in found)
     for prefix, one in zip(short([one.id for one in found]), found, strict=True):
         if named[one.name] == 1 and one.name.startswith(begun):
-            yield one.name, one.state
+            yield one.name, one.state.value
         elif one.id.startswith(begun):
-            yield prefix, f"{one.name} {one.state}"
+            yield prefix, f"{one.name} {one.state.value}"

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from holdfast.cli import output
 from holdfast_service.goodput_view import GoodputView
+from holdfast_service.story_views import VerdictView
 from holdfast_service.views import (
     AttemptView,
     CheckpointsView,
@@ -72,6 +73,20 @@ def show(
     if job.outcome is not None and job.outcome.traceback:
         console.print("\nTraceback of the failure")
         console.print(Text(job.outcome.traceback.rstrip()))
+
+
+def verdict_text(job: JobView, verdict: VerdictView) -> Text:
+    """How it stands, in plain words, before all the figures."""
+    told = Text.assemble(
+        (verdict.headline, f"bold {output.STATE_STYLES.get(job.state, '')}".strip())
+    )
+    for words in (verdict.doing, verdict.last, verdict.next):
+        if words:
+            told.append(f"\n{words}")
+    if verdict.eta_s is not None:
+        told.append(f"\n{output.seconds(verdict.eta_s)} left at this pace")
+    used, lost = verdict.device_hours_used, verdict.device_hours_lost
+    return told.append(f"\n{used:.2f} device-hours used, {lost:.2f} of them lost\n", "dim")
 
 
 def trouble_lines(job: JobView) -> Iterable[Text]:

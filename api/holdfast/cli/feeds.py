@@ -31,7 +31,7 @@ Follow = Annotated[
 Since = Annotated[
     str | None, Parameter(help="Not what is older: 10m, 2h, or a time as 2026-01-31T12:00.")
 ]
-Level = Literal["debug", "info", "warning", "error", "critical"]
+Level = Literal["debug", "info", "warning", "error"]
 
 RANK_STYLES = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
 KIND_STYLES = {

@@ -13,42 +13,57 @@ from holdfast.cli.columns import Column
 from holdfast.cli.common import LONG_RETRY_S, OPTIONS, JobWord, Options, seconds
 from holdfast.cli.exit_codes import ExitCode, of_state
 from holdfast_service.lifecycle import State
+from holdfast_service.list_views import JobRow, Sort
 from holdfast_service.views import JobView
 
 COLUMNS = (
     Column("ID"),
-    Column("NAME", least=8),
+    Column("NAME", least=16),
     Column("STATE"),
     Column("STEP", right=True),
-    Column("LOSS", right=True, drop=2),
-    Column("TOKENS/S", right=True, drop=3),
-    Column("ATTEMPT", right=True, drop=4),
-    Column("INCIDENTS", right=True, drop=1),
+    Column("LEFT", right=True, drop=4),
+    Column("LOSS", right=True, drop=3),
+    Column("TOKENS/S", right=True, drop=7),
+    Column("GOODPUT", right=True, drop=2),
+    Column("ATT", right=True, drop=6),
+    Column("INC", right=True, drop=1),
+    Column("OWNER", least=6, drop=5),
     Column("AGE", right=True),
 )
 
 
 def ls(
+    search: Annotated[
+        str | None, Parameter(name="SEARCH", help="Part of a name or owner, or an id's beginning.")
+    ] = None,
+    /,
     *,
     state: Annotated[
         list[State] | None, Parameter(negative="", help="Only jobs in this state.")
     ] = None,
     name: Annotated[str | None, Parameter(help="Only jobs of this name.")] = None,
+    owner: Annotated[str | None, Parameter(help="Only of this owner (labels.owner).")] = None,
+    sort: Annotated[Sort, Parameter(help="Newest first, if nothing else.")] = Sort.CREATED,
     limit: Annotated[int, Parameter(help="The newest so many.")] = 50,
     options: Options = OPTIONS,
 ) -> ExitCode:
-    """List jobs, newest first."""
+    """List jobs, newest first. As documents (-o json, -o yaml) each is told in full."""
+    states = [one.value for one in state or []]
     with options.connect() as client:
-        found = client.list(state=[one.value for one in state or []], name=name)
-        jobs = [job for job, _ in zip(found, range(limit), strict=False)]
-    if output.results(options, jobs):
-        return ExitCode.OK
+        rows = client.rows(search or name, state=states, owner=owner, sort=sort.value)
+        fitting = (row for row in rows if name is None or row.name == name)
+        jobs = [row for row, _ in zip(fitting, range(limit), strict=False)]
+        if output.results(options, (client.get(row.id) for row in jobs)):
+            return ExitCode.OK
     if not jobs:
-        output.talk("no jobs" + (" of that kind" if state or name else "; holdfast submit FILE"))
+        output.talk(
+            "no jobs"
+            + (" like that" if search or state or name or owner else "; holdfast submit FILE")
+        )
         return ExitCode.OK
     shown = output.ids([job.id for job in jobs], wide=options.wide)
-    rows = [_row(word, job) for word, job in zip(shown, jobs, strict=True)]
-    output.table(COLUMNS, rows, whole=options.wide)
+    lines = [_row(word, job) for word, job in zip(shown, jobs, strict=True)]
+    output.table(COLUMNS, lines, whole=options.wide)
     return ExitCode.OK
 
 
@@ -60,12 +75,14 @@ def describe(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
         incidents = client.incidents(job.id)
         checkpoints = client.checkpoints(job.id)
         goodput = client.goodput(job.id)
+        verdict = client.verdict(job.id)
     if not options.plain:
+        output.console().print(description.verdict_text(job, verdict))
         description.show(output.console(), job, attempts, incidents, checkpoints, goodput)
         return ExitCode.OK
     parts = {"attempts": attempts, "incidents": incidents}
     lists = {name: [one.model_dump(mode="json") for one in part] for name, part in parts.items()}
-    rest = {"job": job, "checkpoints": checkpoints, "goodput": goodput}
+    rest = {"job": job, "checkpoints": checkpoints, "goodput": goodput, "verdict": verdict}
     whole = {name: one.model_dump(mode="json") for name, one in rest.items()} | lists
     output.results(options, [whole])
     return ExitCode.OK
@@ -129,17 +146,19 @@ def print_outcome(job: JobView) -> None:
             output.talk(job.outcome.traceback.rstrip())
 
 
-def _row(word: str, job: JobView) -> list[str | Text]:
-    progress = job.progress
+def _row(word: str, job: JobRow) -> list[str | Text]:
     return [
         word,
         job.name,
         output.state_text(job.state),
-        f"{progress.step}/{progress.steps}",
-        output.number(progress.loss, ".4f"),
-        output.count(progress.tokens_per_second if job.state is State.RUNNING else None),
-        str(progress.attempt),
-        str(progress.incidents),
+        f"{job.step}/{job.steps}",
+        output.brief(job.eta_s),
+        output.number(job.loss, ".4f"),
+        output.count(job.tokens_per_second if job.state is State.RUNNING else None),
+        output.number(job.goodput, ".1%"),
+        str(job.attempt),
+        str(job.incidents),
+        job.owner or "-",
         output.age(job.created_at),
     ]
 

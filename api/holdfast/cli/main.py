@@ -22,7 +22,7 @@ JOBS = Group("Jobs", sort_key=1)
 SEEN = Group("What happened to a job", sort_key=2)
 CLUSTER = Group("Server and cluster", sort_key=3)
 SETUP = Group("Set up", sort_key=4)
-HIDDEN = "__complete"
+HIDDEN = "_candidates"
 
 
 @dataclass(frozen=True)

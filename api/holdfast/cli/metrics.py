@@ -15,7 +15,7 @@ from holdfast.client import Client
 from holdfast_service.views import MetricPoint
 
 USUAL = ("loss", "grad_norm", "tokens_per_second")
-DRAWN = 2000
+DRAWN = 1000
 """Points of a plot: more than any terminal has columns."""
 WIDTH = 80
 

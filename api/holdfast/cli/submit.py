@@ -29,12 +29,18 @@ class UnreadableSpec(HoldfastError):
 
 def submit(
     spec: Annotated[
-        str | None, Parameter(name="SPEC", help="A YAML or JSON file; - for standard input.")
+        str | None,
+        Parameter(
+            name="SPEC",
+            allow_leading_hyphen=True,
+            help="A YAML or JSON file; - for standard input.",
+        ),
     ] = None,
     /,
     *,
     file: Annotated[
-        str | None, Parameter(name=("--file", "-f"), help="The same, by an option.")
+        str | None,
+        Parameter(name=("--file", "-f"), allow_leading_hyphen=True, help="The same, by an option."),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -53,7 +59,7 @@ def submit(
     stops looking: the job goes on.
     """
     source = spec or file
-    if source is None or (spec and file):
+    if source is None or (spec and file) or (source.startswith("-") and source != "-"):
         raise UnreadableSpec("name one file, or - for standard input: holdfast submit job.yaml")
     document = read_spec(source, set_ or [])
     with options.connect(LONG_RETRY_S if follow else SHORT_RETRY_S) as client:

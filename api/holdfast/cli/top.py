@@ -14,9 +14,8 @@ from holdfast.cli import output, top_view
 from holdfast.cli.common import LONG_RETRY_S, OPTIONS, Options
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.client import Client
-from holdfast.errors import ServerUnreachable
 from holdfast_service.lifecycle import TERMINAL, State
-from holdfast_service.views import JobView
+from holdfast_service.list_views import JobRow, Sort
 
 MOST_JOBS = 200
 RECENT_POINTS = 120
@@ -76,24 +75,19 @@ def _fitted(shown: Text, height: int) -> Text:
     return kept.append(f"\n… and {len(lines) - height + 1} more lines", style="dim")
 
 
-def _living(client: Client) -> Sequence[JobView]:
+def _living(client: Client) -> Sequence[JobRow]:
     states = [state.value for state in State if state not in TERMINAL]
-    found = client.list(state=states)
+    found = client.rows(state=states, sort=Sort.STATE.value)
     return [job for job, _ in zip(found, range(MOST_JOBS), strict=False)]
 
 
 def _jobs(client: Client, width: int) -> Text:
-    return top_view.jobs(_living(client), client.nodes(), client.address, time.time(), width)
+    return top_view.jobs(_living(client), client.cluster(), client.address, time.time(), width)
 
 
 def _job(client: Client, job_id: str, width: int) -> Text:
-    job = client.get(job_id)
+    job, verdict = client.get(job_id), client.verdict(job_id)
     after = max(0, job.progress.step - RECENT_POINTS)
-    try:
-        points = list(client.metrics(job_id, ["loss", "step_time_s"], after))
-    except ServerUnreachable:
-        points = []
-    attempts = client.attempts(job_id)
-    incidents = client.incidents(job_id)
-    newest = attempts[-1] if attempts else None
-    return top_view.job(job, newest, incidents, points, time.time(), width)
+    points = list(client.metrics(job_id, ["loss"], after))
+    ranks = None if job.state.terminal else client.ranks(job_id)
+    return top_view.job(job, verdict, ranks, client.incidents(job_id), points, width)

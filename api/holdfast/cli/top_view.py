@@ -11,52 +11,57 @@ from holdfast.cli import output, plots
 from holdfast.cli.columns import Column, lay
 from holdfast.client.names import short
 from holdfast_service.lifecycle import State
-from holdfast_service.views import AttemptView, IncidentView, JobView, MetricPoint, NodeView
+from holdfast_service.list_views import ClusterView, JobRow
+from holdfast_service.rank_views import RanksView, RankView
+from holdfast_service.story_views import VerdictView
+from holdfast_service.views import IncidentView, JobView, MetricPoint
 
 BAR = 12
 SHOWN_INCIDENTS = 5
+SLOW = 1.5
+SILENT_S = 5.0
 
 JOBS = (
     Column("ID", drop=3),
-    Column("NAME", least=8),
+    Column("NAME", least=16),
     Column("STATE"),
-    Column("PROGRESS", drop=4),
+    Column("PROGRESS", drop=5),
     Column("STEP", right=True),
+    Column("LEFT", right=True),
     Column("LOSS", right=True, drop=2),
-    Column("TOKENS/S", right=True),
-    Column("INC", right=True, drop=5),
-    Column("AGE", right=True),
+    Column("TOKENS/S", right=True, drop=4),
+    Column("INC", right=True, drop=6),
+    Column("AGE", right=True, drop=1),
 )
 RANKS = (
     Column("RANK", right=True),
     Column("NODE", least=8),
-    Column("HOST", least=8, drop=1),
-    Column("AGENT"),
-    Column("PID", right=True, drop=2),
-    Column("ROLE", drop=3),
-    Column("", least=6),
+    Column("HOST", least=8, drop=3),
+    Column("AGENT", drop=1),
+    Column("STEP", right=True),
+    Column("PHASE", least=6),
+    Column("BEHIND", right=True),
+    Column("STEP TIME", right=True),
+    Column("SLOW", right=True),
+    Column("SILENT", right=True, drop=2),
 )
 
 
 def jobs(
-    found: Sequence[JobView], nodes: Sequence[NodeView], address: str, now: float, width: int
+    found: Sequence[JobRow], cluster: ClusterView, address: str, now: float, width: int
 ) -> Text:
     """The living jobs, and how full the cluster is."""
-    there = [node for node in nodes if node.there]
-    aside = sum(node.state.value != "ready" for node in there)
-    counts = Counter(job.state for job in found)
+    has = cluster.capacity
     head = Text.assemble(
         ("holdfast", "bold"),
         f"  {address}  {output.clock(now)}\n",
-        f"{len(there)} nodes",
-        f" ({aside} set aside)" if aside else "",
-        f", {sum(node.cpus for node in there):g} CPUs, {sum(node.gpus for node in there):g} GPUs",
-        f"; {len(found)} living jobs",
+        f"free: {has.free_nodes} of {has.nodes} nodes, {has.free_cpus:g} of {has.cpus:g} CPUs, "
+        f"{has.free_gpus:g} of {has.gpus:g} GPUs; {cluster.queued} queued",
     )
-    for state, count in sorted(counts.items()):
+    for state, count in sorted(Counter(job.state for job in found).items()):
         head.append(", ").append(f"{count} ").append_text(output.state_text(state))
     if not found:
-        return head.append("\n\nnothing to do: holdfast submit FILE")
+        return head.append("\n\nnothing runs: holdfast submit FILE")
     prefixes = short([job.id for job in found])
     rows = [_job_row(prefix, job, now) for prefix, job in zip(prefixes, found, strict=True)]
     return Text("\n\n").join([head, lay(JOBS, rows, width)])
@@ -64,31 +69,18 @@ def jobs(
 
 def job(
     seen: JobView,
-    attempt: AttemptView | None,
+    verdict: VerdictView,
+    ranks: RanksView | None,
     incidents: Sequence[IncidentView],
     points: Sequence[MetricPoint],
-    now: float,
     width: int,
 ) -> Text:
-    """One job: how far it is, its last losses, its ranks, its last incidents."""
-    parts = [_summary(seen, points, now, width)]
-    if attempt is not None and not seen.state.terminal:
-        mesh = " × ".join(f"{axis} {size}" for axis, size in attempt.mesh.items())
-        title = Text(f"Attempt {attempt.number}, {attempt.state}: {mesh}", style="bold")
-        slow = {one.rank: f"slow, {one.factor:.2f}×" for one in seen.stragglers}
-        rows: list[list[str | Text]] = [
-            [
-                str(one.rank),
-                one.node_id[:16],
-                one.host,
-                one.agent,
-                "-" if one.pid is None else str(one.pid),
-                one.role,
-                Text(slow.get(one.rank, ""), style="yellow"),
-            ]
-            for one in attempt.members
-        ]
-        parts.append(Text("\n").join([title, lay(RANKS, rows, width)]))
+    """One job: how it stands, its last losses, its ranks, its last incidents."""
+    parts = [_summary(seen, verdict, points, width)]
+    if ranks is not None and ranks.ranks:
+        title = Text(f"Attempt {ranks.attempt}, ranks", style="bold")
+        lines = lay(RANKS, [_rank_row(one) for one in ranks.ranks], width)
+        parts.append(Text("\n").join([title, lines]))
     if incidents:
         shown = [_incident(one) for one in incidents[-SHOWN_INCIDENTS:]]
         title = Text(f"Incidents ({len(incidents)})", style="bold")
@@ -96,18 +88,9 @@ def job(
     return Text("\n\n").join(parts)
 
 
-def remaining_s(seen: JobView, points: Sequence[MetricPoint]) -> float | None:
-    """Until the last step, at the pace of the last points; None: it makes no steps."""
-    if seen.state is not State.RUNNING or len(points) < 2:
-        return None
-    first, last = points[0], points[-1]
-    if last.at <= first.at or last.step <= first.step:
-        return None
-    pace = (last.at - first.at) / (last.step - first.step)
-    return max(0.0, pace * (seen.progress.steps - last.step))
-
-
-def _summary(seen: JobView, points: Sequence[MetricPoint], now: float, width: int) -> Text:
+def _summary(
+    seen: JobView, verdict: VerdictView, points: Sequence[MetricPoint], width: int
+) -> Text:
     progress = seen.progress
     share = progress.step / max(1, progress.steps)
     text = Text.assemble(
@@ -118,37 +101,53 @@ def _summary(seen: JobView, points: Sequence[MetricPoint], now: float, width: in
         (output.bar(share, max(10, min(40, width - 40))), "green"),
         f" {share:.0%}  step {progress.step} of {progress.steps}",
     )
-    left_s = remaining_s(seen, points)
-    if left_s is not None:
-        text.append(f", {output.brief(left_s)} left")
-    text.append(f"\nloss {output.number(progress.loss, '.4f')}")
+    if verdict.eta_s is not None:
+        text.append(f", {output.brief(verdict.eta_s)} left")
+    text.append(f"\n{verdict.doing}")
     losses = [y for _, y in plots.finite([(one.step, _loss(one)) for one in points])]
+    text.append(f"\nloss {output.number(progress.loss, '.4f')}")
     if losses:
         text.append(f"  {plots.spark(losses, max(10, min(60, width - 20)))}", style="cyan")
-    text.append(
-        f"\n{output.number(progress.tokens_per_second, ',.0f')} tokens/s, attempt "
-        f"{progress.attempt}, {progress.incidents} incidents, {output.age(seen.created_at)} old"
+    goodput = output.number(verdict.goodput, ".1%")
+    return text.append(
+        f"\n{output.number(progress.tokens_per_second, ',.0f')} tokens/s, goodput {goodput}, "
+        f"attempt {progress.attempt}, {progress.incidents} incidents, "
+        f"{output.age(seen.created_at)} old"
     )
-    if seen.waiting is not None:
-        text.append(f"\nwaits for {seen.waiting.resource}: {seen.waiting.reason}", style="yellow")
-    if seen.outcome is not None:
-        text.append(f"\n{seen.outcome.code}: {seen.outcome.message}")
-    return text
 
 
-def _job_row(prefix: str, seen: JobView, now: float) -> list[str | Text]:
-    progress = seen.progress
-    share = progress.step / max(1, progress.steps)
+def _job_row(prefix: str, seen: JobRow, now: float) -> list[str | Text]:
     return [
         prefix,
         seen.name,
         output.state_text(seen.state),
-        Text(output.bar(share, BAR), style="green"),
-        f"{progress.step}/{progress.steps}",
-        output.number(progress.loss, ".4f"),
-        output.count(progress.tokens_per_second if seen.state is State.RUNNING else None),
-        str(progress.incidents),
+        Text(output.bar(seen.step / max(1, seen.steps), BAR), style="green"),
+        f"{seen.step}/{seen.steps}",
+        output.brief(seen.eta_s),
+        output.number(seen.loss, ".4f"),
+        output.count(seen.tokens_per_second if seen.state is State.RUNNING else None),
+        str(seen.incidents),
         output.brief(now - seen.created_at),
+    ]
+
+
+def _rank_row(one: RankView) -> list[str | Text]:
+    slow = one.slow_factor is not None and one.slow_factor >= SLOW
+    silent = one.silent_s is not None and one.silent_s >= SILENT_S
+    return [
+        str(one.rank),
+        one.node or "-",
+        one.host,
+        one.agent,
+        "-" if one.step is None else str(one.step),
+        one.phase or "-",
+        "-" if one.lag_steps is None else str(one.lag_steps),
+        "-" if one.step_time_s is None else f"{one.step_time_s * 1000:,.0f} ms",
+        Text(
+            "-" if one.slow_factor is None else f"{one.slow_factor:.2f}×",
+            style="yellow" if slow else "",
+        ),
+        Text(output.seconds(one.silent_s), style="yellow" if silent else ""),
     ]
 
 

@@ -7,7 +7,6 @@ What gives one thing is awaited; what gives many is gone through by `async for`.
 from __future__ import annotations
 
 import asyncio
-import builtins
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from pathlib import Path
@@ -23,6 +22,9 @@ from holdfast.client.calls import PAGE, Document, LogFilter
 from holdfast.errors import WaitTimeout, unfinished
 from holdfast.schemas import Readiness
 from holdfast_service.goodput_view import GoodputView
+from holdfast_service.list_views import ClusterView, JobRow, SpecDifferenceView
+from holdfast_service.rank_views import RanksView
+from holdfast_service.story_views import TimelineView, VerdictView
 from holdfast_service.views import (
     AttemptView,
     CheckpointsView,
@@ -116,18 +118,20 @@ class AsyncClient:
         """
         if names.is_id(word):
             return word
-        fitting = [one async for one in self._transport.pages(calls.candidates(word))]
+        fitting = [one async for one in self._transport.pages(calls.rows(word, None, None, None))]
         return names.chosen(word, fitting).id
 
-    async def candidates(self, word: str = "", limit: int = 500) -> builtins.list[names.Candidate]:
-        """Jobs whose name holds `word` or whose id begins so, newest first."""
-        found = self._transport.pages(calls.candidates(word))
-        kept: builtins.list[names.Candidate] = []
-        async for one in found:
-            if len(kept) == limit:
-                break
-            kept.append(one)
-        return kept
+    def rows(
+        self,
+        q: str | None = None,
+        *,
+        state: Collection[str] | None = None,
+        owner: str | None = None,
+        sort: str | None = None,
+    ) -> AsyncIterator[JobRow]:
+        """Jobs as lines of a list, which is quick with any number of them; `q`: part of a name or
+        owner, or the beginning of an id. `sort`: created, name, state or goodput."""
+        return self._transport.pages(calls.rows(q, state, owner, sort))
 
     async def get(self, job_id: str) -> JobView:
         return await self._transport.call(calls.job(job_id))
@@ -184,6 +188,26 @@ class AsyncClient:
     async def goodput(self, job_id: str) -> GoodputView:
         """Where the job's time went, so far or in all."""
         return await self._transport.call(calls.goodput(job_id))
+
+    async def verdict(self, job_id: str) -> VerdictView:
+        """How it stands, in plain words: what it does, what happened last, what comes next."""
+        return await self._transport.call(calls.verdict(job_id))
+
+    async def timeline(self, job_id: str) -> TimelineView:
+        """What every moment of its life went into."""
+        return await self._transport.call(calls.timeline(job_id))
+
+    async def ranks(self, job_id: str) -> RanksView:
+        """The ranks of its newest attempt, as they were last seen."""
+        return await self._transport.call(calls.ranks(job_id))
+
+    async def difference(self, job_id: str, against: str) -> Sequence[SpecDifferenceView]:
+        """Where the resolved specs of two jobs differ."""
+        return await self._transport.call(calls.difference(job_id, against))
+
+    async def cluster(self) -> ClusterView:
+        """Nodes, queue and capacity at a glance."""
+        return await self._transport.call(calls.cluster())
 
     async def checkpoints(self, job_id: str) -> CheckpointsView:
         """What the job can go on from, by tier."""

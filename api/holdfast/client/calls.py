@@ -14,10 +14,12 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, TypeAdapter
 
-from holdfast.client.names import Candidate
 from holdfast.errors import unfinished
 from holdfast.schemas import Readiness
 from holdfast_service.goodput_view import GoodputView
+from holdfast_service.list_views import ClusterView, JobRow, JobRowPage, SpecDifferenceView
+from holdfast_service.rank_views import RanksView
+from holdfast_service.story_views import TimelineView, VerdictView
 from holdfast_service.views import (
     AttemptView,
     CheckpointsView,
@@ -44,7 +46,7 @@ NODES = "/api/v1/nodes"
 CODE = "/api/v1/code"
 PAGE = 1000
 JOBS_PAGE = 50
-CANDIDATES_PAGE = 500
+ROWS_PAGE = 500
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -97,7 +99,7 @@ class LogFilter:
     grep: str | None = None
     """A regular expression, in RE2's syntax."""
     level: str | None = None
-    """That or worse: debug, info, warning, error or critical."""
+    """That or worse: debug, info, warning or error."""
 
     def params(self) -> dict[str, Any]:
         names = ("rank", "attempt", "since", "grep", "level")
@@ -137,21 +139,31 @@ def jobs(state: Collection[str] | None, name: str | None) -> Pages[JobPage, JobV
     )
 
 
-def candidates(word: str) -> Pages[dict[str, Any], Candidate]:
-    """Jobs that `word` may mean: part of a name, or the beginning of an id."""
+def rows(
+    q: str | None,
+    state: Collection[str] | None,
+    owner: str | None,
+    sort: str | None,
+    limit: int = ROWS_PAGE,
+) -> Pages[JobRowPage, JobRow]:
+    """`q`: part of a name, or the beginning of an id."""
 
-    def page(cursor: str | None) -> Call[dict[str, Any]]:
-        params = {"q": word or None, "view": "row", "limit": CANDIDATES_PAGE, "cursor": cursor}
-        return Call("GET", JOBS, dict, params)
-
-    def items(found: dict[str, Any]) -> Iterable[Candidate]:
-        rows = found.get("rows") or found.get("jobs") or ()
-        return [Candidate.of(row) for row in rows]
+    def page(cursor: str | None) -> Call[JobRowPage]:
+        params = {
+            "view": "row",
+            "q": q or None,
+            "state": list(state) if state else None,
+            "owner": owner,
+            "sort": sort,
+            "limit": limit,
+            "cursor": cursor,
+        }
+        return _get(JOBS, JobRowPage, params)
 
     return Pages(
         page(None),
-        items,
-        lambda found: page(found["next_cursor"]) if found.get("next_cursor") else None,
+        lambda found: found.rows,
+        lambda found: page(found.next_cursor) if found.next_cursor else None,
     )
 
 
@@ -190,6 +202,27 @@ def faults(job_id: str) -> Call[list[FaultView]]:
 
 def goodput(job_id: str) -> Call[GoodputView]:
     return _get(_path(job_id, "/goodput"), GoodputView)
+
+
+def verdict(job_id: str) -> Call[VerdictView]:
+    return _get(_path(job_id, "/verdict"), VerdictView)
+
+
+def timeline(job_id: str) -> Call[TimelineView]:
+    return _get(_path(job_id, "/timeline"), TimelineView)
+
+
+def ranks(job_id: str) -> Call[RanksView]:
+    return _get(_path(job_id, "/ranks"), RanksView)
+
+
+def difference(job_id: str, against: str) -> Call[list[SpecDifferenceView]]:
+    read = TypeAdapter(list[SpecDifferenceView]).validate_python
+    return Call("GET", _path(job_id, "/spec/diff"), read, {"against": against})
+
+
+def cluster() -> Call[ClusterView]:
+    return _get("/api/v1/cluster", ClusterView)
 
 
 def checkpoints(job_id: str) -> Call[CheckpointsView]:
@@ -300,8 +333,8 @@ def metrics(
 
 
 def thinned_metrics(job_id: str, names: Collection[str] | None, most: int) -> Call[MetricPage]:
-    """The whole series in at most so many points."""
-    params = {"name": list(names) if names else None, "max_points": most}
+    """The whole series in so many points, the extremes of each stretch kept."""
+    params = {"name": list(names) if names else None, "points": most}
     return _get(_path(job_id, "/metrics"), MetricPage, params)
 
 

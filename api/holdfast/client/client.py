@@ -9,7 +9,6 @@ Every call retries while the server cannot be reached, for `retry_s`: all of the
 
 from __future__ import annotations
 
-import builtins
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +24,9 @@ from holdfast.client.transport import Transport
 from holdfast.errors import WaitTimeout, unfinished
 from holdfast.schemas import Readiness
 from holdfast_service.goodput_view import GoodputView
+from holdfast_service.list_views import ClusterView, JobRow, SpecDifferenceView
+from holdfast_service.rank_views import RanksView
+from holdfast_service.story_views import TimelineView, VerdictView
 from holdfast_service.views import (
     AttemptView,
     CheckpointsView,
@@ -117,12 +119,19 @@ class Client:
         """
         if names.is_id(word):
             return word
-        return names.chosen(word, self._transport.pages(calls.candidates(word))).id
+        return names.chosen(word, self._transport.pages(calls.rows(word, None, None, None))).id
 
-    def candidates(self, word: str = "", limit: int = 500) -> builtins.list[names.Candidate]:
-        """Jobs whose name holds `word` or whose id begins so, newest first."""
-        found = self._transport.pages(calls.candidates(word))
-        return [one for _, one in zip(range(limit), found, strict=False)]
+    def rows(
+        self,
+        q: str | None = None,
+        *,
+        state: Collection[str] | None = None,
+        owner: str | None = None,
+        sort: str | None = None,
+    ) -> Iterator[JobRow]:
+        """Jobs as lines of a list, which is quick with any number of them; `q`: part of a name or
+        owner, or the beginning of an id. `sort`: created, name, state or goodput."""
+        return self._transport.pages(calls.rows(q, state, owner, sort))
 
     def get(self, job_id: str) -> JobView:
         return self._transport.call(calls.job(job_id))
@@ -177,6 +186,26 @@ class Client:
     def goodput(self, job_id: str) -> GoodputView:
         """Where the job's time went, so far or in all."""
         return self._transport.call(calls.goodput(job_id))
+
+    def verdict(self, job_id: str) -> VerdictView:
+        """How it stands, in plain words: what it does, what happened last, what comes next."""
+        return self._transport.call(calls.verdict(job_id))
+
+    def timeline(self, job_id: str) -> TimelineView:
+        """What every moment of its life went into."""
+        return self._transport.call(calls.timeline(job_id))
+
+    def ranks(self, job_id: str) -> RanksView:
+        """The ranks of its newest attempt, as they were last seen."""
+        return self._transport.call(calls.ranks(job_id))
+
+    def difference(self, job_id: str, against: str) -> Sequence[SpecDifferenceView]:
+        """Where the resolved specs of two jobs differ."""
+        return self._transport.call(calls.difference(job_id, against))
+
+    def cluster(self) -> ClusterView:
+        """Nodes, queue and capacity at a glance."""
+        return self._transport.call(calls.cluster())
 
     def checkpoints(self, job_id: str) -> CheckpointsView:
         """What the job can go on from, by tier."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
 
 from holdfast.errors import AmbiguousName, JobNotFound
 
@@ -15,17 +14,18 @@ SHOWN = 10
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A job that a word may mean."""
+class Candidate(Protocol):
+    """A job that a word may mean, as a row of a list."""
 
-    id: str
-    name: str
-    state: str
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def state(self) -> str: ...
 
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Self:
-        return cls(str(row["id"]), str(row["name"]), str(row["state"]))
+
+CandidateT = TypeVar("CandidateT", bound=Candidate)
 
 
 def is_id(word: str) -> bool:
@@ -33,12 +33,12 @@ def is_id(word: str) -> bool:
     return _ID.fullmatch(word) is not None
 
 
-def chosen(word: str, candidates: Iterable[Candidate]) -> Candidate:
+def chosen(word: str, candidates: Iterable[CandidateT]) -> CandidateT:
     """The one job of that name, or else the one whose id begins so.
 
     Raises AmbiguousName with all that it could be, JobNotFound.
     """
-    named, begun = list[Candidate](), list[Candidate]()
+    named, begun = list[CandidateT](), list[CandidateT]()
     for one in candidates:
         if one.id == word:
             return one
