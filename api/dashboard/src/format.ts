@@ -50,6 +50,13 @@ export const number = (value: number | null | undefined): string => {
   return String(Number(value.toPrecision(4)));
 };
 
+/** Four significant digits, also where the last ones are zeros: for columns. */
+export const figure = (value: number | null | undefined): string => {
+  if (value === null || value === undefined) return NONE;
+  const size = Math.abs(value);
+  return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(2) : value.toPrecision(4);
+};
+
 /** Rounds down near the top: 99.99% is not 100%. */
 export const percent = (share: number | null | undefined, digits = 1): string => {
   if (share === null || share === undefined) return NONE;

@@ -32,6 +32,7 @@ export const FAULTS: Record<FaultKind, KindOfFault> = {
   bit_flip: { group: "Numbers", what: "One bit of a tensor flips", takes: ["where", "target", "bit"] },
   agent_death: { group: "The node", what: "Its node agent is killed, with its ranks", takes: [] },
   node_loss: { group: "The node", what: "It is gone with all its memory", takes: [] },
+  partition: { group: "The node", what: "Cut off from the others", takes: ["duration_s"] },
   xid: { group: "The node", what: "Its accelerator reports an XID error", takes: ["xid"] },
   remote_down: { group: around, what: "The remote tier refuses every call", takes: ["duration_s"] },
   disk_full: { group: around, what: "The remote tier has no space", takes: ["duration_s"] },

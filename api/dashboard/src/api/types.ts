@@ -1,5 +1,4 @@
-/** The API's values by their names, from the generated schema; and, until the server describes
- * them, those of the contract that are still to come. */
+/** The API's values by their names, from the generated schema. */
 
 import type { components } from "./schema";
 
@@ -30,120 +29,22 @@ export type Injection = Schemas["Injection"];
 export type Problem = Schemas["Problem"];
 export type ProblemFault = Schemas["ProblemFault"];
 
+export type JobRow = Schemas["JobRow"];
+export type JobRowPage = Schemas["JobRowPage"];
+export type VerdictView = Schemas["VerdictView"];
+export type SpanKind = Schemas["SpanKind"];
+export type SpanView = Schemas["SpanView"];
+export type TimelineView = Schemas["TimelineView"];
+export type RankView = Schemas["RankView"];
+export type RanksView = Schemas["RanksView"];
+export type RankHistoryView = Schemas["RankHistoryView"];
+export type QueuedJobView = Schemas["QueuedJobView"];
+export type ClusterView = Schemas["ClusterView"];
+export type SpecDifferenceView = Schemas["SpecDifferenceView"];
+
 export const STATES: readonly State[] = [
   "QUEUED", "STARTING", "RUNNING", "RECOVERING", "RESIZING", "PAUSING", "PAUSED",
   "CANCELLING", "CANCELLED", "SUCCEEDED", "FAILED",
 ];
 const ENDED: ReadonlySet<State> = new Set<State>(["CANCELLED", "SUCCEEDED", "FAILED"]);
 export const ended = (state: State): boolean => ENDED.has(state);
-
-export interface JobRow {
-  id: string;
-  name: string;
-  owner: string | null;
-  state: State;
-  desired: Desired;
-  step: number;
-  steps: number;
-  attempt: number;
-  incidents: number;
-  loss: number | null;
-  tokens_per_second: number | null;
-  goodput: number | null;
-  eta_s: number | null;
-  waiting: { resource: string; reason: string } | null;
-  outcome_code: string | null;
-  created_at: number;
-  started_at: number | null;
-  ended_at: number | null;
-  event_seq: number;
-}
-
-export interface JobRowPage {
-  rows: JobRow[];
-  next_cursor: string | null;
-  total: number;
-  counts: Partial<Record<State, number>>;
-}
-
-export interface VerdictView {
-  headline: string;
-  doing: string;
-  last: string | null;
-  next: string | null;
-  eta_s: number | null;
-  goodput: number | null;
-  device_hours_used: number | null;
-  device_hours_lost: number | null;
-  fresh_at: number;
-}
-
-export type SpanKind =
-  | "waiting" | "starting" | "productive" | "detecting" | "recovering" | "restoring" | "replaying" | "finishing" | "stopped";
-
-export interface TimelineView {
-  since: number;
-  until: number;
-  spans: { kind: SpanKind; attempt: number | null; since: number; until: number; incident: number | null }[];
-  incidents: { number: number; at: number; closed_at: number | null; cause: string; decision: string | null }[];
-  checkpoints: { step: number; at: number; tier: string }[];
-}
-
-export interface RankView {
-  rank: number;
-  node: string;
-  host: string;
-  agent: string;
-  worker: string;
-  role: string;
-  step: number;
-  phase: string;
-  lag_steps: number;
-  step_time_s: number | null;
-  slow_factor: number | null;
-  silent_s: number | null;
-  coordinates: Record<string, number>;
-}
-
-export interface RanksView {
-  at: number;
-  attempt: number;
-  front_step: number;
-  ranks: RankView[];
-}
-
-export interface RankHistoryView {
-  since: number;
-  until: number;
-  bucket_s: number;
-  ranks: { rank: number; node: string; workers: string[] }[];
-  values: (number | null)[][];
-}
-
-export interface QueuedJobView {
-  job: string;
-  name: string;
-  since: number;
-  waiting: { resource: string; reason: string } | null;
-}
-
-export interface ClusterView {
-  nodes: NodeView[];
-  queue: QueuedJobView[];
-  queued: number;
-  capacity: {
-    nodes: number;
-    cpus: number;
-    gpus: number;
-    free_nodes: number;
-    free_cpus: number;
-    free_gpus: number;
-  };
-  fault_injection: boolean;
-}
-
-export interface SpecDifferenceView {
-  path: string;
-  left: unknown;
-  right: unknown;
-}

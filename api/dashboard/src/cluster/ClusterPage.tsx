@@ -92,6 +92,8 @@ function Capacity({ cluster }: { cluster: ClusterView }) {
   const { capacity, nodes } = cluster;
   const there = nodes.filter((node) => node.there);
   const aside = there.filter((node) => node.state !== "ready").length;
+  const now = useNow();
+  const oldest = cluster.queue[0];
   return (
     <div className="tiles">
       <Tile title="Nodes in use" used={capacity.nodes - capacity.free_nodes} of={capacity.nodes} note={aside > 0 ? `${aside} set aside` : "none set aside"} warn={aside > 0} />
@@ -100,7 +102,7 @@ function Capacity({ cluster }: { cluster: ClusterView }) {
       <div className="card tile">
         <span className="dim small">Waiting in the queue</span>
         <strong>{count(cluster.queued)}</strong>
-        <span className="small second">{cluster.queued === 0 ? "nobody waits" : plural(cluster.queued, "job")}</span>
+        <span className="small second">{oldest ? `the oldest for ${roughly(now - oldest.since)}` : "nobody waits"}</span>
       </div>
     </div>
   );

@@ -62,7 +62,7 @@ function NodeLine({ node, names, onChanged }: NodeLineProps) {
           <Icon name="chevron" size={12} />
           <span className="grow">
             <span className="strong cut">{node.host || node.id}</span>
-            <span className="dim small cut mono">{node.id}</span>
+            {node.host !== "" && node.host !== node.id && <span className="dim small cut mono">{node.id}</span>}
           </span>
         </button>
         <span className="second small node-devices">{devicesOf(node)}</span>

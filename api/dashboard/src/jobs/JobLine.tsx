@@ -3,7 +3,7 @@
 import { memo } from "react";
 import { ended, type JobRow } from "../api/types";
 import { useNow } from "../data";
-import { count, duration, moment, number, percent, roughly, short, shortId } from "../format";
+import { count, duration, figure, moment, percent, roughly, short, shortId } from "../format";
 import { Link, useRouter } from "../routing/router";
 import { Icon } from "../ui/icons";
 import { StateLabel, tone } from "../ui/state";
@@ -53,7 +53,7 @@ export const JobLine = memo(function JobLine({ index, row, chosen, onChoose }: J
       <span role="cell" className="cell-progress">
         <Progress row={row} />
       </span>
-      <span role="cell" className="cell-loss right">{number(row.loss)}</span>
+      <span role="cell" className="cell-loss right">{figure(row.loss)}</span>
       <span role="cell" className="cell-speed right">{short(row.tokens_per_second)}</span>
       <span role="cell" className="cell-goodput right">
         <Goodput share={row.goodput} />

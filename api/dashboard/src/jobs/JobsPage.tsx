@@ -33,26 +33,28 @@ export default function JobsPage() {
         <h1>Jobs</h1>
         <span className="dim" aria-live="polite">{jobs.loading ? "" : plural(total, "job")}</span>
         <div className="actions">
+          <Search filters={filters} change={change} search={search} />
+          <Order filters={filters} change={change} />
           <Link to="/submit" className="button primary">
             <Icon name="submit" /> Submit a job
           </Link>
         </div>
       </header>
-      <FilterBar filters={filters} counts={jobs.list.counts} change={change} search={search} />
+      <States filters={filters} counts={jobs.list.counts} change={change} />
       {jobs.error && <Failure error={jobs.error} retry={jobs.reload} />}
       <Lines jobs={jobs} filters={filters} clear={() => change({ q: null, state: null, owner: null })} search={search} />
     </div>
   );
 }
 
-interface FilterBarProps {
+interface FilterProps {
   filters: Filters;
   counts: Partial<Record<State, number>>;
   change: (changes: Record<string, string | readonly string[] | null>) => void;
   search: React.RefObject<HTMLInputElement | null>;
 }
 
-function FilterBar({ filters, counts, change, search }: FilterBarProps) {
+function Search({ filters, change, search }: Pick<FilterProps, "filters" | "change" | "search">) {
   const [text, setText] = useState(filters.q);
   useEffect(() => setText((typed) => (document.activeElement === search.current ? typed : filters.q)), [filters.q, search]);
   useEffect(() => {
@@ -60,55 +62,60 @@ function FilterBar({ filters, counts, change, search }: FilterBarProps) {
     const timer = setTimeout(() => change({ q: text }), 150);
     return () => clearTimeout(timer);
   }, [text, filters.q, change]);
+  return (
+    <div className="search" role="search">
+      <Icon name="search" />
+      <input
+        ref={search} className="input" type="search" placeholder="Name, owner or id" aria-label="Search jobs by name, owner or id" value={text}
+        onChange={(event) => setText(event.target.value)}
+        onKeyDown={(event) => {
+          if (event.key === "Escape") {
+            setText("");
+            event.currentTarget.blur();
+          } else if (event.key === "Enter" || event.key === "ArrowDown") {
+            event.preventDefault();
+            document.querySelector<HTMLElement>("[data-row-link]")?.focus();
+          }
+        }}
+      />
+      <kbd className="only-wide" aria-hidden="true">/</kbd>
+    </div>
+  );
+}
+
+function Order({ filters, change }: Pick<FilterProps, "filters" | "change">) {
+  return (
+    <select className="input order only-wide" aria-label="Order" value={filters.sort} onChange={(event) => change({ sort: event.target.value === "created" ? null : event.target.value })}>
+      {(Object.keys(SORTS) as Sort[]).map((sort) => (
+        <option key={sort} value={sort}>
+          {SORTS[sort]}
+        </option>
+      ))}
+    </select>
+  );
+}
+
+function States({ filters, counts, change }: Pick<FilterProps, "filters" | "counts" | "change">) {
   const toggled = (state: State) =>
     filters.states.includes(state) ? filters.states.filter((one) => one !== state) : [...filters.states, state];
   const shown = STATES.filter((state) => counts[state] || filters.states.includes(state));
   return (
-    <div className="filters" role="search">
-      <div className="search">
-        <Icon name="search" />
-        <input
-          ref={search} className="input" type="search" placeholder="Name, owner or id" aria-label="Search jobs by name, owner or id" value={text}
-          onChange={(event) => setText(event.target.value)}
-          onKeyDown={(event) => {
-            if (event.key === "Escape") {
-              setText("");
-              event.currentTarget.blur();
-            } else if (event.key === "Enter" || event.key === "ArrowDown") {
-              event.preventDefault();
-              document.querySelector<HTMLElement>("[data-row-link]")?.focus();
-            }
-          }}
-        />
-        <kbd className="only-wide" aria-hidden="true">/</kbd>
-      </div>
-      <div className="chips" role="group" aria-label="States">
-        {shown.map((state) => (
-          <button
-            key={state} type="button" className={`filter-chip ${tone(state)}`} aria-pressed={filters.states.includes(state)}
-            onClick={() => change({ state: toggled(state) })}
-          >
-            <StateIcon state={state} />
-            {word(state)}
-            <b>{count(counts[state] ?? 0)}</b>
-          </button>
-        ))}
-        {filters.owner !== null && (
-          <button type="button" className="filter-chip" aria-pressed="true" onClick={() => change({ owner: null })} aria-label={`Owner ${filters.owner}: show all owners`}>
-            {filters.owner} <Icon name="close" size={12} />
-          </button>
-        )}
-      </div>
-      <label className="sort only-wide">
-        <span className="dim small">Sort</span>
-        <select className="input" value={filters.sort} onChange={(event) => change({ sort: event.target.value === "created" ? null : event.target.value })}>
-          {(Object.keys(SORTS) as Sort[]).map((sort) => (
-            <option key={sort} value={sort}>
-              {SORTS[sort]}
-            </option>
-          ))}
-        </select>
-      </label>
+    <div className="chips" role="group" aria-label="States">
+      {shown.map((state) => (
+        <button
+          key={state} type="button" className={`filter-chip ${tone(state)}`} aria-pressed={filters.states.includes(state)}
+          onClick={() => change({ state: toggled(state) })}
+        >
+          <StateIcon state={state} />
+          {word(state)}
+          <b>{count(counts[state] ?? 0)}</b>
+        </button>
+      ))}
+      {filters.owner !== null && (
+        <button type="button" className="filter-chip" aria-pressed="true" onClick={() => change({ owner: null })} aria-label={`Owner ${filters.owner}: show all owners`}>
+          {filters.owner} <Icon name="close" size={12} />
+        </button>
+      )}
     </div>
   );
 }

@@ -3,7 +3,7 @@
 import type { Query } from "../api/client";
 import { STATES, type JobRow, type State } from "../api/types";
 
-export const SORTS = { created: "Newest", name: "Name", state: "State", goodput: "Goodput" } as const;
+export const SORTS = { created: "Newest first", name: "By name", state: "By state", goodput: "Worst goodput first" } as const;
 export type Sort = keyof typeof SORTS;
 
 export interface Filters {

@@ -35,7 +35,7 @@ export function Summary({ spec }: { spec: Spec }) {
         </dd>
         <dt>Each node</dt>
         <dd>
-          <strong>{number(perNode * figure(spec, "resources", "cpus_per_worker"))}</strong> CPUs
+          <strong>{number(perNode * figure(spec, "resources", "cpus_per_worker"))}</strong> {perNode * figure(spec, "resources", "cpus_per_worker") === 1 ? "CPU" : "CPUs"}
           {figure(spec, "resources", "gpus_per_worker") > 0 && <>, <strong>{number(perNode * figure(spec, "resources", "gpus_per_worker"))}</strong> GPUs</>}
         </dd>
         <dt>Steps</dt>

@@ -1,0 +1,172 @@
+"""The list of jobs in a browser: found, filtered, walked through, and followed as they change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+from tests.api.live_server import SPEC, LiveServer
+from tests.web.conftest import PHONE, completed, picture
+from tests.web.crowd import add_crowd
+
+from holdfast_service.reports import Phase
+
+CROWD = 3000
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    started = LiveServer(tmp_path_factory.mktemp("jobs"))
+    completed(add_crowd(started.settings, CROWD))
+    started.start()
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def jobs(open_page: Callable[..., Any], server: LiveServer) -> Callable[..., Any]:
+    def opened(query: str = "", **options: Any) -> Any:
+        page = open_page(f"{server.address}/jobs{query}", **options)
+        page.wait_for_selector("[data-job], .empty")
+        return page
+
+    return opened
+
+
+def filters(page: Any) -> dict[str, list[str]]:
+    return parse_qs(urlsplit(page.url).query)
+
+
+def shown(page: Any, before: int = 0) -> int:
+    """How many jobs the list says that it has, once it is another number than `before`."""
+    found = page.wait_for_function(
+        """before => {
+            const words = document.querySelector('h1 + span').textContent;
+            const found = Number(words.replace(/\\D/g, ''));
+            return /job/.test(words) && found !== before && { found };
+        }""",
+        arg=before,
+    )
+    return int(found.json_value()["found"])
+
+
+def test_the_root_leads_to_the_jobs(open_page: Callable[..., Any], server: LiveServer) -> None:
+    page = open_page(server.address)
+    page.wait_for_url("**/jobs")
+    page.wait_for_selector("[data-job]")
+    assert page.title() == "Jobs · Holdfast"
+    picture(page, "jobs")
+
+
+def test_thousands_of_jobs_are_scrolled_without_drawing_them_all(jobs: Callable[..., Any]) -> None:
+    page = jobs()
+    assert shown(page) == CROWD
+    assert page.locator("[data-job]").count() < 80
+    rows = page.locator("[role=table]")
+    assert rows.get_attribute("aria-rowcount") == str(CROWD + 1)
+    rows.evaluate("box => { box.scrollTop = box.scrollHeight }")
+    page.wait_for_selector(f"[aria-rowindex='{CROWD + 1}'][data-job]")
+    assert page.locator("[data-job]").count() < 80
+
+
+def test_filters_are_in_the_url_and_come_back_from_it(jobs: Callable[..., Any]) -> None:
+    page = jobs()
+    page.get_by_role("button", name="Failed").click()
+    page.wait_for_url("**state=FAILED**")
+    failed = shown(page, CROWD)
+    assert 0 < failed < CROWD
+    assert set(page.locator("[data-job] .cell-state").all_inner_texts()) == {"Failed"}
+    page.get_by_role("searchbox").fill("llama")
+    page.wait_for_url("**q=llama**")
+    found = shown(page, failed)
+    assert 0 < found < failed
+    assert filters(page) == {"q": ["llama"], "state": ["FAILED"]}
+
+    page.reload()
+    page.wait_for_selector("[data-job]")
+    assert shown(page) == found
+    assert page.get_by_role("searchbox").input_value() == "llama"
+    assert page.get_by_role("button", name="Failed").get_attribute("aria-pressed") == "true"
+    page.keyboard.press("Escape")
+    page.wait_for_url(re.compile(r"/jobs$"))
+
+
+def test_what_is_not_there_is_said_and_left_again(jobs: Callable[..., Any]) -> None:
+    page = jobs("?q=no-such-job-at-all")
+    page.get_by_role("heading", name="No job matches").wait_for()
+    page.get_by_role("button", name="Show all jobs").click()
+    page.wait_for_selector("[data-job]")
+    assert filters(page) == {}
+
+
+def test_the_list_is_walked_through_by_keyboard(jobs: Callable[..., Any]) -> None:
+    page = jobs()
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.type") == "search"
+    page.keyboard.type("j")  # typed, not obeyed
+    page.keyboard.press("Escape")
+    page.wait_for_url(re.compile(r"/jobs$"))
+    for key in "jjjk":
+        page.keyboard.press(key)
+    page.wait_for_selector(".chosen")
+    chosen = page.locator(".chosen")
+    assert chosen.get_attribute("aria-rowindex") == "3"  # the second job
+    assert page.evaluate("document.activeElement.dataset.rowLink") == "1"
+    job = chosen.get_attribute("data-job")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/jobs/{job}")
+    page.go_back()
+    page.wait_for_selector("[data-job]")
+
+
+def test_keys_far_down_bring_rows_into_sight(jobs: Callable[..., Any]) -> None:
+    page = jobs()
+    for _ in range(40):
+        page.keyboard.press("j")
+    page.wait_for_selector(".chosen[aria-rowindex='41']")
+    box, row = page.locator("[role=table]").bounding_box(), page.locator(".chosen").bounding_box()
+    assert box["y"] < row["y"] < row["y"] + row["height"] <= box["y"] + box["height"] + 1
+
+
+def test_a_job_is_followed_as_it_changes(jobs: Callable[..., Any], server: LiveServer) -> None:
+    page = jobs()
+    page.wait_for_selector("[data-live=live]")
+    job = httpx.post(f"{server.address}/api/v1/jobs", json={**SPEC, "name": "watched"}).json()
+    line = page.locator(f"[data-job='{job['id']}']")
+    line.wait_for()  # a new job comes first, unasked
+    supervisor = server.run_job(job["id"], 3, end=False)
+    line.locator(".cell-state", has_text="Running").wait_for()
+    line.locator(".progress-words", has_text="3 / 5").wait_for()
+    supervisor.enter(Phase.RECOVERING)
+    line.locator(".cell-state", has_text="Recovering").wait_for()
+    supervisor.enter(Phase.RUNNING)
+    line.locator(".cell-state", has_text="Running").wait_for()
+    supervisor.run(1, 4, 5)
+    supervisor.end()
+    line.locator(".cell-state", has_text="Succeeded").wait_for()
+
+
+def test_on_a_phone_nothing_is_cut_off(jobs: Callable[..., Any]) -> None:
+    page = jobs(viewport=PHONE, has_touch=True, is_mobile=True)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    name = page.locator("[data-job] .cell-name").first.bounding_box()
+    assert 0 <= name["x"] < name["x"] + name["width"] <= PHONE["width"]
+    picture(page, "jobs-phone")
+
+
+def test_in_the_dark(jobs: Callable[..., Any], server: LiveServer) -> None:
+    page = jobs("?state=RUNNING&state=RECOVERING&sort=goodput", color_scheme="dark")
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(background)
+    picture(page, "jobs-dark")
+    page.get_by_role("button", name="Light colours").click()
+    assert page.evaluate(background) != dark
+    page.reload()
+    page.wait_for_selector("[data-job]")
+    assert page.evaluate(background) != dark  # it was kept
+    page.keyboard.press("t")
+    assert page.evaluate(background) == dark
