@@ -379,7 +379,7 @@ async def _submitted(store: Store, size: Size, name: str, at: float) -> str:
                 "global_batch": size.ranks,
                 "micro_batch": 4,
                 "seed": 7,
-                "schedule": {"name": "cosine", "warmup_steps": 2000},
+                "schedule": {"name": "cosine", "warmup_steps": size.steps // 50},
             },
             "parallel": {"dp_shard": size.ranks // 8, "tp": 8},
             "resources": {
@@ -505,7 +505,7 @@ def _incident(
     number: int, fault: Fault, leg: Leg, signalled: float, closed: float | None
 ) -> dict[str, Any]:
     took = sum(fault.phases_s.values())
-    phases = {**fault.phases_s, "detect": fault.detect_s}
+    phases = {"detect": 0.004, **fault.phases_s}
     lost = min(fault.lost, leg.last - leg.first)
     return {
         "incident": number,

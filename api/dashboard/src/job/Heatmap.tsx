@@ -115,7 +115,7 @@ export function Heatmap({ history, of, order, only, onOpen }: Props) {
     cursor.set(next ? timeOf(next.bucket) : null, "heatmap");
   };
   const key = (event: KeyboardEvent) => {
-    const from = cell ?? { row: 0, bucket: buckets - 1 };
+    const from = cell ?? { row: 0, bucket: Math.max(0, middle.findLastIndex((one) => one !== null)) };
     const last = plan.rankRows.length - 1;
     const page = Math.max(1, Math.floor(height / sizes.rank) - 2);
     const far = event.shiftKey ? 10 : 1;

@@ -102,8 +102,10 @@ function Number({
   return (
     <div className={wide ? "wide" : ""}>
       <dd>{value}</dd>
-      <dt>{name}</dt>
-      {children}
+      <dt>
+        {name}
+        {children}
+      </dt>
     </div>
   );
 }

@@ -40,11 +40,11 @@ export function eventWords(event: JobEvent): string {
 }
 
 /** What an event is about, for its mark: trouble, recovery, saved, or neither. */
-export function eventTone(kind: string): "bad" | "warn" | "good" | "plain" {
+export function eventTone(kind: string): "bad" | "warn" | "good" | "neutral" {
   if (kind === "incident.opened" || kind === "checkpoint.bad" || kind === "digest.mismatch") return "bad";
   if (/^incident|straggler|guard|draining|stalled|attempt\.ended|fault/.test(kind)) return "warn";
   if (/saved|running|ended/.test(kind)) return "good";
-  return "plain";
+  return "neutral";
 }
 
 function text(value: unknown): string {
