@@ -16,10 +16,12 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 import uvicorn
 
+from holdfast import tracing
 from holdfast.rest.app import create_app
 from holdfast.rest.services import Probe, Services
 from holdfast.schemas import SERVER_FILE, ServerFile
@@ -36,6 +38,9 @@ from holdfast_service.reconciler import Reconciler
 from holdfast_service.reports import Cluster, ClusterUnavailable
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 STREAMS_END_S = 3
@@ -100,6 +105,9 @@ async def _run(
     on_ready: Callable[[ServerFile], None],
 ) -> None:
     store = await Store.open(settings)
+    sender = tracing.provider()
+    if sender is not None:
+        store.on_incident_closed = tracing.incident_tracer(sender)
     reconciler = Reconciler(store, cluster, settings)
     nodes = NodeService(store)
     services = Services(
@@ -122,16 +130,21 @@ async def _run(
     driving.add_done_callback(lambda _task: stopping.set())
     try:
         with _server_file(settings, door, on_ready):
-            await _http(services, door)
+            await _http(services, door, sender)
     finally:
         stopping.set()
         await _ended(driving, settings.stop_deadline_s)
         await store.close()
+        if sender is not None:
+            await asyncio.to_thread(sender.shutdown)
 
 
-async def _http(services: Services, door: socket.socket) -> None:
+async def _http(services: Services, door: socket.socket, sender: TracerProvider | None) -> None:
+    app = create_app(services)
+    if sender is not None:
+        tracing.trace_requests(app, sender)
     config = uvicorn.Config(
-        create_app(services),
+        app,
         log_config=None,
         access_log=False,
         lifespan="off",

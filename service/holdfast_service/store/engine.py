@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,10 @@ class Store:
         self._engine = engine
         self.transitions: Counter[tuple[str, str, str]] = Counter()
         """Of jobs, stored by this process: how many of each (from, to, outcome's code)."""
+        self.on_incident_closed: Callable[[str, Mapping[str, Any]], None] = lambda job_id, told: (
+            None
+        )
+        """Called once the end of an incident is stored; must neither wait nor raise."""
         # PostgreSQL's default shows each statement a newer state; SQLite has one snapshot anyway.
         snapshot = {"isolation_level": "REPEATABLE READ"} if self.postgres else {}
         self._reader = engine.execution_options(**snapshot)

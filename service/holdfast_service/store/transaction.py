@@ -21,6 +21,8 @@ from holdfast_service.store.engine import Store
 from holdfast_service.store.models import Event, Intent, Job
 from holdfast_service.store.storable import text
 
+INCIDENT_CLOSED = "incident.closed"
+
 
 class Effect(StrEnum):
     """What is brought about on the cluster for a job; the names of its intents."""
@@ -49,6 +51,7 @@ class JobTransaction:
         self.now = now
         self.transitions: list[tuple[str, str, str]] = []
         """(from, to, code of the outcome or "")."""
+        self.closed_incidents: list[dict[str, Any]] = []
 
     @property
     def state(self) -> State:
@@ -57,6 +60,8 @@ class JobTransaction:
     def emit(self, kind: str, data: dict[str, Any], at: float | None = None) -> int:
         """Append an event to the job's history; returns its number."""
         self.job.event_seq += 1
+        if kind == INCIDENT_CLOSED:
+            self.closed_incidents.append(data)
         self.session.add(
             Event(
                 job_id=self.job.id,
@@ -175,3 +180,5 @@ async def job_transaction(
         transaction = JobTransaction(session, job, time.time() if now is None else now)
         yield transaction
     store.transitions.update(transaction.transitions)
+    for told in transaction.closed_incidents:
+        store.on_incident_closed(job_id, told)
