@@ -34,7 +34,7 @@ import "./job.css";
 export default function JobPage({ id }: { id: string }) {
   useWatchedJob(id);
   const found = useJob(id);
-  const job = found.value as Job | undefined;
+  const job = found.value;
   useEffect(() => {
     if (job) document.title = `${job.name} · Holdfast`;
     return () => void (document.title = "Holdfast");
@@ -96,7 +96,7 @@ function Loaded({ job, changed }: { job: Job; changed: () => void }) {
           <StateLabel state={job.state} chip />
           <div className="actions">
             <JobActions
-              job={job as never}
+              job={job}
               faultInjection={faults.value?.fault_injection ?? false}
               onChanged={changed}
             />

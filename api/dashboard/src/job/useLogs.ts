@@ -43,13 +43,14 @@ export function useLogs(
   const open = until === null;
 
   const page = useCallback(
-    (more: Record<string, number>) => {
+    async (more: Record<string, number>) => {
       const params = Object.fromEntries(new URLSearchParams(filters));
-      return get<LogPage>(
+      const got = await get<LogPage>(
         `/jobs/${encodeURIComponent(jobId)}/logs`,
         { ...params, limit: PAGE, ...more },
         stop.current.signal,
       );
+      return { ...got, first_line: got.first_line ?? null };
     },
     [jobId, filters],
   );
