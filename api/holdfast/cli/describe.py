@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli import output
+from holdfast.cli.columns import Column, lay
 from holdfast_service.goodput_view import GoodputView
 from holdfast_service.story_views import VerdictView
 from holdfast_service.views import (
@@ -19,6 +19,7 @@ from holdfast_service.views import (
     GuardsView,
     IncidentView,
     JobView,
+    MemberView,
     MemoryProtectionView,
     TripView,
 )
@@ -34,6 +35,15 @@ PHASE_ORDER = (
     "total",
 )
 SHOWN_FRAMES = 6
+MEMBERS = (
+    Column(""),
+    Column("rank", right=True),
+    Column("agent"),
+    Column("node", least=8),
+    Column("host", least=8, drop=1),
+    Column("pid", right=True),
+    Column("role"),
+)
 TIER_WORDS = {
     "own_ram": "own RAM",
     "partner_ram": "a partner's RAM",
@@ -52,18 +62,16 @@ def show(
     goodput: GoodputView,
 ) -> None:
     _summary(console, job)
-    for line in goodput_lines(goodput):
-        console.print(line)
-    for line in trouble_lines(job):
-        console.print(line)
+    for line in (*goodput_lines(goodput), *trouble_lines(job)):
+        console.print(output.fold(line, 2))
     for attempt in attempts:
         _attempt(console, attempt)
     for incident in incidents:
         console.print()
         for line in incident_lines(incident):
-            console.print(line)
+            console.print(output.fold(line, 14))
     for line in guard_lines(job.guards):
-        console.print(line)
+        console.print(output.fold(line, 12))
     kept = [point for point in checkpoints.remote if point.deleted_at is None]
     if kept:
         console.print("\nRemote checkpoints")
@@ -83,8 +91,6 @@ def verdict_text(job: JobView, verdict: VerdictView) -> Text:
     for words in (verdict.doing, verdict.last, verdict.next):
         if words:
             told.append(f"\n{words}")
-    if verdict.eta_s is not None:
-        told.append(f"\n{output.seconds(verdict.eta_s)} left at this pace")
     used, lost = verdict.device_hours_used, verdict.device_hours_lost
     return told.append(f"\n{used:.2f} device-hours used, {lost:.2f} of them lost\n", "dim")
 
@@ -227,7 +233,7 @@ def phase_times(phases_s: Mapping[str, float | None]) -> str:
 
 def _summary(console: Console, job: JobView) -> None:
     progress = job.progress
-    facts: list[tuple[str, Any]] = [
+    facts: list[tuple[str, str | Text]] = [
         ("Job", f"{job.name}  {job.id}"),
         ("State", output.state_text(job.state)),
         ("Progress", f"step {progress.step} of {progress.steps}, attempt {progress.attempt}"),
@@ -249,10 +255,10 @@ def _summary(console: Console, job: JobView) -> None:
         facts.append(("Waits for", f"{job.waiting.resource}: {job.waiting.reason}"))
     if job.outcome is not None:
         facts.append(("Outcome", f"{job.outcome.code}: {job.outcome.message}"))
-    table = Table.grid(padding=(0, 2))
+    margin = max(len(name) for name, _ in facts) + 2
     for name, value in facts:
-        table.add_row(Text(name, style="bold"), value)
-    console.print(table)
+        line = Text.assemble((name.ljust(margin), "bold"), value)
+        console.print(output.fold(line, margin))
 
 
 def _attempt(console: Console, attempt: AttemptView) -> None:
@@ -273,20 +279,19 @@ def _attempt(console: Console, attempt: AttemptView) -> None:
             f"  restored step {restored} from {tiers(attempt.restore.get('tiers', {}))}"
             f" (newest in {there})"
         )
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("  rank", "agent", "node", "host", "pid", "role"):
-        table.add_column(heading)
-    for member in attempt.members:
-        pid = "-" if member.pid is None else str(member.pid)
-        row = (member.agent, member.node_id[:8], member.host, pid, member.role)
-        table.add_row(f"  {member.rank}", *row)
-    console.print(table)
+    members = [_member(one) for one in attempt.members]
+    console.print(lay(MEMBERS, members, output.width()))
     if attempt.memory_protection is not None:
         for line in protection_lines(attempt.memory_protection):
-            console.print(line)
+            console.print(output.fold(line, 10))
     if attempt.standbys:
         counted = Counter(str(standby.get("agent", "?")) for standby in attempt.standbys)
         console.print(f"  standby: {', '.join(counted)}")
+
+
+def _member(one: MemberView) -> list[str | Text]:
+    pid = "-" if one.pid is None else str(one.pid)
+    return ["", str(one.rank), one.agent, one.node_id, one.host, pid, one.role]
 
 
 def _where(stack: Mapping[str, Any]) -> str:

@@ -42,6 +42,8 @@ KIND_STYLES = {
     "straggler": "yellow",
 }
 LONGEST_FACT = 60
+SMALL = 4
+EVENT_INDENT = 16
 
 
 def logs(
@@ -96,7 +98,7 @@ def events(
         with Detaching(follow):
             if not output.results(options, chosen):
                 for one in chosen:
-                    output.console().print(event_line(one))
+                    output.console().print(output.fold(event_line(one), EVENT_INDENT))
     return ExitCode.OK
 
 
@@ -117,12 +119,22 @@ def facts(data: Mapping[str, Any]) -> str:
     for name, value in data.items():
         if value in (None, "", [], {}):
             continue
+        if isinstance(value, dict) and len(value) <= SMALL and _flat(value.values()):
+            told.append(f"{name} " + " ".join(f"{key}={one}" for key, one in value.items()))
+            continue
         if isinstance(value, dict | list):
             told.append(f"{name} ({len(value)})")
+            continue
+        if name.endswith("_at") and isinstance(value, float):
+            told.append(f"{name} {output.clock(value)}")
             continue
         text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
         told.append(f"{name} {text if len(text) <= LONGEST_FACT else text[:LONGEST_FACT] + '…'}")
     return ", ".join(told)
+
+
+def _flat(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, int | float | str) for value in values)
 
 
 class Detaching:

@@ -45,7 +45,7 @@ def incidents(
         output.talk("no incidents")
     elif number is not None:
         for line in incident_lines(found[0]):
-            output.console().print(line)
+            output.console().print(output.fold(line, 14))
     else:
         output.table(COLUMNS, [_row(one) for one in found], whole=options.wide)
     return ExitCode.OK

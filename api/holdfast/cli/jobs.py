@@ -77,7 +77,8 @@ def describe(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
         goodput = client.goodput(job.id)
         verdict = client.verdict(job.id)
     if not options.plain:
-        output.console().print(description.verdict_text(job, verdict))
+        for line in description.verdict_text(job, verdict).split("\n", allow_blank=True):
+            output.console().print(output.fold(line, 0))
         description.show(output.console(), job, attempts, incidents, checkpoints, goodput)
         return ExitCode.OK
     parts = {"attempts": attempts, "incidents": incidents}

@@ -52,6 +52,18 @@ def width() -> int | None:
     return console().width if sys.stdout.isatty() else None
 
 
+def fold(line: Text, indent: int) -> Text:
+    """The line, on as many lines of the terminal as it needs, the further ones indented."""
+    cells = width()
+    if cells is None or line.cell_len <= cells:
+        return line
+    return Text("\n" + " " * indent).join(line.wrap(console(), cells - indent))
+
+
+def plural(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def results(options: Options, values: Iterable[Any]) -> bool:
     """Print each value as a document, if documents were asked for; else False, and nothing."""
     if not options.plain:

@@ -46,7 +46,7 @@ def drawn(points: Sequence[tuple[float, float]], width: int, height: int) -> lis
     for (x0, y0), (x1, y1) in zip([at[0], *at], at, strict=False):
         for x, y in _between(x0, y0, x1, y1):
             cells[y // 4][x // 2] |= DOTS[y % 4][x % 2]
-    return ["".join(map(chr, row)) for row in cells]
+    return ["".join(map(chr, row)).replace(chr(BLANK), " ").rstrip() for row in cells]
 
 
 def chart(

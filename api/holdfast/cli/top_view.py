@@ -56,7 +56,7 @@ def jobs(
         ("holdfast", "bold"),
         f"  {address}  {output.clock(now)}\n",
         f"free: {has.free_nodes} of {has.nodes} nodes, {has.free_cpus:g} of {has.cpus:g} CPUs, "
-        f"{has.free_gpus:g} of {has.gpus:g} GPUs; {cluster.queued} queued",
+        f"{has.free_gpus:g} of {has.gpus:g} GPUs",
     )
     for state, count in sorted(Counter(job.state for job in found).items()):
         head.append(", ").append(f"{count} ").append_text(output.state_text(state))
@@ -111,7 +111,7 @@ def _summary(
     goodput = output.number(verdict.goodput, ".1%")
     return text.append(
         f"\n{output.number(progress.tokens_per_second, ',.0f')} tokens/s, goodput {goodput}, "
-        f"attempt {progress.attempt}, {progress.incidents} incidents, "
+        f"attempt {progress.attempt}, {output.plural(progress.incidents, 'incident')}, "
         f"{output.age(seen.created_at)} old"
     )
 
