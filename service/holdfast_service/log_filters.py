@@ -72,11 +72,12 @@ def _labels(head: str, found: re.Match[str]) -> bool:
 
 @dataclass(frozen=True)
 class LogFilter:
-    """What is None lets everything through. `since`: Unix seconds; `level`: that or worse."""
+    """What is None lets all through. `since`, `until`: Unix seconds; `level`: that or worse."""
 
     rank: int | None = None
     attempt: int | None = None
     since: float | None = None
+    until: float | None = None
     level: LogLevel | None = None
     grep: Any = None
     """A compiled expression; see `compiled`."""
@@ -89,6 +90,8 @@ class LogFilter:
         if self.attempt is not None and attempt != self.attempt:
             return False
         if self.since is not None and at < self.since:
+            return False
+        if self.until is not None and at > self.until:
             return False
         if self.level is not None and not self._loud(said):
             return False

@@ -42,6 +42,7 @@ async def test_lines_are_found_by_rank_level_time_and_expression(
     assert await found(LogFilter(level=LogLevel.WARNING), limit=3) == [10, 20, 30]
     assert await found(LogFilter(rank=2, level=LogLevel.ERROR), limit=2) == [10, 30]
     assert (await found(LogFilter(since=1000.0 + 1190)))[0] == 1190
+    assert await found(LogFilter(since=1000.0 + 10, until=1000.0 + 12)) == [10, 11, 12]
     assert await found(LogFilter(), after=1197) == [1198, 1199, 1200]
     assert await found(LogFilter(), tail=2) == [1199, 1200]
 

@@ -22,13 +22,14 @@ def _wanted(
     rank: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
     attempt: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
     since: Time = None,
+    until: Time = None,
     level: Annotated[LogLevel | None, Query(description="that or worse, as lines say it")] = None,
     grep: Annotated[
         str | None,
         Query(max_length=LONGEST_REGEX, description="regular expression, in RE2's syntax"),
     ] = None,
 ) -> LogFilter:
-    return LogFilter(rank=rank, attempt=attempt, since=since, level=level, grep=compiled(grep))
+    return LogFilter(rank, attempt, since, until, level, compiled(grep))
 
 
 Wanted = Annotated[LogFilter, Depends(_wanted)]

@@ -36,12 +36,13 @@ interface Props {
 export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false, height = 440, live }: Props) {
   const [text, setText] = useState(choice.grep);
   const grep = useLater(text, 250);
-  const chosen = useRef(choice);
-  chosen.current = choice;
+  const chosen = useRef({ choice, onChoice });
+  chosen.current = { choice, onChoice };
   useEffect(() => setText(choice.grep), [choice.grep]);
   useEffect(() => {
-    if (grep !== chosen.current.grep) onChoice({ ...chosen.current, grep });
-  }, [grep, onChoice]);
+    const now = chosen.current;
+    if (grep !== now.choice.grep) now.onChoice({ ...now.choice, grep });
+  }, [grep]);
   const filter = useMemo<LogFilter>(
     () => ({ ...NO_FILTER, ...choice, since: window?.since ?? null, until: window?.until ?? null }),
     [choice, window],
@@ -49,11 +50,13 @@ export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false
   const [paused, setPaused] = useState(false);
   const [atEnd, setAtEnd] = useState(true);
   const list = useRef<ListHandle | null>(null);
+  const following = useRef(true);
   const shifted = useCallback((rows: number) => {
-    requestAnimationFrame(() => list.current?.shift(rows));
+    if (!following.current) requestAnimationFrame(() => list.current?.shift(rows));
   }, []);
   const { buffer, loading, error, missed, earlier, later, top, end } = useLogs(jobId, filter, paused, shifted);
   const follow = !paused && atEnd && !buffer.moreAfter;
+  following.current = follow;
   const toTop = async () => {
     setAtEnd(false);
     await top();
@@ -137,11 +140,11 @@ export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false
         <button type="button" className="button tiny" onClick={() => void toEnd()}>
           End
         </button>
-        <a className="button tiny" href={downloadUrl(jobId, query(filter))} download>
+        <a className="button tiny" href={downloadUrl(jobId, query(filter), filter.until)} download>
           {whole_ ? "Download" : "Download this view"}
         </a>
         {!whole_ && (
-          <a className="button tiny quiet" href={downloadUrl(jobId, new URLSearchParams())} download>
+          <a className="button tiny quiet" href={downloadUrl(jobId, new URLSearchParams(), null)} download>
             Download all
           </a>
         )}
@@ -177,8 +180,10 @@ export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false
   );
 }
 
-const downloadUrl = (jobId: string, params: URLSearchParams) =>
-  url(`/jobs/${encodeURIComponent(jobId)}/logs/download`, Object.fromEntries(params));
+function downloadUrl(jobId: string, params: URLSearchParams, until: number | null): string {
+  const path = `/jobs/${encodeURIComponent(jobId)}/logs/download`;
+  return url(path, { ...Object.fromEntries(params), until });
+}
 
 const MARKS = { error: "E", warning: "W", info: "", debug: "D" } as const;
 

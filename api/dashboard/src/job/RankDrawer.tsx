@@ -52,7 +52,7 @@ export function RankDrawer({ jobId, rank, now, history, window, live, onClose, o
             <span aria-hidden="true">‹</span>
             <span className="unseen">Rank {rank - 1}</span>
           </button>
-          <button type="button" className="button tiny" onClick={() => onRank(rank + 1)}>
+          <button type="button" className="button tiny" disabled={history !== undefined && rank >= history.ranks.length - 1} onClick={() => onRank(rank + 1)}>
             <span aria-hidden="true">›</span>
             <span className="unseen">Rank {rank + 1}</span>
           </button>
