@@ -38,6 +38,7 @@ from holdfast_service.reconciler import Reconciler
 from holdfast_service.reports import Cluster, ClusterUnavailable
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
+from holdfast_service.webhooks import Webhooks
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -127,6 +128,7 @@ async def _run(
         poll_s=settings.event_poll_s,
     )
     driving = asyncio.create_task(reconciler.run(stopping), name="reconciler")
+    telling = _telling(store, settings, stopping)
     driving.add_done_callback(lambda _task: stopping.set())
     try:
         with _server_file(settings, door, on_ready):
@@ -134,9 +136,20 @@ async def _run(
     finally:
         stopping.set()
         await _ended(driving, settings.stop_deadline_s)
+        if telling is not None:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
         await store.close()
         if sender is not None:
             await asyncio.to_thread(sender.shutdown)
+
+
+def _telling(
+    store: Store, settings: Settings, stopping: asyncio.Event
+) -> asyncio.Task[None] | None:
+    if settings.webhook_url is None:
+        return None
+    return asyncio.create_task(Webhooks(store, settings).run(stopping), name="webhooks")
 
 
 async def _http(services: Services, door: socket.socket, sender: TracerProvider | None) -> None:

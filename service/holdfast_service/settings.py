@@ -6,9 +6,9 @@ Every deadline and interval of the control plane lives here, none in the middle 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from holdfast_service.quarantine import QuarantineRules
@@ -129,6 +129,15 @@ class Settings(BaseSettings):
     export_deadline_s: Seconds = Field(
         default=3600.0, description="for reading a whole checkpoint that is exported"
     )
+    webhook_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://",
+        description="is told of incidents and of the ends of jobs, by POST",
+    )
+    webhook_secret: SecretStr | None = Field(
+        default=None, description="signs what is told, by HMAC; see operations"
+    )
+    webhook_format: Literal["json", "slack"] = "json"
     metrics_of_jobs: bool = Field(
         default=False, description="series of each live job in /metrics, not only of all together"
     )

@@ -46,6 +46,8 @@ class Store:
         self._engine = engine
         self.transitions: Counter[tuple[str, str, str]] = Counter()
         """Of jobs, stored by this process: how many of each (from, to, outcome's code)."""
+        self.tells = False
+        """Whether a webhook is to be told of incidents and ends."""
         self.on_incident_closed: Callable[[str, Mapping[str, Any]], None] = lambda job_id, told: (
             None
         )
@@ -73,6 +75,7 @@ class Store:
                 json_serializer=to_json,
             )
         store = cls(engine)
+        store.tells = settings.webhook_url is not None
         try:
             await migrate(store._writer)
         except BaseException:

@@ -127,6 +127,18 @@ class CodePackage(Base):
     used_at: Mapped[float]
 
 
+class Outbox(Base):
+    """A message to the webhook that has not been taken yet; see webhooks.py."""
+
+    __tablename__ = "outbox"
+
+    id: Mapped[str] = mapped_column(String(80), primary_key=True)  # <job>:<number of the event>
+    at: Mapped[float]
+    message: Mapped[Json]
+    due_at: Mapped[float] = mapped_column(index=True)
+    tries: Mapped[int] = mapped_column(default=0)
+
+
 class Event(Base):
     __tablename__ = "events"
 

@@ -17,8 +17,9 @@ from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.lifecycle import TERMINAL, State, require
+from holdfast_service.notices import is_told, message
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import Event, Intent, Job
+from holdfast_service.store.models import Event, Intent, Job, Outbox
 from holdfast_service.store.storable import text
 
 INCIDENT_CLOSED = "incident.closed"
@@ -45,7 +46,9 @@ class NoSuchJob(Exception):
 class JobTransaction:
     """A job, locked, for the length of a transaction. Made by :func:`job_transaction`."""
 
-    def __init__(self, session: AsyncSession, job: Job, now: float) -> None:
+    def __init__(self, session: AsyncSession, job: Job, now: float, *, tells: bool = False) -> None:
+        """`tells`: somebody is to hear of incidents and ends; see webhooks.py."""
+        self._tells = tells
         self.session = session
         self.job = job
         self.now = now
@@ -71,7 +74,13 @@ class JobTransaction:
                 data=data,
             )
         )
+        if self._tells and is_told(kind, data):
+            self._tell(kind, data, self.now if at is None else at)
         return self.job.event_seq
+
+    def _tell(self, kind: str, data: dict[str, Any], at: float) -> None:
+        told = message(self.job.id, self.job.name, self.job.event_seq, at, kind, data)
+        self.session.add(Outbox(id=told["id"], at=at, message=told, due_at=0.0, tries=0))
 
     def transition(self, new: State, *, reason: str | None = None, at: float | None = None) -> None:
         """Move the job to `new`, with its event. Raises ForbiddenTransition."""
@@ -177,7 +186,9 @@ async def job_transaction(
             raise NoSuchJob(job_id)
         if token is not None and job.lease_token != token:
             raise LeaseLost(job_id)
-        transaction = JobTransaction(session, job, time.time() if now is None else now)
+        transaction = JobTransaction(
+            session, job, time.time() if now is None else now, tells=store.tells
+        )
         yield transaction
     store.transitions.update(transaction.transitions)
     for told in transaction.closed_incidents:
