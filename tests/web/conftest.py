@@ -57,7 +57,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
         context = browser.new_context(**{"viewport": WIDE, "color_scheme": "light", **options})
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(20_000)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda told: errors.append(told.text) if _wrong(told) else None)
         page.goto(address)

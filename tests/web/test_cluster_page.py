@@ -1,0 +1,104 @@
+"""The machines in a browser: who runs where, who waits, and setting a node aside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from tests.api.live_server import SPEC, LiveServer
+from tests.web.conftest import PHONE, completed, picture
+from tests.web.fleet import add_fleet
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    started = LiveServer(tmp_path_factory.mktemp("cluster"))
+    completed(add_fleet(started))
+    started.start()
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="module")
+def job(server: LiveServer) -> str:
+    found = httpx.post(f"{server.address}/api/v1/jobs", json={**SPEC, "name": "occupant"}).json()
+    server.run_job(found["id"], 3, end=False)
+    return str(found["id"])
+
+
+@pytest.fixture
+def cluster(open_page: Callable[..., Any], server: LiveServer, job: str) -> Callable[..., Any]:
+    def opened(query: str = "", **options: Any) -> Any:
+        page = open_page(f"{server.address}/cluster{query}", **options)
+        page.wait_for_selector("[data-node]")
+        if not query:
+            page.locator(f".node-jobs a[href='/jobs/{job}']").first.wait_for()
+        return page
+
+    return opened
+
+
+def test_nodes_tell_who_runs_there(cluster: Callable[..., Any], job: str) -> None:
+    page = cluster()
+    assert page.locator(f".node-jobs a[href='/jobs/{job}']", has_text="occupant").count() == 2
+    picture(page, "cluster")
+
+
+def test_a_node_is_set_aside_and_taken_back(cluster: Callable[..., Any]) -> None:
+    page = cluster()
+    line = page.locator("[data-node=node2]")
+    line.get_by_role("button", name="Cordon").click()
+    dialog = page.get_by_role("dialog")
+    assert dialog.get_by_role("button", name="Cordon").is_disabled()  # it wants a reason
+    dialog.get_by_label("Reason").fill("its fan is loud")
+    dialog.get_by_label("For how long").select_option("3600")
+    dialog.get_by_role("button", name="Cordon").click()
+    line.get_by_text("Cordoned", exact=True).wait_for()
+    line.get_by_text("its fan is loud").wait_for()
+    assert "back in" in line.inner_text()
+    line.get_by_role("button", name="Uncordon").click()
+    line.get_by_text("Ready", exact=True).wait_for()
+
+
+def test_nodes_are_found_and_the_filter_is_in_the_url(cluster: Callable[..., Any]) -> None:
+    page = cluster()
+    everyone = page.locator("[data-node]").count()
+    page.locator(".filter-chip", has_text="Quarantined").click()
+    page.wait_for_url("**standing=quarantined**")
+    assert 0 < page.locator("[data-node]").count() < everyone
+    page.locator(".filter-chip", has_text="Quarantined").click()
+    page.keyboard.press("/")
+    page.keyboard.type("occupant")
+    page.wait_for_url("**q=occupant**")
+    page.wait_for_function("document.querySelectorAll('[data-node]').length === 2")
+
+
+def test_a_node_tells_what_befell_it(cluster: Callable[..., Any]) -> None:
+    page = cluster("?standing=unwell")
+    page.locator("[data-node] .node-name").first.click()
+    details = page.locator(".node-details").first
+    details.wait_for()
+    assert "XID" in details.inner_text()
+    picture(page, "cluster-node")
+
+
+def test_the_queue_says_for_what_it_waits(cluster: Callable[..., Any]) -> None:
+    page = cluster()
+    queue = page.get_by_role("region", name="Queue")
+    assert queue.get_by_role("listitem").count() >= 1
+    assert "needs" in queue.inner_text()
+
+
+@pytest.mark.parametrize("name", ["cluster-phone", "cluster-dark"])
+def test_on_a_phone_and_in_the_dark(cluster: Callable[..., Any], name: str) -> None:
+    options: dict[str, Any] = (
+        {"viewport": PHONE, "is_mobile": True, "has_touch": True}
+        if name == "cluster-phone"
+        else {"color_scheme": "dark"}
+    )
+    page = cluster(**options)
+    picture(page, name)
+    width = page.evaluate("innerWidth")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
