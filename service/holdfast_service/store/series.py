@@ -27,6 +27,8 @@ CHARACTERS_PER_CHUNK = 64 * 1024
 LONGEST_LINE = 16 * 1024
 _CHUNKS_READ = 8
 """Chunks of log lines that are fetched together."""
+_LAST_CHUNKS_READ = 2
+"""The same from the newest down: who asks for the last lines wants few."""
 _CLOCKS_DIFFER_S = 60.0
 COLUMNS = (
     "at",
@@ -288,7 +290,8 @@ async def read_log_chunks(
     if before is not None:
         chunks = chunks.where(LogChunk.first < before)
     order = LogChunk.first.desc() if backwards else LogChunk.first
-    found = await session.stream(chunks.order_by(order).execution_options(yield_per=_CHUNKS_READ))
+    together = _LAST_CHUNKS_READ if backwards else _CHUNKS_READ
+    found = await session.stream(chunks.order_by(order).execution_options(yield_per=together))
     async for first, lines in found:
         numbered = list(enumerate(lines, first))
         if first <= after or (before is not None and first + len(lines) > before):
