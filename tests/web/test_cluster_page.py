@@ -72,7 +72,7 @@ def test_nodes_are_found_and_the_filter_is_in_the_url(cluster: Callable[..., Any
     page.keyboard.press("/")
     page.keyboard.type("occupant")
     page.wait_for_url("**q=occupant**")
-    page.wait_for_function("document.querySelectorAll('[data-node]').length === 2")
+    page.wait_for_function("() => document.querySelectorAll('[data-node]').length === 2")
 
 
 def test_a_node_tells_what_befell_it(cluster: Callable[..., Any]) -> None:

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 from tests.api.live_server import SPEC, LiveServer
+from tests.service.fake_cluster import three_nodes
 from tests.web.conftest import PHONE, completed, picture
 from tests.web.crowd import add_crowd
 
@@ -21,6 +22,7 @@ CROWD = 3000
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     started = LiveServer(tmp_path_factory.mktemp("jobs"))
+    started.cluster.nodes = three_nodes(can_grow=True)  # no job waits for another
     completed(add_crowd(started.settings, CROWD))
     started.start()
     yield started

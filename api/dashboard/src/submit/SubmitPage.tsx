@@ -33,19 +33,23 @@ export default function SubmitPage() {
   useEffect(() => {
     document.title = "Submit · Holdfast";
   }, []);
+  const copied = useRef<JobView | null>(null);
   useEffect(() => {
-    if (origin.job && schema.value) setText(copyOf(origin.job, step, schema.value));
+    // Once: the schema may be read again, and what was typed since is not to be lost.
+    if (!origin.job || !schema.value || copied.current === origin.job) return;
+    copied.current = origin.job;
+    setText(copyOf(origin.job, step, schema.value));
   }, [origin.job, step, schema.value]);
   useEffect(() => {
     if (!from && text !== "") sessionStorage.setItem(DRAFT, text);
   }, [from, text]);
 
-  const { verdict, of } = useValidation(text);
+  const verdict = useValidation(text);
   const sending = useSubmission(text, (job) => {
     sessionStorage.removeItem(DRAFT);
     go(`/jobs/${job.id}`);
   });
-  const shown = sending.refused && sending.refused.of === text ? sending.refused.verdict : of === text || verdict.state !== "valid" ? verdict : verdict;
+  const shown = sending.refused?.of === text ? sending.refused.verdict : verdict;
   const places = useMemo(() => locate(text), [text]);
   const faults = useMemo(() => marked(shown, places), [shown, places]);
   const [cursor, setCursor] = useState({ line: 0, column: 0 });

@@ -14,14 +14,14 @@ export type Verdict =
 
 const PAUSE_MS = 250;
 
-export function useValidation(text: string): { verdict: Verdict; of: string } {
-  const [held, setHeld] = useState<{ verdict: Verdict; of: string }>({ verdict: { state: "unknown" }, of: "" });
+export function useValidation(text: string): Verdict {
+  const [held, setHeld] = useState<Verdict>({ state: "unknown" });
   const first = useRef(true);
   useEffect(() => {
     const stop = new AbortController();
     const timer = setTimeout(() => {
       void judged(text, stop.signal).then((verdict) => {
-        if (!stop.signal.aborted) setHeld({ verdict, of: text });
+        if (!stop.signal.aborted) setHeld(verdict);
       });
     }, first.current ? 0 : PAUSE_MS);
     first.current = false;
