@@ -12,6 +12,7 @@ import pytest
 from tests.api.live_server import LiveServer
 
 from holdfast import Client
+from holdfast.cli.main import run
 from holdfast.client import calls
 from holdfast.code import CodeUnusable, packed
 from holdfast.errors import ApiError
@@ -124,3 +125,15 @@ def test_a_package_that_could_do_harm_is_refused(
     with pytest.raises(ApiError, match=message) as refused:
         client._transport.call(calls.send_code(content))
     assert (refused.value.status, refused.value.code) == (422, "invalid_code")
+
+
+def test_a_path_in_a_file_is_seen_from_there(
+    server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(tmp_path / "mine", {"src/train.py": "def main(ctx): ..."})
+    (folder / "job.yaml").write_text("name: own\nfunction: train:main\ncode: src\n")
+    monkeypatch.setenv("HOLDFAST_ADDRESS", server.address)
+    assert run(["submit", str(folder / "job.yaml")]) == 0
+    with Client(server.address) as client:
+        (job,) = client.list()
+    assert server.supervisor(job.id).launch.package == packed(folder / "src")
