@@ -10,14 +10,16 @@ from __future__ import annotations
 import io
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pathspec import GitIgnoreSpec
 from pydantic import BaseModel
 
 from holdfast.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 PREFIX = "sha256:"
 MOST_BYTES = 32 << 20
@@ -92,8 +94,14 @@ def _zipped(folder: Path, files: list[Path]) -> bytes:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    rules = [(folder, GitIgnoreSpec.from_lines(NEVER))]
+    rules = [(folder, _spec(NEVER))]
     yield from _below(folder, rules)
+
+
+def _spec(lines: Iterable[str]) -> GitIgnoreSpec:
+    from pathspec import GitIgnoreSpec  # late: few submissions bring code
+
+    return GitIgnoreSpec.from_lines(lines)
 
 
 def _below(folder: Path, rules: list[tuple[Path, GitIgnoreSpec]]) -> Iterator[Path]:
@@ -104,7 +112,7 @@ def _below(folder: Path, rules: list[tuple[Path, GitIgnoreSpec]]) -> Iterator[Pa
         for line in (folder / name).read_text(errors="replace").splitlines()
     ]
     if lines:
-        rules = [*rules, (folder, GitIgnoreSpec.from_lines(lines))]
+        rules = [*rules, (folder, _spec(lines))]
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda one: one.name):
             path = Path(entry.path)

@@ -5,10 +5,16 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Problem(BaseModel):
+class _Lazy(BaseModel):
+    """Its schema is made when it is first used: a command needs few of them."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class Problem(_Lazy):
     """An error as RFC 9457 describes it; programs branch on `code`, which never changes."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", defer_build=True)
 
     type: str = Field(description="urn:holdfast:problem:<code>")
     title: str
@@ -21,7 +27,7 @@ class Problem(BaseModel):
     )
 
 
-class ProblemFault(BaseModel):
+class ProblemFault(_Lazy):
     path: str
     message: str
 
@@ -33,16 +39,16 @@ class Cordon(BaseModel):
     until: float | None = Field(default=None, description="Unix seconds; null: until it is lifted")
 
 
-class Health(BaseModel):
+class Health(_Lazy):
     status: str
 
 
-class Readiness(BaseModel):
+class Readiness(_Lazy):
     status: str
     checks: dict[str, str] = Field(description="per part: ok, or what is wrong with it")
 
 
-class ServerFile(BaseModel):
+class ServerFile(_Lazy):
     """`server.json` in the data directory: how programs of the same user find the server."""
 
     address: str
