@@ -48,7 +48,10 @@ class AmbiguousName(HoldfastError):
 
 
 class InvalidConfig(HoldfastError):
-    """The user's configuration file cannot be used, or has no such context; says what to do."""
+    """The user's configuration file cannot be used, or has no such context; or an address is none.
+
+    Says what to do.
+    """
 
     code = "invalid_config"
     status = 400

@@ -37,7 +37,7 @@ from holdfast_service.overview import Overview
 from holdfast_service.reconciler import Reconciler
 from holdfast_service.reports import Cluster, ClusterUnavailable
 from holdfast_service.settings import Settings
-from holdfast_service.store.engine import Store
+from holdfast_service.store.engine import Store, UnsupportedDatabase, database_url
 from holdfast_service.webhooks import Webhooks
 
 if TYPE_CHECKING:
@@ -81,6 +81,10 @@ async def serve(
             f"{settings.host} can be reached from other machines and there is no authentication: "
             "use 127.0.0.1, or --expose-without-authentication if the network is yours alone"
         )
+    try:
+        database_url(settings.resolved_database_url())
+    except UnsupportedDatabase as error:  # said before a cluster is started for nothing
+        raise ServeError(str(error)) from error
     stopping = asyncio.Event()
     _obey_signals(stopping)
     with _bind(settings) as door:

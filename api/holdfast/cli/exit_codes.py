@@ -25,6 +25,7 @@ class ExitCode(IntEnum):
     TIMEOUT = 6  # `--timeout` was over before the job
     CANCELLED = 7  # the job ended CANCELLED
     SERVER = 8  # the server failed, could not start, or is not ready
+    UNFORESEEN = 9  # a fault of this program: what happened is on stderr
     INTERRUPTED = 130  # Ctrl-C
 
 

@@ -1,7 +1,8 @@
 """The `holdfast` program: commands, errors on stderr, exit codes (see `exit_codes`).
 
 0 done, or the job succeeded; 1 the job failed; 2 wrong usage or spec; 3 not found; 4 conflict;
-5 no server; 6 timeout; 7 the job was cancelled; 8 the server failed; 130 interrupted.
+5 no server; 6 timeout; 7 the job was cancelled; 8 the server failed; 9 a fault of this
+program; 130 interrupted.
 
 A command's module is loaded when the command is called: `holdfast --help` loads none.
 """
@@ -16,7 +17,8 @@ from cyclopts import App, CycloptsError, Group
 
 EXIT_CODES = (
     "Exit codes: 0 done or job succeeded, 1 job failed, 2 wrong usage or spec, 3 not found, "
-    "4 conflict, 5 no server, 6 timeout, 7 job cancelled, 8 server failed, 130 interrupted."
+    "4 conflict, 5 no server, 6 timeout, 7 job cancelled, 8 server failed, "
+    "9 fault of this program, 130 interrupted."
 )
 JOBS = Group("Jobs", sort_key=1)
 SEEN = Group("What happened to a job", sort_key=2)
@@ -96,6 +98,11 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
+    except Exception as error:
+        from holdfast.cli import output
+
+        output.print_unforeseen(error)
+        return ExitCode.UNFORESEEN
     return result if isinstance(result, int) else ExitCode.OK
 
 

@@ -6,8 +6,10 @@ Where stdout is no terminal there is no colour and nothing is cut off: programs 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -34,6 +36,7 @@ STATE_STYLES = {
 }
 
 
+TRACEBACK_VARIABLE = "HOLDFAST_TRACEBACK"
 WIDE = 200  # columns where no terminal says how many there are: nothing is cut off in a pipe
 BLOCKS = " ▏▎▍▌▋▊▉█"
 
@@ -110,6 +113,17 @@ def print_error(error: HoldfastError) -> None:
             out.print(
                 Text.assemble("  ", (fault["path"] or "spec", "bold"), f": {fault['message']}")
             )
+
+
+def print_unforeseen(error: Exception) -> None:
+    """With where it was raised, only if HOLDFAST_TRACEBACK is set."""
+    if os.environ.get(TRACEBACK_VARIABLE):
+        stderr().print("".join(traceback.format_exception(error)), markup=False)
+    what = " ".join(str(error).split()) or "no more is known"
+    talk(
+        f"error (unforeseen): {type(error).__name__}: {what}",
+        f"a fault of this program, please report it; {TRACEBACK_VARIABLE}=1 shows where it is",
+    )
 
 
 def ids(whole: Sequence[str], *, wide: bool = False) -> list[str]:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from pydantic import ValidationError
 
 from holdfast.cli import output
+from holdfast.cli.common import NotUnderstood
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.schemas import ServerFile
 
@@ -53,7 +55,10 @@ def serve(
         "local_nodes": local_nodes,
         "allow_fault_injection": allow_fault_injection or None,
     }
-    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    try:
+        settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise NotUnderstood(_faults(error)) from error
     _configure_logging()
 
     def ready(started: ServerFile) -> None:
@@ -70,6 +75,14 @@ def serve(
         output.stderr().print(f"error (serve): {error}", markup=False)
         return ExitCode.SERVER
     return ExitCode.OK
+
+
+def _faults(error: ValidationError) -> str:
+    """Which options are impossible, of the command line or of the environment."""
+    faults = (
+        f"{one['loc'][0] if one['loc'] else 'options'}: {one['msg']}" for one in error.errors()
+    )
+    return "; ".join(faults)
 
 
 def _configure_logging() -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from holdfast.client import wire
+from holdfast.client import sse, wire
 from holdfast.client.calls import Call, Feed, Pages
 from holdfast.client.patience import Patience
 
@@ -51,7 +51,7 @@ class AsyncTransport:
                 async with self._http.stream(**following.request()) as response:
                     await _read_error(response)
                     following.opened(response)
-                    async for line in response.aiter_lines():
+                    async for line in _lines(response):
                         for message in following.take(line):
                             yield message
                         if following.over:
@@ -64,7 +64,7 @@ class AsyncTransport:
 
     async def lines(self, method: str, path: str) -> AsyncIterator[str]:
         async with self._answer(method, path, None, wire.STREAM_SILENCE_S) as response:
-            async for line in response.aiter_lines():
+            async for line in _lines(response):
                 yield line
 
     async def download(
@@ -107,6 +107,15 @@ class AsyncTransport:
         if pause_s is None:
             raise wire.final(self.address, error) from error
         await asyncio.sleep(pause_s)
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[str]:
+    lines = sse.Lines()
+    async for text in response.aiter_text():
+        for line in lines.take(text):
+            yield line
+    for line in lines.rest():
+        yield line
 
 
 async def _read_error(response: httpx.Response) -> None:

@@ -1,9 +1,33 @@
-"""Reads server-sent events from lines; knows nothing of HTTP."""
+"""Lines of a text that comes in pieces, server-sent events of lines; knows nothing of HTTP."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+
+
+class Lines:
+    """Cuts a text that comes in pieces at its line feeds, and nowhere else.
+
+    `str.splitlines` would cut at U+2028, U+2029 and U+0085 too, which JSON holds as they are.
+    """
+
+    def __init__(self) -> None:
+        self._begun: list[str] = []
+
+    def take(self, text: str) -> list[str]:
+        """The lines that this piece completes."""
+        *whole, rest = text.split("\n")
+        if whole:
+            whole[0] = "".join([*self._begun, whole[0]])
+            self._begun.clear()
+        if rest:
+            self._begun.append(rest)
+        return [line.removesuffix("\r") for line in whole]
+
+    def rest(self) -> list[str]:
+        """The last line, if the text ended without a line feed."""
+        return ["".join(self._begun)] if self._begun else []
 
 
 @dataclass(frozen=True)

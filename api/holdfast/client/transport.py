@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from holdfast.client import wire
+from holdfast.client import sse, wire
 from holdfast.client.calls import Call, Feed, Pages
 from holdfast.client.patience import Patience
 
@@ -56,7 +56,7 @@ class Transport:
                 with self._http.stream(**following.request()) as response:
                     _read_error(response)
                     following.opened(response)
-                    for line in response.iter_lines():
+                    for line in _lines(response):
                         yield from following.take(line)
                         if following.over:
                             return
@@ -69,7 +69,7 @@ class Transport:
     def lines(self, method: str, path: str) -> Iterator[str]:
         """The lines of an answer, as they come; asked for once. Raises as :meth:`call`."""
         with self._answer(method, path, None, wire.STREAM_SILENCE_S) as response:
-            yield from response.iter_lines()
+            yield from _lines(response)
 
     def download(
         self,
@@ -115,6 +115,13 @@ class Transport:
         if pause_s is None:
             raise wire.final(self.address, error) from error
         time.sleep(pause_s)
+
+
+def _lines(response: httpx.Response) -> Iterator[str]:
+    lines = sse.Lines()
+    for text in response.iter_text():
+        yield from lines.take(text)
+    yield from lines.rest()
 
 
 def _read_error(response: httpx.Response) -> None:

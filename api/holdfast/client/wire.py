@@ -5,8 +5,9 @@ Nothing here waits or sends: `Transport` and `AsyncTransport` differ only in how
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -15,7 +16,15 @@ import httpx
 from holdfast.client import sse
 from holdfast.client.calls import Call, Feed
 from holdfast.client.patience import Patience
-from holdfast.errors import ApiError, HoldfastError, ServerUnreachable, from_problem, unfinished
+from holdfast.errors import (
+    ApiError,
+    HoldfastError,
+    InvalidConfig,
+    ServerError,
+    ServerUnreachable,
+    from_problem,
+    unfinished,
+)
 
 PASSING = frozenset({502, 503, 504})
 NO_CONTENT = 204
@@ -24,6 +33,7 @@ DOWNLOAD_SILENCE_S = 3600.0  # a large checkpoint is verified before its first b
 STREAM_SILENCE_S = 60.0  # four times the server's keep-alive
 DOWNLOAD_PIECE = 1 << 20
 AS_IT_IS = {"Accept-Encoding": "identity"}
+STREAM = "text/event-stream"
 END = "end"
 
 T = TypeVar("T")
@@ -46,7 +56,7 @@ def settings(address: str, timeout_s: float, token: str | None) -> dict[str, Any
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
     return {
-        "base_url": address,
+        "base_url": checked(address),
         "timeout": httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s)),
         "headers": headers,
         "trust_env": False,  # a proxy must not stand between a user and the server on loopback
@@ -67,7 +77,28 @@ def request(call: Call[Any]) -> dict[str, Any]:
 def answer(call: Call[T], response: httpx.Response) -> T:
     """What the server answered. Raises Passing, ApiError and its kin."""
     refuse(response)
-    return call.read(None if response.status_code == NO_CONTENT else response.json())
+    with understanding(str(response.url.copy_with(query=None))):
+        return call.read(None if response.status_code == NO_CONTENT else response.json())
+
+
+@contextlib.contextmanager
+def understanding(where: str) -> Iterator[None]:
+    """Raise ServerError for what is no answer of this API: of a proxy, of another version."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError) as error:
+        raise _not_understood(where, str(error).split("\n")[0]) from error
+
+
+def checked(address: str) -> str:
+    """The address of a server. Raises InvalidConfig for what can be none."""
+    try:
+        httpx.URL(address)
+    except httpx.InvalidURL as error:
+        raise InvalidConfig(
+            f"{address!r} is no address of a server ({error}): write http://HOST:PORT"
+        ) from error
+    return address
 
 
 def refuse(response: httpx.Response) -> None:
@@ -128,15 +159,18 @@ class Following(Generic[T]):
             "method": "GET",
             "url": self._path,
             "params": self._params,
-            "headers": {"Accept": "text/event-stream", "Last-Event-ID": str(self._last)},
+            "headers": {"Accept": STREAM, "Last-Event-ID": str(self._last)},
             "timeout": timeout(STREAM_SILENCE_S),
         }
 
     def opened(self, response: httpx.Response) -> None:
         """A connection was answered; its body was read if it is an error. Raises as `refuse`."""
         refuse(response)
-        self._patience.succeeded()
         self.over = response.status_code == NO_CONTENT
+        kind = response.headers.get("content-type", "nothing")
+        if not self.over and not kind.startswith(STREAM):
+            raise _not_understood(str(response.url.copy_with(query=None)), f"it sends {kind}")
+        self._patience.succeeded()
 
     def take(self, line: str) -> list[T]:
         """What a line of the answer completes: one message or none."""
@@ -147,7 +181,8 @@ class Following(Generic[T]):
             self.over = True
             return []
         self._last = message.id
-        return [self._read(message.payload)]
+        with understanding(self._path):
+            return [self._read(message.payload)]
 
     def pause_s(self, now: float) -> float | None:
         """How long to wait before the next connection; None: no more is tried."""
@@ -155,6 +190,14 @@ class Following(Generic[T]):
 
 
 CUT_OFF = httpx.RemoteProtocolError("the stream was cut off")
+
+
+def _not_understood(where: str, why: str) -> ServerError:
+    detail = (
+        f"what answers at {where} is not understood ({why}): "
+        "is it a Holdfast server, of the same version as this client?"
+    )
+    return ServerError({"status": 502, "code": "not_understood", "detail": detail})
 
 
 def _problem(response: httpx.Response) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import aiosqlite
 from sqlalchemy import URL, Connection, event, literal_column, make_url, text
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.sql import ColumnElement
 
@@ -135,13 +135,15 @@ def is_refused(error: DBAPIError) -> bool:
 
 def database_url(given: str) -> URL:
     """The URL with the asynchronous driver that this store uses; raises UnsupportedDatabase."""
-    url = make_url(given)
+    forms = "use sqlite:///<path> or postgresql://<user>@<host>/<database>"
+    try:
+        url = make_url(given)
+    except (ArgumentError, ValueError) as error:  # a port that is no number, for one
+        raise UnsupportedDatabase(f"the database URL cannot be read: {forms}") from error
     driver = _DRIVERS.get(url.get_backend_name())
     if driver is None:
-        raise UnsupportedDatabase(
-            f"database URL {url.render_as_string(hide_password=True)!r}: "
-            "use sqlite:///<path> or postgresql://<user>@<host>/<database>"
-        )
+        shown = url.render_as_string(hide_password=True)
+        raise UnsupportedDatabase(f"database URL {shown!r}: {forms}")
     return url.set(drivername=driver)
 
 
