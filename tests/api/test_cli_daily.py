@@ -214,6 +214,18 @@ def test_a_shell_understands_its_completion(shell: str, capsys: pytest.CaptureFi
     assert done.returncode == 0, done.stderr
 
 
+def test_a_candidate_is_never_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trap = tmp_path / "sprung"
+    script = (
+        f"holdfast() {{ printf '%s\\t\\n' 'a$(touch {trap})' 'able' 'baker'; }}\n"
+        f"{told(capsys, 'completion', 'bash')}\n"
+        "COMP_WORDS=(holdfast logs a) COMP_CWORD=2\n_holdfast\nprintf '%s\\n' \"${COMPREPLY[@]}\""
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert done.stdout.splitlines() == [f"a$(touch {trap})", "able"], done.stderr
+    assert not trap.exists()
+
+
 def test_ctrl_c_only_stops_looking(server: LiveServer, client: Client, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump({**SPEC, "name": "left"}))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Client
-from holdfast.cli import jobs
+from holdfast.cli import completion, jobs
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
 from holdfast.client import AsyncClient, sse
@@ -77,6 +77,15 @@ def test_what_is_no_holdfast_server_is_named_so(
     assert "is it a Holdfast server" in capsys.readouterr().err
     with Client(stranger, retry_s=0) as client, pytest.raises(ServerError, match="text/html"):
         next(iter(client.follow("job")))
+
+
+def test_what_a_shell_could_take_for_a_command_is_no_candidate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [("$(reboot)", "a job"), ("good.name-1", "two\nlines"), ("a b", "")]
+    monkeypatch.setattr(completion, "candidates", lambda _words: iter(found))
+    completion.complete("logs", "")
+    assert capsys.readouterr().out == "good.name-1\ttwo lines\n"
 
 
 @pytest.mark.parametrize("address", ["http://[::1", "127.0.0.1:port"])

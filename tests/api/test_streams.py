@@ -12,7 +12,8 @@ from tests.api.live_server import SPEC, LiveServer, live_server
 from tests.service.fake_cluster import line
 from tests.support.waiting import eventually
 
-from holdfast.client import sse
+from holdfast import Client
+from holdfast.client import LogFilter, sse
 
 STREAM = {"Accept": "text/event-stream"}
 
@@ -98,3 +99,25 @@ def test_logs_follow_until_the_job_is_over(http: httpx.Client, server: LiveServe
 def test_a_message_cut_off_is_not_given_out() -> None:
     lines = ["id: 1", "event: a", "data: {}", "", ": keep-alive", "", "id: 2", "data: {"]
     assert list(sse.messages(lines)) == [sse.Message(1, "a", "{}")]
+
+
+def test_the_last_lines_that_match_are_looked_for_until_they_are_found(tmp_path: Path) -> None:
+    server = LiveServer(tmp_path)
+    server.settings = server.settings.model_copy(update={"log_search_s": 1e-6})  # a chunk a request
+    server.start()
+    try:
+        with Client(server.address) as client:
+            job_id = client.submit(SPEC).id
+            supervisor = server.run_job(job_id, end=False)
+            for number in range(1, 7):
+                word = "hit" if number in (1, 3) else "other"
+                supervisor.logs.append(line(number, f"{word} {number}"))
+                eventually(lambda least=number: client.logs(job_id).last_line >= least)  # type: ignore[misc]
+            hits = LogFilter(grep="hit")
+            for tail, texts in ((0, []), (1, ["hit 3"]), (9, ["hit 1", "hit 3"])):
+                assert [one.text for one in client.all_logs(job_id, hits, tail=tail)] == texts
+            supervisor.end()
+            followed = client.follow_logs(job_id, grep="hit", tail=9)
+            assert [one.text for one in followed] == ["hit 1", "hit 3"]
+    finally:
+        server.stop()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -24,10 +25,13 @@ MOST_JOBS = 200
 
 BASH = """\
 _holdfast() {
-    local IFS=$'\\n' word=${COMP_WORDS[COMP_CWORD]} found
-    found=$(holdfast _candidates "${COMP_WORDS[@]:1:COMP_CWORD-1}" "$word" 2>/dev/null | cut -f1)
-    COMPREPLY=($(compgen -W "$found" -- "$word"))
-    [ ${#COMPREPLY[@]} -eq 0 ] && COMPREPLY=($(compgen -f -- "$word"))
+    local word=${COMP_WORDS[COMP_CWORD]} one
+    COMPREPLY=()
+    while IFS=$'\\t' read -r one _; do
+        [[ $one == "$word"* ]] && COMPREPLY+=("$one")
+    done < <(holdfast _candidates "${COMP_WORDS[@]:1:COMP_CWORD-1}" "$word" 2>/dev/null)
+    (( ${#COMPREPLY[@]} )) && return
+    while IFS= read -r one; do COMPREPLY+=("$one"); done < <(compgen -f -- "$word")
 }
 complete -F _holdfast holdfast
 """
@@ -50,6 +54,8 @@ function __holdfast_complete
 end
 complete -c holdfast -a '(__holdfast_complete)'
 """
+_PLAIN = re.compile(r"[A-Za-z0-9._-]+")
+"""What no shell takes for anything but itself: a job's name is anybody's text."""
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 
@@ -71,7 +77,9 @@ def complete(
     """For the shells: candidates for the last of the words."""
     with contextlib.suppress(Exception):  # a shell has no use for what goes wrong
         for candidate, what in candidates(words):
-            sys.stdout.write(f"{candidate}\t{what}\n")
+            if _PLAIN.fullmatch(candidate):
+                told = "".join(one if one.isprintable() else " " for one in what)
+                sys.stdout.write(f"{candidate}\t{told}\n")
     return ExitCode.OK
 
 
@@ -146,7 +154,7 @@ def jobs(begun: str) -> Iterator[tuple[str, str]]:
     found.sort(key=lambda one: one.state.terminal)
     named = Counter(one.name for one in found)
     for prefix, one in zip(short([one.id for one in found]), found, strict=True):
-        if named[one.name] == 1 and one.name.startswith(begun):
+        if named[one.name] == 1 and one.name.startswith(begun) and _PLAIN.fullmatch(one.name):
             yield one.name, one.state.value
         elif one.id.startswith(begun):
             yield prefix, f"{one.name} {one.state.value}"

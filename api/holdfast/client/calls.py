@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
@@ -294,9 +294,14 @@ def event_feed(job_id: str, after: int) -> Feed[EventView]:
 
 
 def logs(
-    job_id: str, wanted: LogFilter, after: int, limit: int, tail: int | None = None
+    job_id: str,
+    wanted: LogFilter,
+    after: int,
+    limit: int,
+    tail: int | None = None,
+    before: int | None = None,
 ) -> Call[LogPage]:
-    params = wanted.params() | {"after": after, "limit": limit, "tail": tail}
+    params = wanted.params() | {"after": after, "limit": limit, "tail": tail, "before": before}
     return _get(_path(job_id, "/logs"), LogPage, params)
 
 
@@ -305,12 +310,37 @@ def all_logs(
 ) -> Pages[LogPage, LogLineView]:
     """Those that there are, page by page; only the last `tail` of them, if given."""
 
-    def following(page: LogPage) -> Call[LogPage] | None:
-        more = page.more and tail is None
-        return logs(job_id, wanted, page.last_line, PAGE) if more else None
+    if tail is not None:
+        return _last_logs(job_id, wanted, after, tail)
 
-    limit = PAGE if tail is None else max(1, tail)
-    return Pages(logs(job_id, wanted, after, limit, tail), lambda page: page.lines, following)
+    def following(page: LogPage) -> Call[LogPage] | None:
+        return logs(job_id, wanted, page.last_line, PAGE) if page.more else None
+
+    return Pages(logs(job_id, wanted, after, PAGE), lambda page: page.lines, following)
+
+
+def _last_logs(
+    job_id: str, wanted: LogFilter, after: int, tail: int
+) -> Pages[LogPage, LogLineView]:
+    """Pages backwards, each with what was on those before it: the last one has all there is.
+
+    The server ends a search that takes long, and says from where on to search further back.
+    """
+
+    def page(newer: tuple[LogLineView, ...], before: int | None) -> Call[LogPage]:
+        def read(answer: Any) -> LogPage:
+            found = LogPage.model_validate(answer)
+            return found.model_copy(update={"lines": (*found.lines, *newer)})
+
+        missing = tail - len(newer)
+        return replace(logs(job_id, wanted, after, max(1, missing), missing, before), read=read)
+
+    def following(found: LogPage) -> Call[LogPage] | None:
+        if found.first_line is None or len(found.lines) >= tail:
+            return None
+        return page(found.lines, found.first_line)
+
+    return Pages(page((), None), lambda found: () if following(found) else found.lines, following)
 
 
 def log_feed(job_id: str, wanted: LogFilter, after: int, tail: int | None) -> Feed[LogLineView]:

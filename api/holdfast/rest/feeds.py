@@ -93,7 +93,17 @@ async def logs(
     async def ended() -> bool:
         return (await services.jobs.get(job_id)).state.terminal
 
-    return streams.log_stream(services, following, first, ended)
+    async def further_back(page: LogPage) -> LogPage | None:
+        missing = (tail or 0) - len(page.lines)
+        if page.first_line is None or missing <= 0:
+            return None
+        older = await reader.page(
+            job_id, wanted, after=asked.after, before=page.first_line, limit=limit, tail=missing
+        )
+        lines = (*older.lines, *page.lines)
+        return older.model_copy(update={"lines": lines, "last_line": page.last_line})
+
+    return streams.log_stream(services, following, first, ended, further_back)
 
 
 @router.get(

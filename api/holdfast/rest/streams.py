@@ -64,9 +64,13 @@ def log_stream(
     fetch: Callable[[int], Awaitable[LogPage]],
     first: LogPage,
     ended: Callable[[], Awaitable[bool]],
+    further_back: Callable[[LogPage], Awaitable[LogPage | None]],
 ) -> Response:
-    """The lines of `first`, then those that `fetch(after)` finds, until the job is over."""
-    return response(_logs(services, fetch, first, ended))
+    """The lines of `first`, then those that `fetch(after)` finds, until the job is over.
+
+    `further_back` adds what is still wanted before a page's lines; None: nothing is.
+    """
+    return response(_logs(services, fetch, first, ended, further_back))
 
 
 async def _events(services: Services, job_id: str, page: EventPage) -> AsyncIterator[str]:
@@ -93,7 +97,13 @@ async def _logs(
     fetch: Callable[[int], Awaitable[LogPage]],
     page: LogPage,
     ended: Callable[[], Awaitable[bool]],
+    further_back: Callable[[LogPage], Awaitable[LogPage | None]],
 ) -> AsyncIterator[str]:
+    while (longer := await further_back(page)) is not None:
+        page = longer
+        yield KEEP_ALIVE
+        if services.stopping.is_set():
+            return
     last_sent = time.monotonic()
     over = False
     while True:
