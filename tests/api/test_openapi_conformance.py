@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import schemathesis
@@ -25,6 +26,13 @@ FEW = settings(
 )
 
 
+@schemathesis.serializer("application/zip")
+def _as_it_is(_context: object, value: Any) -> bytes:
+    """Whatever bytes are thought of: hardly ever an archive."""
+    found = getattr(value, "data", value)
+    return found if isinstance(found, bytes) else str(found).encode("utf-8", "replace")
+
+
 @pytest.mark.timeout(180)
 def test_answers_conform_to_the_document(tmp_path: Path) -> None:
     with live_server(tmp_path) as server:
@@ -40,7 +48,7 @@ def test_answers_conform_to_the_document(tmp_path: Path) -> None:
 
             conforms()
             tested += 1
-        assert tested >= 12
+        assert tested >= 30
 
 
 def _given(operation: object) -> object:
