@@ -1,0 +1,72 @@
+"""What all views share: the frame, help, and what is loaded first."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.api.live_server import LiveServer
+from tests.service.fake_cluster import three_nodes
+from tests.web.conftest import completed
+from tests.web.crowd import add_crowd
+
+FIRST_LOAD_BYTES = 200_000
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    started = LiveServer(tmp_path_factory.mktemp("shell"))
+    started.cluster.nodes = three_nodes(can_grow=True)  # no job waits for another
+    completed(add_crowd(started.settings, 60))
+    started.start()
+    yield started
+    started.stop()
+
+
+def test_the_first_load_is_small(open_page: Callable[..., Any], server: LiveServer) -> None:
+    sizes: dict[str, int] = {}
+    page = open_page("about:blank")
+
+    def measure(response: Any) -> None:
+        if "/api/" not in response.url:
+            sizes[response.url] = len(gzip.compress(response.body()))
+
+    page.on("response", measure)
+    page.goto(f"{server.address}/jobs")
+    page.wait_for_selector("[data-job]")
+    assert len(sizes) >= 4
+    assert sum(sizes.values()) <= FIRST_LOAD_BYTES, sizes
+    assert not [
+        one for one in sizes if not one.startswith(server.address)
+    ]  # nothing from elsewhere
+
+
+def test_help_tells_the_keys_of_the_view(open_page: Callable[..., Any], server: LiveServer) -> None:
+    page = open_page(f"{server.address}/jobs")
+    page.wait_for_selector("[data-job]")
+    page.keyboard.press("?")
+    help_ = page.get_by_role("dialog", name="Keyboard shortcuts")
+    help_.wait_for()
+    assert "Next job" in help_.inner_text()
+    page.keyboard.press("g")  # nothing happens behind a dialog
+    page.keyboard.press("c")
+    page.keyboard.press("Escape")
+    help_.wait_for(state="hidden")
+    assert page.url.endswith("/jobs")
+    page.keyboard.press("g")
+    page.keyboard.press("c")
+    page.wait_for_url("**/cluster")
+    page.keyboard.press("g")
+    page.keyboard.press("j")
+    page.wait_for_url("**/jobs")
+    page.keyboard.press("c")
+    page.wait_for_url("**/submit")
+
+
+def test_a_path_that_is_none_leads_back(open_page: Callable[..., Any], server: LiveServer) -> None:
+    page = open_page(f"{server.address}/jobs/a/b/c")
+    page.get_by_role("heading", name="There is nothing here").wait_for()
+    page.get_by_role("link", name="All jobs", exact=True).click()
+    page.wait_for_url("**/jobs")
