@@ -15,16 +15,17 @@ one told again there says nothing wrong.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 from uuid import uuid4
 
 import structlog
-from sqlalchemy import func, literal_column, select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import func, literal_column, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_lookup import find_job
@@ -45,12 +46,18 @@ KEPT_OF_JOB = 2_000
 PAGE = 500
 CATCH_UP_ROWS = 2_000
 """More than so many jobs that changed meanwhile are not told one by one."""
+CATCH_UP_POINTS = 2_000
+"""More points of metrics than that are not told to a listener who comes back; it reads anew."""
+KEPT_ENDED = 20_000
+"""Jobs that have ended are remembered, so as not to be told again for nothing."""
 JOB_EVERY_S = 1.0
 MOST_AT_ONCE = 5_000
 """Rows that one look reads; the next one goes on."""
 _READERS = 4
 _WAKE_S = 1.0
 """Listeners look at the clock so often: whether the server stops, whether to keep alive."""
+_RETRY_S = 1.0
+"""A job that could not be read is looked at again after that."""
 
 log = structlog.get_logger(__name__)
 
@@ -109,6 +116,16 @@ class _Told:
 
 
 @dataclass(frozen=True)
+class _Page:
+    """Where a look that found more than it may read at once goes on: after this job. `upto`: what
+    `_upto` said at the beginning, since which other changes may have become visible."""
+
+    changed: int
+    job_id: str
+    upto: int | None
+
+
+@dataclass(frozen=True)
 class _OfJob:
     """Something of one job as its channel has numbered it; the position's job part after it."""
 
@@ -135,6 +152,7 @@ class _Channel:
         self.ranks_at = 0.0
         self.shown = ""
         self.shown_at = 0.0
+        self.failed_at = -_RETRY_S
         self.reading = asyncio.Lock()
 
     def tell(self, kind: str, payload: str) -> None:
@@ -176,7 +194,9 @@ class LiveHub:
         self._rows: deque[_Told] = deque(maxlen=KEPT_ROWS)
         self._number = 0
         self._changed = 0
+        self._page: _Page | None = None
         self._known: dict[str, _Known] = {}
+        self._ended: dict[str, None] = {}  # of the known ones, the last to be told at the end
         self._pending: dict[str, tuple[JobRow, int]] = {}  # and the change since which it is
         self._shared: tuple[int, Batch | None] = (0, None)  # beyond which row, all there is
         self._channels: dict[str, _Channel] = {}
@@ -223,7 +243,9 @@ class LiveHub:
                     yield batch
                     told_at = time.monotonic()
                 else:
-                    await news.wait()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(2 * _WAKE_S):  # also if no look succeeds
+                            await news.wait()
         finally:
             self._leave(channel)
 
@@ -246,13 +268,14 @@ class LiveHub:
 
     async def _begin(self, channel: _Channel | None) -> None:
         async with self._beginning:
-            if self._looking is None:
+            if self._looking is None or self._looking.done():
                 # Nobody listened for a while: what was told before is beyond what is remembered.
                 self._rows.clear()
                 self._pending.clear()
+                self._page = None
                 async with self._store.read() as session:
                     self._changed = await self._newest_change(session)
-                    self._known = await _gists(session)
+                    self._known, self._ended = await _gists(session), {}
                 self._number += 1  # so that a position of before is not taken for one of now
                 self._looking = asyncio.create_task(self._look(), name="live")
         if channel is not None:
@@ -267,7 +290,8 @@ class LiveHub:
         return here if channel is None else _moved(replace(here, job=channel.job_id), channel)
 
     def _told_upto(self) -> int:
-        """No change up to this one waits for its turn to be told."""
+        """No change up to this one waits for its turn to be told. (Those that wait stand in the
+        order of the numbers since which they do.)"""
         oldest = next(iter(self._pending.values()), None)
         return self._changed if oldest is None else min(self._changed, oldest[1] - 1)
 
@@ -324,11 +348,15 @@ class LiveHub:
                 found.append(Message("row", told.payload, at))
         else:
             async with self._store.read() as session:
-                rows = await self._rows_since(session, cursor.changed, CATCH_UP_ROWS + 1)
-            if len(rows) > CATCH_UP_ROWS:
+                newest = await self._newest_change(session)
+                written = await self._written_since(session, cursor.changed, CATCH_UP_ROWS + 1)
+            if cursor.changed > newest:
+                found.append(Message("reset", _reset("the store is another one"), at))
+            elif len(written) > CATCH_UP_ROWS:
                 found.append(Message("reset", _reset("too much has changed meanwhile"), at))
             else:
-                found += [Message("row", row.model_dump_json(), at) for _, row in rows]
+                rows = [row for row in map(_readable, written) if row is not None]
+                found += [Message("row", row.model_dump_json(), at) for row in rows]
         if channel is not None and same_job:
             async with self._store.read() as session:
                 found += await _missed_of_job(session, channel.job_id, at, here)
@@ -346,7 +374,7 @@ class LiveHub:
             began = time.monotonic()
             try:
                 await self._look_once()
-            except SQLAlchemyError as error:
+            except Exception as error:  # whatever it is, everybody listens to this one task
                 log.warning("live.look_failed", exc_info=error)
             await asyncio.sleep(max(period_s - (time.monotonic() - began), period_s / 4))
 
@@ -354,17 +382,22 @@ class LiveHub:
         before = self._number + sum(one.number for one in self._channels.values())
         async with self._store.read() as session:
             upto = await self._upto(session)
-            rows = await self._rows_since(session, self._changed, MOST_AT_ONCE)
-        for changed, row in rows:
-            self._note(row, changed)
+            page = self._page or _Page(self._changed, "", upto)
+            written = await self._written_since(session, self._changed, MOST_AT_ONCE, page)
+        for one in written:
+            row = _readable(one)
+            if row is not None:
+                # PostgreSQL: a lower number may yet be read, but none below where this look began.
+                self._note(row, self._changed if self._store.postgres else one.changed)
         self._tell_pending()
-        if upto is not None and len(rows) < MOST_AT_ONCE:
-            self._changed = max(self._changed, upto)
-        elif rows:
-            self._changed = rows[-1][0]
-        dirty = [one for one in self._channels.values() if one.ready and one.dirty]
-        for start in range(0, len(dirty), _READERS):
-            await asyncio.gather(*(self._read(one) for one in dirty[start : start + _READERS]))
+        if written:
+            page = replace(page, changed=written[-1].changed, job_id=written[-1].id)
+        if len(written) == MOST_AT_ONCE:
+            self._page = page
+        else:
+            self._page = None
+            self._changed = max(self._changed, page.changed if page.upto is None else page.upto)
+        await self._read_dirty()
         now = time.monotonic()
         after = self._number + sum(one.number for one in self._channels.values())
         if after != before or now - self._woken_at >= _WAKE_S:
@@ -372,8 +405,25 @@ class LiveHub:
             self._news.set()
             self._news = asyncio.Event()
 
+    async def _read_dirty(self) -> None:
+        """What one job's reading ends in keeps no other job from being read."""
+        late = time.monotonic() - _RETRY_S
+        dirty = [
+            one
+            for one in self._channels.values()
+            if one.ready and one.dirty and one.failed_at <= late
+        ]
+        for start in range(0, len(dirty), _READERS):
+            some = dirty[start : start + _READERS]
+            ends = await asyncio.gather(*map(self._read, some), return_exceptions=True)
+            for channel, error in zip(some, ends, strict=True):
+                if isinstance(error, Exception):
+                    channel.failed_at = time.monotonic()
+                    log.warning("live.job_unreadable", job=channel.job_id, exc_info=error)
+
     def _note(self, row: JobRow, changed: int) -> None:
-        """A job that was written: told now if its state is another, or in its turn."""
+        """A job that was written at `changed` or later: told now if its state is another, or in
+        its turn."""
         channel = self._channels.get(row.id)
         if channel is not None:
             channel.dirty = True
@@ -381,13 +431,23 @@ class LiveHub:
         known = self._known.get(row.id)
         if known is not None and known.row == row:
             return
-        self._known[row.id] = _Known(gist, row)
+        self._remember(_Known(gist, row), row)
         if known is None or known.gist != gist:
             self._pending.pop(row.id, None)
             self._tell(row)
         else:
             since = self._pending[row.id][1] if row.id in self._pending else changed
             self._pending[row.id] = (row, since)
+
+    def _remember(self, known: _Known, row: JobRow) -> None:
+        self._known[row.id] = known
+        if row.state.terminal:
+            self._ended.pop(row.id, None)
+            self._ended[row.id] = None
+        if len(self._ended) > KEPT_ENDED:
+            oldest = next(iter(self._ended))
+            del self._ended[oldest]
+            self._known.pop(oldest, None)
 
     def _tell(self, row: JobRow) -> None:
         self._number += 1
@@ -414,14 +474,17 @@ class LiveHub:
             return upto
         return await session.scalar(select(func.max(Job.changed))) or 0
 
-    async def _rows_since(
-        self, session: AsyncSession, changed: int, limit: int
-    ) -> list[tuple[int, JobRow]]:
+    async def _written_since(
+        self, session: AsyncSession, changed: int, limit: int, page: _Page | None = None
+    ) -> Sequence[Any]:
+        """The columns of the rows of jobs, by their change numbers."""
         later = Job.changed >= changed if self._store.postgres else Job.changed > changed
-        found = await session.execute(
-            select(*listing.SHOWN).where(later).order_by(Job.changed).limit(limit)
-        )
-        return [(one.changed, listing.row(one)) for one in found]
+        jobs = select(*listing.SHOWN).where(later)
+        if page is not None and page.job_id:
+            jobs = jobs.where(
+                Job.changed >= page.changed, or_(Job.changed > page.changed, Job.id > page.job_id)
+            )
+        return (await session.execute(jobs.order_by(Job.changed, Job.id).limit(limit))).all()
 
     # ---- one job
 
@@ -433,11 +496,18 @@ class LiveHub:
         channel.event, channel.line = job.event_seq, job.log_lines
         channel.attempt, channel.step = job.cursor_attempt, job.cursor_step
         channel.ranks_at = states.at if states is not None else 0.0
-        channel.shown, channel.ready, channel.dirty = shown, True, False
+        channel.shown, channel.ready = shown, True  # and dirty: it may have been written meanwhile
 
     async def _read(self, channel: _Channel) -> None:
-        """Tell what is new of a job."""
+        """Tell what is new of a job; if that fails, it is still to be told."""
         channel.dirty = False
+        try:
+            await self._read_new(channel)
+        except BaseException:
+            channel.dirty = True
+            raise
+
+    async def _read_new(self, channel: _Channel) -> None:
         async with channel.reading, self._store.read() as session:
             job = await find_job(session, channel.job_id)
             if job.event_seq > channel.event:
@@ -460,8 +530,8 @@ class LiveHub:
                 channel.tell("logs", LiveLogs(last_line=channel.line).model_dump_json())
             now = time.monotonic()
             if now - channel.shown_at >= JOB_EVERY_S:
-                channel.shown_at = now
                 await self._read_slowly(session, channel, job)
+                channel.shown_at = now
             else:
                 channel.dirty = True
 
@@ -472,8 +542,8 @@ class LiveHub:
             channel.tell("job", shown)
         states = await session.get(RankStates, job.id)
         if states is not None and states.at != channel.ranks_at:
-            channel.ranks_at = states.at
             channel.tell("ranks", (await ranks_view(session, job)).model_dump_json())
+            channel.ranks_at = states.at
 
 
 async def _missed_of_job(
@@ -491,11 +561,17 @@ async def _missed_of_job(
         at = replace(at, event=upto.event)
         found.append(Message("reset", _reset("too much has happened meanwhile"), at))
     newest = (upto.attempt, upto.step)
+    told = 0
     while (at.attempt, at.step) < newest:
+        if told >= CATCH_UP_POINTS:
+            at = replace(at, attempt=upto.attempt, step=upto.step)
+            found.append(Message("reset", _reset("too much was computed meanwhile"), at))
+            break
         rows = await series.rows_beyond(session, job_id, at.attempt, at.step, newest, PAGE)
         if not rows:
             break
         at = replace(at, step=rows[-1][0], attempt=rows[-1][1])
+        told += len(rows)
         points = tuple(point(METRICS, *row) for row in rows)
         found.append(Message("metrics", LiveMetrics(points=points).model_dump_json(), at))
     if at.line < upto.line:
@@ -543,6 +619,15 @@ async def _gists(session: AsyncSession) -> dict[str, _Known]:
         )
         for one in found
     }
+
+
+def _readable(written: Any) -> JobRow | None:
+    """None: what is stored of this job cannot be shown, which is no other job's trouble."""
+    try:
+        return listing.row(written)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        log.warning("live.row_unreadable", job=written.id, exc_info=error)
+        return None
 
 
 def _gist(row: JobRow) -> tuple[object, ...]:

@@ -8,15 +8,21 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import pytest
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncSession
 from tests.service.fake_cluster import row
 
+from holdfast_service import live
 from holdfast_service.jobs import JobService
 from holdfast_service.lifecycle import State
 from holdfast_service.live import Batch, LiveHub, Message, Position
 from holdfast_service.settings import Settings
-from holdfast_service.store import series
+from holdfast_service.store import queries, series
 from holdfast_service.store.engine import Store
+from holdfast_service.store.models import Job
 from holdfast_service.store.transaction import job_transaction
+from holdfast_service.views import JobView
 
 
 class Listener:
@@ -165,6 +171,179 @@ async def test_jobs_that_merely_advance_share_a_rate_and_changes_of_state_do_not
             lambda it: any(told["state"] == "CANCELLED" for told in it.told("row"))
         )
         assert len(listener.told("row")) < 8
+
+
+async def test_a_database_that_is_away_for_a_while_silences_nobody(
+    store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_WAKE_S", 0.02)
+    hub = hub_of(store, settings)
+    async with listening(hub) as listener:
+        with monkeypatch.context() as away:
+            away.setattr(store, "read", refuses)
+            stop = asyncio.Event()
+            beats = 0
+            stream = hub._listen(None, None, stop, 0.05)
+            async with asyncio.timeout(5):
+                async for batch in stream:
+                    beats += not batch.messages
+                    if beats == 3:
+                        stop.set()
+        await jobs.submit({"name": "afterwards"})
+        await listener.until(lambda it: [one["name"] for one in it.told("row")] == ["afterwards"])
+
+
+def refuses() -> AsyncIterator[None]:
+    raise ConnectionRefusedError("no database here")
+
+
+async def test_a_job_that_cannot_be_shown_silences_no_other(
+    store: Store, settings: Settings, jobs: JobService
+) -> None:
+    hub = hub_of(store, settings)
+    bad, _ = await jobs.submit({"name": "bad"})
+    good, _ = await jobs.submit({"name": "good"})
+    async with listening(hub, bad.id) as of_bad, listening(hub, good.id) as of_good:
+        async with job_transaction(store, bad.id) as tx:
+            tx.job.waiting = {"of": "another version"}
+        await jobs.cancel(good.id)
+        await of_good.until(lambda it: bool(it.told("event")))
+        async with job_transaction(store, bad.id) as tx:
+            tx.job.waiting = None
+        await of_bad.until(lambda it: bool(it.told("row")))
+        await jobs.cancel(bad.id)
+        await of_bad.until(lambda it: bool(it.told("job")))
+
+
+async def test_what_happens_while_a_stream_begins_is_told(
+    store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = hub_of(store, settings)
+    job, _ = await jobs.submit({"name": "x"})
+    shown = queries.job_view
+
+    async def shown_late(session: AsyncSession, of: Job) -> JobView:
+        found = await shown(session, of)
+        monkeypatch.setattr(queries, "job_view", shown)
+        number = hub._number
+        async with job_transaction(store, job.id) as tx:
+            tx.emit("meanwhile", {})
+        async with asyncio.timeout(10):
+            while hub._number == number:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return found
+
+    async with listening(hub):
+        monkeypatch.setattr(queries, "job_view", shown_late)
+        async with listening(hub, job.id) as listener:
+            await listener.until(lambda it: bool(it.told("event")))
+            assert listener.told("event")[0]["kind"] == "meanwhile"
+
+
+async def test_a_job_that_could_not_be_read_is_read_again(
+    store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_RETRY_S", 0.02)
+    hub = hub_of(store, settings)
+    job, _ = await jobs.submit({"name": "x"})
+    shown = queries.job_view
+
+    async def fails_once(_session: AsyncSession, _job: Job) -> JobView:
+        monkeypatch.setattr(queries, "job_view", shown)
+        raise ConnectionResetError
+
+    async with listening(hub, job.id) as listener:
+        monkeypatch.setattr(queries, "job_view", fails_once)
+        async with job_transaction(store, job.id) as tx:
+            tx.job.step = 7
+        await listener.until(lambda it: bool(it.told("job")))
+        assert listener.told("job")[-1]["progress"]["step"] == 7
+
+
+async def test_who_missed_very_much_of_a_job_reads_it_anew(
+    store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "CATCH_UP_POINTS", 500)
+    hub = hub_of(store, settings)
+    job, _ = await jobs.submit({"name": "x"})
+    async with listening(hub, job.id) as first:
+        cursor = first.cursor
+    async with job_transaction(store, job.id) as tx:
+        await series.store_rows(tx.session, job.id, [row(1, step) for step in range(1, 1201)])
+        tx.job.cursor_attempt, tx.job.cursor_step = 1, 1200
+    async with listening(hub, job.id, cursor) as second:
+        assert len(second.told("metrics")) == 1
+        assert len(second.told("reset")) == 1
+        assert (second.cursor.attempt, second.cursor.step) == (1, 1200)
+
+
+async def test_jobs_that_have_ended_are_not_remembered_for_ever(
+    store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "KEPT_ENDED", 2)
+    hub = hub_of(store, settings)
+    async with listening(hub) as listener:
+        ids = [(await jobs.submit({"name": f"j{n}"}))[0].id for n in range(6)]
+        for one in ids[:5]:
+            await jobs.cancel(one)
+        await listener.until(lambda it: it.told("row")[-1]["id"] == ids[4])
+        assert sorted(hub._known) == sorted([*ids[3:5], ids[5]])
+
+
+async def test_more_than_one_look_may_read_is_read_by_several(
+    store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MOST_AT_ONCE", 2)
+    hub = hub_of(store, settings)
+    ids = [(await jobs.submit({"name": f"j{n}"}))[0].id for n in range(7)]
+    async with listening(hub) as listener:
+        async with store.write() as session:  # all with one number
+            await session.execute(update(Job).values(incidents=1))
+        await listener.until(lambda it: len(it.told("row")) >= 7)
+        assert sorted(one["id"] for one in listener.told("row")) == sorted(ids)
+
+
+@pytest.mark.parametrize("settings", ["postgresql"], indirect=True)
+async def test_a_position_is_below_all_that_waits_to_be_told(
+    store: Store, settings: Settings, jobs: JobService
+) -> None:
+    hub = hub_of(store, settings, live_rows_per_s=1e-6)
+    early, _ = await jobs.submit({"name": "early"})
+    late, _ = await jobs.submit({"name": "x"})
+    async with listening(hub) as listener:
+        for one in (early, late):  # so that the hub knows them
+            await jobs.pause(one.id)
+        await listener.until(lambda it: len(it.told("row")) >= 2)
+        async with job_transaction(store, early.id) as slow:
+            slow.job.step = 1
+            await slow.session.flush()
+            async with job_transaction(store, late.id) as quick:
+                quick.job.step = 1
+            await listener.until(lambda _: len(hub._pending) == 1)
+        await listener.until(lambda _: len(hub._pending) == 2)
+        async with store.read() as session:
+            numbers = await session.scalars(select(Job.changed))
+        assert hub._told_upto() < min(numbers)
+
+
+@pytest.mark.parametrize("settings", ["postgresql"], indirect=True)
+async def test_a_restored_database_tells_of_what_is_new(
+    store: Store, settings: Settings, jobs: JobService
+) -> None:
+    old, _ = await jobs.submit({"name": "old"})
+    async with store.write() as session:
+        await session.execute(update(Job).values(changed=10**12))
+    before = Position("elsewhere", 5, 10**12)
+    restored = await Store.open(settings)
+    try:
+        async with restored.read() as session:
+            assert list(await session.scalars(select(Job.changed))) == [0]
+        async with listening(hub_of(restored, settings), None, before) as listener:
+            assert len(listener.told("reset")) == 1
+            await jobs.cancel(old.id)
+            await listener.until(lambda it: len(it.told("row")) == 1)
+    finally:
+        await restored.close()
 
 
 def test_what_is_no_cursor_is_known_as_such() -> None:

@@ -17,6 +17,13 @@ from sqlalchemy.sql.expression import FunctionElement
 NOT_YET_READ = "CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)"
 """PostgreSQL: changes from this number on may not be visible yet, in the transaction that asks."""
 
+FORGET_THOSE_TO_COME = """
+    UPDATE jobs SET changed = 0
+    WHERE changed >= CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint)
+"""
+"""PostgreSQL: numbers that no transaction has had yet are those of another server, out of whose
+dump the database was restored; readers would take them for new again and again."""
+
 
 class NextChange(FunctionElement[int]):
     """The number of a change that is being written."""

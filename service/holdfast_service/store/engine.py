@@ -24,6 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.sql import ColumnElement
 
 from holdfast_service.settings import Settings
+from holdfast_service.store.change_numbers import FORGET_THOSE_TO_COME
 from holdfast_service.store.migrate import migrate
 from holdfast_service.store.storable import to_json
 
@@ -78,6 +79,9 @@ class Store:
         store.tells = settings.webhook_url is not None
         try:
             await migrate(store._writer)
+            if store.postgres:
+                async with store.write() as session:
+                    await session.execute(text(FORGET_THOSE_TO_COME))
         except BaseException:
             await store.close()
             raise
