@@ -33,17 +33,27 @@ class Demand:
         return cls(nodes=spec.nodes, cpus=spec.node_cpus, gpus=spec.node_gpus)
 
     @classmethod
-    def stored(cls, spec: Mapping[str, Any]) -> Demand:
+    def stored(cls, spec: Mapping[str, Any]) -> Demand | None:
         """Of a resolved spec as it is stored, without reading all of it: thousands are asked at
-        once. Raises KeyError, TypeError or ValueError for what is no such spec."""
-        resources, mesh = spec["resources"], spec["parallel"]
-        per_node = int(resources["workers_per_node"])
-        world = prod(int(size) for size in mesh.values() if isinstance(size, int))
-        return cls(
-            nodes=ceil(world / per_node) + int(resources["standby_nodes"]),
-            cpus=per_node * float(resources["cpus_per_worker"]),
-            gpus=per_node * float(resources["gpus_per_worker"]),
-        )
+        once. None: it is no such spec, which is that job's trouble and no other's."""
+        try:
+            resources = spec["resources"]
+            per_node = int(resources["workers_per_node"])
+            return cls(
+                nodes=ceil(_world_size(spec) / per_node) + int(resources["standby_nodes"]),
+                cpus=per_node * float(resources["cpus_per_worker"]),
+                gpus=per_node * float(resources["gpus_per_worker"]),
+            )
+        except _UNREADABLE:
+            return None
+
+
+def stored_world_size(spec: Mapping[str, Any]) -> int:
+    """Of a resolved spec as it is stored; 0 where it cannot be read."""
+    try:
+        return _world_size(spec)
+    except _UNREADABLE:
+        return 0
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,13 @@ def usable(capacity: Capacity, aside: Mapping[str, Avoided]) -> Capacity:
     left = tuple(one for name, one in pairs if name not in aside)
     without = (f"{one} ({aside[one].reason})" for one in sorted(aside.keys() & set(names)))
     return replace(capacity, nodes=left, set_aside=tuple(without))
+
+
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def _world_size(spec: Mapping[str, Any]) -> int:
+    return prod(int(size) for size in spec["parallel"].values() if isinstance(size, int))
 
 
 def _beside(capacity: Capacity) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import ColumnElement, and_, select
 
 from holdfast_service.admission import Demand
@@ -19,18 +17,22 @@ async def demands_of_others(tx: JobTransaction) -> tuple[list[Demand], list[Dema
         .where(Job.cleaned.is_(False), Job.id != tx.job.id, ~_released())
         .order_by(Job.id)
     )
-    held: list[Demand] = []
-    before: list[Demand] = []
+    held: list[Demand | None] = []
+    before: list[Demand | None] = []
     for row in rows:
         state = State(row.state)
         if state is State.QUEUED:
             # Only one that was looked at and waits for nodes keeps a place: a job that cannot be
             # driven at all must not hold up the queue.
             if row.id < tx.job.id and row.waiting and row.waiting["resource"] == "nodes":
-                before += _demand(row.spec)
+                before.append(Demand.stored(row.spec))
         elif state is not State.PAUSED:
-            held += _demand(row.spec)
-    return held, before
+            held.append(Demand.stored(row.spec))
+    return _readable(held), _readable(before)
+
+
+def _readable(demands: list[Demand | None]) -> list[Demand]:
+    return [one for one in demands if one is not None]
 
 
 def _released() -> ColumnElement[bool]:
@@ -39,11 +41,3 @@ def _released() -> ColumnElement[bool]:
         Intent.job_id == Job.id, Intent.name == Effect.RELEASE, Intent.done_at.is_not(None)
     )
     return and_(Job.state.in_([state for state in State if state.terminal]), done.exists())
-
-
-def _demand(spec: dict[str, Any]) -> list[Demand]:
-    """What a job needs; nothing where its spec cannot be read, which is that job's trouble."""
-    try:
-        return [Demand.stored(spec)]
-    except (KeyError, TypeError, ValueError):
-        return []

@@ -17,10 +17,9 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service import rank_history, timeline, verdict
-from holdfast_service.admission import Demand
+from holdfast_service.admission import Demand, stored_world_size
 from holdfast_service.goodput import Goodput
 from holdfast_service.job_lookup import find_job
-from holdfast_service.job_spec import JobSpec
 from holdfast_service.lifecycle import ON_CLUSTER, Desired, State
 from holdfast_service.list_views import (
     ClusterCapacityView,
@@ -249,7 +248,7 @@ class Overview:
 def _capacity(nodes: Sequence[NodeView], specs: Sequence[dict[str, Any]]) -> ClusterCapacityView:
     able = [one for one in nodes if one.there and one.state is Standing.READY]
     cpus, gpus = sum(one.cpus for one in able), sum(one.gpus for one in able)
-    held = [Demand.stored(spec) for spec in specs]
+    held = [one for one in map(Demand.stored, specs) if one is not None]
     held_cpus = sum(one.nodes * one.cpus for one in held)
     held_gpus = sum(one.nodes * one.gpus for one in held)
     return ClusterCapacityView(
@@ -283,7 +282,7 @@ async def _standing(session: AsyncSession, job: Job, told: Goodput, now: float) 
         step=job.step,
         steps=job.steps,
         attempt=job.attempt,
-        devices=JobSpec.model_validate(job.spec).parallel.world_size,
+        devices=stored_world_size(job.spec),
         waiting_for=waiting["reason"] if waiting else None,
         waiting_until=waiting["until"] if waiting else None,
         incidents=job.incidents,

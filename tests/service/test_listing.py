@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import time
 from typing import Any
 
@@ -100,6 +102,25 @@ async def test_what_is_no_cursor_of_the_order_is_refused(
     for cursor in (of_names, "x", "", "ä", "W10", "WyJjcmVhdGVkIixudWxsLDVd"):
         with pytest.raises(InvalidCursor):
             await overview.rows(cursor=cursor)
+    states = ["state", 10**30, "x"], ["state", -(10**30), "x"], ["state", True, "x"]
+    for told in states:
+        cursor = base64.urlsafe_b64encode(json.dumps(told).encode()).decode()
+        with pytest.raises(InvalidCursor):
+            await overview.rows(sort=Sort.STATE, cursor=cursor)
+
+
+@pytest.mark.parametrize(
+    "spec", [{}, {"resources": None}, {"resources": {"workers_per_node": 0}, "parallel": {}}]
+)
+async def test_the_spec_of_another_version_is_that_jobs_trouble_alone(
+    jobs: JobService, overview: Overview, store: Store, spec: dict[str, object]
+) -> None:
+    job = await submitted(jobs, "of-another-version")
+    async with job_transaction(store, job) as tx:
+        tx.job.spec = spec
+        tx.job.state = State.RUNNING
+    assert (await overview.cluster()).capacity.cpus == 0
+    assert (await overview.verdict(job)).headline == "Training"
 
 
 async def test_twenty_thousand_jobs_are_listed_quickly(

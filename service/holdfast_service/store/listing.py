@@ -201,6 +201,8 @@ def _from_cursor(cursor: str, sort: Sort) -> tuple[Any, str]:
         of, key, job_id = told
         if of != sort or type(key) not in _KEY_TYPES[sort] or not isinstance(job_id, str):
             raise ValueError(of)
+        if isinstance(key, int) and not 0 <= key <= len(STATES):
+            raise ValueError(key)
         job_id.encode()
         if isinstance(key, str):
             key.encode()
