@@ -18,6 +18,7 @@ CHECKS = [  # a spec that fits its schema may still be impossible, so not: accep
     schemathesis.specs.openapi.checks.content_type_conformance,
     schemathesis.specs.openapi.checks.response_schema_conformance,
 ]
+schemathesis.serializer.alias("application/zip", "application/octet-stream")
 FEW = settings(
     max_examples=8,
     phases=[Phase.explicit, Phase.generate],
