@@ -2,7 +2,9 @@
  *
  * It resumes by itself after the last message that it heard (`Last-Event-ID`), so no message is
  * missed or told twice. Where that is not possible, and where another job is watched, a stream is
- * begun anew and `begun` is told: whoever shows something reads it again. */
+ * begun anew and `begun` is told: whoever shows something reads it again.
+ *
+ * A tab that nobody sees has none: a browser has six connections to a server for all tabs. */
 
 import { request, url, ApiError } from "../api/client";
 import type { EventView, JobRow, JobView, MetricPoint, RanksView } from "../api/types";
@@ -54,10 +56,12 @@ export class Live {
   start(): void {
     if (!this.running) void this.connect();
     addEventListener("online", this.retry);
+    document.addEventListener("visibilitychange", this.restart);
   }
 
   stop(): void {
     removeEventListener("online", this.retry);
+    document.removeEventListener("visibilitychange", this.restart);
     this.drop();
   }
 
@@ -88,10 +92,10 @@ export class Live {
     if (this.now.state === "waiting") this.restart();
   };
 
-  private restart(): void {
+  private readonly restart = (): void => {
     this.drop();
     void this.connect();
-  }
+  };
 
   private drop(): void {
     clearTimeout(this.timer);
@@ -102,6 +106,10 @@ export class Live {
   }
 
   private async connect(): Promise<void> {
+    if (document.hidden) {
+      this.show({ state: "waiting", retry_at: null });
+      return;
+    }
     const mine = new AbortController();
     this.running = mine;
     this.show({ state: "connecting", retry_at: null });

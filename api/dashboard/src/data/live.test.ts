@@ -1,0 +1,44 @@
+import { afterEach, expect, test, vi } from "vitest";
+import { Live } from "./live";
+
+afterEach(() => vi.unstubAllGlobals());
+
+test("a tab that nobody sees has no stream; seen again, it goes on where it was", async () => {
+  const page = Object.assign(new EventTarget(), { hidden: true });
+  const asked: RequestInit[] = [];
+  const answer = (_url: unknown, init: RequestInit) => {
+    asked.push(init);
+    const body = new ReadableStream({
+      start: (stream) => stream.enqueue(new TextEncoder().encode('id: 7\nevent: hello\ndata: {"server_time":1}\n\n')),
+    });
+    return Promise.resolve(new Response(body, { headers: { "Content-Type": "text/event-stream" } }));
+  };
+  vi.stubGlobal("document", page);
+  vi.stubGlobal("location", new URL("http://127.0.0.1/"));
+  vi.stubGlobal("addEventListener", () => {});
+  vi.stubGlobal("removeEventListener", () => {});
+  vi.stubGlobal("fetch", answer);
+  const turn = (hidden: boolean) => {
+    page.hidden = hidden;
+    page.dispatchEvent(new Event("visibilitychange"));
+  };
+
+  const live = new Live();
+  live.start();
+  live.retry();
+  live.watch("job");
+  expect(asked.length).toBe(0);
+  turn(false);
+  await vi.waitFor(() => expect(live.status().state).toBe("live"));
+  await vi.waitFor(() => expect(live.status().ahead_s).not.toBe(0));
+  turn(true);
+  expect(asked[0]?.signal?.aborted).toBe(true);
+  live.retry();
+  expect(asked.length).toBe(1);
+  turn(false);
+  await vi.waitFor(() => expect(asked.length).toBe(2));
+  expect(new Headers(asked[1]?.headers).get("Last-Event-ID")).toBe("7");
+  live.stop();
+  turn(false);
+  expect(asked.length).toBe(2);
+});
