@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
@@ -48,9 +48,9 @@ class LogReader:
         if tail is not None or before is not None:
             most = limit if tail is None else min(tail, limit)
             return await self._backwards(job_id, wanted, after, before, most)
-        found: list[LogLineView] = []
-        more, seen = False, after
-        deadline = time.monotonic() + self._settings.log_search_s
+        found: list[NumberedLine] = []
+        cut, seen = False, after
+        deadline = self._deadline()
         async with self._store.read() as session:
             job = await find_job(session, job_id)
             newest = job.log_lines
@@ -59,20 +59,20 @@ class LogReader:
                 start = max(after, await series.line_before(session, job.id, wanted.since))
             async with aclosing(series.read_log_chunks(session, job.id, start)) as chunks:
                 async for lines in chunks:
-                    for line in lines:
-                        if wanted.lets_through(line[1]):
-                            if len(found) == limit:
-                                more = True
-                                break
-                            found.append(queries.log_line_view(*line))
-                        seen = line[0]
-                    if more or time.monotonic() > deadline:
-                        more = more or seen < newest
+                    # One more than is shown: whether there are more.
+                    some, seen = await _sift(lines, wanted, limit + 1 - len(found), deadline)
+                    found += some
+                    cut = len(found) > limit or time.monotonic() > deadline
+                    if cut:
                         break
                     await asyncio.sleep(0)
+        if len(found) > limit:
+            seen = found.pop()[0] - 1
+        more = cut and seen < newest
         # Past what the filter left out too: a follower would read it again and again.
         last = seen if more else max(after, newest)
-        return LogPage(lines=tuple(found), last_line=last, more=more)
+        shown = tuple(queries.log_line_view(*line) for line in found)
+        return LogPage(lines=shown, last_line=last, more=more)
 
     async def text(self, job_id: str, wanted: LogFilter, *, after: int = 0) -> AsyncIterator[str]:
         """All lines that match, as text, in parts; the job is looked for before the first one."""
@@ -88,17 +88,16 @@ class LogReader:
         while True:
             part: list[str] = []
             size, seen = 0, after
+            deadline = self._deadline()
             async with (
                 self._store.read() as session,
                 aclosing(series.read_log_chunks(session, job_id, after)) as chunks,
             ):
                 async for lines in chunks:
-                    for number, line in lines:
-                        seen = number
-                        if wanted.lets_through(line):
-                            part.append(_as_text(line))
-                            size += len(part[-1])
-                    if size >= _TEXT_BYTES:
+                    some, seen = await _sift(lines, wanted, len(lines), deadline)
+                    part += [_as_text(line) for _, line in some]
+                    size = sum(map(len, part))
+                    if size >= _TEXT_BYTES or time.monotonic() > deadline:
                         break
                     await asyncio.sleep(0)
             if part:
@@ -111,23 +110,19 @@ class LogReader:
         self, job_id: str, wanted: LogFilter, after: int, before: int | None, most: int
     ) -> LogPage:
         found: list[LogLineView] = []
-        deadline = time.monotonic() + self._settings.log_search_s
+        deadline = self._deadline()
         first: int | None = None
         async with self._store.read() as session:
             job = await find_job(session, job_id)
             chunks = series.read_log_chunks(session, job.id, after, before=before, backwards=True)
             async with aclosing(chunks):
                 async for lines in chunks:
-                    for line in reversed(lines):
-                        if len(found) == most:
-                            break
-                        first = line[0]
-                        if wanted.lets_through(line[1]):
-                            found.append(queries.log_line_view(*line))
-                    early = wanted.since is not None and lines and lines[0][1][0] < wanted.since
-                    if len(found) == most or early or time.monotonic() > deadline:
-                        if early and len(found) < most:
-                            first = None
+                    some, first = await _sift(lines[::-1], wanted, most - len(found), deadline)
+                    found += [queries.log_line_view(*line) for line in some]
+                    if len(found) == most or time.monotonic() > deadline:
+                        break
+                    if wanted.since is not None and series.ends_before(lines, wanted.since):
+                        first = None
                         break
                     await asyncio.sleep(0)
         more = first is not None and first > after + 1
@@ -137,6 +132,36 @@ class LogReader:
             more=False,
             first_line=first if more else None,
         )
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._settings.log_search_s
+
+
+async def _sift(
+    lines: Sequence[NumberedLine], wanted: LogFilter, room: int, deadline: float
+) -> tuple[list[NumberedLine], int]:
+    """The first `room` lines that match, and the number of the last one that was looked at: of one
+    at least, and of no more after the deadline (of `time.monotonic`).
+
+    An expression runs in a thread, where RE2 keeps nobody else from the interpreter.
+    """
+    if wanted.grep is None:
+        return _sifted(lines, wanted, room, deadline)
+    return await asyncio.to_thread(_sifted, lines, wanted, room, deadline)
+
+
+def _sifted(
+    lines: Sequence[NumberedLine], wanted: LogFilter, room: int, deadline: float
+) -> tuple[list[NumberedLine], int]:
+    found: list[NumberedLine] = []
+    at = lines[0][0]
+    for line in lines:
+        at = line[0]
+        if wanted.lets_through(line[1]):
+            found.append(line)
+        if len(found) == room or time.monotonic() > deadline:
+            break
+    return found, at
 
 
 def _as_text(line: list[Any]) -> str:

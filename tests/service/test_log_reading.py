@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from dataclasses import replace
 
@@ -62,17 +64,55 @@ async def test_pages_backwards_meet_without_a_gap(store: Store, jobs: JobService
 async def test_a_search_that_takes_long_says_how_far_it_came(
     store: Store, jobs: JobService, settings: Settings
 ) -> None:
-    job = await job_with_lines(store, jobs, 2500)
+    job = await job_with_lines(store, jobs, 60, each=20)
     hasty = JobService(store, jobs._cluster, settings.model_copy(update={"log_search_s": 1e-6}))
     after, rounds, seen = 0, 0, 0
     while True:
-        page = await hasty.log_reader.page(job, LogFilter(grep=compiled("line 2500$")), after=after)
+        page = await hasty.log_reader.page(job, LogFilter(grep=compiled("line 60$")), after=after)
         assert page.last_line > after
         after, rounds, seen = page.last_line, rounds + 1, seen + len(page.lines)
         if not page.more:
             break
-    assert (seen, after) == (1, 2500)
+    assert (seen, after) == (1, 60)
     assert rounds > 2
+
+
+class SlowExpression:
+    """Runs until it is allowed to end, as a hard one on long lines would."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.may_end = threading.Event()
+
+    def search(self, said: str) -> bool | None:
+        self.began.set()
+        return self.may_end.wait(5) or None
+
+
+async def test_others_have_their_turn_while_an_expression_runs(
+    store: Store, jobs: JobService
+) -> None:
+    job = await job_with_lines(store, jobs, 3)
+    for asked in ({}, {"tail": 3}):
+        slow = SlowExpression()
+        page = asyncio.create_task(jobs.log_reader.page(job, LogFilter(grep=slow), **asked))
+        while not slow.began.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        slow.may_end.set()
+        assert [one.line for one in (await page).lines] == [1, 2, 3]
+
+
+async def test_lines_that_came_late_do_not_end_a_search_from_the_end(
+    store: Store, jobs: JobService
+) -> None:
+    job, _ = await jobs.submit({"name": "x"})
+    times = [10_000.0] * 500 + [100.0] + [10_001.0] * 99  # a chunk begins with the late one
+    lines = [replace(line(n, "said"), at=at) for n, at in enumerate(times, 1)]
+    async with job_transaction(store, job.id) as tx:
+        await series.store_logs(tx.session, tx.job, lines)
+    late = LogFilter(since=9_999.0)
+    assert len((await jobs.log_reader.page(job.id, late, tail=1_000)).lines) == 599
+    assert len((await jobs.log_reader.page(job.id, late)).lines) == 599
 
 
 async def test_a_download_is_every_line_that_matches(store: Store, jobs: JobService) -> None:

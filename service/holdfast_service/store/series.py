@@ -8,7 +8,7 @@ the history. Storing what is stored already changes nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -323,7 +323,7 @@ async def line_before(session: AsyncSession, job_id: str, since: float) -> int:
         ).first()
         if chunk is None:
             low = middle
-        elif chunk.lines and chunk.lines[0][0] >= edge:
+        elif chunk.lines and max(line[0] for line in chunk.lines) >= edge:
             high = chunk.first - 1
         else:
             low = middle
@@ -331,6 +331,13 @@ async def line_before(session: AsyncSession, job_id: str, since: float) -> int:
         select(func.max(LogChunk.first)).where(LogChunk.job_id == job_id, LogChunk.first <= low)
     )
     return max(0, (start or 1) - 1)
+
+
+def ends_before(lines: Sequence[tuple[int, list[Any]]], since: float) -> bool:
+    """Whether nothing in or before this chunk was written at `since` or later, as far as one can
+    tell from it: by its newest line, for others may have come late."""
+    newest: float = max(line[0] for _, line in lines)
+    return newest < since - _CLOCKS_DIFFER_S
 
 
 def _room(chunk: LogChunk | None) -> int:
