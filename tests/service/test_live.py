@@ -253,6 +253,7 @@ async def test_a_job_that_could_not_be_read_is_read_again(
         raise ConnectionResetError
 
     async with listening(hub, job.id) as listener:
+        await listener.until(lambda _: not hub._channels[job.id].dirty)
         monkeypatch.setattr(queries, "job_view", fails_once)
         async with job_transaction(store, job.id) as tx:
             tx.job.step = 7
