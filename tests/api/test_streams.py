@@ -103,7 +103,7 @@ def test_a_message_cut_off_is_not_given_out() -> None:
 
 def test_the_last_lines_that_match_are_looked_for_until_they_are_found(tmp_path: Path) -> None:
     server = LiveServer(tmp_path)
-    server.settings = server.settings.model_copy(update={"log_search_s": 1e-6})  # a chunk a request
+    server.settings = server.settings.model_copy(update={"log_search_s": 1e-6})  # a line a request
     server.start()
     try:
         with Client(server.address) as client:
@@ -112,7 +112,7 @@ def test_the_last_lines_that_match_are_looked_for_until_they_are_found(tmp_path:
             for number in range(1, 7):
                 word = "hit" if number in (1, 3) else "other"
                 supervisor.logs.append(line(number, f"{word} {number}"))
-                eventually(lambda least=number: client.logs(job_id).last_line >= least)  # type: ignore[misc]
+                eventually(lambda least=number: client.logs(job_id, tail=1).last_line >= least)  # type: ignore[misc]
             hits = LogFilter(grep="hit")
             for tail, texts in ((0, []), (1, ["hit 3"]), (9, ["hit 1", "hit 3"])):
                 assert [one.text for one in client.all_logs(job_id, hits, tail=tail)] == texts

@@ -34,7 +34,7 @@ def noisy(chance: random.Random, noise: float, spikes: float) -> float:
     seed=st.integers(0, 2**32),
     world_size=st.integers(2, 16),
     noise=st.floats(0.0, 0.5),
-    spikes=st.floats(0.0, 0.1),
+    spikes=st.floats(0.0, 0.03),
     drift=st.floats(0.5, 2.0),
 )
 @settings(max_examples=60)
