@@ -97,6 +97,7 @@ def job_page(scene: Scene, open_page: Callable[..., Any]) -> Callable[..., Any]:
     return opened
 
 
+@pytest.mark.soak
 def test_a_thousand_ranks_are_usable_within_a_second(
     scene: Scene, open_page: Callable[..., Any], record_property: Callable[..., None]
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_thousand_ranks_are_usable_within_a_second(
     assert min(taken) <= USABLE_S, taken
 
 
+@pytest.mark.soak
 def test_a_thousand_ranks_scroll_smoothly(
     job_page: Callable[..., Any], record_property: Callable[..., None]
 ) -> None:
