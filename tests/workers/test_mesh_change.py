@@ -42,7 +42,7 @@ from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, RemoteTierSpec
 
 pytestmark = pytest.mark.chaos
 WAIT_S = 60.0
-EVERY = 15
+EVERY = 40
 """Steps between memory checkpoints: far enough apart to look at one before it is overwritten."""
 PER_NODE = 2
 
