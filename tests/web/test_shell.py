@@ -1,4 +1,4 @@
-"""What all views share: the frame, help, and what is loaded first."""
+"""What all views share: the frame, help, what is loaded first, and that everybody can use it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import gzip
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
-from tests.api.live_server import LiveServer
+from tests.api.live_server import SPEC, LiveServer
 from tests.service.fake_cluster import three_nodes
-from tests.web.conftest import completed
+from tests.web.conftest import PHONE, completed
 from tests.web.crowd import add_crowd
 
 FIRST_LOAD_BYTES = 200_000
+VIEWS = ("/jobs", "/cluster", "/submit", "/jobs/{job}/checkpoints")
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +25,33 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     started.start()
     yield started
     started.stop()
+
+
+@pytest.fixture(scope="module")
+def job(server: LiveServer) -> str:
+    found = httpx.post(f"{server.address}/api/v1/jobs", json={**SPEC, "name": "shown"}).json()
+    server.run_job(found["id"], 3, end=False)
+    return str(found["id"])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_axe_finds_nothing(
+    open_page: Callable[..., Any], server: LiveServer, job: str, view: str, scheme: str
+) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    # axe is put into the page by the test: that alone is let past the content-security policy.
+    page = open_page(
+        server.address + view.format(job=job),
+        color_scheme=scheme,
+        bypass_csp=True,
+        reduced_motion="reduce",
+    )
+    page.wait_for_selector("main h1")
+    page.wait_for_function("() => !document.querySelector('[aria-busy=true], .ghost')")
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
 
 
 def test_the_first_load_is_small(open_page: Callable[..., Any], server: LiveServer) -> None:
@@ -63,6 +92,18 @@ def test_help_tells_the_keys_of_the_view(open_page: Callable[..., Any], server: 
     page.wait_for_url("**/jobs")
     page.keyboard.press("c")
     page.wait_for_url("**/submit")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_no_view_is_wider_than_a_phone(
+    open_page: Callable[..., Any], server: LiveServer, job: str, view: str
+) -> None:
+    page = open_page(
+        server.address + view.format(job=job), viewport=PHONE, is_mobile=True, has_touch=True
+    )
+    page.wait_for_selector("main h1")
+    page.wait_for_function("() => !document.querySelector('[aria-busy=true], .ghost')")
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
 def test_a_path_that_is_none_leads_back(open_page: Callable[..., Any], server: LiveServer) -> None:

@@ -1,0 +1,131 @@
+"""Checkpoints and actions of a job in a browser, over real files of the remote tier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.api.checkpoints import root_of, saved, spoil
+from tests.api.live_server import SPEC, LiveServer
+from tests.service.fake_cluster import three_nodes
+from tests.support.waiting import eventually
+from tests.web.conftest import picture
+
+from holdfast import Client
+from holdfast_workers.checkpoint.manifest import checkpoint_folder
+
+LOSSES = {2: 1.52, 4: 1.11, 6: 1.34}
+BEST = {"keep": 3, "keep_best": {"metric": "loss"}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    started = LiveServer(tmp_path_factory.mktemp("checkpoints"))
+    started.cluster.nodes = three_nodes(can_grow=True)  # no job waits for another
+    started.start()
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="module")
+def client(server: LiveServer) -> Iterator[Client]:
+    with Client(server.address) as connected:
+        yield connected
+
+
+@pytest.fixture
+def job(server: LiveServer, client: Client) -> str:
+    """A job that runs, with checkpoints of three steps."""
+    spec = {**SPEC, "name": "saved", "checkpoint": {"remote": BEST}}
+    found = client.submit(spec)
+    server.run_job(found.id, end=False)
+    saved(server, client, found.id, LOSSES)
+    return found.id
+
+
+@pytest.fixture
+def checkpoints(open_page: Callable[..., Any], server: LiveServer, job: str) -> Any:
+    page = open_page(f"{server.address}/jobs/{job}/checkpoints")
+    page.locator("tbody tr").first.wait_for()
+    return page
+
+
+def line(page: Any, step: int) -> Any:
+    return page.locator("tbody tr", has=page.locator("strong", has_text=str(step)))
+
+
+def test_a_checkpoint_is_pinned_and_unpinned(checkpoints: Any, client: Client, job: str) -> None:
+    page = checkpoints
+    assert page.locator("tbody tr strong").all_inner_texts() == ["6", "4", "2"]
+    assert line(page, 4).get_by_text("Best").count() == 1
+    line(page, 6).get_by_role("button", name="Pin", exact=True).click()
+    line(page, 6).get_by_text("Pinned", exact=True).wait_for()
+    assert client.checkpoints(job).remote[0].pinned
+    assert line(page, 6).get_by_role("button", name="Remove step 6").is_disabled()
+    picture(page, "checkpoints")
+    line(page, 6).get_by_role("button", name="Unpin").click()
+    line(page, 6).get_by_role("button", name="Pin", exact=True).wait_for()
+
+
+def test_a_verification_finds_what_is_bad(checkpoints: Any, server: LiveServer, job: str) -> None:
+    page = checkpoints
+    line(page, 4).get_by_role("button", name="Verify").click()
+    line(page, 4).get_by_text("Verified", exact=True).wait_for()
+    spoil(Path(root_of(server, job).uri) / checkpoint_folder(6, 1))
+    line(page, 6).get_by_role("button", name="Verify").click()
+    line(page, 6).get_by_text("Bad:").wait_for()
+    assert line(page, 6).get_by_role("link", name="Restart from here").count() == 0
+
+
+def test_removing_one_is_asked_about_first(checkpoints: Any, client: Client, job: str) -> None:
+    page = checkpoints
+    line(page, 2).get_by_role("button", name="Remove step 2").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="Back").click()
+    assert len(client.checkpoints(job).remote) == 3
+    line(page, 2).get_by_role("button", name="Remove step 2").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove it").click()
+    line(page, 2).wait_for(state="detached")
+    page.get_by_label("Show 1 removed").check()
+    line(page, 2).wait_for()
+
+
+def test_it_is_paused_resumed_and_cancelled(
+    open_page: Callable[..., Any], server: LiveServer, client: Client, job: str
+) -> None:
+    page = open_page(f"{server.address}/jobs/{job}")
+    actions = page.get_by_role("group", name="Actions")
+    actions.get_by_role("button", name="Pause").click()
+    page.get_by_role("dialog").get_by_role("button", name="Back").click()
+    assert client.get(job).desired == "running"  # asked, and not done
+    actions.get_by_role("button", name="Pause").click()
+    page.get_by_role("dialog").get_by_role("button", name="Pause").click()
+    actions.get_by_role("button", name="Resume").click()
+    page.get_by_role("dialog").get_by_role("button", name="Resume").click()
+    eventually(lambda: client.get(job).desired == "running", 10)
+    actions.get_by_role("button", name="Cancel").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel the job").click()
+    eventually(lambda: client.get(job).state.terminal, 10)
+    actions.get_by_role("button", name="Cancel").wait_for(state="detached")
+
+
+def test_a_fault_is_injected(
+    open_page: Callable[..., Any], server: LiveServer, client: Client, job: str
+) -> None:
+    page = open_page(f"{server.address}/jobs/{job}")
+    page.get_by_role("button", name="Inject a fault").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("What happens").select_option("slow")
+    dialog.get_by_label("Rank").fill("99")
+    dialog.get_by_label("How many times as long").fill("3")
+    picture(page, "inject")
+    dialog.get_by_role("button", name="Inject it").click()
+    dialog.get_by_role("alert").first.wait_for()  # there is no rank 99
+    dialog.get_by_label("Rank").fill("1")
+    dialog.get_by_role("button", name="Inject it").click()
+    dialog.wait_for(state="detached")
+    faults = httpx.get(f"{server.address}/api/v1/jobs/{job}/faults").json()
+    assert [(one["kind"], one["fault"]["rank"]) for one in faults] == [("slow", 1)]
