@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,7 @@ import structlog
 import uvicorn
 
 from holdfast.rest.app import create_app
-from holdfast.rest.services import Services
-from holdfast_service.checkpoints import CheckpointService
-from holdfast_service.code import CodeService
-from holdfast_service.fleet import Fleet
-from holdfast_service.injections import InjectionService
-from holdfast_service.jobs import JobService
-from holdfast_service.live import LiveHub
-from holdfast_service.nodes import NodeService
-from holdfast_service.overview import Overview
+from holdfast.rest.services import services_over
 from holdfast_service.quarantine import Avoided
 from holdfast_service.reconciler import Reconciler
 from holdfast_service.reports import (
@@ -204,19 +196,7 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
     store = await Store.open(settings)
     reconciler = Reconciler(store, cluster, settings)
     stopping = asyncio.Event()
-    nodes = NodeService(store)
-    services = Services(
-        jobs=JobService(store, cluster, settings, reconciler.ring),
-        checkpoints=CheckpointService(store, settings),
-        nodes=nodes,
-        overview=Overview(store, nodes, settings),
-        live=LiveHub(store, settings),
-        injections=InjectionService(store, settings, reconciler.ring),
-        code=CodeService(store, settings),
-        fleet=Fleet(store),
-        stopping=stopping,
-        poll_s=settings.event_poll_s,
-    )
+    services = replace(services_over(store, cluster, settings, reconciler.ring), stopping=stopping)
     config = uvicorn.Config(
         create_app(services),
         host="127.0.0.1",

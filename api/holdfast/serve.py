@@ -15,6 +15,7 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,17 +24,9 @@ import uvicorn
 
 from holdfast import tracing
 from holdfast.rest.app import create_app
-from holdfast.rest.services import Probe, Services
+from holdfast.rest.services import Probe, Services, services_over
 from holdfast.schemas import SERVER_FILE, ServerFile
 from holdfast_service import local_cluster, scheduling
-from holdfast_service.checkpoints import CheckpointService
-from holdfast_service.code import CodeService
-from holdfast_service.fleet import Fleet
-from holdfast_service.injections import InjectionService
-from holdfast_service.jobs import JobService
-from holdfast_service.live import LiveHub
-from holdfast_service.nodes import NodeService
-from holdfast_service.overview import Overview
 from holdfast_service.reconciler import Reconciler
 from holdfast_service.reports import Cluster, ClusterUnavailable
 from holdfast_service.settings import Settings
@@ -114,22 +107,11 @@ async def _run(
     if sender is not None:
         store.on_incident_closed = tracing.incident_tracer(sender)
     reconciler = Reconciler(store, cluster, settings)
-    nodes = NodeService(store)
-    services = Services(
-        jobs=JobService(store, cluster, settings, reconciler.ring),
-        checkpoints=CheckpointService(store, settings),
-        nodes=nodes,
-        overview=Overview(store, nodes, settings),
-        live=LiveHub(store, settings),
-        injections=InjectionService(store, settings, reconciler.ring),
-        code=CodeService(store, settings),
-        fleet=Fleet(store),
-        metrics_of_jobs=settings.metrics_of_jobs,
-        max_code_bytes=settings.max_code_bytes,
+    services = replace(
+        services_over(store, cluster, settings, reconciler.ring),
         probes=_probes(store, cluster, reconciler, settings),
         stopping=stopping,
         allowed_hosts=None if exposed else LOOPBACK_NAMES | {settings.host},
-        poll_s=settings.event_poll_s,
     )
     driving = asyncio.create_task(reconciler.run(stopping), name="reconciler")
     telling = _telling(store, settings, stopping)

@@ -17,15 +17,7 @@ from tests.service.fake_cluster import FakeCluster, FakeSupervisor
 from tests.support.waiting import eventually
 
 from holdfast.rest.app import create_app
-from holdfast.rest.services import Services
-from holdfast_service.checkpoints import CheckpointService
-from holdfast_service.code import CodeService
-from holdfast_service.fleet import Fleet
-from holdfast_service.injections import InjectionService
-from holdfast_service.jobs import JobService
-from holdfast_service.live import LiveHub
-from holdfast_service.nodes import NodeService
-from holdfast_service.overview import Overview
+from holdfast.rest.services import services_over
 from holdfast_service.reconciler import Reconciler
 from holdfast_service.reports import Phase
 from holdfast_service.store.engine import Store
@@ -85,17 +77,8 @@ class LiveServer:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         store = await Store.open(self.settings)
-        jobs = JobService(store, self.cluster, self.settings)
-        checkpoints = CheckpointService(store, self.settings)
-        base = Services(
-            jobs=jobs,
-            checkpoints=checkpoints,
-            nodes=NodeService(store),
-            overview=Overview(store, NodeService(store), self.settings),
-            live=LiveHub(store, self.settings),
-            injections=InjectionService(store, self.settings),
-            code=CodeService(store, self.settings),
-            fleet=Fleet(store),
+        base = replace(
+            services_over(store, self.cluster, self.settings),
             allowed_hosts=frozenset({"127.0.0.1", "localhost"}),
             poll_s=0.02,
         )

@@ -17,6 +17,9 @@ from holdfast_service.jobs import JobService
 from holdfast_service.live import LiveHub
 from holdfast_service.nodes import NodeService
 from holdfast_service.overview import Overview
+from holdfast_service.reports import Cluster
+from holdfast_service.settings import Settings
+from holdfast_service.store.engine import Store
 
 Probe = Callable[[], Awaitable[str | None]]
 """Looks at one part of the control plane: None if it is well, otherwise what is wrong."""
@@ -44,6 +47,30 @@ class Services:
     probe_timeout_s: float = 5.0
     keep_alive_s: float = 15.0
     poll_s: float = 0.1
+
+
+def services_over(
+    store: Store,
+    cluster: Cluster,
+    settings: Settings,
+    ring: Callable[[str], None] = lambda _job_id: None,
+) -> Services:
+    """All services on one store and cluster, with the limits of the settings. `ring(job_id)`: there
+    is something to do for the job, for a reconciler in this process."""
+    nodes = NodeService(store)
+    return Services(
+        jobs=JobService(store, cluster, settings, ring),
+        checkpoints=CheckpointService(store, settings),
+        nodes=nodes,
+        injections=InjectionService(store, settings, ring),
+        overview=Overview(store, nodes, settings),
+        live=LiveHub(store, settings),
+        code=CodeService(store, settings),
+        fleet=Fleet(store),
+        max_code_bytes=settings.max_code_bytes,
+        metrics_of_jobs=settings.metrics_of_jobs,
+        poll_s=settings.event_poll_s,
+    )
 
 
 def services(request: Request) -> Services:
