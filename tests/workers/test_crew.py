@@ -12,13 +12,14 @@ from tests.support.agent_config import agent_config
 from holdfast_workers.children import ZygoteFailed
 from holdfast_workers.crew import Crew, Slot
 from holdfast_workers.messages import FormOrder, Restore, Seat, SignalKind, Tier, WorkerState
+from holdfast_workers.templates import Place
 
 
 def test_a_report_holds_all_that_the_signal_of_a_failure_told() -> None:
     told: list[tuple[SignalKind, Any]] = []
     teller = SimpleNamespace(tell=lambda kind, *_, detail, **__: told.append((kind, detail)))
     nothing: Any = None
-    crew = Crew(nothing, "i1", nothing, teller, *[nothing] * 6)  # type: ignore[arg-type]
+    crew = Crew(nothing, "i1", nothing, nothing, teller, *[nothing] * 6)  # type: ignore[arg-type]
     child: Any = SimpleNamespace(name="n0.i1.1", pid=7)
     crew._slots[child.name] = Slot(child, WorkerState.TRAINING, attempt=3, rank=1)
     error = {"kind": "corruption", "type": "CorruptionFound", "message": "differ", "traceback": ""}
@@ -44,7 +45,7 @@ class Barren:
 def test_a_fork_that_fails_leaves_no_beacon_behind(tmp_path: Path) -> None:
     config = agent_config(tmp_path)
     brood = Barren()
-    crew = Crew(config, "life", cast(Any, brood), *[cast(Any, None)] * 7)
+    crew = Crew(config, "life", cast(Any, brood), *[cast(Any, None)] * 8)
     with pytest.raises(ZygoteFailed):
         crew.fork()
     assert brood.beacons == [True]
@@ -52,12 +53,22 @@ def test_a_fork_that_fails_leaves_no_beacon_behind(tmp_path: Path) -> None:
 
 
 class Fertile:
-    """Forks children that are nothing but what was asked of them."""
+    """Templates whose children are nothing but what was asked of them."""
 
     def __init__(self) -> None:
         self.killed: list[str] = []
+        self.made: list[Place] = []
+        self.kept: set[Place] = set()
 
-    def fork(self, kind: str, name: str, request: dict[str, Any]) -> Any:
+    def attach(self, io: Any) -> None: ...
+
+    def ensure(self, places: list[Place]) -> None:
+        self.made = places
+
+    def keep(self, places: set[Place]) -> None:
+        self.kept = places
+
+    def fork(self, name: str, request: dict[str, Any]) -> Any:
         def kill() -> None:
             self.killed.append(name)
 
@@ -69,13 +80,13 @@ MESH = {"dp_shard": 2, "tp": 2}
 
 def staffed(root: Path, **config: Any) -> tuple[Crew, Fertile]:
     """A crew whose workers `w0` and `w1` have ranks 0 and 1."""
-    brood, nothing = Fertile(), cast(Any, None)
-    crew = Crew(agent_config(root, **config), "life", cast(Any, brood), *[nothing] * 7)
+    templates, nothing = Fertile(), cast(Any, None)
+    crew = Crew(agent_config(root, **config), "life", nothing, cast(Any, templates), *[nothing] * 7)
     crew.attach(cast(Any, SimpleNamespace(watch=lambda _: None)))
     for rank in (0, 1):
         child: Any = SimpleNamespace(name=f"w{rank}", pid=7, kill=lambda: None, send=lambda _: None)
         crew._slots[child.name] = Slot(child, WorkerState.TRAINING, attempt=3, rank=rank)
-    return crew, brood
+    return crew, templates
 
 
 def order(*workers: str) -> FormOrder:
@@ -94,9 +105,10 @@ def test_beside_each_rank_stands_one_that_has_built_for_it(tmp_path: Path) -> No
     crew.stand_by(MESH)
     crew.stand_by(MESH)
     assert list(expected(crew).values()) == [0, 1]
-    few, _ = staffed(tmp_path, spares=1)
+    few, templates = staffed(tmp_path, spares=1)
     few.stand_by(MESH)
     assert list(expected(few).values()) == [0]
+    assert [place.rank for place in templates.made] == [0]
 
 
 def test_where_ranks_have_devices_nobody_stands_beside_them(tmp_path: Path) -> None:
@@ -106,7 +118,7 @@ def test_where_ranks_have_devices_nobody_stands_beside_them(tmp_path: Path) -> N
 
 
 def test_who_stands_beside_a_rank_stays_and_once_it_has_it_another_comes(tmp_path: Path) -> None:
-    crew, brood = staffed(tmp_path)
+    crew, templates = staffed(tmp_path)
     crew.stand_by(MESH)
     first, second = expected(crew)
     crew.dismiss_unseated(order(first, "w1"))
@@ -114,21 +126,22 @@ def test_who_stands_beside_a_rank_stays_and_once_it_has_it_another_comes(tmp_pat
     crew.seat(order(first, "w1"), order(first, "w1").seats[0], {})
     crew.stand_by(MESH)
     assert sorted(rank for rank in expected(crew).values() if rank is not None) == [0, 1]
-    assert brood.killed == []
+    assert templates.killed == []
 
 
 def test_who_has_built_for_a_rank_that_went_elsewhere_is_dismissed(tmp_path: Path) -> None:
-    crew, brood = staffed(tmp_path)
+    crew, templates = staffed(tmp_path)
     crew.stand_by(MESH)
     _, second = expected(crew)
     crew.dismiss_unseated(order("w0"))
-    assert brood.killed == [second]
+    assert templates.killed == [second]
+    assert templates.kept == {Place.of({"mesh": MESH, "rank": 0})}
 
 
 def test_a_fence_does_not_wait_for_who_never_had_a_rank(tmp_path: Path) -> None:
-    crew, brood = staffed(tmp_path)
+    crew, templates = staffed(tmp_path)
     crew.stand_by(MESH)
     for slot in crew._slots.values():
         slot.parked_for = 4 if slot.rank is not None else 0
     crew.fence(4)
-    assert brood.killed == []
+    assert templates.killed == []

@@ -52,6 +52,7 @@ from holdfast_workers.node_memory import NodeMemory
 from holdfast_workers.remote_saves import RemoteSaves
 from holdfast_workers.rendezvous import Rendezvous
 from holdfast_workers.signalling import Teller
+from holdfast_workers.templates import Templates
 from holdfast_workers.tidying import Tidier
 
 ZYGOTE_EARLY_S = 30.0
@@ -115,6 +116,12 @@ class NodeAgent:
             config,
             self._incarnation,
             self._brood,
+            Templates(
+                self._brood,
+                f"{config.agent}.{self._incarnation}",
+                config.zygote_start_timeout_s,
+                config.fork_timeout_s,
+            ),
             self._teller,
             self._journal,
             on_standing=self._memory.offer,
@@ -380,7 +387,7 @@ class NodeAgent:
 
     def child_exited(self, child: Child, detail: dict[str, int | str]) -> None:
         """A forked process is gone; `detail` says how."""
-        if child.kind == "worker":
+        if child.kind in ("worker", "template"):
             self._crew.exited(child, detail)
         elif child.kind == "store":
             self._rendezvous.listens(0)

@@ -86,6 +86,28 @@ class Child:
             os.close(self.pidfd)
 
 
+def fork_from(end: socket.socket, kind: str, name: str, request: dict[str, Any]) -> Child:
+    """A process forked by who serves forks at the other side of `end`.
+
+    Raises ControlClosed or OSError (TimeoutError too) if that does not answer."""
+    ours, theirs = control.pair()
+    log_reader, log_writer = os.pipe()
+    try:
+        message = {"op": "fork", "kind": kind, "name": name, **request}
+        control.send(end, message, (theirs.fileno(), log_writer))
+        pid = control.receive(end)["pid"]
+        pidfd = os.pidfd_open(pid)
+    except BaseException:
+        ours.close()
+        os.close(log_reader)
+        raise
+    finally:
+        theirs.close()
+        os.close(log_writer)
+    os.set_blocking(log_reader, False)
+    return Child(kind, name, pid, pidfd, ours, log_reader, request)
+
+
 COPY_TUNING = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x100000"}
 """Copies of a MiB and more go past the cache, as they do by default where a processor's share of
 the cache is small. Behind a large one they first read what they overwrite: 50 instead of 31 ms
@@ -176,22 +198,7 @@ class Brood:
 
     def _fork(self, kind: str, name: str, request: dict[str, Any]) -> Child:
         assert self._end is not None
-        ours, theirs = control.pair()
-        log_reader, log_writer = os.pipe()
-        try:
-            message = {"op": "fork", "kind": kind, "name": name, **request}
-            control.send(self._end, message, (theirs.fileno(), log_writer))
-            pid = control.receive(self._end)["pid"]
-            pidfd = os.pidfd_open(pid)
-        except BaseException:
-            ours.close()
-            os.close(log_reader)
-            raise
-        finally:
-            theirs.close()
-            os.close(log_writer)
-        os.set_blocking(log_reader, False)
-        return Child(kind, name, pid, pidfd, ours, log_reader, request)
+        return fork_from(self._end, kind, name, request)
 
     def _start(self) -> None:
         self._discard()

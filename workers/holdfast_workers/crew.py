@@ -34,6 +34,7 @@ from holdfast_workers.messages import (
 )
 from holdfast_workers.node_io import NodeIO
 from holdfast_workers.signalling import Teller
+from holdfast_workers.templates import Place, Templates
 
 EXIT_WAIT_S = 5.0
 LOOK_S = 0.02
@@ -85,6 +86,7 @@ class Crew:
         config: AgentConfig,
         incarnation: str,
         brood: Brood,
+        templates: Templates,
         teller: Teller,
         journal: Journal,
         on_standing: Callable[[Slot, int | None], None],
@@ -96,6 +98,7 @@ class Crew:
         self._config = config
         self._incarnation = incarnation
         self._brood = brood
+        self._templates = templates
         self._teller = teller
         self._journal = journal
         self._on_standing = on_standing
@@ -115,6 +118,7 @@ class Crew:
     def attach(self, io: NodeIO) -> None:
         """Name the thread that watches the workers from now on."""
         self._io = io
+        self._templates.attach(io)
 
     # --- orders ---------------------------------------------------------------------------------
 
@@ -133,21 +137,24 @@ class Crew:
 
     def stand_by(self, mesh: dict[str, int]) -> None:
         """Fork a spare worker for each rank of a world of `mesh` that is here, and for as many as
-        the node keeps some for; each builds ahead for its rank. May be called by several."""
+        the node keeps some for; each has what can be built ahead for its rank, from the rank's
+        template. May be called by several."""
+        ranks = self._ranks_with_spares()
+        self._templates.ensure([Place.of({"mesh": mesh, "rank": rank}) for rank in ranks])
         while True:
             with self._forking:
                 with self._changed:
                     slots = tuple(self._slots.values())
-                ranks = sorted({one.rank for one in slots if one.rank is not None})
                 waited_for = {one.expected for one in slots if one.state is WorkerState.WARM}
-                short = [
-                    rank
-                    for rank in ranks[: self._config.ranks_with_spares]
-                    if rank not in waited_for
-                ]
+                short = [rank for rank in self._ranks_with_spares() if rank not in waited_for]
                 if self._closing or not short:
                     return
                 self._fork({"mesh": mesh, "rank": short[0]})
+
+    def _ranks_with_spares(self) -> list[int]:
+        with self._changed:
+            ranks = {one.rank for one in self._slots.values() if one.rank is not None}
+        return sorted(ranks)[: self._config.ranks_with_spares]
 
     def fence(self, attempt: int, condemned: Collection[str] = ()) -> None:
         """Return once every worker has left all attempts before `attempt`, parked or dead. One
@@ -207,6 +214,8 @@ class Crew:
             children = [self._slots.pop(name).child for name in unseated if name not in spare]
         for child in children:
             child.kill()
+        here = [{"mesh": order.mesh, "rank": seat.rank} for seat in order.seats]
+        self._templates.keep({Place.of(one) for one in here})
 
     def tell(self, attempt: int, message: dict[str, Any], *, wait: bool = True) -> None:
         """Send `message` to every worker with a rank in `attempt`; without `wait`, to those that
@@ -223,6 +232,7 @@ class Crew:
             slots = list(self._slots.values())
         for slot in slots:
             slot.child.kill()
+        self._templates.stop(wait_s)
         with self._changed:
             self._changed.wait_for(lambda: not self._slots, wait_s)
 
@@ -263,7 +273,11 @@ class Crew:
             getattr(self, f"_on_{message['op']}")(slot, message)
 
     def exited(self, child: Child, detail: dict[str, int | str]) -> None:
-        """A worker's process is gone. A fence that waits for it answers after this was told."""
+        """A worker's process, or a template's, is gone. A fence that waits for a worker's end
+        answers after it was told."""
+        if child.kind == "template":
+            self._templates.exited(child)
+            return
         with self._changed:
             slot = self._slots.get(child.name)
         self._beacon_of(child.name).unlink(missing_ok=True)
@@ -380,7 +394,10 @@ class Crew:
             request["expected"] = expected
         try:
             beacon.create(path)
-            child = self._brood.fork("worker", name, request)
+            if expected is None:
+                child = self._brood.fork("worker", name, request)
+            else:
+                child = self._templates.fork(name, request)
         except BaseException:  # there is no worker whose end would remove it
             path.unlink(missing_ok=True)
             raise

@@ -58,7 +58,7 @@ class NodeIO:
             self._thread.join(STOP_S)
 
     def watch(self, child: Child) -> None:
-        """Follow a child to its end."""
+        """Follow a child to its end. What a template says is for who asked it."""
         self._soon(lambda: self._register(child))
 
     def watch_zygote(self, pid: int | None) -> None:
@@ -104,13 +104,16 @@ class NodeIO:
             action()
 
     def _register(self, child: Child) -> None:
-        register = self._selector.register
-        for source, action in (
-            (child.end, self._read_message),
+        sources: list[tuple[Any, Callable[[Child], object]]] = [
             (child.log_fd, self._read_log),
             (child.pidfd, self._exited),
-        ):
-            register(source, selectors.EVENT_READ, partial(self._guarded, child, action))
+        ]
+        if child.kind != "template":
+            sources.insert(0, (child.end, self._read_message))
+        for source, action in sources:
+            self._selector.register(
+                source, selectors.EVENT_READ, partial(self._guarded, child, action)
+            )
 
     def _guarded(self, child: Child, action: Callable[[Child], object]) -> None:
         """Attend to a child. Whatever goes wrong ends that child, not the thread."""

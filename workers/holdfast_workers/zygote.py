@@ -6,9 +6,12 @@ configuration from the control socket FD, imports torch and the job's recipe, pr
 control socket and a log pipe for the new process. The zygote never starts a thread, touches no
 device and holds no state of the run: it may die at any time and the workers go on.
 
-Kinds of processes: `worker` (trains), `store` (hosts the rendezvous store), `saver` (writes one
-shard of a remote checkpoint), `finalizer` (publishes a remote checkpoint), `tidier` (removes
-those that are not kept), `preflight` (checks processor and devices).
+A *template* is a fork that has made ready what a worker needs for one rank, and then forks workers
+for that rank in the zygote's way: they have it all from their first moment.
+
+Kinds of processes: `worker` (trains), `template`, `store` (hosts the rendezvous store), `saver`
+(writes one shard of a remote checkpoint), `finalizer` (publishes a remote checkpoint), `tidier`
+(removes those that are not kept), `preflight` (checks processor and devices).
 """
 
 from __future__ import annotations
@@ -124,7 +127,11 @@ def _become(
         if processes.die_with_parent(agent_pid, REPARENT_TIMEOUT_S):
             processes.allow_tracing(agent_pid)
             os.environ.update(request.get("env", {}))
-            code = _run(request, socket.socket(fileno=control_fd), config, recipe)
+            end = socket.socket(fileno=control_fd)
+            if request["kind"] == "template":
+                code = _stand_for(request, end, agent_pid, config, recipe)
+            else:
+                code = _run(request, end, config, recipe)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -157,6 +164,31 @@ def _run(
     if kind == "preflight":
         return preflight.run(end, request)
     raise ValueError(f"unknown kind of process: {kind}")
+
+
+def _stand_for(
+    request: dict[str, Any],
+    end: socket.socket,
+    agent_pid: int,
+    config: dict[str, Any],
+    recipe: Recipe,
+) -> int:
+    """Make ready what a worker in the requested place needs, then fork such workers until the agent
+    ends it. A process with threads, or without anything made ready, is of no use: it says so."""
+    from holdfast_workers import worker
+
+    processes.name_process("hf-template")
+    place = worker.place(request["expected"], config["device"])
+    ahead = place is not None and recipe.expect(place)
+    gc.collect()
+    gc.freeze()
+    if not ahead or processes.thread_count() > 1:
+        control.send(end, {"op": "unfit"})
+        return 0
+    control.send(end, {"op": "ready"})
+    with contextlib.suppress(control.ControlClosed):
+        _serve(end, agent_pid, config, recipe)
+    return 0
 
 
 if __name__ == "__main__":

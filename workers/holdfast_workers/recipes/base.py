@@ -124,9 +124,11 @@ class Recipe(ABC):
     def prepare(self) -> None:
         """All that needs no world (open or build the corpus). Starts no thread."""
 
-    def expect(self, world: World) -> None:  # noqa: B027 (it only saves time)
+    def expect(self, world: World) -> bool:
         """Make ready what can be for the `build` for this very place, which is the only one that
-        may follow. There is no process group yet, and none is left."""
+        may follow. There is no process group yet, and none is left; nor is any thread started.
+        Asked again, it says the same. False: there is nothing that could be made ready."""
+        return False
 
     @abstractmethod
     def build(self, world: World) -> None:

@@ -108,13 +108,16 @@ class PretrainRecipe(Recipe):
     def prepare(self) -> None:
         self._corpus = open_corpus(self.spec.data, self.cache_dir, self.spec.model.sequence_length)
 
-    def expect(self, world: World) -> None:
+    def expect(self, world: World) -> bool:
+        if self._expected is not None:  # forked from a process that had made it ready
+            return True
         if self.spec.model.compile or world.device != "cpu":
-            return
+            return False
         with imaginary_peers(world):
             mesh, model = self._sharded_model(world)
             if whole_bytes(model) <= SMALL_MODEL_BYTES:
                 self._expected = self._settled(world, mesh, model)
+        return self._expected is not None
 
     def build(self, world: World) -> None:
         self._living = None
