@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import threading
 import time
-from dataclasses import asdict
 from typing import Any
 
 from holdfast_service.reports import EventKind, SupervisorEvent
@@ -66,7 +65,8 @@ class EventLog:
         with self._lock:
             after = self._kept.get((agent, incarnation), 0)
             return [
-                {**asdict(event), "kind": str(event.kind)} for event in self._events_after(after)
+                {"seq": one.seq, "at": one.at, "kind": str(one.kind), "data": one.data}
+                for one in self._events_after(after)
             ]
 
     def kept(self, agent: str, incarnation: str, events: list[dict[str, Any]]) -> None:

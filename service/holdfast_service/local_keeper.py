@@ -20,6 +20,7 @@ import socket
 import sys
 import tempfile
 import time
+import traceback
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
@@ -193,9 +194,19 @@ class Keeper:
             if request != "add_node":
                 answer: dict[str, Any] = {"error": f"unknown request {request!r}"}
             else:
-                name = f"node-{len(self.cluster.nodes) - 1}"
-                answer = asdict(self._start_node(name, head=False))
+                answer = self._add_node()
             channel.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _add_node(self) -> dict[str, Any]:
+        """The new node, or why there is none: then the cluster is as it was."""
+        name = f"node-{sum(not node.head for node in self.cluster.nodes)}"
+        try:
+            return asdict(self._start_node(name, head=False))
+        except Exception as error:  # whatever Ray raises where a raylet does not come up in time
+            traceback.print_exc()
+            cluster_id = self.cluster.cluster_id
+            cluster_processes.kill_all(lambda: cluster_processes.of_node(cluster_id, name, 0))
+            return {"error": f"{name} did not start: {type(error).__name__}: {error}"}
 
     def _watch(self) -> None:
         for ray_node in self._ray_nodes.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -64,6 +65,9 @@ class Fertile:
 
     def ensure(self, places: list[Place]) -> None:
         self.made = places
+
+    def has(self, place: Place) -> bool:
+        return place in self.made
 
     def keep(self, places: set[Place]) -> None:
         self.kept = places
@@ -136,6 +140,15 @@ def test_who_has_built_for_a_rank_that_went_elsewhere_is_dismissed(tmp_path: Pat
     crew.dismiss_unseated(order("w0"))
     assert templates.killed == [second]
     assert templates.kept == {Place.of({"mesh": MESH, "rank": 0})}
+
+
+def test_a_rank_without_a_spare_worker_comes_from_its_template_too(tmp_path: Path) -> None:
+    crew, _ = staffed(tmp_path)
+    crew.stand_by(MESH)
+    spare = set(expected(crew))
+    slot = crew.seat(order("w0", "w1"), replace(order("w0").seats[0], worker=None), {})
+    assert slot is not None and slot.name not in spare
+    assert slot.expected == 0
 
 
 def test_a_fence_does_not_wait_for_who_never_had_a_rank(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ class Attempt:
         """
         self._own.end(COPY_GRACE_S)
         self._recipe.abandon_step()
-        groups.leave()
+        groups.leave(keep=True)
 
     # --- hooks of the training loop -------------------------------------------------------------
 
@@ -311,6 +311,7 @@ class Attempt:
                 f"a process of rank {self.built_for.rank} cannot take rank {world.rank}"
             )
         self.built_for = world
+        groups.bury()
 
     def _restore(self) -> int:
         began = time.monotonic()

@@ -127,6 +127,11 @@ class Crew:
         with self._forking:
             return self._fork()
 
+    def _fork_for(self, order: FormOrder, rank: int) -> str:
+        place = {"mesh": order.mesh, "rank": rank}
+        with self._forking:
+            return self._fork(place if self._templates.has(Place.of(place)) else None)
+
     def fill(self) -> None:
         """Fork workers until the node has as many as it can run. May be called by several."""
         while True:
@@ -187,7 +192,7 @@ class Crew:
 
         Raises StaleCommand once a newer attempt was announced, also if that was just now.
         """
-        name = seat.worker if seat.worker is not None else self.fork()
+        name = seat.worker if seat.worker is not None else self._fork_for(order, seat.rank)
         with self._changed:
             self._refuse_stale(order)
             slot = self._slots.get(name)

@@ -11,14 +11,20 @@ from __future__ import annotations
 import os
 import re
 import socket
+import threading
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+LEFT_AT_MOST = 12
+"""Groups that were left and not buried: each rendezvous that fails leaves some more."""
+
+_left: list[Any] = []
 
 _GLOO_COMPLAINT = re.compile(
     r"gloo|connection (closed|reset|refused)|broken pipe|socket|timed? ?out|TCPStore|store",
@@ -68,14 +74,32 @@ def limit(timeout_s: float, group: dist.ProcessGroup | None = None) -> None:
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
 
 
-def leave() -> None:
-    """Destroy every process group of this process, also one that was only half made."""
+def leave(*, keep: bool = False) -> None:
+    """Destroy every process group of this process, also one that was only half made.
+
+    With `keep` what is left of them goes by `bury`: gloo takes some 20 ms per group to end its
+    threads, for which nobody should wait who forms the next attempt. Not where there is NCCL. Such
+    a process must end by `os._exit`: C++ does not bear it otherwise that they are still ending.
+    """
     if dist.is_initialized():
+        if keep and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            if len(_left) > LEFT_AT_MOST:
+                bury()
+            _left.extend(dist.distributed_c10d._world.pg_map)
         dist.destroy_process_group()
     else:
         # A join that failed has counted its group all the same, and torch names the next one by
         # that count: this rank would wait under another name than its peers (torch 2.13).
         dist.distributed_c10d._world.group_count = 0
+
+
+def bury() -> None:
+    """End what `leave` has kept, in a thread that nobody waits for. To be called once nothing else
+    refers to those groups: whoever lets go of one last, waits for it."""
+    global _left
+    dead, _left = _left, []
+    if dead:
+        threading.Thread(target=dead.clear, name="bury", daemon=True).start()
 
 
 class OpenSocket(NamedTuple):

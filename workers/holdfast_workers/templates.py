@@ -76,6 +76,10 @@ class Templates:
                         continue
                 self._make(place)
 
+    def has(self, place: Place) -> bool:
+        with self._changed:
+            return place in self._ready
+
     def fork(self, name: str, request: dict[str, Any]) -> Child:
         """A worker for the place that `request` expects: from its template if it has one that
         answers, from the zygote if not. Raises ZygoteFailed."""

@@ -117,7 +117,20 @@ class PretrainRecipe(Recipe):
             mesh, model = self._sharded_model(world)
             if whole_bytes(model) <= SMALL_MODEL_BYTES:
                 self._expected = self._settled(world, mesh, model)
+                self._rehearse(self._expected)
         return self._expected is not None
+
+    def _rehearse(self, living: _Living) -> None:
+        """Go once through a step's computation, on zeros: torch finds out then, and remembers, how
+        each operation is sharded. What comes out is nothing's."""
+        for local in living.locals:
+            local.zero_()
+        train, length = self.spec.train, self.spec.model.sequence_length
+        tokens = torch.zeros((train.micro_batch, length), dtype=torch.int64)
+        set_last_micro_batch(living.model, True)
+        torch.autograd.backward(living.model(tokens).float().sum())
+        squared_norm([_gradient(parameter) for parameter in living.parameters])
+        forget_step(living.model)
 
     def build(self, world: World) -> None:
         self._living = None
