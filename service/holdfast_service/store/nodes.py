@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import select, tuple_
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -89,18 +89,13 @@ async def lock_named(tx: JobTransaction, events: Collection[SupervisorEvent]) ->
     if not any(event.kind in OF_NODES for event in events):
         return
     hosts: dict[str, str] = {}
-    for event in events:
-        said = event.data
-        places = [said, *_dicts(said.get("members"))]
-        found = [(one.get("node_id"), one.get("host")) for one in places]
-        for one in _dicts(said.get("lost")):
-            agent, attempt = one.get("agent"), one.get("attempt")
-            if isinstance(agent, str) and isinstance(attempt, int) and 0 <= attempt < 1 << 31:
-                member = await _member(tx, text(agent), attempt)
-                found += [(member.node_id, member.host)] if member is not None else []
-        for node_id, host in found:
-            if isinstance(node_id, str) and isinstance(host, str):
-                hosts[node_name(text(node_id), text(host))] = text(host)
+    lost = [one for event in events for one in _dicts(event.data.get("lost"))]
+    places = [one for event in events for one in (event.data, *_dicts(event.data.get("members")))]
+    found = [(one.get("node_id"), one.get("host")) for one in places]
+    found += [(one.node_id, one.host) for one in (await _members_of(tx, lost)).values()]
+    for node_id, host in found:
+        if isinstance(node_id, str) and isinstance(host, str):
+            hosts[node_name(text(node_id), text(host))] = text(host)
     for name in sorted(hosts):
         await _node(tx.session, name, hosts[name], tx.now)
 
@@ -114,21 +109,27 @@ def _dicts(listed: Any) -> list[dict[str, Any]]:
 async def note_incident(tx: JobTransaction, said: dict[str, Any], rules: QuarantineRules) -> None:
     """Remember whom the incident, as it is told now, puts down to a node, and set aside whoever
     had too many."""
+    lost = [one for one in said.get("lost") or () if not one.get("on_notice")]  # or taken away
+    members = await _members_of(tx, lost)
     blamed: dict[str, tuple[AttemptMember, str]] = {}
-    for one in said.get("lost") or ():
-        if one.get("on_notice"):
-            continue  # somebody took it away
-        member = await _member(tx, one.get("agent"), one.get("attempt"))
+    for one in lost:
+        member = members.get((one.get("agent"), one.get("attempt")))
         if member is not None:
-            blamed[node_name(member.node_id, member.host)] = (member, text(one["cause"]))
+            blamed[node_name(member.node_id, member.host)] = (member, text(one["cause"])[:32])
+    known = select(NodeTrouble.node_id, NodeTrouble.cause).where(
+        NodeTrouble.job_id == tx.job.id, NodeTrouble.incident == said["incident"]
+    )
+    stored = {(name, cause) for name, cause in await tx.session.execute(known)} if blamed else ()
     for name, (member, cause) in sorted(blamed.items()):
+        if (name, cause) in stored:
+            continue  # an incident is told again with each turn that it takes
         node = await _node(tx.session, name, member.host, tx.now)
         await tx.session.merge(
             NodeTrouble(
                 node_id=name,
                 job_id=tx.job.id,
                 incident=said["incident"],
-                cause=cause[:32],
+                cause=cause,
                 at=said.get("opened_at") or tx.now,
             )
         )
@@ -159,18 +160,26 @@ async def troubles(session: AsyncSession, name: str) -> list[Trouble]:
     return [Trouble(one.job_id, one.incident, one.cause, one.at) for one in found]
 
 
-async def _member(tx: JobTransaction, agent: Any, attempt: Any) -> AttemptMember | None:
-    """One of the ranks that the agent had in that attempt: it tells where the agent was."""
-    found: AttemptMember | None = await tx.session.scalar(
-        select(AttemptMember)
-        .where(
-            AttemptMember.job_id == tx.job.id,
-            AttemptMember.agent == agent,
-            AttemptMember.attempt == attempt,
-        )
-        .limit(1)
+async def _members_of(
+    tx: JobTransaction, lost: list[dict[str, Any]]
+) -> dict[tuple[Any, Any], AttemptMember]:
+    """(agent, attempt) → one of the ranks that the agent had in that attempt: it tells where the
+    agent was. What cannot be an agent or an attempt is left out."""
+    asked = {
+        (one["agent"], one["attempt"])
+        for one in lost
+        if isinstance(one.get("agent"), str)
+        and text(one["agent"]) == one["agent"]
+        and type(one.get("attempt")) is int
+        and 0 <= one["attempt"] < 1 << 31
+    }
+    if not asked:
+        return {}
+    rows = select(AttemptMember).where(
+        AttemptMember.job_id == tx.job.id,
+        tuple_(AttemptMember.agent, AttemptMember.attempt).in_(asked),
     )
-    return found
+    return {(one.agent, one.attempt): one for one in await tx.session.scalars(rows)}
 
 
 async def _set_aside(
