@@ -298,6 +298,22 @@ async def test_a_job_waits_for_nodes_that_are_cordoned_and_is_started_beside_the
     assert set(closed(launch.avoid)) == {"node1"}
 
 
+async def test_an_incident_that_is_told_again_does_not_set_aside_anew(
+    service: NodeService, drive: Drive, start: Start
+) -> None:
+    async with drive():
+        await until_seen(service)
+        supervisor = await start()
+        for number in (1, 2, 3):
+            supervisor.say(EventKind.INCIDENT_OPENED, **incident(number))
+        await until_node(service, "node0", lambda one: one.state is Standing.QUARANTINED)
+        await service.uncordon("node0")
+        supervisor.say(EventKind.INCIDENT_CLOSED, **incident(3, closed_at=time.time()))
+        supervisor.say(EventKind.INCIDENT_OPENED, **incident(4, agent="n1"))
+        await until_node(service, "node1", lambda one: one.incidents)
+        assert (await service.get("node0")).state is Standing.READY
+
+
 async def test_cordons_are_lifted_by_hand_and_by_time(
     service: NodeService, drive: Drive, start: Start
 ) -> None:
