@@ -35,14 +35,17 @@ def main(ctx) -> None:
     ctx.register(model=model, optimizer=optimizer, schedule=schedule)
 
     for step in ctx.steps():
+        right = 0.0
         for samples in ctx.batches(len(points)):
-            ctx.backward(cross_entropy(model(points[samples]), arms[samples]))
-        ctx.step(clip_grad_norm=1.0)
+            guessed = model(points[samples])
+            ctx.backward(cross_entropy(guessed, arms[samples]))
+            right += (guessed.argmax(dim=1) == arms[samples]).float().mean() / ctx.micro_batches
+        ctx.step(clip_grad_norm=1.0, metrics={"accuracy": right})
         schedule.step()
         if step % 100 == 0 and ctx.rank == 0:
             with torch.no_grad():
-                right = (model(points).argmax(dim=1) == arms).float().mean()
-            print(f"step {step}: {right:.1%} of the points told right", flush=True)
+                of_all = (model(points).argmax(dim=1) == arms).float().mean()
+            print(f"step {step}: {of_all:.1%} of the points told right", flush=True)
 
 
 if __name__ == "__main__":

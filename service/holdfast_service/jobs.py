@@ -219,15 +219,12 @@ class JobService:
         last one, instead of a page of `limit`; `points`: those in which something is extreme.
         `discarded`: with what a rollback threw away. Raises UnknownMetric.
         """
-        wanted = METRICS if names is None else tuple(dict.fromkeys(names))
-        for name in wanted:
-            if name not in METRICS:
-                raise UnknownMetric(f"there is no metric {name!r}: use {', '.join(METRICS)}")
         found: list[Row] = []
         more = False
         thrown: Mapping[int, Sequence[Row]] = {}
         async with self._store.read() as session:
             job = await find_job(session, job_id)
+            wanted = _wanted_metrics(job, names)
             if points is not None:
                 until = job.steps if until_step is None else until_step
                 found = await self._charted(session, job, wanted, after_step, until, points)
@@ -443,6 +440,20 @@ def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> Job:
         owner=spec.labels.get("owner"),
         productive_s=0.0,
     )
+
+
+def _wanted_metrics(job: Job, names: Collection[str] | None) -> tuple[str, ...]:
+    """Those named; all that the job has if none are. Raises UnknownMetric."""
+    there = (*METRICS, *job.own_metrics)
+    if names is None:
+        return there
+    for name in names:
+        if name not in there:
+            raise UnknownMetric(
+                f"there is no metric {name!r}: use {', '.join(there)}; a function's own numbers "
+                "are there once it has told them by ctx.step(metrics=...)"
+            )
+    return tuple(dict.fromkeys(names))
 
 
 def _request_digest(document: object) -> str:

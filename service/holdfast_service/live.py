@@ -32,7 +32,7 @@ from holdfast_service.job_lookup import find_job
 from holdfast_service.lifecycle import State
 from holdfast_service.list_views import JobRow
 from holdfast_service.live_views import LiveHello, LiveLogs, LiveMetrics, LiveReset
-from holdfast_service.metrics import METRICS, point
+from holdfast_service.metrics import everything
 from holdfast_service.overview import ranks_view
 from holdfast_service.settings import Settings
 from holdfast_service.store import listing, queries, series
@@ -522,7 +522,7 @@ class LiveHub:
                 )
                 if rows:
                     channel.step, channel.attempt = rows[-1][0], rows[-1][1]
-                    points = tuple(point(METRICS, *row) for row in rows)
+                    points = tuple(everything(*row) for row in rows)
                     channel.tell("metrics", LiveMetrics(points=points).model_dump_json())
                 channel.dirty |= len(rows) == PAGE
             if job.log_lines > channel.line:
@@ -572,7 +572,7 @@ async def _missed_of_job(
             break
         at = replace(at, step=rows[-1][0], attempt=rows[-1][1])
         told += len(rows)
-        points = tuple(point(METRICS, *row) for row in rows)
+        points = tuple(everything(*row) for row in rows)
         found.append(Message("metrics", LiveMetrics(points=points).model_dump_json(), at))
     if at.line < upto.line:
         at = replace(at, line=upto.line)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
@@ -18,6 +18,7 @@ from holdfast_service.log_filters import LogFilter
 from holdfast_service.settings import Settings
 from holdfast_service.store import queries, series
 from holdfast_service.store.engine import Store
+from holdfast_service.store.series import LogPart
 from holdfast_service.views import LogLineView, LogPage
 
 _TEXT_BYTES = 64 * 1024
@@ -58,9 +59,10 @@ class LogReader:
             if wanted.since is not None:
                 start = max(after, await series.line_before(session, job.id, wanted.since))
             async with aclosing(series.read_log_chunks(session, job.id, start)) as chunks:
-                async for lines in chunks:
+                async for part in chunks:
                     # One more than is shown: whether there are more.
-                    some, seen = await _sift(lines, wanted, limit + 1 - len(found), deadline)
+                    room = limit + 1 - len(found)
+                    some, seen, _ = await _sift(part, wanted, room, deadline)
                     found += some
                     cut = len(found) > limit or time.monotonic() > deadline
                     if cut:
@@ -86,22 +88,23 @@ class LogReader:
     async def _text(self, job_id: str, wanted: LogFilter, after: int) -> AsyncGenerator[str]:
         """A session for each part: a slow reader holds no snapshot of the store."""
         while True:
-            part: list[str] = []
+            said: list[str] = []
             size, seen = 0, after
             deadline = self._deadline()
             async with (
                 self._store.read() as session,
                 aclosing(series.read_log_chunks(session, job_id, after)) as chunks,
             ):
-                async for lines in chunks:
-                    some, seen = await _sift(lines, wanted, len(lines), deadline)
-                    part += [_as_text(line) for _, line in some]
-                    size = sum(map(len, part))
+                async for part in chunks:
+                    room = part.last - part.first + 1
+                    some, seen, _ = await _sift(part, wanted, room, deadline)
+                    said += [_as_text(line) for _, line in some]
+                    size = sum(map(len, said))
                     if size >= _TEXT_BYTES or time.monotonic() > deadline:
                         break
                     await asyncio.sleep(0)
-            if part:
-                yield "".join(part)
+            if said:
+                yield "".join(said)
             if seen == after:
                 return
             after = seen
@@ -116,12 +119,13 @@ class LogReader:
             job = await find_job(session, job_id)
             chunks = series.read_log_chunks(session, job.id, after, before=before, backwards=True)
             async with aclosing(chunks):
-                async for lines in chunks:
-                    some, first = await _sift(lines[::-1], wanted, most - len(found), deadline)
+                async for part in chunks:
+                    room = most - len(found)
+                    some, first, newest = await _sift(part, wanted, room, deadline, back=True)
                     found += [queries.log_line_view(*line) for line in some]
                     if len(found) == most or time.monotonic() > deadline:
                         break
-                    if wanted.since is not None and series.ends_before(lines, wanted.since):
+                    if _ends(newest, wanted.since):
                         first = None
                         break
                     await asyncio.sleep(0)
@@ -137,31 +141,52 @@ class LogReader:
         return time.monotonic() + self._settings.log_search_s
 
 
+Sifted = tuple[list[NumberedLine], int, float | None]
+"""Lines that match, the number of the last one that was looked at, and when the newest line of the
+part was written, where the part had to be read for it."""
+
+
 async def _sift(
-    lines: Sequence[NumberedLine], wanted: LogFilter, room: int, deadline: float
-) -> tuple[list[NumberedLine], int]:
-    """The first `room` lines that match, and the number of the last one that was looked at: of one
-    at least, and of no more after the deadline (of `time.monotonic`).
+    part: LogPart, wanted: LogFilter, room: int, deadline: float, *, back: bool = False
+) -> Sifted:
+    """The first `room` lines that match, or the last of them: of one line at least, and of no more
+    after the deadline (of `time.monotonic`).
 
     An expression runs in a thread, where RE2 keeps nobody else from the interpreter.
     """
     if wanted.grep is None:
-        return _sifted(lines, wanted, room, deadline)
-    return await asyncio.to_thread(_sifted, lines, wanted, room, deadline)
+        return _sifted(part, wanted, room, deadline, back)
+    return await asyncio.to_thread(_sifted, part, wanted, room, deadline, back)
 
 
-def _sifted(
-    lines: Sequence[NumberedLine], wanted: LogFilter, room: int, deadline: float
-) -> tuple[list[NumberedLine], int]:
+def _sifted(part: LogPart, wanted: LogFilter, room: int, deadline: float, back: bool) -> Sifted:
+    end = max(part.first, part.after + 1) if back else _last(part)
+    searched = wanted.grep
+    # A bound in time needs the times of lines, so the part is read.
+    if searched is not None and wanted.since is None and not searched.may_be_stored(part.stored):
+        return [], end, None
+    lines = part.lines()
+    newest = max(line[0] for _, line in lines)
+    if searched is not None and not searched.may_be_in([line[-1] for _, line in lines]):
+        return [], end, newest
     found: list[NumberedLine] = []
-    at = lines[0][0]
-    for line in lines:
+    at = end
+    for line in reversed(lines) if back else lines:
         at = line[0]
         if wanted.lets_through(line[1]):
             found.append(line)
         if len(found) == room or time.monotonic() > deadline:
             break
-    return found, at
+    return found, at, newest
+
+
+def _last(part: LogPart) -> int:
+    return part.last if part.before is None else min(part.last, part.before - 1)
+
+
+def _ends(newest: float | None, since: float | None) -> bool:
+    """Whether nothing before this part was written at `since` or later."""
+    return newest is not None and since is not None and series.ends_before(newest, since)
 
 
 def _as_text(line: list[Any]) -> str:

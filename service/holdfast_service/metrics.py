@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast_service.store import series, storable
+from holdfast_service.store.outlines import OWN
 from holdfast_service.views import MetricPoint
 
 Row = tuple[int, int, list[Any]]
 """(step, attempt, values in the order of series.COLUMNS)."""
 
-METRICS = (*(name for name in series.COLUMNS if name != "at"), "tokens_per_second")
-"""Names of the series that a job has."""
+METRICS = (
+    *(name for name in series.COLUMNS if name not in ("at", OWN)),
+    "tokens_per_second",
+)
+"""Names of the series that every job has; its function may tell others."""
 
 
 def point(names: Sequence[str], step: int, attempt: int, stored: Sequence[Any]) -> MetricPoint:
@@ -23,11 +27,18 @@ def point(names: Sequence[str], step: int, attempt: int, stored: Sequence[Any]) 
         storable.number(known.get("tokens")),
     )
     known["tokens_per_second"] = tokens / seconds if seconds and tokens is not None else None
+    own = series.own_of(stored)
     values = {
         name: known.get(name) if name == "samples" else storable.number(known.get(name))
         for name in names
-    }
+        if name in METRICS
+    } | {name: storable.number(own.get(name)) for name in names if name not in METRICS}
     return MetricPoint(step=step, attempt=attempt, at=known["at"], values=values)
+
+
+def everything(step: int, attempt: int, stored: Sequence[Any]) -> MetricPoint:
+    """All that one step has, the function's own numbers too."""
+    return point((*METRICS, *series.own_of(stored)), step, attempt, stored)
 
 
 def thinned(rows: list[Row], most: int) -> list[Row]:
@@ -41,29 +52,33 @@ def with_extremes(rows: Sequence[Row], names: Sequence[str], most: int) -> list[
     least and largest; and the last one, as it is the present."""
     if len(rows) <= most:
         return list(rows)
-    columns = [series.COLUMNS.index(name) for name in charted(names)]
-    buckets = max(1, (most - 1) // (2 * len(columns)))
+    readers = [_reader(name) for name in charted(names)]
+    buckets = max(1, (most - 1) // (2 * len(readers)))
     first, last = rows[0][0], rows[-1][0]
     kept = {last}
     by_bucket: dict[int, list[Row]] = {}
     for row in rows:
         by_bucket.setdefault((row[0] - first) * buckets // (last - first + 1), []).append(row)
     for bucket in by_bucket.values():
-        for column in columns:
-            values = [
-                (value, row[0])
-                for row in bucket
-                if column < len(row[2]) and (value := storable.number(row[2][column])) is not None
-            ]
+        for read in readers:
+            values = [(value, row[0]) for row in bucket if (value := read(row[2])) is not None]
             if values:
                 kept |= {min(values)[1], max(values)[1]}
     return [row for row in rows if row[0] in kept]
 
 
 def charted(names: Sequence[str]) -> tuple[str, ...]:
-    """The columns whose extremes a chart of `names` must show."""
+    """The series whose extremes a chart of `names` must show."""
     wanted = {_DERIVED_FROM.get(name, name) for name in names}
-    return tuple(name for name in _CHARTED if name in wanted) or _CHARTED[:1]
+    own = tuple(name for name in names if name not in METRICS)
+    return (*(name for name in _CHARTED if name in wanted), *own) or _CHARTED[:1]
+
+
+def _reader(name: str) -> Callable[[Sequence[Any]], float | None]:
+    if name not in METRICS:
+        return lambda stored: storable.number(series.own_of(stored).get(name))
+    column = series.COLUMNS.index(name)
+    return lambda stored: storable.number(stored[column]) if column < len(stored) else None
 
 
 _CHARTED = ("loss", "grad_norm", "step_time_s")

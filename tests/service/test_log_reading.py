@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from dataclasses import replace
@@ -12,10 +13,11 @@ from tests.service.fake_cluster import line
 
 from holdfast_service.job_errors import InvalidRegex
 from holdfast_service.jobs import JobService
-from holdfast_service.log_filters import LogFilter, LogLevel, compiled, level_of
+from holdfast_service.log_filters import Expression, LogFilter, LogLevel, compiled, level_of
 from holdfast_service.settings import Settings
 from holdfast_service.store import series
 from holdfast_service.store.engine import Store
+from holdfast_service.store.storable import to_json
 from holdfast_service.store.transaction import job_transaction
 
 
@@ -77,16 +79,17 @@ async def test_a_search_that_takes_long_says_how_far_it_came(
     assert rounds > 2
 
 
-class SlowExpression:
+class SlowExpression(Expression):
     """Runs until it is allowed to end, as a hard one on long lines would."""
 
     def __init__(self) -> None:
+        super().__init__(None)
         self.began = threading.Event()
         self.may_end = threading.Event()
 
-    def search(self, said: str) -> bool | None:
+    def search(self, said: str) -> bool:
         self.began.set()
-        return self.may_end.wait(5) or None
+        return self.may_end.wait(5)
 
 
 async def test_others_have_their_turn_while_an_expression_runs(
@@ -151,3 +154,49 @@ def test_what_is_no_expression_is_refused(expression: str) -> None:
 )
 def test_a_level_is_read_from_a_line(said: str, level: LogLevel | None) -> None:
     assert level_of(said) is level
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        r"^a$",
+        r"\Ab\z",
+        "(?i)B",
+        "[^x]$",
+        r"\bfoo\b",
+        "a|^b",
+        "",
+        r"(?-i)a$",
+        "(?s)b.*",
+        r"\Qa.\E",
+        '"q"',
+        "ü",
+        r"\t",
+        "x*$",
+    ],
+)
+def test_a_chunk_is_passed_over_only_if_no_line_of_it_matches(expression: str) -> None:
+    wanted = compiled(expression)
+    assert wanted is not None
+    lines = [
+        "a",
+        "b",
+        "",
+        "foo bar",
+        "xfoo",
+        "ba",
+        "a.",
+        "two\nlines",
+        "x",
+        'say "q"',
+        "grün",
+        "a\tb",
+    ]
+    for pair in itertools.product(lines, repeat=2):
+        if any(wanted.search(said) for said in pair):
+            assert wanted.may_be_in(pair), pair
+            stored = to_json([[1.0, 0, 1, "n0", "w", "output", said] for said in pair])
+            assert wanted.may_be_stored(stored), pair
+    nowhere = compiled("nowhere")
+    assert nowhere is not None and not nowhere.may_be_in(lines)
+    assert not nowhere.may_be_stored(to_json([[1.0, 0, 1, "n0", "w", "output", "here"]]))

@@ -91,6 +91,22 @@ def sharded(ctx: Context) -> None:
         ctx.step()
 
 
+def telling(ctx: Context) -> None:
+    """Tells numbers of its own: one in each step, another in each second."""
+    x, y = data()
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    ctx.register(model=model, optimizer=optimizer)
+    for step in ctx.steps():
+        error = 0.0
+        for samples in ctx.batches(POINTS):
+            loss = mse_loss(model(x[samples]), y[samples])
+            error = float(loss.detach().sqrt())
+            ctx.backward(loss)
+        own = {"error": error} | ({"val/acc": step} if step % 2 == 0 else {})
+        ctx.step(metrics=None if ctx.config.get("silent") else own)
+
+
 def swallows(ctx: Context) -> None:
     """As if nothing could go wrong: catches whatever it can."""
     x, y = data()

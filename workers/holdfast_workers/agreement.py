@@ -3,6 +3,7 @@
 The record carries what all ranks must know before anyone may apply the step: loss, gradient
 norm, whether anything was not finite, which samples were consumed, the digest of the state after
 the previous step, how far state is replicated, whether training is to stop, and how often to save.
+Numbers of a user's own, where a step has any, follow in a second one.
 Folding the records is pure and in rank order, so that ranks which hold the same records hold the
 same result, bit for bit; a record of another attempt or step makes the fold raise, so such a step
 is applied by nobody.
@@ -10,10 +11,11 @@ is applied by nobody.
 
 from __future__ import annotations
 
+import json
 import math
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -23,7 +25,7 @@ from holdfast_workers.errors import WorkersError
 from holdfast_workers.guards import Trip
 from holdfast_workers.replicas import Comparison
 
-_RECORD = struct.Struct("<qqdqdd???xxxxxqQqq16sqqqd")
+_RECORD = struct.Struct("<qqdqdd???xIqQqq16sqqqd")
 _SAMPLE_DIGEST_MODULUS = 1 << 64
 
 
@@ -52,6 +54,8 @@ class Contribution:
     changed: bool = False
     """This rank's parameters are not what they were after the step before."""
     loader_wait_s: float = 0.0
+    own: Mapping[str, float] = field(default_factory=dict)
+    """Numbers of a user's own, by name; finite."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,8 @@ class Record:
     """Steps between two saves to memory, and to the remote tier, as this rank was told."""
     compute_s: float = 0.0
     """What this rank spent on the step without waiting: for peers, for data, for checkpoints."""
+    own_bytes: int = 0
+    """How long the contribution's own numbers are; they are not in the record."""
 
     def pack(self) -> bytes:
         share = self.contribution
@@ -84,6 +90,7 @@ class Record:
             share.nonfinite,
             share.changed,
             self.stop,
+            self.own_bytes,
             share.data_index,
             share.samples,
             share.sample_count,
@@ -106,6 +113,7 @@ class Record:
             nonfinite,
             changed,
             stop,
+            own_bytes,
             data_index,
             samples,
             sample_count,
@@ -136,6 +144,7 @@ class Record:
             stop,
             (intervals[0], intervals[1]),
             compute_s,
+            own_bytes,
         )
 
 
@@ -168,6 +177,10 @@ class Agreed:
     """What each rank spent on the step without waiting, by rank."""
     trip: Trip | None = None
     """What the guards have against the step."""
+    own_bytes: int = 0
+    """Of the longest of the ranks' own numbers: if there are any, they are to be gathered."""
+    own: dict[str, float] = field(default_factory=dict)
+    """Numbers of a user's own: means over the ranks that bring them."""
 
 
 def fold(records: Sequence[Record], replicas: Comparison | None = None) -> Agreed:
@@ -220,12 +233,31 @@ def fold(records: Sequence[Record], replicas: Comparison | None = None) -> Agree
         stop=any(record.stop for record in records),
         intervals=first.intervals,
         compute_s=tuple(record.compute_s for record in records),
+        own_bytes=max(record.own_bytes for record in records),
     )
 
 
 def gather(record: Record, world_size: int) -> list[Record]:
     """Every rank's record, in rank order. One collective; none in a world of one."""
     return [Record.unpack(one) for one in gather_packed(record.pack(), world_size)]
+
+
+def own_packed(own: Mapping[str, float]) -> bytes:
+    """A user's own numbers as bytes; none of none."""
+    return json.dumps(own, separators=(",", ":")).encode() if own else b""
+
+
+def own_means(own: Mapping[str, float], most_bytes: int, world_size: int) -> dict[str, float]:
+    """As `fold_own`, of all ranks. One collective; `most_bytes`: of the longest."""
+    return fold_own(gather_packed(own_packed(own).ljust(most_bytes), world_size))
+
+
+def fold_own(packed: Sequence[bytes]) -> dict[str, float]:
+    """The mean of each number over the ranks that bring it; pure, as `fold`."""
+    of_ranks = [json.loads(one) if one.strip() else {} for one in packed]
+    names = sorted({name for one in of_ranks for name in one})
+    found = {name: [one[name] for one in of_ranks if name in one] for name in names}
+    return {name: sum(one / len(values) for one in values) for name, values in found.items()}
 
 
 def gather_packed(packed: bytes, world_size: int) -> list[bytes]:

@@ -16,7 +16,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from holdfast_workers.agreement import Agreed, Contribution, Record, fold, gather
+from holdfast_workers.agreement import (
+    Agreed,
+    Contribution,
+    Record,
+    fold,
+    gather,
+    own_means,
+    own_packed,
+)
 from holdfast_workers.guards import told
 from holdfast_workers.messages import StepRow
 from holdfast_workers.recipes.base import GuardTripped, Recipe, StepOutcome, World
@@ -221,8 +229,12 @@ class Steps:
             stop=self._hooks.stop_wanted(),
             intervals=self._hooks.intervals(),
             compute_s=self._compute_s(share),
+            own_bytes=len(own_packed(share.own)),
         )
         agreed = fold(gather(record, self._world.world_size), self._replicas)
+        if agreed.own_bytes:
+            own = own_means(share.own, agreed.own_bytes, self._world.world_size)
+            agreed = replace(agreed, own=own)
         self._note_agreed()
         if agreed.state_digest is not None:
             self._hooks.digest(agreed.state_step, agreed.state_digest, agreed.rank_digests)
@@ -254,4 +266,5 @@ def _row(outcome: StepOutcome, step_time_s: float) -> StepRow:
         samples=agreed.samples,
         protected_step=agreed.replicated_step,
         compute_s=agreed.compute_s,
+        own=agreed.own,
     )

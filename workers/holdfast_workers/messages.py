@@ -291,6 +291,7 @@ class StepRow:
     memory_saved: bool = False  # the step before was saved to memory, beside this one
     remote_saving: bool = False  # a remote save of the reporting rank was under way
     compute_s: tuple[float, ...] = ()  # by rank: its time for the step without any waiting
+    own: dict[str, float] = field(default_factory=dict)  # what a user's function tells, by name
 
 
 @dataclass(frozen=True)

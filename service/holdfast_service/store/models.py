@@ -102,6 +102,8 @@ class Job(Base):
     cursor_step: Mapped[int] = mapped_column(default=0)
     cursor_logs: Mapped[Json] = mapped_column(default=dict)
 
+    own_metrics: Mapped[list[Any]] = mapped_column(default=list)  # names that its function told
+
     # Who may drive the job: the holder of the token, until the database's clock says `until`.
     lease_owner: Mapped[str | None] = mapped_column(String(64))
     lease_token: Mapped[str | None] = mapped_column(String(36))

@@ -15,6 +15,8 @@ from holdfast_service.store.storable import number
 
 CHARTED = ("loss", "grad_norm", "step_time_s", "loader_wait_s", "checkpoint_wait_s")
 """Columns whose extremes are kept; one that derives from another has its extremes with it."""
+OWN = "own"
+"""The column of the numbers that a user's function tells, by name."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,9 @@ def outline(columns: tuple[str, ...], rows: Mapping[str, list[Any]]) -> Outline 
     kept = {ordered[0][0], ordered[-1][0]}
     for name in CHARTED:
         if name in columns:
-            kept |= _extremes(ordered, columns.index(name))
+            column = columns.index(name)
+            kept |= _extremes([(s, v[column : column + 1]) for s, v in ordered])
+    kept |= _own_extremes(columns, ordered)
     return Outline(
         steps=len(ordered),
         first=ordered[0][0],
@@ -83,14 +87,25 @@ def outline(columns: tuple[str, ...], rows: Mapping[str, list[Any]]) -> Outline 
     )
 
 
-def _extremes(ordered: list[tuple[int, list[Any]]], column: int) -> set[int]:
-    """The steps of the least and the largest value; also of one that is not finite."""
-    found = [
-        (number(values[column]) if column < len(values) else None, step, values)
-        for step, values in ordered
-    ]
-    finite = [(value, step) for value, step, _ in found if value is not None]
-    odd = [step for value, step, values in found if value is None and column < len(values)]
+def _own_extremes(columns: tuple[str, ...], ordered: list[tuple[int, list[Any]]]) -> set[int]:
+    """The same of every series that the user's function tells."""
+    if OWN not in columns:
+        return set()
+    column = columns.index(OWN)
+    by_name: dict[str, list[tuple[int, list[Any]]]] = {}
+    for step, values in ordered:
+        told = values[column] if column < len(values) else None
+        for name, value in (told or {}).items():
+            by_name.setdefault(name, []).append((step, [value]))
+    return {step for one in by_name.values() for step in _extremes(one)}
+
+
+def _extremes(stored: list[tuple[int, list[Any]]]) -> set[int]:
+    """The steps of the least and the largest value, each in a list, which is empty where there is
+    none; also of one that is not finite."""
+    found = [(number(value), step) for step, values in stored for value in values]
+    finite = [(value, step) for value, step in found if value is not None]
+    odd = [step for value, step in found if value is None]
     kept = set(odd[:1])
     if finite:
         kept |= {min(finite)[1], max(finite)[1]}

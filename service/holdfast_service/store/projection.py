@@ -18,11 +18,13 @@ from holdfast_service.store import nodes, rank_series, row_figures, series
 from holdfast_service.store.engine import is_refused
 from holdfast_service.store.event_rows import move, project
 from holdfast_service.store.models import Job
-from holdfast_service.store.storable import number
+from holdfast_service.store.storable import number, text
 from holdfast_service.store.transaction import JobTransaction
 from holdfast_workers.messages import StepRow
 
 _RANKS_AGE_S = 5.0
+MOST_OWN_METRICS = 256
+"""Of a job; its function may tell fewer in each attempt."""
 _ENDED_BY_AN_ANSWER = ("supervisor", "cluster", "reconciler")  # resources a job waits for
 
 
@@ -116,6 +118,7 @@ async def _rows(tx: JobTransaction, report: SupervisorReport) -> list[StepRow]:
     if not rows:
         return []
     await series.store_rows(tx.session, job.id, rows)
+    _note_names(job, rows)
     newest: StepRow = max(rows, key=lambda row: (row.attempt, row.step))
     job.cursor_attempt, job.cursor_step = newest.attempt, newest.step
     job.loss = number(newest.loss)
@@ -124,6 +127,13 @@ async def _rows(tx: JobTransaction, report: SupervisorReport) -> list[StepRow]:
         number(sum(row.tokens for row in rows) / seconds) if seconds > 0 else None
     )
     return rows
+
+
+def _note_names(job: Job, rows: list[StepRow]) -> None:
+    """Of the numbers that the user's function tells."""
+    names = {text(name) for row in rows for name in row.own}
+    if not names <= set(job.own_metrics):
+        job.own_metrics = sorted({*job.own_metrics, *names})[:MOST_OWN_METRICS]
 
 
 async def _digests(tx: JobTransaction, report: SupervisorReport) -> int:

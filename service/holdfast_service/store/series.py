@@ -7,17 +7,18 @@ the history. Storing what is stored already changes nothing.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import and_, func, or_, select
+from sqlalchemy import Text, and_, cast, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.goodput import History
 from holdfast_service.store.models import DigestChunk, Job, LogChunk, MetricChunk
-from holdfast_service.store.outlines import outline
+from holdfast_service.store.outlines import OWN, outline
 from holdfast_service.store.storable import text
 from holdfast_workers.messages import LogLine, StepRow
 
@@ -41,8 +42,32 @@ COLUMNS = (
     "samples",
     "protected_step",
     "checkpoint_wait_s",
+    OWN,
 )
 """What is kept of a StepRow beside its step and attempt, in this order. Append only."""
+
+
+_OWN = COLUMNS.index(OWN)
+
+
+@dataclass(frozen=True)
+class LogPart:
+    """The lines of a chunk that have a number above `after` and below `before`, as they are stored:
+    to make values of them takes longer than all else that is done with them."""
+
+    first: int
+    last: int
+    stored: str
+    after: int
+    before: int | None
+
+    def lines(self) -> list[tuple[int, list[Any]]]:
+        """(number, line), ascending."""
+        numbered = enumerate(json.loads(self.stored), self.first)
+        if self.first > self.after and (self.before is None or self.last < self.before):
+            return list(numbered)
+        end = self.last + 1 if self.before is None else self.before
+        return [one for one in numbered if self.after < one[0] < end]
 
 
 @dataclass(frozen=True)
@@ -52,6 +77,12 @@ class DigestMismatch:
     step: int
     stored: str
     seen: str
+
+
+def own_of(stored: Sequence[Any]) -> dict[str, Any]:
+    """Of a stored row, which may be older than the column."""
+    own = stored[_OWN] if len(stored) > _OWN else None
+    return own if isinstance(own, dict) else {}
 
 
 def window(step: int) -> int:
@@ -276,29 +307,24 @@ async def read_log_chunks(
     *,
     before: int | None = None,
     backwards: bool = False,
-) -> AsyncGenerator[list[tuple[int, list[Any]]], None]:
-    """(number, line) of the lines beyond `after` and below `before`, ascending, in parts; the parts
-    from the oldest on, or from the newest down."""
+) -> AsyncGenerator[LogPart, None]:
+    """The lines beyond `after` and below `before`, in parts, none of them empty; from the oldest
+    on, or from the newest down."""
     start = await session.scalar(
         select(func.max(LogChunk.first)).where(
             LogChunk.job_id == job_id, LogChunk.first <= after + 1
         )
     )
-    chunks = select(LogChunk.first, LogChunk.lines).where(
-        LogChunk.job_id == job_id, LogChunk.first >= (start or 0)
+    chunks = select(LogChunk.first, LogChunk.last, cast(LogChunk.lines, Text)).where(
+        LogChunk.job_id == job_id, LogChunk.first >= (start or 0), LogChunk.last > after
     )
     if before is not None:
         chunks = chunks.where(LogChunk.first < before)
     order = LogChunk.first.desc() if backwards else LogChunk.first
     together = _LAST_CHUNKS_READ if backwards else _CHUNKS_READ
     found = await session.stream(chunks.order_by(order).execution_options(yield_per=together))
-    async for first, lines in found:
-        numbered = list(enumerate(lines, first))
-        if first <= after or (before is not None and first + len(lines) > before):
-            end = before if before is not None else first + len(lines)
-            numbered = [one for one in numbered if after < one[0] < end]
-        if numbered:
-            yield numbered
+    async for first, last, stored in found:
+        yield LogPart(first, last, stored, after, before)
 
 
 async def line_before(session: AsyncSession, job_id: str, since: float) -> int:
@@ -333,10 +359,9 @@ async def line_before(session: AsyncSession, job_id: str, since: float) -> int:
     return max(0, (start or 1) - 1)
 
 
-def ends_before(lines: Sequence[tuple[int, list[Any]]], since: float) -> bool:
-    """Whether nothing in or before this chunk was written at `since` or later, as far as one can
-    tell from it: by its newest line, for others may have come late."""
-    newest: float = max(line[0] for _, line in lines)
+def ends_before(newest: float, since: float) -> bool:
+    """Whether nothing in or before a chunk was written at `since` or later, as far as one can tell
+    from it: by its newest line, for others may have come late."""
     return newest < since - _CLOCKS_DIFFER_S
 
 

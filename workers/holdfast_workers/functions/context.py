@@ -14,7 +14,7 @@ at random is a function of the seed, the step and its place in the world, so it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from torch.distributed.fsdp import fully_shard
 
 from holdfast_workers.agreement import Contribution
 from holdfast_workers.functions.errors import FunctionError, Unwound
+from holdfast_workers.functions.metrics import OwnMetrics
 from holdfast_workers.parallelize.mesh import TENSOR_AXIS, data_index, data_mesh, data_parallel
 from holdfast_workers.parallelize.shard import set_last_micro_batch
 from holdfast_workers.recipes.random_state import seed_generators
@@ -48,6 +49,7 @@ class Context:
         self._loss = torch.zeros((), dtype=torch.float64)
         self._samples = 0
         self._digest = 0
+        self._metrics = OwnMetrics()
         self.over_for: Exception | None = None
         """Why this attempt is over, once it is: the function is to be left."""
 
@@ -192,12 +194,16 @@ class Context:
         *,
         tokens: int | None = None,
         clip_grad_norm: float | None = None,
+        metrics: Mapping[str, float | Tensor] | None = None,
     ) -> None:
         """Agree with all ranks on this step and apply it: every registered optimizer steps, and
         gradients are dropped.
 
         `loss`: the mean over this rank's samples, if it did not go through `backward`. `tokens`:
         what the whole world trained on, for the throughput; by default samples are counted.
+        `metrics`: numbers of one's own by name, each a series of the job beside the loss: the mean
+        over the ranks that give it, in whichever steps they do. What is not finite counts as not
+        given.
         """
         with self._leaving():
             steps, recipe = self._begun(), self._recipe
@@ -217,6 +223,7 @@ class Context:
                 data_index=self.data_index,
                 samples=self._digest,
                 sample_count=self._samples,
+                own=self._metrics.checked(metrics or {}),
             )
             recipe.clip_grad_norm = clip_grad_norm
             recipe.tokens = train.global_batch if tokens is None else tokens

@@ -236,6 +236,7 @@ class FunctionRecipe(Recipe):
             sample_count=share.sample_count,
             nonfinite=not (math.isfinite(share.loss_sum) and math.isfinite(grad_sq)),
             loader_wait_s=share.loader_wait_s,
+            own=share.own,
         )
 
     def seen(self) -> Place | None:

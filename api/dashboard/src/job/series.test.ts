@@ -61,3 +61,15 @@ test("thinning keeps spikes and both ends", () => {
 test("the nearest point is found", () => {
   expect([nearest([1, 5, 9], 6), nearest([1, 5, 9], 8), nearest([], 3)]).toEqual([1, 2, -1]);
 });
+
+test("a number of a function's own is a series from when it is first told, and its line goes on", () => {
+  const own = (step: number, accuracy: number) => ({
+    ...point(step),
+    values: { ...point(step).values, accuracy },
+  });
+  const found = merged(metrics([point(1)]), [point(2), own(3, 0.5), point(4), own(5, 0.75)], 100);
+  expect(shown(found)).toEqual(["loss", "accuracy"]);
+  expect(columns(found, "accuracy", "step", null).history).toEqual([
+    undefined, undefined, 0.5, undefined, 0.75,
+  ]);
+});

@@ -48,6 +48,9 @@ export function shown(metrics: Metrics): string[] {
   return found.sort((a, b) => place(a) - place(b) || a.localeCompare(b));
 }
 
+/** What a function tells itself it need not tell in each step: its line goes on. */
+const notMeasured = (name: string) => (name in LOOKS ? null : undefined);
+
 export type XAxis = "time" | "step";
 
 /** What uPlot takes: x, the committed history, then one column for each discarded stretch. */
@@ -81,7 +84,7 @@ export function columns(
     const values = new Array<number | null | undefined>(x.length).fill(undefined);
     for (const point of points) {
       const value = point.values[name];
-      values[places.get(at(point))!] = typeof value === "number" ? value : null;
+      values[places.get(at(point))!] = typeof value === "number" ? value : notMeasured(name);
     }
     return values;
   };
@@ -144,7 +147,8 @@ export function merged(metrics: Metrics, news: readonly MetricPoint[], most: num
     }
     points = points === metrics.points ? [...points, point] : (points.push(point), points);
   }
-  const names = [...new Set([...metrics.names, ...Object.keys(news[0]!.values)])];
+  const told = news.flatMap((point) => Object.keys(point.values));
+  const names = [...new Set([...metrics.names, ...told])];
   return {
     ...metrics,
     names,
