@@ -1,8 +1,9 @@
-"""`metrics`: the series of a job, drawn in the terminal or as documents."""
+"""`metrics`: the series of a job, drawn in the terminal, as documents, or for other programs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -15,6 +16,13 @@ from holdfast.client import Client
 from holdfast_service.views import MetricPoint
 
 USUAL = ("loss", "grad_norm", "tokens_per_second")
+HOUSE = frozenset(
+    {
+        *("loss", "grad_norm", "lr", "tokens", "tokens_per_second", "step_time_s", "samples"),
+        *("loader_wait_s", "checkpoint_wait_s", "protected_step"),
+    }
+)
+"""What every job has; the rest is what its function tells."""
 DRAWN = 1000
 """Points of a plot: more than any terminal has columns."""
 WIDTH = 80
@@ -25,24 +33,40 @@ def metrics(
     /,
     *names: Annotated[
         str,
-        Parameter(name="NAMES", help="loss, grad_norm, lr, step_time_s, ...; default: the usual."),
+        Parameter(
+            name="NAMES",
+            help="loss, grad_norm, lr, step_time_s, ...; default: the usual, and the job's own.",
+        ),
     ],
     after_step: Annotated[int, Parameter(help="Only steps above this one.")] = 0,
     height: Annotated[int, Parameter(help="Lines of each plot.")] = 8,
+    tensorboard: Annotated[
+        Path | None, Parameter(help="Write event files into this folder; plot nothing.")
+    ] = None,
+    mlflow: Annotated[
+        str | None,
+        Parameter(help="Write a run to this tracking server, database or folder; plot nothing."),
+    ] = None,
     options: Options = OPTIONS,
 ) -> ExitCode:
-    """Plot series of a job's committed history. With -o json: every point of them, a line each."""
+    """Plot series of a job's committed history, its function's own numbers among them.
+
+    With -o json: every point of them, a line each. To write to TensorBoard or MLflow again is
+    harmless: what is new comes in.
+    """
     with options.connect() as client:
         job_id = client.find(job_word)
+        if tensorboard is not None or mlflow is not None:
+            _export(client, job_id, names, tensorboard, mlflow)
+            return ExitCode.OK
         if options.plain:
             output.results(options, client.metrics(job_id, names or None, after_step))
             return ExitCode.OK
-        wanted = names or USUAL
-        points = _points(client, job_id, wanted, after_step)
+        points = _points(client, job_id, names or None, after_step)
     if not points:
         output.talk("no step was made yet")
         return ExitCode.OK
-    for number, name in enumerate(wanted):
+    for number, name in enumerate(names or _usual(points)):
         if number:
             output.console().print()
         _draw(name, points, max(2, height))
@@ -50,10 +74,33 @@ def metrics(
 
 
 def _points(
-    client: Client, job_id: str, names: Sequence[str], after_step: int
+    client: Client, job_id: str, names: Sequence[str] | None, after_step: int
 ) -> Sequence[MetricPoint]:
     found = client.thinned_metrics(job_id, names, most=DRAWN)
     return [point for point in found if point.step > after_step]
+
+
+def _usual(points: Sequence[MetricPoint]) -> tuple[str, ...]:
+    own = {name for point in points for name in point.values} - HOUSE
+    return (*USUAL, *sorted(own))
+
+
+def _export(
+    client: Client,
+    job_id: str,
+    names: Sequence[str],
+    tensorboard: Path | None,
+    mlflow: str | None,
+) -> None:
+    from holdfast import exports  # late: plots need none of it
+
+    job = client.get(job_id)
+    if tensorboard is not None:
+        run = exports.to_tensorboard(job, client.metrics(job_id, names or None), tensorboard)
+        output.talk(f"written to {run}; look at it by: tensorboard --logdir {tensorboard}")
+    if mlflow is not None:
+        found = exports.to_mlflow(job, client.metrics(job_id, names or None), mlflow)
+        output.talk(f"written to run {found} of experiment {exports.EXPERIMENT} at {mlflow}")
 
 
 def _draw(name: str, points: Sequence[MetricPoint], height: int) -> None:
