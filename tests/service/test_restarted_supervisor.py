@@ -44,6 +44,22 @@ def test_a_supervisor_that_dies_amid_a_recovery_leaves_one_incident() -> None:
     assert closed(job)[0]["restored_step"] is not None
 
 
+def test_a_world_that_formed_meanwhile_ends_the_wait_that_a_supervisor_took_over() -> None:
+    job = running(cluster(standbys=0, wait_for_replacement_s=30.0))
+    job.kill_node("n0", back_after_s=15.0)
+    job.run_until(lambda: job.core.stage is Stage.WAITING)
+    (first,) = job.told(EventKind.WAITING)
+    back_at = job.now + 15.0
+    job.run_until(lambda: job.now >= back_at - 0.05)
+    job.restart_supervisor()  # it finds the node there, and waits for nothing
+    formed = len(forming(job))
+    job.run_until(lambda: len(forming(job)) > formed)
+    assert len(job.told(EventKind.WAITING)) == 1
+    job.kill_node("n0", back_after_s=25.0)
+    assert job.run().outcome == "SUCCEEDED"
+    assert job.told(EventKind.WAITING)[-1]["until"] > first["until"]
+
+
 def test_a_journal_that_was_cut_short_does_not_cost_the_running_attempt() -> None:
     job = running(cluster())
     del job.events[:-1]

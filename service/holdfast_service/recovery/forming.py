@@ -293,6 +293,7 @@ def _form(
     for order_agent, order in orders_for(state, world, by_agent):
         state.ask(Form(order_agent, order, by_agent[order_agent].incarnation))
     state.world = world
+    state.waiting_until = None  # what is waited for from now on, is waited for anew
     if state.line.begins_elsewhere(world.restored_step):
         state.floor = world.restored_step
     state.line = state.line.formed(world.attempt, world.restored_step)
