@@ -62,8 +62,9 @@ class Origins:
         self._storages = StorageCalls(settings)
         self._check_paths = settings.check_data_paths
 
-    async def resolve(self, spec: JobSpec, job_id: str) -> dict[str, Any] | None:
-        """What the job is to begin with, marked as needed by it; None: its seed.
+    async def resolve(self, spec: JobSpec, job_id: str | None) -> dict[str, Any] | None:
+        """What the job is to begin with, marked as needed by it; None: its seed. Without a
+        `job_id` it is only looked at.
 
         Raises InvalidSpec at `init_from`, StorageNotAnswering.
         """
@@ -108,7 +109,7 @@ class Origins:
         return job.id, fitting[0].uri
 
     async def _of_folder(
-        self, spec: JobSpec, named: FolderReference, job_id: str
+        self, spec: JobSpec, named: FolderReference, job_id: str | None
     ) -> dict[str, Any]:
         fault = uri_fault(named.uri)
         if fault is not None:
@@ -138,9 +139,9 @@ class Origins:
         return _origin(STOCK_URI + folder, 0, InitPart.MODEL, None, held=False)
 
     async def _taken(
-        self, spec: JobSpec, uri: str, job_id: str, source: str | None
+        self, spec: JobSpec, uri: str, job_id: str | None, source: str | None
     ) -> dict[str, Any]:
-        """Judged by its manifest, and held."""
+        """Judged by its manifest, and held for the job."""
         at = self._storages.at(uri, spec.model_dump(mode="json"))
         manifest = await self._storages.run(_manifest, at)
         if manifest is None:
@@ -151,7 +152,7 @@ class Origins:
         if why:
             raise _invalid(f"{part} of {uri} cannot be begun with: {'; '.join(why)}")
         try:
-            held = await self._storages.run(_hold, at, job_id)
+            held = job_id is not None and await self._storages.run(_hold, at, job_id)
         except marks.BeingRemoved as error:
             raise _invalid(str(error)) from error
         step = manifest.step if part is InitPart.EVERYTHING else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from tests.api.live_server import LiveServer
@@ -34,6 +35,7 @@ def saved(server: LiveServer, client: Client, job_id: str, steps: dict[int, floa
 def tell(server: LiveServer, job_id: str, made: Manifest) -> None:
     server.supervisor(job_id).say(
         EventKind.CHECKPOINT_SAVED,
+        at=time.time(),
         step=made.step,
         attempt=made.attempt,
         tier="remote",

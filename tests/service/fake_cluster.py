@@ -81,9 +81,9 @@ class FakeSupervisor:
     obeys: bool = True
     rows_per_poll: int = 100
 
-    def say(self, kind: EventKind, **data: Any) -> None:
+    def say(self, kind: EventKind, at: float | None = None, **data: Any) -> None:
         seq = self.launch.last_event + len(self.events) + 1
-        self.events.append(SupervisorEvent(seq=seq, at=2000.0 + seq, kind=kind, data=data))
+        self.events.append(SupervisorEvent(seq, 2000.0 + seq if at is None else at, kind, data))
 
     def enter(self, phase: Phase) -> None:
         self.phase = phase

@@ -87,6 +87,16 @@ async def test_a_job_is_named_by_name_or_id_and_perhaps_a_step(
         assert job.id in marks_among(at.objects()).needed_by
 
 
+async def test_a_spec_that_is_only_judged_marks_nothing(
+    jobs: JobService, source: JobView, settings: Settings
+) -> None:
+    await jobs.validate(_spec("a/3"))
+    at = open_storage(f"{_root(settings, source).uri}/step-00000003.attempt-1")
+    assert not marks_among(at.objects()).needed_by
+    with pytest.raises(InvalidSpec, match="init_from"):
+        await jobs.validate(_spec("a/4"))
+
+
 async def test_the_model_alone_starts_at_step_0(jobs: JobService, source: JobView) -> None:
     job, _ = await jobs.submit(_spec({"from": "a/6", "what": "model"}, train={"seed": 8}))
     assert job.origin is not None

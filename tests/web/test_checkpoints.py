@@ -8,16 +8,19 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.api.checkpoints import root_of, saved, spoil
+from tests.api.checkpoints import root_of, saved, spoil, tell
 from tests.api.live_server import SPEC, LiveServer
 from tests.service.fake_cluster import three_nodes
+from tests.support.llama_checkpoint import save_llama
 from tests.support.waiting import eventually
 from tests.web.conftest import picture
 
 from holdfast import Client
+from holdfast_service.job_spec import JobSpec
 from holdfast_workers.checkpoint.manifest import checkpoint_folder
 
 LOSSES = {2: 1.52, 4: 1.11, 6: 1.34}
+SMALL = {"dim": 32, "layers": 2, "heads": 2, "sequence_length": 16}
 BEST = {"keep": 3, "keep_best": {"metric": "loss"}}
 
 
@@ -91,6 +94,33 @@ def test_removing_one_is_asked_about_first(checkpoints: Any, client: Client, job
     line(page, 2).wait_for(state="detached")
     page.get_by_label("Show 1 removed").check()
     line(page, 2).wait_for()
+
+
+def test_a_checkpoint_that_does_not_fit_cannot_be_submitted(checkpoints: Any) -> None:
+    page = checkpoints
+    line(page, 4).get_by_role("link", name="Restart from here").click()
+    page.wait_for_url("**/submit?from=*&step=4")
+    page.locator("#spec-verdict", has_text="cannot be begun with").wait_for()
+    assert page.get_by_role("button", name="Submit", exact=True).is_disabled()
+
+
+def test_a_new_job_goes_on_from_a_checkpoint(
+    open_page: Callable[..., Any], server: LiveServer, client: Client
+) -> None:
+    job = client.submit({**SPEC, "name": "fitting", "model": SMALL}).id
+    server.run_job(job, end=False)
+    training = JobSpec.model_validate(client.get(job).spec).training()
+    tell(server, job, save_llama(root_of(server, job), 4, training))
+    page = open_page(f"{server.address}/jobs/{job}/checkpoints")
+    line(page, 4).get_by_role("link", name="Restart from here").click()
+    page.wait_for_function("() => document.querySelector('textarea')?.value.includes('init_from')")
+    assert f"{job}/4" in page.locator("textarea").input_value()
+    page.locator(".verdict-head", has_text="It can be submitted").wait_for()
+    page.get_by_role("button", name="Submit", exact=True).click()
+    page.wait_for_url("**/jobs/*")
+    made = client.get(page.url.rpartition("/")[2])
+    assert made.origin is not None
+    assert (made.origin.job, made.origin.step) == (job, 4)
 
 
 def test_it_is_paused_resumed_and_cancelled(

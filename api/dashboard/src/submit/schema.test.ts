@@ -7,6 +7,7 @@ const document: Document = {
       JobSpec: {
         properties: {
           name: { type: "string" },
+          labels: { type: "object" },
           train: { $ref: "#/components/schemas/Train", default: { steps: 300 } },
           init_from: { anyOf: [{ type: "string" }, { type: "null" }], default: null },
         },
@@ -17,7 +18,7 @@ const document: Document = {
 };
 
 test("what was not chosen is left out", () => {
-  expect(chosen(document, { name: "a", train: { steps: 300 }, init_from: null })).toEqual({ name: "a" });
+  expect(chosen(document, { name: "a", labels: {}, train: { steps: 300 }, init_from: null })).toEqual({ name: "a" });
   expect(chosen(document, { name: "a", train: { steps: 5 }, init_from: "x" })).toEqual({ name: "a", train: { steps: 5 }, init_from: "x" });
 });
 

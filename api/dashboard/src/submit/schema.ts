@@ -50,7 +50,7 @@ export function chosen(document: Document, spec: Record<string, unknown>, at: Sc
   for (const [key, value] of Object.entries(spec)) {
     const field = properties[key];
     if (!field || field.default === undefined) {
-      kept.push([key, value]);
+      if (!isMapping(value) || Object.keys(value).length > 0) kept.push([key, value]);
     } else if (isMapping(value) && section(document, field).properties) {
       const inside = chosen(document, value, field);
       if (Object.keys(inside).length > 0) kept.push([key, inside]);
