@@ -13,7 +13,11 @@ export default defineConfig({
     reportCompressedSize: false,
     rollupOptions: {
       output: {
-        manualChunks: (id) => (/node_modules\/(react|react-dom|scheduler)\//.test(id) ? "react" : undefined),
+        manualChunks: (id) => {
+          if (/node_modules\/(react|react-dom|scheduler)\//.test(id)) return "react";
+          // What views share comes with the frame: small files one by one cost more than they save.
+          return /\/src\/(api|data|keyboard|routing|theme|ui)\/[^/]+\.tsx?$|\/src\/format\.ts$/.test(id) ? "shared" : undefined;
+        },
       },
     },
   },

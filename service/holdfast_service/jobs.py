@@ -24,6 +24,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service import crossing, desires, remote_tier
+from holdfast_service.admission import stored_world_size
 from holdfast_service.code import CodeService
 from holdfast_service.goodput import History
 from holdfast_service.goodput_view import GoodputView
@@ -35,10 +36,19 @@ from holdfast_service.job_errors import (
 )
 from holdfast_service.job_lookup import find_job
 from holdfast_service.job_spec import InvalidSpec, JobSpec, parse
+from holdfast_service.kept_accounts import KeptAccounts
 from holdfast_service.lifecycle import Desired, State
 from holdfast_service.log_filters import LogFilter
 from holdfast_service.log_reading import LogReader
-from holdfast_service.metrics import METRICS, Row, charted, point, thinned, with_extremes
+from holdfast_service.metrics import (
+    METRICS,
+    Row,
+    charted,
+    point,
+    share,
+    thinned,
+    with_extremes,
+)
 from holdfast_service.origins import Origins
 from holdfast_service.reports import Capacity, Cluster, ClusterUnavailable
 from holdfast_service.settings import Settings
@@ -61,9 +71,6 @@ from holdfast_service.views import (
 from holdfast_workers.spec import Fault
 
 _LONGEST_KEY = 255
-_INCIDENTS_AGE_S = 2.0
-"""An account of a job's time in which no event is missing is good enough for so long: who watches a
-job asks for its incidents several times a second."""
 _ACCOUNTS_KEPT_S = 60.0
 _MOST_DISCARDED = 1000
 _MOST_ATTEMPTS_DISCARDED = 100
@@ -79,9 +86,10 @@ class JobService:
         cluster: Cluster,
         settings: Settings,
         notify: Callable[[str], None] = lambda _job_id: None,
+        accounts: KeptAccounts | None = None,
     ) -> None:
         """`notify(job_id)`: there is something to do for the job, for a reconciler in this
-        process; others find out by themselves."""
+        process; others find out by themselves. `accounts`: those that other services made."""
         self._store = store
         self._cluster = cluster
         self._settings = settings
@@ -89,7 +97,8 @@ class JobService:
         self._notify = notify
         self._origins = Origins(store, settings)
         self.log_reader = LogReader(store, settings)
-        self._goodputs: dict[str, tuple[float, int, GoodputView]] = {}  # when, at which event
+        self._goodputs: dict[str, tuple[float, GoodputView]] = {}
+        self._accounts = accounts or KeptAccounts()
 
     async def submit(
         self, document: Mapping[str, Any], idempotency_key: str | None = None
@@ -168,7 +177,7 @@ class JobService:
         not older than `max_age_s` is good enough for whoever asks often."""
         known = self._goodputs.get(job_id)
         if known is not None and time.monotonic() - known[0] < max_age_s:
-            return known[2]
+            return known[1]
         async with self._store.read() as session:
             return await self._account(session, await find_job(session, job_id))
 
@@ -252,7 +261,9 @@ class JobService:
                     attempt=attempt,
                     points=tuple(
                         point(wanted, *row)
-                        for row in with_extremes(rows, wanted, points or _MOST_DISCARDED)
+                        for row in with_extremes(
+                            rows, wanted, share(len(rows), found, points or _MOST_DISCARDED)
+                        )
                     ),
                 )
                 for attempt, rows in sorted(thrown.items())[-_MOST_ATTEMPTS_DISCARDED:]
@@ -306,6 +317,7 @@ class JobService:
             parse, document, capacity, check_paths=self._settings.check_data_paths
         )
         await self._check_code(spec)
+        await self._origins.resolve(spec, None)
         return spec
 
     async def digests(self, job_id: str, after_step: int = 0, limit: int = 10_000) -> DigestPage:
@@ -347,11 +359,9 @@ class JobService:
 
     async def _lost(self, session: AsyncSession, job: Job) -> Mapping[int, float]:
         """Incident → device-seconds that it cost."""
-        known = self._goodputs.get(job.id)
-        oldest = time.monotonic() - _INCIDENTS_AGE_S
-        if known is None or known[1] != job.event_seq or known[0] < oldest:
-            return (await self._account(session, job)).device_seconds_lost_by_incident
-        return known[2].device_seconds_lost_by_incident
+        told = await self._accounts.of(session, job)
+        devices = stored_world_size(job.spec)
+        return {one: took * devices for one, took in told.lost_s.items() if one is not None}
 
     async def _account(self, session: AsyncSession, job: Job) -> GoodputView:
         told = await accounts.goodput(session, job, time.time())
@@ -359,7 +369,7 @@ class JobService:
         view = queries.goodput_view(job, told, devices)
         oldest = time.monotonic() - _ACCOUNTS_KEPT_S
         fresh = {key: one for key, one in self._goodputs.items() if one[0] > oldest}
-        self._goodputs = {**fresh, job.id: (time.monotonic(), job.event_seq, view)}
+        self._goodputs = {**fresh, job.id: (time.monotonic(), view)}
         return view
 
     async def _check_remote(self, spec: JobSpec) -> None:

@@ -67,6 +67,13 @@ def with_extremes(rows: Sequence[Row], names: Sequence[str], most: int) -> list[
     return [row for row in rows if row[0] in kept]
 
 
+def share(rows: int, history: Sequence[Row], points: int) -> int:
+    """How many points `rows` discarded steps may have beside a history that has `points`: as many
+    as their length on the chart is worth, but not so few that their shape is lost."""
+    steps = history[-1][0] - history[0][0] + 1 if history else rows
+    return max(_LEAST, min(points, points * rows // steps))
+
+
 def charted(names: Sequence[str]) -> tuple[str, ...]:
     """The series whose extremes a chart of `names` must show."""
     wanted = {_DERIVED_FROM.get(name, name) for name in names}
@@ -81,5 +88,6 @@ def _reader(name: str) -> Callable[[Sequence[Any]], float | None]:
     return lambda stored: storable.number(stored[column]) if column < len(stored) else None
 
 
+_LEAST = 64
 _CHARTED = ("loss", "grad_norm", "step_time_s")
 _DERIVED_FROM = {"tokens_per_second": "step_time_s", "tokens": "step_time_s"}

@@ -20,6 +20,7 @@ from holdfast_service import rank_history, timeline, verdict
 from holdfast_service.admission import Demand, stored_world_size
 from holdfast_service.goodput import Goodput
 from holdfast_service.job_lookup import find_job
+from holdfast_service.kept_accounts import KeptAccounts
 from holdfast_service.lifecycle import ON_CLUSTER, Desired, State
 from holdfast_service.list_views import (
     ClusterCapacityView,
@@ -68,18 +69,22 @@ QUEUE_SHOWN = 500
 WORKERS_SHOWN = 200
 STACKS_SHOWN = 20
 CLUSTER_AGE_S = 2.0
-ACCOUNT_AGE_S = 2.0
-_ACCOUNTS_KEPT = 256
 
 
 class Overview:
     """Calls about one job raise JobNotFound for an id that was never given out."""
 
-    def __init__(self, store: Store, nodes: NodeService, settings: Settings) -> None:
+    def __init__(
+        self,
+        store: Store,
+        nodes: NodeService,
+        settings: Settings,
+        accounts: KeptAccounts | None = None,
+    ) -> None:
         self._store = store
         self._nodes = nodes
         self._settings = settings
-        self._accounts: dict[str, tuple[float, int, Goodput]] = {}  # when, at which change
+        self._accounts = accounts or KeptAccounts()
         self._cluster: tuple[float, ClusterView] | None = None
         self._looking = asyncio.Lock()
 
@@ -113,7 +118,7 @@ class Overview:
     async def verdict(self, job_id: str) -> VerdictView:
         async with self._store.read() as session:
             job = await find_job(session, job_id)
-            told = await self._account(session, job)
+            told = await self._accounts.of(session, job)
             return verdict.verdict(await _standing(session, job, told, time.time()))
 
     async def timeline(
@@ -123,7 +128,7 @@ class Overview:
         now = time.time()
         async with self._store.read() as session:
             job = await find_job(session, job_id)
-            told = await self._account(session, job)
+            told = await self._accounts.of(session, job)
             idle = [
                 (stay.since, stay.until, stay.state)
                 for stay in await accounts.stays(session, job.id, now)
@@ -198,18 +203,6 @@ class Overview:
             incidents=tuple(incidents),
             memory_bytes=None,
         )
-
-    async def _account(self, session: AsyncSession, job: Job) -> Goodput:
-        """As it was at most `ACCOUNT_AGE_S` ago; of an ended job, for ever."""
-        known = self._accounts.get(job.id)
-        ended = State(job.state).terminal
-        fresh = known is not None and (ended or time.monotonic() - known[0] < ACCOUNT_AGE_S)
-        if known is not None and known[1] == job.event_seq and fresh:
-            return known[2]
-        told = await accounts.goodput(session, job, time.time())
-        kept = list(self._accounts.items())[-_ACCOUNTS_KEPT + 1 :]
-        self._accounts = {**dict(kept), job.id: (time.monotonic(), job.event_seq, told)}
-        return told
 
     async def _look_at_cluster(self) -> ClusterView:
         nodes = (await self._nodes.list()).nodes
@@ -413,10 +406,12 @@ async def _members_between(
         .order_by(Attempt.number.desc())
         .limit(_ATTEMPTS_LOOKED_AT)
     )
+    place = (AttemptMember.rank, AttemptMember.worker, AttemptMember.node_id, AttemptMember.host)
     rows = await session.execute(
-        select(AttemptMember.rank, AttemptMember.worker, AttemptMember.node_id, AttemptMember.host)
+        select(*place)
         .where(AttemptMember.job_id == job_id, AttemptMember.attempt.in_(list(attempts)))
-        .order_by(AttemptMember.attempt)
+        .group_by(*place)  # most ranks keep their worker through all attempts
+        .order_by(func.max(AttemptMember.attempt))
     )
     nodes: dict[int, str] = {}
     workers: dict[int, dict[str, None]] = defaultdict(dict)
@@ -447,7 +442,7 @@ def _history(
         told = rank_history.measured(of, stretch, measured)
         found = rank_history.bucketed(told, starts, since, bucket_s, buckets)
         values = rank_history.plain(found[ranks])
-    return RankHistoryView(
+    return RankHistoryView.model_construct(  # its hundred thousand values need no second look
         of=of,
         since=since,
         until=until,

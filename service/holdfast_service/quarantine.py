@@ -12,6 +12,7 @@ import ipaddress
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from holdfast_service.policy import BLAMED, Cause
 
@@ -83,11 +84,16 @@ def closed(avoided: Mapping[str, Avoided]) -> dict[str, Avoided]:
 
 def node_name(node_id: str, host: str) -> str:
     """The name of the machine that Ray's node `node_id` is on, at the address `host`."""
+    return node_id if _is_shared(host) else host
+
+
+@lru_cache(maxsize=10_000)
+def _is_shared(host: str) -> bool:
+    """Whether many nodes have that address. (It is asked of every rank of every attempt.)"""
     try:
-        shared = ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        shared = not host or host == "localhost"
-    return node_id if shared else host
+        return not host or host == "localhost"
 
 
 def present(decided: Standings, now: float) -> Standing:

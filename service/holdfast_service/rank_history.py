@@ -42,13 +42,15 @@ def bucketed(
     width = float(starts[1] - starts[0]) if len(starts) > 1 else bucket_s
     edges = since + bucket_s * np.arange(buckets + 1)
     firsts = np.searchsorted(starts, edges, "left")
-    there = np.isfinite(values)
-    zeros = np.zeros((1, values.shape[1]))
-    sums = np.concatenate([zeros, np.cumsum(np.where(there, values, 0.0), axis=0, dtype=float)])
-    counts = np.concatenate([zeros, np.cumsum(there, axis=0)])
-    total = sums[firsts[1:]] - sums[firsts[:-1]]
-    count = counts[firsts[1:]] - counts[firsts[:-1]]
-    np.divide(total, count, out=found, where=count > 0, casting="unsafe")
+    filled = firsts[1:] > firsts[:-1]
+    if filled.any():
+        begins, upto = firsts[:-1][filled], int(firsts[-1])
+        there = np.isfinite(values[:upto])
+        total = np.add.reduceat(np.where(there, values[:upto], np.float32(0)), begins, axis=0)
+        count = np.add.reduceat(there, begins, axis=0, dtype=np.int32)
+        means = np.full(total.shape, np.nan, np.float32)
+        np.divide(total, count, out=means, where=count > 0, casting="unsafe")
+        found[filled] = means
     within = np.searchsorted(starts, edges[:-1], "right") - 1
     narrow = (firsts[1:] == firsts[:-1]) & (within >= 0) & (starts[within] + width > edges[:-1])
     found[narrow] = values[within[narrow]]

@@ -110,3 +110,14 @@ def test_the_api_is_described_without_a_server() -> None:
     assert "/api/v1/jobs" in found["paths"]
     assert "JobSpec" in found["components"]["schemas"]
     assert not [path for path in found["paths"] if path.startswith("/assets")]
+
+
+async def test_the_files_of_a_view_are_announced_with_the_page(built: Path) -> None:
+    (built / "assets/JobPage-abc.js").write_text(SCRIPT)
+    (built / "assets/JobPage-abc.css").write_text("p {}")
+    async with client(built) as http:
+        found = (await http.get("/jobs/0199")).headers["link"]
+        elsewhere = (await http.get("/jobs/0199/checkpoints")).headers
+    assert "</assets/JobPage-abc.js>; rel=modulepreload" in found
+    assert "</assets/JobPage-abc.css>; rel=preload; as=style" in found
+    assert "link" not in elsewhere

@@ -85,4 +85,4 @@ def picture(page: Any, name: str) -> None:
     """Leave a picture of the page in docs/screenshots, if that was asked for."""
     if os.environ.get("HOLDFAST_SCREENSHOTS") == "1":
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=str(SCREENSHOTS / f"{name}.png"))
+        page.screenshot(path=str(SCREENSHOTS / f"{name}.png"), animations="disabled")

@@ -137,7 +137,6 @@ STORY = (
         ),
         lost=1,
         phases_s={
-            "look": 0.41,
             "gather": 0.006,
             "fence": 0.052,
             "decide": 0.004,
@@ -348,9 +347,7 @@ def _legs(size: Size, end: float) -> list[Leg]:
             first = leg.last - lost + 1
             signalled = leg.until + fault.detect_s
             phases = fault.phases_s
-            forming = signalled + sum(
-                phases.get(one, 0) for one in ("look", "gather", "fence", "decide")
-            )
+            forming = signalled + sum(phases.get(one, 0) for one in ("gather", "fence", "decide"))
             since = signalled + sum(phases.values())
     shift = end - legs[-1].until
     for leg in legs:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import statistics
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +18,43 @@ from tests.web.conftest import PHONE, picture
 from holdfast_service.store.engine import Store
 
 USABLE_S = 1.0
-"""From the first byte to a page that shows verdict, ribbon, heatmap and curves, and answers."""
+"""From the click to a page that shows verdict, ribbon and ranks, and answers the pointer."""
+LOADS = 5
+MEDIAN_FRAME_MS = 20.0
+WORST_FRAMES_MS = 50.0
+"""19 of 20 frames of a scroll take no longer."""
 PATIENCE_MS = 40_000
 """Of what a busy machine may take; how long things may take is measured by tests of their own."""
-DRAWN = """() => {
-  const painted = (one) => one && one.width > 0 && one.getContext('2d')
-    .getImageData(0, 0, one.width, Math.min(one.height, 120)).data.some((byte) => byte !== 0);
+PAINTED = """const painted = (one) => one && one.width > 0 && one.getContext('2d')
+  .getImageData(0, 0, one.width, Math.min(one.height, 120)).data.some((byte) => byte !== 0);
+"""
+DRAWN = f"""() => {{
+  {PAINTED}
   return document.querySelector('.verdict-doing')
     && document.querySelector('.ribbon-drawing rect')
     && painted(document.querySelector('.heat-canvas'))
     && painted(document.querySelector('[data-metric=loss] canvas'))
     && performance.now() / 1000;
-}"""
+}}"""
+POINTING = f"""
+{PAINTED}
+// Points at a rank as soon as all that is to be seen first is there, until the page says which.
+const look = () => {{
+  const ranks = document.querySelector('.heat-scroll');
+  if (document.querySelector('.verdict-doing') && document.querySelector('.ribbon-drawing rect')
+      && painted(document.querySelector('.heat-canvas'))) {{
+    if (document.querySelector('.heat-said b')) {{
+      window.usable = performance.now() / 1000;
+      return;
+    }}
+    const {{ left, top, width }} = ranks.getBoundingClientRect();
+    const at = {{ bubbles: true, clientX: left + width / 2, clientY: top + 24 }};
+    ranks.dispatchEvent(new PointerEvent('pointermove', at));
+  }}
+  requestAnimationFrame(look);
+}};
+requestAnimationFrame(look);
+"""
 FRAMES = """async (selector) => {
   const box = document.querySelector(selector), times = [];
   let last = await new Promise(requestAnimationFrame);
@@ -64,7 +90,8 @@ class Scene:
             finally:
                 await store.close()
 
-        asyncio.run(through())
+        with ThreadPoolExecutor(1) as beside:  # this thread runs the browser's loop
+            beside.submit(asyncio.run, through()).result()
 
 
 @pytest.fixture(scope="module")
@@ -101,13 +128,18 @@ def job_page(scene: Scene, open_page: Callable[..., Any]) -> Callable[..., Any]:
 def test_a_thousand_ranks_are_usable_within_a_second(
     scene: Scene, open_page: Callable[..., Any], record_property: Callable[..., None]
 ) -> None:
+    """The best of some loads, each with an empty cache: what others do with the machine at the
+    time of one is not the page's doing."""
     _need_a_calm_machine()
     taken = []
-    page = open_page(scene.address, timezone_id="UTC")
-    page.set_default_timeout(PATIENCE_MS)
-    for _ in range(3):
-        taken.append(page.wait_for_function(DRAWN, polling="raf").json_value())
-        page.reload()
+    for _ in range(LOADS):
+        page = open_page("about:blank", timezone_id="UTC")
+        page.add_init_script(POINTING)
+        page.goto(scene.address)
+        taken.append(
+            page.wait_for_function("() => window.usable", timeout=PATIENCE_MS).json_value()
+        )
+        page.context.close()
     record_property("usable_s", taken)
     assert min(taken) <= USABLE_S, taken
 
@@ -116,18 +148,28 @@ def test_a_thousand_ranks_are_usable_within_a_second(
 def test_a_thousand_ranks_scroll_smoothly(
     job_page: Callable[..., Any], record_property: Callable[..., None]
 ) -> None:
+    """The best of some scrolls, likewise."""
     _need_a_calm_machine()
     page = job_page()
     page.locator(".heat-scroll").scroll_into_view_if_needed()
-    heat = page.evaluate(FRAMES, ".heat-scroll")
+    figures = {"heat": _frames(page, ".heat-scroll")}
     page.locator("#logs").scroll_into_view_if_needed()
     page.locator(".log-line").first.wait_for()
     page.get_by_role("button", name="Top").click()
-    logs = page.evaluate(FRAMES, "#logs .virtual")
-    figures = {name: statistics.median(each) for name, each in (("heat", heat), ("logs", logs))}
+    figures["logs"] = _frames(page, "#logs .virtual")
     record_property("frame_ms", figures)
-    assert max(figures.values()) <= 34, figures
-    assert statistics.quantiles(heat, n=20)[-1] <= 100, heat
+    for median, worst in figures.values():
+        assert median <= MEDIAN_FRAME_MS, figures
+        assert worst <= WORST_FRAMES_MS, figures
+
+
+def _frames(page: Any, selector: str) -> tuple[float, float]:
+    """Median and 95th percentile of the times between frames, milliseconds."""
+    found = []
+    for _ in range(3):
+        times = page.evaluate(FRAMES, selector)
+        found.append((statistics.median(times), statistics.quantiles(times, n=20)[-1]))
+    return min(found)
 
 
 def test_the_brush_filters_all_below_and_lives_in_the_url(job_page: Callable[..., Any]) -> None:
@@ -246,7 +288,9 @@ def test_two_specs_are_compared(scene: Scene, job_page: Callable[..., Any]) -> N
         ("phone", {"viewport": PHONE, "color_scheme": "dark", "has_touch": True}),
     ],
 )
-def test_axe_finds_nothing(job_page: Callable[..., Any], name: str, options: Any) -> None:
+def test_axe_finds_nothing(
+    scene: Scene, job_page: Callable[..., Any], name: str, options: Any
+) -> None:
     page = job_page("?incident=2", **options)
     for part in ("logs", "checkpoints", "events", "spec"):
         page.locator(f"#{part}").scroll_into_view_if_needed()
@@ -255,6 +299,8 @@ def test_axe_finds_nothing(job_page: Callable[..., Any], name: str, options: Any
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "scrolls sideways"
     _clean(page)
     page.evaluate("scrollTo(0, 0)")
+    scene.write(lambda store: seed.more_steps(store, scene.big, 1))  # it was heard just now
+    page.locator(".verdict-fresh:not(.old)").wait_for()
     picture(page, f"job-{name}")
     page.locator("#incidents").scroll_into_view_if_needed()
     picture(page, f"job-{name}-incidents")
@@ -268,8 +314,32 @@ def test_axe_finds_nothing(job_page: Callable[..., Any], name: str, options: Any
     picture(page, f"job-{name}-rank")
 
 
+def test_new_steps_lines_and_faults_appear_by_themselves(
+    scene: Scene, job_page: Callable[..., Any]
+) -> None:
+    page = job_page()
+    page.locator("[data-live=live]").wait_for()
+    page.locator("#logs").scroll_into_view_if_needed()
+    page.locator(".log-line").first.wait_for()
+    scene.write(lambda store: seed.more_steps(store, scene.big, 5))
+    page.get_by_text(f"step {scene.big.leg.last} live line").wait_for()
+    step = f"{scene.big.leg.last:,}"
+    page.wait_for_function(
+        "step => document.querySelector('.verdict-numbers').innerText.includes(step)", arg=step
+    )
+    page.get_by_role("button", name="Pause", exact=True).last.click()
+    scene.write(lambda store: seed.more_steps(store, scene.big, 7))
+    page.get_by_role("button", name="Go on, 7 new").wait_for()
+    assert page.get_by_text(f"step {scene.big.leg.last} live line").count() == 0
+    page.get_by_role("button", name="Go on, 7 new").click()
+    page.get_by_text(f"step {scene.big.leg.last} live line").wait_for()
+    scene.write(lambda store: seed.open_incident(store, scene.big))
+    page.locator(f"#incident-{scene.big.incidents} .tag.warn", has_text="open").wait_for()
+
+
 def _need_a_calm_machine() -> None:
-    """Times that are taken while others compute say nothing of the page."""
+    """Times that are taken while others compute say nothing of the page. (A browser and a server on
+    two cores are a load of some three by themselves.)"""
     cores = os.cpu_count() or 1
     if os.getloadavg()[0] > 2 * cores:
         pytest.skip(f"the load is {os.getloadavg()[0]:.1f} on {cores} cores")

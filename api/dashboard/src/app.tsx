@@ -2,6 +2,7 @@
 
 import { Component, lazy, Suspense, useEffect, type ReactNode } from "react";
 import { DataProvider } from "./data/context";
+import type { Live } from "./data/live";
 import { KeysProvider } from "./keyboard/keys";
 import { Link, RouterProvider, useRouter } from "./routing/router";
 import { Shell } from "./shell";
@@ -13,10 +14,10 @@ const CheckpointsPage = lazy(() => import("./checkpoints/CheckpointsPage"));
 const ClusterPage = lazy(() => import("./cluster/ClusterPage"));
 const SubmitPage = lazy(() => import("./submit/SubmitPage"));
 
-export function App() {
+export function App({ live }: { live: Live }) {
   return (
     <RouterProvider>
-      <DataProvider>
+      <DataProvider live={live}>
         <KeysProvider>
           <ToastProvider>
             <Shell>

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import mimetypes
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,12 @@ SAFE = {
 FOR_GOOD = "public, max-age=31536000, immutable"
 ASK_AGAIN = "no-cache"
 
+_CHUNKS = (
+    (re.compile("/(jobs)?"), "JobsPage"),
+    (re.compile("/jobs/[^/]+"), "JobPage"),
+)
+"""Paths, and the module of the view that they show."""
+
 MISSING_PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Holdfast</title>
 <h1>The dashboard is not built</h1>
@@ -82,7 +89,11 @@ def router(folder: Path = FOLDER) -> APIRouter:
         files = files or read(folder)  # built since this server was started
         if "index.html" not in files:
             return Response(MISSING_PAGE, 503, {**SAFE, "Cache-Control": ASK_AGAIN}, "text/html")
-        return _answer(request, files["index.html"], ASK_AGAIN)
+        answer = _answer(request, files["index.html"], ASK_AGAIN)
+        ahead = _ahead(request.url.path, files)
+        if ahead:
+            answer.headers["Link"] = ahead
+        return answer
 
     def file(request: Request) -> Response:
         name = request.url.path.lstrip("/")
@@ -96,6 +107,19 @@ def router(folder: Path = FOLDER) -> APIRouter:
     for path in ("/assets/{name:path}", "/theme.js", "/mark.svg"):
         made.add_api_route(path, file, methods=["GET", "HEAD"])
     return made
+
+
+def _ahead(path: str, files: Mapping[str, Asset]) -> str:
+    """The files of the view that the path shows, for the browser to load beside the page's own
+    instead of after them. The build names files by their modules."""
+    view = next((view for pattern, view in _CHUNKS if pattern.fullmatch(path)), None)
+    kinds = {".js": "rel=modulepreload", ".css": "rel=preload; as=style"}
+    return ", ".join(
+        f"</{name}>; {how}"
+        for name in files
+        for suffix, how in kinds.items()
+        if view is not None and name.startswith(f"assets/{view}-") and name.endswith(suffix)
+    )
 
 
 def _answer(request: Request, asset: Asset, caching: str) -> Response:

@@ -14,6 +14,7 @@ from holdfast_service.code import CodeService
 from holdfast_service.fleet import Fleet
 from holdfast_service.injections import InjectionService
 from holdfast_service.jobs import JobService
+from holdfast_service.kept_accounts import KeptAccounts
 from holdfast_service.live import LiveHub
 from holdfast_service.nodes import NodeService
 from holdfast_service.overview import Overview
@@ -58,12 +59,13 @@ def services_over(
     """All services on one store and cluster, with the limits of the settings. `ring(job_id)`: there
     is something to do for the job, for a reconciler in this process."""
     nodes = NodeService(store)
+    accounts = KeptAccounts()
     return Services(
-        jobs=JobService(store, cluster, settings, ring),
+        jobs=JobService(store, cluster, settings, ring, accounts),
         checkpoints=CheckpointService(store, settings),
         nodes=nodes,
         injections=InjectionService(store, settings, ring),
-        overview=Overview(store, nodes, settings),
+        overview=Overview(store, nodes, settings, accounts),
         live=LiveHub(store, settings),
         code=CodeService(store, settings),
         fleet=Fleet(store),

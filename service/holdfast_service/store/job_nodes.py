@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.lifecycle import ON_CLUSTER
@@ -20,15 +20,18 @@ async def unwell(
     session: AsyncSession, jobs: Collection[Job]
 ) -> dict[str, tuple[UnwellNodeView, ...]]:
     """Job → its nodes of which something was found. Jobs that have none are left out."""
-    seats = await _seats(session, [job.id for job in jobs if job.state in ON_CLUSTER])
-    if not seats:
+    on_cluster = [job.id for job in jobs if job.state in ON_CLUSTER]
+    if not on_cluster:
         return {}
-    names = {name for of_job in seats.values() for name in of_job}
     found = {
-        node.id: tuple(NodeFindingView(**one) for one in node.findings)
-        for node in await session.scalars(select(Node).where(Node.id.in_(names)))
-        if node.findings
+        node_id: tuple(NodeFindingView(**one) for one in findings)
+        for node_id, findings in await session.execute(
+            select(Node.id, Node.findings).where(func.json_array_length(Node.findings) > 0)
+        )
     }
+    if not found:
+        return {}  # as nearly always: thousands of ranks need not be looked through
+    seats = await _seats(session, on_cluster)
     views = {
         job: tuple(
             UnwellNodeView(node=name, ranks=tuple(sorted(ranks)), findings=found[name])

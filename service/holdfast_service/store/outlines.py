@@ -43,12 +43,6 @@ class Outline:
             "rows": {str(step): values for step, values in self.rows.items()},
         }
 
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Outline:
-        rows = {int(step): values for step, values in data["rows"].items()}
-        fields = ("steps", "first", "last", "since", "until", "busy_s")
-        return cls(**{name: data[name] for name in fields}, rows=dict(sorted(rows.items())))
-
 
 def outline(columns: tuple[str, ...], rows: Mapping[str, list[Any]]) -> Outline | None:
     """Of a chunk's rows, values in the order of `columns`; None where their times are unreadable:

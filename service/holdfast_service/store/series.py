@@ -265,14 +265,14 @@ async def read_discarded(
 ) -> dict[int, list[tuple[int, int, list[Any]]]]:
     """Attempt -> (step, attempt, values), ascending, of what is not part of history."""
     chunks = await session.execute(
-        select(MetricChunk.window, MetricChunk.attempt, MetricChunk.outline)
+        select(MetricChunk.window, MetricChunk.attempt, MetricChunk.outline["last"].as_integer())
         .where(MetricChunk.job_id == job_id, MetricChunk.window >= window(after_step + 1))
         .order_by(MetricChunk.attempt, MetricChunk.window)
     )
     cut = [
         (place, attempt)
-        for place, attempt, told in chunks
-        if not history.keeps(attempt, told["last"] if told else (place + 1) * WINDOW)
+        for place, attempt, last in chunks
+        if not history.keeps(attempt, (place + 1) * WINDOW if last is None else last)
     ]
     found: dict[int, list[tuple[int, int, list[Any]]]] = defaultdict(list)
     for place, attempt in cut:

@@ -26,15 +26,17 @@ interface Shared {
 
 const Context = createContext<Shared | null>(null);
 
-export function DataProvider({ children }: { children: ReactNode }) {
+/** `live`: started already, for nothing is to wait for it. */
+export function DataProvider({ live, children }: { live: Live; children: ReactNode }) {
   const shared = useRef<Shared | null>(null);
-  shared.current ??= { live: new Live(), cache: new Cache() };
-  const { live } = shared.current;
-  useEffect(() => {
-    live.start();
-    return () => live.stop();
-  }, [live]);
+  shared.current ??= { live, cache: new Cache() };
   return <Context.Provider value={shared.current}>{children}</Context.Provider>;
+}
+
+/** The job that a path is about. */
+export function jobOf(path: string): string | null {
+  const id = /^\/jobs\/([^/]+)/.exec(path)?.[1];
+  return id === undefined ? null : id;
 }
 
 export function useShared(): Shared {

@@ -3,6 +3,37 @@ import { Live } from "./live";
 
 afterEach(() => vi.unstubAllGlobals());
 
+test("what is read once the stream has begun need not be read again", async () => {
+  vi.stubGlobal("document", Object.assign(new EventTarget(), { hidden: false }));
+  vi.stubGlobal("location", new URL("http://127.0.0.1/"));
+  vi.stubGlobal("addEventListener", () => {});
+  vi.stubGlobal("removeEventListener", () => {});
+  let hello = () => {};
+  const asked: string[] = [];
+  vi.stubGlobal("fetch", (url: string) => {
+    asked.push(url);
+    const body = new ReadableStream({
+      start: (stream) => {
+        hello = () => stream.enqueue(new TextEncoder().encode('id: 1\nevent: hello\ndata: {"server_time":1}\n\n'));
+      },
+    });
+    return Promise.resolve(new Response(body));
+  });
+  const live = new Live("job-1");
+  const order: string[] = [];
+  live.on("begun", () => order.push("begun"));
+  live.start();
+  live.watch("job-1");
+  expect(asked).toEqual(["/api/v1/live?job=job-1"]);
+  const reading = live.begun().then(() => order.push("read"));
+  await Promise.resolve();
+  expect(order).toEqual([]);
+  hello();
+  await reading;
+  expect(order).toEqual(["begun", "read"]);
+  live.stop();
+});
+
 test("a tab that nobody sees has no stream; seen again, it goes on where it was", async () => {
   const page = Object.assign(new EventTarget(), { hidden: true });
   const asked: RequestInit[] = [];

@@ -34,13 +34,32 @@ export interface LiveStatus {
   ahead_s: number;
 }
 
+/** How long whoever wants to read waits for the stream to begin. */
+const BEGINS_WITHIN_MS = 300;
 const FIRST_RETRY_MS = 250;
 const LAST_RETRY_MS = 15_000;
 /** Twice the server's interval between signs of life, and a little. */
 const SILENCE_MS = 35_000;
 
+interface Deferred {
+  promise: Promise<void>;
+  done: boolean;
+  resolve: () => void;
+}
+
+function deferred(): Deferred {
+  const made: Deferred = { promise: Promise.resolve(), done: false, resolve: () => {} };
+  made.promise = new Promise((fulfil) => {
+    made.resolve = () => {
+      made.done = true;
+      fulfil();
+    };
+  });
+  return made;
+}
+
 export class Live {
-  private job: string | null = null;
+  private job: string | null;
   private last: string | null = null;
   private attempts = 0;
   private fresh = true;
@@ -50,8 +69,21 @@ export class Live {
   private readonly handlers = new Map<LiveKind, Set<Handler<never>>>();
   private readonly watchers = new Set<() => void>();
   private now: LiveStatus = { state: "connecting", retry_at: null, ahead_s: 0 };
+  private begins = deferred();
   /** When anything was heard last, a sign of life included; milliseconds. */
   heard_at: number | null = null;
+
+  /** `job`: the one to begin with, so that the stream need not begin twice. */
+  constructor(job: string | null = null) {
+    this.job = job;
+  }
+
+  /** Once the stream knows from where on it tells. What is read from then on need not be read again
+   * when it has begun; if it does not begin soon, nobody waits for it. */
+  begun(): Promise<void> {
+    const patience = new Promise<void>((done) => setTimeout(done, BEGINS_WITHIN_MS));
+    return this.last === null ? Promise.race([this.begins.promise, patience]) : Promise.resolve();
+  }
 
   start(): void {
     if (!this.running) void this.connect();
@@ -106,7 +138,9 @@ export class Live {
   }
 
   private async connect(): Promise<void> {
+    if (this.begins.done) this.begins = deferred();
     if (document.hidden) {
+      this.begins.resolve();
       this.show({ state: "waiting", retry_at: null });
       return;
     }
@@ -149,6 +183,7 @@ export class Live {
     }
     this.tell(message.event as LiveKind, value as never);
     if (message.event === "reset" || (message.event === "hello" && this.fresh)) this.tell("begun", null);
+    this.begins.resolve();
   }
 
   private tell<K extends LiveKind>(kind: K, value: LiveEvents[K]): void {
@@ -164,6 +199,7 @@ export class Live {
 
   private later(): void {
     this.drop();
+    this.begins.resolve();
     const wait_ms = Math.min(LAST_RETRY_MS, FIRST_RETRY_MS * 2 ** this.attempts) * (0.75 + Math.random() / 2);
     this.attempts += 1;
     this.timer = setTimeout(() => void this.connect(), wait_ms);

@@ -35,11 +35,13 @@ export function useResource<T>(
   load: (signal: AbortSignal) => Promise<T>,
   options: ResourceOptions = {},
 ): Resource<T> {
-  const { cache } = useShared();
+  const { cache, live } = useShared();
   const streaming = useLiveStatus().state === "live";
   const [held, setHeld] = useState<Held<T>>(() => remembered(cache.get(key ?? ""), key));
   const newest = useRef({ key, load });
   const under = useRef<AbortController | null>(null);
+  /** Not asked for yet: it need not be asked for again when the stream begins. */
+  const unasked = useRef(true);
   newest.current = { key, load };
 
   const reload = useCallback(async () => {
@@ -63,9 +65,18 @@ export function useResource<T>(
 
   useEffect(() => {
     setHeld((old) => (old.key === key ? old : remembered(cache.get(key ?? ""), key)));
-    void reload();
-    return () => under.current?.abort();
-  }, [cache, key, reload]);
+    let gone = false;
+    unasked.current = true;
+    void live.begun().then(() => {
+      if (gone) return;
+      unasked.current = false;
+      void reload();
+    });
+    return () => {
+      gone = true;
+      under.current?.abort();
+    };
+  }, [cache, live, key, reload]);
 
   const every_ms = options.every_ms ?? (streaming ? null : WITHOUT_STREAM_MS);
   useEffect(() => {
@@ -76,7 +87,9 @@ export function useResource<T>(
     return () => clearInterval(timer);
   }, [every_ms, key, reload]);
 
-  useLive("begun", () => void reload());
+  useLive("begun", () => {
+    if (!unasked.current) void reload();
+  });
 
   const set = useCallback((change: (value: T | undefined) => T | undefined) => {
     setHeld((old) => {

@@ -11,13 +11,15 @@ import type { Incident } from "./views";
 
 interface ChartsProps {
   id: string;
+  /** Whether what comes first has been read. */
+  wanted: boolean;
   brush: Window | null;
   choices: Choices;
   incidents: readonly Incident[];
 }
 
-export function ChartsSection({ id, brush, choices, incidents }: ChartsProps) {
-  const metrics = useMetricsOf(id, useLater(brush, 120));
+export function ChartsSection({ id, wanted, brush, choices, incidents }: ChartsProps) {
+  const metrics = useMetricsOf(id, useLater(brush, 120), wanted);
   return (
     <Section
       id="charts"

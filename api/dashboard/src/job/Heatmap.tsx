@@ -82,13 +82,19 @@ export function Heatmap({ history, of, order, only, onOpen }: Props) {
   const cursor = useCursor();
   const colours = useMemo(() => palette(dark), [dark]);
   const image = useMemo(() => painted(history, scale, colours.table), [history, scale, colours]);
+  const glance = useRef<Glance | null>(null);
 
   const paint = useRef<() => void>(() => {});
   paint.current = () => {
     if (!canvas.current || !scroll.current || width === 0) return;
     const top = scroll.current.scrollTop;
     draw(canvas.current, { width: width - (overflows ? MAP + 20 : 0), height, top, gutter, plot, plan, image, colours, history, of, cell, at: cursor.at });
-    if (map.current) drawMap(map.current, { height, top, plan, image, colours, of, total: plan.height });
+    if (!map.current) return;
+    const all = { height, plan, image, colours, of };
+    if (!glance.current || !sameGlance(glance.current.of, all)) {
+      glance.current = { of: all, drawn: drawnAtOnce(all) };
+    }
+    drawMap(map.current, glance.current.drawn, { ...all, top });
   };
   const frame = useRef(0);
   const soon = useCallback(() => {
@@ -444,13 +450,21 @@ function drawRank(
   context.strokeRect(gutter + cell!.bucket * step - 1, y - 1.5, Math.max(4, step + 2), tall + 3);
 }
 
-function drawMap(
-  canvas: HTMLCanvasElement,
-  scene: Pick<Scene, "height" | "top" | "plan" | "image" | "colours" | "of"> & { total: number },
-): void {
-  const { height, top, plan, image, colours, of, total } = scene;
+type AllRanks = Pick<Scene, "height" | "plan" | "image" | "colours" | "of">;
+
+/** All ranks, drawn once for as long as they stay the same. */
+interface Glance {
+  of: AllRanks;
+  drawn: HTMLCanvasElement;
+}
+
+const sameGlance = (one: AllRanks, other: AllRanks) =>
+  (Object.keys(one) as (keyof AllRanks)[]).every((key) => one[key] === other[key]);
+
+function drawnAtOnce({ height, plan, image, colours, of }: AllRanks): HTMLCanvasElement {
+  const canvas = document.createElement("canvas");
   const context = sized(canvas, MAP, height);
-  const scale = height / total;
+  const scale = height / plan.height;
   context.fillStyle = colours.empty;
   context.fillRect(0, 0, MAP, height);
   const marks: Row[] = [];
@@ -464,6 +478,14 @@ function drawMap(
   for (const row of marks) {
     context.fillRect(MAP - 9, row.y * scale, 9, Math.max(2, row.height * scale));
   }
+  return canvas;
+}
+
+function drawMap(canvas: HTMLCanvasElement, drawn: HTMLCanvasElement, scene: AllRanks & { top: number }): void {
+  const { height, top, plan, colours } = scene;
+  const context = sized(canvas, MAP, height);
+  const scale = height / plan.height;
+  context.drawImage(drawn, 0, 0, MAP, height);
   context.strokeStyle = colours.accent;
   context.lineWidth = 1.5;
   context.strokeRect(0.75, top * scale + 0.75, MAP - 1.5, Math.max(6, height * scale - 1.5));

@@ -7,34 +7,51 @@ import { useCallback, useEffect, useMemo, useState } from "react";
 import { JobActions } from "../actions/JobActions";
 import { get } from "../api/client";
 import { Checkpoints } from "../checkpoints/Checkpoints";
-import { useJob, useResource, useVerdict, useWatchedJob } from "../data";
+import type { VerdictView } from "../api/types";
+import { useJob, useResource, useVerdict, useWatchedJob, type Resource } from "../data";
 import { shortId } from "../format";
 import { useShortcuts } from "../keyboard/keys";
 import { Link } from "../routing/router";
 import { Failure } from "../ui/notice";
 import { StateLabel } from "../ui/state";
-import { clipped } from "./axis";
+import { clipped, type Window } from "./axis";
 import { Bar, SECTIONS } from "./Bar";
 import { ChartsSection } from "./ChartsSection";
-import { useChoices } from "./choices";
+import { useChoices, type Choices } from "./choices";
 import { CursorProvider, newCursor } from "./cursor";
 import { EventList } from "./EventList";
+import { useLater, useOnce } from "./hooks";
 import { IncidentCards, incidentsWithin } from "./IncidentCards";
 import { LogSection } from "./LogSection";
 import { RanksSection } from "./RanksSection";
 import { Ribbon } from "./Ribbon";
 import { Ghost, Section, WhenNear } from "./Section";
 import { SpecView } from "./SpecView";
-import { useIncidentsOf, useTimelineOf } from "./useJobPage";
+import { useHistoryOf, useIncidentsOf, useTimelineOf } from "./useJobPage";
 import { VerdictCard } from "./VerdictCard";
-import { TERMINAL, type Job } from "./views";
+import { TERMINAL, type Job, type RankHistory, type Timeline } from "./views";
 import "uplot/dist/uPlot.min.css";
 import "./job.css";
 
+/** Verdict, ribbon and ranks are read before all else, at once with the job itself: they are what
+ * one comes for. */
 export default function JobPage({ id }: { id: string }) {
   useWatchedJob(id);
   const found = useJob(id);
   const job = found.value;
+  const choices = useChoices();
+  const verdict = useVerdict(id);
+  const timeline = useTimelineOf(id, job?.state);
+  const whole = timeline.value;
+  const brush = useMemo(
+    () => (choices.brush && whole ? clipped(choices.brush, whole) : null),
+    [choices.brush, whole],
+  );
+  const live = !job || !TERMINAL.has(job.state);
+  const placed = choices.brush === null || whole !== undefined;
+  const history = useHistoryOf(id, choices.of, useLater(brush, 120), placed, live);
+  const there = [verdict, timeline, history].every((one) => one.value !== undefined || one.error !== null);
+  const rest = useOnce(there, FIRST_WITHIN_MS);
   useEffect(() => {
     if (job) document.title = `${job.name} · Holdfast`;
     return () => void (document.title = "Holdfast");
@@ -46,23 +63,37 @@ export default function JobPage({ id }: { id: string }) {
       </div>
     );
   }
-  return <Loaded key={id} job={job} changed={() => void found.reload()} />;
+  return (
+    <Loaded
+      key={id}
+      {...{ job, choices, verdict, timeline, history, brush, live, rest }}
+      changed={() => void found.reload()}
+    />
+  );
 }
 
-function Loaded({ job, changed }: { job: Job; changed: () => void }) {
+/** What is read after the first things waits for them no longer than this. */
+const FIRST_WITHIN_MS = 2000;
+
+interface LoadedProps {
+  job: Job;
+  choices: Choices;
+  verdict: Resource<VerdictView>;
+  timeline: Resource<Timeline>;
+  history: Resource<RankHistory>;
+  brush: Window | null;
+  live: boolean;
+  /** Whether the rest of the page may be read. */
+  rest: boolean;
+  changed: () => void;
+}
+
+function Loaded({ job, choices, verdict, timeline, history, brush, live, rest, changed }: LoadedProps) {
   const { id } = job;
-  const live = !TERMINAL.has(job.state);
   const [cursor] = useState(newCursor);
-  const choices = useChoices();
-  const verdict = useVerdict(id);
-  const timeline = useTimelineOf(id, job.state);
-  const incidents = useIncidentsOf(id);
+  const incidents = useIncidentsOf(id, rest);
   const whole = timeline.value;
-  const brush = useMemo(
-    () => (choices.brush && whole ? clipped(choices.brush, whole) : null),
-    [choices.brush, whole],
-  );
-  const faults = useResource<{ fault_injection: boolean }>("fault injection", (signal) =>
+  const faults = useResource<{ fault_injection: boolean }>(rest ? "fault injection" : null, (signal) =>
     get("/cluster", {}, signal),
   );
   const openIncident = useCallback(
@@ -91,9 +122,11 @@ function Loaded({ job, changed }: { job: Job; changed: () => void }) {
             <p className="small">
               <Link to="/jobs">Jobs</Link> <span className="dim">/ {shortId(id)}</span>
             </p>
-            <h1>{job.name}</h1>
+            <div className="line wrap">
+              <h1>{job.name}</h1>
+              <StateLabel state={job.state} chip />
+            </div>
           </div>
-          <StateLabel state={job.state} chip />
           <div className="actions">
             <JobActions
               job={job}
@@ -112,8 +145,8 @@ function Loaded({ job, changed }: { job: Job; changed: () => void }) {
             <Ghost height={150} />
           )}
         </Section>
-        <RanksSection job={job} brush={brush} choices={choices} openRank={openRank} live={live} onIncident={openIncident} />
-        <ChartsSection id={id} brush={brush} choices={choices} incidents={incidents.value ?? NONE} />
+        <RanksSection job={job} history={history} brush={brush} choices={choices} openRank={openRank} live={live} onIncident={openIncident} />
+        <ChartsSection id={id} wanted={rest} brush={brush} choices={choices} incidents={incidents.value ?? NONE} />
         <Section
           id="incidents"
           name="Incidents"

@@ -1,6 +1,6 @@
 /** The log: merged, or of a rank or attempt; searched, followed, paused, taken along. */
 
-import { useCallback, useEffect, useMemo, useRef, useState } from "react";
+import { memo, useCallback, useEffect, useMemo, useRef, useState } from "react";
 
 import { url } from "../api/client";
 import type { Window } from "./axis";
@@ -12,6 +12,8 @@ import { VirtualList, type ListHandle } from "./VirtualList";
 import type { LogLine } from "./views";
 
 const ROW = 20;
+/** What stands before a line's text, and around it. */
+const BESIDE = 190;
 
 export interface LogChoice {
   rank: number | null;
@@ -68,6 +70,8 @@ export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false
     setAtEnd(true);
     requestAnimationFrame(() => list.current?.toEnd());
   };
+  // Measured in characters: a browser that had to measure the rows themselves would scroll in jerks.
+  const longest = useMemo(() => buffer.lines.reduce((most, one) => Math.max(most, one.text.length), 0), [buffer.lines]);
   const whole_ = !choice.grep && !choice.level && choice.rank === null && choice.attempt === null && !window;
   return (
     <div className="logs">
@@ -159,6 +163,7 @@ export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false
         count={buffer.lines.length}
         rowHeight={ROW}
         height={height}
+        width={`calc(${longest}ch + ${BESIDE}px)`}
         label="Log lines"
         role="log"
         follow={follow}
@@ -187,7 +192,7 @@ function downloadUrl(jobId: string, params: URLSearchParams, until: number | nul
 
 const MARKS = { error: "E", warning: "W", info: "", debug: "D" } as const;
 
-function Line({ line, grep, ofRank }: { line: LogLine; grep: string; ofRank: boolean }) {
+const Line = memo(function Line({ line, grep, ofRank }: { line: LogLine; grep: string; ofRank: boolean }) {
   const found = level(line);
   return (
     <div className={`log-line ${found}`} style={{ height: ROW }}>
@@ -207,4 +212,4 @@ function Line({ line, grep, ofRank }: { line: LogLine; grep: string; ofRank: boo
       </span>
     </div>
   );
-}
+});

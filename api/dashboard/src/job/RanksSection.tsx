@@ -2,18 +2,19 @@
 
 import { useCallback, useRef } from "react";
 
+import type { Resource } from "../data";
 import { Failure } from "../ui/notice";
 import type { Window } from "./axis";
 import type { Choices } from "./choices";
 import { Heatmap, LABELS } from "./Heatmap";
-import { useLater, useNear } from "./hooks";
 import { RankDrawer } from "./RankDrawer";
 import { Ghost, Section, Toggle } from "./Section";
-import { useHistoryOf, useRanksOf } from "./useJobPage";
-import type { Job } from "./views";
+import { useRanksOf } from "./useJobPage";
+import type { Job, RankHistory } from "./views";
 
 interface RanksProps {
   job: Job;
+  history: Resource<RankHistory>;
   brush: Window | null;
   choices: Choices;
   live: boolean;
@@ -31,11 +32,8 @@ const ORDERS = [
   ["rank", "By rank"],
 ] as const;
 
-export function RanksSection({ job, brush, choices, live, openRank, onIncident }: RanksProps) {
-  const [near, inView] = useNear<HTMLDivElement>();
-  const settled = useLater(brush, 120);
-  const history = useHistoryOf(job.id, choices.of, settled, inView || choices.rank !== null, live);
-  const ranks = useRanksOf(job.id);
+export function RanksSection({ job, history, brush, choices, live, openRank, onIncident }: RanksProps) {
+  const ranks = useRanksOf(job.id, choices.rank !== null);
   const last = useRef(history.value);
   if (history.value) last.current = history.value;
   const shown = history.value ?? last.current;
@@ -62,7 +60,7 @@ export function RanksSection({ job, brush, choices, live, openRank, onIncident }
         </>
       }
     >
-      <div ref={near}>
+      <div>
         {history.error && !shown && <Failure error={history.error} retry={() => void history.reload()} />}
         {shown && shown.ranks.length > 0 && shown.values[0]?.length ? (
           <Heatmap history={shown} of={choices.of} order={choices.order} onOpen={openRank} />

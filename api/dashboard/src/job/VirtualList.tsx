@@ -23,6 +23,8 @@ interface Props {
   count: number;
   rowHeight: number;
   height: number;
+  /** Of the longest row, as CSS has it; without it rows are as wide as the list. */
+  width?: string;
   label: string;
   role?: "log" | "list";
   row: (index: number) => ReactNode;
@@ -37,7 +39,7 @@ interface Props {
 const NEAR = 600;
 
 export const VirtualList = forwardRef<ListHandle, Props>(function VirtualList(
-  { count, rowHeight, height, label, role = "list", row, follow = false, onNearTop, onNearEnd, onEnd },
+  { count, rowHeight, height, width, label, role = "list", row, follow = false, onNearTop, onNearEnd, onEnd },
   handle,
 ) {
   const box = useRef<HTMLDivElement | null>(null);
@@ -94,8 +96,8 @@ export const VirtualList = forwardRef<ListHandle, Props>(function VirtualList(
       tabIndex={0}
       onScroll={looked}
     >
-      <div className="virtual-all" style={{ height: total }}>
-        <div className="virtual-seen" style={{ transform: `translateY(${first * rowHeight}px)` }}>
+      <div className="virtual-all" style={{ height: total, minWidth: width }}>
+        <div className="virtual-seen" style={{ top: first * rowHeight }}>
           {rows}
         </div>
       </div>

@@ -27,6 +27,18 @@ export function useLater<T>(value: T, ms: number): T {
   return later;
 }
 
+/** Whether it was ever true, or so much time has passed. */
+export function useOnce(now: boolean, patience_ms: number): boolean {
+  const [once, setOnce] = useState(now);
+  useEffect(() => {
+    if (once) return;
+    if (now) setOnce(true);
+    const timer = setTimeout(() => setOnce(true), patience_ms);
+    return () => clearTimeout(timer);
+  }, [once, now, patience_ms]);
+  return once;
+}
+
 /** Whether the element has come near the view; stays true from then on. */
 export function useNear<T extends HTMLElement>(margin = "400px"): [RefObject<T | null>, boolean] {
   const ref = useRef<T | null>(null);

@@ -43,15 +43,16 @@ export function useTimelineOf(id: string, state: State | undefined): Resource<Ti
   return found;
 }
 
-export function useIncidentsOf(id: string): Resource<Incident[]> {
-  const found = useResource<Incident[]>(`cards ${id}`, (signal) => get(path(id, "/incidents"), {}, signal));
+/** `wanted` false: more urgent things are read first. */
+export function useIncidentsOf(id: string, wanted: boolean): Resource<Incident[]> {
+  const found = useResource<Incident[]>(wanted ? `cards ${id}` : null, (signal) => get(path(id, "/incidents"), {}, signal));
   useRetold(() => void found.reload(), 700, /^incident/);
   return found;
 }
 
 /** The whole run, thinned; or, of a window, its steps in as much detail as there is room for. */
-export function useMetricsOf(id: string, window: Window | null): Resource<Metrics> {
-  const found = useResource<Metrics>(`charts ${id}`, (signal) =>
+export function useMetricsOf(id: string, window: Window | null, wanted: boolean): Resource<Metrics> {
+  const found = useResource<Metrics>(wanted ? `charts ${id}` : null, (signal) =>
     get(path(id, "/metrics"), { points: POINTS, discarded: true }, signal),
   );
   useLive("metrics", ({ points }) => {
@@ -71,13 +72,14 @@ export function useMetricsOf(id: string, window: Window | null): Resource<Metric
   return steps && near.value ? { ...found, value: near.value } : found;
 }
 
-export function useRanksOf(id: string): Resource<Ranks> {
-  const found = useResource<Ranks>(`ranks ${id}`, (signal) => get(path(id, "/ranks"), {}, signal));
+/** `wanted`: a rank is being looked at. */
+export function useRanksOf(id: string, wanted: boolean): Resource<Ranks> {
+  const found = useResource<Ranks>(wanted ? `ranks ${id}` : null, (signal) => get(path(id, "/ranks"), {}, signal));
   useLive("ranks", (value) => found.set(() => value as Ranks));
   return found;
 }
 
-/** `window` null: the whole life of the job. `wanted` false: not in view yet. */
+/** `window` null: the whole life of the job. `wanted` false: it is not known yet which. */
 export function useHistoryOf(
   id: string,
   of: HeatQuantity,
