@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import threading
 import uuid
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from holdfast_workers.fault_orders import FaultOrders
 from holdfast_workers.health.node import NodeHealth
 from holdfast_workers.injection import Injection
 from holdfast_workers.journal import Journal
+from holdfast_workers.json_log import JsonLog
 from holdfast_workers.kept_events import Events, KeptEvents
 from holdfast_workers.lease import Grant, Lease
 from holdfast_workers.memory.exchange import exchange
@@ -46,6 +48,7 @@ from holdfast_workers.messages import (
     Seat,
     Signal,
     SignalKind,
+    StepRow,
 )
 from holdfast_workers.node_io import NodeIO
 from holdfast_workers.node_memory import NodeMemory
@@ -90,7 +93,13 @@ class NodeAgent:
         self._failure: dict[str, Any] | None = None
         self._zygotes_lost_early = 0
         self._events = KeptEvents()
-        self._teller = Teller(config.agent, self._incarnation, on_signal)
+        self._log = JsonLog(
+            sys.stderr if config.json_logs else None,
+            job=config.job_id,
+            agent=config.agent,
+            node=config.node_id,
+        )
+        self._teller = Teller(config.agent, self._incarnation, self._telling(on_signal))
         self._journal = Journal(config.agent, self._incarnation)
         self._errands = Errands(4 + 2 * config.capacity, self._failed, self._closing)
         self._root = Path(config.memory_root)
@@ -167,6 +176,7 @@ class NodeAgent:
             self._failed(error)
             raise
         self._started = True
+        self._log.did("agent_ready", pid=os.getpid(), incarnation=self._incarnation)
 
     def release(self) -> None:
         """End every process and free every byte of memory this node holds for the job."""
@@ -202,6 +212,7 @@ class NodeAgent:
         """
         self._obey(epoch, attempt)
         self._events.keep(events)
+        self._log.did("fenced", attempt=attempt, condemned=condemned or None)
         self._memory.refuse(attempt)
         self._crew.fence(attempt, condemned)
         self._memory.fence(attempt)
@@ -214,6 +225,8 @@ class NodeAgent:
         """Seat the ranks of `order` on this node's workers; they answer by signals."""
         self._obey(epoch, order.attempt)
         self._events.keep(events)
+        ranks = [seat.rank for seat in order.seats]
+        self._log.did("forming", attempt=order.attempt, ranks=ranks)
         self._crew.dismiss_unseated(order)
         self._memory.turn_to(order.mesh)
         self._mesh = order.mesh
@@ -362,6 +375,10 @@ class NodeAgent:
         beats = tuple(replace(beat, groups=()) for beat in self._watch.beats())
         return Polled(rows, digests, lines, self._crew.reports(), self._saves.shards, beats)
 
+    def figures(self) -> tuple[tuple[Beat, ...], StepRow | None]:
+        """How far the ranks here have come, and the newest step that this node has a row of."""
+        return self._watch.beats(), self._journal.newest()
+
     def kept_events(self) -> list[dict[str, Any]]:
         """The supervisor's events that were left here, in order of number."""
         return self._events.all()
@@ -384,6 +401,7 @@ class NodeAgent:
     def child_logged(self, child: Child, text: str) -> None:
         attempt, rank = self._crew.whereabouts(child.name)
         self._journal.log(worker=child.name, attempt=attempt, rank=rank, text=text)
+        self._log.wrote(attempt, rank, child.name, text)
 
     def child_exited(self, child: Child, detail: dict[str, int | str]) -> None:
         """A forked process is gone; `detail` says how."""
@@ -446,6 +464,13 @@ class NodeAgent:
         the next word says the same and more."""
         self._crew.tell(attempt, {"op": "lease", "until": until}, wait=False)
 
+    def _telling(self, on_signal: Callable[[Signal], None]) -> Callable[[Signal], None]:
+        def tell(signal: Signal) -> None:
+            self._log.signalled(signal)
+            on_signal(signal)
+
+        return tell
+
     def _replace_zygote(self) -> None:
         self._brood.ensure()
         self._io.watch_zygote(self._brood.pid)
@@ -455,5 +480,6 @@ class NodeAgent:
         failure = {"message": f"{type(error).__name__}: {error}"}
         if isinstance(error, ZygoteFailed):
             failure = {"message": str(error), **error.detail}
+        self._log.did("agent_failed", "error", **failure)
         with self._lock:
             self._failure = failure

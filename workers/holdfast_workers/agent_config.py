@@ -67,6 +67,8 @@ class AgentConfig:
     inspect_timeout_s: float = 1.0
     """For the stacks of all ranks, once they are asked for."""
     env: dict[str, str] = field(default_factory=dict)
+    json_logs: bool = False
+    """What happens here is written as lines of JSON too; see `json_log`."""
 
     @property
     def of_zygote(self) -> dict[str, Any]:

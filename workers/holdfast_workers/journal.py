@@ -51,6 +51,10 @@ class Journal:
             while len(self._digests) > KEEP_ROWS:
                 self._digests.pop(next(iter(self._digests)))
 
+    def newest(self) -> StepRow | None:
+        with self._lock:
+            return self._rows[-1] if self._rows else None
+
     def log(self, worker: str, attempt: int, rank: int | None, text: str) -> None:
         with self._lock:
             self._logged += 1

@@ -21,6 +21,7 @@ from typing import Any
 import ray
 
 from holdfast_service.cluster import names
+from holdfast_service.cluster.rank_metrics import RankMetrics
 from holdfast_service.cluster_processes import CLUSTER_MARK
 from holdfast_workers.agent import NodeAgent
 from holdfast_workers.agent_config import AgentConfig
@@ -40,6 +41,8 @@ from holdfast_workers.messages import (
 SHM_ROOT_VARIABLE = "HOLDFAST_SHM_ROOT"
 MEMORY_FLOOR_VARIABLE = "HOLDFAST_MEMORY_FLOOR_GB_PER_S"
 """In the environment of a node: its memory must be copied so fast, or it is unfit."""
+LOGS_VARIABLE = "HOLDFAST_NODE_LOGS"
+"""In the environment of a node: `json` lets its agents write what happens as lines of JSON."""
 DOMAIN_LABELS = ("holdfast.io/domain", "topology.kubernetes.io/zone")
 """Ray node labels that name a node's failure domain; the first that is set counts."""
 
@@ -78,6 +81,8 @@ class AgentActor:
             _config(seat, node_id), self._tell_supervisor, _lose_node(), cut_links=link_cutter()
         )
         threading.Thread(target=self._start, name="agent-start", daemon=True).start()
+        self._metrics = RankMetrics(seat.job_id, self._agent.figures)
+        self._metrics.start()
 
     def report(self) -> AgentReport:
         return self._agent.report()
@@ -165,6 +170,7 @@ class AgentActor:
         return self._agent.kept_events()
 
     def release(self) -> None:
+        self._metrics.stop()
         self._agent.release()
 
     def _start(self) -> None:
@@ -232,6 +238,7 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
         memory_floor_gb_per_s=float(os.environ.get(MEMORY_FLOOR_VARIABLE, "0")),
         domain=domain_of(ray.get_runtime_context().get_node_labels()),
         reform=os.environ.get("HOLDFAST_REFORM", "in_place"),
+        json_logs=os.environ.get(LOGS_VARIABLE, "") == "json",
         env={
             "GLOO_SOCKET_IFNAME": _interface_of(ray.util.get_node_ip_address()),
             "OMP_NUM_THREADS": "1",
