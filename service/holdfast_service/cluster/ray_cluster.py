@@ -59,6 +59,7 @@ class RayCluster:
         self._secrets = secrets_dir
         self._can_grow = can_grow
         self._supervisors: dict[str, Any] = {}
+        self._sweeps: dict[str, dict[str, Any]] = {}
 
     @classmethod
     def connect(
@@ -191,8 +192,41 @@ class RayCluster:
         if group is not None:
             ray.util.remove_placement_group(group)
         if mine or group is not None:
+            self._sweeps.pop(job_id, None)
             return False  # look again: only an empty cluster is proof
-        return _sweep(job_id)
+        return self._sweep(job_id)
+
+    def _sweep(self, job_id: str) -> bool:
+        """Remove the job's segments on every node: agents that died could not. True if all did.
+
+        A node may have to start a process for it, which takes longer than one pass on a busy
+        machine: it is asked once, and waited for in the passes to come."""
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        asked = {node: call for node, call in self._sweeps.get(job_id, {}).items() if node in alive}
+        for node in alive - asked.keys():
+            asked[node] = (
+                ray.remote(_sweep_here)
+                .options(
+                    num_cpus=0,
+                    max_retries=0,
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+                )
+                .remote(job_id)
+            )
+        if asked:
+            ray.wait([*asked.values()], num_returns=len(asked), timeout=RELEASE_S)
+        for node, call in [*asked.items()]:
+            if not _is_done(call):
+                continue
+            try:
+                ray.get(call)
+            except RayError:
+                del asked[node]  # one that has died meanwhile is not asked the next time
+        self._sweeps[job_id] = asked
+        if asked.keys() != alive or not all(map(_is_done, asked.values())):
+            return False
+        del self._sweeps[job_id]
+        return True
 
     # --- translation of errors ---------------------------------------------------------------
 
@@ -276,28 +310,8 @@ def _end_actors(named: list[str]) -> None:
         ray.kill(handle, no_restart=True)
 
 
-def _sweep(job_id: str) -> bool:
-    """Remove the job's segments on every node: agents that died could not. True if all did."""
-    sweep = ray.remote(_sweep_here)
-    calls = [
-        sweep.options(
-            num_cpus=0,
-            max_retries=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
-        ).remote(job_id)
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
-    if not calls:
-        return True
-    done, late = ray.wait(calls, num_returns=len(calls), timeout=RELEASE_S)
-    swept = not late
-    for call in done:
-        try:
-            ray.get(call)
-        except RayError:
-            swept = False  # a node that has died meanwhile is not asked the next time
-    return swept
+def _is_done(call: Any) -> bool:
+    return bool(ray.wait([call], timeout=0)[0])
 
 
 def _sweep_here(job_id: str) -> None:
