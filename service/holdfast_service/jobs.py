@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import hashlib
 import json
 import time
@@ -32,9 +33,10 @@ from holdfast_service.job_errors import (
     IdempotencyConflict,
     InvalidCursor,
     InvalidKey,
+    SpecUnreadable,
     UnknownMetric,
 )
-from holdfast_service.job_lookup import find_job
+from holdfast_service.job_lookup import find_job, spec_of
 from holdfast_service.job_spec import InvalidSpec, JobSpec, parse
 from holdfast_service.kept_accounts import KeptAccounts
 from holdfast_service.lifecycle import Desired, State
@@ -169,12 +171,14 @@ class JobService:
         """Oldest first."""
         async with self._store.read() as session:
             job = await find_job(session, job_id)
-            lost = await self._lost(session, job) if job.incidents else {}
+            lost: Mapping[int, float] = {}
+            with contextlib.suppress(SpecUnreadable):  # how many devices it has is not known then
+                lost = await self._lost(session, job) if job.incidents else {}
             return await queries.incident_views(session, job_id, lost)
 
     async def goodput(self, job_id: str, max_age_s: float = 0.0) -> GoodputView:
         """Where the job's time went so far. It is read from every row of every step: one that is
-        not older than `max_age_s` is good enough for whoever asks often."""
+        not older than `max_age_s` is good enough for whoever asks often. Raises SpecUnreadable."""
         known = self._goodputs.get(job_id)
         if known is not None and time.monotonic() - known[0] < max_age_s:
             return known[1]
@@ -340,8 +344,9 @@ class JobService:
         limit: int = 50,
         state: Collection[State] | None = None,
         name: str | None = None,
+        ids: Collection[str] | None = None,
     ) -> JobPage:
-        """Newest first. `name` matches exactly. Raises InvalidCursor."""
+        """Newest first. `name` matches exactly; `ids`: of these alone. Raises InvalidCursor."""
         query = select(Job).order_by(Job.id.desc()).limit(limit + 1)
         if cursor is not None:
             query = query.where(Job.id < _from_cursor(cursor))
@@ -349,6 +354,8 @@ class JobService:
             query = query.where(Job.state.in_(state))
         if name is not None:
             query = query.where(Job.name == storable.text(name))
+        if ids:
+            query = query.where(Job.id.in_([storable.text(one) for one in ids]))
         async with self._store.read() as session:
             jobs = (await session.scalars(query)).all()
             page = await queries.job_views(session, jobs[:limit])
@@ -365,7 +372,7 @@ class JobService:
 
     async def _account(self, session: AsyncSession, job: Job) -> GoodputView:
         told = await accounts.goodput(session, job, time.time())
-        devices = JobSpec.model_validate(job.spec).parallel.world_size
+        devices = spec_of(job).parallel.world_size
         view = queries.goodput_view(job, told, devices)
         oldest = time.monotonic() - _ACCOUNTS_KEPT_S
         fresh = {key: one for key, one in self._goodputs.items() if one[0] > oldest}

@@ -5,22 +5,12 @@ Made to be cheap: a row is read from the job's own row in the store, never from 
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Any
 
 from pydantic import Field
 
 from holdfast_service.lifecycle import Desired, State
 from holdfast_service.views import NodeView, View, WaitingView
-
-
-class Sort(StrEnum):
-    """Orders of a list of jobs."""
-
-    CREATED = "created"  # newest first
-    NAME = "name"
-    STATE = "state"  # what needs looking at first: see listing.STATES
-    GOODPUT = "goodput"  # worst first; jobs without one last
 
 
 class JobRow(View):

@@ -22,13 +22,13 @@ from holdfast_service.goodput import Goodput
 from holdfast_service.job_lookup import find_job
 from holdfast_service.kept_accounts import KeptAccounts
 from holdfast_service.lifecycle import ON_CLUSTER, Desired, State
+from holdfast_service.list_order import Sort
 from holdfast_service.list_views import (
     ClusterCapacityView,
     ClusterView,
     JobRow,
     JobRowPage,
     QueuedJobView,
-    Sort,
     SpecDifferenceView,
 )
 from holdfast_service.nodes import NodeService
@@ -100,7 +100,8 @@ class Overview:
     ) -> JobRowPage:
         """Raises InvalidCursor."""
         filters = listing.Filters(q=q, owner=owner, states=frozenset(states))
-        async with self._store.read() as session:
+        everything = bool(q or owner) or sort is not Sort.CREATED  # all jobs are looked at
+        async with self._store.read(long=everything) as session:
             return await listing.page(session, filters, sort, limit, cursor)
 
     async def row(self, job_id: str) -> JobRow:

@@ -12,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 from rich.text import Text
@@ -28,6 +29,9 @@ from holdfast.client import config
 from holdfast_service.lifecycle import State
 
 HEAVY = "ray torch numpy fastapi starlette uvicorn sqlalchemy structlog asyncio click pygments"
+
+NOT_FOR_HELP = f"{HEAVY} pydantic httpx yaml holdfast.client.client holdfast_service.views"
+LIGHT = ("ls", "wait", "pause", "resume", "cancel", "describe")
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +64,35 @@ def test_a_command_loads_only_what_it_needs(server: LiveServer) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert done.stderr.splitlines()[-1] == "[]", arguments
+
+
+def test_the_help_of_a_command_loads_no_client() -> None:
+    program = (
+        "import sys, holdfast.cli.main as m\n"
+        "for name in sys.argv[1:]: m.run([name, '--help'])\n"
+        f"print([n for n in {NOT_FOR_HELP!r}.split() if n in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *LIGHT], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_a_list_as_documents_takes_few_requests(
+    server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = [client.submit({**SPEC, "name": f"n{n}"}).id for n in range(5)]
+
+    def requests() -> float:
+        text = httpx.get(f"{server.address}/metrics", trust_env=False).text
+        told = [x for x in text.splitlines() if x.startswith("holdfast_http_requests_total{")]
+        return sum(float(x.split()[-1]) for x in told if "/api/v1/jobs" in x)
+
+    before = requests()
+    shown = [json.loads(x) for x in told(capsys, "ls", "--json").splitlines()]
+    assert [one["id"] for one in shown] == ids[::-1]
+    assert all(one["spec"]["name"] == one["name"] for one in shown)
+    assert requests() - before == 2
 
 
 def test_a_job_goes_by_its_name_and_by_the_beginning_of_its_id(

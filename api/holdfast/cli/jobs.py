@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from rich.text import Text
 
-from holdfast.cli import describe as description
 from holdfast.cli import output
 from holdfast.cli.columns import Column
 from holdfast.cli.common import LONG_RETRY_S, OPTIONS, JobWord, Options, seconds
 from holdfast.cli.exit_codes import ExitCode, of_state
 from holdfast_service.lifecycle import State
-from holdfast_service.list_views import JobRow, Sort
-from holdfast_service.views import JobView
+from holdfast_service.list_order import Sort
+
+if TYPE_CHECKING:
+    from holdfast_service.list_views import JobRow
+    from holdfast_service.views import JobView
 
 COLUMNS = (
     Column("ID"),
@@ -53,7 +55,7 @@ def ls(
         rows = client.rows(search or name, state=states, owner=owner, sort=sort.value)
         fitting = (row for row in rows if name is None or row.name == name)
         jobs = [row for row, _ in zip(fitting, range(limit), strict=False)]
-        if output.results(options, (client.get(row.id) for row in jobs)):
+        if options.plain and output.results(options, client.all_of([row.id for row in jobs])):
             return ExitCode.OK
     if not jobs:
         output.talk(
@@ -69,6 +71,8 @@ def ls(
 
 def describe(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
     """Show a job in full: attempts, incidents, checkpoints, the traceback of a failure."""
+    from holdfast.cli import describe as description  # late: `--help` and `ls` show none
+
     with options.connect() as client:
         job = client.get(client.find(job_word))
         attempts = client.attempts(job.id)

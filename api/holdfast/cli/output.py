@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pydantic import BaseModel
 from rich.console import Console
 from rich.text import Text
 
@@ -197,4 +196,4 @@ def number(value: float | None, form: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value

@@ -15,7 +15,8 @@ from holdfast.cli.common import LONG_RETRY_S, OPTIONS, Options
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.client import Client
 from holdfast_service.lifecycle import TERMINAL, State
-from holdfast_service.list_views import JobRow, Sort
+from holdfast_service.list_order import Sort
+from holdfast_service.list_views import JobRow
 
 MOST_JOBS = 200
 RECENT_POINTS = 120

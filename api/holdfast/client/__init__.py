@@ -5,15 +5,20 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from holdfast.client.calls import LogFilter
-from holdfast.client.client import Client
-from holdfast.client.jobs import Job
-
 if TYPE_CHECKING:
     from holdfast.client.async_client import AsyncClient
     from holdfast.client.async_jobs import AsyncJob
+    from holdfast.client.calls import LogFilter
+    from holdfast.client.client import Client
+    from holdfast.client.jobs import Job
 
-_LATE = {"AsyncClient": "async_client", "AsyncJob": "async_jobs"}  # with asyncio, when first used
+_LATE = {  # when first used: what names of jobs mean is asked for without a server, too
+    "AsyncClient": "async_client",
+    "AsyncJob": "async_jobs",
+    "Client": "client",
+    "Job": "jobs",
+    "LogFilter": "calls",
+}
 
 __all__ = ["AsyncClient", "AsyncJob", "Client", "Job", "LogFilter"]
 

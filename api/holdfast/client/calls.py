@@ -7,7 +7,7 @@ cursor. A `Call` may be repeated without harm: what makes something carries an i
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -137,6 +137,11 @@ def jobs(state: Collection[str] | None, name: str | None) -> Pages[JobPage, JobV
         lambda found: found.jobs,
         lambda found: page(found.next_cursor) if found.next_cursor else None,
     )
+
+
+def jobs_of(ids: Sequence[str]) -> Call[JobPage]:
+    """At most JOBS_PAGE of them."""
+    return _get(JOBS, JobPage, {"id": list(ids), "limit": JOBS_PAGE})
 
 
 def rows(

@@ -12,7 +12,8 @@ from holdfast.rest import bodies
 from holdfast.rest.problems import documented
 from holdfast.rest.services import JobsDep, OverviewDep, ServicesDep
 from holdfast_service.lifecycle import State
-from holdfast_service.list_views import JobRowPage, Sort, SpecDifferenceView, ValidSpecView
+from holdfast_service.list_order import Sort
+from holdfast_service.list_views import JobRowPage, SpecDifferenceView, ValidSpecView
 from holdfast_service.views import JobPage, JobView
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
@@ -102,12 +103,16 @@ async def list_jobs(
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     state: Annotated[list[State] | None, Query(description="one or more states")] = None,
     name: Annotated[str | None, Query(description="exact name; of whole jobs only")] = None,
+    id: Annotated[
+        list[str] | None,
+        Query(max_length=500, description="only jobs with these ids; of whole jobs only"),
+    ] = None,
 ) -> JobPage | JobRowPage:
     if view is ListView.ROW:
         return await services.overview.rows(
             q=q, owner=owner, states=state or (), sort=sort, limit=limit, cursor=cursor
         )
-    return await services.jobs.list(cursor=cursor, limit=limit, state=state, name=name)
+    return await services.jobs.list(cursor=cursor, limit=limit, state=state, name=name, ids=id)
 
 
 @router.post(

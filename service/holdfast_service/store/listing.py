@@ -19,7 +19,8 @@ from sqlalchemy.sql import ColumnElement
 
 from holdfast_service.job_errors import InvalidCursor
 from holdfast_service.lifecycle import Desired, State
-from holdfast_service.list_views import JobRow, JobRowPage, Sort
+from holdfast_service.list_order import Sort
+from holdfast_service.list_views import JobRow, JobRowPage
 from holdfast_service.store import row_figures
 from holdfast_service.store.models import Job
 from holdfast_service.store.storable import number, text
