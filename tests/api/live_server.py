@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from tests.service.databases import fast_settings
+from tests.service.databases import fast_settings, migrated_file
 from tests.service.fake_cluster import FakeCluster, FakeSupervisor
 from tests.support.waiting import eventually
 
@@ -34,6 +34,9 @@ class LiveServer:
     """Runs in a thread of its own; stopped and started again on the same port and database."""
 
     def __init__(self, data_dir: Path, allow_fault_injection: bool = True, **services: Any) -> None:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        if not (data_dir / "holdfast.db").exists():
+            (data_dir / "holdfast.db").write_bytes(migrated_file())
         self.settings = fast_settings(data_dir, allow_fault_injection=allow_fault_injection)
         self.cluster = FakeCluster()
         self._changes = services

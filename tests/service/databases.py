@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import asyncpg
+from sqlalchemy import make_url
 
 from holdfast_service.settings import Settings
+from holdfast_service.store.engine import Store
+
+T = TypeVar("T")
 
 
-async def new_database(server: Any) -> str:
+def beside_the_loop(work: Coroutine[Any, Any, T]) -> T:
+    """What an async function returns, also for a fixture in whose thread a loop runs."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+@cache
+def migrated_file() -> bytes:
+    """An SQLite database with the schema and nothing in it: to copy costs less than to migrate."""
+    with TemporaryDirectory() as folder:
+        data_dir = Path(folder)
+        beside_the_loop(_migrate(fast_settings(data_dir)))
+        return (data_dir / "holdfast.db").read_bytes()
+
+
+async def migrated_database(server: Any) -> str:
+    """The same on PostgreSQL, for `new_database`; its name."""
+    url = await new_database(server)
+    await _migrate(fast_settings(Path(), url))
+    return str(make_url(url).database)
+
+
+async def _migrate(settings: Settings) -> None:
+    await (await Store.open(settings)).close()
+
+
+async def new_database(server: Any, template: str = "template1") -> str:
     """A fresh database; its URL."""
     name = f"holdfast_{uuid4().hex}"
     connection = await asyncpg.connect(server.get_uri())
     try:
-        await connection.execute(f"CREATE DATABASE {name}")
+        await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
     finally:
         await connection.close()
     return str(server.get_uri(database=name))

@@ -38,9 +38,9 @@ async def test_migrations_lead_to_the_models(store: Store) -> None:
         assert await connection.run_sync(differences) == []
 
 
-async def test_processes_that_start_at_once_migrate_once(settings: Settings) -> None:
-    command = [sys.executable, "-c", _OPEN, str(settings.data_dir)]
-    url = settings.resolved_database_url()
+async def test_processes_that_start_at_once_migrate_once(bare: Settings) -> None:
+    command = [sys.executable, "-c", _OPEN, str(bare.data_dir)]
+    url = bare.resolved_database_url()
     started = [
         await asyncio.create_subprocess_exec(*command, url, stderr=subprocess.PIPE)
         for _ in range(3)
@@ -50,8 +50,8 @@ async def test_processes_that_start_at_once_migrate_once(settings: Settings) -> 
         assert process.returncode == 0, errors.decode()
 
 
-async def test_opening_again_changes_nothing(settings: Settings) -> None:
+async def test_opening_again_changes_nothing(bare: Settings) -> None:
     for _ in range(2):
-        store = await Store.open(settings)
+        store = await Store.open(bare)
         await store.ping()
         await store.close()
