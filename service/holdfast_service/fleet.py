@@ -4,7 +4,6 @@ server tells the same and a restart forgets nothing. Incidents are read once: as
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,26 +11,12 @@ from dataclasses import dataclass, field
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast_service.distribution import Distribution
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import Incident, Job
 
 LOOK_BACK_S = 600.0
 """An incident may be stored so much later than it closed, and is counted all the same."""
-
-
-BUCKETS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
-
-
-@dataclass
-class Distribution:
-    """Of durations; `counts` by bucket of BUCKETS_S, the last for what is above all of them."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
-    total_s: float = 0.0
-
-    def add(self, taken_s: float) -> None:
-        self.counts[bisect_left(BUCKETS_S, taken_s)] += 1
-        self.total_s += taken_s
 
 
 @dataclass
@@ -69,8 +54,18 @@ class Fleet:
         """That this process has stored since it began: (from, to, code of the outcome or "")."""
         return self._store.transitions
 
+    @property
+    def checkpoints(self) -> Mapping[tuple[str, str], Distribution]:
+        """That this process has stored since it began, by tier and operation."""
+        return self._store.checkpoints
+
+    @property
+    def reconcile_lag(self) -> Distribution:
+        """Of this process since it began."""
+        return self._store.reconcile_lag
+
     async def figures(self, now: float) -> FleetFigures:
-        async with self._store.read() as session:
+        async with self._store.read(long=True) as session:
             states = await session.execute(select(Job.state, func.count()).group_by(Job.state))
             held = func.sum(Job.held_s), func.sum(now - Job.held_since), func.sum(Job.productive_s)
             left_s, present_s, effective_s = (await session.execute(select(*held))).one()

@@ -79,6 +79,19 @@ FLEET_SERIES = (
         "How long each phase of a recovery took; `total`: from the signal to the first new step.",
         ("phase",),
     ),
+    Series(
+        "holdfast_checkpoint_seconds",
+        Kind.HISTOGRAM,
+        "By tier and op, as this server has stored them. memory, wait: how long a step waited for "
+        "its copy; remote, save: from the end of the step until the checkpoint is durable.",
+        ("tier", "op"),
+    ),
+    Series(
+        "holdfast_reconcile_lag_seconds",
+        Kind.HISTOGRAM,
+        "From when a job was due to be looked at, or its user asked for something, until this "
+        "server had done what was next.",
+    ),
     Series("holdfast_lost_steps_total", Kind.COUNTER, "Steps that had to be made again."),
     Series(
         "holdfast_effective_training_seconds_total",

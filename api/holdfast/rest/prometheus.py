@@ -4,7 +4,6 @@ was told to, those of each live job, in Prometheus' text format."""
 from __future__ import annotations
 
 import time
-from itertools import accumulate
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -15,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.rest.metric_series import FLEET_SERIES, HTTP_SERIES, JOB_SERIES
 from holdfast.rest.services import ServicesDep
-from holdfast_service.fleet import BUCKETS_S, Fleet
+from holdfast_service.fleet import Fleet
 from holdfast_service.jobs import JobService
 from holdfast_service.lifecycle import State
 
@@ -80,9 +79,13 @@ async def _fleet(fleet: Fleet, now: float) -> CollectorRegistry:
     for (cause, decision), count in sorted(figures.incidents.items()):
         families["holdfast_incidents_total"].add_metric([cause, decision], count)
     for phase, told in sorted(figures.phases.items()):
-        bounds = [*map(str, BUCKETS_S), "+Inf"]
-        buckets = list(zip(bounds, map(float, accumulate(told.counts)), strict=True))
-        families["holdfast_recovery_seconds"].add_metric([phase], buckets, told.total_s)
+        families["holdfast_recovery_seconds"].add_metric([phase], told.buckets(), told.total_s)
+    for (tier, operation), told in sorted(fleet.checkpoints.items()):
+        families["holdfast_checkpoint_seconds"].add_metric(
+            [tier, operation], told.buckets(), told.total_s
+        )
+    lag = fleet.reconcile_lag
+    families["holdfast_reconcile_lag_seconds"].add_metric([], lag.buckets(), lag.total_s)
     families["holdfast_lost_steps_total"].add_metric([], figures.lost_steps)
     families["holdfast_effective_training_seconds_total"].add_metric([], figures.effective_s)
     families["holdfast_cluster_seconds_total"].add_metric([], figures.held_s)
