@@ -4,6 +4,7 @@
 
 Everything above the supervisors is real: HTTP, store, reconciler, live hub. A job's supervisor is
 an object that forms an attempt of four ranks at once and then makes a step every STEP_S seconds.
+It ends when it is told to (SIGTERM), or when its standard input does.
 """
 
 from __future__ import annotations
@@ -188,7 +189,6 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
     settings = Settings(
         data_dir=data_dir,
         database_url=database_url,
-        claim_limit=20_000,
         check_data_paths=False,
         lease_s=60.0,
     )
@@ -210,7 +210,9 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
     server = uvicorn.Server(config)
     driving = asyncio.create_task(reconciler.run(stopping))
     serving = asyncio.create_task(server.serve())
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stopping.set)
+    loop.add_reader(sys.stdin, stopping.set)  # whoever started it is gone
     while not server.started:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     print(server.servers[0].sockets[0].getsockname()[1], flush=True)

@@ -8,6 +8,7 @@ to be bad. Nothing here is done in a transaction that waits for the storage.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ from typing import IO, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.job_errors import JobError
-from holdfast_service.job_lookup import find_job
+from holdfast_service.job_errors import JobError, SpecUnreadable
+from holdfast_service.job_lookup import find_job, spec_of
 from holdfast_service.job_spec import JobSpec
 from holdfast_service.lifecycle import State
 from holdfast_service.settings import Settings
@@ -119,7 +120,9 @@ class CheckpointService:
             names = await self._names(job, {_root_of(row) for row in there})
         except StorageNotAnswering as error:
             problem = str(error)
-        kept_as_best = _best(JobSpec.model_validate(job.spec), there)
+        kept_as_best: set[str] = set()
+        with contextlib.suppress(SpecUnreadable):
+            kept_as_best = _best(spec_of(job), there)
         return CheckpointsView(
             memory=MemoryTierView(protected_step=protected),
             remote=tuple(

@@ -109,7 +109,7 @@ class Driver:
         if state.terminal:
             return await self._clean(job, intents)
         if state is State.QUEUED:
-            return await self._admit(job)
+            return await self._admit(intents)
         if state is State.PAUSED:
             return Rest(self._settings.paused_look_s, keep=False)
         rest = None
@@ -117,7 +117,7 @@ class Driver:
             rest = await self._cancel(job, intents)
         else:
             if intents[Effect.START].done_at is None:
-                await self._start(job)
+                intents = {**intents, Effect.START: await self._start(job)}
             if state is State.PAUSING or job.desired == Desired.PAUSED:
                 rest = await self._pause(job, intents)
         rest = rest or await self._observe(job, intents)
@@ -128,7 +128,7 @@ class Driver:
 
     # ---- starting
 
-    async def _admit(self, job: Job) -> Rest:
+    async def _admit(self, intents: dict[str, Intent]) -> Rest:
         """QUEUED: start it if it fits, or say what it waits for."""
         capacity = await self._cluster.capacity()
         async with self._transaction() as tx:
@@ -142,18 +142,20 @@ class Driver:
                 )
             # A cluster that can grow makes room for everybody: nobody else need be asked.
             held, before = ([], []) if capacity.can_grow else await demands_of_others(tx)
-            wanted = Demand.of(JobSpec.model_validate(job.spec))
+            wanted = Demand.of(JobSpec.model_validate(tx.job.spec))
             aside = await nodes.avoided(tx.session, tx.now)
             admission = admit(capacity, aside, held, before, wanted)
             if not admission.may_start:
                 tx.wait_for("nodes", admission.why)
                 return Rest(self._settings.queue_retry_s, keep=False)
-            await tx.intend(Effect.START)
+            intent = await tx.intend(Effect.START)
             tx.transition(State.STARTING, reason=admission.why or None)
         await self._crossing(Point.START_INTENDED)
+        if tx.job.desired == Desired.RUNNING:
+            self._seen = tx.job, {**intents, Effect.START: intent}
         return Rest(0.0)
 
-    async def _start(self, job: Job) -> None:
+    async def _start(self, job: Job) -> Intent:
         """STARTING: have a supervisor, whether this process or one before it asked for it."""
         # The lease may have been lost since the job was read; the effect must not come from one
         # who no longer holds it.
@@ -182,6 +184,7 @@ class Driver:
         async with self._transaction() as tx:
             intent = await tx.done(Effect.START)
             tx.emit("supervisor.started", {"created": created, "times": intent.times})
+        return intent
 
     # ---- running
 

@@ -22,8 +22,7 @@ from holdfast_service.job_errors import (
     InvalidFault,
     JobEnded,
 )
-from holdfast_service.job_lookup import canonical, find_job, not_found
-from holdfast_service.job_spec import JobSpec
+from holdfast_service.job_lookup import canonical, find_job, not_found, spec_of
 from holdfast_service.reports import Cluster, ClusterUnavailable, SupervisorUnavailable
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
@@ -107,8 +106,8 @@ async def deliver(store: Store, cluster: Cluster, lease: Lease, after: int) -> N
 def _wanted(
     tx: JobTransaction, document: Mapping[str, Any], idempotency_key: str | None
 ) -> InjectedFault:
-    """The new row. Raises InvalidFault, JobEnded."""
-    world_size = JobSpec.model_validate(tx.job.spec).parallel.world_size
+    """The new row. Raises InvalidFault, JobEnded, SpecUnreadable."""
+    world_size = spec_of(tx.job).parallel.world_size
     wrong = faults_of(document, world_size)
     if wrong:
         raise InvalidFault(wrong)

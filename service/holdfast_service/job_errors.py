@@ -58,6 +58,12 @@ class UnknownMetric(JobError):
     code = "unknown_metric"
 
 
+class SpecUnreadable(JobError):
+    """What is stored of the job's spec is another version's, and this one cannot read it."""
+
+    code = "spec_unreadable"
+
+
 class NodeNotFound(JobError):
     """No node of this name was ever seen, or the name's beginning fits several."""
 

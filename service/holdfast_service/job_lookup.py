@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.job_errors import JobNotFound
+from holdfast_service.job_errors import JobNotFound, SpecUnreadable
+from holdfast_service.job_spec import JobSpec
 from holdfast_service.store.models import Job
 
 
@@ -15,6 +17,19 @@ async def find_job(session: AsyncSession, job_id: str) -> Job:
     if job is None:
         raise not_found(job_id)
     return job
+
+
+def spec_of(job: Job) -> JobSpec:
+    """Raises SpecUnreadable."""
+    try:
+        return JobSpec.model_validate(job.spec)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "its root"
+        raise SpecUnreadable(
+            f"the spec of job {job.id} was stored by another version of Holdfast, and this one "
+            f"cannot read it ({where}: {first['msg']}): ask a server of that version"
+        ) from error
 
 
 def canonical(job_id: str) -> str:

@@ -54,6 +54,11 @@ JOB_EVERY_S = 1.0
 MOST_AT_ONCE = 5_000
 """Rows that one look reads; the next one goes on."""
 _READERS = 4
+_WAKE_ROWS = 32
+"""Listeners are woken in so many rows, one after the other."""
+_APART_S = 0.001
+_MOST_APART_S = 1.5
+"""Between two messages of progress alone, for each who listens: what it costs grows with them."""
 _WAKE_S = 1.0
 """Listeners look at the clock so often: whether the server stops, whether to keep alive."""
 _RETRY_S = 1.0
@@ -203,7 +208,9 @@ class LiveHub:
         self._listeners = 0
         self._looking: asyncio.Task[None] | None = None
         self._beginning = asyncio.Lock()
-        self._news = asyncio.Event()
+        self._news = [asyncio.Event() for _ in range(_WAKE_ROWS)]
+        self._seat = 0
+        self._told_at = 0.0
         self._woken_at = 0.0
         self._allowance = 0.0
 
@@ -225,6 +232,8 @@ class LiveHub:
         self, job_id: str | None, cursor: Position | None, stop: asyncio.Event, pause_s: float
     ) -> AsyncIterator[Batch]:
         self._listeners += 1
+        self._seat += 1
+        seat = self._seat % len(self._news)
         channel = self._joined(job_id)
         try:
             await self._begin(channel)
@@ -235,7 +244,7 @@ class LiveHub:
             yield Batch([Message("hello", hello, cursor or here), *missed])
             told_at = time.monotonic()
             while not stop.is_set():
-                news = self._news
+                news = self._news[seat]
                 batch, here, seen_of_job = self._beyond(here, channel, seen_of_job)
                 if batch is None and time.monotonic() - told_at >= pause_s:
                     batch = _NOTHING
@@ -402,8 +411,15 @@ class LiveHub:
         after = self._number + sum(one.number for one in self._channels.values())
         if after != before or now - self._woken_at >= _WAKE_S:
             self._woken_at = now
-            self._news.set()
-            self._news = asyncio.Event()
+            await self._wake()
+
+    async def _wake(self) -> None:
+        """Everybody, some after the others: between them, requests have their turn."""
+        for row, news in enumerate(self._news):
+            self._news[row] = asyncio.Event()
+            news.set()
+            if self._listeners > len(self._news):
+                await asyncio.sleep(0)
 
     async def _read_dirty(self) -> None:
         """What one job's reading ends in keeps no other job from being read."""
@@ -455,7 +471,11 @@ class LiveHub:
 
     def _tell_pending(self) -> None:
         rate = self._settings.live_rows_per_s
-        self._allowance = min(rate, self._allowance + rate * self._settings.live_poll_s)
+        self._allowance = min(2 * rate, self._allowance + rate * self._settings.live_poll_s)
+        now = time.monotonic()
+        if now - self._told_at < min(_MOST_APART_S, self._listeners * _APART_S):
+            return
+        self._told_at = now
         while self._pending and self._allowance >= 1:
             job_id, (row, _) = next(iter(self._pending.items()))
             del self._pending[job_id]

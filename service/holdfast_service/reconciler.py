@@ -32,6 +32,16 @@ from holdfast_service.store.transaction import LeaseLost, job_transaction
 log = structlog.get_logger(__name__)
 
 
+class _Bell(asyncio.Event):
+    rung_at = 0.0
+    """When somebody rang first since it was last answered (monotonic)."""
+
+    def set(self) -> None:
+        if not self.is_set():
+            self.rung_at = time.monotonic()
+        super().set()
+
+
 class Reconciler:
     """Drives every job of the store that nobody else holds."""
 
@@ -52,8 +62,8 @@ class Reconciler:
         self._origins = Origins(store, settings)
         self._avoided: dict[str, Avoided] | None = None  # nobody has looked yet
         self._drives: dict[str, asyncio.Task[None]] = {}
-        self._bells: dict[str, asyncio.Event] = {}
-        self._bell = asyncio.Event()
+        self._bells: dict[str, _Bell] = {}
+        self._bell = _Bell()
         self._looked_at: float | None = None
         self._stop = asyncio.Event()
 
@@ -95,13 +105,16 @@ class Reconciler:
     async def _claim(self) -> None:
         self._bell.clear()
         room = self._settings.claim_limit - len(self._drives)
-        for lease in await leases.claim(self._store, self._owner, room, self._settings.lease_s):
+        taken = await leases.claim(self._store, self._owner, room, self._settings.lease_s)
+        for lease in taken:
             stale = self._drives.pop(lease.job_id, None)
             if stale is not None:
                 stale.cancel()  # its lease ran out unnoticed, and came back to this process
-            self._bells[lease.job_id] = bell = asyncio.Event()
+            self._bells[lease.job_id] = bell = _Bell()
             task = asyncio.create_task(self._drive(lease, bell), name=f"drive {lease.job_id}")
             self._drives[lease.job_id] = task
+        if len(taken) == leases.CLAIMED_TOGETHER:
+            self._bell.set()  # there may be more
         self._looked_at = time.monotonic()
 
     async def _renew(self) -> None:
@@ -131,10 +144,10 @@ class Reconciler:
         async with self._store.read() as session:
             self._avoided = await nodes.avoided(session, now)
 
-    async def _drive(self, lease: Lease, bell: asyncio.Event) -> None:
+    async def _drive(self, lease: Lease, bell: _Bell) -> None:
         """Turn after turn, until the job rests for long, has no work left, or is lost."""
         driver = Driver(
-            self._store,
+            self._store.behind_users(),
             self._cluster,
             self._settings,
             self._crossing,
@@ -164,13 +177,15 @@ class Reconciler:
         settings = self._settings
         return max(settings.reconcile_interval_s, len(self._drives) / settings.polls_per_s)
 
-    async def _turns(self, driver: Driver, lease: Lease, bell: asyncio.Event) -> float:
+    async def _turns(self, driver: Driver, lease: Lease, bell: _Bell) -> float:
         """Returns after how many seconds the job wants to be looked at again."""
         errors = 0
+        due = time.monotonic()
         while True:
             try:
                 rest = await driver.turn()
                 errors = 0
+                self._store.reconcile_lag.add(time.monotonic() - due)
             except LeaseLost:
                 raise
             except Exception as error:
@@ -182,7 +197,9 @@ class Reconciler:
                 return rest.seconds
             if self._stop.is_set():
                 return 0.0
+            due = time.monotonic() + rest.seconds
             if await _rang(bell, rest.seconds):
+                due = min(due, bell.rung_at)
                 bell.clear()
                 driver.look_anew()
             if self._stop.is_set():

@@ -63,7 +63,7 @@ class Settings(BaseSettings):
         default=2.0, description="between two looks for work that another process brought"
     )
     claim_limit: Annotated[int, Field(ge=1)] = Field(
-        default=256, description="jobs that one reconciler drives at the same time"
+        default=10_000, description="jobs that one reconciler drives at the same time"
     )
     lease_s: Seconds = Field(default=10.0, description="a dead reconciler's jobs wait this long")
     queue_retry_s: Seconds = Field(default=1.0, description="next look at a job that waits")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 import yaml
 from tests.api.live_server import SPEC, LiveServer, live_server
+from tests.service.fake_cluster import row
 from tests.support.waiting import eventually
+
+from holdfast_service.reports import EventKind
 
 
 def submitted(http: httpx.Client, **changes: object) -> str:
@@ -129,6 +134,47 @@ def test_prometheus_shows_all_jobs_together_and_routes_without_ids(
     assert not any(job_id in line or "wp-login" in line for line in lines)
     moves = [line for line in lines if line.startswith("holdfast_job_transitions_total{")]
     assert any('from="QUEUED"' in line and 'to="STARTING"' in line for line in moves)
+    lag = next(x for x in lines if x.startswith("holdfast_reconcile_lag_seconds_count"))
+    assert float(lag.split()[-1]) > 0
+
+
+def test_prometheus_tells_how_long_checkpoints_took(http: httpx.Client, server: LiveServer) -> None:
+    job_id = submitted(http)
+    supervisor = server.supervisor(job_id)
+    supervisor.form(1)
+    supervisor.rows += [replace(row(1, step), checkpoint_wait_s=0.25) for step in (1, 2, 3)]
+
+    def told(part: str, tier: str, op: str) -> float:
+        name = f"holdfast_checkpoint_seconds_{part}{{"
+        labels = (f'op="{op}"', f'tier="{tier}"')
+        found = [
+            line.split()[-1]
+            for line in http.get("/metrics").text.splitlines()
+            if line.startswith(name) and all(label in line for label in labels)
+        ]
+        return float(found[0]) if found else 0.0
+
+    eventually(lambda: told("count", "memory", "wait") == 3)
+    assert told("sum", "memory", "wait") == pytest.approx(0.75)
+    supervisor.say(EventKind.CHECKPOINT_SAVED, step=2, attempt=1, tier="remote", uri="/x")
+    eventually(lambda: told("count", "remote", "save") == 1)
+    assert told("sum", "remote", "save") == supervisor.events[-1].at - 1002.0
+
+
+def test_a_spec_of_another_version_is_said_to_be_one(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    job_id = submitted(http)
+    server.run_job(job_id, steps=3, end=False)
+    path = f"/api/v1/jobs/{job_id}"
+    eventually(lambda: http.get(path).json()["state"] == "RUNNING")
+    with sqlite3.connect(server.settings.data_dir / "holdfast.db", timeout=20) as database:
+        database.execute('UPDATE jobs SET spec = \'{"of": "2031"}\' WHERE id = ?', (job_id,))
+    refused = http.get(f"{path}/goodput")
+    assert (refused.status_code, refused.json()["code"]) == (409, "spec_unreadable")
+    assert "another version" in refused.json()["detail"]
+    for part in ("/incidents", "/checkpoints", "/verdict", "/timeline"):
+        assert http.get(path + part).status_code == 200, part
 
 
 def test_prometheus_shows_each_live_job_where_it_was_told_to(tmp_path: Path) -> None:

@@ -37,7 +37,12 @@ async def incidents(jobs: JobsDep, job_id: JobId) -> Sequence[IncidentView]:
     return await jobs.incidents(job_id)
 
 
-@router.get("/goodput", response_model=GoodputView, summary="Where the time went")
+@router.get(
+    "/goodput",
+    response_model=GoodputView,
+    summary="Where the time went",
+    responses=documented(409),
+)
 async def goodput(jobs: JobsDep, job_id: JobId) -> GoodputView:
     return await jobs.goodput(job_id)
 

@@ -23,6 +23,7 @@ MEDIA_TYPE = "application/problem+json"
 STATUS_OF_JOB_ERROR = {
     "job_not_found": 404,
     "job_ended": 409,
+    "spec_unreadable": 409,
     "injection_disabled": 403,
     "invalid_fault": 422,
     "idempotency_conflict": 409,

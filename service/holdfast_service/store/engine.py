@@ -9,31 +9,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sqlite3
-from collections import Counter
+import copy
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-import aiosqlite
-from sqlalchemy import URL, Connection, event, literal_column, make_url, text
+from sqlalchemy import URL, literal_column, make_url, text
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.sql import ColumnElement
 
+from holdfast_service.distribution import Distribution
 from holdfast_service.settings import Settings
+from holdfast_service.store import sqlite
 from holdfast_service.store.change_numbers import FORGET_THOSE_TO_COME
 from holdfast_service.store.migrate import migrate
 from holdfast_service.store.storable import to_json
 
-_WRITING = "holdfast_writing"
 _DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
     "postgresql": "postgresql+asyncpg",
     "postgres": "postgresql+asyncpg",
 }
+
+
+_PARALLEL = 6
+_IN_LINE = 2
+"""Of those who work behind users: transactions at a time, on PostgreSQL and on SQLite."""
 
 
 class UnsupportedDatabase(Exception):
@@ -47,6 +50,10 @@ class Store:
         self._engine = engine
         self.transitions: Counter[tuple[str, str, str]] = Counter()
         """Of jobs, stored by this process: how many of each (from, to, outcome's code)."""
+        self.checkpoints: defaultdict[tuple[str, str], Distribution] = defaultdict(Distribution)
+        """Stored by this process: how long each took, by tier and operation."""
+        self.reconcile_lag = Distribution()
+        """How late this process did what was due for a job."""
         self.tells = False
         """Whether a webhook is to be told of incidents and ends."""
         self.on_incident_closed: Callable[[str, Mapping[str, Any]], None] = lambda job_id, told: (
@@ -56,17 +63,20 @@ class Store:
         # PostgreSQL's default shows each statement a newer state; SQLite has one snapshot anyway.
         snapshot = {"isolation_level": "REPEATABLE READ"} if self.postgres else {}
         self._reader = engine.execution_options(**snapshot)
-        self._writer = engine.execution_options(**{_WRITING: True})
+        self._long_reader = engine.execution_options(**snapshot, **{sqlite.LONG: True})
+        self._writer = engine.execution_options(**{sqlite.WRITING: True})
         # SQLite lets one write at a time, and those who wait for it poll in no order: of many, some
         # would starve, and hold all connections meanwhile. Here they stand in line without one.
         self._turn = contextlib.nullcontext() if self.postgres else asyncio.Lock()
+        self._background = asyncio.Semaphore(_PARALLEL if self.postgres else _IN_LINE)
+        self._gate: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
 
     @classmethod
     async def open(cls, settings: Settings) -> Store:
         """Connect, and bring the schema up to date (safe with several processes at once)."""
         url = database_url(settings.resolved_database_url())
         if url.get_backend_name() == "sqlite":
-            engine = _sqlite(url, settings.database_busy_s, settings.database_pool)
+            engine = sqlite.engine_for(url, settings.database_busy_s, settings.database_pool)
         else:
             engine = create_async_engine(
                 url,
@@ -95,15 +105,25 @@ class Store:
         async with self.read() as session:
             await session.execute(text("SELECT 1"))
 
+    def behind_users(self) -> Store:
+        """The same store for work that can wait: of all who use it so, few have a transaction at a
+        time, and whoever uses it as it is stands in line behind those few at most."""
+        store = copy.copy(self)
+        store._gate = self._background
+        return store
+
     @asynccontextmanager
-    async def read(self) -> AsyncIterator[AsyncSession]:
-        async with AsyncSession(self._reader, expire_on_commit=False) as session:
+    async def read(self, *, long: bool = False) -> AsyncIterator[AsyncSession]:
+        """`long`: one statement may look at many rows, or fetch megabytes."""
+        engine = self._long_reader if long else self._reader
+        async with self._gate, AsyncSession(engine, expire_on_commit=False) as session:
             yield session
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncSession]:
         """Committed when the block ends, rolled back when it raises."""
         async with (
+            self._gate,
             self._turn,
             AsyncSession(self._writer, expire_on_commit=False) as session,
             session.begin(),
@@ -149,66 +169,3 @@ def database_url(given: str) -> URL:
         shown = url.render_as_string(hide_password=True)
         raise UnsupportedDatabase(f"database URL {shown!r}: {forms}")
     return url.set(drivername=driver)
-
-
-def _sqlite(url: URL, busy_s: float, pool: int) -> AsyncEngine:
-    if url.database:
-        Path(url.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    opens = partial(_SqliteFile, url.database or ":memory:", timeout=busy_s)
-    engine = create_async_engine(
-        url,
-        async_creator=partial(_SqliteConnection.open, opens),
-        pool_size=pool,
-        max_overflow=10,
-        json_serializer=to_json,
-    )
-    event.listen(engine.sync_engine, "connect", _prepare_sqlite)
-    event.listen(engine.sync_engine, "begin", _begin_sqlite)
-    return engine
-
-
-class _SqliteFile(sqlite3.Connection):
-    """Holds no lock once it is closed. SQLite itself keeps a closed connection's transaction open
-    for as long as anybody refers to a cursor of it, as the traceback of a cancelled task does."""
-
-    def close(self) -> None:
-        with contextlib.suppress(sqlite3.Error):  # it may be closed already
-            self.rollback()
-        super().close()
-
-
-class _SqliteConnection(aiosqlite.Connection):
-    """Stopped once. The driver's own waits for ever for its thread to answer a second stop, which
-    comes when a task is cancelled while its connection is being closed."""
-
-    _stopped = False
-
-    @classmethod
-    async def open(cls, opens: Callable[[], sqlite3.Connection]) -> _SqliteConnection:
-        connection = cls(opens, iter_chunk_size=64)
-        connection._thread.daemon = True  # a process that ends waits for no statement
-        await connection
-        return connection
-
-    def stop(self) -> asyncio.Future[Any] | None:
-        if self._stopped:
-            return None
-        self._stopped = True
-        return super().stop()
-
-
-def _prepare_sqlite(connection: Any, _record: Any) -> None:
-    # The driver must not open transactions of its own: `_begin_sqlite` says which kind it is.
-    connection.isolation_level = None
-    cursor = connection.cursor()
-    # An accepted job is on disk when its submitter hears of it, also if the power goes.
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.execute("PRAGMA foreign_keys=ON")
-    cursor.close()
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    # A deferred transaction that turns into a writer may find its snapshot outdated and fail; an
-    # immediate one waits for its turn instead.
-    writing = connection.get_execution_options().get(_WRITING, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")

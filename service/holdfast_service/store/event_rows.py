@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from holdfast_service.lifecycle import Desired, State, observed
 from holdfast_service.quarantine import QuarantineRules, node_name
 from holdfast_service.reports import EventKind, Phase, SupervisorEvent
-from holdfast_service.store import nodes
+from holdfast_service.store import nodes, series
 from holdfast_service.store.models import Attempt, AttemptMember, Checkpoint, Incident
 from holdfast_service.store.storable import text
 from holdfast_service.store.transaction import Effect, JobTransaction
@@ -204,21 +204,27 @@ async def _attempt_running(tx: JobTransaction, said: dict[str, Any], at: float) 
 
 
 async def _members(tx: JobTransaction, attempt: int, members: Any) -> None:
-    for said in members:
-        # A later word on the same rank (its final pid) replaces the earlier one.
-        await tx.session.merge(
-            AttemptMember(
-                job_id=tx.job.id,
-                attempt=attempt,
-                rank=_whole(said["rank"]),
-                worker=text(said.get("worker") or ""),
-                agent=text(said.get("agent") or ""),
-                node_id=text(said.get("node_id") or ""),
-                host=text(said.get("host") or ""),
-                pid=_whole_or_none(said.get("pid")),
-                role=text(said.get("role") or ""),
-            )
+    if not members:
+        return
+    stored = await tx.session.scalars(
+        select(AttemptMember).where(
+            AttemptMember.job_id == tx.job.id, AttemptMember.attempt == attempt
         )
+    )
+    known = {one.rank: one for one in stored}
+    for said in members:
+        rank = _whole(said["rank"])
+        member = known.get(rank)
+        if member is None:
+            member = known[rank] = AttemptMember(job_id=tx.job.id, attempt=attempt, rank=rank)
+            tx.session.add(member)
+        # A later word on the same rank (its final pid) replaces the earlier one.
+        member.worker = text(said.get("worker") or "")
+        member.agent = text(said.get("agent") or "")
+        member.node_id = text(said.get("node_id") or "")
+        member.host = text(said.get("host") or "")
+        member.pid = _whole_or_none(said.get("pid"))
+        member.role = text(said.get("role") or "")
 
 
 async def _trouble(tx: JobTransaction, event: SupervisorEvent, rules: QuarantineRules) -> None:
@@ -254,6 +260,7 @@ async def _checkpoint_saved(tx: JobTransaction, said: dict[str, Any], at: float)
     known = await tx.session.get(Checkpoint, (tx.job.id, text(said["uri"])))
     if known is not None and known.deleted_at is None:
         return  # a supervisor that begins tells of all that it finds
+    await _time_of_saving(tx, said, at)
     await tx.session.merge(
         Checkpoint(
             job_id=tx.job.id,
@@ -271,6 +278,15 @@ async def _checkpoint_saved(tx: JobTransaction, said: dict[str, Any], at: float)
             bad=None,
         )
     )
+
+
+async def _time_of_saving(tx: JobTransaction, said: dict[str, Any], at: float) -> None:
+    """From the end of the step until its checkpoint is durable."""
+    made = await series.made_at(
+        tx.session, tx.job.id, _whole(said["step"]), _whole(said.get("attempt") or 0)
+    )
+    if made is not None and at >= made:
+        tx.checkpoints.append((text(said.get("tier") or "remote"), "save", at - made))
 
 
 async def _checkpoint_gone(

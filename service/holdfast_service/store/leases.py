@@ -11,10 +11,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, and_, case, select, true, update
+from sqlalchemy import ColumnElement, and_, case, false, select, update
 
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import Job
+
+RENEWED_TOGETHER = 200
+CLAIMED_TOGETHER = 500
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,8 @@ class Lease:
 
 
 async def claim(store: Store, owner: str, limit: int, lease_s: float) -> list[Lease]:
-    """Take up to `limit` jobs that have work left, are due, and that nobody holds."""
+    """Take up to `limit` jobs, and CLAIMED_TOGETHER at most, that have work left, are due, and that
+    nobody holds."""
     if limit <= 0:
         return []
     async with store.read() as session:
@@ -37,7 +41,7 @@ async def claim(store: Store, owner: str, limit: int, lease_s: float) -> list[Le
             select(Job.id)
             .where(_free(store))
             .order_by(Job.due_at, Job.id)
-            .limit(limit)
+            .limit(min(limit, CLAIMED_TOGETHER))
             .with_for_update(skip_locked=True)
         )
         taken = await session.scalars(
@@ -57,18 +61,23 @@ async def claim(store: Store, owner: str, limit: int, lease_s: float) -> list[Le
 
 
 async def renew(store: Store, owner: str, job_ids: Collection[str], lease_s: float) -> set[str]:
-    """Prolong those leases that `owner` still holds; returns their jobs."""
-    if not job_ids:
-        return set()
-    async with store.write() as session:
-        kept = await session.scalars(
-            update(Job)
-            .where(Job.lease_owner == owner, Job.id.in_(job_ids))
-            .values(lease_until=store.clock() + lease_s, changed=Job.changed)
-            .returning(Job.id)
-            .execution_options(synchronize_session=False)
-        )
-        return set(kept)
+    """Prolong those leases that `owner` still holds; returns their jobs. Others may write between
+    two parts of many."""
+    ids = sorted(job_ids)
+    kept: set[str] = set()
+    for start in range(0, len(ids), RENEWED_TOGETHER):
+        some = ids[start : start + RENEWED_TOGETHER]
+        async with store.write() as session:
+            kept |= set(
+                await session.scalars(
+                    update(Job)
+                    .where(Job.lease_owner == owner, Job.id.in_(some))
+                    .values(lease_until=store.clock() + lease_s, changed=Job.changed)
+                    .returning(Job.id)
+                    .execution_options(synchronize_session=False)
+                )
+            )
+    return kept
 
 
 async def release(store: Store, lease: Lease, due_in_s: float) -> None:
@@ -91,4 +100,4 @@ async def release(store: Store, lease: Lease, due_in_s: float) -> None:
 
 def _free(store: Store) -> ColumnElement[bool]:
     now = store.clock()
-    return and_(Job.cleaned != true(), Job.due_at <= now, Job.lease_until <= now)
+    return and_(Job.cleaned == false(), Job.due_at <= now, Job.lease_until <= now)

@@ -112,7 +112,7 @@ class Job(Base):
     cleaned: Mapped[bool] = mapped_column(default=False)  # ended, and off the cluster
 
     __table_args__ = (
-        Index("ix_jobs_work", "cleaned", "due_at", "lease_until"),
+        Index("ix_jobs_work", "cleaned", "lease_until", "due_at"),
         Index("ix_jobs_changed", "changed"),
         Index("ix_jobs_goodput", "goodput", "id"),
         Index("ix_jobs_search", "state", "name", "owner", "id"),  # all that filters look at

@@ -7,6 +7,8 @@ and said to be unreadable: it must not hold up the job.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy.exc import DBAPIError, StatementError
@@ -25,6 +27,7 @@ from holdfast_workers.messages import StepRow
 _RANKS_AGE_S = 5.0
 MOST_OWN_METRICS = 256
 """Of a job; its function may tell fewer in each attempt."""
+_UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, StatementError)
 _ENDED_BY_AN_ANSWER = ("supervisor", "cluster", "reconciler")  # resources a job waits for
 
 
@@ -82,11 +85,11 @@ async def absorb(
     end_held = False
     events = [event for event in report.events if event.seq > job.cursor_event]
     await nodes.lock_named(tx, events)
-    for event in events:
-        if event.kind is EventKind.ENDED and (rows or (hold_end and lines)):
-            end_held = True
-            break
-        await _store_event(tx, event, rules)
+    if rows or (hold_end and lines):
+        until_end = list(itertools.takewhile(lambda one: one.kind is not EventKind.ENDED, events))
+        end_held = len(until_end) < len(events)
+        events = until_end
+    await _store_events(tx, events, rules)
     if not tx.state.terminal:
         job.step = report.step or job.step  # a supervisor that has just begun knows of none
         job.attempt = max(job.attempt, report.attempt)
@@ -122,6 +125,8 @@ async def _rows(tx: JobTransaction, report: SupervisorReport) -> list[StepRow]:
     newest: StepRow = max(rows, key=lambda row: (row.attempt, row.step))
     job.cursor_attempt, job.cursor_step = newest.attempt, newest.step
     job.loss = number(newest.loss)
+    waits = [number(row.checkpoint_wait_s) for row in rows]
+    tx.checkpoints += [("memory", "wait", waited) for waited in waits if waited is not None]
     seconds = sum(row.step_time_s for row in rows)
     job.tokens_per_second = (
         number(sum(row.tokens for row in rows) / seconds) if seconds > 0 else None
@@ -155,17 +160,48 @@ async def _digests(tx: JobTransaction, report: SupervisorReport) -> int:
     return fresh
 
 
+async def _store_events(
+    tx: JobTransaction, events: Sequence[SupervisorEvent], rules: QuarantineRules
+) -> None:
+    """Together, as they can nearly always be read; otherwise each by itself."""
+    if len(events) > 1:
+        told = tx.told()
+        try:
+            async with tx.session.begin_nested():
+                for event in events:
+                    _note_event(tx, event)
+                    await project(tx, event, rules)
+            return
+        except _UNREADABLE as error:
+            _raise_if_of_the_database(error)
+            await tx.session.refresh(tx.job)
+            tx.tell_again_from(told)
+    for event in events:
+        await _store_event(tx, event, rules)
+
+
 async def _store_event(tx: JobTransaction, event: SupervisorEvent, rules: QuarantineRules) -> None:
+    _note_event(tx, event)
+    told = tx.told()
+    try:
+        async with tx.session.begin_nested():
+            await project(tx, event, rules)
+    except _UNREADABLE as error:
+        _raise_if_of_the_database(error)
+        await tx.session.refresh(tx.job)
+        tx.tell_again_from(told)
+        tx.emit("event.unreadable", {"kind": event.kind, "error": repr(error)}, at=event.at)
+
+
+def _note_event(tx: JobTransaction, event: SupervisorEvent) -> None:
     job = tx.job
     if event.seq != job.cursor_event + 1:
         tx.emit("events.lost", {"after": job.cursor_event, "before": event.seq})
     job.cursor_event = event.seq
     tx.emit(event.kind, event.data, at=event.at)
-    try:
-        async with tx.session.begin_nested():
-            await project(tx, event, rules)
-    except (KeyError, TypeError, ValueError, AttributeError, StatementError) as error:
-        if isinstance(error, DBAPIError) and not is_refused(error):
-            raise  # the database's trouble, not the event's: all of it is tried again
-        await tx.session.refresh(job)
-        tx.emit("event.unreadable", {"kind": event.kind, "error": repr(error)}, at=event.at)
+
+
+def _raise_if_of_the_database(error: Exception) -> None:
+    """Trouble of the database's, not of the event's: all of it is tried again."""
+    if isinstance(error, DBAPIError) and not is_refused(error):
+        raise error

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast_service.goodput import History
 from holdfast_service.store.models import DigestChunk, Job, LogChunk, MetricChunk
 from holdfast_service.store.outlines import OWN, outline
-from holdfast_service.store.storable import text
+from holdfast_service.store.storable import number, text
 from holdfast_workers.messages import LogLine, StepRow
 
 WINDOW = 128
@@ -191,6 +191,13 @@ async def read_rows(
                 merged[int(step_text)] = (chunk.attempt, values)
     for step in sorted(merged):
         yield step, *merged[step]
+
+
+async def made_at(session: AsyncSession, job_id: str, step: int, attempt: int) -> float | None:
+    """When that attempt ended this step, Unix seconds; None: no such row is stored."""
+    chunk = await session.get(MetricChunk, (job_id, window(step), attempt))
+    values = chunk.rows.get(str(step)) if chunk is not None else None
+    return number(values[COLUMNS.index("at")]) if values else None
 
 
 async def rows_beyond(

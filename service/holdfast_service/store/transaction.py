@@ -55,6 +55,8 @@ class JobTransaction:
         self.transitions: list[tuple[str, str, str]] = []
         """(from, to, code of the outcome or "")."""
         self.closed_incidents: list[dict[str, Any]] = []
+        self.checkpoints: list[tuple[str, str, float]] = []
+        """(tier, operation, seconds)."""
 
     @property
     def state(self) -> State:
@@ -81,6 +83,16 @@ class JobTransaction:
     def _tell(self, kind: str, data: dict[str, Any], at: float) -> None:
         told = message(self.job.id, self.job.name, self.job.event_seq, at, kind, data)
         self.session.add(Outbox(id=told["id"], at=at, message=told, due_at=0.0, tries=0))
+
+    def told(self) -> tuple[int, int, int]:
+        """How much this transaction has to tell once it is stored; see `tell_again_from`."""
+        return len(self.transitions), len(self.closed_incidents), len(self.checkpoints)
+
+    def tell_again_from(self, told: tuple[int, int, int]) -> None:
+        """What came after that was rolled back, to a savepoint."""
+        del self.transitions[told[0] :]
+        del self.closed_incidents[told[1] :]
+        del self.checkpoints[told[2] :]
 
     def transition(self, new: State, *, reason: str | None = None, at: float | None = None) -> None:
         """Move the job to `new`, with its event. Raises ForbiddenTransition."""
@@ -191,5 +203,7 @@ async def job_transaction(
         )
         yield transaction
     store.transitions.update(transaction.transitions)
+    for tier, operation, seconds in transaction.checkpoints:
+        store.checkpoints[tier, operation].add(seconds)
     for told in transaction.closed_incidents:
         store.on_incident_closed(job_id, told)
