@@ -14,7 +14,7 @@ from sqlalchemy import insert, select
 from holdfast_service.job_errors import InvalidCursor
 from holdfast_service.jobs import JobService
 from holdfast_service.lifecycle import State
-from holdfast_service.list_views import Sort
+from holdfast_service.list_order import Sort
 from holdfast_service.nodes import NodeService
 from holdfast_service.overview import Overview
 from holdfast_service.settings import Settings
