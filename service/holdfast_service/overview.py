@@ -100,8 +100,7 @@ class Overview:
     ) -> JobRowPage:
         """Raises InvalidCursor."""
         filters = listing.Filters(q=q, owner=owner, states=frozenset(states))
-        everything = bool(q or owner) or sort is not Sort.CREATED  # all jobs are looked at
-        async with self._store.read(long=everything) as session:
+        async with self._store.read() as session:
             return await listing.page(session, filters, sort, limit, cursor)
 
     async def row(self, job_id: str) -> JobRow:

@@ -1,10 +1,9 @@
-"""The store on SQLite: nobody waits in the event loop, and users stand before those behind them."""
+"""The store on SQLite: who waits for whom."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -39,37 +38,6 @@ async def test_a_writer_waits_for_anothers_lock_beside_the_loop(
     other.execute("COMMIT")
     await asyncio.wait_for(writing, 20)
     other.close()
-
-
-async def test_what_is_said_to_be_long_runs_beside_the_loop(store: Store) -> None:
-    threads: set[int] = set()
-    async with store.read(long=True) as session, store.read() as short:
-        for one in (session, short):
-            raw = await (await one.connection()).get_raw_connection()
-            file = raw.driver_connection
-            assert file is not None
-            await file.create_function("thread", 0, lambda: threads.add(threading.get_ident()))
-        await session.execute(text("SELECT thread()"))
-        assert threading.get_ident() not in threads
-        threads.clear()
-        await short.execute(text("SELECT thread()"))
-        assert threads == {threading.get_ident()}
-
-
-async def test_many_statements_in_a_row_let_others_have_the_loop(store: Store) -> None:
-    turns = 0
-
-    async def read() -> None:
-        async with store.read() as session:
-            for _ in range(300):
-                await session.execute(text("SELECT 1"))
-
-    reading = asyncio.create_task(read())
-    while not reading.done():
-        await asyncio.sleep(0)
-        turns += 1
-    await reading
-    assert turns > 5
 
 
 async def test_users_stand_before_those_who_are_behind_them(store: Store) -> None:

@@ -63,7 +63,6 @@ class Store:
         # PostgreSQL's default shows each statement a newer state; SQLite has one snapshot anyway.
         snapshot = {"isolation_level": "REPEATABLE READ"} if self.postgres else {}
         self._reader = engine.execution_options(**snapshot)
-        self._long_reader = engine.execution_options(**snapshot, **{sqlite.LONG: True})
         self._writer = engine.execution_options(**{sqlite.WRITING: True})
         # SQLite lets one write at a time, and those who wait for it poll in no order: of many, some
         # would starve, and hold all connections meanwhile. Here they stand in line without one.
@@ -113,10 +112,8 @@ class Store:
         return store
 
     @asynccontextmanager
-    async def read(self, *, long: bool = False) -> AsyncIterator[AsyncSession]:
-        """`long`: one statement may look at many rows, or fetch megabytes."""
-        engine = self._long_reader if long else self._reader
-        async with self._gate, AsyncSession(engine, expire_on_commit=False) as session:
+    async def read(self) -> AsyncIterator[AsyncSession]:
+        async with self._gate, AsyncSession(self._reader, expire_on_commit=False) as session:
             yield session
 
     @asynccontextmanager
