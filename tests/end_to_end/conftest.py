@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -21,8 +22,11 @@ from holdfast_service import cluster_processes, local_cluster
 from holdfast_service.views import JobView, MemberView
 
 REPOSITORY = Path(__file__).parents[2]
-STEPS = 80
+STEPS = 60
 START_S = 180.0
+WITHOUT_STANDBY = {"cpus_per_worker": 0.5, "workers_per_node": 2, "standby_nodes": 0}
+ONE_NODE: dict[str, Any] = {"parallel": {"dp_shard": 2}, "resources": WITHOUT_STANDBY}
+"""For a job whose mesh and standby prove nothing: fewer processes to be started."""
 
 
 def spec(**changes: Any) -> dict[str, Any]:
@@ -39,7 +43,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         },
         "parallel": {"dp_shard": 2, "tp": 2},
         "resources": {"cpus_per_worker": 0.5, "workers_per_node": 2, "standby_nodes": 1},
-        "checkpoint": {"memory": {"every_steps": 1}, "remote": {"every_steps": 30, "keep": 2}},
+        "checkpoint": {"memory": {"every_steps": 1}, "remote": {"every_steps": 20, "keep": 2}},
         "recovery": {"max_failures": 20, "window_s": 3600, "wait_for_replacement_s": 30},
     }
     return {**document, **changes}
@@ -66,7 +70,12 @@ class Product:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={**os.environ, "PYTHONPATH": _python_path(), "OMP_NUM_THREADS": "1"},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": _python_path(),
+                    "OMP_NUM_THREADS": "1",
+                    "HOLDFAST_NODE_LOGS": "json",
+                },
                 start_new_session=True,
             )
         assert self.process.stdout is not None
@@ -98,6 +107,17 @@ class Product:
         pids = cluster_processes.of_cluster(self.cluster.cluster_id)
         return [pid for pid in pids if _title(pid).startswith(f"ray::{kind}")]
 
+    def agent_of(self, job_id: str, rank: int) -> int:
+        """The process of the node agent that runs the rank."""
+        worker = self.members(job_id)[rank].pid
+        agents = self.actor_pids("AgentActor")
+        (found,) = [
+            pid
+            for pid in agents
+            if worker in {child.pid for child in psutil.Process(pid).children()}
+        ]
+        return found
+
     def wait(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         eventually(condition, timeout_s)
 
@@ -110,6 +130,13 @@ class Product:
 
     def finish(self, job_id: str, timeout_s: float = 120.0) -> JobView:
         return self.client.wait(job_id, timeout_s)
+
+    def node_logs(self, job_id: str) -> list[dict[str, Any]]:
+        """What the node agents of a job wrote for collectors of logs."""
+        files = Path(self.cluster.temp_dir).glob("session_*/logs/worker-*.err")
+        lines = [line for file in files for line in file.read_text().splitlines()]
+        found = [json.loads(line) for line in lines if line.startswith('{"at":')]
+        return [entry for entry in found if entry["job"] == job_id]
 
     def samples(self, job_id: str) -> dict[int, Any]:
         points = self.client.metrics(job_id, ["samples"])
@@ -149,7 +176,7 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
 @pytest.fixture(scope="module")
 def undisturbed(product: Product) -> dict[int, str]:
     """Digest per step of a run that nothing happened to."""
-    job = product.client.submit(spec())
+    job = product.client.submit(spec(resources=WITHOUT_STANDBY))
     ended = product.finish(job.id)
     assert ended.state == "SUCCEEDED", ended
     digests = product.client.digests(job.id)
