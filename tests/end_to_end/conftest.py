@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -161,9 +162,10 @@ def _title(pid: int) -> str:
         return ""
 
 
-@pytest.fixture(scope="module")
-def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
-    started = Product(tmp_path_factory.mktemp("product"))
+@contextmanager
+def served(folder: Path) -> Iterator[Product]:
+    """A started product whose data lie in `folder`; nothing of it is left afterwards."""
+    started = Product(folder)
     started.start()
     try:
         yield started
@@ -171,6 +173,12 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
         if started.process is not None and started.process.poll() is None:
             started.stop()
         local_cluster.stop(started.data_dir)
+
+
+@pytest.fixture(scope="module")
+def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    with served(tmp_path_factory.mktemp("product")) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")

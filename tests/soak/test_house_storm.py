@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.end_to_end.conftest import Product, spec
+from tests.end_to_end.conftest import Product, served, spec
 from tests.soak.weather import KINDS, percentiles
 
 from holdfast_service import local_cluster
@@ -26,11 +27,10 @@ ADVANCE_S = 240.0
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Product:
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Product]:
     monkeypatch.setenv("HOLDFAST_QUARANTINE_INCIDENTS", "0")  # all nodes have many, on purpose
-    started = Product(tmp_path)
-    started.start()
-    return started
+    with served(tmp_path) as started:
+        yield started
 
 
 def document() -> dict[str, object]:
@@ -46,26 +46,21 @@ def document() -> dict[str, object]:
 
 
 def test_three_hundred_faults_over_rest_change_no_bit_and_leave_nothing(house: Product) -> None:
-    try:
-        calm = house.client.submit(document())
-        assert house.finish(calm.id, 1800.0).state == "SUCCEEDED"
-        undisturbed = house.client.digests(calm.id)
-        job = house.client.submit(document()).id
-        struck = blow(house, job, random.Random(3))
-        ended = house.finish(job, 1800.0)
-        print(summary(house, job, struck))
-        assert ended.state == "SUCCEEDED", ended.outcome
-        digests = house.client.digests(job)
-        assert digests[STEPS] == undisturbed[STEPS]
-        assert digests.items() <= undisturbed.items()
-        told = house.samples(job)
-        assert told.items() <= house.samples(calm.id).items()
-        assert len(house.client.faults(job)) == sum(kind != API_DEATH for _, kind in struck)
-        house.wait(lambda: not house.left_of(job), 60.0)
-    finally:
-        if house.process is not None and house.process.poll() is None:
-            house.stop()
-        local_cluster.stop(house.data_dir)
+    calm = house.client.submit(document())
+    assert house.finish(calm.id, 1800.0).state == "SUCCEEDED"
+    undisturbed = house.client.digests(calm.id)
+    job = house.client.submit(document()).id
+    struck = blow(house, job, random.Random(3))
+    ended = house.finish(job, 1800.0)
+    print(summary(house, job, struck))
+    assert ended.state == "SUCCEEDED", ended.outcome
+    digests = house.client.digests(job)
+    assert digests[STEPS] == undisturbed[STEPS]
+    assert digests.items() <= undisturbed.items()
+    told = house.samples(job)
+    assert told.items() <= house.samples(calm.id).items()
+    assert len(house.client.faults(job)) == sum(kind != API_DEATH for _, kind in struck)
+    house.wait(lambda: not house.left_of(job), 60.0)
 
 
 def blow(house: Product, job: str, drawn: random.Random) -> list[tuple[float, str]]:

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.end_to_end.conftest import WITHOUT_STANDBY, Product, spec
+from tests.end_to_end.conftest import WITHOUT_STANDBY, Product, served, spec
 from tests.web.conftest import picture
-
-from holdfast_service import local_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 PATIENCE_MS = 60_000
@@ -29,14 +27,8 @@ STEP = "Number(document.querySelector('.verdict-numbers dd').innerText.replace(/
 
 @pytest.fixture(scope="module")
 def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
-    started = Product(tmp_path_factory.mktemp("seen"))
-    started.start()
-    try:
+    with served(tmp_path_factory.mktemp("seen")) as started:
         yield started
-    finally:
-        if started.process is not None and started.process.poll() is None:
-            started.stop()
-        local_cluster.stop(started.data_dir)
 
 
 def test_a_fault_and_its_recovery_are_seen_as_they_happen(

@@ -213,19 +213,19 @@ class RayCluster:
                 )
                 .remote(job_id)
             )
-        if asked:
-            ray.wait([*asked.values()], num_returns=len(asked), timeout=RELEASE_S)
+        calls = [*asked.values()]
+        late = ray.wait(calls, num_returns=len(calls), timeout=RELEASE_S)[1] if calls else []
         for node, call in [*asked.items()]:
-            if not _is_done(call):
+            if call in late:
                 continue
             try:
                 ray.get(call)
             except RayError:
                 del asked[node]  # one that has died meanwhile is not asked the next time
-        self._sweeps[job_id] = asked
-        if asked.keys() != alive or not all(map(_is_done, asked.values())):
+        if late or asked.keys() != alive:
+            self._sweeps[job_id] = asked
             return False
-        del self._sweeps[job_id]
+        self._sweeps.pop(job_id, None)
         return True
 
     # --- translation of errors ---------------------------------------------------------------
@@ -308,10 +308,6 @@ def _end_actors(named: list[str]) -> None:
         ray.wait(freed, num_returns=len(freed), timeout=RELEASE_S)
     for handle in handles.values():
         ray.kill(handle, no_restart=True)
-
-
-def _is_done(call: Any) -> bool:
-    return bool(ray.wait([call], timeout=0)[0])
 
 
 def _sweep_here(job_id: str) -> None:
