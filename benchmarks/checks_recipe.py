@@ -1,0 +1,56 @@
+"""The built-in recipe with a stopwatch on what looks for silent corruption.
+
+Each rank appends a line per step to a file in `HOLDFAST_BENCH_TIMES`: seconds since the step
+before, and seconds of these spent on the seal of the parameters and on the state's digest.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from holdfast_workers.recipes.base import Agree, Gate, Phase, StepOutcome, World
+from holdfast_workers.recipes.pretrain import PretrainRecipe
+
+TIMES_VARIABLE = "HOLDFAST_BENCH_TIMES"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class TimedChecks(PretrainRecipe):
+    """Named by `recipe: benchmarks.checks_recipe:TimedChecks`."""
+
+    _spent_s = 0.0
+    _since = 0.0
+
+    def build(self, world: World) -> None:
+        super().build(world)
+        seal = self._alive().seal
+        seal.close = self._timed(seal.close)  # type: ignore[method-assign]
+        seal.is_broken = self._timed(seal.is_broken)  # type: ignore[method-assign]
+
+    def state_digest(self, step: int) -> str:
+        return self._timed(super().state_digest)(step)
+
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+        outcome = super().train_step(step, agree, gate, phase)
+        now = time.perf_counter()
+        file = Path(os.environ[TIMES_VARIABLE]) / str(os.getpid())
+        with file.open("a") as out:
+            out.write(f"{now - self._since:.6f} {self._spent_s:.6f}\n")
+        self._since, self._spent_s = now, 0.0
+        return outcome
+
+    def _timed(self, call: Callable[P, T]) -> Callable[P, T]:
+        def timed(*args: P.args, **kwargs: P.kwargs) -> T:
+            began = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._spent_s += time.perf_counter() - began
+
+        return timed

@@ -1,0 +1,225 @@
+"""How soon a flipped bit is found, whether the right rank is named, and what looking for it costs.
+
+    python -m benchmarks.corruption --json [--flips N] [--healthy-steps N] [--rounds N]
+
+Three measurements, none with Ray or REST:
+
+- Flips: jobs of two and three replicas, and of two replicas that are sharded in two, under a real
+  supervisor with real agents. Single bits flip in a living gradient, parameter or moment of one
+  rank, in some phase of a step, by the seed. Counted is how many steps went by until it was found,
+  and whether that rank and no other was named.
+- Healthy: three replicas, nothing flips; every incident is a false alarm.
+- Cost: the example's model on two replicas under `torchrun`, with no copy in memory whose digest
+  could be had for nothing. What is spent on the checks is taken with a stopwatch in the ranks, over
+  the rest of the step (`overhead`); and runs with and without the checks take turns
+  (`step_ratio`), which says as much as the machine is quiet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+from tests.support.supervised import SupervisedRun, small_training, supervised
+
+from benchmarks.checks_recipe import TIMES_VARIABLE
+from benchmarks.conditions import (
+    EXAMPLE,
+    load_job,
+    machine,
+    print_json,
+    say,
+    torchrun,
+    wait_for_quiet,
+)
+from benchmarks.corruption_figures import APART, Found, check_share, corruption_summary, found_of
+from holdfast_service.reports import EventKind
+from holdfast_workers.spec import ModelSpec, ScheduleSpec, TrainingSpec, TrainSpec
+
+MESHES = ({"dp_replicate": 2}, {"dp_replicate": 3}, {"dp_replicate": 2, "dp_shard": 2})
+MODEL = ModelSpec(dim=32, layers=2, heads=2, sequence_length=32, dropout=0.1)
+FIRST_FLIP = 3
+WHERE = {
+    "parameter": ("forward", "backward", "agree", "optimizer"),
+    "moment": ("forward", "backward", "agree", "optimizer"),
+    "gradient": ("agree", "optimizer"),  # from here on it has been reduced
+}
+FLIPS_VARIABLE = "HOLDFAST_TEST_FLIPS"
+RUN_S = 3600.0
+SKIP = 10
+FORGOTTEN_S = 0.05
+"""Each flip is another chance: that a node had one before is not held against it for long."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    say("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    wait_for_quiet(options.quiet, options.patience_s)
+    shares, ratios = _cost(options.rounds, options.steps)
+    found: list[Found] = []
+    others = 0
+    for mesh in MESHES if options.flips else ():
+        told, more = _flips(mesh, options.flips, options.seed)
+        found += told
+        others += more
+    alarms = _healthy(options.healthy_steps)
+    summary = corruption_summary(found, others, options.healthy_steps, alarms, shares, ratios)
+    if options.json:
+        print_json(summary)
+    return 0
+
+
+def _flips(mesh: Mapping[str, int], count: int, seed: int) -> tuple[list[Found], int]:
+    """What was made of `count` flips on one mesh; incidents that none of them explains."""
+    training = _training(mesh, FIRST_FLIP + (count + 1) * APART)
+    flips = _drawn(f"{seed} {sorted(mesh.items())}", training.parallel.world_size, count)
+    with _running(training, flips) as run:
+        ended = run.wait_end(RUN_S)
+        if ended["outcome"] != "SUCCEEDED":
+            raise RuntimeError(f"the job with flips ended badly: {run.story()}")
+        incidents = run.of(EventKind.INCIDENT_CLOSED)
+    name = " × ".join(f"{axis} {size}" for axis, size in mesh.items())
+    found = [found_of(name, flip, incidents) for flip in flips]
+    for one in found:
+        say(
+            f"{name:<30} {one.tensor:<9} of rank {one.rank} in step {one.step:>4}: found within "
+            f"{one.within} steps, named {one.named}"
+        )
+    return found, sum(one["cause"] != "corruption" for one in incidents)
+
+
+def _healthy(steps: int) -> int:
+    """Incidents in `steps` steps of three replicas with which nothing is wrong."""
+    if steps == 0:
+        return 0
+    with _running(_training({"dp_replicate": 3}, steps), []) as run:
+        run.wait_end(RUN_S + steps)
+        alarms = len(run.of(EventKind.INCIDENT_OPENED))
+    say(f"healthy    {steps} steps, {alarms} false alarms")
+    return alarms
+
+
+def _drawn(seed: str, ranks: int, count: int) -> list[dict[str, Any]]:
+    """Flips in all kinds of tensors, `APART` steps from each other."""
+    draw = random.Random(seed)
+    return [
+        {
+            "rank": draw.randrange(ranks),
+            "step": FIRST_FLIP + number * APART,
+            "phase": draw.choice(WHERE[tensor]),
+            "tensor": tensor,
+            "index": draw.randrange(100),
+            "bit": draw.randrange(16, 31),
+        }
+        for number, tensor in enumerate(list(WHERE)[at % len(WHERE)] for at in range(count))
+    ]
+
+
+def _training(mesh: Mapping[str, int], steps: int) -> TrainingSpec:
+    """Small steps: the bits are what is looked at."""
+    return small_training(
+        steps,
+        recipe="tests.support.flips:FlipsBits",
+        model=MODEL,
+        train=TrainSpec(
+            steps=steps, global_batch=12, micro_batch=1, schedule=ScheduleSpec(warmup_steps=2)
+        ),
+        parallel=mesh,
+    )
+
+
+@contextmanager
+def _running(training: TrainingSpec, flips: Sequence[Mapping[str, Any]]) -> Iterator[SupervisedRun]:
+    with tempfile.TemporaryDirectory(
+        prefix="holdfast-corruption-", ignore_cleanup_errors=True
+    ) as folder:
+        plan = Path(folder) / "flips.json"
+        plan.write_text(json.dumps(flips))
+        os.environ[FLIPS_VARIABLE] = str(plan)
+        config = {"window_s": FORGOTTEN_S, "max_failures": 1_000_000}
+        with supervised(
+            Path(folder), training, standbys=0, workers_per_node=1, config=config
+        ) as run:
+            yield run
+
+
+# --- cost ---------------------------------------------------------------------------------------
+
+
+def _cost(rounds: int, steps: int) -> tuple[list[float], list[float]]:
+    """Share of the checks in each rank of each round, and by round the median step with checks
+    over that without."""
+    shares, ratios = [], []
+    without = _timed(0, steps) if rounds else []
+    for number in range(rounds):
+        checked = _timed(1, steps)
+        after = _timed(0, steps)
+        shares += [check_share(rank, SKIP) for rank in checked]
+        bare = (_median(without) + _median(after)) / 2
+        ratios.append(_median(checked) / bare)
+        without = after
+        say(
+            f"{number + 1}/{rounds} step with checks {_median(checked) * 1e3:.1f} ms, without "
+            f"{bare * 1e3:.1f} ms; share of the checks {median(shares):.4f}"
+        )
+    return shares, ratios
+
+
+def _median(ranks: Sequence[Sequence[tuple[float, float]]]) -> float:
+    return median(took for rank in ranks for took, _ in rank[SKIP:])
+
+
+def _timed(every: int, steps: int) -> list[list[tuple[float, float]]]:
+    """By rank, and step by step: seconds of the step, and of the checks in it."""
+    job = deepcopy(load_job(EXAMPLE))
+    job["recipe"] = "benchmarks.checks_recipe:TimedChecks"
+    job["parallel"] = {"dp_replicate": 2}
+    job["train"]["steps"] = steps + SKIP
+    job["checks"] = {"replica_digest_every_steps": every}
+    job["checkpoint"] = {
+        "memory": {"every_steps": 0},
+        "remote": {"every_steps": 0},
+        "digest_every_steps": 0,
+    }
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        document, times = Path(folder) / "job.yaml", Path(folder) / "times"
+        document.write_text(yaml.safe_dump(job))
+        times.mkdir()
+        os.environ[TIMES_VARIABLE] = str(times)
+        done = torchrun(2, "holdfast_workers.standalone", str(document), timeout_s=RUN_S)
+        if done.returncode:
+            raise RuntimeError(f"the training core failed:\n{done.stderr[-4000:]}")
+        return [_read(path) for path in times.iterdir()]
+
+
+def _read(path: Path) -> list[tuple[float, float]]:
+    lines = [line.split() for line in path.read_text().splitlines()]
+    return [(float(took), float(spent)) for took, spent in lines]
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.corruption", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
+    parser.add_argument("--flips", type=int, default=20, help="on each mesh; default 20")
+    parser.add_argument("--healthy-steps", type=int, default=20_000, help="default 20,000")
+    parser.add_argument("--rounds", type=int, default=3, help="of the cost; default 3")
+    parser.add_argument("--steps", type=int, default=60, help="measured per run; default 60")
+    parser.add_argument("--seed", type=int, default=7, help="default 7")
+    parser.add_argument("--quiet", type=float, default=1.0, help="start below this load")
+    parser.add_argument("--patience-s", type=float, default=60.0, help="wait so long for it")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

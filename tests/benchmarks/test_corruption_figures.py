@@ -1,0 +1,54 @@
+"""The corruption benchmark counts what was not found, named wrongly, or never flipped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from benchmarks.corruption_figures import Found, check_share, corruption_summary, found_of
+
+FLIP = {"rank": 1, "step": 9, "tensor": "moment"}
+
+
+def incident(restored: int, lost: int = 0, *ranks: int, cause: str = "corruption") -> Any:
+    return {
+        "cause": cause,
+        "restored_step": restored,
+        "steps_lost": lost,
+        "lost": [{"rank": rank, "cause": "corruption"} for rank in ranks],
+    }
+
+
+def test_a_flip_is_found_in_the_step_after_the_last_that_was_applied() -> None:
+    assert found_of("m", FLIP, [incident(8, 0, 1)]) == Found("m", "moment", 1, 9, 0, (1,))
+    assert found_of("m", FLIP, [incident(8, 2, 1)]).within == 2
+
+
+def test_all_incidents_of_one_flip_name_ranks_together() -> None:
+    assert found_of("m", FLIP, [incident(8), incident(8, 0, 1)]).named == (1,)
+    assert found_of("m", FLIP, [incident(8, 0, 0), incident(8, 0, 1)]).named == (0, 1)
+
+
+def test_what_other_flips_or_other_faults_did_says_nothing_of_it() -> None:
+    others = [incident(14, 0, 1), incident(2, 0, 1), incident(8, 0, 1, cause="crash")]
+    assert found_of("m", FLIP, others).within is None
+
+
+def test_a_missed_flip_a_wrong_name_and_an_unexplained_incident_are_all_told() -> None:
+    right = Found("m", "moment", 1, 9, 1, (1,))
+    told = corruption_summary(
+        [right, Found("m", "moment", 1, 15, None), Found("m", "moment", 1, 21, 2, (0, 1))],
+        others=1,
+        healthy_steps=100,
+        false_alarms=2,
+        shares=[0.01, 0.02, 0.03],
+        ratios=[1.1],
+    )
+    assert (told["found_share"], told["named_share"], told["within_steps"]) == (0.6667, 0.3333, 2)
+    assert (told["false_alarms"], told["overhead"], told["flips"]) == (3, 0.02, 3)
+
+
+def test_checks_are_held_against_the_rest_of_the_step() -> None:
+    assert check_share([(9.0, 8.0), (1.1, 0.1), (1.1, 0.1)], skip=1) == pytest.approx(0.1)
+    with pytest.raises(ValueError, match="no step"):
+        check_share([(1.0, 0.1)], skip=1)
