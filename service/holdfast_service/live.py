@@ -33,7 +33,7 @@ from holdfast_service.lifecycle import State
 from holdfast_service.list_views import JobRow
 from holdfast_service.live_views import LiveHello, LiveLogs, LiveMetrics, LiveReset
 from holdfast_service.metrics import everything
-from holdfast_service.overview import ranks_view
+from holdfast_service.rank_reading import ranks_view
 from holdfast_service.settings import Settings
 from holdfast_service.store import listing, queries, series
 from holdfast_service.store.change_numbers import NOT_YET_READ

@@ -64,6 +64,23 @@ class RankHistoryView(View):
     )
 
 
+class RankHeatView(View):
+    """The same for a picture: packed, for there may be a hundred thousand values and more."""
+
+    of: RankMeasure
+    since: float
+    until: float
+    bucket_s: float
+    buckets: int
+    ranks: tuple[int, ...] = Field(description="ascending")
+    nodes: tuple[str, ...] = Field(description="names of nodes; empty: not known")
+    node_of: tuple[int, ...] = Field(description="by entry of `ranks`: the last place in `nodes`")
+    values: str = Field(
+        description="base64 of half-precision floats, little-endian: one row per entry of `ranks`, "
+        "one value per bucket; NaN where the rank made no step"
+    )
+
+
 class RankWorkerView(View):
     """A process that had the rank in one attempt."""
 

@@ -6,7 +6,8 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from holdfast_service.views import View
+from holdfast_service.rank_views import RankHeatView
+from holdfast_service.views import JobView, View
 
 
 class VerdictView(View):
@@ -68,3 +69,12 @@ class TimelineView(View):
     spans: tuple[SpanView, ...]
     incidents: tuple[TimelineIncidentView, ...]
     checkpoints: tuple[TimelineCheckpointView, ...]
+
+
+class GlanceView(View):
+    """All that a page about a job shows first."""
+
+    job: JobView
+    verdict: VerdictView
+    timeline: TimelineView
+    heat: RankHeatView

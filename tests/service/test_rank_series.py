@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from base64 import b64decode
 from dataclasses import replace
 
 import numpy as np
@@ -13,12 +14,13 @@ from tests.service.fake_cluster import FakeCluster, row
 from holdfast_service.jobs import JobService
 from holdfast_service.nodes import NodeService
 from holdfast_service.overview import Overview
+from holdfast_service.rank_reading import Asked
 from holdfast_service.rank_views import RankMeasure
 from holdfast_service.reports import Phase
 from holdfast_service.settings import Settings
 from holdfast_service.store import rank_series
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import RankChunk
+from holdfast_service.store.models import Attempt, AttemptMember, RankChunk
 from holdfast_workers.messages import Beat, StepRow
 
 
@@ -103,12 +105,12 @@ async def test_a_slow_rank_and_a_silent_one_are_seen(
         assert [one.slow_factor for one in told.ranks] == [1.0, 1.0, 1.0, 3.0]
         assert told.ranks[3].silent_s == 0.5
         assert told.ranks[3].coordinates == {"dp_shard": 1, "tp": 1}
-        history = await overview.rank_history(job_id, since=now, until=now + 6, buckets=6)
+        history = await overview.rank_history(job_id, Asked(now, now + 6, buckets=6))
         assert [one.rank for one in history.ranks] == [0, 1, 2, 3]
         assert history.ranks[2].workers == ("n1.a.2",)
         seen = {value for value in history.values[3] if value is not None}
         assert len(seen) == 1 and abs(seen.pop() - 0.3) < 1e-3
-        lag = await overview.rank_history(job_id, since=now, until=now + 6, of=RankMeasure.LAG)
+        lag = await overview.rank_history(job_id, Asked(now, now + 6, of=RankMeasure.LAG))
         assert max(value or 0 for value in lag.values[3]) > 0.19
         assert max(value or 0 for value in lag.values[0]) == 0
         one = await overview.rank(job_id, 3)
@@ -128,7 +130,64 @@ async def test_a_thousand_ranks_are_read_quickly(
         await rank_series.store_rows(session, job.id, rows)
     overview = Overview(store, NodeService(store), settings)
     began = time.monotonic()
-    told = await overview.rank_history(job.id, since=start, until=start + 400, buckets=200)
+    told = await overview.rank_history(job.id, Asked(start, start + 400, buckets=200))
     took = time.monotonic() - began
     assert len(told.values) == 1024 and len(told.values[0]) == 200
     assert took < 3.0, took  # some 0.3 s; machines differ
+
+
+async def test_a_picture_tells_the_same_as_the_numbers(
+    store: Store, jobs: JobService, settings: Settings
+) -> None:
+    job, _ = await jobs.submit({"name": "x"})
+    start = 1000.0
+    async with store.write() as session:
+        await rank_series.store_rows(session, job.id, [step(1, start + 0.5, 0.25, 0.125)])
+        await rank_series.store_rows(session, job.id, [step(2, start + 2.5, 0.5, 0.125, 2.0)])
+        for attempt, hosts in ((1, ("a", "a")), (2, ("b", "b"))):
+            session.add(world(job.id, attempt, start + attempt, len(hosts)))
+            session.add_all(member(job.id, attempt, *one) for one in enumerate(hosts))
+    overview = Overview(store, NodeService(store), settings)
+    asked = Asked(start, start + 4, buckets=4)
+    numbers = await overview.rank_history(job.id, asked)
+    picture = await overview.heat(job.id, asked)
+    values = np.frombuffer(b64decode(picture.values), "<f2").reshape(-1, picture.buckets)
+    assert [[None if np.isnan(one) else one for one in row] for row in values.tolist()] == [
+        list(row) for row in numbers.values
+    ]
+    assert picture.ranks == tuple(one.rank for one in numbers.ranks) == (0, 1)
+    places = [picture.nodes[one] for one in picture.node_of]
+    assert places == [one.node for one in numbers.ranks]
+    glance = await overview.glance(job.id, asked)
+    assert glance.heat == picture
+    assert glance.job == await jobs.get(job.id)
+    assert glance.timeline.spans[0].since == glance.job.created_at
+    assert glance.verdict.headline == (await overview.verdict(job.id)).headline
+
+
+def world(job_id: str, number: int, forming_at: float, size: int) -> Attempt:
+    return Attempt(
+        job_id=job_id,
+        number=number,
+        state="running",
+        mesh={"dp_shard": size},
+        world_size=size,
+        standbys=[],
+        restore={},
+        joined={},
+        forming_at=forming_at,
+    )
+
+
+def member(job_id: str, attempt: int, rank: int, host: str) -> AttemptMember:
+    return AttemptMember(
+        job_id=job_id,
+        attempt=attempt,
+        rank=rank,
+        worker=f"{host}.{rank}",
+        agent=host,
+        node_id=f"id-{host}",
+        host=host,
+        pid=None,
+        role="worker",
+    )

@@ -104,7 +104,7 @@ def router(folder: Path = FOLDER) -> APIRouter:
     made = APIRouter(include_in_schema=False)
     for path in VIEWS:
         made.add_api_route(path, page, methods=["GET", "HEAD"])
-    for path in ("/assets/{name:path}", "/theme.js", "/mark.svg"):
+    for path in ("/assets/{name:path}", "/boot.js", "/mark.svg"):
         made.add_api_route(path, file, methods=["GET", "HEAD"])
     return made
 

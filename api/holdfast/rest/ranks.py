@@ -4,17 +4,37 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Depends, Path, Query
 
 from holdfast.rest.history import Time
 from holdfast.rest.jobs import JobId
 from holdfast.rest.problems import documented
 from holdfast.rest.services import OverviewDep
-from holdfast_service.rank_views import RankDetailView, RankHistoryView, RankMeasure, RanksView
+from holdfast_service.rank_reading import Asked
+from holdfast_service.rank_views import (
+    RankDetailView,
+    RankHeatView,
+    RankHistoryView,
+    RankMeasure,
+    RanksView,
+)
 
 router = APIRouter(
     prefix="/api/v1/jobs/{job_id}/ranks", tags=["ranks"], responses=documented(404, 422)
 )
+
+
+def asked(
+    *,
+    since: Time = None,
+    until: Time = None,
+    buckets: Annotated[int, Query(ge=1, le=500)] = 120,
+    of: RankMeasure = RankMeasure.COMPUTE_S,
+) -> Asked:
+    return Asked(since, until, buckets, of)
+
+
+AskedDep = Annotated[Asked, Depends(asked)]
 
 
 @router.get("", response_model=RanksView, summary="The ranks of the newest attempt, as last seen")
@@ -22,17 +42,14 @@ async def ranks(overview: OverviewDep, job_id: JobId) -> RanksView:
     return await overview.ranks(job_id)
 
 
-@router.get("/history", response_model=RankHistoryView, summary="Rank by time, for a heatmap")
-async def history(
-    overview: OverviewDep,
-    job_id: JobId,
-    *,
-    since: Time = None,
-    until: Time = None,
-    buckets: Annotated[int, Query(ge=1, le=500)] = 120,
-    of: RankMeasure = RankMeasure.COMPUTE_S,
-) -> RankHistoryView:
-    return await overview.rank_history(job_id, since=since, until=until, buckets=buckets, of=of)
+@router.get("/history", response_model=RankHistoryView, summary="Rank by time, as numbers")
+async def history(overview: OverviewDep, job_id: JobId, asked: AskedDep) -> RankHistoryView:
+    return await overview.rank_history(job_id, asked)
+
+
+@router.get("/heat", response_model=RankHeatView, summary="Rank by time, packed for a heatmap")
+async def heat(overview: OverviewDep, job_id: JobId, asked: AskedDep) -> RankHeatView:
+    return await overview.heat(job_id, asked)
 
 
 @router.get(

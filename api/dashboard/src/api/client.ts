@@ -1,6 +1,7 @@
 /** Requests to the control plane. Whatever goes wrong is an ApiError (it answered, and said what
  * was wrong) or Unreachable (it did not answer). */
 
+import { earlyAnswer } from "./early";
 import type { Problem, ProblemFault } from "./types";
 
 export const BASE = "/api/v1";
@@ -50,14 +51,22 @@ export async function request(address: string, options: RequestInit = {}): Promi
     if (error instanceof DOMException && error.name === "AbortError") throw error;
     throw new Unreachable();
   }
+  return checked(response);
+}
+
+/** The response, if it is none that says what was wrong. */
+export async function checked(response: Response): Promise<Response> {
   if (!response.ok) throw await problem(response);
   return response;
 }
 
 export async function get<T>(path: string, query?: Query, signal?: AbortSignal): Promise<T> {
+  const address = url(path, query);
+  const early = await earlyAnswer<T>(address);
+  if (early !== null) return early;
   const options: RequestInit = { headers: { Accept: "application/json" } };
   if (signal) options.signal = signal;
-  return (await request(url(path, query), options)).json() as Promise<T>;
+  return (await request(address, options)).json() as Promise<T>;
 }
 
 export interface Body {

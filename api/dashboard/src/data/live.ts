@@ -6,7 +6,8 @@
  *
  * A tab that nobody sees has none: a browser has six connections to a server for all tabs. */
 
-import { request, url, ApiError } from "../api/client";
+import { checked, request, url, ApiError } from "../api/client";
+import { earlyStream } from "../api/early";
 import type { EventView, JobRow, JobView, MetricPoint, RanksView } from "../api/types";
 import { Parser, type Message } from "./sse";
 
@@ -144,13 +145,17 @@ export class Live {
       this.show({ state: "waiting", retry_at: null });
       return;
     }
-    const mine = new AbortController();
+    const address = url("/live", { job: this.job });
+    const early = this.last === null ? earlyStream(address) : null;
+    const mine = early?.stopping ?? new AbortController();
     this.running = mine;
     this.show({ state: "connecting", retry_at: null });
     const headers: Record<string, string> = { Accept: "text/event-stream" };
     if (this.last !== null) headers["Last-Event-ID"] = this.last;
     try {
-      const response = await request(url("/live", { job: this.job }), { headers, signal: mine.signal, cache: "no-store" });
+      const response = early
+        ? await early.response.then(checked)
+        : await request(address, { headers, signal: mine.signal, cache: "no-store" });
       this.fresh = this.last === null;
       this.heard();
       await this.read(response, mine.signal);

@@ -57,7 +57,7 @@ const MAP = 40;
 export function Heatmap({ history, of, order, only, onOpen }: Props) {
   const [box, width] = useWidth<HTMLDivElement>();
   const { dark } = useTheme();
-  const middle = useMemo(() => medians(history.values), [history.values]);
+  const middle = useMemo(() => medians(history), [history]);
   const slow = useMemo(() => slowness(history, of, middle), [history, of, middle]);
   const gutter = width < 560 ? 84 : 96;
   const sizes = useMemo(() => {
@@ -68,13 +68,13 @@ export function Heatmap({ history, of, order, only, onOpen }: Props) {
     () => layout(history, slow, order, sizes, only),
     [history, slow, order, sizes, only],
   );
-  const scale = useMemo(() => domain(history.values, of), [history.values, of]);
+  const scale = useMemo(() => domain(history, of), [history, of]);
   const [cell, setCell] = useState<Cell | null>(null);
   const [keyed, setKeyed] = useState(false);
   const height = Math.min(TALLEST, plan.height);
   const overflows = plan.height > height;
   const plot = Math.max(20, width - gutter - (overflows ? MAP + 22 : 2));
-  const buckets = history.values[0]?.length ?? 0;
+  const { buckets } = history;
 
   const scroll = useRef<HTMLDivElement | null>(null);
   const canvas = useRef<HTMLCanvasElement | null>(null);
@@ -121,7 +121,7 @@ export function Heatmap({ history, of, order, only, onOpen }: Props) {
     cursor.set(next ? timeOf(next.bucket) : null, "heatmap");
   };
   const key = (event: KeyboardEvent) => {
-    const from = cell ?? { row: 0, bucket: Math.max(0, middle.findLastIndex((one) => one !== null)) };
+    const from = cell ?? { row: 0, bucket: Math.max(0, middle.findLastIndex((one) => !Number.isNaN(one))) };
     const last = plan.rankRows.length - 1;
     const page = Math.max(1, Math.floor(height / sizes.rank) - 2);
     const far = event.shiftKey ? 10 : 1;
@@ -234,12 +234,12 @@ function described(
   plan: Layout,
   cell: Cell,
   of: HeatQuantity,
-  middle: readonly (number | null)[],
+  middle: Float64Array,
 ) {
   const row = plan.rows[plan.rankRows[cell.row]!];
   if (row?.kind !== "rank") return null;
-  const value = history.values[row.index]?.[cell.bucket] ?? null;
-  const among = middle[cell.bucket];
+  const value = known(history.values[row.index * history.buckets + cell.bucket]);
+  const among = known(middle[cell.bucket]);
   const ratio = of !== "lag" && value !== null && among ? value / among : null;
   const when = clock(history.since + cell.bucket * history.bucket_s);
   const shown = value === null ? "not measured" : duration(value);
@@ -254,6 +254,8 @@ function described(
     text: `rank ${row.rank} on ${row.node}, ${when}: ${shown}${factor ? `, ${factor}` : ""}`,
   };
 }
+
+const known = (value: number | undefined) => (value === undefined || Number.isNaN(value) ? null : value);
 
 /** What the colours mean. */
 function Scale({ scale, of, table }: { scale: Domain; of: HeatQuantity; table: Uint8ClampedArray }) {
@@ -337,9 +339,9 @@ function palette(_dark: boolean): Palette {
 /** One pixel per value, to be stretched. */
 function painted(history: RankHistory, scale: Domain, table: Uint8ClampedArray): HTMLCanvasElement {
   const image = document.createElement("canvas");
-  image.width = Math.max(1, history.values[0]?.length ?? 0);
-  image.height = Math.max(1, history.values.length);
-  if (history.values.length && history.values[0]?.length) {
+  image.width = Math.max(1, history.buckets);
+  image.height = Math.max(1, history.ranks.length);
+  if (history.values.length) {
     const bytes = pixels(history.values, scale, table);
     image.getContext("2d")?.putImageData(new ImageData(bytes, image.width, image.height), 0, 0);
   }
@@ -445,7 +447,7 @@ function drawRank(
   context.strokeStyle = colours.accent;
   context.lineWidth = 1.5;
   context.strokeRect(gutter - 0.5, y - 0.5, plot + 1, tall + 1);
-  const step = plot / Math.max(1, history.values[0]?.length ?? 1);
+  const step = plot / Math.max(1, history.buckets);
   context.strokeStyle = colours.text;
   context.strokeRect(gutter + cell!.bucket * step - 1, y - 1.5, Math.max(4, step + 2), tall + 3);
 }

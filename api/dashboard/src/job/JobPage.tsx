@@ -2,11 +2,10 @@
  * its log, its checkpoints, its events, its spec. What is brushed on the time ribbon filters all
  * that is below, and is in the URL like every other choice. */
 
-import { useCallback, useEffect, useMemo, useState } from "react";
+import { lazy, useCallback, useEffect, useMemo, useState } from "react";
 
 import { JobActions } from "../actions/JobActions";
 import { get } from "../api/client";
-import { Checkpoints } from "../checkpoints/Checkpoints";
 import type { VerdictView } from "../api/types";
 import { useJob, useResource, useVerdict, useWatchedJob, type Resource } from "../data";
 import { shortId } from "../format";
@@ -33,6 +32,8 @@ import { TERMINAL, type Job, type RankHistory, type Timeline } from "./views";
 import "uplot/dist/uPlot.min.css";
 import "./job.css";
 
+const Checkpoints = lazy(() => import("../checkpoints/Checkpoints").then((one) => ({ default: one.Checkpoints })));
+
 /** Verdict, ribbon and ranks are read before all else, at once with the job itself: they are what
  * one comes for. */
 export default function JobPage({ id }: { id: string }) {
@@ -48,8 +49,9 @@ export default function JobPage({ id }: { id: string }) {
     [choices.brush, whole],
   );
   const live = !job || !TERMINAL.has(job.state);
-  const placed = choices.brush === null || whole !== undefined;
-  const history = useHistoryOf(id, choices.of, useLater(brush, 120), placed, live);
+  const shown = useLater(brush, 120);
+  const placed = choices.brush === null || shown !== null;
+  const history = useHistoryOf(id, choices.of, shown, placed, live);
   const there = [verdict, timeline, history].every((one) => one.value !== undefined || one.error !== null);
   const rest = useOnce(there, FIRST_WITHIN_MS);
   useEffect(() => {

@@ -4,7 +4,7 @@ import { useEffect, useMemo, useRef, useState, type ReactNode } from "react";
 
 import type { Window } from "./axis";
 import { bytes, clock, compact, duration, moment, whole } from "./format";
-import { medians, SLOW } from "./heat";
+import { medians, rowOf, SLOW } from "./heat";
 import { useWidth } from "./hooks";
 import { Frames } from "./IncidentCards";
 import { Logs, type LogChoice } from "./Logs";
@@ -129,18 +129,18 @@ function Facts({ here, memory }: { here: RankNow; memory: number | null }) {
 function Beside({ history, rank }: { history: RankHistory; rank: number }) {
   const [box, width] = useWidth<HTMLDivElement>();
   const index = history.ranks.findIndex((one) => one.rank === rank);
-  const middle = useMemo(() => medians(history.values), [history.values]);
-  const own = index < 0 ? undefined : history.values[index];
+  const middle = useMemo(() => medians(history), [history]);
+  const own = index < 0 ? undefined : rowOf(history, index);
   const height = 64;
-  const known = [...(own ?? []), ...middle].filter((value): value is number => value != null);
+  const known = [...(own ?? []), ...middle].filter((value) => !Number.isNaN(value));
   if (!own || !known.length) return null;
   const most = Math.max(...known) * 1.05 || 1;
-  const line = (values: readonly (number | null)[]) => {
+  const line = (values: Float32Array | Float64Array) => {
     let text = "";
     values.forEach((value, bucket) => {
-      if (value === null) return;
+      if (Number.isNaN(value)) return;
       const x = ((bucket + 0.5) / values.length) * width;
-      const joined = text !== "" && values[bucket - 1] != null;
+      const joined = text !== "" && bucket > 0 && !Number.isNaN(values[bucket - 1]);
       text += `${joined ? "L" : "M"}${x.toFixed(1)},${(height - (value / most) * height).toFixed(1)}`;
     });
     return text;

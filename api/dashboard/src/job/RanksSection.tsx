@@ -62,7 +62,7 @@ export function RanksSection({ job, history, brush, choices, live, openRank, onI
     >
       <div>
         {history.error && !shown && <Failure error={history.error} retry={() => void history.reload()} />}
-        {shown && shown.ranks.length > 0 && shown.values[0]?.length ? (
+        {shown && shown.ranks.length > 0 && shown.buckets > 0 ? (
           <Heatmap history={shown} of={choices.of} order={choices.order} onOpen={openRank} />
         ) : shown ? (
           <p className="nothing">No rank has made a step here.</p>

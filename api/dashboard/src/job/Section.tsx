@@ -1,6 +1,6 @@
 /** The frame of a part of the page, and what stands in it while it is not there yet. */
 
-import type { ReactNode } from "react";
+import { Suspense, type ReactNode } from "react";
 
 import { useNear } from "./hooks";
 
@@ -35,7 +35,7 @@ export function WhenNear({ height, children }: { height: number; children: React
   const [ref, near] = useNear<HTMLDivElement>();
   return (
     <div ref={ref} style={near ? undefined : { minHeight: height }}>
-      {near && children}
+      {near && <Suspense fallback={<Ghost height={height} />}>{children}</Suspense>}
     </div>
   );
 }

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { domain, layout, pixels, ramp, rowAt, shade, slowness } from "./heat";
+import { domain, layout, pixels, ramp, rowAt, rowOf, shade, slowness } from "./heat";
 import type { RankHistory } from "./views";
 
 const SIZES = { rank: 10, node: 20, gap: 5 };
@@ -11,8 +11,9 @@ function history(times: readonly (number | null)[], buckets = 4): RankHistory {
     since: 0,
     until: buckets,
     bucket_s: 1,
-    ranks: times.map((_, rank) => ({ rank, node: `n${rank >> 1}`, workers: [] })),
-    values: times.map((one) => new Array<number | null>(buckets).fill(one)),
+    buckets,
+    ranks: times.map((_, rank) => ({ rank, node: `n${rank >> 1}` })),
+    values: Float32Array.from(times.flatMap((one) => new Array<number>(buckets).fill(one ?? NaN))),
   };
 }
 
@@ -28,14 +29,14 @@ test("the slowest rank comes first, and its node before the others", () => {
 
 test("who is slow now comes before who was slower once", () => {
   const told = history([1, 1, 1, 1, 1, 1], 20);
-  told.values[1]!.fill(3, 0, 5);
-  told.values[4]!.fill(1.5, 15);
+  rowOf(told, 1).fill(3, 0, 5);
+  rowOf(told, 4).fill(1.5, 15);
   expect(ranksOf(layout(told, slowness(told, "compute_s"), "stragglers", SIZES)).slice(0, 3)).toEqual([4, 5, 1]);
 });
 
 test("what slows all alike makes nobody slow", () => {
   const told = history([1, 1, 1]);
-  told.values.forEach((row) => (row[2] = 9));
+  told.ranks.forEach((_, index) => (rowOf(told, index)[2] = 9));
   expect(slowness(told, "compute_s").factor).toEqual([1, 1, 1]);
 });
 
@@ -54,14 +55,14 @@ test("rows stack without gaps but those between nodes, and are found by their he
 
 test("noise stays calm and a straggler does not, whatever else there is", () => {
   const even = history(Array.from({ length: 64 }, (_, rank) => 1 + (rank % 7) / 300));
-  const scale = domain(even.values, "compute_s");
+  const scale = domain(even, "compute_s");
   expect(shade(1.02, scale)).toBeLessThan(60);
   expect(shade(1.6, scale)).toBeGreaterThan(240);
 });
 
 test("an image has a pixel for each value, and none where nothing was measured", () => {
   const table = ramp([[0, 0, 0], [255, 255, 255]]);
-  const image = pixels([[0, null], [1, 0.5]], { low: 0, high: 1 }, table);
+  const image = pixels(Float32Array.of(0, NaN, 1, 0.5), { low: 0, high: 1 }, table);
   expect([...image]).toHaveLength(16);
   expect([...image.slice(0, 8)]).toEqual([0, 0, 0, 255, 0, 0, 0, 0]);
   expect(image[8]).toBe(255);

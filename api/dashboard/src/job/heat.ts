@@ -35,49 +35,47 @@ export interface Slowness {
   now: boolean[];
 }
 
-export function slowness(
-  history: RankHistory,
-  of: HeatQuantity,
-  middle: readonly (number | null)[] = medians(history.values),
-): Slowness {
+export function slowness(history: RankHistory, of: HeatQuantity, middle = medians(history)): Slowness {
   const none = of === "lag" ? 0 : 1;
   const factor: number[] = [];
   const now: boolean[] = [];
-  for (const row of history.values) {
-    const ratios: number[] = [];
-    row.forEach((value, bucket) => {
-      const among = middle[bucket];
-      if (value === null) return;
-      if (of === "lag") ratios.push(value);
-      else if (among) ratios.push(value / among);
-    });
-    const tenth = Math.max(1, Math.round(ratios.length / 10));
-    const late = ratios.slice(-tenth);
-    const worst = Float64Array.from(ratios).sort().slice(-tenth);
-    factor.push(ratios.length ? mean(worst) : none);
-    now.push(of !== "lag" && late.length > 0 && mean(late) >= SLOW);
+  const room = new Float64Array(history.buckets);
+  for (let index = 0; index < history.ranks.length; index++) {
+    const row = rowOf(history, index);
+    let count = 0;
+    for (let bucket = 0; bucket < row.length; bucket++) {
+      const ratio = of === "lag" ? row[bucket]! : row[bucket]! / middle[bucket]!;
+      if (Number.isFinite(ratio)) room[count++] = ratio;
+    }
+    const ratios = room.subarray(0, count);
+    const tenth = Math.max(1, Math.round(count / 10));
+    now.push(of !== "lag" && count > 0 && mean(ratios.subarray(-tenth)) >= SLOW);
+    factor.push(count ? mean(ratios.sort().subarray(-tenth)) : none);
   }
   return { factor, now };
 }
 
-function mean(values: readonly number[] | Float64Array): number {
+/** What was measured of one rank, by bucket. */
+export const rowOf = ({ values, buckets }: RankHistory, index: number): Float32Array =>
+  values.subarray(index * buckets, (index + 1) * buckets);
+
+function mean(values: Float64Array): number {
   let sum = 0;
   for (const one of values) sum += one;
   return sum / Math.max(1, values.length);
 }
 
-/** The median over ranks, per bucket; null where no rank has a value. */
-export function medians(values: readonly (number | null)[][]): (number | null)[] {
-  const buckets = values[0]?.length ?? 0;
-  const found: (number | null)[] = [];
-  const column = new Float64Array(values.length);
+/** The median over ranks, per bucket; NaN where no rank has a value. */
+export function medians({ values, buckets, ranks }: RankHistory): Float64Array {
+  const found = new Float64Array(buckets).fill(NaN);
+  const column = new Float32Array(ranks.length);
   for (let bucket = 0; bucket < buckets; bucket++) {
     let count = 0;
-    for (const row of values) {
-      const value = row[bucket];
-      if (value != null) column[count++] = value;
+    for (let at = bucket; at < values.length; at += buckets) {
+      const value = values[at]!;
+      if (!Number.isNaN(value)) column[count++] = value;
     }
-    found.push(count ? quantile(column.subarray(0, count).sort(), 0.5) : null);
+    if (count) found[bucket] = quantile(column.subarray(0, count).sort(), 0.5);
   }
   return found;
 }
@@ -169,8 +167,8 @@ export interface Domain {
  * What the ends of the colour scale mean. Of times: from a little under the median to at least half
  * over it, so that noise stays calm and a straggler of 1.5 stands out, however even the rest is.
  */
-export function domain(values: readonly (number | null)[][], of: HeatQuantity): Domain {
-  const all = Float64Array.from(sample(values, 20_000)).sort();
+export function domain({ values }: RankHistory, of: HeatQuantity): Domain {
+  const all = sample(values, 20_000).sort();
   if (!all.length) return { low: 0, high: 1 };
   if (of === "lag") return { low: 0, high: Math.max(1, Math.ceil(quantile(all, 0.999))) };
   const middle = quantile(all, 0.5);
@@ -178,19 +176,14 @@ export function domain(values: readonly (number | null)[][], of: HeatQuantity): 
   return { low, high: Math.max(middle * 1.6, Math.min(quantile(all, 0.999), middle * 4)) };
 }
 
-function sample(values: readonly (number | null)[][], most: number): number[] {
-  const total = values.reduce((sum, row) => sum + row.length, 0);
-  const stride = Math.max(1, Math.floor(total / most));
-  const found: number[] = [];
-  let at = 0;
-  for (const row of values) {
-    for (; at < row.length; at += stride) {
-      const value = row[at];
-      if (value != null && Number.isFinite(value)) found.push(value);
-    }
-    at -= row.length;
+function sample(values: Float32Array, most: number): Float32Array {
+  const stride = Math.max(1, Math.floor(values.length / most));
+  const found = new Float32Array(Math.ceil(values.length / stride));
+  let count = 0;
+  for (let at = 0; at < values.length; at += stride) {
+    if (Number.isFinite(values[at])) found[count++] = values[at]!;
   }
-  return found;
+  return found.subarray(0, count);
 }
 
 export type Rgb = readonly [number, number, number];
@@ -220,25 +213,22 @@ export function shade(value: number, scale: Domain): number {
   return Math.round(255 * Math.min(1, Math.max(0, share)));
 }
 
-/** RGBA of rank × bucket, one pixel each; nothing measured is transparent. */
+/** RGBA of each value, one pixel each; nothing measured is transparent. */
 export function pixels(
-  values: readonly (number | null)[][],
+  values: Float32Array,
   scale: Domain,
   table: Uint8ClampedArray,
 ): Uint8ClampedArray<ArrayBuffer> {
-  const width = values[0]?.length ?? 0;
-  const image = new Uint8ClampedArray(new ArrayBuffer(values.length * width * 4));
-  let at = 0;
-  for (const row of values) {
-    for (let bucket = 0; bucket < width; bucket++, at += 4) {
-      const value = row[bucket];
-      if (value == null) continue;
-      const colour = shade(value, scale) * 3;
-      image[at] = table[colour]!;
-      image[at + 1] = table[colour + 1]!;
-      image[at + 2] = table[colour + 2]!;
-      image[at + 3] = 255;
-    }
+  const image = new Uint8ClampedArray(new ArrayBuffer(values.length * 4));
+  for (let index = 0; index < values.length; index++) {
+    const value = values[index]!;
+    if (Number.isNaN(value)) continue;
+    const colour = shade(value, scale) * 3;
+    const at = index * 4;
+    image[at] = table[colour]!;
+    image[at + 1] = table[colour + 1]!;
+    image[at + 2] = table[colour + 2]!;
+    image[at + 3] = 255;
   }
   return image;
 }

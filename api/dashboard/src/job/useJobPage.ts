@@ -4,6 +4,7 @@ import { useMemo } from "react";
 
 import { get } from "../api/client";
 import { useLive, useResource, useThrottled, type Resource } from "../data";
+import { unpacked, type Packed } from "./packed";
 import { merged, stepsWithin } from "./series";
 import {
   TERMINAL,
@@ -90,12 +91,10 @@ export function useHistoryOf(
   const key = wanted ? `heat ${id} ${of} ${window?.since ?? ""} ${window?.until ?? ""}` : null;
   return useResource<RankHistory>(
     key,
-    (signal) =>
-      get(
-        path(id, "/ranks/history"),
-        { of, buckets: BUCKETS, since: window?.since, until: window?.until },
-        signal,
-      ),
+    async (signal) => {
+      const asked = { of, buckets: BUCKETS, since: window?.since, until: window?.until };
+      return unpacked(await get<Packed>(path(id, "/ranks/heat"), asked, signal));
+    },
     live && !window ? { every_ms: 20_000 } : {},
   );
 }

@@ -14,7 +14,6 @@ export type RankNow = Schemas["RankView"];
 export type Ranks = Schemas["RanksView"];
 export type RankDetail = Schemas["RankDetailView"];
 export type HeatQuantity = Schemas["RankMeasure"];
-export type RankHistory = Omit<Schemas["RankHistoryView"], "of">;
 export type MetricPoint = Schemas["MetricPoint"];
 export type Metrics = Schemas["MetricPage"];
 export type Incident = Schemas["IncidentView"];
@@ -22,6 +21,18 @@ export type JobEvent = Schemas["EventView"];
 export type LogLine = Schemas["LogLineView"];
 export type LogPage = Schemas["LogPage"];
 export type SpecDifference = Schemas["SpecDifferenceView"];
+
+/** Rank by time. */
+export interface RankHistory {
+  since: number;
+  until: number;
+  bucket_s: number;
+  /** In one row. */
+  buckets: number;
+  ranks: readonly { rank: number; node: string }[];
+  /** Row after row, one for each entry of `ranks`; NaN where nothing was measured. */
+  values: Float32Array;
+}
 
 /** Of an incident; the API leaves open what a suspect says of itself. */
 export interface Suspect {

@@ -1,0 +1,40 @@
+/** A history of ranks as the API packs it: half-precision floats in base64. Pure. */
+
+import type { components } from "../api/schema";
+import type { RankHistory } from "./views";
+
+export type Packed = components["schemas"]["RankHeatView"];
+
+export function unpacked({ since, until, bucket_s, buckets, ranks, nodes, node_of, values }: Packed): RankHistory {
+  return {
+    since,
+    until,
+    bucket_s,
+    buckets,
+    ranks: ranks.map((rank, at) => ({ rank, node: nodes[node_of[at]!] ?? "" })),
+    values: halves(values),
+  };
+}
+
+/** Little-endian half-precision floats. */
+export function halves(base64: string): Float32Array {
+  const bytes = atob(base64);
+  const found = new Float32Array(bytes.length >> 1);
+  for (let at = 0; at < found.length; at++) {
+    found[at] = half(bytes.charCodeAt(2 * at) | (bytes.charCodeAt(2 * at + 1) << 8));
+  }
+  return found;
+}
+
+/** Of its sixteen bits: sign, five of exponent, ten of fraction. */
+function half(bits: number): number {
+  const sign = bits & 0x8000 ? -1 : 1;
+  const exponent = (bits >> 10) & 31;
+  const fraction = bits & 1023;
+  if (exponent === 0) return sign * fraction * 2 ** -24;
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return sign * (1024 + fraction) * POWERS[exponent]!;
+}
+
+/** Of two, for each exponent of a number of 1024 and more. */
+const POWERS = Float64Array.from({ length: 32 }, (_, exponent) => 2 ** (exponent - 25));
