@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from holdfast_service.reports import Phase
+
+class Phase(StrEnum):
+    """What a supervisor says of its job; the reconciler maps it to the job's state."""
+
+    STARTING = "STARTING"  # placement, agents, first rendezvous
+    RUNNING = "RUNNING"
+    RECOVERING = "RECOVERING"
+    FINISHING = "FINISHING"  # last checkpoint under way
+    ENDED = "ENDED"
 
 
 class State(StrEnum):

@@ -11,18 +11,25 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from holdfast_service.lifecycle import Phase
 from holdfast_service.quarantine import Avoided
 from holdfast_workers.messages import Beat, LogLine, StepRow
 
-
-class Phase(StrEnum):
-    """What a supervisor says of its job; the reconciler maps it to the job's state."""
-
-    STARTING = "STARTING"  # placement, agents, first rendezvous
-    RUNNING = "RUNNING"
-    RECOVERING = "RECOVERING"
-    FINISHING = "FINISHING"  # last checkpoint under way
-    ENDED = "ENDED"
+__all__ = [
+    "Capacity",
+    "Cluster",
+    "ClusterUnavailable",
+    "Cursors",
+    "EventKind",
+    "JobLaunch",
+    "NodeCapacity",
+    "Phase",
+    "StopKind",
+    "Stopping",
+    "SupervisorEvent",
+    "SupervisorReport",
+    "SupervisorUnavailable",
+]
 
 
 class EventKind(StrEnum):
