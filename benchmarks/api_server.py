@@ -10,6 +10,7 @@ It ends when it is told to (SIGTERM), or when its standard input does.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -23,6 +24,7 @@ import uvicorn
 
 from holdfast.rest.app import create_app
 from holdfast.rest.services import services_over
+from holdfast_service import scheduling
 from holdfast_service.quarantine import Avoided
 from holdfast_service.reconciler import Reconciler
 from holdfast_service.reports import (
@@ -208,6 +210,7 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
         backlog=4096,
     )
     server = uvicorn.Server(config)
+    scheduling.collect_seldom()  # as `holdfast serve` does
     driving = asyncio.create_task(reconciler.run(stopping))
     serving = asyncio.create_task(server.serve())
     loop = asyncio.get_running_loop()
@@ -215,7 +218,7 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
     loop.add_reader(sys.stdin, stopping.set)  # whoever started it is gone
     while not server.started:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
-    print(server.servers[0].sockets[0].getsockname()[1], flush=True)
+    print(server.servers[0].sockets[0].getsockname()[1], os.getpid(), flush=True)
     await stopping.wait()
     server.should_exit = True
     await serving

@@ -113,6 +113,7 @@ async def _run(
         stopping=stopping,
         allowed_hosts=None if exposed else LOOPBACK_NAMES | {settings.host},
     )
+    scheduling.collect_seldom()
     driving = asyncio.create_task(reconciler.run(stopping), name="reconciler")
     telling = _telling(store, settings, stopping)
     driving.add_done_callback(lambda _task: stopping.set())

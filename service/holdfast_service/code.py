@@ -95,6 +95,6 @@ class CodeService:
             return found.first() is not None
 
     async def content(self, code: str) -> bytes | None:
-        async with self._store.read() as session:
+        async with self._store.read(long=True) as session:
             there = await session.get(CodePackage, code)
             return None if there is None else there.content

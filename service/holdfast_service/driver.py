@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from sqlalchemy import select, text
 
 from holdfast_service.admission import Demand, admit
 from holdfast_service.code import CodeService
-from holdfast_service.competition import demands_of_others
+from holdfast_service.competition import Competition
 from holdfast_service.crossing import Crossing, Point
 from holdfast_service.injections import deliver
 from holdfast_service.job_spec import JobSpec
@@ -42,7 +42,9 @@ from holdfast_service.store.leases import Lease
 from holdfast_service.store.models import Intent, Job
 from holdfast_service.store.transaction import Effect, JobTransaction, job_transaction
 
+_MOMENT_S = 1.0
 _ADMISSION_LOCK = 0x41646D69  # "Admi": one decision on capacity at a time
+_STOPPED = {Effect.CANCEL: Point.CANCEL_DONE, Effect.PAUSE: Point.PAUSE_DONE}
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Driver:
         origins: Origins,
         avoided: Callable[[], dict[str, Avoided] | None],
         interval_s: Callable[[], float],
+        competition: Competition,
     ) -> None:
         """`avoided()`: the nodes that are set aside, as last read; None: not yet. `interval_s()`:
         between two polls of a supervisor, at present."""
@@ -76,10 +79,12 @@ class Driver:
         self._lease = lease
         self._avoided = avoided
         self._interval_s = interval_s
+        self._competition = competition
         self._told_avoided: tuple[int, dict[str, Avoided] | None] = (0, None)  # of that epoch
         self._hold = Hold(store, origins, lease, settings.error_retry_max_s)
         self._silent_since: float | None = None  # monotonic: the supervisor did not answer
         self._ended_since: float | None = None  # monotonic: it says ENDED, rows still come
+        self._admitted: tuple[float, dict[str, Avoided]] | None = None  # when, and who was aside
         self._seen: tuple[Job, dict[str, Intent]] | None = None  # as the last turn left the job
 
     async def turn(self) -> Rest | None:
@@ -117,7 +122,7 @@ class Driver:
             rest = await self._cancel(job, intents)
         else:
             if intents[Effect.START].done_at is None:
-                intents = {**intents, Effect.START: await self._start(job)}
+                intents = {**intents, Effect.START: await self._start(job, intents)}
             if state is State.PAUSING or job.desired == Desired.PAUSED:
                 rest = await self._pause(job, intents)
         rest = rest or await self._observe(job, intents)
@@ -141,26 +146,27 @@ class Driver:
                     text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADMISSION_LOCK}
                 )
             # A cluster that can grow makes room for everybody: nobody else need be asked.
-            held, before = ([], []) if capacity.can_grow else await demands_of_others(tx)
-            wanted = Demand.of(JobSpec.model_validate(tx.job.spec))
+            held, before = [], []
+            if not capacity.can_grow:
+                held, before = await self._competition.of_others(tx)
+            spec = tx.job.spec
+            wanted = Demand.stored(spec) or Demand.of(JobSpec.model_validate(spec))
             aside = await nodes.avoided(tx.session, tx.now)
             admission = admit(capacity, aside, held, before, wanted)
             if not admission.may_start:
                 tx.wait_for("nodes", admission.why)
                 return Rest(self._settings.queue_retry_s, keep=False)
-            intent = await tx.intend(Effect.START)
+            intent = await tx.intend(Effect.START, intents)
             tx.transition(State.STARTING, reason=admission.why or None)
+        self._admitted = time.monotonic(), aside
         await self._crossing(Point.START_INTENDED)
         if tx.job.desired == Desired.RUNNING:
             self._seen = tx.job, {**intents, Effect.START: intent}
         return Rest(0.0)
 
-    async def _start(self, job: Job) -> Intent:
+    async def _start(self, job: Job, intents: Mapping[str, Intent]) -> Intent:
         """STARTING: have a supervisor, whether this process or one before it asked for it."""
-        # The lease may have been lost since the job was read; the effect must not come from one
-        # who no longer holds it.
-        async with self._transaction() as tx:
-            aside = await nodes.avoided(tx.session, tx.now)
+        aside = await self._aside_at_start()
         package = (
             await CodeService(self._store, self._settings).content(job.code) if job.code else None
         )
@@ -182,9 +188,18 @@ class Driver:
         )
         await self._crossing(Point.START_DONE)
         async with self._transaction() as tx:
-            intent = await tx.done(Effect.START)
+            intent = await tx.done(Effect.START, intents)
             tx.emit("supervisor.started", {"created": created, "times": intent.times})
         return intent
+
+    async def _aside_at_start(self) -> dict[str, Avoided]:
+        """The nodes set aside, from a transaction of this moment. The lease may have been lost
+        since the job was read; the effect must not come from one who no longer holds it."""
+        admitted, self._admitted = self._admitted, None
+        if admitted is not None and time.monotonic() - admitted[0] < _MOMENT_S:
+            return admitted[1]
+        async with self._transaction() as tx:
+            return await nodes.avoided(tx.session, tx.now)
 
     # ---- running
 
@@ -242,7 +257,7 @@ class Driver:
         """Tell the supervisor; None: it knows, and is to be observed until it has ended."""
         if State(job.state) is not State.CANCELLING:
             async with self._transaction() as tx:
-                await tx.intend(Effect.CANCEL)
+                await tx.intend(Effect.CANCEL, intents)
                 tx.transition(State.CANCELLING, reason="the user cancelled it")
             await self._crossing(Point.CANCEL_INTENDED)
             return Rest(0.0)
@@ -252,7 +267,7 @@ class Driver:
         if time.time() > forced or Effect.RELEASE in intents:  # it had been paused by then
             return await self._cancel_by_force(job)
         order = Stopping(StopKind.CANCEL, "the user cancelled it", deadline)
-        await self._tell_to_stop(job, intent, order, Point.CANCEL_DONE)
+        await self._tell_to_stop(job, intents, Effect.CANCEL, order)
         return None
 
     async def _pause(self, job: Job, intents: dict[str, Intent]) -> Rest | None:
@@ -260,7 +275,7 @@ class Driver:
         if State(job.state) is not State.PAUSING:
             async with self._transaction() as tx:
                 if tx.job.desired == Desired.PAUSED:
-                    await tx.intend(Effect.PAUSE)
+                    await tx.intend(Effect.PAUSE, intents)
                     tx.transition(State.PAUSING, reason="the user paused it")
             await self._crossing(Point.PAUSE_INTENDED)
             return Rest(0.0)
@@ -268,18 +283,18 @@ class Driver:
             return await self._leave(job)
         intent = intents[Effect.PAUSE]
         order = Stopping(StopKind.PAUSE, "the user paused it", intent.at + _final_save_s(job))
-        await self._tell_to_stop(job, intent, order, Point.PAUSE_DONE)
+        await self._tell_to_stop(job, intents, Effect.PAUSE, order)
         return None
 
     async def _tell_to_stop(
-        self, job: Job, intent: Intent, order: Stopping, crossing: Point
+        self, job: Job, intents: Mapping[str, Intent], effect: Effect, order: Stopping
     ) -> None:
         """Again in each turn: a supervisor may have been restarted since."""
         await self._cluster.stop(job.id, order)
-        if intent.done_at is None:
-            await self._crossing(crossing)
+        if intents[effect].done_at is None:
+            await self._crossing(_STOPPED[effect])
             async with self._transaction() as tx:
-                await tx.done(Effect(intent.name))
+                await tx.done(effect, intents)
 
     async def _leave(self, job: Job) -> Rest:
         """PAUSING, and its supervisor has ended: give everything back that it has."""

@@ -65,7 +65,7 @@ class Fleet:
         return self._store.reconcile_lag
 
     async def figures(self, now: float) -> FleetFigures:
-        async with self._store.read() as session:
+        async with self._store.read(long=True) as session:
             states = await session.execute(select(Job.state, func.count()).group_by(Job.state))
             held = func.sum(Job.held_s), func.sum(now - Job.held_since), func.sum(Job.productive_s)
             left_s, present_s, effective_s = (await session.execute(select(*held))).one()

@@ -57,8 +57,7 @@ from holdfast_service.settings import Settings
 from holdfast_service.storage_calls import StorageNotAnswering
 from holdfast_service.store import accounts, queries, series, storable
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import Job
-from holdfast_service.store.transaction import JobTransaction
+from holdfast_service.store.models import Event, Job
 from holdfast_service.views import (
     AttemptView,
     DigestPage,
@@ -393,9 +392,7 @@ class JobService:
             async with self._store.write() as session:
                 session.add(job)
                 await session.flush()
-                JobTransaction(session, job, job.created_at).emit(
-                    "job.submitted", {"name": job.name}
-                )
+                session.add(_submitted(job))
         except IntegrityError:
             # Two calls with one key at the same moment: the database let one of them through.
             if job.idempotency_key is None:
@@ -453,9 +450,20 @@ def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> Job:
         request_digest=digest,
         steps=spec.train.steps,
         step=0,
-        event_seq=0,
+        event_seq=1,
         owner=spec.labels.get("owner"),
         productive_s=0.0,
+    )
+
+
+def _submitted(job: Job) -> Event:
+    """The first of its events."""
+    return Event(
+        job_id=job.id,
+        seq=job.event_seq,
+        at=job.created_at,
+        kind="job.submitted",
+        data={"name": job.name},
     )
 
 

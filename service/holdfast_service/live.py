@@ -15,7 +15,6 @@ one told again there says nothing wrong.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -59,6 +58,8 @@ _WAKE_ROWS = 32
 _APART_S = 0.001
 _MOST_APART_S = 1.5
 """Between two messages of progress alone, for each who listens: what it costs grows with them."""
+_WAKES_APART_S = 0.0005
+"""The same between two messages of whatever kind."""
 _WAKE_S = 1.0
 """Listeners look at the clock so often: whether the server stops, whether to keep alive."""
 _RETRY_S = 1.0
@@ -212,6 +213,7 @@ class LiveHub:
         self._seat = 0
         self._told_at = 0.0
         self._woken_at = 0.0
+        self._woken_for = 0
         self._allowance = 0.0
 
     @property
@@ -252,9 +254,7 @@ class LiveHub:
                     yield batch
                     told_at = time.monotonic()
                 else:
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(2 * _WAKE_S):  # also if no look succeeds
-                            await news.wait()
+                    await news.wait()
         finally:
             self._leave(channel)
 
@@ -385,10 +385,10 @@ class LiveHub:
                 await self._look_once()
             except Exception as error:  # whatever it is, everybody listens to this one task
                 log.warning("live.look_failed", exc_info=error)
+            await self._wake_in_time()
             await asyncio.sleep(max(period_s - (time.monotonic() - began), period_s / 4))
 
     async def _look_once(self) -> None:
-        before = self._number + sum(one.number for one in self._channels.values())
         async with self._store.read() as session:
             upto = await self._upto(session)
             page = self._page or _Page(self._changed, "", upto)
@@ -407,14 +407,16 @@ class LiveHub:
             self._page = None
             self._changed = max(self._changed, page.changed if page.upto is None else page.upto)
         await self._read_dirty()
-        now = time.monotonic()
-        after = self._number + sum(one.number for one in self._channels.values())
-        if after != before or now - self._woken_at >= _WAKE_S:
-            self._woken_at = now
-            await self._wake()
 
-    async def _wake(self) -> None:
-        """Everybody, some after the others: between them, requests have their turn."""
+    async def _wake_in_time(self) -> None:
+        """Everybody, if there is news, some after the others: between them, requests have their
+        turn. So many as listen cannot be told of everything at once."""
+        now = time.monotonic()
+        told = self._number + sum(one.number for one in self._channels.values())
+        apart_s = _WAKE_S if told == self._woken_for else self._listeners * _WAKES_APART_S
+        if now - self._woken_at < min(apart_s, _WAKE_S):
+            return
+        self._woken_at, self._woken_for = now, told
         for row, news in enumerate(self._news):
             self._news[row] = asyncio.Event()
             news.set()

@@ -82,7 +82,8 @@ class Overview:
     ) -> JobRowPage:
         """Raises InvalidCursor."""
         filters = listing.Filters(q=q, owner=owner, states=frozenset(states))
-        async with self._store.read() as session:
+        everything = bool(q or owner) or sort is not Sort.CREATED  # all jobs are looked at
+        async with self._store.read(long=everything) as session:
             return await listing.page(session, filters, sort, limit, cursor)
 
     async def row(self, job_id: str) -> JobRow:
@@ -172,7 +173,7 @@ class Overview:
 
     async def _look_at_cluster(self) -> ClusterView:
         nodes = (await self._nodes.list()).nodes
-        async with self._store.read() as session:
+        async with self._store.read(long=True) as session:
             waiting = (
                 await session.execute(
                     select(Job.id, Job.name, Job.created_at, Job.waiting)

@@ -17,6 +17,8 @@ from holdfast_service.reports import Cluster
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import Job
 
+ASKED_TOGETHER = 200
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -69,8 +71,13 @@ class Reaper:
         return [job for job in sorted(verdict.doomed) if await self._cluster.release(job)]
 
     async def _standing(self, present: Collection[str]) -> dict[str, Standing]:
+        asked = sorted(present)
+        found: dict[str, Standing] = {}
         async with self._store.read() as session:
-            rows = await session.execute(
-                select(Job.id, Job.state, Job.cleaned).where(Job.id.in_(present))
-            )
-            return {row.id: Standing(State(row.state), row.cleaned) for row in rows}
+            for start in range(0, len(asked), ASKED_TOGETHER):
+                some = asked[start : start + ASKED_TOGETHER]
+                rows = await session.execute(
+                    select(Job.id, Job.state, Job.cleaned).where(Job.id.in_(some))
+                )
+                found |= {row.id: Standing(State(row.state), row.cleaned) for row in rows}
+        return found

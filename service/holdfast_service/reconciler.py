@@ -17,9 +17,11 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from holdfast_service import crossing as crossings
+from holdfast_service.competition import Competition
 from holdfast_service.crossing import Crossing
 from holdfast_service.driver import Driver, Rest
 from holdfast_service.origins import Origins
+from holdfast_service.pace import Pace
 from holdfast_service.quarantine import Avoided
 from holdfast_service.reaper import Reaper
 from holdfast_service.reports import Cluster, ClusterUnavailable
@@ -30,6 +32,10 @@ from holdfast_service.store.leases import Lease
 from holdfast_service.store.transaction import LeaseLost, job_transaction
 
 log = structlog.get_logger(__name__)
+
+_MANY_DRIVES = 100
+"""More than so many jobs are polled at a pace that the server's other work leaves room for."""
+_LOOKED_S = 0.25
 
 
 class _Bell(asyncio.Event):
@@ -60,6 +66,8 @@ class Reconciler:
         self._owner = str(uuid4())
         self._reaper = Reaper(store, cluster)
         self._origins = Origins(store, settings)
+        self._competition = Competition()
+        self._pace = Pace(settings.polls_per_s)
         self._avoided: dict[str, Avoided] | None = None  # nobody has looked yet
         self._drives: dict[str, asyncio.Task[None]] = {}
         self._bells: dict[str, _Bell] = {}
@@ -79,6 +87,7 @@ class Reconciler:
         duties = [
             asyncio.create_task(self._every(seconds, duty)) for duty, seconds in every.items()
         ]
+        duties.append(asyncio.create_task(self._look_at_the_clock()))
         try:
             await stop.wait()
             self._bell.set()
@@ -155,6 +164,7 @@ class Reconciler:
             self._origins,
             lambda: self._avoided,
             self._interval_s,
+            self._competition,
         )
         try:
             rest = await self._turns(driver, lease, bell)
@@ -198,7 +208,12 @@ class Reconciler:
             if self._stop.is_set():
                 return 0.0
             due = time.monotonic() + rest.seconds
-            if await _rang(bell, rest.seconds):
+            rang = await _rang(bell, rest.seconds)
+            if not rang and rest.seconds > 0 and len(self._drives) > _MANY_DRIVES:
+                wait_s = self._pace.reserve(time.monotonic())
+                due = time.monotonic() + wait_s
+                rang = await _rang(bell, wait_s)
+            if rang:
                 due = min(due, bell.rung_at)
                 bell.clear()
                 driver.look_anew()
@@ -219,6 +234,14 @@ class Reconciler:
             # The store itself is in trouble: then it cannot be told there, and is tried again.
             log.error("drive.unrecorded", job=lease.job_id, exc_info=again)
         return Rest(seconds)
+
+    async def _look_at_the_clock(self) -> None:
+        """How busy the loop is, and how late, for the pace of the polls."""
+        while not self._stop.is_set():
+            at, used = time.monotonic(), time.thread_time()
+            await _rang(self._stop, _LOOKED_S)
+            took = time.monotonic() - at
+            self._pace.note((time.thread_time() - used) / took, took - _LOOKED_S)
 
     async def _every(self, seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
         """Do the duty again and again; an error in one round does not end the rounds."""

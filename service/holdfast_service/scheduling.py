@@ -1,4 +1,4 @@
-"""Which work on a machine goes first: training, before what watches it.
+"""Which work on a machine goes first: training, before what watches it; users, before a clean-up.
 
 Linux shares the processors out between sessions before it looks at the niceness of processes
 (sched(7), "the autogroup feature"). The embedded cluster is one session and each rank one of its
@@ -8,6 +8,7 @@ be inherited by the ranks.
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -17,6 +18,8 @@ BEHIND_TRAINING = 9
 What recovers waits for the ranks: under a kill per second, training kept 0.29 of its speed with
 nobody behind (0), 0.34 and 0.35 at 5, 0.44 at 9, 0.38 and 0.43 at 12 (two minutes each).
 """
+_COLLECTED = (5_000, 20, 50)
+"""Objects made until the youngest are looked through; how often that is until older ones are."""
 
 
 def step_back(niceness: int = BEHIND_TRAINING) -> bool:
@@ -32,3 +35,12 @@ def step_back(niceness: int = BEHIND_TRAINING) -> bool:
     except OSError:
         return False
     return True
+
+
+def collect_seldom() -> None:
+    """Python looks through all objects of a process for garbage now and then, and everybody waits
+    meanwhile: a tenth of a second in a server. What is there by now, modules above all, stays
+    anyway and is not looked through again; the rest is less often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECTED)

@@ -56,8 +56,9 @@ class Settings(BaseSettings):
     reconcile_interval_s: Seconds = Field(default=2.0, description="between two polls of a job")
     polls_per_s: Annotated[float, Field(gt=0)] = Field(
         default=30.0,
-        description="of supervisors, by one server: with more jobs than that allows, each is "
-        "polled less often, so that a server stays quick; what users ask for waits for no poll",
+        description="of supervisors, by one server at most: with more jobs than that allows, each "
+        "is polled less often, and all less often while the server is busy, so that it stays "
+        "quick; what users ask for waits for no poll",
     )
     claim_interval_s: Seconds = Field(
         default=2.0, description="between two looks for work that another process brought"
@@ -121,7 +122,9 @@ class Settings(BaseSettings):
         "state are told at once and do not count",
     )
     database_busy_s: Seconds = Field(default=30.0, description="longest wait for a database lock")
-    database_pool: Annotated[int, Field(ge=1)] = 10
+    database_pool: Annotated[int, Field(ge=1)] = Field(
+        default=20, description="connections to the database, at most"
+    )
     storage_deadline_s: Seconds = Field(
         default=30.0,
         description="for an answer of the checkpoints' storage: a listing, a mark, the next bytes",

@@ -18,7 +18,7 @@ from holdfast_service.views import EventPage, LogPage
 router = APIRouter(prefix="/api/v1/jobs/{job_id}", tags=["feeds"])
 
 
-def _wanted(
+async def _wanted(
     rank: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
     attempt: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
     since: Time = None,

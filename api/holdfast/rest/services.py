@@ -75,28 +75,31 @@ def services_over(
     )
 
 
-def services(request: Request) -> Services:
+# Coroutines: FastAPI would wake a thread for each plain function.
+async def services(request: Request) -> Services:
     found: Services = request.app.state.services
     return found
 
 
-def jobs(request: Request) -> JobService:
-    return services(request).jobs
-
-
-def checkpoints(request: Request) -> CheckpointService:
-    return services(request).checkpoints
-
-
-def nodes(request: Request) -> NodeService:
-    return services(request).nodes
-
-
-def overview(request: Request) -> Overview:
-    return services(request).overview
-
-
 ServicesDep = Annotated[Services, Depends(services)]
+
+
+async def jobs(services: ServicesDep) -> JobService:
+    return services.jobs
+
+
+async def checkpoints(services: ServicesDep) -> CheckpointService:
+    return services.checkpoints
+
+
+async def nodes(services: ServicesDep) -> NodeService:
+    return services.nodes
+
+
+async def overview(services: ServicesDep) -> Overview:
+    return services.overview
+
+
 JobsDep = Annotated[JobService, Depends(jobs)]
 CheckpointsDep = Annotated[CheckpointService, Depends(checkpoints)]
 NodesDep = Annotated[NodeService, Depends(nodes)]

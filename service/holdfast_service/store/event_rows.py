@@ -154,6 +154,7 @@ async def _ended(tx: JobTransaction, said: dict[str, Any], at: float) -> None:
 async def _attempt(tx: JobTransaction, number_: int, at: float) -> Attempt:
     attempt = await tx.session.get(Attempt, (tx.job.id, number_))
     if attempt is None:
+        tx.seats[number_] = {}
         attempt = Attempt(
             job_id=tx.job.id,
             number=number_,
@@ -186,6 +187,8 @@ async def _attempt_forming(tx: JobTransaction, said: dict[str, Any], at: float) 
 
 async def _close_attempts(tx: JobTransaction, before: int, at: float) -> None:
     """Those whose end nobody lived to tell: of one job there is one world at a time."""
+    if before <= 1:
+        return
     await tx.session.execute(
         update(Attempt)
         .where(Attempt.job_id == tx.job.id, Attempt.number < before, Attempt.state != "ended")
@@ -206,12 +209,14 @@ async def _attempt_running(tx: JobTransaction, said: dict[str, Any], at: float) 
 async def _members(tx: JobTransaction, attempt: int, members: Any) -> None:
     if not members:
         return
-    stored = await tx.session.scalars(
-        select(AttemptMember).where(
-            AttemptMember.job_id == tx.job.id, AttemptMember.attempt == attempt
+    known = tx.seats.get(attempt)
+    if known is None:
+        stored = await tx.session.scalars(
+            select(AttemptMember).where(
+                AttemptMember.job_id == tx.job.id, AttemptMember.attempt == attempt
+            )
         )
-    )
-    known = {one.rank: one for one in stored}
+        known = tx.seats[attempt] = {one.rank: one for one in stored}
     for said in members:
         rank = _whole(said["rank"])
         member = known.get(rank)

@@ -22,14 +22,19 @@ async def migrate(writer: AsyncEngine) -> None:
     if writer.dialect.name == "sqlite":
         # Readers and the writer do not wait for each other; kept in the file once set.
         async with writer.connect() as connection:
-            raw = await connection.get_raw_connection()
-            await raw.driver_connection.execute("PRAGMA journal_mode=WAL")  # type: ignore[union-attr]
+            await connection.run_sync(_write_ahead)
     async with writer.begin() as connection:
         if writer.dialect.name == "postgresql":
             await connection.execute(
                 text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK}
             )
         await connection.run_sync(_upgrade)
+
+
+def _write_ahead(connection: Connection) -> None:
+    cursor = connection.connection.cursor()  # not in a transaction
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.close()
 
 
 def newest() -> str:

@@ -66,8 +66,12 @@ class _Buckets:
     def add(self, bucket: int, count: int, step_s: float, compute: Values) -> None:
         """Means of `count` steps more."""
         before = int(self.counts[bucket])
-        weight = count / (before + count)
         self.widen(len(compute))
+        if not before:  # as nearly always
+            self.counts[bucket], self.steps[bucket] = count, step_s
+            self.compute[bucket, : len(compute)] = compute
+            return
+        weight = count / (before + count)
         self.steps[bucket] = _mixed(self.steps[bucket], np.float32(step_s), weight)
         mine = self.compute[bucket, : len(compute)]
         self.compute[bucket, : len(compute)] = _mixed(mine, compute, weight)
@@ -186,6 +190,9 @@ async def _add(
     else:
         unpacked = _Buckets.of(chunk)
     for bucket, rows in buckets.items():
+        if len(rows) == 1:
+            unpacked.add(bucket, 1, rows[0].step_time_s, np.asarray(rows[0].compute_s, np.float32))
+            continue
         widest = max(len(row.compute_s) for row in rows)
         same = [row for row in rows if len(row.compute_s) == widest]
         compute = np.asarray([row.compute_s for row in same], np.float32).mean(axis=0)

@@ -154,9 +154,10 @@ async def store_logs(session: AsyncSession, job: Job, lines: Iterable[LogLine]) 
     if not fresh:
         return 0
     job.cursor_logs = cursors
-    last = await session.scalar(
-        select(LogChunk).where(LogChunk.job_id == job.id).order_by(LogChunk.first.desc()).limit(1)
-    )
+    last = None
+    if job.log_lines:
+        chunks = select(LogChunk).where(LogChunk.job_id == job.id)
+        last = await session.scalar(chunks.order_by(LogChunk.first.desc()).limit(1))
     room = _room(last)
     if last is not None and room:
         last.lines = [*last.lines, *fresh[:room]]

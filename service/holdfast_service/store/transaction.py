@@ -8,7 +8,7 @@ the token of its lease: once somebody else holds the job, none of its writes suc
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from enum import StrEnum
 from typing import Any
@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast_service.lifecycle import TERMINAL, State, require
 from holdfast_service.notices import is_told, message
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import Event, Intent, Job, Outbox
+from holdfast_service.store.models import AttemptMember, Event, Intent, Job, Outbox
 from holdfast_service.store.storable import text
 
 INCIDENT_CLOSED = "incident.closed"
@@ -57,6 +57,8 @@ class JobTransaction:
         self.closed_incidents: list[dict[str, Any]] = []
         self.checkpoints: list[tuple[str, str, float]] = []
         """(tier, operation, seconds)."""
+        self.seats: dict[int, dict[int, AttemptMember]] = {}
+        """Attempt -> rank -> who has it, of those attempts that were looked at."""
 
     @property
     def state(self) -> State:
@@ -90,6 +92,7 @@ class JobTransaction:
 
     def tell_again_from(self, told: tuple[int, int, int]) -> None:
         """What came after that was rolled back, to a savepoint."""
+        self.seats.clear()
         del self.transitions[told[0] :]
         del self.closed_incidents[told[1] :]
         del self.checkpoints[told[2] :]
@@ -162,20 +165,29 @@ class JobTransaction:
         if self.job.waiting and self.job.waiting["resource"] in resources:
             self.job.waiting = None
 
-    async def intend(self, name: Effect) -> Intent:
-        """Write down that an effect is about to be asked for; the first time counts."""
-        intent = await self.session.get(Intent, (self.job.id, name))
+    async def intend(self, name: Effect, known: Mapping[str, Intent] | None = None) -> Intent:
+        """Write down that an effect is about to be asked for; the first time counts. `known`: all
+        intents, as the holder of the lease, who alone has them, knows them."""
+        intent = await self._intent(name, known)
         if intent is None:
             intent = Intent(job_id=self.job.id, name=name, at=self.now, done_at=None, times=0)
             self.session.add(intent)
         return intent
 
-    async def done(self, name: Effect) -> Intent:
+    async def done(self, name: Effect, known: Mapping[str, Intent] | None = None) -> Intent:
         """Write down that the effect is there, and count it."""
-        intent = await self.intend(name)
+        intent = await self.intend(name, known)
         intent.done_at = self.now
         intent.times += 1
         return intent
+
+    async def _intent(self, name: Effect, known: Mapping[str, Intent] | None) -> Intent | None:
+        if known is None:
+            return await self.session.get(Intent, (self.job.id, name))
+        if name in known:
+            # Not read again; what a transaction before this one has left undone is not in it.
+            return await self.session.merge(known[name], load=False)
+        return None
 
     async def forget(self, *names: Effect) -> None:
         """Forget intents: what they brought about is undone, and may be intended anew."""
