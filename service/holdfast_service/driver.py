@@ -146,7 +146,8 @@ class Driver:
                     text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADMISSION_LOCK}
                 )
             # A cluster that can grow makes room for everybody: nobody else need be asked.
-            held, before = [], []
+            held: list[Demand] = []
+            before: list[Demand] = []
             if not capacity.can_grow:
                 held, before = await self._competition.of_others(tx)
             spec = tx.job.spec

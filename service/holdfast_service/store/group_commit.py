@@ -1,8 +1,8 @@
 """Several transactions, one COMMIT: what it waits for, the disk, it waits for once.
 
 SQLite has one writer at a time. Here writers stand in line; those who stand there when one begins
-are written together with it, each within a savepoint of its own: one that fails takes none of the
-others with it. Nobody hears that it is stored before the COMMIT of all has come back.
+are written together with it, each but the first within a savepoint of its own: one that fails takes
+none of the others with it. Nobody hears that it is stored before the COMMIT of all has come back.
 """
 
 from __future__ import annotations
@@ -37,11 +37,16 @@ class GroupCommit:
         that is stored which it may have seen of those before it."""
         failed: Exception | None = None
         async with self._turn:
+            first = self._group is None
             group = self._group or await self._begin()
             try:
-                async with _within(group.connection) as session, session.begin():
+                async with _within(group.connection, first=first) as session, session.begin():
                     yield session
-            except Exception as error:
+            except BaseException as error:
+                if first:
+                    self._group = None  # nothing of it is left
+                if not isinstance(error, Exception):
+                    raise
                 failed = error
         if failed is None:
             await asyncio.shield(group.stored)
@@ -64,8 +69,10 @@ class GroupCommit:
     async def _commit(self, group: _Group) -> None:
         try:
             async with self._turn:
-                self._group = None
-                await group.connection.commit()
+                if self._group is group:
+                    self._group = None
+                if group.connection.in_transaction():
+                    await group.connection.commit()
         except BaseException as error:
             group.stored.set_exception(error)
             if not isinstance(error, Exception):
@@ -80,8 +87,11 @@ class GroupCommit:
         await asyncio.gather(*self._committing, return_exceptions=True)
 
 
-def _within(connection: AsyncConnection) -> AsyncSession:
-    """A session whose transaction is a savepoint of the connection's."""
+def _within(connection: AsyncConnection, *, first: bool) -> AsyncSession:
+    """A session that writes with others: what it takes back is its own alone, in a savepoint; or,
+    of the `first` one, all that there is."""
     return AsyncSession(
-        connection, expire_on_commit=False, join_transaction_mode="create_savepoint"
+        connection,
+        expire_on_commit=False,
+        join_transaction_mode="rollback_only" if first else "create_savepoint",
     )

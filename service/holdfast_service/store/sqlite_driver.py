@@ -89,7 +89,11 @@ class Connection(AdaptedConnection):
         return Cursor(self, server_side)
 
     def commit(self) -> None:
-        self.run_async(lambda file: self._in_thread(file.commit, self._commits))
+        try:
+            self.run_async(lambda file: self._in_thread(file.commit, self._commits))
+        except sqlite3.Error:
+            self.rollback()  # else it could be tried again, of which nobody is told
+            raise
 
     def rollback(self) -> None:
         self.run_async(lambda file: self.wait(file.rollback))
@@ -203,7 +207,7 @@ class Cursor:
 
 class _Context(SQLiteExecutionContext):
     def create_server_side_cursor(self) -> Any:
-        return self._dbapi_connection.cursor(server_side=True)  # type: ignore[call-arg]
+        return self._dbapi_connection.cursor(server_side=True)
 
 
 class Dialect(SQLiteDialect_pysqlite):
