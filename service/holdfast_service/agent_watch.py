@@ -37,12 +37,9 @@ class Agents(Protocol):
 
 @dataclass
 class _Silence:
-    """Of an agent that is not known: which life was heard last, and since when it was granted
-    nothing (by the clock of leases)."""
+    """Of an agent that is not known: which life was heard last."""
 
     incarnation: str
-    since: float
-    told: bool = False
     checked: bool = False
 
     def must_be_checked(self, incarnation: str) -> bool:
@@ -53,8 +50,8 @@ class _Silence:
 class AgentWatch:
     """`tell` is called from several threads. Times in seconds: `hello_s` for an answer to `hello`,
     `enquiry_s` for how long a node is watched whose agent is lost, `check_s` for the check of a
-    node that comes back; `lapse_s` for how long after an agent was granted a lease for the last
-    time it has none (None: there are no leases)."""
+    node that comes back; `lapse_s` for how long after a former supervisor's end an agent may have a
+    lease of it (None: there are no leases). One of ours ends before its agent counts as silent."""
 
     def __init__(
         self,
@@ -76,6 +73,11 @@ class AgentWatch:
         self._lapse_s = lapse_s
         self._epoch = 0
         self._silent: dict[str, _Silence] = {}
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._leases: dict[tuple[str, str], float] = {}
+        """When the lease of an agent's life has ended that is not known: until it is told."""
+        self._strange: set[str] = set()
+        """Seats of which a former supervisor may have known another life."""
         self._known: dict[str, AgentReport] = {}
         self._asked: dict[str, Future[Any]] = {}
         self._enquiries = ThreadPoolExecutor(ENQUIRIES, thread_name_prefix="node-enquiry")
@@ -102,8 +104,10 @@ class AgentWatch:
             asked = self._asked.get(seat)
             if (report is None or not report.ready) and (asked is None or asked.done()):
                 self._introduce(seat, epoch)
-            if report is None:
-                self._tell_lapsed(seat)
+            if seat not in self._strange:
+                self._strange.add(seat)
+                self._expect_end(seat, "", self._lapse_s)
+        self._tell_ended()
 
     def grant(self, grant: Grant, for_s: float) -> None:
         """Answer every beat of an agent with this; to be said again before `for_s` is over."""
@@ -114,7 +118,8 @@ class AgentWatch:
         known = self._known.pop(seat, None)
         if known is not None:
             self._lifelines.forget(_line(known))
-            self._silent[seat] = _Silence(known.incarnation, clock_s())
+            self._silent[seat] = _Silence(known.incarnation)
+            self._expect_end(seat, known.incarnation, self._heartbeat_timeout_s)
             self._enquiries.submit(self._enquire, seat, known.node_id)
 
     def close(self) -> None:
@@ -137,10 +142,12 @@ class AgentWatch:
             return
         if known is None or _standing(known) != _standing(report):
             self._silent.pop(seat, None)
+            self._leases.pop((seat, report.incarnation), None)
             self._known[seat] = report
             self._tell(say.AgentUp(report))
         if known is not None and known.incarnation != report.incarnation:
             self._lifelines.forget(_line(known))
+            self._expect_end(seat, known.incarnation, self._heartbeat_timeout_s)
         if known is None or known.incarnation != report.incarnation:
             # Not before it is known: its end may be told at once.
             self._lifelines.watch(_line(report), report.host, report.data_port)
@@ -161,28 +168,32 @@ class AgentWatch:
         known = self._known.get(seat)
         if known is None or known.incarnation != incarnation:
             return
-        self._silent[seat] = _Silence(incarnation, clock_s())
+        self._silent[seat] = _Silence(incarnation)
         del self._known[seat]
+        certain = not why.startswith(SILENCE)
         self._tell(
             say.AgentLost(
                 agent=seat,
                 why=f"connection to its process: {why}",
                 incarnation=incarnation,
                 at=time.time(),
-                certain=not why.startswith(SILENCE),
+                certain=certain,
             )
         )
+        if not certain and self._lapse_s is not None:
+            self._tell(say.LeaseEnded(seat, incarnation))  # that is how long a silence lasts
         self._enquiries.submit(self._enquire, seat, known.node_id)
 
-    def _tell_lapsed(self, seat: str) -> None:
-        """Of an agent that nobody has heard: once its lease has ended, whoever granted it. Where
-        a former supervisor may have, that is counted from the first look of this one."""
-        silence = self._silent.setdefault(seat, _Silence("", clock_s()))
-        if self._lapse_s is None or silence.told:
-            return
-        if clock_s() - silence.since >= self._lapse_s:
-            silence.told = True
-            self._tell(say.LeaseEnded(seat, silence.incarnation))
+    def _expect_end(self, seat: str, incarnation: str, in_s: float | None) -> None:
+        """The lease of this life ends by then; "": any that a former supervisor has granted."""
+        if in_s is not None and self._lapse_s is not None:
+            self._leases[seat, incarnation] = clock_s() + in_s
+
+    def _tell_ended(self) -> None:
+        now = clock_s()
+        for (seat, incarnation), until in tuple(self._leases.items()):
+            if now >= until and self._leases.pop((seat, incarnation), None) is not None:
+                self._tell(say.LeaseEnded(seat, incarnation))
 
     def _enquire(self, seat: str, node_id: str) -> None:
         """Whether the node was lost too. A dying node's raylet may outlive the agent by a moment:

@@ -57,9 +57,10 @@ class RecoverySpec(Section):
         default=2, description="an agent silent for so long is lost to its supervisor"
     )
     lease_s: Annotated[float, Field(ge=0, le=86400)] = Field(
-        default=30,
-        description="how long ranks may step on after a supervisor heard of their agent last; "
-        "0: for ever, and ranks that nobody can reach are then never replaced without proof",
+        default=10,
+        description="how long ranks may step on after their supervisor's process has ended, until "
+        "another hears them; 0: for ever, and ranks that nobody can reach are then never replaced "
+        "without proof",
     )
 
 
@@ -288,7 +289,7 @@ def _resource_faults(spec: JobSpec) -> list[Fault]:
 
 
 def _lease_faults(spec: JobSpec) -> list[Fault]:
-    """Ranks must not hold for a silence that does not count as one yet."""
+    """The end of a supervisor must not cost more than its silence would."""
     lease_s, timeout_s = spec.recovery.lease_s, spec.recovery.heartbeat_timeout_s
     if not 0 < lease_s < timeout_s:
         return []
@@ -296,8 +297,8 @@ def _lease_faults(spec: JobSpec) -> list[Fault]:
         Fault(
             path="recovery.lease_s",
             message=f"lease_s {_g(lease_s)} is shorter than heartbeat_timeout_s {_g(timeout_s)}: "
-            "ranks would hold before their agent counts as lost; make it at least as long, or 0 "
-            "for no lease",
+            "ranks would hold sooner after their supervisor's end than after its silence; make it "
+            "at least as long, or 0 for no lease",
         )
     ]
 

@@ -49,7 +49,7 @@ from holdfast_service.run_record import RunRecord
 from holdfast_service.taken_faults import TakenFaults
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.injection import Injection, Victim
-from holdfast_workers.lease import Grant
+from holdfast_workers.lease import STEPPING_SHARE, Grant
 from holdfast_workers.messages import AgentReport, Polled, Signal
 
 
@@ -256,11 +256,13 @@ class Supervisor:
             self._do[type(effect)](effect)
 
     def _grant_leases(self) -> None:
-        """To ranks of the newest attempt that was announced, for as long as a successor would
-        wait for us: whether there is one is looked for more often."""
+        """To ranks of the newest attempt that was announced: until their agent would count as
+        lost, or, if our end is seen, for as long as a successor would wait. Whether there is a
+        successor is looked for more often."""
         core, config = self._core, self._config
         if core is not None and config.lease_s:
-            grant = Grant(self._commands.epoch, core.attempt, config.lease_s)
+            silence_s = self._times.heartbeat_timeout_s * STEPPING_SHARE
+            grant = Grant(self._commands.epoch, core.attempt, silence_s, config.lease_s)
             self._watch.grant(grant, config.lease_margin_s)
 
     # --- looking ----------------------------------------------------------------------------------

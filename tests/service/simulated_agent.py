@@ -62,7 +62,7 @@ class SimAgent:
     saving: set[tuple[int, int, int]] = field(default_factory=set)
     unsent: list[Signal] = field(default_factory=list)
     granted: dict[int, float] = field(default_factory=dict)
-    """Attempt → when a supervisor heard this agent last and let it step on."""
+    """Attempt → until when its ranks may step."""
     to_finish: set[int] = field(default_factory=set)
     health: int = 0
     findings: tuple[dict[str, Any], ...] = ()

@@ -108,18 +108,32 @@ class SimulatedCluster(SimulatedStalls):
             if not agent.reachable and agent.incarnation == life:
                 silent = given.AgentLost(name, "does not answer", incarnation=life, certain=False)
                 self.feed(silent)
-                self._await_lapse(agent)
+                self._lease_ends(name, life, 0.0)
 
         def heal() -> None:
             agent.reachable = True
             for one in agent.unsent:
                 self.send(given.Signals((one,)))
             agent.unsent.clear()
-            if agent.alive:
-                self.send(given.AgentUp(agent.report()))
+            self._introduce(agent)
 
         self.at(noticed_after_s, notice)
         self.at(for_s, heal)
+        self._hears_late(agent)
+
+    def _hears_late(self, agent: SimAgent) -> None:
+        """What its peers brought to the agreement was under way when the link was cut, and gets
+        through some time: the step that was agreed on is then applied, if it may be."""
+        attempt = max(self.worlds, default=0)
+        mine = [one for _, host, one in self._members(attempt) if host is agent] if attempt else []
+
+        def hear() -> None:
+            there = [one for one in mine if one is not None and self._is_in(agent, one, attempt)]
+            if there and self._may_step(agent, attempt):
+                self.watchdog.committed(attempt, there[0].step + 1)
+
+        for _ in range(4):
+            self.at(self.random.uniform(0.0, 6.0), hear)
 
     def forget_copies(self, name: str) -> None:
         """Every memory checkpoint of this agent rots: it is listed, but cannot be loaded."""
@@ -173,16 +187,16 @@ class SimulatedCluster(SimulatedStalls):
         """The core is lost; a new one starts from the journal and the agents' reports."""
         if self.ended is not None:
             return
+        for agent in self.agents.values():
+            self._supervisor_ended(agent)
         self.supervisor += 1
         facts = Facts.from_events(self.events)
         config = replace(self.config, remotes=tuple(self.remotes.values()))
         self.core = RecoveryCore(config, self.now, facts)
         self.watchdog.supervisor_restarted()
         for agent in self.agents.values():
-            if agent.alive and agent.reachable:
-                self.send(given.AgentUp(agent.report()))
-            else:
-                self._await_lapse(agent)
+            self._lease_ends(agent.name, "", self.config.lapse_s)
+            self.at(self.random.uniform(0.0, 0.3), lambda one=agent: self._introduce(one))
 
     def _restart(self, agent: SimAgent, life: str) -> None:
         if not agent.alive and agent.incarnation == life:

@@ -21,6 +21,9 @@ from holdfast_service.reports import SupervisorEvent
 from holdfast_workers.messages import FormOrder, Signal, SignalKind
 
 START = 1_000_000.0
+STEPPING_S = 0.4
+"""How long ranks step on that nobody hears; less than it takes to miss their agent."""
+MISSED_S = 0.5
 
 
 class SimulatedNetwork:
@@ -151,26 +154,35 @@ class SimulatedNetwork:
         """To everybody who is heard at this moment, for the attempt that was announced last."""
         for agent in self.agents.values():
             if agent.alive and agent.reachable:
-                agent.granted[self.core.attempt] = self.now
+                agent.granted[self.core.attempt] = self.now + STEPPING_S
 
     def _may_step(self, agent: SimAgent, attempt: int) -> bool:
         self._grant_leases()
-        return self.now <= agent.granted.get(attempt, -1.0) + self.config.lease_s
+        return not self.config.lease_s or self.now <= agent.granted.get(attempt, -1.0)
 
-    def _await_lapse(self, agent: SimAgent) -> None:
-        """Nobody hears this agent any more: as the supervisor's watch, tell when its lease ends."""
-        supervisor, life = self.supervisor, agent.incarnation
+    def _supervisor_ended(self, agent: SimAgent) -> None:
+        """Its agent sees it, and lets its ranks step on until somebody else hears it."""
+        attempt = self.core.attempt
+        if agent.alive and agent.reachable and self.now <= agent.granted.get(attempt, -1.0):
+            agent.granted[attempt] = self.now + self.config.lease_s
+
+    def _introduce(self, agent: SimAgent) -> None:
+        """A supervisor meets the agent, if it can: from now on its silence counts."""
+        if agent.alive and agent.reachable:
+            for attempt, until in agent.granted.items():
+                agent.granted[attempt] = min(until, self.now + STEPPING_S)
+            self.send(given.AgentUp(agent.report()))
+
+    def _lease_ends(self, name: str, life: str, in_s: float | None) -> None:
+        """As the supervisor's watch tells it."""
+        supervisor = self.supervisor
 
         def tell() -> None:
-            if supervisor == self.supervisor and not self._is_heard(agent, life):
-                self.send(given.LeaseEnded(agent.name, life))
+            if supervisor == self.supervisor:
+                self.feed(given.LeaseEnded(name, life))
 
-        if self.config.lapse_s is not None:
-            self.at(self.config.lapse_s, tell)
-
-    @staticmethod
-    def _is_heard(agent: SimAgent, life: str) -> bool:
-        return agent.incarnation != life or (agent.alive and agent.reachable)
+        if self.config.lapse_s is not None and in_s is not None:
+            self.at(in_s, tell)
 
     def _carry_out(self, effect: fx.Effect) -> None:
         raise NotImplementedError

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tests.service.simulated_agent import SimAgent, SimWorker
-from tests.service.simulated_network import SimulatedNetwork
+from tests.service.simulated_network import MISSED_S, SimulatedNetwork
 
 from holdfast_service.recovery import effects as fx
 from holdfast_service.recovery import inputs as given
@@ -52,6 +52,7 @@ class SimulatedTraining(SimulatedNetwork):
                 self.ended = effect
             case fx.RemoveAgent():
                 self._command(effect, lambda agent: self.kill_agent(agent.name))
+                self._lease_ends(effect.agent, effect.incarnation, MISSED_S)
             case fx.Fence():
                 self._command(effect, lambda agent: self._fence(agent, effect.attempt))
             case fx.Form():

@@ -8,13 +8,14 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.service.simulated_cluster import SimulatedCluster
-from tests.service.simulated_network import START
+from tests.service.simulated_network import START, STEPPING_S
 from tests.service.test_recovery_histories import play, prepared
 
 from holdfast_service.recovery import inputs
 
 LEASE_S, MARGIN_S = 2.0, 0.5  # of the histories
 ONE_NODE = 4  # the layout of a world of one rank, beside one standby
+TWO_NODES = 0  # of four ranks, beside one standby
 
 
 def by_attempt(cluster: SimulatedCluster) -> dict[int, int]:
@@ -23,16 +24,16 @@ def by_attempt(cluster: SimulatedCluster) -> dict[int, int]:
     return {attempt: attempts.count(attempt) for attempt in sorted(set(attempts))}
 
 
-def test_a_world_that_nobody_can_reach_steps_on_for_its_lease_and_is_then_replaced() -> None:
+def test_a_world_that_nobody_can_reach_holds_before_it_is_missed_and_is_then_replaced() -> None:
     cluster = prepared(ONE_NODE, [], 0.0, 1)
-    cut_at = 1.5
+    cut_at, missed_s = 1.5, 3.0
     cluster.at(cut_at, lambda: cluster.cut_off("n0", for_s=1000.0))
     end = cluster.run()
     assert end.outcome == "SUCCEEDED", end
     first = next(at for at in cluster.step_times if at[0] == 2)[2]
     last = max(at for attempt, _, at in cluster.step_times if attempt == 1)
-    assert START + cut_at + LEASE_S / 2 < last <= START + cut_at + LEASE_S
-    assert START + cut_at + LEASE_S + MARGIN_S <= first < START + cut_at + 10.0
+    assert START + cut_at + STEPPING_S / 2 < last <= START + cut_at + STEPPING_S
+    assert START + cut_at + missed_s <= first < START + cut_at + missed_s + 2.0
 
 
 def test_without_leases_there_is_no_replacement_without_proof() -> None:
@@ -64,9 +65,24 @@ def test_a_lease_that_ended_proves_nothing_of_an_agent_that_is_back() -> None:
     life = cluster.agents["n0"].incarnation
     cluster.feed(inputs.LeaseEnded("n0", life))  # told late: it has been heard since
     cut_at = cluster.now
-    cluster.cut_off("n0", for_s=1000.0, noticed_after_s=0.5)
+    cluster.cut_off("n0", for_s=1000.0, noticed_after_s=1.5)
+    lost = inputs.AgentLost("n0", "cannot be asked", incarnation=life, certain=False)
+    cluster.at(0.1, lambda: cluster.feed(lost))
     cluster.run_until(lambda: len(by_attempt(cluster)) == 2)
-    assert cluster.now >= cut_at + 0.5 + LEASE_S + MARGIN_S
+    assert cluster.now >= cut_at + 1.5
+
+
+def test_one_that_has_left_proves_nothing_of_another_that_may_step() -> None:
+    """What it brought to the last agreement may get there late: each host is proven by itself."""
+    cluster = prepared(TWO_NODES, [], 0.0, 1)
+    cluster.run_until(lambda: len(cluster.committed) >= 3)
+    cut_at = cluster.now
+    cluster.cut_off("n0", for_s=1000.0, noticed_after_s=5.0)
+    life = cluster.agents["n0"].incarnation
+    lost = inputs.AgentLost("n0", "cannot be asked", incarnation=life, certain=False)
+    cluster.at(0.1, lambda: cluster.feed(lost))
+    cluster.run_until(lambda: len(by_attempt(cluster)) == 2)
+    assert cluster.now >= cut_at + 5.0
 
 
 @given(

@@ -168,7 +168,7 @@ def test_an_agent_that_does_not_answer_the_fence_is_removed_and_replaced() -> No
 
 
 def test_nobody_forms_a_second_world_beside_one_that_may_still_live() -> None:
-    job = running(cluster(standbys=2, wait_for_replacement_s=30.0))
+    job = running(cluster(standbys=2, wait_for_replacement_s=30.0, lease_s=0.0))
     job.cut_off("n0", for_s=12.0, noticed_after_s=1.0)
     job.cut_off("n1", for_s=12.0, noticed_after_s=1.0)
     job.run_until(lambda: job.core.stage is Stage.WAITING)

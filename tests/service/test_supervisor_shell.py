@@ -21,6 +21,7 @@ from holdfast_service.recovery import inputs as say
 from holdfast_service.reports import Cursors, EventKind, Phase
 from holdfast_service.run_record import DIGEST_OVERLAP, RunRecord
 from holdfast_workers.kept_events import KEPT_EVENTS
+from holdfast_workers.memory.lifeline import SILENCE
 from holdfast_workers.memory.server import DataServer
 from holdfast_workers.memory.store import SegmentStore
 from holdfast_workers.messages import AgentReport, LogLine, StepRow
@@ -111,14 +112,14 @@ def report(incarnation: str, port: int) -> AgentReport:
 
 
 def watching(
-    agents: OneSeat, lapse_s: float | None = None
+    agents: OneSeat, lapse_s: float | None = None, heartbeat_timeout_s: float = 5.0
 ) -> tuple[AgentWatch, queue.Queue[say.Input]]:
     heard: queue.Queue[say.Input] = queue.Queue()
     watch = AgentWatch(
         agents,
         SECRET,
         heard.put,
-        heartbeat_timeout_s=5.0,
+        heartbeat_timeout_s=heartbeat_timeout_s,
         hello_s=1.0,
         enquiry_s=0.2,
         check_s=1.0,
@@ -216,10 +217,8 @@ def test_the_end_of_a_former_life_is_not_taken_for_the_present_ones(tmp_path: Pa
     watch.close()
 
 
-def test_the_end_of_a_lease_is_told_once_and_only_of_who_is_not_there(tmp_path: Path) -> None:
-    agents = OneSeat(lambda: True)
-    server = DataServer(SegmentStore(tmp_path, "tp=1"), SECRET, "127.0.0.1")
-    watch, heard = watching(agents, lapse_s=0.2)
+def test_what_a_former_supervisor_may_have_granted_ends_a_lease_after_the_first_look() -> None:
+    watch, heard = watching(OneSeat(lambda: True), lapse_s=0.2)
     watch.look(1)
     time.sleep(0.1)
     watch.look(1)
@@ -228,20 +227,39 @@ def test_the_end_of_a_lease_is_told_once_and_only_of_who_is_not_there(tmp_path: 
     watch.look(1)
     watch.look(1)
     assert heard.get(timeout=WAIT_S) == say.LeaseEnded("n0", "") and heard.empty()
+    watch.close()
+
+
+def test_an_agent_that_is_silent_has_no_lease_any_more_and_one_that_is_let_go_has_a_short_one(
+    tmp_path: Path,
+) -> None:
+    agents = OneSeat(lambda: True)
+    server = DataServer(SegmentStore(tmp_path, "tp=1"), SECRET, "127.0.0.1", heartbeat_s=0.05)
+    watch, heard = watching(agents, lapse_s=60.0, heartbeat_timeout_s=0.5)
     agents.life = report("a", server.port)
     watch.look(1)
     assert isinstance(heard.get(timeout=WAIT_S), say.AgentUp)
-    time.sleep(0.25)
-    watch.look(1)
-    assert heard.empty()
+    watch._lost("n0 a", f"{SILENCE} for 0.5 s")
     agents.life = None
-    server.close()
-    assert isinstance(heard.get(timeout=WAIT_S), say.AgentLost)
-    assert isinstance(heard.get(timeout=WAIT_S), say.NodeWord)
-    time.sleep(0.25)
-    watch.look(1)
+    lost = heard.get(timeout=WAIT_S)
+    assert isinstance(lost, say.AgentLost) and not lost.certain
     assert heard.get(timeout=WAIT_S) == say.LeaseEnded("n0", "a")
+    assert isinstance(heard.get(timeout=WAIT_S), say.NodeWord)
+
+    agents.life = report("b", server.port)
+    watch.look(1)
+    assert isinstance(heard.get(timeout=WAIT_S), say.AgentUp)
+    agents.life = None
+    watch.forget("n0")
+    let_go = time.monotonic()
+    assert isinstance(heard.get(timeout=WAIT_S), say.NodeWord)
+    while heard.empty():
+        watch.look(1)
+        time.sleep(0.02)
+    assert heard.get(timeout=WAIT_S) == say.LeaseEnded("n0", "b")
+    assert time.monotonic() - let_go >= 0.5
     watch.close()
+    server.close()
 
 
 @pytest.mark.chaos

@@ -26,36 +26,81 @@ from holdfast_workers.worker import Link
 class Told:
     def __init__(self) -> None:
         self.words: list[tuple[int, float]] = []
+        self.numbers: list[int] = []
 
-    def __call__(self, attempt: int, until: float) -> None:
+    def __call__(self, attempt: int, until: float, number: int) -> None:
         self.words.append((attempt, until))
+        self.numbers.append(number)
+
+
+def until(lease: Lease, attempt: int) -> float:
+    return lease.until(attempt)[0]
 
 
 def test_a_lease_runs_from_the_beat_that_was_heard_not_from_the_answer() -> None:
     lease = Lease(Told())
-    answer = Grant(epoch=3, attempt=2, lease_s=30.0).answering(beat(100.0))
+    answer = Grant(epoch=3, attempt=2, silence_s=1.5, lease_s=30.0).answering(beat(100.0))
     lease.renew(Grant.unpack(answer))
-    assert lease.until(2) == 130.0
-    assert lease.until(1) == 0.0
+    assert until(lease, 2) == 101.5
+    assert until(lease, 1) == 0.0
 
 
 def test_grants_out_of_order_take_nothing_back_and_give_nothing_more() -> None:
     lease = Lease(Told())
-    for attempt, heard, until in [(2, 100.0, 110.0), (2, 90.0, 110.0), (1, 500.0, 110.0)]:
-        lease.renew(Grant(1, attempt, 10.0, heard))
-        assert lease.until(2) == until
-    lease.renew(Grant(1, 3, 10.0, 95.0))
-    assert (lease.until(2), lease.until(3)) == (0.0, 105.0)
+    for attempt, heard, ends in [(2, 100.0, 110.0), (2, 90.0, 110.0), (1, 500.0, 110.0)]:
+        lease.renew(Grant(1, attempt, 10.0, 30.0, heard))
+        assert until(lease, 2) == ends
+    lease.renew(Grant(1, 3, 10.0, 30.0, 95.0))
+    assert (until(lease, 2), until(lease, 3)) == (0.0, 105.0)
+
+
+def test_only_the_end_of_the_supervisor_that_granted_the_lease_makes_it_longer() -> None:
+    told = Told()
+    lease = Lease(told)
+    lease.renew(Grant(2, 1, 1.5, 10.0, 100.0))
+    lease.supervisor_ended(1, 101.0)
+    assert until(lease, 1) == 101.5
+    lease.supervisor_ended(2, 101.0)
+    assert until(lease, 1) == 110.0
+    assert told.words[-1] == (1, 110.0)
+
+
+def test_who_sees_its_supervisor_end_too_late_may_have_been_given_up() -> None:
+    lease = Lease(Told())
+    lease.renew(Grant(2, 1, 1.5, 10.0, 100.0))
+    lease.supervisor_ended(2, 101.6)
+    assert until(lease, 1) == 101.5
+
+
+def test_who_was_let_go_takes_the_end_of_the_connection_for_nothing() -> None:
+    lease = Lease(Told())
+    lease.renew(Grant(2, 1, 1.5, 10.0, 100.0))
+    lease.renew(Grant(2, 1, 0.0, 0.0, 100.0))
+    lease.supervisor_ended(2, 101.0)
+    assert until(lease, 1) == 101.5
+
+
+def test_a_successor_ends_what_its_predecessors_end_had_given() -> None:
+    told = Told()
+    lease = Lease(told)
+    lease.renew(Grant(2, 1, 1.5, 10.0, 100.0))
+    lease.supervisor_ended(2, 101.0)
+    lease.taken_over(104.0)
+    assert until(lease, 1) == 105.5
+    assert told.words[-1] == (1, 105.5)
+    lease.supervisor_ended(2, 104.5)
+    assert until(lease, 1) == 105.5
+    assert told.numbers == sorted(set(told.numbers))
 
 
 def test_workers_are_told_long_before_their_lease_ends_and_not_at_every_beat() -> None:
     told = Told()
     lease = Lease(told)
     for number in range(401):
-        lease.renew(Grant(1, 1, 8.0, number * 0.25))
+        lease.renew(Grant(1, 1, 8.0, 30.0, number * 0.25))
         assert told.words[-1][1] > number * 0.25 + 6.5
     assert len(told.words) == 101
-    lease.renew(Grant(1, 2, 8.0, 100.1))
+    lease.renew(Grant(1, 2, 8.0, 30.0, 100.1))
     assert told.words[-1] == (2, 108.1)
 
 
@@ -64,12 +109,14 @@ class Server:
 
     def __init__(self, root: Path) -> None:
         self.grants: list[Grant] = []
+        self.ended: list[int] = []
         self.lost: list[str] = []
         self.server = DataServer(
             SegmentStore(root, MESH),
             SECRET,
             "127.0.0.1",
             on_grant=self.grants.append,
+            on_supervisor_end=self.ended.append,
             heartbeat_s=0.05,
         )
         self.lines = Lifelines(SECRET, lambda agent, why: self.lost.append(why), 1.0)
@@ -83,7 +130,7 @@ class Server:
 def test_every_beat_is_answered_with_the_grant_as_long_as_it_is_said_again(tmp_path: Path) -> None:
     side = Server(tmp_path)
     try:
-        side.lines.grant(Grant(1, 7, 30.0), for_s=0.4)
+        side.lines.grant(Grant(1, 7, 1.5, 30.0), for_s=0.4)
         eventually(lambda: len(side.grants) >= 4)
         assert {(one.epoch, one.attempt, one.lease_s) for one in side.grants} == {(1, 7, 30.0)}
         heard = [one.heard for one in side.grants]
@@ -91,7 +138,7 @@ def test_every_beat_is_answered_with_the_grant_as_long_as_it_is_said_again(tmp_p
         ended = clock_s() + 0.4
         eventually(lambda: clock_s() > ended + 0.3)
         assert side.grants[-1].heard < ended
-        side.lines.grant(Grant(1, 8, 30.0), for_s=5.0)
+        side.lines.grant(Grant(1, 8, 1.5, 30.0), for_s=5.0)
         eventually(lambda: side.grants[-1].attempt == 8)
         assert not side.lost
     finally:
@@ -101,13 +148,32 @@ def test_every_beat_is_answered_with_the_grant_as_long_as_it_is_said_again(tmp_p
 def test_a_new_attempt_is_granted_at_once_on_the_beat_heard_last(tmp_path: Path) -> None:
     side = Server(tmp_path)
     try:
-        side.lines.grant(Grant(1, 1, 30.0), for_s=5.0)
+        side.lines.grant(Grant(1, 1, 1.5, 30.0), for_s=5.0)
         eventually(lambda: side.grants)
-        side.lines.grant(Grant(1, 2, 30.0), for_s=5.0)
+        side.lines.grant(Grant(1, 2, 1.5, 30.0), for_s=5.0)
         eventually(lambda: side.grants[-1].attempt == 2)
         last = [one.heard for one in side.grants if one.attempt == 1][-1]
         first = next(one.heard for one in side.grants if one.attempt == 2)
         assert first == last
+    finally:
+        side.close()
+
+
+def test_the_end_of_a_supervisor_is_told_and_being_let_go_is_told_before_it(tmp_path: Path) -> None:
+    side = Server(tmp_path)
+    try:
+        side.lines.grant(Grant(3, 7, 1.5, 30.0), for_s=5.0)
+        eventually(lambda: len(side.grants) >= 2)
+        side.lines.forget("n0")
+        eventually(lambda: side.ended)
+        assert side.grants[-1].lease_s == 0.0
+        assert all(one.lease_s for one in side.grants[:-1])
+        side.lines.watch("n0", "127.0.0.1", side.server.port)
+        eventually(lambda: side.grants[-1].lease_s)
+        side.lines.close()
+        eventually(lambda: len(side.ended) == 2)
+        assert side.grants[-1].lease_s == 30.0
+        assert side.ended == [3, 3]
     finally:
         side.close()
 
@@ -123,22 +189,32 @@ def holding(link: Link, attempt: int) -> threading.Thread:
     return thread
 
 
+def tell(link: Link, attempt: int, until: float, number: int = 1) -> None:
+    link._obey({"op": "lease", "attempt": attempt, "until": until, "number": number})
+
+
 def test_a_late_word_of_the_same_attempt_takes_nothing_of_its_lease_back(link: Link) -> None:
-    link._obey({"op": "lease", "attempt": 4, "until": clock_s() + 30.0})
-    link._obey({"op": "lease", "attempt": 4, "until": 0.0})
+    tell(link, 4, clock_s() + 30.0, number=2)
+    tell(link, 4, 0.0, number=1)
     thread = holding(link, 4)
     thread.join(5.0)
     assert not thread.is_alive()
 
 
+def test_a_lease_is_made_shorter_by_a_newer_word(link: Link) -> None:
+    tell(link, 4, clock_s() + 30.0, number=1)
+    tell(link, 4, 0.0, number=2)
+    assert not link.has_lease(4)
+
+
 def test_a_rank_holds_where_its_lease_has_ended_until_it_is_granted_again(link: Link) -> None:
     ended = clock_s() + 0.2
-    link._obey({"op": "lease", "attempt": 4, "until": ended})
+    tell(link, 4, ended, number=9)
     link.await_lease(4)  # returns at once
     eventually(lambda: clock_s() > ended)
     thread = holding(link, 4)
-    link._obey({"op": "lease", "attempt": 3, "until": clock_s() + 30.0})
-    link._obey({"op": "lease", "attempt": 5, "until": clock_s() + 30.0})
+    tell(link, 3, clock_s() + 30.0, number=9)
+    tell(link, 5, clock_s() + 30.0, number=9)
     thread.join(0.2)
     assert thread.is_alive(), "a lease of another attempt is none"
 
@@ -154,7 +230,7 @@ def test_a_fence_ends_the_hold(link: Link) -> None:
 
 def test_a_grant_ends_the_hold(link: Link) -> None:
     thread = holding(link, 4)
-    link._obey({"op": "lease", "attempt": 4, "until": clock_s() + 30.0})
+    tell(link, 4, clock_s() + 30.0, number=9)
     thread.join(5.0)
     assert not thread.is_alive()
 
@@ -162,7 +238,7 @@ def test_a_grant_ends_the_hold(link: Link) -> None:
 def test_a_lease_ends_while_its_machine_is_suspended(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link._obey({"op": "lease", "attempt": 4, "until": clock_s() + 30.0})
+    tell(link, 4, clock_s() + 30.0, number=9)
     before = time.clock_gettime
     slept = {time.CLOCK_BOOTTIME: 60.0}
     monkeypatch.setattr(time, "clock_gettime", lambda clock: before(clock) + slept.get(clock, 0.0))
@@ -206,7 +282,7 @@ def test_a_rank_that_holds_is_in_a_phase_without_limit_and_nothing_is_learned_of
     assert (said.attempt, said.step) == (4, 7)
     assert Limits(DetectionSpec()).limit_s("hold", cold=False, bound_s=said.bound_s) == inf
     thread.join(0.3)
-    link._obey({"op": "lease", "attempt": 4, "until": clock_s() + 30.0})
+    tell(link, 4, clock_s() + 30.0, number=9)
     thread.join(5.0)
     said = reader.read()
     assert said is not None and said.phase == "agree"

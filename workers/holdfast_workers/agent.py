@@ -34,7 +34,7 @@ from holdfast_workers.injection import Injection
 from holdfast_workers.journal import Journal
 from holdfast_workers.json_log import JsonLog
 from holdfast_workers.kept_events import Events, KeptEvents
-from holdfast_workers.lease import Grant, Lease
+from holdfast_workers.lease import Grant, Lease, clock_s
 from holdfast_workers.memory.exchange import exchange
 from holdfast_workers.memory.store import NothingHeld
 from holdfast_workers.messages import (
@@ -113,6 +113,7 @@ class NodeAgent:
             lambda: self._attempt,
             self._closing,
             on_grant=self._granted,
+            on_supervisor_end=lambda epoch: self._lease.supervisor_ended(epoch, clock_s()),
         )
         self._brood = Brood(
             config.of_zygote, config.zygote_start_timeout_s, config.fork_timeout_s, start_zygote
@@ -232,7 +233,7 @@ class NodeAgent:
         self._mesh = order.mesh
         for seat in order.seats:
             self._take_seat(order, seat)
-        self._tell_lease(order.attempt, self._lease.until(order.attempt))
+        self._tell_lease(order.attempt, *self._lease.until(order.attempt))
 
     def set_partners(
         self, epoch: int, attempt: int, rank: int, partners: tuple[Partner, ...]
@@ -449,8 +450,11 @@ class NodeAgent:
                 raise StaleCommand(f"epoch {epoch} is older than {self._epoch}")
             if attempt is not None and attempt < self._attempt:
                 raise StaleCommand(f"attempt {attempt} is older than {self._attempt}")
+            succeeds = epoch > self._epoch
             self._epoch = epoch
             self._attempt = max(self._attempt, attempt or 0)
+        if succeeds:
+            self._lease.taken_over(clock_s())
 
     def _granted(self, grant: Grant) -> None:
         """A supervisor has heard this agent; an older one's word counts no more."""
@@ -459,10 +463,11 @@ class NodeAgent:
         if current:
             self._lease.renew(grant)
 
-    def _tell_lease(self, attempt: int, until: float) -> None:
+    def _tell_lease(self, attempt: int, until: float, number: int) -> None:
         """Never waits for a worker that does not read: this may be the data server's thread, and
         the next word says the same and more."""
-        self._crew.tell(attempt, {"op": "lease", "until": until}, wait=False)
+        word = {"op": "lease", "until": until, "number": number}
+        self._crew.tell(attempt, word, wait=False)
 
     def _telling(self, on_signal: Callable[[Signal], None]) -> Callable[[Signal], None]:
         def tell(signal: Signal) -> None:

@@ -41,6 +41,7 @@ class NodeMemory:
         attempt: Callable[[], int],
         closing: threading.Event,
         on_grant: Callable[[Grant], None],
+        on_supervisor_end: Callable[[int], None],
     ) -> None:
         self._root = root
         self._teller = teller
@@ -56,6 +57,7 @@ class NodeMemory:
             config.secret,
             config.host,
             on_grant=on_grant,
+            on_supervisor_end=on_supervisor_end,
             heartbeat_s=config.heartbeat_s,
         )
         self._replicator = Replicator(

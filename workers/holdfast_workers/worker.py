@@ -124,7 +124,9 @@ class Link:
         self._partnered = (0, True)  # (attempt, whether it is replicated to anybody)
         self._intervals: dict[int, tuple[int, int]] = {}  # attempt -> how often to save
         self._injected: set[int] = set()
-        self._leases: dict[int, float] = {}  # attempt -> until when it may step
+        self._leases: dict[
+            int, tuple[int, float]
+        ] = {}  # attempt -> (number, until when it may step)
         self._to_finish = 0  # the newest attempt that is to stop after its next agreed step
 
     def start(self) -> None:
@@ -163,7 +165,7 @@ class Link:
 
     def has_lease(self, attempt: int) -> bool:
         """Whether a supervisor's lease covers this moment."""
-        return self._leases.get(attempt, 0.0) > clock_s()
+        return self._leases.get(attempt, (0, 0.0))[1] > clock_s()
 
     def await_lease(self, attempt: int) -> None:
         """Return as soon as it has a lease, or is fenced.
@@ -255,8 +257,8 @@ class Link:
                 _put_newest(self._intervals, message["attempt"], tuple(message["steps"]))
             elif op == "lease":
                 attempt = message["attempt"]  # an older word may come after a newer one
-                until = max(message["until"], self._leases.get(attempt, 0.0))
-                _put_newest(self._leases, attempt, until)
+                word = (message["number"], message["until"])
+                _put_newest(self._leases, attempt, max(word, self._leases.get(attempt, word)))
             elif op == "finish":
                 self._to_finish = max(self._to_finish, message["attempt"])
             self._changed.notify_all()

@@ -11,6 +11,7 @@ from holdfast_service.recovery import (
     injecting,
     leaving,
     outage,
+    proof,
     repeating,
     suspicion,
 )
@@ -37,7 +38,7 @@ def arrived(state: State, report: AgentReport, now: float) -> None:
     arrival = state.roster.take(report)
     if arrival is Arrival.STALE:
         return
-    state.lapsed.discard(report.agent)
+    state.lapsed.discard((report.agent, report.incarnation))
     if arrival is not Arrival.KNOWN:
         state.awaiting.discard(report.agent)  # a fence sent to its former life has no answer
     _take_shards(state, report)
@@ -57,14 +58,15 @@ def arrived(state: State, report: AgentReport, now: float) -> None:
 def lost(state: State, given: AgentLost, now: float) -> None:
     """An agent is gone, or cannot be reached."""
     record = state.roster.record(given.agent)
+    if given.certain:
+        _has_ended(state, given.agent, given.incarnation or (record.incarnation if record else ""))
     if record is None or not state.roster.is_current(given.agent, given.incarnation):
+        _go_on(state, now)
         return
     was_live = record.live
     state.roster.lose(given.agent)
     state.saves.release(given.agent)
     state.awaiting.discard(given.agent)
-    if given.certain and given.agent in state.unproven:
-        state.unproven = set()
     world = state.world if state.stage in WITH_WORLD else state.last_world
     if world is not None and given.agent in world.hosts():
         faults.accuse(state, _loss(state, given, now), now)
@@ -81,14 +83,17 @@ def checked(state: State, given: NodeChecked, now: float) -> None:
     _go_on(state, now)
 
 
+def _has_ended(state: State, agent: str, incarnation: str) -> None:
+    state.lapsed.add((agent, incarnation))
+    proof.found(state, agent, incarnation)
+
+
 def lapsed(state: State, given: LeaseEnded, now: float) -> None:
-    """An agent that is not there has no lease any more."""
+    """A life of an agent that is not there any more has no lease."""
     record = state.roster.record(given.agent)
-    if record is not None and (
-        record.live or not state.roster.is_current(given.agent, given.incarnation)
-    ):
-        return
-    state.lapsed.add(given.agent)
+    if record is not None and record.live and record.incarnation == given.incarnation:
+        return  # told late: it is back, and was granted more since
+    state.lapsed.add((given.agent, given.incarnation))
     _go_on(state, now)
 
 
@@ -115,7 +120,7 @@ def made_way(state: State, given: Fenced, now: float) -> None:
     arrival = state.roster.take(given.report)
     if arrival is Arrival.STALE:
         return
-    state.lapsed.discard(given.agent)
+    state.lapsed.discard((given.agent, given.report.incarnation))
     if arrival is Arrival.RESTARTED:
         _forget_former_life(state, given.agent, now)
     _take_shards(state, given.report)
@@ -123,8 +128,7 @@ def made_way(state: State, given: Fenced, now: float) -> None:
         return
     state.roster.has_made_way(given.report, given.attempt)
     state.awaiting.discard(given.agent)
-    if given.agent in state.unproven:
-        state.unproven = set()
+    proof.found(state, given.agent, given.report.incarnation)
     for held in given.report.held:
         state.note_step(held.attempt, held.step)
     _go_on(state, now)
@@ -169,8 +173,8 @@ def _take_shards(state: State, report: AgentReport) -> None:
 def _forget_former_life(state: State, agent: str, now: float) -> None:
     state.saves.release(agent)
     state.bad_links = {link: at for link, at in state.bad_links.items() if agent not in link}
-    if agent in state.unproven:
-        state.unproven = set()
+    for life in [one for one in state.unproven if one[0] == agent and not state.config.lease_s]:
+        proof.found(state, *life)
     world = state.world
     if world is None:
         return

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from holdfast_service.policy import Cause, Fault
 from holdfast_service.ranks import Assignment, assign
-from holdfast_service.recovery import ending, faults, fitness, forming, hearing, suspicion
+from holdfast_service.recovery import (
+    ending,
+    faults,
+    fitness,
+    forming,
+    hearing,
+    proof,
+    suspicion,
+)
 from holdfast_service.recovery.state import Member, Stage, State, World
 from holdfast_service.reports import Phase
 from holdfast_workers.messages import Restore, Tier, WorkerReport, WorkerState
@@ -71,6 +79,7 @@ def form_anew(state: State, now: float) -> None:
     if branch is None or branch.attempt <= facts.over:
         if state.incident is not None:
             state.show(Phase.RECOVERING)
+        proof.is_needed(state, ((one["agent"], one["incarnation"]) for one in facts.members))
         forming.open_attempt(state, now)
         _replay(state, now)
         return

@@ -46,11 +46,12 @@ class RecoveryConfig:
     finish_timeout_s: float = 300.0
     last_tidy_s: float = 30.0
     """How long the end of a job waits for retention to tell what it removed."""
-    lease_s: float = 30.0
-    """How long ranks may step on after their supervisor heard of their agent last. Longer than a
-    restart of the supervisor takes, which is to cost no step. 0: no leases."""
+    lease_s: float = 10.0
+    """How long ranks may step on whose agent has seen their supervisor end. Longer than its restart
+    takes, which is to cost no step. 0: no leases."""
     lease_margin_s: float = 2.0
-    """Waited past the end of a lease, for clocks that differ and a step that was just let pass."""
+    """Waited past the end of such a lease, for clocks that differ and for what a supervisor grants
+    until it finds its successor."""
     adopt_timeout_s: float = 10.0
     """How long a restarted supervisor waits for every agent's report before it forms anew."""
     inspect_timeout_s: float = 1.5
@@ -83,7 +84,8 @@ class RecoveryConfig:
 
     @property
     def lapse_s(self) -> float | None:
-        """After how long a silence an agent's ranks are known to step no more; None: never."""
+        """How long after a former supervisor's end the ranks of an agent that was not heard since
+        are known to step no more; None: never."""
         return self.lease_s + self.lease_margin_s if self.lease_s else None
 
     @property

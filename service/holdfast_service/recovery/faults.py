@@ -8,7 +8,7 @@ from dataclasses import replace
 from holdfast_service.incidents import Incident
 from holdfast_service.ladder import Action, Decision, decide, is_tolerable
 from holdfast_service.policy import Cause, Fault, mark_of, primary
-from holdfast_service.recovery import draining, ending, stopping, tidying, weighing
+from holdfast_service.recovery import draining, ending, proof, stopping, tidying, weighing
 from holdfast_service.recovery.state import WITH_WORLD, Stage, State
 from holdfast_service.registry import BadCopy
 from holdfast_service.reports import EventKind, Phase
@@ -64,8 +64,9 @@ def judge_batch(state: State, now: float) -> bool:
     for fault in batch:
         if fault.cause in _DISTRUSTED and fault.worker is not None:
             state.roster.doubt(fault.worker)
-    hosts = state.world.hosts() if state.world is not None else set()
-    state.unproven = set() if any(fault.certain for fault in batch) else hosts
+    proof.is_needed(state, state.world.lives() if state.world is not None else ())
+    if not state.config.lease_s and any(fault.certain for fault in batch):
+        state.unproven = set()
     ending.end_attempt(state, first.what)
     state.batch = []
     return True

@@ -13,7 +13,7 @@ from holdfast_service.holdings import Holding, holdings, restorable, why_not_new
 from holdfast_service.ladder import Action, Decision, carried_out
 from holdfast_service.policy import Cause
 from holdfast_service.ranks import Assignment, Home, Shortage, assign, listed
-from holdfast_service.recovery import completing, ending, pacing, tidying, weighing
+from holdfast_service.recovery import completing, ending, pacing, proof, tidying, weighing
 from holdfast_service.recovery.effects import Fence, Form, RemoveAgent, WarmUp
 from holdfast_service.recovery.orders import build_world, orders_for, seating
 from holdfast_service.recovery.partners import tell_protection
@@ -78,11 +78,10 @@ def decide(state: State, now: float) -> None:
     """Everybody who is there has made way: seat the ranks, or wait for who is missing."""
     if state.awaiting and state.stage is Stage.FENCING:
         return
-    if state.unproven <= state.lapsed:
-        state.unproven = set()
-    if state.unproven:
-        names = ", ".join(sorted(state.unproven))
-        _wait(state, f"proof that the last attempt has stopped on any of {names}", now)
+    if proof.is_missing(state):
+        names = ", ".join(sorted(agent for agent, _ in state.unproven))
+        every = "each" if state.config.lease_s else "any"
+        _wait(state, f"proof that the last attempt has stopped on {every} of {names}", now)
         return
     records = state.roster.fenced(state.attempt)
     completing.save_for_the_lost(state, records)

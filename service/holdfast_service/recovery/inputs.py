@@ -45,18 +45,18 @@ class AgentLost:
     """When it was seen; None means at the `now` of the call."""
     certain: bool = True
     """Whether its processes are known to be dead (connection closed, node declared dead). False
-    where it is merely silent: as long as *no* member of its attempt is known to have stopped, no
-    new one is formed. Say it again with True as soon as it is known."""
+    where it is merely silent: its ranks may step until its lease has ended (`LeaseEnded`), and no
+    new world is formed before. Say it again with True as soon as it is known."""
 
 
 @dataclass(frozen=True)
 class LeaseEnded:
-    """An agent that is not there was granted nothing for so long that the ranks it may still run
-    hold before their next step. Proof, once it is so of every agent of the last world."""
+    """A life of an agent was granted nothing for so long that the ranks it may still run hold
+    before their next step: proof that they are out of the way."""
 
     agent: str
     incarnation: str = ""
-    """Which life of it was heard last; "" where no life is known."""
+    """Which life of it; "": whichever it was in before this supervisor heard it."""
 
 
 @dataclass(frozen=True)

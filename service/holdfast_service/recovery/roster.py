@@ -116,6 +116,12 @@ class Roster:
         record = self._agents.get(agent)
         return record is not None and incarnation in ("", record.incarnation)
 
+    def has_met(self, agent: str, incarnation: str) -> bool:
+        """Whether this life of the agent was ever heard."""
+        record = self._agents.get(agent)
+        now = record is not None and record.incarnation == incarnation
+        return now or (agent, incarnation) in self._past
+
     def live(self) -> list[AgentRecord]:
         found = [record for record in self._agents.values() if record.live]
         return sorted(found, key=lambda record: name_order(record.agent))

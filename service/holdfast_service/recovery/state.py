@@ -55,6 +55,10 @@ class Stage(Enum):
 WITH_WORLD = frozenset({Stage.GATHERING, Stage.FORMING, Stage.RUNNING, Stage.FINISHING})
 
 
+Life = tuple[str, str]
+"""An agent, and which of its lives."""
+
+
 @dataclass(frozen=True)
 class Health:
     """Of an agent's node, in one life of it. `number` grows with what the agent says of itself."""
@@ -128,6 +132,9 @@ class World:
     def hosts(self) -> set[str]:
         return {member.agent for member in self.members.values()}
 
+    def lives(self) -> set[Life]:
+        return {(member.agent, member.incarnation) for member in self.members.values()}
+
 
 @dataclass
 class State:
@@ -153,10 +160,11 @@ class State:
     """The newest step known to lie in the memory of two nodes, for every rank."""
     awaiting: set[str] = field(default_factory=set)
     """Agents that were sent a fence and have not answered."""
-    unproven: set[str] = field(default_factory=set)
-    """Hosts of the last world, as long as none of its members is known to have left it."""
-    lapsed: set[str] = field(default_factory=set)
-    """Agents that are not there, and whose ranks step no more: their leases have ended."""
+    unproven: set[Life] = field(default_factory=set)
+    """Hosts of the last world of which it is not known that their ranks step no more."""
+    lapsed: set[Life] = field(default_factory=set)
+    """Lives of agents whose ranks step no more: they have ended, or their leases have. Without a
+    life: whichever the agent was in before this supervisor met it."""
     batch: list[Fault] = field(default_factory=list)
     suspicion: Suspicion | None = None
     """Some rank makes no progress, and is being looked at."""

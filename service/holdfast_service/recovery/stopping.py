@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast_service.policy import GiveUp
-from holdfast_service.recovery import ending, forming
+from holdfast_service.recovery import ending, forming, proof
 from holdfast_service.recovery.effects import Finish
 from holdfast_service.recovery.inputs import StopRequested
 from holdfast_service.recovery.state import Stage, State
@@ -97,7 +97,7 @@ def _undo(state: State, now: float, why: str) -> None:
     state.final_step = None
     if state.stage is not Stage.FINISHING:
         return
-    state.unproven = state.world.hosts() if state.world is not None else set()
+    proof.is_needed(state, state.world.lives() if state.world is not None else ())
     ending.end_attempt(state, f"the {stop.kind.value} was undone: {reason}")
     state.show(Phase.RECOVERING)
     forming.open_attempt(state, now)

@@ -6,6 +6,7 @@ Owned by the data server's thread, which calls `beat` and `hear`; `hold` may be 
 from __future__ import annotations
 
 import contextlib
+import errno
 import selectors
 import socket
 import threading
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from holdfast_workers.lease import GRANT_BYTES, Grant, beat, clock_s
 
 _READ_BYTES = 4096
+_ENDED = (errno.ECONNRESET, errno.EPIPE)
+"""Only the peer's own kernel says so; a network's errors prove nothing."""
 
 
 @dataclass(eq=False)
@@ -24,17 +27,25 @@ class Held:
 
     sock: socket.socket
     received: bytearray = field(default_factory=bytearray)
+    epoch: int = 0
+    """Of the supervisor that grants on it, once it has."""
 
 
 class Heart:
-    """`on_grant` is called in the data server's thread, and must not block."""
+    """`on_grant(grant)`, and `on_end(epoch)` when a lifeline ends on which that supervisor has
+    granted, are called in the data server's thread, and must not block."""
 
     def __init__(
-        self, selector: selectors.BaseSelector, beat_s: float, on_grant: Callable[[Grant], None]
+        self,
+        selector: selectors.BaseSelector,
+        beat_s: float,
+        on_grant: Callable[[Grant], None],
+        on_end: Callable[[int], None],
     ) -> None:
         self._selector = selector
         self._beat_s = beat_s
         self._on_grant = on_grant
+        self._on_end = on_end
         self._lock = threading.Lock()
         self._new: list[socket.socket] = []
         self._held: list[Held] = []
@@ -66,8 +77,8 @@ class Heart:
         for one in tuple(self._held):
             try:
                 one.sock.send(beat(clock_s()))
-            except OSError:  # gone, or so far behind that it takes us for dead already
-                self._drop(one)
+            except OSError as error:
+                self._beat_failed(one, error)
 
     def hear(self, one: Held) -> None:
         """Something has come on a lifeline: grants, or its end."""
@@ -75,15 +86,18 @@ class Heart:
             piece = one.sock.recv(_READ_BYTES)
         except BlockingIOError:
             return
-        except OSError:
-            piece = b""
+        except OSError as error:
+            self._drop(one, ended=error.errno in _ENDED)
+            return
         if not piece:
-            self._drop(one)
+            self._drop(one, ended=True)
             return
         one.received += piece
         whole = len(one.received) // GRANT_BYTES * GRANT_BYTES
         for start in range(0, whole, GRANT_BYTES):
-            self._on_grant(Grant.unpack(bytes(one.received[start : start + GRANT_BYTES])))
+            grant = Grant.unpack(bytes(one.received[start : start + GRANT_BYTES]))
+            one.epoch = grant.epoch
+            self._on_grant(grant)
         del one.received[:whole]
 
     def close(self) -> None:
@@ -92,8 +106,18 @@ class Heart:
         for sock in self._new:
             sock.close()
 
-    def _drop(self, one: Held) -> None:
+    def _beat_failed(self, one: Held, error: OSError) -> None:
+        """It is gone, or so far behind that it takes us for dead already. What it said before is
+        to be read first: an end that was announced is none of the supervisor's."""
+        if error.errno in _ENDED:
+            self.hear(one)
+        if one in self._held:
+            self._drop(one, ended=error.errno in _ENDED)
+
+    def _drop(self, one: Held, *, ended: bool = False) -> None:
         self._held.remove(one)
         with contextlib.suppress(KeyError, ValueError):  # the selector is closed already
             self._selector.unregister(one.sock)
         one.sock.close()
+        if ended and one.epoch:
+            self._on_end(one.epoch)

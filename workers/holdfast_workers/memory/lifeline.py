@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from holdfast_workers.lease import BEAT_BYTES, Grant, clock_s
@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 _READ_BYTES = 4096
 _LOOK_S = 0.5
+_NOBODY_THERE = (errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE)
 _OVERSLEPT_S = 0.1
 
 
@@ -51,6 +52,8 @@ class _Line:
     nonce: bytes = b""
     beat: bytes = b""
     """The newest."""
+    broken: str = ""
+    """Why nothing will be heard any more, which proves nothing of its peer."""
 
 
 SILENCE = "nothing heard"
@@ -91,7 +94,7 @@ class Lifelines:
     def forget(self, agent: str) -> None:
         """Let go of the lifeline. Nothing is told of this agent afterwards, unless it was being
         told already."""
-        self._soon(lambda: self._drop(agent))
+        self._soon(lambda: self._let_go(agent))
 
     def grant(self, grant: Grant, for_s: float) -> None:
         """Answer every agent's beats with this, for so long. To be said again in time: whoever
@@ -157,7 +160,17 @@ class Lifelines:
         now = time.monotonic()
         for line in tuple(self._lines.values()):
             if now - line.last_heard >= self._timeout_s:
-                self._lose(line, f"{SILENCE} for {self._timeout_s} s")
+                self._lose(line, line.broken or f"{SILENCE} for {self._timeout_s} s")
+
+    def _fail(self, line: _Line, error: OSError) -> None:
+        """Only the peer's own kernel knows that nobody is there. A network's errors prove nothing:
+        as with any other silence, the agent is not lost before its time, for its ranks may step
+        until then."""
+        if error.errno in _NOBODY_THERE:
+            self._lose(line, str(error))
+            return
+        line.broken = f"{SILENCE}: {error}"
+        self._close(line)
 
     def _open(self, agent: str, host: str, port: int) -> None:
         self._drop(agent)
@@ -168,10 +181,10 @@ class Lifelines:
             wire.tune(sock)
             code = sock.connect_ex((host, port))
         except OSError as error:  # a host's name that cannot be resolved
-            self._lose(line, f"{SILENCE}: cannot connect: {error}")
+            self._fail(line, error)
             return
         if code not in (0, errno.EINPROGRESS):
-            self._lose(line, _in_words(OSError(code, os.strerror(code))))
+            self._fail(line, OSError(code, os.strerror(code)))
             return
         self._selector.register(sock, selectors.EVENT_WRITE, line)
 
@@ -186,7 +199,7 @@ class Lifelines:
         except WireError as error:
             self._lose(line, str(error))
         except OSError as error:
-            self._lose(line, _in_words(error))
+            self._fail(line, error)
 
     def _connected(self, line: _Line) -> None:
         code = line.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -231,10 +244,19 @@ class Lifelines:
                 try:
                     self._answer(line)
                 except OSError as error:
-                    self._lose(line, _in_words(error))
+                    self._fail(line, error)
+
+    def _let_go(self, agent: str) -> None:
+        """It is told first: the end of this connection is not the end of this supervisor."""
+        line = self._lines.get(agent)
+        if line is not None and line.beat and self._grant is not None and not line.broken:
+            last = replace(self._grant, silence_s=0.0, lease_s=0.0).answering(line.beat)
+            with contextlib.suppress(OSError):
+                line.sock.send(last)
+        self._drop(agent)
 
     def _answer(self, line: _Line) -> None:
-        if self._grant is None or clock_s() >= self._granting_until:
+        if self._grant is None or line.broken or clock_s() >= self._granting_until:
             return
         answer = self._grant.answering(line.beat)
         with contextlib.suppress(BlockingIOError):  # it reads nothing: a later one will do
@@ -252,13 +274,9 @@ class Lifelines:
         line = self._lines.pop(agent, None)
         if line is None:
             return
+        self._close(line)
+
+    def _close(self, line: _Line) -> None:
         if line.sock.fileno() in self._selector.get_map():
             self._selector.unregister(line.sock)
         line.sock.close()
-
-
-def _in_words(error: OSError) -> str:
-    """Only the peer's own kernel knows that nobody is there; a network's errors prove nothing."""
-    if error.errno in (errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE):
-        return str(error)
-    return f"{SILENCE}: {error}"

@@ -56,6 +56,7 @@ class DataServer:
         *,
         on_replica: Callable[[int, int, int], None] | None = None,
         on_grant: Callable[[Grant], None] = lambda _: None,
+        on_supervisor_end: Callable[[int], None] = lambda _: None,
         heartbeat_s: float = 0.2,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
         max_connections: int = 1024,
@@ -71,7 +72,7 @@ class DataServer:
         self._closing = False
         self._connections: dict[socket.socket, threading.Thread] = {}
         self._selector = selectors.DefaultSelector()
-        self._heart = Heart(self._selector, heartbeat_s, on_grant)
+        self._heart = Heart(self._selector, heartbeat_s, on_grant, on_supervisor_end)
         self._listener = socket.create_server((host, 0), backlog=128)
         self._listener.setblocking(False)
         self._port = int(self._listener.getsockname()[1])
