@@ -6,6 +6,7 @@ lifeline tells is of one life of an agent, never taken for the next one's.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -120,7 +121,7 @@ class AgentWatch:
             self._lifelines.forget(_line(known))
             self._silent[seat] = _Silence(known.incarnation)
             self._expect_end(seat, known.incarnation, self._heartbeat_timeout_s)
-            self._enquiries.submit(self._enquire, seat, known.node_id)
+            self._enquire_soon(seat, known.node_id)
 
     def close(self) -> None:
         self._lifelines.close()
@@ -167,6 +168,8 @@ class AgentWatch:
         seat, _, incarnation = line.partition(" ")
         known = self._known.get(seat)
         if known is None or known.incarnation != incarnation:
+            if self._leases.pop((seat, incarnation), None) is not None:
+                self._tell(say.LeaseEnded(seat, incarnation))  # it was let go, and has ended
             return
         self._silent[seat] = _Silence(incarnation)
         del self._known[seat]
@@ -182,7 +185,7 @@ class AgentWatch:
         )
         if not certain and self._lapse_s is not None:
             self._tell(say.LeaseEnded(seat, incarnation))  # that is how long a silence lasts
-        self._enquiries.submit(self._enquire, seat, known.node_id)
+        self._enquire_soon(seat, known.node_id)
 
     def _expect_end(self, seat: str, incarnation: str, in_s: float | None) -> None:
         """The lease of this life ends by then; "": any that a former supervisor has granted."""
@@ -194,6 +197,10 @@ class AgentWatch:
         for (seat, incarnation), until in tuple(self._leases.items()):
             if now >= until and self._leases.pop((seat, incarnation), None) is not None:
                 self._tell(say.LeaseEnded(seat, incarnation))
+
+    def _enquire_soon(self, seat: str, node_id: str) -> None:
+        with contextlib.suppress(RuntimeError):  # this watch is closing: nobody would listen
+            self._enquiries.submit(self._enquire, seat, node_id)
 
     def _enquire(self, seat: str, node_id: str) -> None:
         """Whether the node was lost too. A dying node's raylet may outlive the agent by a moment:

@@ -47,9 +47,15 @@ class SimulatedCluster(SimulatedStalls):
                     return
 
     def kill_agent(
-        self, name: str, back_after_s: float | None = 1.0, *, node: bool = False
+        self,
+        name: str,
+        back_after_s: float | None = 1.0,
+        *,
+        node: bool = False,
+        let_go: bool = False,
     ) -> None:
-        """The agent's process and its workers die; its memory segments stay."""
+        """The agent's process and its workers die; its memory segments stay. With `let_go` it was
+        not to live on, and nobody is told of its end but that it has no lease."""
         agent = self.agents[name]
         if not agent.alive:
             return
@@ -58,7 +64,7 @@ class SimulatedCluster(SimulatedStalls):
         agent.die()
         lost = given.AgentLost(name, "its process died", incarnation=life)
         seen_after_s = self.random.uniform(0, 0.5)
-        self.at(seen_after_s, lambda: self.send(lost))
+        self.at(seen_after_s, lambda: self.send(given.LeaseEnded(name, life) if let_go else lost))
         word = given.NodeWord(name, node, f"the raylet {'does not answer' if node else 'answers'}")
         self.at(seen_after_s + 0.05, lambda: self.send(word))
         for attempt in attempts:

@@ -37,7 +37,14 @@ HOLD_S = 0.25
 class SimulatedTraining(SimulatedNetwork):
     """Carries out what a recovery core asks for."""
 
-    def kill_agent(self, name: str, back_after_s: float | None = 1.0) -> None:
+    def kill_agent(
+        self,
+        name: str,
+        back_after_s: float | None = 1.0,
+        *,
+        node: bool = False,
+        let_go: bool = False,
+    ) -> None:
         raise NotImplementedError
 
     # --- what the core asks for ---------------------------------------------------------------
@@ -51,7 +58,7 @@ class SimulatedTraining(SimulatedNetwork):
             case fx.End():
                 self.ended = effect
             case fx.RemoveAgent():
-                self._command(effect, lambda agent: self.kill_agent(agent.name))
+                self._command(effect, lambda agent: self.kill_agent(agent.name, let_go=True))
                 self._lease_ends(effect.agent, effect.incarnation, MISSED_S)
             case fx.Fence():
                 self._command(effect, lambda agent: self._fence(agent, effect.attempt))

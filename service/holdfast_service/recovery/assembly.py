@@ -79,7 +79,8 @@ def form_anew(state: State, now: float) -> None:
     if branch is None or branch.attempt <= facts.over:
         if state.incident is not None:
             state.show(Phase.RECOVERING)
-        proof.is_needed(state, ((one["agent"], one["incarnation"]) for one in facts.members))
+        lives = {(one["agent"], one["incarnation"]) for one in facts.members}
+        proof.is_needed(state, lives - facts.gone)
         forming.open_attempt(state, now)
         _replay(state, now)
         return

@@ -101,6 +101,7 @@ def end_attempt(state: State, reason: str) -> None:
             attempt=state.world.attempt,
             reason=reason,
             last_step=state.committed,
+            gone=sorted(list(life) for life in state.world.lives() & state.lapsed),
         )
         state.last_world, state.world = state.world, None
 

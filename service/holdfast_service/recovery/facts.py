@@ -27,6 +27,8 @@ class Facts:
     ledger: Ledger = field(default_factory=Ledger)
     members: tuple[dict[str, Any], ...] = ()
     """Members of the last attempt formed, as its event lists them."""
+    gone: frozenset[tuple[str, str]] = frozenset()
+    """Lives of agents that were known to have ended when the last attempt did."""
     running: int = 0
     """The last attempt that made its first step."""
     over: int = 0
@@ -74,6 +76,7 @@ class Facts:
                 self._committed(data["first_step"])
             case EventKind.ATTEMPT_ENDED:
                 self.over = data["attempt"]
+                self.gone = frozenset((agent, life) for agent, life in data.get("gone", ()))
                 self._committed(max(self.committed, data["last_step"]))
             case EventKind.INCIDENT_OPENED | EventKind.INCIDENT_UPDATED | EventKind.INCIDENT_CLOSED:
                 self._incident(data)

@@ -15,7 +15,7 @@ import pytest
 from tests.support.waiting import eventually
 from tests.workers.memory.shm import SECRET, AgentProcess
 
-from holdfast_workers.memory.lifeline import Lifelines
+from holdfast_workers.memory.lifeline import SILENCE, Lifelines
 
 TIMEOUT_S = 1.0
 
@@ -96,7 +96,7 @@ def test_silence_is_noticed_after_the_timeout(
 
 _WATCHER = """
 import sys
-from holdfast_workers.memory.lifeline import Lifelines
+from holdfast_workers.memory.lifeline import SILENCE, Lifelines
 from tests.workers.memory.shm import SECRET
 lines = Lifelines(SECRET, lambda agent, why: print(agent, why, flush=True), 1.0)
 lines.watch("n0", "127.0.0.1", int(sys.argv[1]))
@@ -158,24 +158,39 @@ def test_a_wrong_secret_is_a_lost_lifeline(
     stranger.close()
 
 
-def test_the_forgotten_are_not_missed_and_the_lost_can_be_watched_again(
+def test_of_those_let_go_only_the_end_is_told_and_the_lost_can_be_watched_again(
     heard: Listener, lifelines: Lifelines, agent: Callable[[str], AgentProcess]
 ) -> None:
-    first, second = agent("n0"), agent("n1")
-    lifelines.watch("n0", "127.0.0.1", first.port)
-    lifelines.watch("n1", "127.0.0.1", second.port)
-    eventually(lambda: _live(lifelines) == 2)
+    first, second, third = agent("n0"), agent("n1"), agent("n2")
+    for name, one in (("n0", first), ("n1", second), ("n2", third)):
+        lifelines.watch(name, "127.0.0.1", one.port)
+    eventually(lambda: _live(lifelines) == 3)
     lifelines.forget("n0")
-    eventually(lambda: _live(lifelines) == 1)
+    lifelines.forget("n1")
     first.end()
-    second.end()
     eventually(lambda: heard.lost)
-    assert [name for name, _why in heard.lost] == ["n1"]
+    assert [name for name, _why in heard.lost] == ["n0"]
+    second.process.send_signal(signal.SIGSTOP)  # silent, and not missed
+    eventually(lambda: _live(lifelines) == 1)
+    assert len(heard.lost) == 1
+    second.process.send_signal(signal.SIGCONT)
+    third.end()
+    eventually(lambda: len(heard.lost) == 2)
     again = agent("n1")
     lifelines.watch("n1", "127.0.0.1", again.port)
     eventually(lambda: _live(lifelines) == 1)
     again.end()
-    eventually(lambda: len(heard.lost) == 2)
+    eventually(lambda: len(heard.lost) == 3)
+
+
+def test_an_error_of_the_network_makes_a_silence_no_shorter(
+    heard: Listener, lifelines: Lifelines
+) -> None:
+    began = time.monotonic()
+    lifelines.watch("n0", "no such host.invalid", 1)
+    eventually(lambda: heard.lost)
+    assert heard.lost[0][1].startswith(SILENCE)
+    assert heard.at[0] - began >= TIMEOUT_S
 
 
 def test_one_faulty_listener_does_not_end_the_watch(

@@ -54,6 +54,8 @@ class _Line:
     """The newest."""
     broken: str = ""
     """Why nothing will be heard any more, which proves nothing of its peer."""
+    let_go: float | None = None
+    """Since when nothing is granted on it; that its peer ends is still seen."""
 
 
 SILENCE = "nothing heard"
@@ -92,8 +94,8 @@ class Lifelines:
         self._soon(lambda: self._open(agent, host, port))
 
     def forget(self, agent: str) -> None:
-        """Let go of the lifeline. Nothing is told of this agent afterwards, unless it was being
-        told already."""
+        """Grant this agent nothing any more. Its end is still told if it comes within the time in
+        which its silence would be told, and nothing else."""
         self._soon(lambda: self._let_go(agent))
 
     def grant(self, grant: Grant, for_s: float) -> None:
@@ -146,7 +148,7 @@ class Lifelines:
     def _patience(self) -> float | None:
         if not self._lines:
             return None
-        oldest = min(line.last_heard for line in self._lines.values())
+        oldest = min(line.let_go or line.last_heard for line in self._lines.values())
         return min(_LOOK_S, max(0.0, oldest + self._timeout_s - time.monotonic()))
 
     def _forgive(self, overslept_s: float) -> None:
@@ -159,7 +161,9 @@ class Lifelines:
     def _drop_silent(self) -> None:
         now = time.monotonic()
         for line in tuple(self._lines.values()):
-            if now - line.last_heard >= self._timeout_s:
+            if line.let_go is not None and now - line.let_go >= self._timeout_s:
+                self._drop(line.agent)
+            elif line.let_go is None and now - line.last_heard >= self._timeout_s:
                 self._lose(line, line.broken or f"{SILENCE} for {self._timeout_s} s")
 
     def _fail(self, line: _Line, error: OSError) -> None:
@@ -171,6 +175,8 @@ class Lifelines:
             return
         line.broken = f"{SILENCE}: {error}"
         self._close(line)
+        if line.let_go is not None:
+            self._drop(line.agent)
 
     def _open(self, agent: str, host: str, port: int) -> None:
         self._drop(agent)
@@ -247,16 +253,23 @@ class Lifelines:
                     self._fail(line, error)
 
     def _let_go(self, agent: str) -> None:
-        """It is told first: the end of this connection is not the end of this supervisor."""
+        """It is told: the end of this connection will not be the end of this supervisor."""
         line = self._lines.get(agent)
-        if line is not None and line.beat and self._grant is not None and not line.broken:
+        if line is None:
+            return
+        if line.broken or line.phase is not _Phase.LIVE:
+            self._drop(agent)
+            return
+        line.let_go = time.monotonic()
+        if line.beat and self._grant is not None:
             last = replace(self._grant, silence_s=0.0, lease_s=0.0).answering(line.beat)
             with contextlib.suppress(OSError):
                 line.sock.send(last)
-        self._drop(agent)
 
     def _answer(self, line: _Line) -> None:
-        if self._grant is None or line.broken or clock_s() >= self._granting_until:
+        if self._grant is None or clock_s() >= self._granting_until:
+            return
+        if line.broken or line.let_go is not None:
             return
         answer = self._grant.answering(line.beat)
         with contextlib.suppress(BlockingIOError):  # it reads nothing: a later one will do
@@ -277,6 +290,6 @@ class Lifelines:
         self._close(line)
 
     def _close(self, line: _Line) -> None:
-        if line.sock.fileno() in self._selector.get_map():
+        if line.sock.fileno() >= 0 and line.sock.fileno() in self._selector.get_map():
             self._selector.unregister(line.sock)
         line.sock.close()
