@@ -199,6 +199,7 @@ async def _embedded(settings: Settings, stopping: asyncio.Event) -> local_cluste
             health=local_cluster.NodeHealth(
                 settings.node_health_period_s, settings.node_health_failures
             ),
+            metrics_port=settings.ray_metrics_port,
             given_up=abandoned.is_set,
         )
     )

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -164,22 +165,30 @@ def ensure(
     cpus_per_node: int | None = None,
     orphan_grace_s: float = 1800.0,
     health: NodeHealth | None = None,
+    metrics_port: int | None = None,
     timeout_s: float = START_S,
     given_up: Callable[[], bool] = lambda: False,
 ) -> LocalCluster:
     """Adopt the cluster of this data directory, or start one of `nodes` nodes beside a head; once
     more if that fails.
 
+    `metrics_port`: of the first node's exporter, the others' after it; None: Ray collects none.
     Safe to call from several processes at once. Raises LocalClusterError after `timeout_s`, or
     once `given_up` says that nobody wants it any more; then what was begun is ended again.
     """
     if running := find(data_dir):
         return running
+    if metrics_port is not None and (missing := missing_for_metrics()):
+        raise LocalClusterError(
+            f"Ray exports no metrics here, for {missing} is not installed: install "
+            "holdfast[ray-metrics], or leave HOLDFAST_RAY_METRICS_PORT unset"
+        )
     place = folder(data_dir)
     place.make()
     deadline = time.monotonic() + timeout_s
+    health = health or NodeHealth()
     start = partial(
-        _start_keeper, place, nodes, cpus_per_node, orphan_grace_s, health or NodeHealth()
+        _start_keeper, place, nodes, cpus_per_node, orphan_grace_s, health, metrics_port
     )
     keeper, again = start(), True
     while time.monotonic() < deadline and not given_up():
@@ -269,12 +278,23 @@ def add_node(cluster: LocalCluster, *, timeout_s: float = 60.0) -> LocalNode:
     return LocalNode(**fields)
 
 
+def missing_for_metrics() -> str | None:
+    """A package without which Ray starts its agents without an exporter."""
+    for name in ("aiohttp", "aiohttp_cors", "grpc", "opencensus", "opentelemetry.exporter"):
+        with contextlib.suppress(ModuleNotFoundError):  # its parent is missing
+            if find_spec(name) is not None:
+                continue
+        return name
+    return None
+
+
 def _start_keeper(
     place: ClusterFolder,
     nodes: int,
     cpus_per_node: int | None,
     orphan_grace_s: float,
     health: NodeHealth,
+    metrics_port: int | None,
 ) -> subprocess.Popen[bytes]:
     command = [
         *(sys.executable, "-m", "holdfast_service.local_keeper"),
@@ -284,6 +304,7 @@ def _start_keeper(
         *("--orphan-grace-s", str(orphan_grace_s)),
         *("--health-period-s", str(health.period_s)),
         *("--health-failures", str(health.failures)),
+        *(("--metrics-port", str(metrics_port)) if metrics_port is not None else ()),
     ]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     with place.log.open("ab") as log:

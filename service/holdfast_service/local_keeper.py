@@ -57,6 +57,12 @@ CLUSTER_SETTINGS = {
 }
 
 
+EXPORTING = {
+    "RAY_enable_metrics_collection": "1",
+    "RAY_metrics_report_interval_ms": "2000",  # as often as the agents set those of their ranks
+}
+
+
 def node_health(period_s: float, failures: int) -> dict[str, str]:
     """After how many checks in a row that a node does not answer Ray takes it for dead, and how
     far apart they are: each waits as long for its answer."""
@@ -96,12 +102,14 @@ class Keeper:
         orphan_grace_s: float,
         health: dict[str, str],
         ending: Ending,
+        metrics_port: int | None = None,
     ) -> None:
         self._ending = ending
         self._place = place
         self._cpus_per_node = cpus_per_node
         self._orphan_grace_s = orphan_grace_s
         self._health = health
+        self._metrics_port = metrics_port
         self._ray_nodes: dict[str, Any] = {}
         self._attached = time.monotonic()
         cluster_id = secrets.token_hex(4)
@@ -123,6 +131,8 @@ class Keeper:
         for made in (self.cluster.temp_dir, f"{self.cluster.temp_dir}/tmp", self.cluster.shm_root):
             Path(made).mkdir(mode=0o700)
         os.environ |= CLUSTER_SETTINGS | self._health
+        if self._metrics_port is not None:
+            os.environ |= EXPORTING
         os.environ[cluster_processes.CLUSTER_MARK] = self.cluster.cluster_id
         os.environ[SHM_ROOT] = self.cluster.shm_root
         os.environ["TMPDIR"] = f"{self.cluster.temp_dir}/tmp"
@@ -169,6 +179,7 @@ class Keeper:
             min_worker_port=0,
             max_worker_port=0,
             dashboard_agent_listen_port=0,
+            metrics_export_port=None if head else self._exporter_port(name),
             include_dashboard=False,
             include_log_monitor=False,
             no_monitor=True,
@@ -182,6 +193,11 @@ class Keeper:
         address = started.gcs_address if head else self.cluster.address
         self._update(replace(self.cluster, address=address, nodes=(*self.cluster.nodes, node)))
         return node
+
+    def _exporter_port(self, name: str) -> int | None:
+        if self._metrics_port is None:
+            return None
+        return self._metrics_port + int(name.removeprefix("node-"))
 
     def _update(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
@@ -238,6 +254,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--orphan-grace-s", type=float, default=1800.0)
     parser.add_argument("--health-period-s", type=float, default=NodeHealth.period_s)
     parser.add_argument("--health-failures", type=int, default=NodeHealth.failures)
+    parser.add_argument("--metrics-port", type=int, default=None)
     options = parser.parse_args(arguments)
     place = folder(options.data_dir)
     place.make()
@@ -263,7 +280,14 @@ def _keep(place: ClusterFolder, options: argparse.Namespace) -> int:
     if left := place.read():  # a keeper was killed, or the machine went down
         cluster_processes.sweep(left.cluster_id, [left.temp_dir, left.shm_root])
     health = node_health(options.health_period_s, options.health_failures)
-    keeper = Keeper(place, options.cpus_per_node, options.orphan_grace_s, health, ending)
+    keeper = Keeper(
+        place,
+        options.cpus_per_node,
+        options.orphan_grace_s,
+        health,
+        ending,
+        options.metrics_port,
+    )
     try:
         keeper.start(options.nodes)
         keeper.serve()

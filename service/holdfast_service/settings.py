@@ -38,6 +38,11 @@ class Settings(BaseSettings):
         default=None, description="null: an embedded cluster of `local_nodes` nodes"
     )
     local_nodes: Annotated[int, Field(ge=1)] = 3
+    ray_metrics_port: Annotated[int | None, Field(ge=1024, le=65000)] = Field(
+        default=None,
+        description="where Ray's exporter of the embedded cluster's first node listens, those of "
+        "the others on the ports after it; needs the extra `ray-metrics`; null: there are none",
+    )
     node_health_period_s: Seconds = Field(
         default=1.0, description="between two checks of a node of the embedded cluster by Ray"
     )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from tests.api.live_server import SPEC, LiveServer, live_server
 
@@ -22,6 +25,11 @@ LINES_PER_S = 1000
 PAGE_S, SEARCH_S = 0.5, 1.5
 """For the answer to a look, and to one turn of a search, which the server ends after 1 s."""
 BYTES_PER_CPU_S = 20e6
+CHUNKS_AT_ONCE = 64
+DOWNLOADED = 200 << 20
+"""As much of a log at most as is downloaded."""
+KEPT_BYTES = 60 << 20
+"""Memory that a download may take, here and in the server together, however much there is."""
 
 
 @pytest.fixture(
@@ -43,18 +51,23 @@ def long_log(
 def write(database: Path, job_id: str, size: int) -> int:
     """Lines of `size` bytes of text, as the reconciler would have stored them."""
     chunks = -(-size // (len(SAID) * LINES_PER_CHUNK))
-    with sqlite3.connect(database, timeout=30) as connection:
-        connection.execute("DELETE FROM log_chunks WHERE job_id = ?", (job_id,))
-        connection.executemany(
-            "INSERT INTO log_chunks (job_id, first, last, lines) VALUES (?, ?, ?, ?)",
-            (
-                (job_id, first, first + LINES_PER_CHUNK - 1, chunk(first, chunks * LINES_PER_CHUNK))
-                for first in range(1, chunks * LINES_PER_CHUNK, LINES_PER_CHUNK)
-            ),
-        )
-        total = chunks * LINES_PER_CHUNK
-        connection.execute("UPDATE jobs SET log_lines = ? WHERE id = ?", (total, job_id))
+    total = chunks * LINES_PER_CHUNK
+    with closing(sqlite3.connect(database, timeout=30)) as connection:
+        with connection:
+            connection.execute("DELETE FROM log_chunks WHERE job_id = ?", (job_id,))
+        for part in batched(range(1, total, LINES_PER_CHUNK), CHUNKS_AT_ONCE):
+            rows = [(job_id, at, at + LINES_PER_CHUNK - 1, chunk(at, total)) for at in part]
+            with connection:  # not for long: the server writes too
+                connection.executemany(
+                    "INSERT INTO log_chunks (job_id, first, last, lines) VALUES (?, ?, ?, ?)", rows
+                )
+        with connection:
+            connection.execute("UPDATE jobs SET log_lines = ? WHERE id = ?", (total, job_id))
     return total
+
+
+def batched(of: range, size: int) -> Iterator[range]:
+    return (of[at : at + size] for at in range(0, len(of), size))
 
 
 def chunk(first: int, total: int) -> str:
@@ -132,3 +145,40 @@ def test_a_search_of_all_of_a_long_log_finds_the_needle_and_lets_others_live(
     print(f"{text / 2**20:.0f} MiB searched in {took:.1f} s, {worked:.1f} s of CPU, {turns} turns")
     assert found == ["ERROR a needle in the first half"]
     assert text / worked > BYTES_PER_CPU_S, f"{worked:.1f} s of CPU for {text / 2**20:.0f} MiB"
+
+
+def test_a_download_of_a_long_log_takes_little_memory_and_lets_others_live(
+    long_log: tuple[LiveServer, str, int],
+) -> None:
+    server, job_id, total = long_log
+    mine = psutil.Process()
+    before = most = mine.memory_info().rss
+    read, lines = 0, 0
+    answered: list[float] = []
+    first = b""
+    began = time.perf_counter()
+    with (
+        httpx.Client(base_url=server.address, timeout=60, trust_env=False) as http,
+        httpx.Client(base_url=server.address, timeout=60, trust_env=False) as other,
+        http.stream("GET", f"/api/v1/jobs/{job_id}/logs/download") as answer,
+    ):
+        assert answer.status_code == 200
+        for part in answer.iter_raw(1 << 20):
+            first = first or part[:200]
+            read += len(part)
+            lines += part.count(b"\n")
+            most = max(most, mine.memory_info().rss)
+            if not read >> 20 & 7:
+                alive = time.perf_counter()
+                assert other.get(f"/api/v1/jobs/{job_id}").status_code == 200
+                answered.append(time.perf_counter() - alive)
+            if read > DOWNLOADED:
+                break
+    took = time.perf_counter() - began
+    grown = (most - before) / 2**20
+    others = statistics.median(answered)
+    print(f"{read / 2**20 / took:.1f} MiB/s, {grown:.0f} MiB of memory, {others:.3f} s for others")
+    assert SAID.replace("{n}", "1").encode() in first
+    assert lines == total or read > DOWNLOADED
+    assert most - before < KEPT_BYTES
+    assert others < PAGE_S

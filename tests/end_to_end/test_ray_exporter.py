@@ -1,0 +1,75 @@
+"""What the node agents say of their ranks comes out of Ray's own exporter (extra `ray-metrics`)."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.end_to_end.conftest import ONE_NODE, served, spec
+from tests.support.waiting import eventually
+
+from holdfast_service import local_cluster
+from holdfast_service.local_cluster import LocalClusterError
+
+SERIES = re.compile(r"^ray_(holdfast_\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
+EXPORTED_WITHIN_S = 60.0
+MISSING = local_cluster.missing_for_metrics()
+
+
+def test_without_the_extra_it_is_said_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_cluster, "missing_for_metrics", lambda: "opencensus")
+    with pytest.raises(LocalClusterError, match=r"opencensus.*holdfast\[ray-metrics\]"):
+        local_cluster.ensure(tmp_path, 1, metrics_port=9300)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(MISSING is not None, reason=f"Ray exports nothing without {MISSING}")
+def test_every_rank_of_a_job_is_exported_by_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_ports(3)
+    monkeypatch.setenv("HOLDFAST_RAY_METRICS_PORT", str(port))
+    with served(tmp_path) as product:
+        job = product.client.submit(spec(**ONE_NODE, train={**spec()["train"], "steps": 100_000}))
+
+        def exported() -> dict[str, set[str]]:
+            """Series -> the ranks of the job that it tells of."""
+            found: dict[str, set[str]] = {}
+            for node in range(3):
+                for name, labels, value in SERIES.findall(scraped(port + node)):
+                    if f'job="{job.id}"' in labels and float(value) > 0:
+                        rank = re.search(r'rank="(\d+)"', labels)
+                        found.setdefault(name, set()).add(rank[1] if rank else "")
+            return found
+
+        eventually(lambda: exported().get("holdfast_rank_step") == {"0", "1"}, EXPORTED_WITHIN_S)
+        told = exported()
+        assert told["holdfast_rank_compute_seconds"] == told["holdfast_rank_phase"] == {"0", "1"}
+        assert told["holdfast_step_seconds"] == {""}
+        product.client.cancel(job.id)
+
+
+def scraped(port: int) -> str:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+    except httpx.TransportError:
+        return ""
+
+
+def free_ports(count: int) -> int:
+    """The first of so many in a row."""
+    for first in range(20_000, 30_000, count):
+        try:
+            for port in range(first, first + count):
+                socket.create_server(("127.0.0.1", port)).close()
+            return first
+        except OSError:
+            continue
+    raise AssertionError("no ports are free")
