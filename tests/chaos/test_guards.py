@@ -41,7 +41,7 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> Knowing:
         if windows not in known:
             folder = tmp_path_factory.mktemp("knew")
             config = {"skipped": (windows,)}
-            with supervised(folder, small_training(STEPS), standbys=0, config=config) as run:
+            with supervised(folder, _training(), standbys=0, config=config) as run:
                 assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
                 known[windows] = Undisturbed(rows=run.rows, digests=run.digests)
         return known[windows]
@@ -49,9 +49,14 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> Knowing:
     return knowing_of
 
 
+def _training(**changes: Any) -> TrainingSpec:
+    """Large enough for a place to be named in it."""
+    return small_training(STEPS, blocks=2, micro_batches=2, **changes)
+
+
 def _poisoned(**guards: Any) -> TrainingSpec:
     recipe = "tests.support.recipes:PoisonedWindow"
-    return small_training(STEPS, recipe=recipe, guards=GuardsSpec.model_validate(guards))
+    return _training(recipe=recipe, guards=GuardsSpec.model_validate(guards))
 
 
 def _the_trip(run: SupervisedRun) -> dict[str, Any]:
@@ -116,7 +121,7 @@ def test_what_was_not_finite_by_chance_costs_a_step_and_no_data(
         {"point": "forward", "rank": 2, "step": STEP, "micro_batch": 1}
         | {"action": "nan", "where": where, "target": "blocks.1"}
     ]
-    with supervised(tmp_path, small_training(STEPS), standbys=0, chaos=plan) as run:
+    with supervised(tmp_path, _training(), standbys=0, chaos=plan) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert not not_fired(run, plan)
         assert_same_history(run, knowing((0, 0)))

@@ -85,7 +85,7 @@ def test_long_phases_of_all_ranks_and_declared_ones_of_one_are_no_incident(
 def test_a_slow_rank_is_told_within_some_steps_and_its_node_is_left(tmp_path: Path) -> None:
     slow = {"action": "slow", "point": "forward", "rank": 2, "step": 8, "factor": 3.0, "steps": 999}
     patience = {"straggler_patience_s": 0.5}
-    training = small_training(1000)
+    training = small_training(1000, blocks=2, micro_batches=2)  # as slow as can be told
     with supervised(tmp_path, training, standbys=1, chaos=[slow], config=patience) as run:
 
         def told() -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.chaos.conftest import STEPS, Undisturbed
 from tests.chaos.proof import assert_same_history, incidents
+from tests.support.step_log import FOLDER, PACE
 from tests.support.supervised import SupervisedRun, small_training, supervised
 
 from holdfast_service.reports import EventKind
@@ -77,12 +78,17 @@ def test_whatever_ends_a_supervisor_an_agent_or_a_node_does_so_once(
 
 
 def test_a_remote_tier_that_is_away_and_then_full_costs_no_step(
-    tmp_path: Path, undisturbed: Undisturbed
+    tmp_path: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At a pace at which both faults fit into the run."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setenv(PACE, "0.05")
     checkpoint = CheckpointSpec(
         memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=3, keep=3)
     )
-    with supervised(tmp_path, small_training(STEPS, checkpoint=checkpoint), standbys=0) as run:
+    paced = "tests.support.step_log:LogsSteps"
+    training = small_training(STEPS, checkpoint=checkpoint, recipe=paced)
+    with supervised(tmp_path, training, standbys=0) as run:
         run.wait_step(2)
         run.inject("remote_down", duration_s=1.5)
         run.wait(lambda: len(run.of(EventKind.INCIDENT_OPENED)) == 1)

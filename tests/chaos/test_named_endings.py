@@ -20,7 +20,7 @@ def test_a_users_error_ends_the_job_with_its_traceback_and_burns_no_standby(
         end = run.wait_end()
         assert (end["outcome"], end["code"]) == ("FAILED", "user_error"), run.story()
         assert "the user's own mistake" in end["traceback"]
-        assert end["step"] == 9
+        assert end["step"] in (8, 9)  # the last row may not have been told yet
         members = [event["members"] for event in run.of(EventKind.ATTEMPT_FORMING)]
         assert {member["agent"] for one in members for member in one} == {"n0", "n1"}
         assert len({tuple(member["pid"] for member in one) for one in members}) == 1

@@ -19,7 +19,7 @@ DROPOUT = ModelSpec(dim=64, layers=2, heads=4, kv_heads=2, sequence_length=64, d
 
 def replicated(*, dp_shard: int = 1, tp: int = 1) -> TrainingSpec:
     parallel = ParallelSpec(dp_replicate=2, dp_shard=dp_shard, tp=tp)
-    return small_training(STEPS, parallel=parallel, model=DROPOUT)
+    return small_training(STEPS, micro_batches=2, parallel=parallel, model=DROPOUT)
 
 
 def undisturbed_run(folder: Path, training: TrainingSpec) -> Undisturbed:

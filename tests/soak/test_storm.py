@@ -65,7 +65,7 @@ def weather(
 ) -> None:
     """One run undisturbed, one in a storm, and all that must hold of the two."""
     calm, stormy = tmp_path / "calm", tmp_path / "stormy"
-    training = small_training(steps, checkpoint=CHECKPOINT)
+    training = small_training(steps, blocks=2, micro_batches=2, checkpoint=CHECKPOINT)
     calm.mkdir()
     stormy.mkdir()
     with supervised(calm, training, standbys=0) as run:

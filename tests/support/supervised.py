@@ -41,15 +41,25 @@ from holdfast_workers.spec import (
 )
 from tests.support.local_agents import LocalAgents
 
+MICRO_BATCH = 2
 
-def small_training(steps: int = 20, **changes: Any) -> TrainingSpec:
-    """A job of four ranks whose step takes some 50 ms on two cores."""
+
+def small_training(
+    steps: int = 20, *, blocks: int = 1, micro_batches: int = 1, **changes: Any
+) -> TrainingSpec:
+    """A job of four ranks whose step takes some 25 ms on two cores: what a step costs is what most
+    tests of recovery cost. `micro_batches` of each rank, in a step."""
+    parallel: ParallelSpec = changes.pop("parallel", ParallelSpec(dp_shard=2, tp=2))
+    shares = parallel.dp_replicate * parallel.dp_shard
     fields: dict[str, Any] = {
-        "model": ModelSpec(dim=64, layers=2, heads=4, kv_heads=2, sequence_length=64),
+        "model": ModelSpec(dim=64, layers=blocks, heads=4, kv_heads=2, sequence_length=64),
         "train": TrainSpec(
-            steps=steps, global_batch=8, micro_batch=2, schedule=ScheduleSpec(warmup_steps=5)
+            steps=steps,
+            global_batch=MICRO_BATCH * micro_batches * shares,
+            micro_batch=MICRO_BATCH,
+            schedule=ScheduleSpec(warmup_steps=5),
         ),
-        "parallel": ParallelSpec(dp_shard=2, tp=2),
+        "parallel": parallel,
         "checkpoint": CheckpointSpec(
             memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=0, keep=3)
         ),

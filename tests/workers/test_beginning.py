@@ -53,7 +53,7 @@ class First:
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[First]:
     folder = tmp_path_factory.mktemp("first")
-    training = small_training(6, checkpoint=EVERY_3)
+    training = small_training(6, blocks=2, checkpoint=EVERY_3)
     with supervised(folder, training, standbys=0) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         at_6, at_3 = list_checkpoints(open_storage(str(run.remote_root)))

@@ -13,7 +13,9 @@ pytestmark = pytest.mark.chaos
 
 
 def test_a_slow_rank_is_told_from_those_that_wait_for_it(tmp_path: Path) -> None:
-    training = small_training(30, recipe="tests.support.recipes:RankOneDawdles")
+    training = small_training(
+        30, blocks=2, micro_batches=2, recipe="tests.support.recipes:RankOneDawdles"
+    )
     with supervised(tmp_path, training, standbys=0) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
     rows = [row for step, row in run.rows.items() if step > 5]

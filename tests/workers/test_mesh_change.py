@@ -53,6 +53,8 @@ class Fleet:
     def __init__(self, folder: Path, seats: int) -> None:
         training = small_training(
             100_000,
+            blocks=2,
+            micro_batches=2,  # one of each rank where four share the batch
             checkpoint=CheckpointSpec(
                 memory=MemoryTierSpec(every_steps=EVERY), remote=RemoteTierSpec(every_steps=0)
             ),

@@ -47,7 +47,9 @@ class OneAgent:
     """An agent of two workers in a world of one rank, commanded directly."""
 
     def __init__(self, folder: Path, **changes: Any) -> None:
-        training = small_training(100_000, parallel=ParallelSpec(), **changes)
+        training = small_training(
+            100_000, blocks=2, micro_batches=4, parallel=ParallelSpec(), **changes
+        )
         self.signals: list[Signal] = []
         self.agents = LocalAgents(
             1, training.model_dump(mode="json"), training.parallel.mesh, 2, folder / "checkpoints"
