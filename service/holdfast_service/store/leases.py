@@ -16,8 +16,8 @@ from sqlalchemy import ColumnElement, and_, case, false, select, update
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import Job
 
-RENEWED_TOGETHER = 200
-CLAIMED_TOGETHER = 500
+RENEWED_TOGETHER = 100
+CLAIMED_TOGETHER = 200
 
 
 @dataclass(frozen=True)

@@ -54,4 +54,6 @@ def _begin(connection: Connection) -> None:
     writing = bool(options.get(WRITING, False))
     # Others wait for whoever writes: it is not to wait for its turn in the loop meanwhile.
     file.begins(beside=bool(options.get(LONG, False)), in_one_go=writing)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+    cursor = file.cursor()
+    cursor.execute("BEGIN IMMEDIATE" if writing else "BEGIN")
+    cursor.close()

@@ -1,0 +1,34 @@
+"""The store on PostgreSQL: connections that end while nobody looks."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from sqlalchemy import text
+from tests.service.databases import fast_settings, new_database
+
+from holdfast_service.store.engine import Store
+
+
+async def test_what_the_server_has_closed_is_opened_anew(
+    postgres_server: Any, postgres_template: str, tmp_path: Path
+) -> None:
+    url = await new_database(postgres_server, postgres_template)
+    store = await Store.open(fast_settings(tmp_path, url))
+    try:
+        await asyncio.gather(*(store.ping() for _ in range(5)))
+        other = await asyncpg.connect(url)
+        await other.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        await other.close()
+        await asyncio.sleep(0)  # the loop hears of it
+        async with store.read() as session:
+            assert await session.scalar(text("SELECT 1")) == 1
+        await asyncio.gather(*(store.ping() for _ in range(5)))
+    finally:
+        await store.close()
