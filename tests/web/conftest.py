@@ -20,6 +20,7 @@ import pytest
 from holdfast.rest.dashboard import FOLDER
 
 CHROMIUM = shutil.which("chromium")
+PICTURED = os.environ.get("HOLDFAST_SCREENSHOTS") == "1"
 SCREENSHOTS = Path(__file__).parents[2] / "docs/screenshots"
 WIDE = {"width": 1440, "height": 900}
 PHONE = {"width": 390, "height": 844}
@@ -83,6 +84,6 @@ def completed(work: Coroutine[Any, Any, None]) -> None:
 
 def picture(page: Any, name: str) -> None:
     """Leave a picture of the page in docs/screenshots, if that was asked for."""
-    if os.environ.get("HOLDFAST_SCREENSHOTS") == "1":
+    if PICTURED:
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=str(SCREENSHOTS / f"{name}.png"), animations="disabled")

@@ -1,175 +1,26 @@
-"""The job page with a job of a thousand ranks: quick, live, filtered by its brush, by keyboard."""
+"""The job page with a job of a thousand ranks: live, filtered by its brush, by keyboard."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import statistics
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.api.live_server import LiveServer
 from tests.web import seed
-from tests.web.conftest import PHONE, picture
-
-from holdfast_service.store.engine import Store
-
-USABLE_S = 1.0
-"""From the click to a page that shows verdict, ribbon and ranks, and answers the pointer."""
-LOADS = 5
-MEDIAN_FRAME_MS = 20.0
-WORST_FRAMES_MS = 50.0
-"""19 of 20 frames of a scroll take no longer."""
-PATIENCE_MS = 40_000
-"""Of what a busy machine may take; how long things may take is measured by tests of their own."""
-PAINTED = """const painted = (one) => one && one.width > 0 && one.getContext('2d')
-  .getImageData(0, 0, one.width, Math.min(one.height, 120)).data.some((byte) => byte !== 0);
-"""
-DRAWN = f"""() => {{
-  {PAINTED}
-  return document.querySelector('.verdict-doing')
-    && document.querySelector('.ribbon-drawing rect')
-    && painted(document.querySelector('.heat-canvas'))
-    && painted(document.querySelector('[data-metric=loss] canvas'))
-    && performance.now() / 1000;
-}}"""
-POINTING = f"""
-{PAINTED}
-// Points at a rank as soon as all that is to be seen first is there, until the page says which.
-const look = () => {{
-  const ranks = document.querySelector('.heat-scroll');
-  if (document.querySelector('.verdict-doing') && document.querySelector('.ribbon-drawing rect')
-      && painted(document.querySelector('.heat-canvas'))) {{
-    if (document.querySelector('.heat-said b')) {{
-      window.usable = performance.now() / 1000;
-      return;
-    }}
-    const {{ left, top, width }} = ranks.getBoundingClientRect();
-    const at = {{ bubbles: true, clientX: left + width / 2, clientY: top + 24 }};
-    ranks.dispatchEvent(new PointerEvent('pointermove', at));
-  }}
-  requestAnimationFrame(look);
-}};
-requestAnimationFrame(look);
-"""
-FRAMES = """async (selector) => {
-  const box = document.querySelector(selector), times = [];
-  let last = await new Promise(requestAnimationFrame);
-  for (let n = 0; n < 60; n += 1) {
-    box.scrollTop += 70;
-    const now = await new Promise(requestAnimationFrame);
-    times.push(now - last);
-    last = now;
-  }
-  return times;
-}"""
-
-
-@dataclass
-class Scene:
-    """A server with the big job and a small one."""
-
-    server: LiveServer
-    big: seed.Seeded
-    small: seed.Seeded
-
-    @property
-    def address(self) -> str:
-        return f"{self.server.address}/jobs/{self.big.job_id}"
-
-    def write(self, change: Callable[[Store], Coroutine[Any, Any, None]]) -> None:
-        """Change the store, as another server would."""
-
-        async def through() -> None:
-            store = await Store.open(self.server.settings)
-            try:
-                await change(store)
-            finally:
-                await store.close()
-
-        with ThreadPoolExecutor(1) as beside:  # this thread runs the browser's loop
-            beside.submit(asyncio.run, through()).result()
+from tests.web.conftest import PHONE, PICTURED, picture
+from tests.web.scene import DRAWN, PATIENCE_MS, Scene, drawn, opened
 
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    server = LiveServer(tmp_path_factory.mktemp("big"))
-
-    async def filled() -> tuple[seed.Seeded, seed.Seeded]:
-        store = await Store.open(server.settings)
-        small = seed.Size(ranks=16, steps=400, events=60, log_lines=100)
-        try:
-            other = await seed.big_job(store, small, name="atlas-probe")
-            return await seed.big_job(store), other
-        finally:
-            await store.close()
-
-    big, small = asyncio.run(filled())
-    server.start()
-    yield Scene(server, big, small)
-    server.stop()
+    size = seed.Size(steps=20_000, events=1_500, log_lines=6_000)
+    with opened(tmp_path_factory.mktemp("big"), seed.Size() if PICTURED else size) as found:
+        yield found
 
 
 @pytest.fixture
 def job_page(scene: Scene, open_page: Callable[..., Any]) -> Callable[..., Any]:
-    def opened(query: str = "", **options: Any) -> Any:
-        page = open_page(f"{scene.address}{query}", timezone_id="UTC", **options)
-        page.set_default_timeout(PATIENCE_MS)
-        page.wait_for_function(DRAWN)
-        return page
-
-    return opened
-
-
-@pytest.mark.soak
-def test_a_thousand_ranks_are_usable_within_a_second(
-    scene: Scene, open_page: Callable[..., Any], record_property: Callable[..., None]
-) -> None:
-    """The best of some loads, each with an empty cache: what others do with the machine at the
-    time of one is not the page's doing."""
-    _need_a_calm_machine()
-    taken = []
-    for _ in range(LOADS):
-        page = open_page("about:blank", timezone_id="UTC")
-        page.add_init_script(POINTING)
-        page.goto(scene.address)
-        taken.append(
-            page.wait_for_function("() => window.usable", timeout=PATIENCE_MS).json_value()
-        )
-        page.context.close()
-    record_property("usable_s", taken)
-    assert min(taken) <= USABLE_S, taken
-
-
-@pytest.mark.soak
-def test_a_thousand_ranks_scroll_smoothly(
-    job_page: Callable[..., Any], record_property: Callable[..., None]
-) -> None:
-    """The best of some scrolls, likewise."""
-    _need_a_calm_machine()
-    page = job_page()
-    page.locator(".heat-scroll").scroll_into_view_if_needed()
-    figures = {"heat": _frames(page, ".heat-scroll")}
-    page.locator("#logs").scroll_into_view_if_needed()
-    page.locator(".log-line").first.wait_for()
-    page.get_by_role("button", name="Top").click()
-    figures["logs"] = _frames(page, "#logs .virtual")
-    record_property("frame_ms", figures)
-    for median, worst in figures.values():
-        assert median <= MEDIAN_FRAME_MS, figures
-        assert worst <= WORST_FRAMES_MS, figures
-
-
-def _frames(page: Any, selector: str) -> tuple[float, float]:
-    """Median and 95th percentile of the times between frames, milliseconds."""
-    found = []
-    for _ in range(3):
-        times = page.evaluate(FRAMES, selector)
-        found.append((statistics.median(times), statistics.quantiles(times, n=20)[-1]))
-    return min(found)
+    return lambda query="", **options: drawn(open_page, f"{scene.address}{query}", **options)
 
 
 @pytest.mark.parametrize("brushed", [False, True])
@@ -301,17 +152,25 @@ def test_two_specs_are_compared(scene: Scene, job_page: Callable[..., Any]) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("schemes", "options"),
     [
-        ("light", {}),
-        ("dark", {"color_scheme": "dark"}),
-        ("phone", {"viewport": PHONE, "color_scheme": "dark", "has_touch": True}),
+        ({"light": "light", "dark": "dark"}, {}),
+        ({"phone": "dark"}, {"viewport": PHONE, "has_touch": True}),
     ],
+    ids=["wide", "phone"],
 )
 def test_axe_finds_nothing(
-    scene: Scene, job_page: Callable[..., Any], name: str, options: Any
+    scene: Scene, job_page: Callable[..., Any], schemes: dict[str, Any], options: Any
 ) -> None:
     page = job_page("?incident=2", **options)
+    for name, scheme in schemes.items():
+        page.emulate_media(color_scheme=scheme)
+        _look_through(scene, page, name)
+        page.keyboard.press("Escape")
+        page.get_by_role("dialog").wait_for(state="detached")
+
+
+def _look_through(scene: Scene, page: Any, name: str) -> None:
     for part in ("logs", "checkpoints", "events", "spec"):
         page.locator(f"#{part}").scroll_into_view_if_needed()
     page.locator(".spec-lines").wait_for()
@@ -355,14 +214,6 @@ def test_new_steps_lines_and_faults_appear_by_themselves(
     page.get_by_text(f"step {scene.big.leg.last} live line").wait_for()
     scene.write(lambda store: seed.open_incident(store, scene.big))
     page.locator(f"#incident-{scene.big.incidents} .tag.warn", has_text="open").wait_for()
-
-
-def _need_a_calm_machine() -> None:
-    """Times that are taken while others compute say nothing of the page. (A browser and a server on
-    two cores are a load of some three by themselves.)"""
-    cores = os.cpu_count() or 1
-    if os.getloadavg()[0] > 2 * cores:
-        pytest.skip(f"the load is {os.getloadavg()[0]:.1f} on {cores} cores")
 
 
 def _clean(page: Any) -> None:
