@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.web import seed
 from tests.web.conftest import PHONE, PICTURED, picture
-from tests.web.scene import DRAWN, PATIENCE_MS, Scene, drawn, opened
+from tests.web.scene import DRAWN, Scene, drawn, opened
 
 
 @pytest.fixture(scope="module")
@@ -21,26 +21,6 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 @pytest.fixture
 def job_page(scene: Scene, open_page: Callable[..., Any]) -> Callable[..., Any]:
     return lambda query="", **options: drawn(open_page, f"{scene.address}{query}", **options)
-
-
-@pytest.mark.parametrize("brushed", [False, True])
-def test_what_is_seen_first_is_one_answer_and_is_asked_for_once(
-    scene: Scene, open_page: Callable[..., Any], brushed: bool
-) -> None:
-    page = open_page("about:blank", timezone_id="UTC")
-    asked: list[str] = []
-    page.on("request", lambda one: asked.append(one.url.partition("/api/v1")[2]))
-    middle = (scene.big.since + scene.big.leg.until) / 2
-    page.goto(
-        f"{scene.address}?from={middle:.2f}&to={middle + 900:.2f}" if brushed else scene.address
-    )
-    page.wait_for_function(DRAWN, timeout=PATIENCE_MS)
-    of_job = [one.removeprefix(f"/jobs/{scene.big.job_id}") for one in asked if one]
-    assert of_job[0] == f"/live?job={scene.big.job_id}"
-    assert of_job[1].startswith("/glance?of=compute_s&buckets=120")
-    again = ("", "/verdict", "/timeline", "/ranks/heat")
-    assert not [one for one in of_job if one.partition("?")[0] in again], of_job
-    assert len([one for one in of_job if "/live" in one or "/glance" in one]) == 2
 
 
 def test_the_brush_filters_all_below_and_lives_in_the_url(job_page: Callable[..., Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.web import seed
-from tests.web.scene import PAINTED, PATIENCE_MS, Scene, drawn, opened
+from tests.web.scene import DRAWN, PAINTED, PATIENCE_MS, Scene, drawn, opened
 
 pytestmark = pytest.mark.soak
 
@@ -74,6 +74,28 @@ def test_a_thousand_ranks_are_usable_within_a_second(
         page.context.close()
     record_property("usable_s", taken)
     assert min(taken) <= USABLE_S, taken
+
+
+@pytest.mark.parametrize("brushed", [False, True])
+def test_what_is_seen_first_is_one_answer_and_is_asked_for_once(
+    scene: Scene, open_page: Callable[..., Any], brushed: bool
+) -> None:
+    """On a machine so busy that the stream begins late, all is read again when it does."""
+    _need_a_calm_machine()
+    page = open_page("about:blank", timezone_id="UTC")
+    asked: list[str] = []
+    page.on("request", lambda one: asked.append(one.url.partition("/api/v1")[2]))
+    middle = (scene.big.since + scene.big.leg.until) / 2
+    page.goto(
+        f"{scene.address}?from={middle:.2f}&to={middle + 900:.2f}" if brushed else scene.address
+    )
+    page.wait_for_function(DRAWN, timeout=PATIENCE_MS)
+    of_job = [one.removeprefix(f"/jobs/{scene.big.job_id}") for one in asked if one]
+    assert of_job[0] == f"/live?job={scene.big.job_id}"
+    assert of_job[1].startswith("/glance?of=compute_s&buckets=120")
+    again = ("", "/verdict", "/timeline", "/ranks/heat")
+    assert not [one for one in of_job if one.partition("?")[0] in again], of_job
+    assert len([one for one in of_job if "/live" in one or "/glance" in one]) == 2
 
 
 def test_a_thousand_ranks_scroll_smoothly(

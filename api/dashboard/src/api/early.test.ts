@@ -49,6 +49,15 @@ test("what was refused is asked for again, so that it is told why", async () => 
   expect(await get("/jobs/a3")).toEqual({ anew: true });
 });
 
+test("after an event, what was read before it is read anew", async () => {
+  begin("/jobs/a5");
+  const { get } = await import("./client");
+  const { outdate } = await import("./early");
+  expect(await get("/jobs/a5/verdict")).toEqual({ doing: "trains" });
+  outdate();
+  expect(await get("/jobs/a5")).toEqual({ anew: true });
+});
+
 test("other pages begin nothing", () => {
   for (const path of ["/jobs", "/jobs/", "/jobs/a4/checkpoints", "/cluster"]) {
     begin(path);

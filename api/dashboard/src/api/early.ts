@@ -24,8 +24,9 @@ declare global {
 }
 
 /** Older than that it is read anew; milliseconds since the page was asked for. */
-const FRESH_MS = 5_000;
+const FRESH_MS = 20_000;
 const given = new Set<string>();
+let outdated = false;
 
 function once(address: string): boolean {
   if (given.has(address) || performance.now() > FRESH_MS) return false;
@@ -39,11 +40,16 @@ export function earlyStream(address: string): Stream | null {
   return stream?.address === address && once(address) ? stream : null;
 }
 
+/** Something has happened since; whoever did not take his part yet would not hear of it. */
+export function outdate(): void {
+  outdated = true;
+}
+
 /** What is at that address, if it was read; null: it has to be asked for. */
 export async function earlyAnswer<T>(address: string): Promise<T | null> {
   const early = globalThis.holdfastEarly;
   const part = early?.parts[address];
-  if (!early || !part || !once(address)) return null;
+  if (!early || !part || outdated || !once(address)) return null;
   try {
     return ((await early.glance)?.[part] ?? null) as T | null;
   } catch {

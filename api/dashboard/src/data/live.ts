@@ -7,7 +7,7 @@
  * A tab that nobody sees has none: a browser has six connections to a server for all tabs. */
 
 import { checked, request, url, ApiError } from "../api/client";
-import { earlyStream } from "../api/early";
+import { earlyStream, outdate } from "../api/early";
 import type { EventView, JobRow, JobView, MetricPoint, RanksView } from "../api/types";
 import { Parser, type Message } from "./sse";
 
@@ -182,6 +182,7 @@ export class Live {
   private take(message: Message): void {
     if (message.id !== null) this.last = message.id;
     this.attempts = 0;
+    if (message.event === "event" || message.event === "reset") outdate();
     const value = JSON.parse(message.data) as LiveEvents[LiveKind];
     if (message.event === "hello") {
       this.show({ ahead_s: (value as LiveEvents["hello"]).server_time - Date.now() / 1000 });
