@@ -114,13 +114,16 @@ class AgentWatch:
         """Answer every beat of an agent with this; to be said again before `for_s` is over."""
         self._lifelines.grant(grant, for_s)
 
-    def forget(self, seat: str) -> None:
-        """Nothing more is told of this life of the agent, but whether its node lives."""
-        known = self._known.pop(seat, None)
-        if known is not None:
+    def forget(self, seat: str, incarnation: str = "") -> None:
+        """Nothing more is told of this life of the agent ("": the one that is known), but when it
+        has ended or its lease has, and whether its node lives."""
+        known = self._known.get(seat)
+        life = incarnation or (known.incarnation if known is not None else "")
+        self._expect_end(seat, life, self._heartbeat_timeout_s)
+        if known is not None and known.incarnation == life:
+            del self._known[seat]
             self._lifelines.forget(_line(known))
-            self._silent[seat] = _Silence(known.incarnation)
-            self._expect_end(seat, known.incarnation, self._heartbeat_timeout_s)
+            self._silent[seat] = _Silence(life)
             self._enquire_soon(seat, known.node_id)
 
     def close(self) -> None:
@@ -141,6 +144,8 @@ class AgentWatch:
         if silence is not None and silence.must_be_checked(report.incarnation):
             self._check(seat, silence)
             return
+        if known is not None and known.incarnation != report.incarnation:
+            self._expect_end(seat, known.incarnation, self._heartbeat_timeout_s)
         if known is None or _standing(known) != _standing(report):
             self._silent.pop(seat, None)
             self._leases.pop((seat, report.incarnation), None)
@@ -148,7 +153,6 @@ class AgentWatch:
             self._tell(say.AgentUp(report))
         if known is not None and known.incarnation != report.incarnation:
             self._lifelines.forget(_line(known))
-            self._expect_end(seat, known.incarnation, self._heartbeat_timeout_s)
         if known is None or known.incarnation != report.incarnation:
             # Not before it is known: its end may be told at once.
             self._lifelines.watch(_line(report), report.host, report.data_port)
@@ -168,8 +172,9 @@ class AgentWatch:
         seat, _, incarnation = line.partition(" ")
         known = self._known.get(seat)
         if known is None or known.incarnation != incarnation:
-            if self._leases.pop((seat, incarnation), None) is not None:
-                self._tell(say.LeaseEnded(seat, incarnation))  # it was let go, and has ended
+            self._leases.pop((seat, incarnation), None)
+            if not why.startswith(SILENCE):
+                self._tell(say.LeaseEnded(seat, incarnation, certain=True))  # it was let go
             return
         self._silent[seat] = _Silence(incarnation)
         del self._known[seat]
@@ -190,7 +195,7 @@ class AgentWatch:
     def _expect_end(self, seat: str, incarnation: str, in_s: float | None) -> None:
         """The lease of this life ends by then; "": any that a former supervisor has granted."""
         if in_s is not None and self._lapse_s is not None:
-            self._leases[seat, incarnation] = clock_s() + in_s
+            self._leases.setdefault((seat, incarnation), clock_s() + in_s)
 
     def _tell_ended(self) -> None:
         now = clock_s()

@@ -35,9 +35,10 @@ class FenceFile:
         return self.read().epoch > epoch
 
     def write(self, epoch: int, attempt: int) -> None:
-        """Announce; atomic. Does nothing if this was written last."""
+        """Announce; atomic. Does nothing if this was written last, or a later supervisor has begun
+        since, which `is_passed` tells: its word must not be lost."""
         floor = Floor(epoch, attempt)
-        if floor == self._written:
+        if floor == self._written or self.is_passed(epoch):
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         partial = self._path.with_suffix(f".{os.getpid()}.tmp")

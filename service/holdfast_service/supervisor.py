@@ -65,6 +65,7 @@ class SupervisorTimes:
     poll_s: float = 1.0
     listing_s: float = 3.0
     first_listing_s: float = 10.0
+    adoption_listing_s: float = 3.0
     """How long a supervisor waits for the remote tier before it looks after its agents."""
     calls: CallTimes = field(default_factory=CallTimes)
     heartbeat_timeout_s: float = 2.0
@@ -201,7 +202,11 @@ class Supervisor:
         self._agents.ensure()
         reports = self._first_contact()
         floor = self._fence_file.read()
-        remotes = self._listing.first(self._times.first_listing_s)
+        # Ranks step on for a while without a supervisor: where there are any, they are met soon.
+        times = self._times
+        remotes = self._listing.first(
+            times.adoption_listing_s if reports else times.first_listing_s
+        )
         self._commands.epoch = 1 + max([floor.epoch, *(report.epoch for report in reports)])
         self._events.adopt(self._kept_events(reports))
         facts = Facts.from_events(self._events.all())
@@ -344,7 +349,7 @@ class Supervisor:
     # --- effects ----------------------------------------------------------------------------------
 
     def _remove_agent(self, effect: do.RemoveAgent) -> None:
-        self._watch.forget(effect.agent)
+        self._watch.forget(effect.agent, effect.incarnation)
         try:
             self._agents.restart(effect.agent)
         except Exception:  # it is gone already, or its node is

@@ -63,8 +63,9 @@ class SimulatedCluster(SimulatedStalls):
         life = agent.incarnation
         agent.die()
         lost = given.AgentLost(name, "its process died", incarnation=life)
+        ended = given.LeaseEnded(name, life, certain=True)
         seen_after_s = self.random.uniform(0, 0.5)
-        self.at(seen_after_s, lambda: self.send(given.LeaseEnded(name, life) if let_go else lost))
+        self.at(seen_after_s, lambda: self.send(ended if let_go else lost))
         word = given.NodeWord(name, node, f"the raylet {'does not answer' if node else 'answers'}")
         self.at(seen_after_s + 0.05, lambda: self.send(word))
         for attempt in attempts:

@@ -85,9 +85,10 @@ def test_a_successor_ends_what_its_predecessors_end_had_given() -> None:
     lease = Lease(told)
     lease.renew(Grant(2, 1, 1.5, 10.0, 100.0))
     lease.supervisor_ended(2, 101.0)
-    lease.taken_over(104.0)
+    lease.taken_over(3, 104.0)
     assert until(lease, 1) == 105.5
     assert told.words[-1] == (1, 105.5)
+    lease.renew(Grant(2, 1, 1.5, 10.0, 104.2))  # under way since before
     lease.supervisor_ended(2, 104.5)
     assert until(lease, 1) == 105.5
     assert told.numbers == sorted(set(told.numbers))

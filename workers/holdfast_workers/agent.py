@@ -454,7 +454,7 @@ class NodeAgent:
             self._epoch = epoch
             self._attempt = max(self._attempt, attempt or 0)
         if succeeds:
-            self._lease.taken_over(clock_s())
+            self._lease.taken_over(epoch, clock_s())
 
     def _granted(self, grant: Grant) -> None:
         """A supervisor has heard this agent; an older one's word counts no more."""

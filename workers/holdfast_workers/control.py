@@ -3,9 +3,9 @@
 One `SOCK_SEQPACKET` socket pair per process: a message is one JSON object, atomically sent and
 received, and the end of the socket says that the other side is gone. Nothing here is ever
 unpickled. Operations (`op`) of the agent: `join`, `fence`, `state`, `replicated`, `partner`,
-`finish`, `intervals`, `inject`, `stop`; of a worker: `hello`, `wanted`, `joined`, `committed`,
-`row`, `tripped`, `digest`, `save`, `failed`, `injected`, `parked`, `done`; of a store host: `port`;
-of a saver: `saved`.
+`finish`, `intervals`, `lease`, `inject`, `stop`; of a worker: `hello`, `wanted`, `joined`,
+`committed`, `row`, `tripped`, `digest`, `save`, `failed`, `injected`, `parked`, `done`; of a store
+host: `port`; of a saver: `saved`.
 """
 
 from __future__ import annotations

@@ -90,10 +90,14 @@ class Lease:
         """Until when it may be extended if its supervisor is seen to end."""
         self._told = 0.0
         self._number = 0
+        self._epoch = 0
+        """Of the newest supervisor that has met this agent."""
 
     def renew(self, grant: Grant) -> None:
         """Take a grant; one of an older attempt, or of no newer beat, changes nothing."""
         with self._lock:
+            if grant.epoch < self._epoch:
+                return
             if grant.lease_s <= 0:
                 self._at_most = self._until
                 return
@@ -119,9 +123,11 @@ class Lease:
             word = self._word()
         self._tell(*word)
 
-    def taken_over(self, now: float) -> None:
-        """A successor has met this agent: from now on its silence counts."""
+    def taken_over(self, epoch: int, now: float) -> None:
+        """A successor has met this agent: from now on its silence counts, and no grant of an older
+        epoch."""
         with self._lock:
+            self._epoch = max(self._epoch, epoch)
             self._at_most = min(self._until, now + self._grant.silence_s)
             if self._until == self._at_most:
                 return

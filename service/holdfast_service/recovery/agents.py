@@ -35,6 +35,8 @@ REPEATED = frozenset({"set_partners", "set_intervals", "free_memory", "warm_up"}
 
 def arrived(state: State, report: AgentReport, now: float) -> None:
     """An agent is there: for the first time, again, in a new life, or simply still."""
+    if (report.agent, report.incarnation) in state.dead:
+        return
     arrival = state.roster.take(report)
     if arrival is Arrival.STALE:
         return
@@ -84,6 +86,7 @@ def checked(state: State, given: NodeChecked, now: float) -> None:
 
 
 def _has_ended(state: State, agent: str, incarnation: str) -> None:
+    state.dead.add((agent, incarnation))
     state.lapsed.add((agent, incarnation))
     proof.found(state, agent, incarnation)
 
@@ -91,7 +94,13 @@ def _has_ended(state: State, agent: str, incarnation: str) -> None:
 def lapsed(state: State, given: LeaseEnded, now: float) -> None:
     """A life of an agent that is not there any more has no lease."""
     record = state.roster.record(given.agent)
-    if record is not None and record.live and record.incarnation == given.incarnation:
+    live = record is not None and record.live and record.incarnation == given.incarnation
+    if given.certain:
+        _has_ended(state, given.agent, given.incarnation)
+        if live:
+            lost(state, AgentLost(given.agent, "its process has ended", given.incarnation), now)
+            return
+    elif live:
         return  # told late: it is back, and was granted more since
     state.lapsed.add((given.agent, given.incarnation))
     _go_on(state, now)
@@ -116,6 +125,8 @@ def node_told(state: State, given: NodeWord) -> None:
 def made_way(state: State, given: Fenced, now: float) -> None:
     """An agent has answered a fence. Late answers to older fences mean nothing."""
     if given.attempt != state.attempt or state.stage in (Stage.ASSEMBLING, Stage.ADOPTING):
+        return
+    if (given.agent, given.report.incarnation) in state.dead:
         return
     arrival = state.roster.take(given.report)
     if arrival is Arrival.STALE:

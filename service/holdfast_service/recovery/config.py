@@ -86,7 +86,7 @@ class RecoveryConfig:
     def lapse_s(self) -> float | None:
         """How long after a former supervisor's end the ranks of an agent that was not heard since
         are known to step no more; None: never."""
-        return self.lease_s + self.lease_margin_s if self.lease_s else None
+        return self.lease_s + 2 * self.lease_margin_s if self.lease_s else None
 
     @property
     def nodes(self) -> int:

@@ -246,13 +246,13 @@ def _wait(state: State, resource: str, now: float) -> None:
     if state.stage is not Stage.WAITING:
         state.spent("fence", now - state.since)
         patience = state.config.wait_for_replacement_s
-        if state.unproven:
-            patience = max(patience, state.config.lapse_s or 0.0)  # when it will be proven
         if state.last_world is None and state.committed == 0:
             patience = max(patience, state.start_deadline - now)  # it starts: nobody is replaced
         if state.waiting_until is not None:
             patience = min(patience, max(0.0, state.waiting_until - now))
             state.waiting_until = None
+        if state.unproven:
+            patience = max(patience, state.config.lapse_s or 0.0)  # when it will be proven
         state.enter(Stage.WAITING, now, patience)
     if resource != state.waiting_for:
         state.waiting_for = resource

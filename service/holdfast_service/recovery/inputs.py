@@ -57,6 +57,8 @@ class LeaseEnded:
     agent: str
     incarnation: str = ""
     """Which life of it; "": whichever it was in before this supervisor heard it."""
+    certain: bool = False
+    """Whether its process is known to have ended, which needs no lease."""
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,8 @@ class State:
     lapsed: set[Life] = field(default_factory=set)
     """Lives of agents whose ranks step no more: they have ended, or their leases have. Without a
     life: whichever the agent was in before this supervisor met it."""
+    dead: set[Life] = field(default_factory=set)
+    """Lives that are known to have ended: what they said before, and is heard late, is stale."""
     batch: list[Fault] = field(default_factory=list)
     suspicion: Suspicion | None = None
     """Some rank makes no progress, and is being looked at."""

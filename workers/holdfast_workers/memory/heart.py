@@ -77,6 +77,8 @@ class Heart:
         for one in tuple(self._held):
             try:
                 one.sock.send(beat(clock_s()))
+            except BlockingIOError:
+                pass  # its end of the connection is full: it hears nothing, and grants nothing
             except OSError as error:
                 self._beat_failed(one, error)
 
@@ -107,8 +109,8 @@ class Heart:
             sock.close()
 
     def _beat_failed(self, one: Held, error: OSError) -> None:
-        """It is gone, or so far behind that it takes us for dead already. What it said before is
-        to be read first: an end that was announced is none of the supervisor's."""
+        """What it said before is to be read first: an end that was announced is none of the
+        supervisor's."""
         if error.errno in _ENDED:
             self.hear(one)
         if one in self._held:
@@ -119,5 +121,5 @@ class Heart:
         with contextlib.suppress(KeyError, ValueError):  # the selector is closed already
             self._selector.unregister(one.sock)
         one.sock.close()
-        if ended and one.epoch:
-            self._on_end(one.epoch)
+        if ended and one.epoch and not any(other.epoch >= one.epoch for other in self._held):
+            self._on_end(one.epoch)  # not of a former line of a supervisor that has another now

@@ -171,10 +171,22 @@ class Lifelines:
         as with any other silence, the agent is not lost before its time, for its ranks may step
         until then."""
         if error.errno in _NOBODY_THERE:
-            self._lose(line, str(error))
-            return
-        line.broken = f"{SILENCE}: {error}"
-        self._close(line)
+            self._end(line, str(error))
+        else:
+            self._break(line, str(error))
+
+    def _end(self, line: _Line, why: str) -> None:
+        """Its peer has closed it, or nobody listens: proof of its end, but where it was being
+        greeted. Who does not come to that may be too busy to, or somebody else."""
+        if line.phase in (_Phase.CONNECTING, _Phase.LIVE):
+            self._lose(line, why)
+        else:
+            self._break(line, why)
+
+    def _break(self, line: _Line, why: str) -> None:
+        """Not closed before it is lost: the agent would take that for this supervisor's end."""
+        line.broken = f"{SILENCE}: {why}"
+        self._unregister(line)
         if line.let_go is not None:
             self._drop(line.agent)
 
@@ -203,7 +215,7 @@ class Lifelines:
         except BlockingIOError:
             pass  # woken for nothing
         except WireError as error:
-            self._lose(line, str(error))
+            self._end(line, str(error))
         except OSError as error:
             self._fail(line, error)
 
@@ -287,9 +299,9 @@ class Lifelines:
         line = self._lines.pop(agent, None)
         if line is None:
             return
-        self._close(line)
-
-    def _close(self, line: _Line) -> None:
-        if line.sock.fileno() >= 0 and line.sock.fileno() in self._selector.get_map():
-            self._selector.unregister(line.sock)
+        self._unregister(line)
         line.sock.close()
+
+    def _unregister(self, line: _Line) -> None:
+        if line.sock.fileno() in self._selector.get_map():
+            self._selector.unregister(line.sock)

@@ -45,8 +45,9 @@ _log = logging.getLogger(__name__)
 
 class DataServer:
     """Listens from construction to `close`. `on_replica(rank, attempt, step)` is called, in a
-    connection's thread, for every replica committed; `on_grant(grant)`, which must not block, for
-    every lease that whoever holds a lifeline grants."""
+    connection's thread, for every replica committed; `on_grant(grant)` and
+    `on_supervisor_end(epoch)`, which must not block, for every lease that whoever holds a lifeline
+    grants, and for the end of who did."""
 
     def __init__(
         self,
