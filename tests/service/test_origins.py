@@ -13,6 +13,7 @@ from tests.service.drives import JOB, reconciling, until, until_released
 from tests.service.fake_cluster import FakeCluster
 from tests.support.llama_checkpoint import ALONE, save_llama
 
+from holdfast_service import jobs as job_service
 from holdfast_service.job_errors import IdempotencyConflict
 from holdfast_service.job_spec import InvalidSpec, JobSpec
 from holdfast_service.jobs import JobService
@@ -21,7 +22,6 @@ from holdfast_service.reports import EventKind
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import Checkpoint, Job
-from holdfast_service.store.transaction import JobTransaction
 from holdfast_service.views import JobView
 from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.checkpoint.manifest import MANIFEST
@@ -266,7 +266,7 @@ async def test_a_job_that_was_not_stored_leaves_no_mark(
     def breaks(*_: object) -> None:
         raise RuntimeError("a fault that nobody foresaw")
 
-    monkeypatch.setattr(JobTransaction, "emit", breaks)
+    monkeypatch.setattr(job_service, "_submitted", breaks)
     with pytest.raises(RuntimeError, match="nobody foresaw"):
         await jobs.submit(_spec("a/6"))
     assert not marks_among(at.objects())

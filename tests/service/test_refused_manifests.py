@@ -23,7 +23,7 @@ def test_a_manifest_that_nobody_is_left_to_write_again_keeps_nobody_awake() -> N
     at = core.next_deadline()
     assert at is not None and at == pending.not_before
     for name in job.agents:
-        core.handle(inputs.AgentLost(name, "gone"), job.now)
+        core.handle(inputs.AgentLost(name, "silent", certain=False), job.now)
     while core.stage is not Stage.WAITING:
         core.handle(inputs.Tick(), core.next_deadline() or job.now)
     deadline = core.next_deadline()

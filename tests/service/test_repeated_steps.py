@@ -59,3 +59,18 @@ def test_an_outcome_that_is_merely_late_names_whoever_had_other_bits() -> None:
     lost = closed(job)[-1]["lost"]
     assert [one["rank"] for one in lost if one["cause"] == "corruption"] == [1]
     assert job.run().outcome == "SUCCEEDED"
+
+
+def test_an_outcome_that_is_known_before_all_are_known_to_have_joined_names_somebody_too() -> None:
+    """Signals of other agents may be slower than that of the rank that reports."""
+    mesh = {"dp_replicate": 2}
+    job = running(cluster(mesh=mesh, world_size=2, workers_per_node=1, steps=200))
+    step = job.core.committed
+    differ(job, step)
+    job.run_until(lambda: job.core.attempt == 2 and job.core.stage is Stage.FORMING)
+    detail = {"step": step, "digests": ("a", "a")}
+    job.signal(job.agents["n0"], SignalKind.RECOMPUTED, 2, rank=0, detail=detail)
+    job.run_until(lambda: bool(closed(job)))
+    lost = closed(job)[0]["lost"]
+    assert [one["rank"] for one in lost if one["cause"] == "corruption"] == [None, 1]
+    assert job.run().outcome == "SUCCEEDED"

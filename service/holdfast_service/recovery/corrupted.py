@@ -14,6 +14,10 @@ from holdfast_service.reports import EventKind
 from holdfast_workers.messages import Signal, WorkerError
 from holdfast_workers.replicas import Finding, in_words
 
+_UNDER_WAY = (Stage.FORMING, Stage.GATHERING, Stage.RUNNING)
+"""A step may be known to be made before it is known that all have joined; and another fault may be
+known before it is judged."""
+
 
 def found(state: State, signal: Signal, error: WorkerError, now: float) -> None:
     """A rank left its attempt because of what all ranks of it found."""
@@ -41,7 +45,7 @@ def recomputed(state: State, signal: Signal, now: float) -> None:
         return
     verdict = after_repeat(before, signal.detail["digests"])
     _leave_it(state)
-    if verdict.ranks and state.stage is Stage.RUNNING:
+    if verdict.ranks and state.stage in _UNDER_WAY:
         _accuse(state, verdict, before, signal.at, now, None)
     else:
         _amend(state, _said(verdict))
