@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 from tests.web import seed
 from tests.web.conftest import PHONE, PICTURED, picture
 from tests.web.scene import DRAWN, Scene, drawn, opened
@@ -23,21 +24,28 @@ def job_page(scene: Scene, open_page: Callable[..., Any]) -> Callable[..., Any]:
     return lambda query="", **options: drawn(open_page, f"{scene.address}{query}", **options)
 
 
-def test_the_brush_filters_all_below_and_lives_in_the_url(job_page: Callable[..., Any]) -> None:
+def test_the_brush_filters_all_below_and_lives_in_the_url(
+    scene: Scene, job_page: Callable[..., Any]
+) -> None:
     page = job_page()
-    assert page.locator("#incidents .incident").count() == len(seed.STORY)
+    api = scene.address.replace("/jobs/", "/api/v1/jobs/")
+    line = page.request.get(f"{api}/timeline").json()
+    hung = line["incidents"][1]["at"] - line["since"]
+    share = hung / (line["until"] - line["since"])
+    cards = page.locator("#incidents .incident")
+    expect(cards).to_have_count(len(seed.STORY))
     box = page.locator(".ribbon-plot").bounding_box()
-    page.mouse.move(box["x"] + box["width"] * 0.27, box["y"] + 40)
+    page.mouse.move(box["x"] + box["width"] * (share - 0.04), box["y"] + 40)
     page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] * 0.36, box["y"] + 40, steps=4)
+    page.mouse.move(box["x"] + box["width"] * (share + 0.04), box["y"] + 40, steps=4)
     page.mouse.up()
     page.locator(".brush-chip").wait_for()
     assert "from=" in page.url and "to=" in page.url
-    assert page.locator("#incidents .incident").count() == 1
+    expect(cards).to_have_count(1)
     assert "A rank hung" in page.locator("#incidents").inner_text()
     page.reload()
     page.wait_for_function(DRAWN)
-    assert page.locator("#incidents .incident").count() == 1
+    expect(cards).to_have_count(1)
     page.locator("#logs").scroll_into_view_if_needed()
     page.locator(".log-line").first.wait_for()
     since, until = page.locator(".brush-chip span").first.inner_text().split(" – ")
@@ -50,7 +58,7 @@ def test_the_brush_filters_all_below_and_lives_in_the_url(job_page: Callable[...
     page.wait_for_function("before => location.href !== before", arg=before)
     page.keyboard.press("Escape")
     page.locator(".brush-chip").wait_for(state="detached")
-    assert page.locator("#incidents .incident").count() == len(seed.STORY)
+    expect(cards).to_have_count(len(seed.STORY))
 
 
 def test_an_incident_tells_its_evidence_its_decision_and_why_not_the_others(
