@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -58,6 +59,12 @@ def model_words(job: Mapping[str, Any]) -> str:
         f"sequence {model['sequence_length']}, batch {train['global_batch']}, "
         + " × ".join(f"{axis} {size}" for axis, size in parallel.items())
     )
+
+
+def add_quiet_options(parser: argparse.ArgumentParser) -> None:
+    """What `wait_for_quiet` is to be told."""
+    parser.add_argument("--quiet", type=float, default=1.0, help="start below this load")
+    parser.add_argument("--patience-s", type=float, default=60.0, help="wait so long for it")
 
 
 def wait_for_quiet(limit: float, patience_s: float) -> None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,11 +30,13 @@ from statistics import median
 from typing import Any
 
 import yaml
+from tests.support.flips import APART, FIRST, drawn
 from tests.support.supervised import SupervisedRun, small_training, supervised
 
 from benchmarks.checks_recipe import TIMES_VARIABLE
 from benchmarks.conditions import (
     EXAMPLE,
+    add_quiet_options,
     load_job,
     machine,
     print_json,
@@ -43,18 +44,12 @@ from benchmarks.conditions import (
     torchrun,
     wait_for_quiet,
 )
-from benchmarks.corruption_figures import APART, Found, check_share, corruption_summary, found_of
+from benchmarks.corruption_figures import Found, check_share, corruption_summary, found_of
 from holdfast_service.reports import EventKind
 from holdfast_workers.spec import ModelSpec, ScheduleSpec, TrainingSpec, TrainSpec
 
 MESHES = ({"dp_replicate": 2}, {"dp_replicate": 3}, {"dp_replicate": 2, "dp_shard": 2})
 MODEL = ModelSpec(dim=32, layers=2, heads=2, sequence_length=32, dropout=0.1)
-FIRST_FLIP = 3
-WHERE = {
-    "parameter": ("forward", "backward", "agree", "optimizer"),
-    "moment": ("forward", "backward", "agree", "optimizer"),
-    "gradient": ("agree", "optimizer"),  # from here on it has been reduced
-}
 FLIPS_VARIABLE = "HOLDFAST_TEST_FLIPS"
 RUN_S = 3600.0
 SKIP = 10
@@ -82,15 +77,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _flips(mesh: Mapping[str, int], count: int, seed: int) -> tuple[list[Found], int]:
     """What was made of `count` flips on one mesh; incidents that none of them explains."""
-    training = _training(mesh, FIRST_FLIP + (count + 1) * APART)
-    flips = _drawn(f"{seed} {sorted(mesh.items())}", training.parallel.world_size, count)
+    training = _training(mesh, FIRST + (count + 1) * APART)
+    flips = drawn(f"{seed} {sorted(mesh.items())}", training.parallel.world_size, count)
     with _running(training, flips) as run:
         ended = run.wait_end(RUN_S)
         if ended["outcome"] != "SUCCEEDED":
             raise RuntimeError(f"the job with flips ended badly: {run.story()}")
         incidents = run.of(EventKind.INCIDENT_CLOSED)
     name = " × ".join(f"{axis} {size}" for axis, size in mesh.items())
-    found = [found_of(name, flip, incidents) for flip in flips]
+    found = [found_of(name, flip, incidents, APART) for flip in flips]
     for one in found:
         say(
             f"{name:<30} {one.tensor:<9} of rank {one.rank} in step {one.step:>4}: found within "
@@ -108,22 +103,6 @@ def _healthy(steps: int) -> int:
         alarms = len(run.of(EventKind.INCIDENT_OPENED))
     say(f"healthy    {steps} steps, {alarms} false alarms")
     return alarms
-
-
-def _drawn(seed: str, ranks: int, count: int) -> list[dict[str, Any]]:
-    """Flips in all kinds of tensors, `APART` steps from each other."""
-    draw = random.Random(seed)
-    return [
-        {
-            "rank": draw.randrange(ranks),
-            "step": FIRST_FLIP + number * APART,
-            "phase": draw.choice(WHERE[tensor]),
-            "tensor": tensor,
-            "index": draw.randrange(100),
-            "bit": draw.randrange(16, 31),
-        }
-        for number, tensor in enumerate(list(WHERE)[at % len(WHERE)] for at in range(count))
-    ]
 
 
 def _training(mesh: Mapping[str, int], steps: int) -> TrainingSpec:
@@ -216,8 +195,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="of the cost; default 3")
     parser.add_argument("--steps", type=int, default=60, help="measured per run; default 60")
     parser.add_argument("--seed", type=int, default=7, help="default 7")
-    parser.add_argument("--quiet", type=float, default=1.0, help="start below this load")
-    parser.add_argument("--patience-s", type=float, default=60.0, help="wait so long for it")
+    add_quiet_options(parser)
     return parser.parse_args(arguments)
 
 

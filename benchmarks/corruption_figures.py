@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-APART = 6
-"""Steps between two flips: what was found is told apart by the step that was gone back to."""
-
 
 @dataclass(frozen=True)
 class Found:
@@ -26,9 +23,12 @@ class Found:
     """The ranks that were said to have computed other bits."""
 
 
-def found_of(mesh: str, flip: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]) -> Found:
-    """What the incidents of the run say of one flip, by the steps that they went back to."""
-    near = range(flip["step"] - 2, flip["step"] + APART - 2)
+def found_of(
+    mesh: str, flip: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]], apart: int
+) -> Found:
+    """What the incidents of the run say of one flip, by the steps that they went back to; `apart`:
+    steps between two flips."""
+    near = range(flip["step"] - 2, flip["step"] + apart - 2)
     mine = [
         one for one in incidents if one["cause"] == "corruption" and one["restored_step"] in near
     ]

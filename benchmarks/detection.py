@@ -33,7 +33,7 @@ from typing import Any
 
 from tests.support.supervised import SupervisedRun, supervised
 
-from benchmarks.conditions import machine, print_json, say, wait_for_quiet
+from benchmarks.conditions import add_quiet_options, machine, print_json, say, wait_for_quiet
 from benchmarks.hang_figures import Trial, by_kind, detection_summary, high
 from benchmarks.hang_recipe import DELAY_VARIABLE, TIMES_VARIABLE, phase_times
 from holdfast_service.reports import EventKind, SupervisorEvent
@@ -252,8 +252,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--meshes", type=int, default=len(MESHES), help="the first so many of four")
     parser.add_argument("--healthy-steps", type=int, default=100_000, help="default 100,000")
     parser.add_argument("--seed", type=int, default=7, help="default 7")
-    parser.add_argument("--quiet", type=float, default=1.0, help="start below this load")
-    parser.add_argument("--patience-s", type=float, default=60.0, help="wait so long for it")
+    add_quiet_options(parser)
     return parser.parse_args(arguments)
 
 

@@ -28,6 +28,7 @@ import yaml
 from benchmarks import holdfast_side
 from benchmarks.conditions import (
     EXAMPLE,
+    add_quiet_options,
     load_job,
     machine,
     model_words,
@@ -125,8 +126,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60, help="measured per run; default 60")
     parser.add_argument("--skip", type=int, default=10, help="first steps left out; default 10")
     parser.add_argument("--job", type=Path, default=EXAMPLE, help="default: the example")
-    parser.add_argument("--quiet", type=float, default=1.0, help="start below this load")
-    parser.add_argument("--patience-s", type=float, default=60.0, help="wait so long for it")
+    add_quiet_options(parser)
     return parser.parse_args(arguments)
 
 

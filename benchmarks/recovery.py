@@ -22,6 +22,7 @@ from typing import Any
 from benchmarks import holdfast_side, ray_train_side
 from benchmarks.conditions import (
     ROOT,
+    add_quiet_options,
     load_job,
     machine,
     model_words,
@@ -133,8 +134,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         choices=[setting.name for setting in ray_train_side.SETTINGS],
         help="of Ray Train; default: all",
     )
-    parser.add_argument("--quiet", type=float, default=1.0, help="start below this load")
-    parser.add_argument("--patience-s", type=float, default=60.0, help="wait so long for it")
+    add_quiet_options(parser)
     return parser.parse_args(arguments)
 
 

@@ -144,16 +144,17 @@ class AgentWatch:
         if silence is not None and silence.must_be_checked(report.incarnation):
             self._check(seat, silence)
             return
-        if known is not None and known.incarnation != report.incarnation:
-            self._expect_end(seat, known.incarnation, self._heartbeat_timeout_s)
+        former = known if known is not None and known.incarnation != report.incarnation else None
+        if former is not None:
+            self._expect_end(seat, former.incarnation, self._heartbeat_timeout_s)
         if known is None or _standing(known) != _standing(report):
             self._silent.pop(seat, None)
             self._leases.pop((seat, report.incarnation), None)
             self._known[seat] = report
             self._tell(say.AgentUp(report))
-        if known is not None and known.incarnation != report.incarnation:
-            self._lifelines.forget(_line(known))
-        if known is None or known.incarnation != report.incarnation:
+        if former is not None:
+            self._lifelines.forget(_line(former))
+        if known is None or former is not None:
             # Not before it is known: its end may be told at once.
             self._lifelines.watch(_line(report), report.host, report.data_port)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from tests.chaos.conftest import Undisturbed
 from tests.chaos.proof import assert_same_history, incidents
+from tests.support.flips import drawn
 from tests.support.supervised import SupervisedRun, small_training, supervised
 
 from holdfast_service.reports import EventKind
@@ -28,11 +28,6 @@ from holdfast_workers.spec import (
 pytestmark = pytest.mark.chaos
 STEPS = 60
 MODEL = ModelSpec(dim=32, layers=2, heads=2, sequence_length=32, dropout=0.1)
-WHERE = {
-    "parameter": ("forward", "backward", "agree", "optimizer"),
-    "moment": ("forward", "backward", "agree", "optimizer"),
-    "gradient": ("agree", "optimizer"),  # from here on it has been reduced
-}
 
 
 def replicated(replicas: int, steps: int = STEPS, **changes: Any) -> TrainingSpec:
@@ -69,25 +64,6 @@ def undisturbed(folder: Path, training: TrainingSpec, patch: pytest.MonkeyPatch)
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert not incidents(run), run.story()  # a long healthy run raises no alarm
         return Undisturbed(dict(run.digests), dict(run.rows))
-
-
-def drawn(seed: int, replicas: int, count: int) -> list[dict[str, Any]]:
-    """Flips of all kinds, far enough apart to tell what was found of each."""
-    draw = random.Random(seed)
-    flips = []
-    for number in range(count):
-        tensor = list(WHERE)[number % len(WHERE)]
-        flips.append(
-            {
-                "rank": draw.randrange(replicas),
-                "step": 3 + number * 6,
-                "phase": draw.choice(WHERE[tensor]),
-                "tensor": tensor,
-                "index": draw.randrange(100),
-                "bit": draw.randrange(16, 31),
-            }
-        )
-    return flips
 
 
 def named(incident: dict[str, Any]) -> set[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +58,31 @@ def _is_first(number: int, times: int) -> bool:
             continue
         return True
     return False
+
+
+WHERE = {
+    "parameter": ("forward", "backward", "agree", "optimizer"),
+    "moment": ("forward", "backward", "agree", "optimizer"),
+    "gradient": ("agree", "optimizer"),  # from here on it has been reduced
+}
+FIRST, APART = 3, 6
+"""The step of the first flip, and steps between two: enough to tell what was found of each."""
+
+
+def drawn(seed: int | str, ranks: int, count: int) -> list[dict[str, Any]]:
+    """Flips of all kinds, for `FlipsBits`."""
+    draw = random.Random(seed)
+    flips = []
+    for number in range(count):
+        tensor = list(WHERE)[number % len(WHERE)]
+        flips.append(
+            {
+                "rank": draw.randrange(ranks),
+                "step": FIRST + number * APART,
+                "phase": draw.choice(WHERE[tensor]),
+                "tensor": tensor,
+                "index": draw.randrange(100),
+                "bit": draw.randrange(16, 31),
+            }
+        )
+    return flips

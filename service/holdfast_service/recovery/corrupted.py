@@ -9,12 +9,12 @@ from holdfast_service.corruption import Evidence, Seated, Verdict, after_repeat,
 from holdfast_service.policy import Cause, Fault
 from holdfast_service.ranks import listed
 from holdfast_service.recovery import faults, guarding
-from holdfast_service.recovery.state import Stage, State
+from holdfast_service.recovery.state import WITH_WORLD, Stage, State
 from holdfast_service.reports import EventKind
 from holdfast_workers.messages import Signal, WorkerError
 from holdfast_workers.replicas import Finding, in_words
 
-_UNDER_WAY = (Stage.FORMING, Stage.GATHERING, Stage.RUNNING)
+_UNDER_WAY = WITH_WORLD - {Stage.FINISHING}
 """A step may be known to be made before it is known that all have joined; and another fault may be
 known before it is judged."""
 
