@@ -46,7 +46,13 @@ from benchmarks.conditions import (
 )
 from benchmarks.corruption_figures import Found, check_share, corruption_summary, found_of
 from holdfast_service.reports import EventKind
-from holdfast_workers.spec import ModelSpec, ScheduleSpec, TrainingSpec, TrainSpec
+from holdfast_workers.spec import (
+    ModelSpec,
+    ParallelSpec,
+    ScheduleSpec,
+    TrainingSpec,
+    TrainSpec,
+)
 
 MESHES = ({"dp_replicate": 2}, {"dp_replicate": 3}, {"dp_replicate": 2, "dp_shard": 2})
 MODEL = ModelSpec(dim=32, layers=2, heads=2, sequence_length=32, dropout=0.1)
@@ -114,7 +120,7 @@ def _training(mesh: Mapping[str, int], steps: int) -> TrainingSpec:
         train=TrainSpec(
             steps=steps, global_batch=12, micro_batch=1, schedule=ScheduleSpec(warmup_steps=2)
         ),
-        parallel=mesh,
+        parallel=ParallelSpec(**mesh),
     )
 
 
