@@ -1,12 +1,13 @@
 """What one may do with nodes: look at them, set them aside, take them back.
 
-Everything is read from and written to the store; supervisors hear of it with their next poll.
+Everything is read from and written to the store. Supervisors hear of it at once where this process
+drives their jobs, otherwise with the next look at the nodes and the poll after it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -27,8 +28,12 @@ TROUBLES_SHOWN = 50
 class NodeService:
     """Calls about one node raise NodeNotFound for a name that no node has."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(
+        self, store: Store, ring: Callable[[Iterable[str]], None] = lambda _jobs: None
+    ) -> None:
+        """`ring(jobs)`: what was decided concerns these jobs, for a reconciler in this process."""
         self._store = store
+        self._ring = ring
 
     async def list(self) -> NodePage:
         """Every node that was ever seen, those that are there first."""
@@ -63,7 +68,9 @@ class NodeService:
             node = await _find(session, name)
             await session.refresh(node, with_for_update=True)
             nodes.decide(node, how(nodes.decided(node)))
-            return await self._look(session, node, now)
+            view = await self._look(session, node, now)
+        self._ring(view.jobs)
+        return view
 
     async def _look(self, session: AsyncSession, node: Node, now: float) -> NodeView:
         users = await _users(session)

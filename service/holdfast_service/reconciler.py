@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from uuid import uuid4
 
 import structlog
@@ -72,6 +72,8 @@ class Reconciler:
         self._drives: dict[str, asyncio.Task[None]] = {}
         self._bells: dict[str, _Bell] = {}
         self._bell = _Bell()
+        self._nodes_bell = asyncio.Event()
+        self._users_of_changed: set[str] = set()  # jobs that have ranks on nodes set aside just now
         self._looked_at: float | None = None
         self._stop = asyncio.Event()
 
@@ -90,8 +92,7 @@ class Reconciler:
         duties.append(asyncio.create_task(self._look_at_the_clock()))
         try:
             await stop.wait()
-            self._bell.set()
-            for bell in self._bells.values():
+            for bell in (self._bell, self._nodes_bell, *self._bells.values()):
                 bell.set()
             await asyncio.wait(duties, timeout=self._settings.stop_deadline_s)
         finally:
@@ -110,6 +111,11 @@ class Reconciler:
         Only for what this process itself brought about; of the rest the intervals take care.
         """
         self._bells.get(job_id, self._bell).set()
+
+    def ring_for_nodes(self, jobs: Iterable[str]) -> None:
+        """Nodes were set aside or taken back: tell the supervisors of the jobs there now."""
+        self._users_of_changed.update(jobs)
+        self._nodes_bell.set()
 
     async def _claim(self) -> None:
         self._bell.clear()
@@ -145,13 +151,21 @@ class Reconciler:
 
     async def _look_at_nodes(self) -> None:
         """Who is there, and who is set aside: the drives tell their supervisors."""
-        now = time.time()
+        self._nodes_bell.clear()
+        users, self._users_of_changed = self._users_of_changed, set()
+        if users:
+            await self._read_avoided()
+            for job_id in users:
+                self.ring(job_id)
         with contextlib.suppress(ClusterUnavailable):  # those whom it concerns say so
             capacity = await self._cluster.capacity()
             async with self._store.write() as session:
-                await nodes.saw(session, capacity.nodes, now)
+                await nodes.saw(session, capacity.nodes, time.time())
+        await self._read_avoided()
+
+    async def _read_avoided(self) -> None:
         async with self._store.read() as session:
-            self._avoided = await nodes.avoided(session, now)
+            self._avoided = await nodes.avoided(session, time.time())
 
     async def _drive(self, lease: Lease, bell: _Bell) -> None:
         """Turn after turn, until the job rests for long, has no work left, or is lost."""
@@ -245,12 +259,16 @@ class Reconciler:
 
     async def _every(self, seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
         """Do the duty again and again; an error in one round does not end the rounds."""
+        bells: dict[Callable[[], Awaitable[None]], asyncio.Event] = {
+            self._claim: self._bell,
+            self._look_at_nodes: self._nodes_bell,
+        }
         while True:
             try:
                 await duty()
             except Exception as error:
                 log.error("duty.failed", duty=duty.__name__, exc_info=error)
-            await _rang(self._bell if duty == self._claim else self._stop, seconds)
+            await _rang(bells.get(duty, self._stop), seconds)
             if self._stop.is_set():
                 return
 

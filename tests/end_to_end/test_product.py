@@ -218,18 +218,20 @@ def test_ranks_leave_a_cordoned_node_and_no_job_comes_to_it(
 ) -> None:
     client = product.client
     job = client.submit(spec())
-    product.wait_step(job.id, 20)
+    product.wait_step(job.id, 5)
     left = product.members(job.id)[0].node_id
-    assert client.cordon(left[:16], "to be repaired").jobs == (job.id,)
-    assert_same(product, job.id, undisturbed)
-    assert left not in {member.node_id for member in product.members(job.id).values()}
-    (incident,) = client.incidents(job.id)
-    assert (incident.cause, incident.decision) == ("preempted", "replace the node")
-    train = {**spec()["train"], "steps": 5}
-    beside = client.submit(spec(train=train, resources=WITHOUT_STANDBY))
-    assert product.finish(beside.id).state == "SUCCEEDED"
-    assert left not in {member.node_id for member in product.members(beside.id).values()}
-    client.uncordon(left)
+    try:
+        assert client.cordon(left[:16], "to be repaired").jobs == (job.id,)
+        assert_same(product, job.id, undisturbed)
+        assert left not in {member.node_id for member in product.members(job.id).values()}
+        (incident,) = client.incidents(job.id)
+        assert (incident.cause, incident.decision) == ("preempted", "replace the node")
+        train = {**spec()["train"], "steps": 5}
+        beside = client.submit(spec(train=train, resources=WITHOUT_STANDBY))
+        assert product.finish(beside.id).state == "SUCCEEDED"
+        assert left not in {member.node_id for member in product.members(beside.id).values()}
+    finally:
+        client.uncordon(left)
 
 
 def test_the_node_of_rank_zero_may_be_lost(product: Product, undisturbed: dict[int, str]) -> None:

@@ -271,6 +271,22 @@ async def test_the_same_incident_told_often_counts_once_and_for_the_node_it_bega
     assert (await service.get("node1")).incidents == ()
 
 
+async def test_a_cordon_is_told_at_once_where_this_process_drives_the_job(
+    store: Store, cluster: FakeCluster, settings: Settings, start: Start
+) -> None:
+    """It waits neither for the next look at the nodes nor for the next poll."""
+    seldom = settings.model_copy(update={"node_look_s": 3600.0, "reconcile_interval_s": 1.0})
+    async with reconciling(store, cluster, seldom) as reconciler:
+        service = NodeService(store, reconciler.ring_for_nodes)
+        await until_seen(service)
+        supervisor = await start()
+        await service.cordon("node0", "repair", None)
+        told = supervisor.avoided
+        await until(lambda: bool(told) and set(told[-1]) == {"node0"}, 0.7)
+        await service.uncordon("node0")
+        await until(lambda: told[-1] == {}, 0.7)
+
+
 async def test_a_job_waits_for_nodes_that_are_cordoned_and_is_started_beside_them(
     jobs: JobService, service: NodeService, cluster: FakeCluster, drive: Drive
 ) -> None:

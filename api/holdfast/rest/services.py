@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -55,10 +55,12 @@ def services_over(
     cluster: Cluster,
     settings: Settings,
     ring: Callable[[str], None] = lambda _job_id: None,
+    ring_for_nodes: Callable[[Iterable[str]], None] = lambda _jobs: None,
 ) -> Services:
     """All services on one store and cluster, with the limits of the settings. `ring(job_id)`: there
-    is something to do for the job, for a reconciler in this process."""
-    nodes = NodeService(store)
+    is something to do for the job, for a reconciler in this process; `ring_for_nodes(jobs)`: who
+    may be seated where has changed, and concerns these."""
+    nodes = NodeService(store, ring_for_nodes)
     accounts = KeptAccounts()
     return Services(
         jobs=JobService(store, cluster, settings, ring, accounts),
