@@ -10,7 +10,7 @@ the phase, or over the floor of the learned limits where that is longer. The job
 trial.
 
 Then a run with nothing wrong: evaluations and loader stalls of seconds on all ranks, a remote save
-now and then, and in the last quarter twice as many busy processes as the machine has processors.
+now and then, and at the end (`--loaded`) twice as many busy processes as the machine has processors.
 Every incident in it is a false alarm; how long its phases took at most is what the floor has to
 stay above. What stock settings do is told, not run: they wait for ten minutes and more.
 """
@@ -76,8 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
     for mesh in MESHES[: options.meshes]:
         trials += _hangs(mesh, options.trials, options.seed)
     on_four = options.healthy_steps // HEALTHY_ON_FOUR
-    false_alarms = _healthy(MESHES[1], on_four)
-    false_alarms += _healthy(SMALL_MESH, options.healthy_steps - on_four)
+    false_alarms = _healthy(MESHES[1], on_four, options.loaded)
+    on_two = options.healthy_steps - on_four
+    false_alarms += _healthy(SMALL_MESH, on_two, options.loaded)
     for kind, found in by_kind(trials).items():
         say(f"{kind:<10} " + ", ".join(_words(trial) for trial in found))
     summary = detection_summary(trials, floor_s, false_alarms, options.healthy_steps)
@@ -160,13 +161,14 @@ def _open_incidents(run: SupervisedRun) -> int:
     return len(run.of(EventKind.INCIDENT_OPENED)) - len(run.of(EventKind.INCIDENT_CLOSED))
 
 
-def _healthy(mesh: Mapping[str, int], steps: int) -> int:
-    """Incidents in `steps` steps with which nothing is wrong."""
+def _healthy(mesh: Mapping[str, int], steps: int, loaded: float) -> int:
+    """Incidents in `steps` steps with which nothing is wrong; a share of them, `loaded`, is made
+    beside busy processes."""
     if steps == 0:
         return 0
     name, delays = f"{_name(mesh):<20} healthy", {DELAY_VARIABLE: str(DELAY_EVERY)}
     with _training(mesh, delays, TINY) as (run, times):
-        at_ease = steps * 3 // 4
+        at_ease = int(steps * (1 - loaded))
         run.wait_step(at_ease, START_S + steps)
         say(f"{name}: {at_ease} steps, {_alarms(run)} false alarms; now under load")
         _tell_longest(times)
@@ -262,6 +264,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--meshes", type=int, default=len(MESHES), help="the first so many of four")
     parser.add_argument("--healthy-steps", type=int, default=100_000, help="default 100,000")
+    parser.add_argument(
+        "--loaded", type=float, default=0.25, help="share of them beside busy processes"
+    )
     parser.add_argument("--seed", type=int, default=7, help="default 7")
     add_quiet_options(parser)
     return parser.parse_args(arguments)

@@ -13,10 +13,12 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.service.fake_cluster import row
 
-from holdfast_service import live
 from holdfast_service.jobs import JobService
 from holdfast_service.lifecycle import State
-from holdfast_service.live import Batch, LiveHub, Message, Position
+from holdfast_service.live import hub as live_hub
+from holdfast_service.live import one_job, rows
+from holdfast_service.live.hub import LiveHub
+from holdfast_service.live.positions import Batch, Message, Position
 from holdfast_service.settings import Settings
 from holdfast_service.store import queries, series
 from holdfast_service.store.engine import Store
@@ -176,7 +178,7 @@ async def test_jobs_that_merely_advance_share_a_rate_and_changes_of_state_do_not
 async def test_a_database_that_is_away_for_a_while_silences_nobody(
     store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "_WAKE_S", 0.02)
+    monkeypatch.setattr(live_hub, "_WAKE_S", 0.02)
     hub = hub_of(store, settings)
     async with listening(hub) as listener:
         with monkeypatch.context() as away:
@@ -225,11 +227,11 @@ async def test_what_happens_while_a_stream_begins_is_told(
     async def shown_late(session: AsyncSession, of: Job) -> JobView:
         found = await shown(session, of)
         monkeypatch.setattr(queries, "job_view", shown)
-        number = hub._number
+        number = hub._rows.number
         async with job_transaction(store, job.id) as tx:
             tx.emit("meanwhile", {})
         async with asyncio.timeout(10):
-            while hub._number == number:  # noqa: ASYNC110
+            while hub._rows.number == number:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         return found
 
@@ -243,7 +245,7 @@ async def test_what_happens_while_a_stream_begins_is_told(
 async def test_a_job_that_could_not_be_read_is_read_again(
     store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "_RETRY_S", 0.02)
+    monkeypatch.setattr(one_job, "RETRY_S", 0.02)
     hub = hub_of(store, settings)
     job, _ = await jobs.submit({"name": "x"})
     shown = queries.job_view
@@ -264,7 +266,7 @@ async def test_a_job_that_could_not_be_read_is_read_again(
 async def test_who_missed_very_much_of_a_job_reads_it_anew(
     store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "CATCH_UP_POINTS", 500)
+    monkeypatch.setattr(one_job, "CATCH_UP_POINTS", 500)
     hub = hub_of(store, settings)
     job, _ = await jobs.submit({"name": "x"})
     async with listening(hub, job.id) as first:
@@ -281,20 +283,20 @@ async def test_who_missed_very_much_of_a_job_reads_it_anew(
 async def test_jobs_that_have_ended_are_not_remembered_for_ever(
     store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "KEPT_ENDED", 2)
+    monkeypatch.setattr(rows, "KEPT_ENDED", 2)
     hub = hub_of(store, settings)
     async with listening(hub) as listener:
         ids = [(await jobs.submit({"name": f"j{n}"}))[0].id for n in range(6)]
         for one in ids[:5]:
             await jobs.cancel(one)
         await listener.until(lambda it: it.told("row")[-1]["id"] == ids[4])
-        assert sorted(hub._known) == sorted([*ids[3:5], ids[5]])
+        assert sorted(hub._rows.known) == sorted([*ids[3:5], ids[5]])
 
 
 async def test_more_than_one_look_may_read_is_read_by_several(
     store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(rows, "MOST_AT_ONCE", 2)
     hub = hub_of(store, settings)
     ids = [(await jobs.submit({"name": f"j{n}"}))[0].id for n in range(7)]
     async with listening(hub) as listener:
@@ -320,11 +322,11 @@ async def test_a_position_is_below_all_that_waits_to_be_told(
             await slow.session.flush()
             async with job_transaction(store, late.id) as quick:
                 quick.job.step = 1
-            await listener.until(lambda _: len(hub._pending) == 1)
-        await listener.until(lambda _: len(hub._pending) == 2)
+            await listener.until(lambda _: len(hub._rows.pending) == 1)
+        await listener.until(lambda _: len(hub._rows.pending) == 2)
         async with store.read() as session:
             numbers = await session.scalars(select(Job.changed))
-        assert hub._told_upto() < min(numbers)
+        assert hub._rows.told_upto() < min(numbers)
 
 
 @pytest.mark.parametrize("settings", ["postgresql"], indirect=True)

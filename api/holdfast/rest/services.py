@@ -15,7 +15,7 @@ from holdfast_service.fleet import Fleet
 from holdfast_service.injections import InjectionService
 from holdfast_service.jobs import JobService
 from holdfast_service.kept_accounts import KeptAccounts
-from holdfast_service.live import LiveHub
+from holdfast_service.live.hub import LiveHub
 from holdfast_service.nodes import NodeService
 from holdfast_service.overview import Overview
 from holdfast_service.reports import Cluster

@@ -1,0 +1,1 @@
+"""Everybody who watches is told what changes. See :mod:`holdfast_service.live.hub`."""
