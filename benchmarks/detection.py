@@ -10,9 +10,10 @@ the phase, or over the floor of the learned limits where that is longer. The job
 trial.
 
 Then a run with nothing wrong: evaluations and loader stalls of seconds on all ranks, a remote save
-now and then, and at the end (`--loaded`) twice as many busy processes as the machine has processors.
-Every incident in it is a false alarm; how long its phases took at most is what the floor has to
-stay above. What stock settings do is told, not run: they wait for ten minutes and more.
+now and then, and at the end (`--loaded`) twice as many busy processes as the machine has
+processors. Every incident in it is a false alarm; how long its phases took at most is what the
+floor has to stay above. What stock settings do is told, not run: they wait for ten minutes and
+more.
 """
 
 from __future__ import annotations
