@@ -23,6 +23,7 @@ VICTIM = 0
 REMOTE_EVERY = 5
 STOPS_AT = 17
 NEWEST_REMOTE = 15
+EARLY, LATE = 8, 50
 
 
 def _segments(run: SupervisedRun, rank: int) -> dict[str, Segment]:
@@ -109,3 +110,22 @@ def test_a_restore_goes_down_the_ladder_past_what_is_damaged(
     said = stopped.of(EventKind.CHECKPOINT_BAD)  # also of a save that was given up, with neither
     bad = [str(one["uri"] or one["copy"]) for one in said if one["uri"] or one.get("copy")]
     assert len(bad) == len(set(bad)) == ladder.damaged, stopped.story()
+
+
+def test_memory_checkpoints_that_somebody_removes_are_made_anew(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """As systemd-logind removes files under /dev/shm when their user logs out (RemoveIPC)."""
+    plan = [{"point": "forward", "rank": 1, "step": LATE, "action": "kill"}]
+    with supervised(tmp_path, small_training(STEPS), chaos=plan) as run:
+        run.wait_step(EARLY)
+        files = list(run.agents.root.glob("*/*/*.seg"))
+        assert len(files) == 2 * run.training.parallel.world_size
+        for file in files:
+            file.unlink()
+        assert run.newest_step() < LATE - 1
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, undisturbed)
+        (incident,) = run.of(EventKind.INCIDENT_CLOSED)
+        assert incident["restored_step"] >= LATE - 10, run.story()
+        assert set(incident["tiers"].values()) <= {"live", "own_ram", "partner_ram"}, run.story()

@@ -200,8 +200,8 @@ class Attempt:
         is skipped otherwise."""
         with self._waiting():
             self._own.await_captured()
-            if self._own.memory_step < 0:
-                return self._own.memory_step
+            if self._own.memory_step < 0 or not self._own.is_held():
+                return self._own.memory_step  # nothing to wait for
             began = time.monotonic()
             since_s = began - self._own.memory_at
             wanted = self._memory_due(self._step + 1)

@@ -6,6 +6,7 @@ before the state changes. What is told to the agent here is what is whole.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from holdfast_workers.state import Snapshot
 
 COPY_PIECE = 1 << 24
+
+_log = logging.getLogger(__name__)
 
 
 class RankCheckpoints:
@@ -92,8 +95,16 @@ class RankCheckpoints:
         self._left -= {path for path in tuple(self._left) if not path.exists()}
         return bool(self._left)
 
+    def is_held(self) -> bool:
+        """Whether the newest step that was committed to memory is still found there."""
+        return self._segment is not None and self._segment.is_there
+
     def segment(self) -> Segment:
         """This rank's own segment: the one at hand if its layout fits, else a new one."""
+        if self._segment is not None and not self._segment.is_there:
+            _log.warning("%s was removed, by no part of Holdfast: made anew", self.path)
+            self._segment.close()
+            self._segment = None
         if self._segment is None:
             layout = self._layout()
             self._segment = _opened(self.path, layout) or Segment.create(self.path, layout)
@@ -160,7 +171,8 @@ class RankCheckpoints:
         commit = self.write_memory(snapshot, step)
         captured(commit.digest)
         if metrics is not None:
-            payload = self.segment().payload(commit)
+            assert self._segment is not None
+            payload = self._segment.payload(commit)
             leave(step, lambda view: self._copied(payload, view, commit.digest), metrics)
 
     def _copied(self, source: memoryview, target: memoryview, digest: str) -> str:

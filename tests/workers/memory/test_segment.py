@@ -235,3 +235,13 @@ def test_a_writer_killed_at_any_instant_leaves_a_whole_slot(shm: Path) -> None:
         last = commits[0].step
     assert last > 40
     assert halves, "no kill came in the middle of a copy"
+
+
+def test_a_file_that_is_removed_or_replaced_is_not_there_any_more(shm: Path) -> None:
+    path = shm / "own-0.seg"
+    with Segment.create(path, layout_of(NBYTES)) as segment, Segment.open(path) as reader:
+        assert segment.is_there and reader.is_there
+        path.unlink()
+        assert not segment.is_there and not reader.is_there
+        with Segment.create(path, layout_of(NBYTES)) as anew:
+            assert anew.is_there and not segment.is_there

@@ -83,9 +83,10 @@ class Commit:
 class Segment:
     """See the module. Made by `create` or `open`; a context manager that closes."""
 
-    def __init__(self, path: Path, mapping: mmap.mmap, writable: bool) -> None:
+    def __init__(self, path: Path, mapping: mmap.mmap, inode: int, writable: bool) -> None:
         self.path = path
         self.writable = writable
+        self._inode = inode
         self._mapping = mapping
         self._view = memoryview(mapping)
         self._open_slot: int | None = None
@@ -113,13 +114,14 @@ class Segment:
             os.pwrite(fd, header + _CRC.pack(zlib.crc32(text, zlib.crc32(header))), 0)
             os.pwrite(fd, text, PAGE)
             mapping = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            inode = os.fstat(fd).st_ino
             making.rename(path)
         except BaseException:
             making.unlink(missing_ok=True)
             raise
         finally:
             os.close(fd)
-        return cls(path, mapping, writable=True)
+        return cls(path, mapping, inode, writable=True)
 
     @classmethod
     def open(cls, path: Path, *, writable: bool = True) -> Segment:
@@ -129,7 +131,8 @@ class Segment:
         """
         fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         try:
-            size = os.fstat(fd).st_size
+            found = os.fstat(fd)
+            size = found.st_size
             if size < PAGE:
                 raise BadSegment(f"{path} is no segment: only {size} bytes")
             protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
@@ -138,7 +141,17 @@ class Segment:
             mapping = mmap.mmap(fd, size, flags=flags, prot=protection)
         finally:
             os.close(fd)
-        return cls(path, mapping, writable)
+        return cls(path, mapping, found.st_ino, writable)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the file at `path` is still this one; what is written is found by nobody else
+        otherwise. (Files under /dev/shm are removed by more than their owners: by systemd-logind
+        when a user logs out, with RemoveIPC, and by whoever tidies there.)"""
+        try:
+            return self.path.stat().st_ino == self._inode
+        except FileNotFoundError:
+            return False
 
     @property
     def layout(self) -> StateLayout:
