@@ -7,7 +7,7 @@ import {
   useLayoutEffect,
   useRef,
   useState,
-  type ReactNode,
+  type ReactElement,
 } from "react";
 
 import { atEnd, visible } from "./rows";
@@ -27,7 +27,8 @@ interface Props {
   width?: string;
   label: string;
   role?: "log" | "list";
-  row: (index: number) => ReactNode;
+  /** With a key that stays the row's own, whichever its index becomes. */
+  row: (index: number) => ReactElement;
   /** Stay at the end as rows come. */
   follow?: boolean;
   onNearTop?: () => void;
@@ -83,8 +84,16 @@ export const VirtualList = forwardRef<ListHandle, Props>(function VirtualList(
     if (follow && box.current) scrollTo(box.current.scrollHeight);
   }, [follow, count, total, scrollTo]);
 
-  const rows: ReactNode[] = [];
-  for (let index = first; index < last; index++) rows.push(row(index));
+  // Each at its own place: a scroll lays out and paints those that come, and no other.
+  const rows: ReactElement[] = [];
+  for (let index = first; index < last; index++) {
+    const one = row(index);
+    rows.push(
+      <div key={one.key} className="virtual-row" style={{ top: index * rowHeight, height: rowHeight }}>
+        {one}
+      </div>,
+    );
+  }
   return (
     <div
       className="virtual"
@@ -97,9 +106,7 @@ export const VirtualList = forwardRef<ListHandle, Props>(function VirtualList(
       onScroll={looked}
     >
       <div className="virtual-all" style={{ height: total, minWidth: width }}>
-        <div className="virtual-seen" style={{ top: first * rowHeight }}>
-          {rows}
-        </div>
+        {rows}
       </div>
     </div>
   );
