@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-from sqlalchemy import text
+from sqlalchemy import event, text
 from tests.service.databases import fast_settings, new_database
+from tests.service.drives import until
 
 from holdfast_service.store.engine import Store
 
@@ -18,7 +19,13 @@ async def test_what_the_server_has_closed_is_opened_anew(
 ) -> None:
     url = await new_database(postgres_server, postgres_template)
     store = await Store.open(fast_settings(tmp_path, url))
+    used = []
     try:
+        event.listen(
+            store._engine.sync_engine,
+            "checkout",
+            lambda opened, _record, _proxy: used.append(opened.driver_connection),
+        )
         await asyncio.gather(*(store.ping() for _ in range(5)))
         other = await asyncpg.connect(url)
         await other.execute(
@@ -26,7 +33,7 @@ async def test_what_the_server_has_closed_is_opened_anew(
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
         await other.close()
-        await asyncio.sleep(0)  # the loop hears of it
+        await until(lambda: all(connection.is_closed() for connection in used))
         async with store.read() as session:
             assert await session.scalar(text("SELECT 1")) == 1
         await asyncio.gather(*(store.ping() for _ in range(5)))

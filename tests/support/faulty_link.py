@@ -79,7 +79,8 @@ class FaultyLink:
         self._closing = True
         os.write(self._wake_writer, b"!")
         self._thread.join(5)
-        os.close(self._wake_writer)
+        for end in (self._wake_reader, self._wake_writer):
+            os.close(end)
 
     def _run(self) -> None:
         while not self._closing:
@@ -93,7 +94,6 @@ class FaultyLink:
                 key.data.sock.close()
         self._selector.close()
         self._listener.close()
-        os.close(self._wake_reader)
 
     def _accept(self) -> None:
         client = self._listener.accept()[0]
