@@ -5,15 +5,20 @@ from __future__ import annotations
 from uuid import UUID
 
 from pydantic import ValidationError
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_errors import JobNotFound, SpecUnreadable
 from holdfast_service.job_spec import JobSpec
 from holdfast_service.store.models import Job
+from holdfast_service.store.statement import JOB, Statement
+
+_JOB = Statement(select(Job.__table__).where(Job.id == JOB))
 
 
 async def find_job(session: AsyncSession, job_id: str) -> Job:
-    job = await session.get(Job, canonical(job_id))
+    """Its row as it is now: it has a Job's attributes, and nothing is written through it."""
+    job: Job | None = await _JOB.first(session, job=canonical(job_id))
     if job is None:
         raise not_found(job_id)
     return job

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Select, func, select
+from sqlalchemy import BindParameter, Float, Integer, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service import rank_history
@@ -36,9 +36,52 @@ from holdfast_service.store.models import (
     Job,
     RankStates,
 )
+from holdfast_service.store.statement import JOB, AnySelect, Statement
 
 WORKERS_SHOWN = 200
 _ATTEMPTS_LOOKED_AT = 20
+
+_NUMBER: BindParameter[int] = bindparam("number", type_=Integer)
+_ATTEMPT = Statement(select(Attempt).where(Attempt.job_id == JOB, Attempt.number == _NUMBER))
+_STATES = Statement(select(RankStates).where(RankStates.job_id == JOB))
+_MEMBERS = Statement(
+    select(AttemptMember)
+    .where(AttemptMember.job_id == JOB, AttemptMember.attempt == _NUMBER)
+    .order_by(AttemptMember.rank)
+)
+_SEATS = Statement(
+    select(AttemptMember.rank, AttemptMember.node_id, AttemptMember.host).where(
+        AttemptMember.job_id == JOB, AttemptMember.attempt == _NUMBER
+    )
+)
+
+
+def _attempts_between(*columns: Any) -> AnySelect:
+    """Of the attempts that were there in a time; the newest first."""
+    until: BindParameter[float] = bindparam("until", type_=Float)
+    return (
+        select(*columns)
+        .where(
+            Attempt.job_id == JOB,
+            Attempt.forming_at <= until,
+            func.coalesce(Attempt.ended_at, until) >= bindparam("since"),
+        )
+        .order_by(Attempt.number.desc())
+        .limit(_ATTEMPTS_LOOKED_AT)
+    )
+
+
+_PLACE = (AttemptMember.rank, AttemptMember.worker, AttemptMember.node_id, AttemptMember.host)
+_PLACES_BETWEEN = Statement(
+    select(*_PLACE)
+    .where(
+        AttemptMember.job_id == JOB,
+        AttemptMember.attempt.in_(_attempts_between(Attempt.number).subquery().select()),
+    )
+    .group_by(*_PLACE)  # most ranks keep their worker through all attempts
+    .order_by(func.max(AttemptMember.attempt))
+)
+_SIZES_BETWEEN = Statement(_attempts_between(Attempt.number, Attempt.world_size))
 
 
 @dataclass(frozen=True)
@@ -90,17 +133,13 @@ class Recorded:
 
 async def ranks_view(session: AsyncSession, job: Job) -> RanksView:
     """The ranks of the job's newest attempt, as they were last seen."""
-    newest = await session.get(Attempt, (job.id, job.attempt)) if job.attempt else None
-    states = await session.get(RankStates, job.id)
+    newest = await _ATTEMPT.first(session, job=job.id, number=job.attempt)
+    states = await _STATES.first(session, job=job.id)
     live = State(job.state).on_cluster
     seen: Mapping[str, Sequence[Any]] = {}
     if states is not None and states.attempt == job.attempt:
         seen = states.seen
-    members = await session.scalars(
-        select(AttemptMember)
-        .where(AttemptMember.job_id == job.id, AttemptMember.attempt == job.attempt)
-        .order_by(AttemptMember.rank)
-    )
+    members = await _MEMBERS.all(session, job=job.id, number=job.attempt)
     times = [one[3] for one in seen.values() if one[3]]
     middle = float(np.median(times)) if times else None
     front = max((one[0] for one in seen.values()), default=None)
@@ -165,14 +204,7 @@ async def members_between(
     session: AsyncSession, job_id: str, since: float, until: float
 ) -> Members:
     """Of the attempts that were there in this time; of many, the newest."""
-    attempts = await session.scalars(_attempts_between(job_id, since, until))
-    place = (AttemptMember.rank, AttemptMember.worker, AttemptMember.node_id, AttemptMember.host)
-    rows = await session.execute(
-        select(*place)
-        .where(AttemptMember.job_id == job_id, AttemptMember.attempt.in_(list(attempts)))
-        .group_by(*place)  # most ranks keep their worker through all attempts
-        .order_by(func.max(AttemptMember.attempt))
-    )
+    rows = await _PLACES_BETWEEN.all(session, job=job_id, since=since, until=until)
     nodes: dict[int, str] = {}
     workers: dict[int, dict[str, None]] = defaultdict(dict)
     for rank, worker, node_id, host in rows:
@@ -186,33 +218,14 @@ async def places_between(
 ) -> dict[int, str]:
     """Rank -> its node, the last that it was on in this time, of the attempts that were there; of
     many, the newest."""
-    attempts = await session.execute(_attempts_between(job_id, since, until, Attempt.world_size))
+    attempts = await _SIZES_BETWEEN.all(session, job=job_id, since=since, until=until)
     found: dict[int, str] = {}
-    for number, world_size in attempts.all():
+    for number, world_size in attempts:
         if world_size <= len(found):
             continue  # a newer attempt told of them all
-        rows = await session.execute(
-            select(AttemptMember.rank, AttemptMember.node_id, AttemptMember.host).where(
-                AttemptMember.job_id == job_id, AttemptMember.attempt == number
-            )
-        )
-        for rank, node_id, host in rows:
+        for rank, node_id, host in await _SEATS.all(session, job=job_id, number=number):
             found.setdefault(rank, node_name(node_id, host) if node_id else "")
     return dict(sorted(found.items()))
-
-
-def _attempts_between(job_id: str, since: float, until: float, *more: Any) -> Select[Any]:
-    """Their numbers, the newest first."""
-    return (
-        select(Attempt.number, *more)
-        .where(
-            Attempt.job_id == job_id,
-            Attempt.forming_at <= until,
-            func.coalesce(Attempt.ended_at, until) >= since,
-        )
-        .order_by(Attempt.number.desc())
-        .limit(_ATTEMPTS_LOOKED_AT)
-    )
 
 
 def history(told: Recorded, members: Members) -> RankHistoryView:

@@ -16,10 +16,32 @@ from holdfast_service.goodput import Goodput, History, Outage, Row, Run, Stretch
 from holdfast_service.lifecycle import State
 from holdfast_service.store import series
 from holdfast_service.store.models import Attempt, Event, Incident, Job, MetricChunk
+from holdfast_service.store.statement import JOB, Statement
 from holdfast_service.store.storable import number
 
 _AT = series.COLUMNS.index("at")
 _STEP_TIME = series.COLUMNS.index("step_time_s")
+_WITH_ROWS = Statement(select(MetricChunk.attempt).where(MetricChunk.job_id == JOB).distinct())
+_MOVES = Statement(
+    select(Event.at, Event.data)
+    .where(Event.job_id == JOB, Event.kind.in_(("job.submitted", "job.state")))
+    .order_by(Event.seq)
+)
+_ATTEMPTS = Statement(
+    select(Attempt.number, Attempt.restore, Attempt.cause_incident, Attempt.running_at).where(
+        Attempt.job_id == JOB
+    )
+)
+_OUTLINES = Statement(
+    select(
+        MetricChunk.window,
+        MetricChunk.attempt,
+        *(MetricChunk.outline[name].as_integer() for name in ("first", "last")),
+        *(MetricChunk.outline[name].as_float() for name in ("since", "until", "busy_s")),
+        MetricChunk.outline["steps"].as_integer(),
+    ).where(MetricChunk.job_id == JOB)
+)
+_INCIDENTS = Statement(select(Incident).where(Incident.job_id == JOB))
 
 
 @dataclass(frozen=True)
@@ -39,11 +61,7 @@ class Stay:
 async def goodput(session: AsyncSession, job: Job, now: float) -> Goodput:
     """Where the job's time went until `now`, or until it ended."""
     held = [(stay.since, stay.until) for stay in await stays(session, job.id, now) if stay.held]
-    with_rows = set(
-        await session.scalars(
-            select(MetricChunk.attempt).where(MetricChunk.job_id == job.id).distinct()
-        )
-    )
+    with_rows = set(await _WITH_ROWS.values(session, job=job.id))
     found = await runs(session, job.id, with_rows)
     return account(
         held,
@@ -56,11 +74,7 @@ async def goodput(session: AsyncSession, job: Job, now: float) -> Goodput:
 
 async def stays(session: AsyncSession, job_id: str, now: float) -> list[Stay]:
     """When the job had, or was getting, resources on the cluster, and when it had none."""
-    moves = await session.execute(
-        select(Event.at, Event.data)
-        .where(Event.job_id == job_id, Event.kind.in_(("job.submitted", "job.state")))
-        .order_by(Event.seq)
-    )
+    moves = await _MOVES.all(session, job=job_id)
     found: list[Stay] = []
     since, state, newest = 0.0, None, 0.0
     for at, data in moves:
@@ -78,11 +92,7 @@ async def stays(session: AsyncSession, job_id: str, now: float) -> list[Stay]:
 
 async def runs(session: AsyncSession, job_id: str, with_rows: set[int]) -> list[Run]:
     """Attempts that came to make steps: only they take the place of what was before."""
-    attempts = await session.execute(
-        select(Attempt.number, Attempt.restore, Attempt.cause_incident, Attempt.running_at).where(
-            Attempt.job_id == job_id
-        )
-    )
+    attempts = await _ATTEMPTS.all(session, job=job_id)
     return [
         Run(number_, int(restore.get("step") or 0), incident)
         for number_, restore, incident, running_at in attempts
@@ -94,15 +104,7 @@ async def _steps(session: AsyncSession, job_id: str, history: History) -> list[R
     """Of all attempts, also those that were replaced."""
     found: list[Row | Stretch] = []
     in_full: list[tuple[int, int]] = []
-    chunks = await session.execute(
-        select(
-            MetricChunk.window,
-            MetricChunk.attempt,
-            *(MetricChunk.outline[name].as_integer() for name in ("first", "last")),
-            *(MetricChunk.outline[name].as_float() for name in ("since", "until", "busy_s")),
-            MetricChunk.outline["steps"].as_integer(),
-        ).where(MetricChunk.job_id == job_id)
-    )
+    chunks = await _OUTLINES.all(session, job=job_id)
     for place, attempt, first, last, *sums in chunks:
         if first is None or not history.is_one(attempt, first, last):
             in_full.append((place, attempt))
@@ -126,7 +128,7 @@ def rows_of(chunk: MetricChunk) -> list[Row]:
 
 async def _outages(session: AsyncSession, job_id: str) -> list[Outage]:
     """Incidents that ended an attempt: others cost no time."""
-    incidents = await session.scalars(select(Incident).where(Incident.job_id == job_id))
+    incidents = await _INCIDENTS.all(session, job=job_id)
     return [
         Outage(
             signalled_at=number(one.data.get("signalled_at")) or one.opened_at,

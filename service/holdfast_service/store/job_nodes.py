@@ -10,7 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast_service.lifecycle import ON_CLUSTER
 from holdfast_service.quarantine import node_name
 from holdfast_service.store.models import Attempt, AttemptMember, Job, Node
+from holdfast_service.store.statement import Statement
 from holdfast_service.views import NodeFindingView, UnwellNodeView
+
+_UNWELL = Statement(select(Node.id, Node.findings).where(func.json_array_length(Node.findings) > 0))
 
 Seats = dict[str, dict[str, set[int]]]
 """Job → name of a node → the ranks that the job has there; a standby's node has none."""
@@ -25,9 +28,7 @@ async def unwell(
         return {}
     found = {
         node_id: tuple(NodeFindingView(**one) for one in findings)
-        for node_id, findings in await session.execute(
-            select(Node.id, Node.findings).where(func.json_array_length(Node.findings) > 0)
-        )
+        for node_id, findings in await _UNWELL.all(session)
     }
     if not found:
         return {}  # as nearly always: thousands of ranks need not be looked through

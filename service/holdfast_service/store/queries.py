@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Integer, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.goodput import Goodput
@@ -21,6 +21,7 @@ from holdfast_service.store.models import (
     Incident,
     Job,
 )
+from holdfast_service.store.statement import JOB, Statement
 from holdfast_service.store.storable import number
 from holdfast_service.views import (
     AttemptView,
@@ -43,6 +44,18 @@ from holdfast_service.views import (
     WaitingView,
 )
 from holdfast_workers.checkpoint.marks import Marks
+
+_MEMBERS = Statement(
+    select(AttemptMember).where(AttemptMember.job_id == JOB).order_by(AttemptMember.rank)
+)
+_ATTEMPTS = Statement(select(Attempt).where(Attempt.job_id == JOB).order_by(Attempt.number))
+_INCIDENTS = Statement(select(Incident).where(Incident.job_id == JOB).order_by(Incident.number))
+_EVENTS = Statement(
+    select(Event)
+    .where(Event.job_id == JOB, Event.seq > bindparam("after"))
+    .order_by(Event.seq)
+    .limit(bindparam("most", type_=Integer))
+)
 
 
 async def job_view(session: AsyncSession, job: Job) -> JobView:
@@ -109,9 +122,7 @@ def _stragglers(job: Job) -> tuple[StragglerView, ...]:
 
 async def attempt_views(session: AsyncSession, job_id: str) -> list[AttemptView]:
     members: dict[int, list[MemberView]] = {}
-    for row in await session.scalars(
-        select(AttemptMember).where(AttemptMember.job_id == job_id).order_by(AttemptMember.rank)
-    ):
+    for row in await _MEMBERS.all(session, job=job_id):
         members.setdefault(row.attempt, []).append(
             MemberView(
                 rank=row.rank,
@@ -123,9 +134,7 @@ async def attempt_views(session: AsyncSession, job_id: str) -> list[AttemptView]
                 role=row.role,
             )
         )
-    attempts = await session.scalars(
-        select(Attempt).where(Attempt.job_id == job_id).order_by(Attempt.number)
-    )
+    attempts = await _ATTEMPTS.all(session, job=job_id)
     return [_attempt_view(attempt, members.get(attempt.number, [])) for attempt in attempts]
 
 
@@ -133,9 +142,7 @@ async def incident_views(
     session: AsyncSession, job_id: str, lost: Mapping[int, float]
 ) -> list[IncidentView]:
     """`lost`: incident → device-seconds that it cost, of those that cost any."""
-    incidents = await session.scalars(
-        select(Incident).where(Incident.job_id == job_id).order_by(Incident.number)
-    )
+    incidents = await _INCIDENTS.all(session, job=job_id)
     return [_incident_view(incident, lost.get(incident.number, 0.0)) for incident in incidents]
 
 
@@ -161,12 +168,7 @@ def goodput_view(job: Job, told: Goodput, devices: int) -> GoodputView:
 async def event_views(
     session: AsyncSession, job_id: str, after: int, limit: int
 ) -> list[EventView]:
-    events = await session.scalars(
-        select(Event)
-        .where(Event.job_id == job_id, Event.seq > after)
-        .order_by(Event.seq)
-        .limit(limit)
-    )
+    events = await _EVENTS.all(session, job=job_id, after=after, most=limit)
     return [
         EventView(seq=event.seq, at=event.at, kind=event.kind, data=event.data) for event in events
     ]

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.store.models import RankChunk, RankStates
+from holdfast_service.store.statement import JOB, Statement
 from holdfast_service.store.storable import text
 from holdfast_workers.messages import Beat, StepRow
 
@@ -27,6 +28,21 @@ MOST_CHUNKS = 32
 MOST_RANKS = 16_384
 
 Values = npt.NDArray[np.float32]
+
+_EXTENT = Statement(
+    select(func.max(RankChunk.width_s), func.min(RankChunk.place), func.max(RankChunk.place)).where(
+        RankChunk.job_id == JOB
+    )
+)
+_BETWEEN = Statement(
+    select(RankChunk)
+    .where(
+        RankChunk.job_id == JOB,
+        RankChunk.place >= bindparam("first"),
+        RankChunk.place <= bindparam("last"),
+    )
+    .order_by(RankChunk.place)
+)
 
 
 @dataclass(frozen=True)
@@ -107,14 +123,11 @@ async def read(session: AsyncSession, job_id: str, since: float, until: float) -
     """All buckets that lie between, as far as they go; None: there is none."""
     width, _, _ = await _extent(session, job_id)
     span = width * BUCKETS
-    found = await session.scalars(
-        select(RankChunk)
-        .where(
-            RankChunk.job_id == job_id,
-            RankChunk.place >= int(max(0.0, since)) // span,
-            RankChunk.place <= int(max(0.0, until)) // span,
-        )
-        .order_by(RankChunk.place)
+    found = await _BETWEEN.all(
+        session,
+        job=job_id,
+        first=int(max(0.0, since)) // span,
+        last=int(max(0.0, until)) // span,
     )
     chunks = {chunk.place: _Buckets.of(chunk) for chunk in found}
     if not chunks:
@@ -241,10 +254,5 @@ def _mixed(before: Any, more: Any, weight: float) -> Any:
 
 async def _extent(session: AsyncSession, job_id: str) -> tuple[int, int | None, int | None]:
     """Width of the buckets, first and last place."""
-    found = await session.execute(
-        select(
-            func.max(RankChunk.width_s), func.min(RankChunk.place), func.max(RankChunk.place)
-        ).where(RankChunk.job_id == job_id)
-    )
-    width, first, last = found.one()
+    width, first, last = (await _EXTENT.all(session, job=job_id))[0]
     return width or 1, first, last
