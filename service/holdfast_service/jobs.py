@@ -294,6 +294,8 @@ class JobService:
                     if row[0] > until_step:
                         break
                     rows.append(row)
+        if len(rows) <= points:
+            return rows  # as `with_extremes` would
         return await asyncio.to_thread(with_extremes, rows, names, points)
 
     async def logs(

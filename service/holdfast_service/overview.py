@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -38,6 +38,7 @@ from holdfast_service.spec_difference import differences
 from holdfast_service.store import accounts, listing, queries, row_figures
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import Attempt, Checkpoint, Incident, Job
+from holdfast_service.store.statement import JOB, Statement
 from holdfast_service.store.storable import number
 from holdfast_service.story_views import (
     GlanceView,
@@ -51,6 +52,29 @@ from holdfast_service.views import NodeView, WaitingView
 QUEUE_SHOWN = 500
 STACKS_SHOWN = 20
 CLUSTER_AGE_S = 2.0
+_DRAWN_AT_ONCE = 4096
+"""Values of a history of ranks: that takes less time than a thread's turn."""
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+_NEWEST_INCIDENT = Statement(
+    select(Incident).where(Incident.job_id == JOB).order_by(Incident.number.desc()).limit(1)
+)
+_NEWEST_CHECKPOINT = Statement(
+    select(func.max(Checkpoint.step)).where(
+        Checkpoint.job_id == JOB, Checkpoint.deleted_at.is_(None), Checkpoint.bad.is_(None)
+    )
+)
+_ATTEMPTS = Statement(
+    select(Attempt.forming_at, Attempt.number).where(Attempt.job_id == JOB).order_by(Attempt.number)
+)
+_INCIDENTS = Statement(select(Incident).where(Incident.job_id == JOB).order_by(Incident.number))
+_CHECKPOINTS = Statement(
+    select(Checkpoint.step, Checkpoint.saved_at, Checkpoint.tier)
+    .where(Checkpoint.job_id == JOB, Checkpoint.deleted_at.is_(None))
+    .order_by(Checkpoint.saved_at)
+)
 
 
 class Overview:
@@ -129,13 +153,13 @@ class Overview:
             job = await find_job(session, job_id)
             told = await rank_reading.recorded(session, job, asked)
             members = await rank_reading.members_between(session, job.id, told.since, told.until)
-        return await asyncio.to_thread(rank_reading.history, told, members)
+        return await _drawn(rank_reading.history, told, members)
 
     async def heat(self, job_id: str, asked: Asked) -> RankHeatView:
         async with self._store.read() as session:
             job = await find_job(session, job_id)
             told, places = await _told_of_ranks(session, job, asked)
-        return await asyncio.to_thread(rank_reading.heat, told, places)
+        return await _drawn(rank_reading.heat, told, places)
 
     async def glance(self, job_id: str, asked: Asked) -> GlanceView:
         """All that a page about the job shows first, as of one moment; of its ranks what is
@@ -144,7 +168,7 @@ class Overview:
         async with self._store.read() as session:
             job = await find_job(session, job_id)
             ranks = await _told_of_ranks(session, job, asked)
-            drawing = asyncio.create_task(asyncio.to_thread(rank_reading.heat, *ranks))
+            drawing = asyncio.create_task(_drawn(rank_reading.heat, *ranks))
             try:
                 told = await self._accounts.of(session, job)
                 return GlanceView(
@@ -222,14 +246,8 @@ def _capacity(nodes: Sequence[NodeView], specs: Sequence[dict[str, Any]]) -> Clu
 
 
 async def _standing(session: AsyncSession, job: Job, told: Goodput, now: float) -> verdict.Standing:
-    newest = await session.scalar(
-        select(Incident).where(Incident.job_id == job.id).order_by(Incident.number.desc()).limit(1)
-    )
-    saved = await session.scalar(
-        select(func.max(Checkpoint.step)).where(
-            Checkpoint.job_id == job.id, Checkpoint.deleted_at.is_(None), Checkpoint.bad.is_(None)
-        )
-    )
+    newest = await _NEWEST_INCIDENT.first(session, job=job.id)
+    saved = await _NEWEST_CHECKPOINT.value(session, job=job.id)
     state = State(job.state)
     waiting = job.waiting if not state.terminal else None
     return verdict.Standing(
@@ -286,12 +304,7 @@ async def _timeline(
         for stay in await accounts.stays(session, job.id, now)
         if not stay.held
     ]
-    attempts = await session.execute(
-        select(Attempt.forming_at, Attempt.number)
-        .where(Attempt.job_id == job.id)
-        .order_by(Attempt.number)
-    )
-    begun = [(at, number_) for at, number_ in attempts]
+    begun = [(at, number_) for at, number_ in await _ATTEMPTS.all(session, job=job.id)]
     start = job.created_at if since is None else since
     end = (job.ended_at or now) if until is None else until
     return TimelineView(
@@ -310,9 +323,6 @@ async def _timeline(
 
 
 async def _timeline_incidents(session: AsyncSession, job_id: str) -> list[TimelineIncidentView]:
-    found = await session.scalars(
-        select(Incident).where(Incident.job_id == job_id).order_by(Incident.number)
-    )
     return [
         TimelineIncidentView(
             number=one.number,
@@ -321,17 +331,20 @@ async def _timeline_incidents(session: AsyncSession, job_id: str) -> list[Timeli
             cause=str(one.data.get("cause") or "unknown"),
             decision=str(one.data["decision"]) if one.data.get("decision") else None,
         )
-        for one in found
+        for one in await _INCIDENTS.all(session, job=job_id)
     ]
 
 
 async def _timeline_checkpoints(session: AsyncSession, job_id: str) -> list[TimelineCheckpointView]:
-    found = await session.execute(
-        select(Checkpoint.step, Checkpoint.saved_at, Checkpoint.tier)
-        .where(Checkpoint.job_id == job_id, Checkpoint.deleted_at.is_(None))
-        .order_by(Checkpoint.saved_at)
-    )
+    found = await _CHECKPOINTS.all(session, job=job_id)
     return [TimelineCheckpointView(step=step, at=at, tier=tier) for step, at, tier in found]
+
+
+async def _drawn(draw: Callable[[Recorded, T], D], told: Recorded, ranks: T) -> D:
+    """What is large is drawn in a thread: others need not wait for it."""
+    if told.measured * told.buckets <= _DRAWN_AT_ONCE:
+        return draw(told, ranks)
+    return await asyncio.to_thread(draw, told, ranks)
 
 
 async def _told_of_ranks(

@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Row, Select, and_, case, func, or_, select
+from sqlalchemy import Integer, and_, bindparam, case, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import ColumnElement
 
@@ -23,6 +24,7 @@ from holdfast_service.list_order import Sort
 from holdfast_service.list_views import JobRow, JobRowPage
 from holdfast_service.store import row_figures
 from holdfast_service.store.models import Job
+from holdfast_service.store.statement import AnySelect, Statement
 from holdfast_service.store.storable import number, text
 from holdfast_service.views import WaitingView
 
@@ -73,56 +75,58 @@ class Filters:
     owner: str | None = None
     states: frozenset[State] = frozenset()
 
-    def conditions(self) -> list[ColumnElement[bool]]:
-        """All but that of the states."""
-        found: list[ColumnElement[bool]] = []
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of what the conditions compare with."""
+        return tuple(self.values())
+
+    def values(self) -> dict[str, str]:
+        """The words themselves, as the conditions take them."""
+        found = {}
         if self.q:
             asked = text(self.q).lower()
-            found.append(
-                or_(
-                    func.lower(Job.name).contains(asked, autoescape=True),
-                    func.lower(Job.owner).contains(asked, autoescape=True),
-                    Job.id.startswith(asked, autoescape=True),
-                )
-            )
+            for special in (_ESCAPE, "%", "_"):
+                asked = asked.replace(special, _ESCAPE + special)
+            found["part"] = asked
         if self.owner is not None:
-            found.append(Job.owner == text(self.owner))
+            found["owner"] = text(self.owner)
         return found
+
+
+_ESCAPE = "/"
+_CONDITIONS: dict[str, ColumnElement[bool]] = {
+    "part": or_(
+        func.lower(Job.name).contains(bindparam("part"), escape=_ESCAPE),
+        func.lower(Job.owner).contains(bindparam("part"), escape=_ESCAPE),
+        Job.id.startswith(bindparam("part"), escape=_ESCAPE),
+    ),
+    "owner": Job.owner == bindparam("owner"),
+}
 
 
 async def page(
     session: AsyncSession, filters: Filters, sort: Sort, limit: int, cursor: str | None
 ) -> JobRowPage:
     """Raises InvalidCursor."""
-    conditions = filters.conditions()
-    counted = await session.execute(
-        select(Job.state, func.count()).where(*conditions).group_by(Job.state)
-    )
+    values = filters.values()
+    counted = await _counting(filters.words).all(session, **values)
     counts = {State(state): count for state, count in counted}
     total = sum(
         count for state, count in counts.items() if not filters.states or state in filters.states
     )
-    if filters.states:
-        conditions.append(Job.state.in_(sorted(filters.states)))
-    ids: Select[Any] = select(Job.id, *(key.label("key") for key in _keys(sort))).where(*conditions)
+    last: dict[str, Any] = {}
     if cursor is not None:
-        ids = ids.where(_after(sort, _from_cursor(cursor, sort)))
-    found = (await session.execute(ids.order_by(*_order(sort)).limit(limit + 1))).all()
+        key, job_id = _from_cursor(cursor, sort)
+        last = {"last_id": job_id} if sort is Sort.CREATED else {"last": key, "last_id": job_id}
+    wanted = _paging(filters.words, frozenset(filters.states), sort, bool(last))
+    found = await wanted.all(session, **values, **last, most=limit + 1)
     shown = found[:limit]
-    rows = await read(session, [one.id for one in shown])
     return JobRowPage(
-        rows=tuple(rows),
+        rows=tuple(map(row, shown)),
         next_cursor=_to_cursor(sort, shown[-1]) if len(found) > limit else None,
         total=total,
         counts=counts,
     )
-
-
-async def read(session: AsyncSession, ids: Sequence[str]) -> list[JobRow]:
-    """The rows of these jobs, in this order."""
-    jobs = await session.execute(select(*SHOWN).where(Job.id.in_(ids)))
-    found = {job.id: row(job) for job in jobs}
-    return [found[one] for one in ids if one in found]
 
 
 def row(job: Any) -> JobRow:
@@ -169,20 +173,36 @@ def _keys(sort: Sort) -> list[ColumnElement[Any]]:
             return [_GOODPUT]
 
 
-def _order(sort: Sort) -> list[ColumnElement[Any]]:
-    return [*_keys(sort), Job.id.desc()]
+@lru_cache
+def _counting(words: tuple[str, ...]) -> Statement:
+    """How many jobs of each state fulfil these conditions."""
+    conditions = [_CONDITIONS[word] for word in words]
+    return Statement(select(Job.state, func.count()).where(*conditions).group_by(Job.state))
 
 
-def _after(sort: Sort, last: tuple[Any, str]) -> ColumnElement[bool]:
-    """What comes after the last of a page: its key, and its id."""
-    key, job_id = last
-    if sort is Sort.CREATED:
-        return Job.id < job_id
-    column = _keys(sort)[0]
-    return or_(column > key, and_(column == key, Job.id < job_id))
+@lru_cache(1024)
+def _paging(words: tuple[str, ...], states: frozenset[State], sort: Sort, after: bool) -> Statement:
+    """The `most` first rows that fulfil these conditions, or those `after` the last of a page."""
+    keys = _keys(sort)
+    ids: AnySelect = select(Job.id, *(key.label("key") for key in keys))
+    ids = ids.where(*(_CONDITIONS[word] for word in words))
+    if states:
+        ids = ids.where(Job.state.in_(sorted(states)))
+    if after:
+        earlier = Job.id < bindparam("last_id")
+        for key in keys:
+            last = bindparam("last", type_=key.type)
+            earlier = or_(key > last, and_(key == last, earlier))
+        ids = ids.where(earlier)
+    ids = ids.order_by(*keys, Job.id.desc()).limit(bindparam("most", type_=Integer))
+    chosen = ids.subquery()
+    shown = [*chosen.c][1:]
+    return Statement(
+        select(*SHOWN, *shown).join(chosen, chosen.c.id == Job.id).order_by(*shown, Job.id.desc())
+    )
 
 
-def _to_cursor(sort: Sort, last: Row[Any]) -> str:
+def _to_cursor(sort: Sort, last: Any) -> str:
     key = None if sort is Sort.CREATED else last.key
     told = json.dumps([sort, key, last.id], separators=(",", ":"))
     return base64.urlsafe_b64encode(told.encode()).decode().rstrip("=")

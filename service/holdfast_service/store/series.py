@@ -13,12 +13,13 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Text, and_, cast, func, or_, select
+from sqlalchemy import Integer, Text, and_, bindparam, cast, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.goodput import History
 from holdfast_service.store.models import DigestChunk, Job, LogChunk, MetricChunk
 from holdfast_service.store.outlines import OWN, outline
+from holdfast_service.store.statement import JOB, Statement
 from holdfast_service.store.storable import number, text
 from holdfast_workers.messages import LogLine, StepRow
 
@@ -27,7 +28,7 @@ LINES_PER_CHUNK = 500
 CHARACTERS_PER_CHUNK = 64 * 1024
 LONGEST_LINE = 16 * 1024
 _CHUNKS_READ = 8
-"""Chunks of log lines that are fetched together."""
+"""Chunks that are fetched together."""
 _LAST_CHUNKS_READ = 2
 """The same from the newest down: who asks for the last lines wants few."""
 _CLOCKS_DIFFER_S = 60.0
@@ -48,6 +49,37 @@ COLUMNS = (
 
 
 _OWN = COLUMNS.index(OWN)
+_MOST = bindparam("most", type_=Integer)
+_ROWS = Statement(
+    select(MetricChunk.window, MetricChunk.attempt, MetricChunk.rows)
+    .where(
+        MetricChunk.job_id == JOB,
+        or_(
+            MetricChunk.window > bindparam("window"),
+            and_(
+                MetricChunk.window == bindparam("window"),
+                MetricChunk.attempt > bindparam("attempt"),
+            ),
+        ),
+    )
+    .order_by(MetricChunk.window, MetricChunk.attempt)
+    .limit(_MOST)
+)
+_START = Statement(
+    select(func.max(LogChunk.first)).where(
+        LogChunk.job_id == JOB, LogChunk.first <= bindparam("line")
+    )
+)
+_LINES = select(LogChunk.first, LogChunk.last, cast(LogChunk.lines, Text).label("lines")).where(
+    LogChunk.job_id == JOB,
+    LogChunk.first >= bindparam("low"),
+    LogChunk.first < bindparam("high"),
+    LogChunk.last > bindparam("after"),
+)
+_LINES_UP = Statement(_LINES.order_by(LogChunk.first).limit(_MOST))
+_LINES_DOWN = Statement(_LINES.order_by(LogChunk.first.desc()).limit(_MOST))
+_NO_LINE = 2**31 - 1
+"""Beyond every line."""
 
 
 @dataclass(frozen=True)
@@ -174,22 +206,23 @@ async def read_rows(
     session: AsyncSession, job_id: str, after_step: int
 ) -> AsyncGenerator[tuple[int, int, list[Any]], None]:
     """(step, attempt, values) of the committed history, ascending, beyond `after_step`."""
-    start = window(after_step + 1)
-    chunks = await session.stream_scalars(
-        select(MetricChunk)
-        .where(MetricChunk.job_id == job_id, MetricChunk.window >= start)
-        .order_by(MetricChunk.window, MetricChunk.attempt)
-    )
-    place = -1
+    place, attempt = window(after_step + 1), -1
     merged: dict[int, tuple[int, list[Any]]] = {}
-    async for chunk in chunks:
-        if chunk.window != place:
-            for step in sorted(merged):
-                yield step, *merged[step]
-            place, merged = chunk.window, {}
-        for step_text, values in chunk.rows.items():
-            if int(step_text) > after_step:
-                merged[int(step_text)] = (chunk.attempt, values)
+    more = True
+    while more:
+        chunks = await _ROWS.all(
+            session, job=job_id, window=place, attempt=attempt, most=_CHUNKS_READ
+        )
+        more = len(chunks) == _CHUNKS_READ
+        for chunk in chunks:
+            if chunk.window != place:
+                for step in sorted(merged):
+                    yield step, *merged[step]
+                merged = {}
+            place, attempt = chunk.window, chunk.attempt
+            for step_text, values in chunk.rows.items():
+                if int(step_text) > after_step:
+                    merged[int(step_text)] = (attempt, values)
     for step in sorted(merged):
         yield step, *merged[step]
 
@@ -318,21 +351,19 @@ async def read_log_chunks(
 ) -> AsyncGenerator[LogPart, None]:
     """The lines beyond `after` and below `before`, in parts, none of them empty; from the oldest
     on, or from the newest down."""
-    start = await session.scalar(
-        select(func.max(LogChunk.first)).where(
-            LogChunk.job_id == job_id, LogChunk.first <= after + 1
-        )
-    )
-    chunks = select(LogChunk.first, LogChunk.last, cast(LogChunk.lines, Text)).where(
-        LogChunk.job_id == job_id, LogChunk.first >= (start or 0), LogChunk.last > after
-    )
-    if before is not None:
-        chunks = chunks.where(LogChunk.first < before)
-    order = LogChunk.first.desc() if backwards else LogChunk.first
+    start = await _START.value(session, job=job_id, line=after + 1)
+    low, high = start or 0, _NO_LINE if before is None else before
+    wanted = _LINES_DOWN if backwards else _LINES_UP
     together = _LAST_CHUNKS_READ if backwards else _CHUNKS_READ
-    found = await session.stream(chunks.order_by(order).execution_options(yield_per=together))
-    async for first, last, stored in found:
-        yield LogPart(first, last, stored, after, before)
+    more = True
+    while more:
+        chunks = await wanted.all(
+            session, job=job_id, low=low, high=high, after=after, most=together
+        )
+        more = len(chunks) == together
+        for first, last, stored in chunks:
+            yield LogPart(first, last, stored, after, before)
+            low, high = (low, first) if backwards else (first + 1, high)
 
 
 async def line_before(session: AsyncSession, job_id: str, since: float) -> int:

@@ -27,14 +27,15 @@ AnySelect = Select[*tuple[Any, ...]]
 Process = Callable[[Any], Any]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Compiled:
     text: str
     parameters: tuple[str, ...]
     """By place."""
     fixed: Mapping[str, Any]
     """What the query says itself, as the driver takes it."""
-    row: Callable[[Sequence[Any]], Any]
+    row: Callable[[Sequence[Any]], Any] | None = None
+    """Known once the database has said of which types the columns are."""
 
 
 class Statement:
@@ -70,15 +71,21 @@ class Statement:
             compiled = self._compiled[dialect.name] = _compiled(self._query, dialect)
         given = {**compiled.fixed, **values}
         placed = tuple([given[name] for name in compiled.parameters])
-        return [compiled.row(one) for one in _fetched(connection, compiled.text, placed)]
+        rows, types = _fetched(connection, compiled.text, placed)
+        if compiled.row is None:
+            compiled.row = _maker(self._query, dialect, types)
+        return [compiled.row(one) for one in rows]
 
 
-def _fetched(connection: Connection, text: str, values: tuple[object, ...]) -> Sequence[Any]:
-    """Rows as the driver makes them. Its errors are raised as SQLAlchemy raises them."""
+def _fetched(
+    connection: Connection, text: str, values: tuple[object, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Rows as the driver makes them, and the types of their columns, as it names them. Its errors
+    are raised as SQLAlchemy raises them."""
     cursor = connection.connection.cursor()
     try:
         cursor.execute(text, values)
-        return cursor.fetchall()
+        return cursor.fetchall(), [one[1] for one in cursor.description]
     except Exception as error:
         dialect = connection.dialect
         of_driver: Any = dialect.loaded_dbapi.Error
@@ -109,26 +116,21 @@ def _compiled(query: AnySelect, dialect: Dialect) -> _Compiled:
         for name, value in expanded.parameters.items()
         if name not in wanted
     }
-    columns = list(query.selected_columns)
-    found = [_impl(one.type, dialect).result_processor(dialect, None) for one in columns]
-    row_type: Any = namedtuple("row_type", [str(one.key) for one in columns], rename=True)  # type: ignore[misc]
-    return _Compiled(
-        text=expanded.statement,
-        parameters=tuple(expanded.positiontup),
-        fixed=fixed,
-        row=_maker(row_type._make, found),
-    )
-
-
-def _impl(kind: TypeEngine[Any], dialect: Dialect) -> Any:
-    return kind.dialect_impl(dialect)
+    return _Compiled(expanded.statement, tuple(expanded.positiontup), fixed)
 
 
 def _maker(
-    make: Callable[[Sequence[Any]], Any], processes: Sequence[Process | None]
+    query: AnySelect, dialect: Dialect, types: Sequence[Any]
 ) -> Callable[[Sequence[Any]], Any]:
     """From a row of the driver to one of ours."""
-    processed = [(place, one) for place, one in enumerate(processes) if one is not None]
+    columns = list(query.selected_columns)
+    row_type: Any = namedtuple("row_type", [str(one.key) for one in columns], rename=True)  # type: ignore[misc]
+    make: Callable[[Sequence[Any]], Any] = row_type._make
+    processed: list[tuple[int, Process]] = []
+    for place, (column, kind) in enumerate(zip(columns, types, strict=True)):
+        process = _impl(column.type, dialect).result_processor(dialect, kind)
+        if process is not None:
+            processed.append((place, process))
     if not processed:
         return make
 
@@ -139,3 +141,7 @@ def _maker(
         return make(values)
 
     return made
+
+
+def _impl(kind: TypeEngine[Any], dialect: Dialect) -> Any:
+    return kind.dialect_impl(dialect)
