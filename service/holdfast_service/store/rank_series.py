@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import bindparam, delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.store.models import RankChunk, RankStates
-from holdfast_service.store.statement import JOB, Statement
+from holdfast_service.store.statement import JOB, Put, Statement
 from holdfast_service.store.storable import text
 from holdfast_workers.messages import Beat, StepRow
 
@@ -29,6 +29,12 @@ MOST_RANKS = 16_384
 
 Values = npt.NDArray[np.float32]
 
+_PUT_CHUNK, _PUT_STATES = Put(RankChunk), Put(RankStates)
+_CHUNK = Statement(
+    select(RankChunk).where(RankChunk.job_id == JOB, RankChunk.place == bindparam("place"))
+)
+_CHUNKS = Statement(select(RankChunk).where(RankChunk.job_id == JOB))
+_STATES = Statement(select(RankStates).where(RankStates.job_id == JOB))
 _EXTENT = Statement(
     select(func.max(RankChunk.width_s), func.min(RankChunk.place), func.max(RankChunk.place)).where(
         RankChunk.job_id == JOB
@@ -66,7 +72,8 @@ class _Buckets:
         self.compute = np.full((BUCKETS, ranks), np.nan, np.float32)
 
     @classmethod
-    def of(cls, chunk: RankChunk) -> _Buckets:
+    def of(cls, chunk: Any) -> _Buckets:
+        """`chunk`: a RankChunk, or a row with its columns."""
         found = cls(chunk.ranks)
         found.counts = np.asarray(chunk.counts, np.int64)
         found.steps = np.frombuffer(chunk.steps, "<f2").astype(np.float32)
@@ -93,11 +100,14 @@ class _Buckets:
         self.compute[bucket, : len(compute)] = _mixed(mine, compute, weight)
         self.counts[bucket] = before + count
 
-    def pack_into(self, chunk: RankChunk) -> None:
-        chunk.ranks = self.compute.shape[1]
-        chunk.counts = [int(one) for one in self.counts]
-        chunk.steps = self.steps.astype("<f2").tobytes()
-        chunk.compute = self.compute.astype("<f2").tobytes()
+    def packed(self) -> dict[str, Any]:
+        """The columns of a chunk that hold it."""
+        return {
+            "ranks": self.compute.shape[1],
+            "counts": self.counts.tolist(),
+            "steps": self.steps.astype("<f2").tobytes(),
+            "compute": self.compute.astype("<f2").tobytes(),
+        }
 
 
 async def store_rows(session: AsyncSession, job_id: str, rows: Iterable[StepRow]) -> None:
@@ -163,7 +173,7 @@ async def store_states(
     compute_s: Mapping[int, float],
 ) -> None:
     """The ranks as they were seen at `at`; of those without new steps the compute time stays."""
-    states = await session.get(RankStates, job_id)
+    states = await _STATES.first(session, job=job_id)
     before = states.seen if states is not None and states.attempt == attempt else {}
     seen: dict[str, list[Any]] = {}
     for beat in beats:
@@ -172,10 +182,7 @@ async def store_states(
         known = before.get(str(beat.rank))
         took = compute_s.get(beat.rank, known[3] if known else None)
         seen[str(beat.rank)] = [beat.step, text(beat.phase)[:16], round(beat.age_s, 3), took]
-    if states is None:
-        session.add(RankStates(job_id=job_id, at=at, attempt=attempt, seen=seen))
-    else:
-        states.at, states.attempt, states.seen = at, attempt, seen
+    await _PUT_STATES.row(session, job_id=job_id, at=at, attempt=attempt, seen=seen)
 
 
 def means(rows: Sequence[StepRow]) -> dict[int, float]:
@@ -195,13 +202,8 @@ async def _add(
     width: int,
     buckets: Mapping[int, Sequence[StepRow]],
 ) -> None:
-    chunk = await session.get(RankChunk, (job_id, place))
-    if chunk is None:
-        chunk = RankChunk(job_id=job_id, place=place, width_s=width)
-        unpacked = _Buckets(0)
-        session.add(chunk)
-    else:
-        unpacked = _Buckets.of(chunk)
+    chunk = await _CHUNK.first(session, job=job_id, place=place)
+    unpacked = _Buckets(0) if chunk is None else _Buckets.of(chunk)
     for bucket, rows in buckets.items():
         if len(rows) == 1:
             unpacked.add(bucket, 1, rows[0].step_time_s, np.asarray(rows[0].compute_s, np.float32))
@@ -211,17 +213,14 @@ async def _add(
         compute = np.asarray([row.compute_s for row in same], np.float32).mean(axis=0)
         step_s = float(np.mean([row.step_time_s for row in same]))
         unpacked.add(bucket, len(same), step_s, compute)
-    unpacked.pack_into(chunk)
+    await _PUT_CHUNK.row(session, job_id=job_id, place=place, width_s=width, **unpacked.packed())
 
 
 async def _double(session: AsyncSession, job_id: str, width: int) -> None:
     """Make all buckets of a job twice as wide."""
-    await session.flush()
-    chunks = list(await session.scalars(select(RankChunk).where(RankChunk.job_id == job_id)))
+    chunks = await _CHUNKS.all(session, job=job_id)
     old = {chunk.place: (chunk.ranks, _Buckets.of(chunk)) for chunk in chunks}
-    for chunk in chunks:
-        await session.delete(chunk)
-    await session.flush()
+    await session.execute(delete(RankChunk).where(RankChunk.job_id == job_id))
     for place in sorted({one // 2 for one in old}):
         merged = _Buckets(max(old[one][0] for one in (2 * place, 2 * place + 1) if one in old))
         for half in (0, 1):
@@ -229,9 +228,8 @@ async def _double(session: AsyncSession, job_id: str, width: int) -> None:
             if part is None:
                 continue
             _merge_pairs(part[1], merged, half * BUCKETS // 2)
-        chunk = RankChunk(job_id=job_id, place=place, width_s=2 * width)
-        merged.pack_into(chunk)
-        session.add(chunk)
+        columns = {"job_id": job_id, "place": place, "width_s": 2 * width, **merged.packed()}
+        await _PUT_CHUNK.row(session, **columns)
 
 
 def _merge_pairs(part: _Buckets, into: _Buckets, at: int) -> None:

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast_service.goodput import History
 from holdfast_service.store.models import DigestChunk, Job, LogChunk, MetricChunk
 from holdfast_service.store.outlines import OWN, outline
-from holdfast_service.store.statement import JOB, Statement
+from holdfast_service.store.statement import JOB, Put, Statement
 from holdfast_service.store.storable import number, text
 from holdfast_workers.messages import LogLine, StepRow
 
@@ -49,6 +49,25 @@ COLUMNS = (
 
 
 _OWN = COLUMNS.index(OWN)
+_PUT_ROWS, _PUT_DIGESTS, _PUT_LINES = Put(MetricChunk), Put(DigestChunk), Put(LogChunk)
+_STORED = Statement(
+    select(MetricChunk.rows).where(
+        MetricChunk.job_id == JOB,
+        MetricChunk.window == bindparam("window"),
+        MetricChunk.attempt == bindparam("attempt"),
+    )
+)
+_DIGESTS = Statement(
+    select(DigestChunk.digests).where(
+        DigestChunk.job_id == JOB, DigestChunk.window == bindparam("window")
+    )
+)
+_LAST_LINES = Statement(
+    select(LogChunk.first, LogChunk.last, LogChunk.lines)
+    .where(LogChunk.job_id == JOB)
+    .order_by(LogChunk.first.desc())
+    .limit(1)
+)
 _MOST = bindparam("most", type_=Integer)
 _ROWS = Statement(
     select(MetricChunk.window, MetricChunk.attempt, MetricChunk.rows)
@@ -127,14 +146,17 @@ async def store_rows(session: AsyncSession, job_id: str, rows: Iterable[StepRow]
         values = [getattr(row, column) for column in COLUMNS]
         chunks[window(row.step), row.attempt][str(row.step)] = values
     for (place, attempt), steps in chunks.items():
-        chunk = await session.get(MetricChunk, (job_id, place, attempt))
-        if chunk is None:
-            chunk = MetricChunk(job_id=job_id, window=place, attempt=attempt, rows=steps)
-            session.add(chunk)
-        else:
-            chunk.rows = {**chunk.rows, **steps}
-        told = outline(COLUMNS, chunk.rows)
-        chunk.outline = None if told is None else told.data()
+        stored = await _STORED.value(session, job=job_id, window=place, attempt=attempt)
+        all_steps = {**(stored or {}), **steps}
+        told = outline(COLUMNS, all_steps)
+        await _PUT_ROWS.row(
+            session,
+            job_id=job_id,
+            window=place,
+            attempt=attempt,
+            rows=all_steps,
+            outline=None if told is None else told.data(),
+        )
 
 
 async def store_digests(
@@ -147,8 +169,7 @@ async def store_digests(
     for step, digest in digests.items():
         windows[window(step)][str(step)] = digest
     for place, steps in sorted(windows.items()):
-        chunk = await session.get(DigestChunk, (job_id, place))
-        known: dict[str, str] = dict(chunk.digests) if chunk else {}
+        known: dict[str, str] = await _DIGESTS.value(session, job=job_id, window=place) or {}
         changed = {step: digest for step, digest in steps.items() if known.get(step) != digest}
         news += len(changed)
         mismatches += [
@@ -156,10 +177,9 @@ async def store_digests(
             for step, digest in changed.items()
             if step in known
         ]
-        if chunk is None:
-            session.add(DigestChunk(job_id=job_id, window=place, digests=steps))
-        elif changed:
-            chunk.digests = {**known, **changed}
+        if changed:
+            stored = {**known, **changed}
+            await _PUT_DIGESTS.row(session, job_id=job_id, window=place, digests=stored)
     return news, sorted(mismatches, key=lambda found: found.step)
 
 
@@ -170,6 +190,7 @@ async def forget_digests(session: AsyncSession, job_id: str, after: int) -> None
     )
     for chunk in await session.scalars(chunks):
         chunk.digests = {step: hex for step, hex in chunk.digests.items() if int(step) <= after}
+    await session.flush()
 
 
 async def store_logs(session: AsyncSession, job: Job, lines: Iterable[LogLine]) -> int:
@@ -186,18 +207,14 @@ async def store_logs(session: AsyncSession, job: Job, lines: Iterable[LogLine]) 
     if not fresh:
         return 0
     job.cursor_logs = cursors
-    last = None
-    if job.log_lines:
-        chunks = select(LogChunk).where(LogChunk.job_id == job.id)
-        last = await session.scalar(chunks.order_by(LogChunk.first.desc()).limit(1))
-    room = _room(last)
-    if last is not None and room:
-        last.lines = [*last.lines, *fresh[:room]]
-        last.last += len(fresh[:room])
+    last = await _LAST_LINES.first(session, job=job.id) if job.log_lines else None
+    room = _room(last.lines) if last is not None else 0
+    parts = [(last.first, [*last.lines, *fresh[:room]])] if last is not None and room else []
     for start in range(room, len(fresh), LINES_PER_CHUNK):
-        part = fresh[start : start + LINES_PER_CHUNK]
-        first = job.log_lines + start + 1
-        session.add(LogChunk(job_id=job.id, first=first, last=first + len(part) - 1, lines=part))
+        parts.append((job.log_lines + start + 1, fresh[start : start + LINES_PER_CHUNK]))
+    for first, part in parts:
+        end = first + len(part) - 1
+        await _PUT_LINES.row(session, job_id=job.id, first=first, last=end, lines=part)
     job.log_lines += len(fresh)
     return len(fresh)
 
@@ -404,8 +421,8 @@ def ends_before(newest: float, since: float) -> bool:
     return newest < since - _CLOCKS_DIFFER_S
 
 
-def _room(chunk: LogChunk | None) -> int:
-    """Lines that may still be appended to the newest chunk."""
-    if chunk is None or sum(len(line[-1]) for line in chunk.lines) >= CHARACTERS_PER_CHUNK:
+def _room(lines: Sequence[Sequence[Any]]) -> int:
+    """Lines that may still be appended to the newest chunk, which has these."""
+    if sum(len(line[-1]) for line in lines) >= CHARACTERS_PER_CHUNK:
         return 0
-    return max(0, LINES_PER_CHUNK - len(chunk.lines))
+    return max(0, LINES_PER_CHUNK - len(lines))

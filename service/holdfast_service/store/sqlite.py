@@ -53,7 +53,8 @@ def _begin(connection: Connection) -> None:
     file: Any = connection.connection.dbapi_connection
     writing = bool(options.get(WRITING, False))
     # Others wait for whoever writes: it is not to wait for its turn in the loop meanwhile.
-    file.begins(beside=bool(options.get(LONG, False)), in_one_go=writing)
+    file.begins(in_one_go=writing)
     cursor = file.cursor()
     cursor.execute("BEGIN IMMEDIATE" if writing else "BEGIN")
     cursor.close()
+    file.beside = bool(options.get(LONG, False))

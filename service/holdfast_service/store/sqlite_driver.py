@@ -47,13 +47,16 @@ class Connection(AdaptedConnection):
     the same time: what a cancelled task has left in one is waited for."""
 
     __slots__ = (
-        "_beside",
         "_busy_s",
         "_commits",
         "_in_one_go",
         "_loop_held_since",
         "_under_way",
+        "beside",
     )
+
+    beside: bool
+    """Statements run in threads."""
 
     _connection: Any
 
@@ -65,14 +68,14 @@ class Connection(AdaptedConnection):
         self._busy_s = busy_s
         self._commits = commits
         self._under_way: asyncio.Future[Any] | None = None
-        self._beside = False
+        self.beside = False
         self._in_one_go = False
         self._loop_held_since = time.perf_counter()
 
-    def begins(self, *, beside: bool, in_one_go: bool) -> None:
-        """A transaction. `beside`: its statements run in threads. `in_one_go`: the loop has no turn
-        between them, so that nobody is cancelled there either."""
-        self._beside = beside
+    def begins(self, *, in_one_go: bool) -> None:
+        """A transaction. `in_one_go`: the loop has no turn between its statements, so that nobody
+        is cancelled there either."""
+        self.beside = False
         self._in_one_go = in_one_go
         self._loop_held_since = time.perf_counter()
 
@@ -96,6 +99,7 @@ class Connection(AdaptedConnection):
             raise
 
     def rollback(self) -> None:
+        self.beside = False  # it takes no time
         self.run_async(lambda file: self.wait(file.rollback))
 
     def close(self) -> None:
@@ -121,7 +125,7 @@ class Connection(AdaptedConnection):
         pause_s, deadline = _FIRST_PAUSE_S, time.monotonic() + self._busy_s
         while True:
             try:
-                return await self._in_thread(work, None) if self._beside else work()
+                return await self._in_thread(work, None) if self.beside else work()
             except sqlite3.OperationalError as error:
                 if not _is_locked(error) or time.monotonic() > deadline:
                     raise

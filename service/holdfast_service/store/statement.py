@@ -1,8 +1,8 @@
-"""A query that is written once and asked often.
+"""Statements that are written once and executed often.
 
-SQLAlchemy looks at a query anew each time that one is executed: which of those that it has compiled
-it is, which columns its rows have, what becomes of each value. That takes ten times what a small
-database takes to answer. A `Statement` is looked at once for each kind of database, and its rows
+SQLAlchemy looks at a statement anew each time that one is executed: which of those that it has
+compiled it is, which columns its rows have, what becomes of each value. That takes ten times what a
+small database takes to answer. These are looked at once for each kind of database, and their rows
 are plain: columns by name or place, no objects that a session follows.
 """
 
@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, Dialect, Select, String, bindparam
+from sqlalchemy import BindParameter, Connection, Dialect, Select, String, Table, bindparam
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -33,9 +34,18 @@ class _Compiled:
     parameters: tuple[str, ...]
     """By place."""
     fixed: Mapping[str, Any]
-    """What the query says itself, as the driver takes it."""
+    """What the statement says itself, as the driver takes it."""
+    processes: Mapping[str, Process]
+    """What makes of a value what the driver takes, where it does not take it as it is."""
     row: Callable[[Sequence[Any]], Any] | None = None
     """Known once the database has said of which types the columns are."""
+
+    def placed(self, values: Mapping[str, object]) -> tuple[Any, ...]:
+        given = {**self.fixed, **values}
+        for name, process in self.processes.items():
+            if name in values:
+                given[name] = process(given[name])
+        return tuple([given[name] for name in self.parameters])
 
 
 class Statement:
@@ -63,21 +73,41 @@ class Statement:
         return [row[0] for row in await self.all(session, **values)]
 
     def _rows(self, session: Session, values: Mapping[str, object]) -> list[Any]:
-        session.flush()  # what is written in this session is seen
+        if session.autoflush:
+            session.flush()  # what is written in this session is seen
         connection = session.connection()
         dialect = connection.dialect
         compiled = self._compiled.get(dialect.name)
         if compiled is None:
             compiled = self._compiled[dialect.name] = _compiled(self._query, dialect)
-        given = {**compiled.fixed, **values}
-        placed = tuple([given[name] for name in compiled.parameters])
-        rows, types = _fetched(connection, compiled.text, placed)
+        rows, types = _executed(connection, compiled.text, compiled.placed(values))
         if compiled.row is None:
             compiled.row = _maker(self._query, dialect, types)
         return [compiled.row(one) for one in rows]
 
 
-def _fetched(
+class Put:
+    """A row of a model's table, written whole: a new one, or in place of the one with its key. No
+    session follows it: who has the same row as an object in a session sees nothing of it."""
+
+    def __init__(self, model: type[Any]) -> None:
+        self._table: Table = model.__table__
+        self._compiled: dict[str, _Compiled] = {}
+
+    async def row(self, session: AsyncSession, **columns: object) -> None:
+        """All columns of the table."""
+        await session.run_sync(self._put, columns)
+
+    def _put(self, session: Session, columns: Mapping[str, object]) -> None:
+        connection = session.connection()
+        dialect = connection.dialect
+        compiled = self._compiled.get(dialect.name)
+        if compiled is None:
+            compiled = self._compiled[dialect.name] = _put(self._table, dialect)
+        _executed(connection, compiled.text, compiled.placed(columns))
+
+
+def _executed(
     connection: Connection, text: str, values: tuple[object, ...]
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """Rows as the driver makes them, and the types of their columns, as it names them. Its errors
@@ -85,7 +115,8 @@ def _fetched(
     cursor = connection.connection.cursor()
     try:
         cursor.execute(text, values)
-        return cursor.fetchall(), [one[1] for one in cursor.description]
+        columns: Sequence[Any] | None = cursor.description
+        return (cursor.fetchall(), [one[1] for one in columns]) if columns else ((), ())
     except Exception as error:
         dialect = connection.dialect
         of_driver: Any = dialect.loaded_dbapi.Error
@@ -106,17 +137,32 @@ def _compiled(query: AnySelect, dialect: Dialect) -> _Compiled:
     wanted = {one.key for one in parts if isinstance(one, BindParameter) and one.required}
     compiled: Any = query.compile(dialect=dialect)
     expanded = compiled.construct_expanded_state(dict.fromkeys(wanted))
-    processes: dict[str, Process | None] = {
-        name: _impl(one.type, dialect).bind_processor(dialect)
-        for name, one in compiled.binds.items()
-    }
-    processes.update(expanded.processors)
+    processes = _processes(compiled, dialect) | expanded.processors
     fixed = {
-        name: process(value) if (process := processes.get(name)) else value
+        name: processes[name](value) if name in processes else value
         for name, value in expanded.parameters.items()
         if name not in wanted
     }
-    return _Compiled(expanded.statement, tuple(expanded.positiontup), fixed)
+    return _Compiled(expanded.statement, tuple(expanded.positiontup), fixed, processes)
+
+
+def _put(table: Table, dialect: Dialect) -> _Compiled:
+    postgres = dialect.name == "postgresql"
+    insert: Any = postgresql.insert(table) if postgres else sqlite.insert(table)
+    rest = {one.name: insert.excluded[one.name] for one in table.columns if not one.primary_key}
+    whole = insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=rest)
+    names = [one.name for one in table.columns]
+    compiled: Any = whole.compile(dialect=dialect, column_keys=names)
+    text, places = compiled.string, tuple(compiled.positiontup)
+    return _Compiled(text, places, {}, _processes(compiled, dialect))
+
+
+def _processes(compiled: Any, dialect: Dialect) -> dict[str, Process]:
+    found = {
+        name: _impl(one.type, dialect).bind_processor(dialect)
+        for name, one in compiled.binds.items()
+    }
+    return {name: process for name, process in found.items() if process is not None}
 
 
 def _maker(
