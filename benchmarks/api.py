@@ -210,7 +210,7 @@ async def _loaded(
     await asyncio.sleep(2)
     before = await watchers.told()
     reads: dict[str, list[float]] = {}
-    moves: list[float] = []
+    orders: dict[str, list[float]] = {}
     late: list[float] = []
     parts = Parts({**server.pids, "load": os.getpid(), "streams": watchers.pid})
     began = time.monotonic()
@@ -218,7 +218,7 @@ async def _loaded(
     async with _client(server.address) as another:  # whose connections no read has
         await asyncio.gather(
             _paced_reads(client, ids, options.seconds, reads),
-            _transitions(another, ids, options.seconds, moves),
+            _transitions(another, ids, options.seconds, orders),
         )
     looking.cancel()
     took, cores = time.monotonic() - began, parts.cores()
@@ -226,6 +226,7 @@ async def _loaded(
     reads_per_s = await _reads_per_s(client, ids, min(10.0, options.seconds))
     last = await watchers.told()
     every = [one for times in reads.values() for one in times]
+    moves = [one for times in orders.values() for one in times]
     messages = (after["messages"] - before["messages"]) / took / max(1, after["held"])
     return {
         "reads_per_s": round(reads_per_s, 1),
@@ -236,6 +237,7 @@ async def _loaded(
         "transitions": len(moves),
         "transition_p50_ms": _ms(moves, 0.5),
         "transition_p99_ms": _ms(moves, 0.99),
+        "transition_max_ms_by_order": {name: _ms(times, 1.0) for name, times in orders.items()},
         "sse_clients": last["held"],
         "sse_lost": last["lost"],
         "sse_messages_per_s_each": round(messages, 1),
@@ -335,18 +337,21 @@ async def _paced_reads(
 
 
 async def _transitions(
-    client: httpx.AsyncClient, ids: Sequence[str], seconds: float, found: list[float]
+    client: httpx.AsyncClient, ids: Sequence[str], seconds: float, found: dict[str, list[float]]
 ) -> None:
+    """`found`: order -> how long each took."""
     chance = random.Random(_SEED)
     end = time.monotonic() + seconds
     for job in chance.sample(list(ids), len(ids)):
         due = time.monotonic() + 2 / TRANSITIONS_PER_S
         if time.monotonic() > end:
             return
-        found.append(await _moved(client, job, "pause", {"PAUSING", "PAUSED"}))
+        took = await _moved(client, job, "pause", {"PAUSING", "PAUSED"})
+        found.setdefault("pause", []).append(took)
         with contextlib.suppress(TimeoutError):
             await _is(client, job, {"PAUSED"})
-        found.append(await _moved(client, job, "resume", {"STARTING", "RUNNING"}))
+        took = await _moved(client, job, "resume", {"STARTING", "RUNNING"})
+        found.setdefault("resume", []).append(took)
         await asyncio.sleep(max(0.0, due - time.monotonic()))
 
 

@@ -72,7 +72,8 @@ class Driver:
     ) -> None:
         """`avoided()`: the nodes that are set aside, as last read; None: not yet. `interval_s()`:
         between two polls of a supervisor, at present."""
-        self._store = store
+        self._store = store.behind_users()
+        self._watching = store.behind_users(watching=True)
         self._cluster = cluster
         self._settings = settings
         self._crossing = crossing
@@ -81,7 +82,7 @@ class Driver:
         self._interval_s = interval_s
         self._competition = competition
         self._told_avoided: tuple[int, dict[str, Avoided] | None] = (0, None)  # of that epoch
-        self._hold = Hold(store, origins, lease, settings.error_retry_max_s)
+        self._hold = Hold(self._store, origins, lease, settings.error_retry_max_s)
         self._silent_since: float | None = None  # monotonic: the supervisor did not answer
         self._ended_since: float | None = None  # monotonic: it says ENDED, rows still come
         self._admitted: tuple[float, dict[str, Avoided]] | None = None  # when, and who was aside
@@ -214,7 +215,8 @@ class Driver:
         if not projection.brings_news(job, report, time.time()):
             return pause
         anew = intents[Effect.START].times > 1
-        async with self._transaction() as tx:
+        wanted = job.desired != Desired.RUNNING or State(job.state) is not State.RUNNING
+        async with self._transaction(self._store if wanted else self._watching) as tx:
             absorbed = await projection.absorb(
                 tx, report, self._settings.quarantine_rules, hold_end=not self._drained()
             )
@@ -410,8 +412,10 @@ class Driver:
 
     # ---- the store
 
-    def _transaction(self) -> AbstractAsyncContextManager[JobTransaction]:
-        return job_transaction(self._store, self._lease.job_id, token=self._lease.token)
+    def _transaction(
+        self, store: Store | None = None
+    ) -> AbstractAsyncContextManager[JobTransaction]:
+        return job_transaction(store or self._store, self._lease.job_id, token=self._lease.token)
 
     async def _read(self) -> tuple[Job, dict[str, Intent]]:
         async with self._store.read() as session:

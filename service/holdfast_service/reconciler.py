@@ -170,7 +170,7 @@ class Reconciler:
     async def _drive(self, lease: Lease, bell: _Bell) -> None:
         """Turn after turn, until the job rests for long, has no work left, or is lost."""
         driver = Driver(
-            self._store.behind_users(),
+            self._store,
             self._cluster,
             self._settings,
             self._crossing,
@@ -195,6 +195,8 @@ class Reconciler:
                 del self._drives[lease.job_id]
             if self._bells.get(lease.job_id) is bell:
                 del self._bells[lease.job_id]
+            if bell.is_set():
+                self._bell.set()  # it rang while the job was given back: somebody is to look
 
     def _interval_s(self) -> float:
         """Between two polls of one job: many jobs share what this process may poll."""

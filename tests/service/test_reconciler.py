@@ -21,6 +21,7 @@ from holdfast_service.jobs import JobService
 from holdfast_service.lifecycle import State
 from holdfast_service.reports import Capacity, Phase
 from holdfast_service.settings import Settings
+from holdfast_service.store import leases
 from holdfast_service.store.engine import Store
 
 
@@ -216,3 +217,35 @@ async def test_reconcilers_on_one_store_start_a_job_once(
     assert {cluster.asked[job_id] for job_id in submitted} == {1}
     for job_id in submitted:
         assert (await kinds(jobs, job_id)).count("supervisor.started") == 1
+
+
+async def test_what_is_wanted_of_a_job_while_it_is_given_back_waits_for_no_interval(
+    store: Store,
+    jobs: JobService,
+    cluster: FakeCluster,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given_back = leases.release
+    seldom = settings.model_copy(update={"claim_interval_s": 60.0, "paused_look_s": 60.0})
+    async with reconciling(store, cluster, seldom) as reconciler:
+
+        async def give_back(store: Store, lease: leases.Lease, due_in_s: float) -> None:
+            if (await jobs.get(lease.job_id)).state is State.PAUSED:
+                await jobs.resume(lease.job_id)
+                reconciler.ring(lease.job_id)
+            await given_back(store, lease, due_in_s)
+
+        monkeypatch.setattr(leases, "release", give_back)
+        job, _ = await jobs.submit(JOB)
+        reconciler.ring(job.id)
+        await until(lambda: job.id in cluster.supervisors, what="a supervisor")
+        first = cluster.supervisors[job.id]
+        first.form(1)
+        first.enter(Phase.RUNNING)
+        await until_state(jobs, job.id, State.RUNNING)
+        await jobs.pause(job.id)
+        reconciler.ring(job.id)
+        await until(
+            lambda: cluster.supervisors.get(job.id, first) is not first, 10.0, "another supervisor"
+        )

@@ -116,3 +116,20 @@ async def test_users_stand_before_those_who_are_behind_them(store: Store) -> Non
     await asyncio.gather(*waiting)
     assert order.index("user") <= 6  # as many as may have a transaction at a time
     assert len(order) == 41
+
+
+async def test_what_somebody_asked_for_stands_before_what_nobody_did(store: Store) -> None:
+    order: list[str] = []
+
+    async def write(name: str, by: Store) -> None:
+        async with by.write() as session:
+            await session.execute(text("UPDATE jobs SET name = 'x'"))
+            order.append(name)
+
+    watching = store.behind_users(watching=True)
+    waiting = [asyncio.create_task(write(f"poll {n}", watching)) for n in range(40)]
+    await asyncio.sleep(0)
+    await write("order", store.behind_users())
+    await asyncio.gather(*waiting)
+    assert order.index("order") <= 3  # as many as may watch at a time
+    assert len(order) == 41

@@ -8,16 +8,20 @@ import random
 from sqlalchemy import func, select, update
 
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import Job
+from holdfast_service.store.models import Job, Outbox
+from holdfast_service.store.statement import Put, Statement
 
 TIMES = 100
 PATIENCE_S = 10.0  # far below the time that a transaction waits for another's lock
+_COUNT, _PUT = Statement(select(func.count(Job.id))), Put(Outbox)
 
 
 async def _reads_and_writes(store: Store) -> None:
     async with store.write() as session:
         await session.execute(select(func.count(Job.id)))
         await session.execute(update(Job).values(name="x"))
+        await _COUNT.value(session)
+        await _PUT.row(session, id="x", at=0.0, message={}, due_at=0.0, tries=0)
 
 
 async def test_a_cancelled_transaction_leaves_no_lock(store: Store) -> None:

@@ -43,8 +43,10 @@ _DRIVERS = {
 
 _PREPARED = 500
 """Statements that each connection to PostgreSQL remembers; there are fewer."""
-_PARALLEL = 6
-"""Of those who work behind users: transactions at a time."""
+_ORDERS = 4
+_WATCHING = 3
+"""Of those who work behind users: transactions at a time that bring about what users want, and that
+store what jobs have to say."""
 
 
 class UnsupportedDatabase(Exception):
@@ -76,7 +78,8 @@ class Store:
         # SQLite lets one write at a time, and those who wait for it poll in no order: of many, some
         # would starve, and hold all connections meanwhile. There they stand in line without one.
         self._line = None if self.postgres else GroupCommit(self._writer)
-        self._background = asyncio.Semaphore(_PARALLEL)
+        self._orders = asyncio.Semaphore(_ORDERS)
+        self._watching = asyncio.Semaphore(_WATCHING)
         self._gate: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
 
     @classmethod
@@ -117,11 +120,12 @@ class Store:
         async with self.read() as session:
             await session.execute(text("SELECT 1"))
 
-    def behind_users(self) -> Store:
+    def behind_users(self, *, watching: bool = False) -> Store:
         """The same store for work that can wait: of all who use it so, few have a transaction at a
-        time, and whoever uses it as it is stands in line behind those few at most."""
+        time, and whoever uses it as it is stands in line behind those few at most. `watching`:
+        nobody asked for this work; it keeps nothing waiting that somebody did ask for."""
         store = copy.copy(self)
-        store._gate = self._background
+        store._gate = self._watching if watching else self._orders
         return store
 
     @asynccontextmanager

@@ -128,6 +128,9 @@ def _executed(
         raise DBAPIError.instance(
             text, values, error, of_driver, connection_invalidated=lost, dialect=dialect
         ) from error
+    except BaseException as error:  # cancelled: what the database is about is not known
+        connection.invalidate(error)
+        raise
     finally:
         cursor.close()
 
