@@ -205,6 +205,7 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
         port=0,
         log_config=None,
         access_log=False,
+        http="h11",  # others let through what is no HTTP: two Host headers, control characters
         lifespan="off",
         timeout_graceful_shutdown=3,
         backlog=4096,

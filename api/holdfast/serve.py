@@ -147,6 +147,7 @@ async def _http(services: Services, door: socket.socket, sender: TracerProvider 
         app,
         log_config=None,
         access_log=False,
+        http="h11",  # others let through what is no HTTP: two Host headers, control characters
         lifespan="off",
         timeout_graceful_shutdown=STREAMS_END_S,
         server_header=False,

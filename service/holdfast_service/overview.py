@@ -69,7 +69,6 @@ _NEWEST_CHECKPOINT = Statement(
 _ATTEMPTS = Statement(
     select(Attempt.forming_at, Attempt.number).where(Attempt.job_id == JOB).order_by(Attempt.number)
 )
-_INCIDENTS = Statement(select(Incident).where(Incident.job_id == JOB).order_by(Incident.number))
 _CHECKPOINTS = Statement(
     select(Checkpoint.step, Checkpoint.saved_at, Checkpoint.tier)
     .where(Checkpoint.job_id == JOB, Checkpoint.deleted_at.is_(None))
@@ -331,7 +330,7 @@ async def _timeline_incidents(session: AsyncSession, job_id: str) -> list[Timeli
             cause=str(one.data.get("cause") or "unknown"),
             decision=str(one.data["decision"]) if one.data.get("decision") else None,
         )
-        for one in await _INCIDENTS.all(session, job=job_id)
+        for one in await queries.INCIDENTS.all(session, job=job_id)
     ]
 
 

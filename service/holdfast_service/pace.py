@@ -11,7 +11,9 @@ _LEAST_SHARE = 0.2
 """Of the polls that are allowed; so many are made however busy the server is."""
 _BUSY_SHARE = 0.6
 """Of its time that the loop's thread computes; beyond that it is busy."""
-_LATE_S = 0.03
+_LATE_S = 0.01
+"""On average. A loop that shares its processor with others is never busy by what it has computed;
+but who comes to it waits."""
 
 
 class Pace:
@@ -28,7 +30,8 @@ class Pace:
         return at - now
 
     def note(self, busy_share: float, late_s: float) -> None:
-        """How much of its time the loop's thread has computed of late, and how late it was."""
+        """How much of its time the loop's thread has computed of late, and how late it was on
+        average when something was due."""
         busy = busy_share > _BUSY_SHARE or late_s > _LATE_S
         per_s = self.per_s * (_SLOWER if busy else _FASTER)
         self.per_s = min(self._most, max(_LEAST_SHARE * self._most, per_s))

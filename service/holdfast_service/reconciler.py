@@ -35,7 +35,8 @@ log = structlog.get_logger(__name__)
 
 _MANY_DRIVES = 100
 """More than so many jobs are polled at a pace that the server's other work leaves room for."""
-_LOOKED_S = 0.25
+_LOOKS_AT_CLOCK, _LOOK_APART_S = 5, 0.05
+"""Until the pace is set anew, by how late the loop was at each."""
 
 
 class _Bell(asyncio.Event):
@@ -254,10 +255,13 @@ class Reconciler:
     async def _look_at_the_clock(self) -> None:
         """How busy the loop is, and how late, for the pace of the polls."""
         while not self._stop.is_set():
-            at, used = time.monotonic(), time.thread_time()
-            await _rang(self._stop, _LOOKED_S)
-            took = time.monotonic() - at
-            self._pace.note((time.thread_time() - used) / took, took - _LOOKED_S)
+            began, used, late_s = time.monotonic(), time.thread_time(), 0.0
+            for _ in range(_LOOKS_AT_CLOCK):
+                at = time.monotonic()
+                await _rang(self._stop, _LOOK_APART_S)
+                late_s += time.monotonic() - at - _LOOK_APART_S
+            busy_share = (time.thread_time() - used) / (time.monotonic() - began)
+            self._pace.note(busy_share, late_s / _LOOKS_AT_CLOCK)
 
     async def _every(self, seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
         """Do the duty again and again; an error in one round does not end the rounds."""

@@ -14,8 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.goodput import Goodput, History, Outage, Row, Run, Stretch, account
 from holdfast_service.lifecycle import State
-from holdfast_service.store import series
-from holdfast_service.store.models import Attempt, Event, Incident, Job, MetricChunk
+from holdfast_service.store import queries, series
+from holdfast_service.store.models import Attempt, Event, Job, MetricChunk
 from holdfast_service.store.statement import JOB, Statement
 from holdfast_service.store.storable import number
 
@@ -41,7 +41,6 @@ _OUTLINES = Statement(
         MetricChunk.outline["steps"].as_integer(),
     ).where(MetricChunk.job_id == JOB)
 )
-_INCIDENTS = Statement(select(Incident).where(Incident.job_id == JOB))
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def rows_of(chunk: MetricChunk) -> list[Row]:
 
 async def _outages(session: AsyncSession, job_id: str) -> list[Outage]:
     """Incidents that ended an attempt: others cost no time."""
-    incidents = await _INCIDENTS.all(session, job=job_id)
+    incidents = await queries.INCIDENTS.all(session, job=job_id)
     return [
         Outage(
             signalled_at=number(one.data.get("signalled_at")) or one.opened_at,

@@ -49,7 +49,7 @@ _MEMBERS = Statement(
     select(AttemptMember).where(AttemptMember.job_id == JOB).order_by(AttemptMember.rank)
 )
 _ATTEMPTS = Statement(select(Attempt).where(Attempt.job_id == JOB).order_by(Attempt.number))
-_INCIDENTS = Statement(select(Incident).where(Incident.job_id == JOB).order_by(Incident.number))
+INCIDENTS = Statement(select(Incident).where(Incident.job_id == JOB).order_by(Incident.number))
 _EVENTS = Statement(
     select(Event)
     .where(Event.job_id == JOB, Event.seq > bindparam("after"))
@@ -142,7 +142,7 @@ async def incident_views(
     session: AsyncSession, job_id: str, lost: Mapping[int, float]
 ) -> list[IncidentView]:
     """`lost`: incident → device-seconds that it cost, of those that cost any."""
-    incidents = await _INCIDENTS.all(session, job=job_id)
+    incidents = await INCIDENTS.all(session, job=job_id)
     return [_incident_view(incident, lost.get(incident.number, 0.0)) for incident in incidents]
 
 
