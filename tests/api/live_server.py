@@ -89,6 +89,7 @@ class LiveServer:
         config = uvicorn.Config(
             create_app(self._services),
             log_config=None,
+            http="h11",  # as `holdfast serve` does
             lifespan="off",
             timeout_graceful_shutdown=3,
         )
