@@ -49,10 +49,12 @@ _STOPPED = {Effect.CANCEL: Point.CANCEL_DONE, Effect.PAUSE: Point.PAUSE_DONE}
 
 @dataclass(frozen=True)
 class Rest:
-    """How long the job needs nobody. `keep`: its driver stays on it meanwhile."""
+    """How long the job needs nobody. `keep`: its driver stays on it meanwhile. `in_motion`: the job
+    does not merely run, and somebody waits for what its supervisor says next."""
 
     seconds: float
     keep: bool = True
+    in_motion: bool = False
 
 
 class Driver:
@@ -67,11 +69,11 @@ class Driver:
         lease: Lease,
         origins: Origins,
         avoided: Callable[[], dict[str, Avoided] | None],
-        interval_s: Callable[[], float],
+        interval_s: Callable[[bool], float],
         competition: Competition,
     ) -> None:
-        """`avoided()`: the nodes that are set aside, as last read; None: not yet. `interval_s()`:
-        between two polls of a supervisor, at present."""
+        """`avoided()`: the nodes that are set aside, as last read; None: not yet.
+        `interval_s(in_motion)`: between two polls of a supervisor, at present."""
         self._store = store.behind_users()
         self._watching = store.behind_users(watching=True)
         self._cluster = cluster
@@ -211,12 +213,11 @@ class Driver:
         self._silent_since = None
         await self._tell_avoided(job, report)
         await self._crossing(Point.POLLED)
-        pause = Rest(self._interval_s())
+        pause = self._until_poll(job)
         if not projection.brings_news(job, report, time.time()):
             return pause
         anew = intents[Effect.START].times > 1
-        wanted = job.desired != Desired.RUNNING or State(job.state) is not State.RUNNING
-        async with self._transaction(self._store if wanted else self._watching) as tx:
+        async with self._transaction(self._store if pause.in_motion else self._watching) as tx:
             absorbed = await projection.absorb(
                 tx, report, self._settings.quarantine_rules, hold_end=not self._drained()
             )
@@ -227,6 +228,7 @@ class Driver:
             if held_for(tx.job) and await has_own_checkpoint(tx.session, job.id):
                 self._hold.let_go_meanwhile(tx.job)
         await self._crossing(Point.ENDED if tx.state.terminal else Point.STORED)
+        pause = self._until_poll(tx.job)
         if report.phase is Phase.ENDED and (self._ended_since is None or absorbed.rows):
             self._ended_since = time.monotonic()
         if absorbed.end_held or _full(report):
@@ -240,6 +242,10 @@ class Driver:
         if intents[Effect.START].done_at is not None and not anew:
             self._seen = tx.job, intents  # what the transaction has just read is as good
         return pause
+
+    def _until_poll(self, job: Job) -> Rest:
+        in_motion = job.desired != Desired.RUNNING or State(job.state) is not State.RUNNING
+        return Rest(self._interval_s(in_motion), in_motion=in_motion)
 
     async def _tell_avoided(self, job: Job, report: SupervisorReport) -> None:
         """A supervisor that has begun anew knows only who was set aside when the job began."""

@@ -69,6 +69,8 @@ class Reconciler:
         self._origins = Origins(store, settings)
         self._competition = Competition()
         self._pace = Pace(settings.polls_per_s)
+        self._motion_pace = Pace(settings.polls_per_s)
+        self._in_motion: set[str] = set()  # jobs that do not merely run
         self._avoided: dict[str, Avoided] | None = None  # nobody has looked yet
         self._drives: dict[str, asyncio.Task[None]] = {}
         self._bells: dict[str, _Bell] = {}
@@ -192,6 +194,7 @@ class Reconciler:
             log.error("lease.kept", job=lease.job_id, exc_info=error)
         finally:
             await driver.close()
+            self._in_motion.discard(lease.job_id)
             if self._drives.get(lease.job_id) is asyncio.current_task():
                 del self._drives[lease.job_id]
             if self._bells.get(lease.job_id) is bell:
@@ -199,10 +202,12 @@ class Reconciler:
             if bell.is_set():
                 self._bell.set()  # it rang while the job was given back: somebody is to look
 
-    def _interval_s(self) -> float:
-        """Between two polls of one job: many jobs share what this process may poll."""
+    def _interval_s(self, in_motion: bool) -> float:
+        """Between two polls of one job: many jobs share what this process may poll; the few in
+        motion, for which somebody waits, have as much among themselves."""
         settings = self._settings
-        return max(settings.reconcile_interval_s, len(self._drives) / settings.polls_per_s)
+        many = len(self._in_motion) if in_motion else len(self._drives)
+        return max(settings.reconcile_interval_s, many / settings.polls_per_s)
 
     async def _turns(self, driver: Driver, lease: Lease, bell: _Bell) -> float:
         """Returns after how many seconds the job wants to be looked at again."""
@@ -222,12 +227,14 @@ class Reconciler:
                 return 0.0
             if not rest.keep:
                 return rest.seconds
+            (self._in_motion.add if rest.in_motion else self._in_motion.discard)(lease.job_id)
             if self._stop.is_set():
                 return 0.0
             due = time.monotonic() + rest.seconds
             rang = await _rang(bell, rest.seconds)
             if not rang and rest.seconds > 0 and len(self._drives) > _MANY_DRIVES:
-                wait_s = self._pace.reserve(time.monotonic())
+                pace = self._motion_pace if rest.in_motion else self._pace
+                wait_s = pace.reserve(time.monotonic())
                 due = time.monotonic() + wait_s
                 rang = await _rang(bell, wait_s)
             if rang:

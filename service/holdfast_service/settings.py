@@ -63,7 +63,7 @@ class Settings(BaseSettings):
         default=30.0,
         description="of supervisors, by one server at most: with more jobs than that allows, each "
         "is polled less often, and all less often while the server is busy, so that it stays "
-        "quick; what users ask for waits for no poll",
+        "quick; jobs that do not merely run have as many polls among themselves",
     )
     claim_interval_s: Seconds = Field(
         default=2.0, description="between two looks for work that another process brought"

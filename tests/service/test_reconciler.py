@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from tests.service.drives import (
@@ -249,3 +250,28 @@ async def test_what_is_wanted_of_a_job_while_it_is_given_back_waits_for_no_inter
         await until(
             lambda: cluster.supervisors.get(job.id, first) is not first, 10.0, "another supervisor"
         )
+
+
+async def test_a_job_that_is_being_paused_is_polled_as_if_there_were_few(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    many, polls_per_s = 20, 1.0
+    cluster.nodes = three_nodes(can_grow=True)
+    slow = settings.model_copy(update={"polls_per_s": polls_per_s})
+    async with reconciling(store, cluster, slow) as reconciler:
+        running = [await submitted(jobs, cluster) for _ in range(many)]
+        for supervisor in running:
+            supervisor.form(1)
+            supervisor.enter(Phase.RUNNING)
+            reconciler.ring(supervisor.launch.job_id)
+            await until_state(jobs, supervisor.launch.job_id, State.RUNNING)
+        chosen = running[-1]
+        chosen.obeys = False
+        await jobs.pause(chosen.launch.job_id)
+        reconciler.ring(chosen.launch.job_id)
+        await until_state(jobs, chosen.launch.job_id, State.PAUSING)
+        await asyncio.sleep(0.3)  # it was polled since, and is to be polled again
+        chosen.end("PAUSED", "paused", message="")
+        began = time.monotonic()
+        await until_state(jobs, chosen.launch.job_id, State.PAUSED)
+        assert time.monotonic() - began < many / polls_per_s / 4
