@@ -34,7 +34,6 @@ from holdfast_service.store.models import (
     AttemptMember,
     Incident,
     Job,
-    RankStates,
 )
 from holdfast_service.store.statement import JOB, AnySelect, Statement
 
@@ -43,7 +42,6 @@ _ATTEMPTS_LOOKED_AT = 20
 
 _NUMBER: BindParameter[int] = bindparam("number", type_=Integer)
 _ATTEMPT = Statement(select(Attempt).where(Attempt.job_id == JOB, Attempt.number == _NUMBER))
-_STATES = Statement(select(RankStates).where(RankStates.job_id == JOB))
 _MEMBERS = Statement(
     select(AttemptMember)
     .where(AttemptMember.job_id == JOB, AttemptMember.attempt == _NUMBER)
@@ -76,7 +74,7 @@ _PLACES_BETWEEN = Statement(
     select(*_PLACE)
     .where(
         AttemptMember.job_id == JOB,
-        AttemptMember.attempt.in_(_attempts_between(Attempt.number).subquery().select()),
+        AttemptMember.attempt.in_(_attempts_between(Attempt.number)),
     )
     .group_by(*_PLACE)  # most ranks keep their worker through all attempts
     .order_by(func.max(AttemptMember.attempt))
@@ -134,7 +132,7 @@ class Recorded:
 async def ranks_view(session: AsyncSession, job: Job) -> RanksView:
     """The ranks of the job's newest attempt, as they were last seen."""
     newest = await _ATTEMPT.first(session, job=job.id, number=job.attempt)
-    states = await _STATES.first(session, job=job.id)
+    states = await rank_series.STATES.first(session, job=job.id)
     live = State(job.state).on_cluster
     seen: Mapping[str, Sequence[Any]] = {}
     if states is not None and states.attempt == job.attempt:

@@ -227,7 +227,10 @@ class Reconciler:
                 return 0.0
             if not rest.keep:
                 return rest.seconds
-            (self._in_motion.add if rest.in_motion else self._in_motion.discard)(lease.job_id)
+            if rest.in_motion:
+                self._in_motion.add(lease.job_id)
+            else:
+                self._in_motion.discard(lease.job_id)
             if self._stop.is_set():
                 return 0.0
             due = time.monotonic() + rest.seconds

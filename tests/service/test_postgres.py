@@ -18,6 +18,16 @@ from holdfast_service.store.models import Node
 from holdfast_service.store.statement import Statement
 
 
+async def end_connections(url: str) -> None:
+    """The server ends all that others have to this database."""
+    own = await asyncpg.connect(url)
+    await own.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    await own.close()
+
+
 async def test_what_the_server_has_closed_is_opened_anew(
     postgres_server: Any, postgres_template: str, tmp_path: Path
 ) -> None:
@@ -31,12 +41,7 @@ async def test_what_the_server_has_closed_is_opened_anew(
             lambda opened, _record, _proxy: used.append(opened.driver_connection),
         )
         await asyncio.gather(*(store.ping() for _ in range(5)))
-        other = await asyncpg.connect(url)
-        await other.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
-        await other.close()
+        await end_connections(url)
         await until(lambda: all(connection.is_closed() for connection in used))
         async with store.read() as session:
             assert await session.scalar(text("SELECT 1")) == 1
@@ -54,12 +59,7 @@ async def test_a_statement_on_a_connection_that_was_closed_says_so_and_the_next_
     try:
         async with store.read() as session:
             assert await nodes.all(session) == []
-            other = await asyncpg.connect(url)
-            await other.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
-            await other.close()
+            await end_connections(url)
             with pytest.raises(DBAPIError) as caught:
                 for _ in range(1000):  # until it is gone
                     await nodes.all(session)

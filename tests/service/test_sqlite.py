@@ -101,18 +101,18 @@ async def test_rows_are_fetched_as_they_are_asked_for(store: Store) -> None:
         await found.close()
 
 
+async def written(by: Store, name: str, order: list[str]) -> None:
+    async with by.write() as session:
+        await session.execute(text("UPDATE jobs SET name = 'x'"))
+        order.append(name)
+
+
 async def test_users_stand_before_those_who_are_behind_them(store: Store) -> None:
     order: list[str] = []
     behind = store.behind_users()
-
-    async def write(name: str, by: Store) -> None:
-        async with by.write() as session:
-            await session.execute(text("UPDATE jobs SET name = 'x'"))
-            order.append(name)
-
-    waiting = [asyncio.create_task(write(f"driver {n}", behind)) for n in range(40)]
+    waiting = [asyncio.create_task(written(behind, f"driver {n}", order)) for n in range(40)]
     await asyncio.sleep(0)
-    await write("user", store)
+    await written(store, "user", order)
     await asyncio.gather(*waiting)
     assert order.index("user") <= 6  # as many as may have a transaction at a time
     assert len(order) == 41
@@ -120,16 +120,10 @@ async def test_users_stand_before_those_who_are_behind_them(store: Store) -> Non
 
 async def test_what_somebody_asked_for_stands_before_what_nobody_did(store: Store) -> None:
     order: list[str] = []
-
-    async def write(name: str, by: Store) -> None:
-        async with by.write() as session:
-            await session.execute(text("UPDATE jobs SET name = 'x'"))
-            order.append(name)
-
     watching = store.behind_users(watching=True)
-    waiting = [asyncio.create_task(write(f"poll {n}", watching)) for n in range(40)]
+    waiting = [asyncio.create_task(written(watching, f"poll {n}", order)) for n in range(40)]
     await asyncio.sleep(0)
-    await write("order", store.behind_users())
+    await written(store.behind_users(), "order", order)
     await asyncio.gather(*waiting)
     assert order.index("order") <= 3  # as many as may watch at a time
     assert len(order) == 41

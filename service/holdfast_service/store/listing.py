@@ -75,13 +75,8 @@ class Filters:
     owner: str | None = None
     states: frozenset[State] = frozenset()
 
-    @property
-    def words(self) -> tuple[str, ...]:
-        """Names of what the conditions compare with."""
-        return tuple(self.values())
-
     def values(self) -> dict[str, str]:
-        """The words themselves, as the conditions take them."""
+        """Condition -> the word that it compares with, as it takes it."""
         found = {}
         if self.q:
             asked = text(self.q).lower()
@@ -109,7 +104,8 @@ async def page(
 ) -> JobRowPage:
     """Raises InvalidCursor."""
     values = filters.values()
-    counted = await _counting(filters.words).all(session, **values)
+    words = tuple(values)
+    counted = await _counting(words).all(session, **values)
     counts = {State(state): count for state, count in counted}
     total = sum(
         count for state, count in counts.items() if not filters.states or state in filters.states
@@ -118,7 +114,7 @@ async def page(
     if cursor is not None:
         key, job_id = _from_cursor(cursor, sort)
         last = {"last_id": job_id} if sort is Sort.CREATED else {"last": key, "last_id": job_id}
-    wanted = _paging(filters.words, frozenset(filters.states), sort, bool(last))
+    wanted = _paging(words, filters.states, sort, bool(last))
     found = await wanted.all(session, **values, **last, most=limit + 1)
     shown = found[:limit]
     return JobRowPage(

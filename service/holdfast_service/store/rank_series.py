@@ -34,7 +34,7 @@ _CHUNK = Statement(
     select(RankChunk).where(RankChunk.job_id == JOB, RankChunk.place == bindparam("place"))
 )
 _CHUNKS = Statement(select(RankChunk).where(RankChunk.job_id == JOB))
-_STATES = Statement(select(RankStates).where(RankStates.job_id == JOB))
+STATES = Statement(select(RankStates).where(RankStates.job_id == JOB))
 _EXTENT = Statement(
     select(func.max(RankChunk.width_s), func.min(RankChunk.place), func.max(RankChunk.place)).where(
         RankChunk.job_id == JOB
@@ -173,7 +173,7 @@ async def store_states(
     compute_s: Mapping[int, float],
 ) -> None:
     """The ranks as they were seen at `at`; of those without new steps the compute time stays."""
-    states = await _STATES.first(session, job=job_id)
+    states = await STATES.first(session, job=job_id)
     before = states.seen if states is not None and states.attempt == attempt else {}
     seen: dict[str, list[Any]] = {}
     for beat in beats:

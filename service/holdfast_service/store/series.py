@@ -62,6 +62,9 @@ _DIGESTS = Statement(
         DigestChunk.job_id == JOB, DigestChunk.window == bindparam("window")
     )
 )
+_DIGESTS_FROM = Statement(
+    select(DigestChunk).where(DigestChunk.job_id == JOB, DigestChunk.window >= bindparam("window"))
+)
 _LAST_LINES = Statement(
     select(LogChunk.first, LogChunk.last, LogChunk.lines)
     .where(LogChunk.job_id == JOB)
@@ -185,12 +188,9 @@ async def store_digests(
 
 async def forget_digests(session: AsyncSession, job_id: str, after: int) -> None:
     """Those of the steps after `after`: they were taken back, and will be computed otherwise."""
-    chunks = select(DigestChunk).where(
-        DigestChunk.job_id == job_id, DigestChunk.window >= window(after + 1)
-    )
-    for chunk in await session.scalars(chunks):
-        chunk.digests = {step: hex for step, hex in chunk.digests.items() if int(step) <= after}
-    await session.flush()
+    for chunk in await _DIGESTS_FROM.all(session, job=job_id, window=window(after + 1)):
+        kept = {step: hex for step, hex in chunk.digests.items() if int(step) <= after}
+        await _PUT_DIGESTS.row(session, job_id=job_id, window=chunk.window, digests=kept)
 
 
 async def store_logs(session: AsyncSession, job: Job, lines: Iterable[LogLine]) -> int:

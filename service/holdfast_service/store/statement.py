@@ -48,12 +48,28 @@ class _Compiled:
         return tuple([given[name] for name in self.parameters])
 
 
-class Statement:
+class _Once:
+    """Compiled once for each kind of database."""
+
+    def __init__(self) -> None:
+        self._by_dialect: dict[str, _Compiled] = {}
+
+    def _for(self, dialect: Dialect) -> _Compiled:
+        compiled = self._by_dialect.get(dialect.name)
+        if compiled is None:
+            compiled = self._by_dialect[dialect.name] = self._compile(dialect)
+        return compiled
+
+    def _compile(self, dialect: Dialect) -> _Compiled:
+        raise NotImplementedError
+
+
+class Statement(_Once):
     """What varies in the query are `bindparam`s, of strings or numbers, given by name."""
 
     def __init__(self, query: AnySelect) -> None:
+        super().__init__()
         self._query = query
-        self._compiled: dict[str, _Compiled] = {}
 
     async def all(self, session: AsyncSession, **values: object) -> list[Any]:
         """Its rows, as named tuples."""
@@ -76,23 +92,23 @@ class Statement:
         if session.autoflush:
             session.flush()  # what is written in this session is seen
         connection = session.connection()
-        dialect = connection.dialect
-        compiled = self._compiled.get(dialect.name)
-        if compiled is None:
-            compiled = self._compiled[dialect.name] = _compiled(self._query, dialect)
+        compiled = self._for(connection.dialect)
         rows, types = _executed(connection, compiled.text, compiled.placed(values))
         if compiled.row is None:
-            compiled.row = _maker(self._query, dialect, types)
+            compiled.row = _maker(self._query, connection.dialect, types)
         return [compiled.row(one) for one in rows]
 
+    def _compile(self, dialect: Dialect) -> _Compiled:
+        return _compiled(self._query, dialect)
 
-class Put:
+
+class Put(_Once):
     """A row of a model's table, written whole: a new one, or in place of the one with its key. No
     session follows it: who has the same row as an object in a session sees nothing of it."""
 
     def __init__(self, model: type[Any]) -> None:
+        super().__init__()
         self._table: Table = model.__table__
-        self._compiled: dict[str, _Compiled] = {}
 
     async def row(self, session: AsyncSession, **columns: object) -> None:
         """All columns of the table."""
@@ -100,11 +116,11 @@ class Put:
 
     def _put(self, session: Session, columns: Mapping[str, object]) -> None:
         connection = session.connection()
-        dialect = connection.dialect
-        compiled = self._compiled.get(dialect.name)
-        if compiled is None:
-            compiled = self._compiled[dialect.name] = _put(self._table, dialect)
+        compiled = self._for(connection.dialect)
         _executed(connection, compiled.text, compiled.placed(columns))
+
+    def _compile(self, dialect: Dialect) -> _Compiled:
+        return _put(self._table, dialect)
 
 
 def _executed(
