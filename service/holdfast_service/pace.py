@@ -11,7 +11,7 @@ _LEAST_SHARE = 0.2
 """Of the polls that are allowed; so many are made however busy the server is."""
 _BUSY_SHARE = 0.6
 """Of its time that the loop's thread computes; beyond that it is busy."""
-_LATE_S = 0.01
+_LATE_S = 0.005
 """On average. A loop that shares its processor with others is never busy by what it has computed;
 but who comes to it waits."""
 

@@ -73,7 +73,7 @@ class Reaper:
     async def _standing(self, present: Collection[str]) -> dict[str, Standing]:
         asked = sorted(present)
         found: dict[str, Standing] = {}
-        async with self._store.read() as session:
+        async with self._store.read(long=True) as session:
             for start in range(0, len(asked), ASKED_TOGETHER):
                 some = asked[start : start + ASKED_TOGETHER]
                 rows = await session.execute(

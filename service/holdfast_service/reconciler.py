@@ -33,6 +33,7 @@ from holdfast_service.store.transaction import LeaseLost, job_transaction
 
 log = structlog.get_logger(__name__)
 
+_LEAVING_S = 2.0
 _MANY_DRIVES = 100
 """More than so many jobs are polled at a pace that the server's other work leaves room for."""
 _LOOKS_AT_CLOCK, _LOOK_APART_S = 5, 0.05
@@ -77,6 +78,7 @@ class Reconciler:
         self._bell = _Bell()
         self._nodes_bell = asyncio.Event()
         self._users_of_changed: set[str] = set()  # jobs that have ranks on nodes set aside just now
+        self._undriven: set[Lease] = set()  # as it was last looked for
         self._looked_at: float | None = None
         self._stop = asyncio.Event()
 
@@ -125,9 +127,6 @@ class Reconciler:
         room = self._settings.claim_limit - len(self._drives)
         taken = await leases.claim(self._store, self._owner, room, self._settings.lease_s)
         for lease in taken:
-            stale = self._drives.pop(lease.job_id, None)
-            if stale is not None:
-                stale.cancel()  # its lease ran out unnoticed, and came back to this process
             self._bells[lease.job_id] = bell = _Bell()
             task = asyncio.create_task(self._drive(lease, bell), name=f"drive {lease.job_id}")
             self._drives[lease.job_id] = task
@@ -144,6 +143,16 @@ class Reconciler:
                 log.warning("lease.lost", job=job_id)
                 drives[job_id].cancel()
                 del self._drives[job_id]
+        await self._give_back_undriven()
+
+    async def _give_back_undriven(self) -> None:
+        """Seen twice: of what was taken a moment ago, the drives have yet to begin."""
+        undriven = await leases.undriven(self._store, self._owner, self._drives)
+        for lease in undriven & self._undriven:
+            log.warning("lease.undriven", job=lease.job_id)
+            await leases.release(self._store, lease, 0.0)
+            self._bell.set()
+        self._undriven = undriven
 
     async def _reap(self) -> None:
         try:
@@ -190,7 +199,6 @@ class Reconciler:
         except LeaseLost:
             log.warning("lease.lost", job=lease.job_id)
         except SQLAlchemyError as error:
-            # Not given back: it runs out by itself, and whoever reaches the store takes the job.
             log.error("lease.kept", job=lease.job_id, exc_info=error)
         finally:
             await driver.close()
@@ -291,12 +299,14 @@ class Reconciler:
     async def _let_go(self) -> None:
         """Wait for the turns under way; each gives its lease back. Those too slow are cut off."""
         drives = list(self._drives.values())
-        if not drives:
-            return
-        _, late = await asyncio.wait(drives, timeout=self._settings.stop_deadline_s)
-        for drive in late:
-            drive.cancel()  # its lease runs out by itself
-        await asyncio.gather(*late, return_exceptions=True)
+        if drives:
+            _, late = await asyncio.wait(drives, timeout=self._settings.stop_deadline_s)
+            for drive in late:
+                drive.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        with contextlib.suppress(SQLAlchemyError, OSError, TimeoutError):  # then its time runs out
+            async with asyncio.timeout(_LEAVING_S):
+                await leases.leave(self._store, self._owner)
 
 
 async def _rang(bell: asyncio.Event, seconds: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from sqlalchemy import select
 from tests.service.drives import until
 from tests.service.fake_cluster import FakeCluster
 
@@ -12,6 +13,7 @@ from holdfast_service.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store import leases
 from holdfast_service.store.engine import Store
+from holdfast_service.store.models import LeaseOwner
 from holdfast_service.store.transaction import LeaseLost, job_transaction
 
 
@@ -73,3 +75,49 @@ async def test_a_job_that_a_user_wants_something_of_meanwhile_does_not_rest(
         await leases.release(store, lease, 30.0)
     again = await leases.claim(store, "other", 10, 30.0)
     assert [lease.job_id for lease in again] == [ids[2]]
+
+
+async def test_a_holder_that_was_late_hears_what_it_still_holds(
+    store: Store, ids: list[str]
+) -> None:
+    await leases.claim(store, "slow", 10, 0.05)
+    await asyncio.sleep(0.1)
+    assert await leases.claim(store, "slow", 10, 0.05) == []  # it has to renew first
+    taken = {lease.job_id for lease in await leases.claim(store, "next", 2, 30.0)}
+    assert len(taken) == 2
+    assert await leases.renew(store, "slow", ids, 30.0) == set(ids) - taken
+    assert await leases.claim(store, "next", 10, 30.0) == []
+
+
+async def test_claims_and_late_renewals_at_once_never_share_a_job(
+    store: Store, ids: list[str]
+) -> None:
+    for _ in range(5):
+        await leases.claim(store, "slow", 10, 0.02)
+        await asyncio.sleep(0.05)
+        kept, taken = await asyncio.gather(
+            leases.renew(store, "slow", ids, 30.0), leases.claim(store, "next", 10, 30.0)
+        )
+        assert kept | {lease.job_id for lease in taken} == set(ids)
+        assert not kept & {lease.job_id for lease in taken}
+        await leases.leave(store, "slow")
+        for lease in taken:
+            await leases.release(store, lease, 0.0)
+
+
+async def test_who_leaves_leaves_its_jobs_to_others_at_once(store: Store, ids: list[str]) -> None:
+    await leases.claim(store, "gone", 10, 30.0)
+    await leases.leave(store, "gone")
+    assert len(await leases.claim(store, "next", 10, 30.0)) == len(ids)
+    async with store.read() as session:
+        assert list(await session.scalars(select(LeaseOwner.id))) == ["next"]
+
+
+async def test_what_an_owner_holds_and_does_not_drive_is_found(
+    store: Store, ids: list[str]
+) -> None:
+    held = await leases.claim(store, "holder", 10, 30.0)
+    assert await leases.undriven(store, "holder", set(ids)) == set()
+    assert await leases.undriven(store, "holder", set(ids[1:])) == {held[0]}
+    await leases.release(store, held[0], 0.0)
+    assert await leases.undriven(store, "holder", set(ids[1:])) == set()

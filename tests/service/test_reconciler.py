@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 from tests.service.drives import (
@@ -218,6 +219,32 @@ async def test_reconcilers_on_one_store_start_a_job_once(
     assert {cluster.asked[job_id] for job_id in submitted} == {1}
     for job_id in submitted:
         assert (await kinds(jobs, job_id)).count("supervisor.started") == 1
+
+
+async def test_a_job_whose_claim_was_never_heard_of_is_driven_all_the_same(
+    store: Store,
+    jobs: JobService,
+    cluster: FakeCluster,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The COMMIT came through, the connection broke before its answer."""
+    claim, lost = leases.claim, asyncio.Event()
+
+    async def unheard(*args: Any) -> list[leases.Lease]:
+        taken = await claim(*args)
+        if taken and not lost.is_set():
+            lost.set()
+            raise ConnectionError("the answer did not come")
+        return taken
+
+    monkeypatch.setattr(leases, "claim", unheard)
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        assert lost.is_set()
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        await until_state(jobs, supervisor.launch.job_id, State.RUNNING)
 
 
 async def test_what_is_wanted_of_a_job_while_it_is_given_back_waits_for_no_interval(

@@ -4,6 +4,7 @@ was told to, those of each live job, in Prometheus' text format."""
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -17,6 +18,7 @@ from holdfast.rest.services import ServicesDep
 from holdfast_service.fleet import Fleet
 from holdfast_service.jobs import JobService
 from holdfast_service.lifecycle import State
+from holdfast_service.serving import Serving
 
 router = APIRouter(tags=["health"])
 
@@ -36,10 +38,11 @@ async def metrics(request: Request, services: ServicesDep) -> Response:
 
 class Measured:
     """ASGI middleware that counts and times requests, by route and never by path: paths bear ids,
-    which are without end."""
+    which are without end. `serving` is told of each until its answer begins."""
 
-    def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
+    def __init__(self, app: ASGIApp, registry: CollectorRegistry, serving: Serving) -> None:
         self._app = app
+        self._serving = serving
         count, seconds = HTTP_SERIES
         self._count = Counter(count.name, count.help, count.labels, registry=registry)
         self._seconds = Histogram(seconds.name, seconds.help, seconds.labels, registry=registry)
@@ -50,16 +53,20 @@ class Measured:
             return
         began = time.perf_counter()
 
-        async def measured(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._observe(scope, message["status"], began)
-            await send(message)
+        with ExitStack() as answered:
+            answered.enter_context(self._serving.one())
 
-        try:
-            await self._app(scope, receive, measured)
-        except Exception:
-            self._observe(scope, 500, began)
-            raise
+            async def measured(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    self._observe(scope, message["status"], began)
+                    answered.close()
+                await send(message)
+
+            try:
+                await self._app(scope, receive, measured)
+            except Exception:
+                self._observe(scope, 500, began)
+                raise
 
     def _observe(self, scope: Scope, status: int, began: float) -> None:
         route = getattr(scope.get("route"), "path", "none")

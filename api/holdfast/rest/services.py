@@ -19,6 +19,7 @@ from holdfast_service.live.hub import LiveHub
 from holdfast_service.nodes import NodeService
 from holdfast_service.overview import Overview
 from holdfast_service.reports import Cluster
+from holdfast_service.serving import Serving
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 
@@ -37,6 +38,8 @@ class Services:
     code: CodeService
     fleet: Fleet
     probes: Mapping[str, Probe] = field(default_factory=dict)
+    serving: Serving = field(default_factory=Serving)
+    """Is told of every request until its answer begins."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server shuts down: streams end, so that clients resume elsewhere or later."""
     allowed_hosts: frozenset[str] | None = None
@@ -71,6 +74,7 @@ def services_over(
         live=LiveHub(store, settings),
         code=CodeService(store, settings),
         fleet=Fleet(store),
+        serving=store.serving,
         max_code_bytes=settings.max_code_bytes,
         metrics_of_jobs=settings.metrics_of_jobs,
         poll_s=settings.event_poll_s,

@@ -35,6 +35,8 @@ _WAKE_ROWS = 32
 """Listeners are woken in so many rows, one after the other."""
 _WAKES_APART_S = 0.0005
 """Between two messages of whatever kind, for each who listens."""
+_WAKING_SHARE = 0.5
+"""Of that time, in which the rows are woken: requests that come meanwhile find a loop with room."""
 _WAKE_S = 1.0
 """Listeners look at the clock so often: whether the server stops, whether to keep alive."""
 
@@ -194,15 +196,15 @@ class LiveHub:
         turn. So many as listen cannot be told of everything at once."""
         now = time.monotonic()
         told = self._rows.number + sum(one.number for one in self._channels.values())
-        apart_s = _WAKE_S if told == self._woken_for else self._listeners * _WAKES_APART_S
-        if now - self._woken_at < min(apart_s, _WAKE_S):
+        apart_s = min(self._listeners * _WAKES_APART_S, _WAKE_S)
+        if now - self._woken_at < (_WAKE_S if told == self._woken_for else apart_s):
             return
         self._woken_at, self._woken_for = now, told
         for row, news in enumerate(self._news):
             self._news[row] = asyncio.Event()
             news.set()
             if self._listeners > len(self._news):
-                await asyncio.sleep(0)
+                await asyncio.sleep(_WAKING_SHARE * apart_s / len(self._news))
 
     async def _read_dirty(self) -> None:
         """What one job's reading ends in keeps no other job from being read."""

@@ -27,6 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.sql import ColumnElement
 
 from holdfast_service.distribution import Distribution
+from holdfast_service.serving import Serving
 from holdfast_service.settings import Settings
 from holdfast_service.store import sqlite
 from holdfast_service.store.change_numbers import FORGET_THOSE_TO_COME
@@ -47,6 +48,8 @@ _ORDERS = 4
 _WATCHING = 3
 """Of those who work behind users: transactions at a time that bring about what users want, and that
 store what jobs have to say."""
+_USERS_FIRST_S = 0.1
+"""So long a request may keep those waiting who watch; it takes less, nearly always."""
 
 
 class UnsupportedDatabase(Exception):
@@ -70,6 +73,8 @@ class Store:
             None
         )
         """Called once the end of an incident is stored; must neither wait nor raise."""
+        self.serving = Serving()
+        """Whom this process answers, told by whoever takes requests."""
         # PostgreSQL's default shows each statement a newer state; SQLite has one snapshot anyway.
         snapshot = {"isolation_level": "REPEATABLE READ"} if self.postgres else {}
         self._reader = engine.execution_options(**snapshot)
@@ -79,7 +84,7 @@ class Store:
         # would starve, and hold all connections meanwhile. There they stand in line without one.
         self._line = None if self.postgres else GroupCommit(self._writer)
         self._orders = asyncio.Semaphore(_ORDERS)
-        self._watching = asyncio.Semaphore(_WATCHING)
+        self._watching = _AfterUsers(self.serving)
         self._gate: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
 
     @classmethod
@@ -123,7 +128,8 @@ class Store:
     def behind_users(self, *, watching: bool = False) -> Store:
         """The same store for work that can wait: of all who use it so, few have a transaction at a
         time, and whoever uses it as it is stands in line behind those few at most. `watching`:
-        nobody asked for this work; it keeps nothing waiting that somebody did ask for."""
+        nobody asked for this work; it keeps nothing waiting that somebody did ask for, and begins
+        when no request is being answered, if that is soon."""
         store = copy.copy(self)
         store._gate = self._watching if watching else self._orders
         return store
@@ -162,6 +168,25 @@ class Store:
         if self.postgres:
             return literal_column("CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
         return literal_column("((julianday('now') - 2440587.5) * 86400.0)")
+
+
+class _AfterUsers:
+    """Lets _WATCHING at a time in, each when no user is being served."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._room = asyncio.Semaphore(_WATCHING)
+
+    async def __aenter__(self) -> None:
+        await self._room.acquire()
+        try:
+            await self._serving.quiet(_USERS_FIRST_S)
+        except BaseException:
+            self._room.release()
+            raise
+
+    async def __aexit__(self, *_raised: object) -> None:
+        self._room.release()
 
 
 def _refuse_closed(connection: Any, _record: Any, _proxy: Any) -> None:

@@ -104,19 +104,27 @@ class Job(Base):
 
     own_metrics: Mapped[list[Any]] = mapped_column(default=list)  # names that its function told
 
-    # Who may drive the job: the holder of the token, until the database's clock says `until`.
+    # Who may drive the job: the holder of the token, as long as its owner renews; see leases.py.
     lease_owner: Mapped[str | None] = mapped_column(String(64))
     lease_token: Mapped[str | None] = mapped_column(String(36))
-    lease_until: Mapped[float] = mapped_column(default=0.0)
     due_at: Mapped[float] = mapped_column(default=0.0)  # nobody looks at it before
     cleaned: Mapped[bool] = mapped_column(default=False)  # ended, and off the cluster
 
     __table_args__ = (
-        Index("ix_jobs_work", "cleaned", "lease_until", "due_at"),
+        Index("ix_jobs_work", "cleaned", "lease_owner", "due_at"),
         Index("ix_jobs_changed", "changed"),
         Index("ix_jobs_goodput", "goodput", "id"),
         Index("ix_jobs_search", "state", "name", "owner", "id"),  # all that filters look at
     )
+
+
+class LeaseOwner(Base):
+    """A reconciler that is there until `until`, by the database's clock; see leases.py."""
+
+    __tablename__ = "lease_owners"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    until: Mapped[float]
 
 
 class CodePackage(Base):

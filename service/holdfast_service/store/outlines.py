@@ -68,7 +68,7 @@ def outline(columns: tuple[str, ...], rows: Mapping[str, list[Any]]) -> Outline 
     for name in CHARTED:
         if name in columns:
             column = columns.index(name)
-            kept |= _extremes([(s, v[column : column + 1]) for s, v in ordered])
+            kept |= _extremes([(step, row[column]) for step, row in ordered if len(row) > column])
     kept |= _own_extremes(columns, ordered)
     return Outline(
         steps=len(ordered),
@@ -86,21 +86,24 @@ def _own_extremes(columns: tuple[str, ...], ordered: list[tuple[int, list[Any]]]
     if OWN not in columns:
         return set()
     column = columns.index(OWN)
-    by_name: dict[str, list[tuple[int, list[Any]]]] = {}
+    by_name: dict[str, list[tuple[int, Any]]] = {}
     for step, values in ordered:
         told = values[column] if column < len(values) else None
         for name, value in (told or {}).items():
-            by_name.setdefault(name, []).append((step, [value]))
+            by_name.setdefault(name, []).append((step, value))
     return {step for one in by_name.values() for step in _extremes(one)}
 
 
-def _extremes(stored: list[tuple[int, list[Any]]]) -> set[int]:
-    """The steps of the least and the largest value, each in a list, which is empty where there is
-    none; also of one that is not finite."""
-    found = [(number(value), step) for step, values in stored for value in values]
-    finite = [(value, step) for value, step in found if value is not None]
-    odd = [step for value, step in found if value is None]
-    kept = set(odd[:1])
+def _extremes(stored: list[tuple[int, Any]]) -> set[int]:
+    """The steps of the least and the largest of (step, value); also of one that is not finite."""
+    kept: set[int] = set()
+    finite: list[tuple[float, int]] = []
+    for step, stored_value in stored:
+        value = number(stored_value)
+        if value is not None:
+            finite.append((value, step))
+        elif not kept:
+            kept.add(step)
     if finite:
         kept |= {min(finite)[1], max(finite)[1]}
     return kept

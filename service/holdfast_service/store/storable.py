@@ -30,6 +30,8 @@ def to_json(value: Any) -> str:
 
 def number(value: object) -> float | None:
     """A stored number; None where it is none, or not finite, as JSON has no word for that."""
+    if type(value) is float:  # as nearly always
+        return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
