@@ -1,7 +1,7 @@
 """How the control plane holds up under many jobs and many who watch, on SQLite and on PostgreSQL.
 
     python -m benchmarks.api --json [--jobs 5000] [--clients 1000] [--seconds 30]
-                             [--database sqlite|postgresql|both]
+                             [--database sqlite|postgresql|both] [--keep-awake]
 
 One server, as users run it, drives `--jobs` jobs whose supervisors are played
 (`benchmarks.api_server`), while this process submits, reads, watches and gives orders. Measured, in
@@ -16,7 +16,9 @@ turn, on each database:
 p99 is over all calls of the paced phase. What is not honest to leave out: the load runs on the
 server's own cores. How much of them each part has had is told (`cores_used`; the streams are read
 in a process of their own, so that reading them holds up no call that is timed), and so is how late
-this process gets its turn (`load_late_p99_ms`), which is part of every time that it measures. A
+this process gets its turn (`load_late_p99_ms`), which is part of every time that it measures, and
+which share of the processors' time other guests of the host took while somebody here wanted it
+(`stolen`; see `conditions.kept_awake` for what `--keep-awake` does about that). A
 supervisor that is played answers at once and for nothing; a real one costs a call through Ray. The
 server polls `polls_per_s` supervisors a second whatever their number, so with 5,000 jobs each is
 polled every few minutes (`poll_every_s`); what users ask for waits for no poll.
@@ -47,7 +49,7 @@ from uuid import uuid4
 import httpx
 import psutil
 
-from benchmarks.conditions import machine, print_json, say
+from benchmarks.conditions import kept_awake, machine, print_json, say
 
 READS_PER_S = 40.0
 TRANSITIONS_PER_S = 1.0
@@ -133,6 +135,19 @@ class Parts:
         return found
 
 
+class Stolen:
+    """Of the time in which somebody wanted a processor, the share that the host gave to others."""
+
+    def __init__(self) -> None:
+        self._began = psutil.cpu_times()
+
+    def share(self) -> float:
+        now, began = psutil.cpu_times(), self._began
+        spent = {name: getattr(now, name) - getattr(began, name) for name in now._fields}
+        wanted = sum(spent.get(name, 0.0) for name in ("user", "nice", "system", "steal"))
+        return round(spent.get("steal", 0.0) / wanted, 2) if wanted > 0 else 0.0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     say("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
@@ -140,6 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = {kind: asyncio.run(_measure(kind, options)) for kind in kinds}
     summary = {
         "jobs": options.jobs,
+        "kept_awake": options.keep_awake,
         "read_p99_ms": max(one["read_p99_ms"] for one in found.values()),
         "transition_p99_ms": max(one["transition_p99_ms"] for one in found.values()),
         "sse_clients": min(one["sse_clients"] for one in found.values()),
@@ -181,7 +197,8 @@ async def _measure(kind: str, options: argparse.Namespace) -> dict[str, Any]:
         await _all_running(client, options.jobs, tell)
         starting_s = time.monotonic() - began
         async with Watchers.opened(server.address, options.clients) as watchers:
-            found = await _loaded(client, server, watchers, ids, options, tell)
+            with kept_awake(options.keep_awake):
+                found = await _loaded(client, server, watchers, ids, options, tell)
     found = {
         "submissions_per_s": round(submissions_per_s, 1),
         "until_all_ran_s": round(starting_s, 1),
@@ -212,6 +229,7 @@ async def _loaded(
     reads: dict[str, list[float]] = {}
     orders: dict[str, list[float]] = {}
     late: list[float] = []
+    stolen = Stolen()
     parts = Parts({**server.pids, "load": os.getpid(), "streams": watchers.pid})
     began = time.monotonic()
     looking = asyncio.create_task(_own_lag(late))
@@ -221,7 +239,7 @@ async def _loaded(
             _transitions(another, ids, options.seconds, orders),
         )
     looking.cancel()
-    took, cores = time.monotonic() - began, parts.cores()
+    took, cores, stolen_share = time.monotonic() - began, parts.cores(), stolen.share()
     after = await watchers.told()
     reads_per_s = await _reads_per_s(client, ids, min(10.0, options.seconds))
     last = await watchers.told()
@@ -243,6 +261,7 @@ async def _loaded(
         "sse_messages_per_s_each": round(messages, 1),
         "sse_mb_per_s": round((after["nbytes"] - before["nbytes"]) / took / 1e6, 1),
         "cores_used": cores,
+        "stolen": stolen_share,
         "load_late_p99_ms": _ms(late, 0.99),
     }
 
@@ -451,6 +470,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
+    parser.add_argument("--keep-awake", action="store_true", help="no processor sleeps meanwhile")
     return parser.parse_args(arguments)
 
 

@@ -45,10 +45,10 @@ _DRIVERS = {
 _PREPARED = 500
 """Statements that each connection to PostgreSQL remembers; there are fewer."""
 _ORDERS = 4
-_WATCHING = 3
+_WATCHING = 2
 """Of those who work behind users: transactions at a time that bring about what users want, and that
 store what jobs have to say."""
-_USERS_FIRST_S = 0.1
+_USERS_FIRST_S = 0.05
 """So long a request may keep those waiting who watch; it takes less, nearly always."""
 
 

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Integer, and_, bindparam, case, func, or_, select
+from sqlalchemy import Integer, String, and_, bindparam, case, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import ColumnElement
+from sqlalchemy.sql.functions import FunctionElement
 
 from holdfast_service.job_errors import InvalidCursor
 from holdfast_service.lifecycle import Desired, State
@@ -88,11 +90,30 @@ class Filters:
         return found
 
 
+class _Lower(FunctionElement[str]):
+    """A column in lower case, to be compared by LIKE."""
+
+    name = "lower"
+    type = String()
+    inherit_cache = True
+
+
+@compiles(_Lower)
+def _lower(element: _Lower, compiler: Any, **how: Any) -> str:
+    return f"lower({compiler.process(element.clauses, **how)})"
+
+
+@compiles(_Lower, "sqlite")
+def _as_it_is(element: _Lower, compiler: Any, **how: Any) -> str:
+    """SQLite's LIKE does not see the case, and takes a third of the time without `lower`."""
+    return str(compiler.process(element.clauses, **how))
+
+
 _ESCAPE = "/"
 _CONDITIONS: dict[str, ColumnElement[bool]] = {
     "part": or_(
-        func.lower(Job.name).contains(bindparam("part"), escape=_ESCAPE),
-        func.lower(Job.owner).contains(bindparam("part"), escape=_ESCAPE),
+        _Lower(Job.name).contains(bindparam("part"), escape=_ESCAPE),
+        _Lower(Job.owner).contains(bindparam("part"), escape=_ESCAPE),
         Job.id.startswith(bindparam("part"), escape=_ESCAPE),
     ),
     "owner": Job.owner == bindparam("owner"),
