@@ -50,7 +50,7 @@ _STOPPED = {Effect.CANCEL: Point.CANCEL_DONE, Effect.PAUSE: Point.PAUSE_DONE}
 @dataclass(frozen=True)
 class Rest:
     """How long the job needs nobody. `keep`: its driver stays on it meanwhile. `in_motion`: the job
-    does not merely run, and somebody waits for what its supervisor says next."""
+    does not merely run, or is looked at: somebody waits for what its supervisor says next."""
 
     seconds: float
     keep: bool = True
@@ -244,7 +244,11 @@ class Driver:
         return pause
 
     def _until_poll(self, job: Job) -> Rest:
-        in_motion = job.desired != Desired.RUNNING or State(job.state) is not State.RUNNING
+        in_motion = (
+            job.desired != Desired.RUNNING
+            or State(job.state) is not State.RUNNING
+            or self._store.serving.is_watched(job.id)
+        )
         return Rest(self._interval_s(in_motion), in_motion=in_motion)
 
     async def _tell_avoided(self, job: Job, report: SupervisorReport) -> None:

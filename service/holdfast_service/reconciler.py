@@ -71,7 +71,7 @@ class Reconciler:
         self._competition = Competition()
         self._pace = Pace(settings.polls_per_s)
         self._motion_pace = Pace(settings.polls_per_s)
-        self._in_motion: set[str] = set()  # jobs that do not merely run
+        self._in_motion: set[str] = set()  # jobs that do not merely run, or are looked at
         self._avoided: dict[str, Avoided] | None = None  # nobody has looked yet
         self._drives: dict[str, asyncio.Task[None]] = {}
         self._bells: dict[str, _Bell] = {}
@@ -91,6 +91,7 @@ class Reconciler:
             self._reap: self._settings.reap_interval_s,
         }
         self._stop = stop
+        self._store.serving.on_watched = self.ring
         duties = [
             asyncio.create_task(self._every(seconds, duty)) for duty, seconds in every.items()
         ]

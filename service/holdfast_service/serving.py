@@ -1,16 +1,23 @@
-"""Who is being served right now: work that nobody asked for lets them finish first."""
+"""Whom this process serves right now: what nobody asked for lets requests finish first, and a job
+that somebody looks at is looked at often.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 
 class Serving:
-    """Counts the requests of users that have no answer yet. One per process, in its loop."""
+    """Counts the requests of users that have no answer yet, and who watches which job. One per
+    process, in its loop."""
 
     def __init__(self) -> None:
+        self.on_watched: Callable[[str], None] = lambda job_id: None
+        """Called when the first one begins to watch a job."""
+        self._watchers: Counter[str] = Counter()
         self._count = 0
         self._quiet: asyncio.Event | None = None  # where somebody waits for it
 
@@ -33,3 +40,16 @@ class Serving:
             self._quiet = asyncio.Event()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._quiet.wait(), most_s)
+
+    def begin_to_watch(self, job_id: str) -> None:
+        self._watchers[job_id] += 1
+        if self._watchers[job_id] == 1:
+            self.on_watched(job_id)
+
+    def end_to_watch(self, job_id: str) -> None:
+        self._watchers[job_id] -= 1
+        if not self._watchers[job_id]:
+            del self._watchers[job_id]
+
+    def is_watched(self, job_id: str) -> bool:
+        return job_id in self._watchers

@@ -92,6 +92,23 @@ async def test_every_job_that_changes_is_told_to_everybody(
     assert hub.listeners == 0
 
 
+async def test_the_drive_of_a_job_hears_that_somebody_looks_at_it(
+    store: Store, settings: Settings, jobs: JobService
+) -> None:
+    hub = hub_of(store, settings)
+    job, _ = await jobs.submit({"name": "x"})
+    told: list[str] = []
+    store.serving.on_watched = told.append
+    async with listening(hub):
+        assert not told
+        async with listening(hub, job.id):
+            async with listening(hub, job.id):
+                pass
+            assert store.serving.is_watched(job.id)
+        assert not store.serving.is_watched(job.id)
+    assert told == [job.id]
+
+
 async def test_a_cut_stream_goes_on_without_a_gap_or_a_repeat(
     store: Store, settings: Settings, jobs: JobService
 ) -> None:

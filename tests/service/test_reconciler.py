@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.service.fake_cluster import FakeCluster, FakeSupervisor, line, three_
 from holdfast_service.injections import InjectionService
 from holdfast_service.jobs import JobService
 from holdfast_service.lifecycle import State
+from holdfast_service.reconciler import Reconciler
 from holdfast_service.reports import Capacity, Phase
 from holdfast_service.settings import Settings
 from holdfast_service.store import leases
@@ -279,26 +281,58 @@ async def test_what_is_wanted_of_a_job_while_it_is_given_back_waits_for_no_inter
         )
 
 
-async def test_a_job_that_is_being_paused_is_polled_as_if_there_were_few(
+MANY, POLLS_PER_S = 20, 1.0
+
+
+@pytest.fixture
+async def many_running(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
-) -> None:
-    many, polls_per_s = 20, 1.0
+) -> AsyncIterator[tuple[Reconciler, FakeSupervisor]]:
+    """A reconciler that has more to poll than it may, and the supervisor of one of its jobs."""
     cluster.nodes = three_nodes(can_grow=True)
-    slow = settings.model_copy(update={"polls_per_s": polls_per_s})
+    slow = settings.model_copy(update={"polls_per_s": POLLS_PER_S})
     async with reconciling(store, cluster, slow) as reconciler:
-        running = [await submitted(jobs, cluster) for _ in range(many)]
-        for supervisor in running:
+        for _ in range(MANY):
+            supervisor = await submitted(jobs, cluster)
             supervisor.form(1)
             supervisor.enter(Phase.RUNNING)
             reconciler.ring(supervisor.launch.job_id)
             await until_state(jobs, supervisor.launch.job_id, State.RUNNING)
-        chosen = running[-1]
-        chosen.obeys = False
-        await jobs.pause(chosen.launch.job_id)
-        reconciler.ring(chosen.launch.job_id)
-        await until_state(jobs, chosen.launch.job_id, State.PAUSING)
-        await asyncio.sleep(0.3)  # it was polled since, and is to be polled again
-        chosen.end("PAUSED", "paused", message="")
-        began = time.monotonic()
-        await until_state(jobs, chosen.launch.job_id, State.PAUSED)
-        assert time.monotonic() - began < many / polls_per_s / 4
+        yield reconciler, supervisor
+
+
+async def test_a_job_that_is_being_paused_is_polled_as_if_there_were_few(
+    many_running: tuple[Reconciler, FakeSupervisor], jobs: JobService
+) -> None:
+    reconciler, chosen = many_running
+    job_id = chosen.launch.job_id
+    chosen.obeys = False
+    await jobs.pause(job_id)
+    reconciler.ring(job_id)
+    await until_state(jobs, job_id, State.PAUSING)
+    await asyncio.sleep(0.3)  # it was polled since, and is to be polled again
+    chosen.end("PAUSED", "paused", message="")
+    began = time.monotonic()
+    await until_state(jobs, job_id, State.PAUSED)
+    assert time.monotonic() - began < MANY / POLLS_PER_S / 4
+
+
+async def test_a_job_that_somebody_looks_at_is_polled_as_if_there_were_few(
+    many_running: tuple[Reconciler, FakeSupervisor], jobs: JobService, store: Store
+) -> None:
+    _, chosen = many_running
+    job_id = chosen.launch.job_id
+    await asyncio.sleep(0.3)
+    chosen.run(1, 1, 5)
+    store.serving.begin_to_watch(job_id)
+    began = time.monotonic()
+    for last in (5, 10):
+
+        async def there(step: int = last) -> bool:
+            return (await jobs.get(job_id)).progress.step == step
+
+        await until(there, what=f"step {last}")
+        chosen.run(1, last + 1, last + 5)
+    assert time.monotonic() - began < MANY / POLLS_PER_S / 4
+    store.serving.end_to_watch(job_id)
+    assert not store.serving.is_watched(job_id)

@@ -107,12 +107,14 @@ class LiveHub:
             return None
         channel = self._channels.setdefault(job_id, Channel(job_id))
         channel.listeners += 1
+        self._store.serving.begin_to_watch(job_id)
         return channel
 
     def _leave(self, channel: Channel | None) -> None:
         self._listeners -= 1
         if channel is not None:
             channel.listeners -= 1
+            self._store.serving.end_to_watch(channel.job_id)
             if not channel.listeners and self._channels.get(channel.job_id) is channel:
                 del self._channels[channel.job_id]
         if not self._listeners and self._looking is not None:
