@@ -79,7 +79,7 @@ def create_app(services: Services) -> FastAPI:
     app.include_router(dashboard.router())
     problems.install(app)
     app.state.registry = CollectorRegistry()
-    app.add_middleware(prometheus.Measured, registry=app.state.registry, serving=services.serving)
+    app.add_middleware(prometheus.Measured, registry=app.state.registry, services=services)
     app.add_middleware(Guard, services=services)
     _document(app)
     return app

@@ -14,11 +14,10 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.rest.metric_series import FLEET_SERIES, HTTP_SERIES, JOB_SERIES
-from holdfast.rest.services import ServicesDep
+from holdfast.rest.services import Services, ServicesDep
 from holdfast_service.fleet import Fleet
 from holdfast_service.jobs import JobService
 from holdfast_service.lifecycle import State
-from holdfast_service.serving import Serving
 
 router = APIRouter(tags=["health"])
 
@@ -38,11 +37,12 @@ async def metrics(request: Request, services: ServicesDep) -> Response:
 
 class Measured:
     """ASGI middleware that counts and times requests, by route and never by path: paths bear ids,
-    which are without end. `serving` is told of each until its answer begins."""
+    which are without end. Whoever wants
+    no user to wait hears of each until its answer begins."""
 
-    def __init__(self, app: ASGIApp, registry: CollectorRegistry, serving: Serving) -> None:
+    def __init__(self, app: ASGIApp, registry: CollectorRegistry, services: Services) -> None:
         self._app = app
-        self._serving = serving
+        self._services = services
         count, seconds = HTTP_SERIES
         self._count = Counter(count.name, count.help, count.labels, registry=registry)
         self._seconds = Histogram(seconds.name, seconds.help, seconds.labels, registry=registry)
@@ -54,7 +54,7 @@ class Measured:
         began = time.perf_counter()
 
         with ExitStack() as answered:
-            answered.enter_context(self._serving.one())
+            answered.enter_context(self._services.serving.one())
 
             async def measured(message: Message) -> None:
                 if message["type"] == "http.response.start":
