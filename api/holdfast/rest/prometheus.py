@@ -37,8 +37,7 @@ async def metrics(request: Request, services: ServicesDep) -> Response:
 
 class Measured:
     """ASGI middleware that counts and times requests, by route and never by path: paths bear ids,
-    which are without end. Whoever wants
-    no user to wait hears of each until its answer begins."""
+    which are without end. Whoever lets users go first hears of each until its answer begins."""
 
     def __init__(self, app: ASGIApp, registry: CollectorRegistry, services: Services) -> None:
         self._app = app
