@@ -60,12 +60,14 @@ class Reaper:
         self._cluster = cluster
         self._suspects: frozenset[str] = frozenset()
 
-    async def sweep(self) -> list[str]:
-        """Release what is doomed; returns those jobs of which nothing is left now.
+    async def sweep(self, driven: Collection[str]) -> list[str]:
+        """Release what is doomed; returns those jobs of which nothing is left now. Those that are
+        `driven` here are their drivers' to release, and not looked for in the store.
 
         Raises ClusterUnavailable. Doing it twice, or in two processes, does no harm.
         """
         present = await self._cluster.jobs_present()
+        present = {job for job in present if job not in driven}
         verdict = judge(present, await self._standing(present), self._suspects)
         self._suspects = verdict.suspects
         return [job for job in sorted(verdict.doomed) if await self._cluster.release(job)]

@@ -157,7 +157,7 @@ class Reconciler:
 
     async def _reap(self) -> None:
         try:
-            for job_id in await self._reaper.sweep():
+            for job_id in await self._reaper.sweep(self._drives):
                 log.warning("reaped", job=job_id)
         except ClusterUnavailable as error:
             log.warning("reaper.waits", error=str(error))
