@@ -198,6 +198,10 @@ def test_a_remote_save_is_completed_from_the_partners_when_its_node_dies(
     plan: list[dict[str, Any]] = [
         {"point": "saver", "rank": rank, "step": 20, "action": "stop"} for rank in (0, 1)
     ]
+    # Or step 30 might take the place of 20 in memory before anybody has looked.
+    plan.append(
+        {"point": "forward", "rank": 2, "step": 22, "action": "slow", "factor": 8.0, "steps": 8}
+    )
     checkpoint = CheckpointSpec(
         memory=MemoryTierSpec(every_steps=10), remote=RemoteTierSpec(every_steps=20, keep=5)
     )
