@@ -6,18 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 
 class Serving:
-    """Counts the requests of users that have no answer yet, and who watches which job. One per
-    process, in its loop."""
+    """Counts the requests of users that have no answer yet, and knows which jobs are watched. One
+    per process, in its loop."""
 
     def __init__(self) -> None:
         self.on_watched: Callable[[str], None] = lambda job_id: None
-        """Called when the first one begins to watch a job."""
-        self._watchers: Counter[str] = Counter()
+        """Called when a job begins to be watched."""
+        self._watched: set[str] = set()
         self._count = 0
         self._quiet: asyncio.Event | None = None  # where somebody waits for it
 
@@ -42,14 +41,11 @@ class Serving:
             await asyncio.wait_for(self._quiet.wait(), most_s)
 
     def begin_to_watch(self, job_id: str) -> None:
-        self._watchers[job_id] += 1
-        if self._watchers[job_id] == 1:
-            self.on_watched(job_id)
+        self._watched.add(job_id)
+        self.on_watched(job_id)
 
     def end_to_watch(self, job_id: str) -> None:
-        self._watchers[job_id] -= 1
-        if not self._watchers[job_id]:
-            del self._watchers[job_id]
+        self._watched.discard(job_id)
 
     def is_watched(self, job_id: str) -> bool:
-        return job_id in self._watchers
+        return job_id in self._watched

@@ -105,18 +105,20 @@ class LiveHub:
     def _joined(self, job_id: str | None) -> Channel | None:
         if job_id is None:
             return None
-        channel = self._channels.setdefault(job_id, Channel(job_id))
+        if job_id not in self._channels:
+            self._channels[job_id] = Channel(job_id)
+            self._store.serving.begin_to_watch(job_id)
+        channel = self._channels[job_id]
         channel.listeners += 1
-        self._store.serving.begin_to_watch(job_id)
         return channel
 
     def _leave(self, channel: Channel | None) -> None:
         self._listeners -= 1
         if channel is not None:
             channel.listeners -= 1
-            self._store.serving.end_to_watch(channel.job_id)
-            if not channel.listeners and self._channels.get(channel.job_id) is channel:
+            if not channel.listeners:
                 del self._channels[channel.job_id]
+                self._store.serving.end_to_watch(channel.job_id)
         if not self._listeners and self._looking is not None:
             self._looking.cancel()
             self._looking = None
