@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.main import build
 from holdfast_service.crossing import Point
 from holdfast_service.lifecycle import TRANSITIONS
 from holdfast_service.policy import Cause
@@ -20,6 +22,9 @@ DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 MODULE = re.compile(r"`([\w/]+\.py)`")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)[^)]*\)")
 ROOM = re.compile(r"^### `(\w+)`.*?(?=^##)", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(
+    r"^(?:\$ |source <\()?(holdfast [^#\n]*?)(?:\)|\s+[|<].*)?(?:\s+#.*)?$", re.MULTILINE
+)
 GENERATED = "reference/"
 """Pages that the site makes from the code; tests/test_site.py looks for them."""
 ENTRANCES = ("__init__.py", "__main__.py")
@@ -53,6 +58,27 @@ def test_the_map_names_every_module_in_its_room(package: str) -> None:
         str(path) for path in found if path.name not in ENTRANCES and "migrations" not in path.parts
     }
     assert named == there
+
+
+def commands(document: Path) -> list[str]:
+    """The command lines that a document shows, with whatever they say is optional."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in COMMAND.findall(block)]
+    return [line.replace("[", "").replace("]", "") for line in lines]
+
+
+SHOWN = {line: document.name for document in DOCUMENTS for line in commands(document)}
+
+
+@pytest.mark.parametrize("line", SHOWN)
+def test_every_command_that_is_shown_is_understood(line: str) -> None:
+    build().parse_args(shlex.split(line)[1:], exit_on_error=False)
+
+
+def test_the_commands_that_are_shown_are_found() -> None:
+    for line in ("holdfast ls", "holdfast submit - --dry-run", "holdfast completion bash"):
+        assert line in SHOWN
+    assert len(SHOWN) > 50
 
 
 def test_every_setting_is_explained() -> None:

@@ -328,13 +328,17 @@ def test_from_the_command_line(
     assert call("export", job_id, "--format", "safetensors", "-o", str(target))[0] == ExitCode.OK
     assert np.array_equal(load_file(target)["norm"], global_state(6)["model.norm"])
     assert call("export", job_id, "-o", str(tmp_path / "no" / "x"))[0] == ExitCode.USAGE
-    code, out, _ = call("verify", job_id, "--step", "4", "--json")
+    code, out, _ = call("verify", f"{job_id}/4", "--json")
     assert (code, json.loads(out)["done"]) == (ExitCode.OK, True)
     spoil(_folder(server, job_id, 6))
     code, _, err = call("verify", job_id)
     assert code == ExitCode.JOB_FAILED
     assert "checkpoint_bad" in err
-    assert call("rm", job_id, "--step", "6")[0] == ExitCode.OK
+    for words in (("rm", job_id), ("rm", f"{job_id}/new"), ("rm", f"{job_id}/6", "--step", "4")):
+        code, _, err = call(*words)
+        assert code == ExitCode.USAGE
+        assert "step_unclear" in err
+    assert call("rm", f"{job_id}/6")[:2] == (ExitCode.OK, "")
     assert call("rm", job_id, "--step", "99")[0] == ExitCode.NOT_FOUND
     assert [one.step for one in list_checkpoints(root_of(server, job_id))] == [4, 2]
 

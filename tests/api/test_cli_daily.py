@@ -234,6 +234,10 @@ def test_a_server_is_remembered_for_its_owner_alone(
     with Client() as client, Client("http://127.0.0.1:1") as elsewhere:
         assert client.server.token == token
         assert elsewhere.server.token is None, "a token goes to its own server only"
+    assert run(["login", server.address, "--token", "--name", "x"]) == ExitCode.USAGE
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{token}\n"))
+    assert run(["login", server.address, "--name", "read", "--token", "-"]) == 0
+    assert config.load().contexts["read"].token == token
     assert run(["login", "127.0.0.1:1", "--no-check"]) == 0
     assert json.loads(told(capsys, "ls", "--context", "lab", "--json") or "{}") == {}
     assert run(["config", "use", "nope"]) == ExitCode.USAGE

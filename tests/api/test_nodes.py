@@ -78,6 +78,8 @@ def test_the_command_line_lists_describes_cordons_and_uncordons(
     assert run(["node", "ls", "--json"]) == ExitCode.OK
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line)["id"] for line in lines] == ["node0", "node1", "node2"]
+    assert run(["node", "cordon", "node0"]) == ExitCode.OK
+    assert "by hand" in [one.reason for one in nodes.nodes()]
     assert run(["node", "cordon", "nobody", "--reason", "x"]) == ExitCode.NOT_FOUND
     assert "node_not_found" in capsys.readouterr().err
 

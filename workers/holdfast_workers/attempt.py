@@ -33,6 +33,7 @@ from holdfast_workers.memory.segment import Segment, SegmentError
 from holdfast_workers.memory.shadow import Patience
 from holdfast_workers.messages import ErrorKind, StepRow, Tier
 from holdfast_workers.rank_checkpoints import RankCheckpoints
+from holdfast_workers.rank_log import RankLog
 from holdfast_workers.recipes.base import GuardTripped, NonFiniteStep, World
 from holdfast_workers.recipes.guard_memory import OtherHistory
 from holdfast_workers.replicas import CorruptionFound
@@ -113,6 +114,7 @@ class Attempt:
         self._cold_until = 0
         self._start_digest: str | None = None
         self._own = RankCheckpoints(order, recipe.layout, self._say, faults)
+        self._log = RankLog(self._rank, self._number, order["mesh"], self._spec.train.steps)
         self._patience = Patience(config["replication_patience_s"], config["replication_share"])
         first = order["intervals"] or self._spec.checkpoint.first_intervals
         self._intervals: tuple[int, int] = (first[0], first[1])
@@ -134,13 +136,16 @@ class Attempt:
         self._own.finish()
         groups.leave()
         self._say("done", step=last)
+        self._log.done(last)
 
     def _begin_steps(self, world: World) -> Steps:
         """Once the recipe stands: the state goes in, and all others may know."""
         self._phases["build"] = time.monotonic() - self._entered_at
         self._check_fence()
         start = self._restore()
-        self._say("joined", step=start, phases_s=self._phases, tier=self._order["restore"]["tier"])
+        tier = Tier(self._order["restore"]["tier"])
+        self._say("joined", step=start, phases_s=self._phases, tier=tier)
+        self._log.joined(start, tier, self._phases)
         self._step = start
         self._cold_until = start + COLD_STEPS
         if start == self._spec.train.steps:  # the fault came between the last step and its save
@@ -161,6 +166,13 @@ class Attempt:
             "message": control.shortened(str(error)),
             "traceback": control.shortened("".join(traceback.format_exception(error))),
         }
+
+    def tell_why(self, error: Exception | None) -> None:
+        """To whoever reads this rank's log; None: it was fenced."""
+        if error is None:
+            self._log.fenced(self._step)
+        else:
+            self._log.failed(self._step, _kind(error), error)
 
     def abandon(self) -> None:
         """Drop the half-done step and the groups; the process stays warm.
@@ -259,6 +271,7 @@ class Attempt:
                 remote_saving=self._beside[1],
             )
             self._say("row", row=asdict(row))
+        self._log.stepped(row)
         self._patience.earn(row.step_time_s)
         self._waited_s = 0.0
 

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 import torch
 import yaml
 
-from holdfast_workers import groups, recipes
+from holdfast_workers import groups, rank_log, recipes
 from holdfast_workers.agreement import Agreed
 from holdfast_workers.guards import in_words
 from holdfast_workers.loop import DigestSource, Hooks, Steps
@@ -152,12 +152,7 @@ class _Report:
         self._rows.append(row)
         self._write({"row": asdict(row)})
         if self._world.rank == 0 and (row.step % self._every == 0 or row.step == 1):
-            print(
-                f"step {row.step:>6}  loss {row.loss:.4f}  grad norm {row.grad_norm:.3f}  "
-                f"lr {row.lr:.2e}  {row.step_time_s * 1e3:.0f} ms  "
-                f"{row.tokens / row.step_time_s:,.0f} tokens/s",
-                flush=True,
-            )
+            print(rank_log.in_words(row), flush=True)
 
     def tripped(self, report: dict[str, Any]) -> None:
         self._write({"tripped": report})

@@ -18,7 +18,7 @@ import traceback
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from holdfast_workers import collectives, control, groups, processes
+from holdfast_workers import collectives, control, groups, processes, rank_log
 from holdfast_workers.attempt import Attempt, Fenced
 from holdfast_workers.beacon import Beacon
 from holdfast_workers.chaos import FaultPoints
@@ -97,6 +97,7 @@ class Worker:
                 self._link.send(attempt.failure(error))
             self._link.sever()
             attempt.abandon()
+            attempt.tell_why(None if fenced else error)
         finally:
             self._beacon.end()
             self._built_for = attempt.built_for
@@ -176,7 +177,7 @@ class Link:
                 self._changed.wait()
         held_s = time.monotonic() - began
         if held_s > HOLD_TOLD_S:
-            print(f"attempt {attempt} held for {held_s:.1f} s: no supervisor was heard", flush=True)
+            rank_log.held(attempt, held_s)
 
     def intervals(self, attempt: int) -> tuple[int, int] | None:
         """What was told since the attempt was joined."""

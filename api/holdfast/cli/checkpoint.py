@@ -19,8 +19,11 @@ from holdfast_service.views import CheckpointView
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+CheckpointWord = Annotated[
+    str, Parameter(name="JOB", help="A job, or JOB/STEP: its name, its id, or the beginning of it.")
+]
 Step = Annotated[int | None, Parameter(help="Of which step; default: the newest.")]
-OneStep = Annotated[int, Parameter(help="Of which step.")]
+OneStep = Annotated[int | None, Parameter(help="Of which step; JOB/STEP says it, too.")]
 
 COLUMNS = (
     Column("STEP", right=True),
@@ -38,6 +41,13 @@ class NoCheckpoint(HoldfastError):
 
     code = "checkpoint_not_found"
     status = 404
+
+
+class StepUnclear(HoldfastError):
+    """Which checkpoint is meant was not said, or not in a way that has one meaning."""
+
+    code = "step_unclear"
+    status = 400
 
 
 class DamagedCheckpoint(HoldfastError):
@@ -72,52 +82,51 @@ def ls(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
     return ExitCode.OK
 
 
-def verify(job_word: JobWord, /, *, step: Step = None, options: Options = OPTIONS) -> ExitCode:
+def verify(word: CheckpointWord, /, *, step: Step = None, options: Options = OPTIONS) -> ExitCode:
     """Read every byte of a checkpoint. One that is bad is quarantined, and the exit code 1."""
     with options.connect() as client:
-        job_id = client.find(job_word)
-        chosen = _step(client, job_id, step)
+        job_id, chosen = _one(client, word, step)
         with _progress("verifying") as progress:
             bar = progress.add_task(f"step {chosen}")
-            for word in client.verify_checkpoint(job_id, chosen):
-                progress.update(bar, completed=word.read_bytes, total=word.nbytes)
-    if not output.results(options, [word]) and word.bad is None:
+            for told in client.verify_checkpoint(job_id, chosen):
+                progress.update(bar, completed=told.read_bytes, total=told.nbytes)
+    if not output.results(options, [told]) and told.bad is None:
         output.console().print(f"step {chosen}: every byte is as it was saved")
-    if word.bad is None:
+    if told.bad is None:
         return ExitCode.OK
-    output.print_error(DamagedCheckpoint(f"step {chosen} is quarantined: {word.bad}"))
+    output.print_error(DamagedCheckpoint(f"step {chosen} is quarantined: {told.bad}"))
     return ExitCode.JOB_FAILED
 
 
-def pin(job_word: JobWord, /, *, step: Step = None, options: Options = OPTIONS) -> ExitCode:
+def pin(word: CheckpointWord, /, *, step: Step = None, options: Options = OPTIONS) -> ExitCode:
     """Let nobody remove a checkpoint, whatever retention says; again is the same."""
     with options.connect() as client:
-        job_id = client.find(job_word)
-        pinned = client.pin_checkpoint(job_id, _step(client, job_id, step))
+        pinned = client.pin_checkpoint(*_one(client, word, step))
     if not output.results(options, [pinned]):
         output.console().print(f"step {pinned.step} is pinned")
     return ExitCode.OK
 
 
-def unpin(job_word: JobWord, /, *, step: OneStep, options: Options = OPTIONS) -> ExitCode:
+def unpin(word: CheckpointWord, /, *, step: OneStep = None, options: Options = OPTIONS) -> ExitCode:
     """Leave a checkpoint to retention again; again is the same."""
     with options.connect() as client:
-        free = client.unpin_checkpoint(client.find(job_word), step)
+        free = client.unpin_checkpoint(*_said(client, word, step))
     if not output.results(options, [free]):
         output.console().print(f"step {free.step} is not pinned")
     return ExitCode.OK
 
 
-def rm(job_word: JobWord, /, *, step: OneStep, server: Server = SERVER) -> ExitCode:
+def rm(word: CheckpointWord, /, *, step: OneStep = None, server: Server = SERVER) -> ExitCode:
     """Remove a checkpoint, unless it is pinned, needed, or all that the job has (4)."""
     with server.connect() as client:
-        client.remove_checkpoint(client.find(job_word), step)
-    output.talk(f"step {step} is removed")
+        job_id, chosen = _said(client, word, step)
+        client.remove_checkpoint(job_id, chosen)
+    output.talk(f"step {chosen} is removed")
     return ExitCode.OK
 
 
 def export(
-    job_word: JobWord,
+    word: CheckpointWord,
     /,
     *,
     out: Annotated[Path, Parameter(name=("--output", "-o"), help="The file to write.")],
@@ -132,8 +141,7 @@ def export(
     """Write a model, whole and verified, to one file."""
     del format  # there is one so far; scripts say which they mean
     with server.connect() as client:
-        job_id = client.find(job_word)
-        chosen = _step(client, job_id, step)
+        job_id, chosen = _one(client, word, step)
         output.talk(f"step {chosen} is verified first, which takes its time")
         with _progress("exporting") as progress:
             bar = progress.add_task(f"step {chosen}")
@@ -159,14 +167,35 @@ for command in (ls, verify, pin, unpin, rm, export):
     group.command(command)
 
 
-def _step(client: Client, job_id: str, given: int | None) -> int:
-    """The step that was named, or the newest there is."""
-    if given is not None:
-        return given
+def _parts(word: str, step: int | None) -> tuple[str, int | None]:
+    """The job, and the step that JOB/STEP or `--step` says."""
+    job, slash, said = word.partition("/")
+    if not slash:
+        return word, step
+    if not said.isdecimal() or (step is not None and step != int(said)):
+        other = "" if step is None else f", and --step {step}"
+        raise StepUnclear(f"{word!r}{other}: JOB/STEP was expected, as in {job}/200")
+    return job, int(said)
+
+
+def _one(client: Client, word: str, step: int | None) -> tuple[str, int]:
+    """The job's id, and the step that was named, or the newest there is."""
+    job_word, said = _parts(word, step)
+    job_id = client.find(job_word)
+    if said is not None:
+        return job_id, said
     for one in client.checkpoints(job_id).remote:
         if one.deleted_at is None and one.bad is None:
-            return one.step
+            return job_id, one.step
     raise NoCheckpoint(f"job {job_id} has no remote checkpoint")
+
+
+def _said(client: Client, word: str, step: int | None) -> tuple[str, int]:
+    """The job's id, and the step; none is taken by default."""
+    job_word, said = _parts(word, step)
+    if said is None:
+        raise StepUnclear(f"which checkpoint? {word}/STEP says it; `checkpoint ls {word}` has them")
+    return client.find(job_word), said
 
 
 def _progress(what: str) -> Progress:

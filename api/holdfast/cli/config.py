@@ -33,7 +33,11 @@ def login(
     *,
     name: Annotated[str | None, Parameter(help="To call it by; default: its host.")] = None,
     token: Annotated[
-        str | None, Parameter(help="Sent with each request; - reads it from standard input.")
+        str | None,
+        Parameter(
+            allow_leading_hyphen=True,
+            help="Sent with each request; - reads it from standard input.",
+        ),
     ] = None,
     check: Annotated[bool, Parameter(negative="--no-check", help="Ask it first.")] = True,
 ) -> ExitCode:
@@ -42,6 +46,8 @@ def login(
     called = name or urlsplit(where).hostname or ""
     if not called or set(called) - set(NAMES):
         raise NotUnderstood(f"{called or server!r} is no name: use letters, digits, . _ -; --name")
+    if token is not None and token.startswith("--"):
+        raise NotUnderstood(f"--token is followed by {token}: say the token, or - to read it")
     secret = sys.stdin.readline().strip() if token == "-" else token
     if check:
         _ask(where, secret)

@@ -73,7 +73,7 @@ def cordon(
     name: NodeName,
     /,
     *,
-    reason: Annotated[str, Parameter(help="Why, for whoever finds it so.")],
+    reason: Annotated[str, Parameter(help="Why, for whoever finds it so.")] = "by hand",
     for_: Annotated[
         str | None,
         Parameter(name="--for", help="7200, 30m, 2h, 1d; default: until it is uncordoned."),

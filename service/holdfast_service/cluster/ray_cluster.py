@@ -51,6 +51,11 @@ KEY_BYTES = 32
 HEAD = "node:__internal_head__"
 
 
+def _concerns_somebody(record: logging.LogRecord) -> bool:
+    """Ray warns that it leaves SIGTERM alone, outside of the main thread: as it should."""
+    return not record.getMessage().startswith("SIGTERM handler is not set")
+
+
 class RayCluster:
     """One connection of this process to one Ray cluster."""
 
@@ -70,6 +75,7 @@ class RayCluster:
         `key_path`: a secret of the control plane, made if there is none (0600); every job's own
         secret derives from it. `secrets_dir`: named secrets. Raises ClusterUnavailable.
         """
+        logging.getLogger("ray._private.worker").addFilter(_concerns_somebody)
         try:
             ray.init(
                 address=address,
