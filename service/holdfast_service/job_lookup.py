@@ -44,7 +44,8 @@ def canonical(job_id: str) -> str:
             return job_id
     except ValueError:
         pass
-    raise not_found(job_id)
+    whole = "a job is called by its whole id here, and `GET /api/v1/jobs?q=` finds it by its name"
+    raise JobNotFound(f"{not_found(job_id)}: {whole}")
 
 
 def not_found(job_id: str) -> JobNotFound:
