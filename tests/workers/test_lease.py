@@ -253,9 +253,10 @@ def test_a_lease_ends_while_its_machine_is_suspended(
 def gated(link: Link, beacon: Beacon, tmp_path: Path) -> Attempt:
     """Rank 0 of attempt 4, where it is about to apply a step."""
     paths = {"segment_path": tmp_path / "s", "segment_root": tmp_path}
-    order = {"attempt": 4, "rank": 0, "leased": True, "intervals": (1, 0), **paths}
+    order = {"attempt": 4, "rank": 0, "mesh": {"dp_shard": 1}, "leased": True, **paths}
+    order |= {"intervals": (1, 0)}
     config = {"replication_patience_s": 1.0, "replication_share": 0.1}
-    recipe = SimpleNamespace(spec=None, layout=None)
+    recipe = SimpleNamespace(spec=SimpleNamespace(train=SimpleNamespace(steps=9)), layout=None)
     return Attempt(order, config, recipe, link, FaultPoints(None), beacon, None)  # type: ignore[arg-type]
 
 
