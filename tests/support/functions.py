@@ -130,6 +130,7 @@ def mistaken(ctx: Context) -> None:
     for step in ctx.steps():
         ctx.backward(model(torch.ones(2, 4)).sum())
         if step == 5:
+            print("a name that is no text: \udcff")
             raise KeyError("the user's own mistake")
         ctx.step()
 

@@ -54,7 +54,9 @@ class First:
 def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[First]:
     folder = tmp_path_factory.mktemp("first")
     training = small_training(6, blocks=2, checkpoint=EVERY_3)
-    with supervised(folder, training, standbys=0) as run:
+    # Or step 6 might supersede step 3 before that is saved.
+    slow = {"point": "forward", "rank": 0, "step": 4, "action": "slow", "factor": 20.0, "steps": 2}
+    with supervised(folder, training, standbys=0, chaos=[slow]) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         at_6, at_3 = list_checkpoints(open_storage(str(run.remote_root)))
         assert (at_6.step, at_3.step) == (6, 3)

@@ -135,8 +135,8 @@ class Attempt:
         self._beacon.enter("save", last)
         self._own.finish()
         groups.leave()
-        self._say("done", step=last)
         self._log.done(last)
+        self._say("done", step=last)
 
     def _begin_steps(self, world: World) -> Steps:
         """Once the recipe stands: the state goes in, and all others may know."""

@@ -5,21 +5,20 @@ Whoever opens the log of a job finds what any trainer prints, whether its progra
 
 from __future__ import annotations
 
-import re
+import contextlib
 import time
 import traceback
 from collections.abc import Mapping
 from math import isfinite
 
 from holdfast_workers.control import shortened
+from holdfast_workers.errors import complaint
 from holdfast_workers.messages import ErrorKind, StepRow, Tier
 
 STEPS_APART_S = 10.0
 """Between two steps that are told, at least; the first of an attempt and the last are always."""
 
 _LONGEST = 300
-_SOURCE = re.compile(r"^\[[^\]]*\]\s*")
-"""Where in torch's sources it happened."""
 _FROM = {
     Tier.OWN_RAM: "from its own memory",
     Tier.PARTNER_RAM: "from a partner's memory",
@@ -63,14 +62,15 @@ class RankLog:
     def failed(self, step: int, kind: str, error: Exception) -> None:
         """`kind`: an ErrorKind. What the program itself raised is told with its trace."""
         where = f"attempt {self._attempt}: left after step {step}"
-        why = str(error).partition("\n")[0][:_LONGEST]
         if kind == ErrorKind.COMMUNICATION:
-            complaint = _SOURCE.sub("", why).partition(". ")[0]  # gloo's advice follows
-            _say("WARNING", f"{where}: a peer does not answer ({complaint})")
+            why = complaint(str(error))[:_LONGEST]
+            _say("WARNING", f"{where}: a peer does not answer ({why})")
             return
-        _say("ERROR", f"{where}: {type(error).__name__}: {why}")
+        why = str(error).partition("\n")[0][:_LONGEST]
+        trace = ""
         if kind in (ErrorKind.USER, ErrorKind.INTERNAL):
-            print(shortened("".join(traceback.format_exception(error))).rstrip(), flush=True)
+            trace = "\n" + shortened("".join(traceback.format_exception(error))).rstrip()
+        _say("ERROR", f"{where}: {type(error).__name__}: {why}{trace}")
 
 
 def held(attempt: int, held_s: float) -> None:
@@ -97,4 +97,5 @@ def _info(words: str) -> None:
 
 
 def _say(level: str, words: str) -> None:
-    print(f"{level:<7} {words}", flush=True)
+    with contextlib.suppress(OSError):  # who reads it is gone, and will end this process
+        print(f"{level:<7} {words}", flush=True)

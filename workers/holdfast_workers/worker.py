@@ -93,11 +93,11 @@ class Worker:
             attempt.run()
         except Exception as error:
             fenced = isinstance(error, Fenced) or self._link.is_fenced(order["attempt"])
+            attempt.tell_why(None if fenced else error)  # first: what ends the job ends the process
             if not fenced:
                 self._link.send(attempt.failure(error))
             self._link.sever()
             attempt.abandon()
-            attempt.tell_why(None if fenced else error)
         finally:
             self._beacon.end()
             self._built_for = attempt.built_for

@@ -24,7 +24,7 @@ import socket
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from holdfast_workers import control, processes
 
@@ -123,7 +123,7 @@ def _become(
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
         os.close(log_fd)
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        sys.stdout, sys.stderr = _lines_to(1), _lines_to(2)
         if processes.die_with_parent(agent_pid, REPARENT_TIMEOUT_S):
             processes.allow_tracing(agent_pid)
             os.environ.update(request.get("env", {}))
@@ -138,6 +138,13 @@ def _become(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _lines_to(descriptor: int) -> TextIO:
+    """The agent reads UTF-8, whatever the locale, and what is no text must end no process."""
+    return open(
+        descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
 
 
 def _run(

@@ -20,6 +20,7 @@ from holdfast_service.recovery.partners import link_failed
 from holdfast_service.recovery.state import WITH_WORLD, Member, Stage, State
 from holdfast_service.registry import BadCopy
 from holdfast_service.reports import EventKind
+from holdfast_workers.errors import complaint
 from holdfast_workers.messages import (
     ErrorKind,
     Place,
@@ -156,14 +157,14 @@ def _failed(state: State, signal: Signal, now: float) -> None:
         faults.distrust_source(state, member.rank, for_ever=damaged, why=error.message)
     if cause is Cause.INTERNAL_ERROR and signal.worker is not None:
         state.roster.doubt(signal.worker)
-    what = f"rank {member.rank} on {signal.agent}: {error.type} at step {error.step}: "
+    said = complaint(error.message) if error.kind is ErrorKind.COMMUNICATION else error.message
     faults.accuse(
         state,
         Fault(
             cause,
             attempt=state.attempt,
             at=signal.at,
-            what=what + error.message,
+            what=f"rank {member.rank} on {signal.agent}: {error.type} at step {error.step}: {said}",
             rank=member.rank,
             worker=signal.worker,
             agent=signal.agent,
