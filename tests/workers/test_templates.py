@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -46,9 +47,8 @@ class Node:
 
     def stop(self) -> None:
         self.templates.stop(WAIT_S)
-        for child in psutil.Process().children():
-            if child.name() == "hf-worker":
-                child.kill()
+        for child in forked("hf-worker"):
+            child.kill()
         eventually(lambda: not names(), WAIT_S, "all forks to be gone")
         self.io.stop()
         self.brood.stop()
@@ -85,17 +85,26 @@ def node(tmp_path: Path) -> Iterator[Node]:
     there.stop()
 
 
+def forked(name: str) -> list[psutil.Process]:
+    """Living children of that name; one may end while they are looked at."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.name() == name:
+                found.append(child)
+    return found
+
+
 def names() -> list[str]:
     """Of the processes that were forked, not of the zygote."""
-    found = (child.name() for child in psutil.Process().children())
-    return sorted(name for name in found if name in ("hf-worker", "hf-template"))
+    return [name for name in ("hf-template", "hf-worker") for _ in forked(name)]
 
 
 def test_a_worker_comes_from_its_template_which_may_die(node: Node) -> None:
     node.templates.ensure([PLACE])
     node.templates.ensure([PLACE])
     assert names() == ["hf-template"]
-    (template,) = (one for one in psutil.Process().children() if one.name() == "hf-template")
+    (template,) = forked("hf-template")
     first = node.worker("w1")
     assert os.getsid(first.pid) == first.pid
     assert psutil.Process(first.pid).ppid() == os.getpid()
@@ -112,7 +121,7 @@ def test_a_template_that_stops_answering_is_passed_over(node: Node) -> None:
     node.templates = Templates(node.brood, "n0.life", WAIT_S, 0.5)
     node.templates.attach(node.io)
     node.templates.ensure([PLACE])
-    (template,) = (one for one in psutil.Process().children() if one.name() == "hf-template")
+    (template,) = forked("hf-template")
     template.suspend()
     node.worker("w1")
     eventually(lambda: names() == ["hf-worker"], WAIT_S, "the silent template to be ended")
