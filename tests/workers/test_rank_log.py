@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import replace
 
@@ -111,3 +112,10 @@ def test_a_fence_and_the_end_are_told(capsys: Capsys) -> None:
         "INFO    attempt 2: fenced after step 7; waits for the next attempt",
         "INFO    attempt 2: done after step 100",
     ]
+
+
+def test_a_program_that_has_closed_its_output_trains_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr("sys.stdout", closed)
+    log().stepped(ROW)

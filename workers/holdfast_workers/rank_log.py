@@ -97,5 +97,6 @@ def _info(words: str) -> None:
 
 
 def _say(level: str, words: str) -> None:
-    with contextlib.suppress(OSError):  # who reads it is gone, and will end this process
+    # Who reads it is gone, and will end this process; or the program has closed its output.
+    with contextlib.suppress(OSError, ValueError):
         print(f"{level:<7} {words}", flush=True)
