@@ -19,7 +19,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import torch
 import yaml
@@ -230,5 +230,13 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _end(code: int) -> NoReturn:
+    """Without the interpreter's end: there, threads of process groups that are only just gone make
+    C++ abort now and then (see `groups.leave`), and `torchrun` calls the whole run failed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _end(main())
