@@ -51,4 +51,4 @@ def main(ctx) -> None:
 if __name__ == "__main__":
     from holdfast_workers import standalone
 
-    sys.exit(standalone.main([str(Path(__file__).with_name("job.yaml")), *sys.argv[1:]]))
+    standalone.run([str(Path(__file__).with_name("job.yaml")), *sys.argv[1:]])

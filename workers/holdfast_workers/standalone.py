@@ -37,7 +37,18 @@ _WARM_UP_STEPS = 5
 """Steps left out of the summary's medians: they compile, allocate and fill caches."""
 
 
+def run(arguments: list[str] | None = None) -> NoReturn:
+    """:func:`main`, and the end of the process, without that of the interpreter: there, threads of
+    process groups that are only just gone make C++ abort now and then (see `groups.leave`), and
+    `torchrun` calls the whole run failed."""
+    code = main(arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def main(arguments: list[str] | None = None) -> int:
+    """The exit code: 0, or 2 where the job is not one that can run."""
     options = _options(arguments)
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     spec = load_spec(Path(options.job), steps=options.steps, world_size=world_size)
@@ -230,13 +241,5 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _end(code: int) -> NoReturn:
-    """Without the interpreter's end: there, threads of process groups that are only just gone make
-    C++ abort now and then (see `groups.leave`), and `torchrun` calls the whole run failed."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    _end(main())
+    run()
