@@ -53,11 +53,21 @@ def reference(text: str) -> JobReference | FolderReference:
         return FolderReference(text.removeprefix(STOCK_URI), stock=True)
     if text.startswith("/") or "://" in text:
         return FolderReference(text, stock=False)
+    try:
+        return job_reference(text)
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is neither JOB, JOB/STEP nor the URI of a checkpoint's folder"
+        ) from None
+
+
+def job_reference(text: str) -> JobReference:
+    """What JOB or JOB/STEP names. Raises ValueError."""
     job, slash, step = text.partition("/")
     if not slash:
         return JobReference(job, None)
     if not (job and step.isascii() and step.isdigit() and len(step) < 16):
-        raise ValueError(f"{text!r} is neither JOB, JOB/STEP nor the URI of a checkpoint's folder")
+        raise ValueError(f"{text!r} is neither JOB nor JOB/STEP")
     return JobReference(job, int(step))
 
 

@@ -72,18 +72,14 @@ def test_one_rank_tells_the_steps_for_all(capsys: Capsys) -> None:
     assert capsys.readouterr().out == ""
 
 
-def failure() -> Exception:
-    try:
-        raise ValueError("no such shape\nmore of it")
-    except ValueError as error:
-        return error
+TRACE = "Traceback (most recent call last):\nValueError: no such shape\nmore of it\n"
 
 
 @pytest.mark.parametrize("kind", ErrorKind)
 def test_only_what_the_program_raised_is_told_with_its_trace(
     kind: ErrorKind, capsys: Capsys
 ) -> None:
-    log().failed(7, kind, failure())
+    log().failed(7, kind, "ValueError", "no such shape\nmore of it", TRACE)
     first, *rest = capsys.readouterr().out.splitlines()
     assert "attempt 2: left after step 7" in first
     assert "no such shape" in first
@@ -98,7 +94,7 @@ def test_only_what_the_program_raised_is_told_with_its_trace(
 
 def test_a_lost_connection_is_told_without_the_advice_that_comes_with_it(capsys: Capsys) -> None:
     gloo = "[/src/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:4259. This is typically so"
-    log().failed(7, ErrorKind.COMMUNICATION, RuntimeError(gloo))
+    log().failed(7, ErrorKind.COMMUNICATION, "RuntimeError", gloo, "")
     assert capsys.readouterr().out == (
         "WARNING attempt 2: left after step 7: a peer does not answer "
         "(Connection closed by peer [10.0.0.2]:4259)\n"

@@ -152,12 +152,14 @@ class Attempt:
             self._own.leave_for_saver(start, self._recipe.freeze(start).write, {})
         return Steps(self._recipe, world, self._spec, self, start, self._start_digest)
 
-    def failure(self, error: Exception) -> dict[str, Any]:
-        """What the agent is told of an exception that no fence explains."""
-        return {
-            "op": "failed",
-            "attempt": self._number,
-            "rank": self._rank,
+    def fenced(self) -> None:
+        """It was ended from outside: said to whoever reads this rank's log."""
+        self._log.fenced(self._step)
+
+    def failed(self, error: Exception) -> None:
+        """Tell log and agent of an exception that no fence explains. The log first: what ends the
+        job ends the process."""
+        told: dict[str, Any] = {
             "step": self._step,
             "kind": _kind(error),
             "trip": error.report if isinstance(error, GuardTripped) else None,
@@ -166,13 +168,8 @@ class Attempt:
             "message": control.shortened(str(error)),
             "traceback": control.shortened("".join(traceback.format_exception(error))),
         }
-
-    def tell_why(self, error: Exception | None) -> None:
-        """To whoever reads this rank's log; None: it was fenced."""
-        if error is None:
-            self._log.fenced(self._step)
-        else:
-            self._log.failed(self._step, _kind(error), error)
+        self._log.failed(self._step, told["kind"], told["type"], told["message"], told["traceback"])
+        self._say("failed", **told)
 
     def abandon(self) -> None:
         """Drop the half-done step and the groups; the process stays warm.

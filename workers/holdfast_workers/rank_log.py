@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-import traceback
 from collections.abc import Mapping
 from math import isfinite
 
-from holdfast_workers.control import shortened
 from holdfast_workers.errors import complaint
 from holdfast_workers.messages import ErrorKind, StepRow, Tier
 
@@ -59,18 +57,15 @@ class RankLog:
     def fenced(self, step: int) -> None:
         _info(f"attempt {self._attempt}: fenced after step {step}; waits for the next attempt")
 
-    def failed(self, step: int, kind: str, error: Exception) -> None:
+    def failed(self, step: int, kind: str, type_name: str, message: str, trace: str) -> None:
         """`kind`: an ErrorKind. What the program itself raised is told with its trace."""
         where = f"attempt {self._attempt}: left after step {step}"
         if kind == ErrorKind.COMMUNICATION:
-            why = complaint(str(error))[:_LONGEST]
-            _say("WARNING", f"{where}: a peer does not answer ({why})")
+            _say("WARNING", f"{where}: a peer does not answer ({complaint(message)[:_LONGEST]})")
             return
-        why = str(error).partition("\n")[0][:_LONGEST]
-        trace = ""
-        if kind in (ErrorKind.USER, ErrorKind.INTERNAL):
-            trace = "\n" + shortened("".join(traceback.format_exception(error))).rstrip()
-        _say("ERROR", f"{where}: {type(error).__name__}: {why}{trace}")
+        first = message.partition("\n")[0][:_LONGEST]
+        follows = f"\n{trace.rstrip()}" if kind in (ErrorKind.USER, ErrorKind.INTERNAL) else ""
+        _say("ERROR", f"{where}: {type_name}: {first}{follows}")
 
 
 def held(attempt: int, held_s: float) -> None:

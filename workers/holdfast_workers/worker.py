@@ -92,10 +92,10 @@ class Worker:
         try:
             attempt.run()
         except Exception as error:
-            fenced = isinstance(error, Fenced) or self._link.is_fenced(order["attempt"])
-            attempt.tell_why(None if fenced else error)  # first: what ends the job ends the process
-            if not fenced:
-                self._link.send(attempt.failure(error))
+            if isinstance(error, Fenced) or self._link.is_fenced(order["attempt"]):
+                attempt.fenced()
+            else:
+                attempt.failed(error)
             self._link.sever()
             attempt.abandon()
         finally:

@@ -14,6 +14,7 @@ from holdfast.cli.common import OPTIONS, SERVER, JobWord, Options, Server
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.client import Client
 from holdfast.errors import HoldfastError
+from holdfast_service.init_from import job_reference
 from holdfast_service.views import CheckpointView
 
 if TYPE_CHECKING:
@@ -169,13 +170,13 @@ for command in (ls, verify, pin, unpin, rm, export):
 
 def _parts(word: str, step: int | None) -> tuple[str, int | None]:
     """The job, and the step that JOB/STEP or `--step` says."""
-    job, slash, said = word.partition("/")
-    if not slash:
-        return word, step
-    if not said.isdecimal() or (step is not None and step != int(said)):
-        other = "" if step is None else f", and --step {step}"
-        raise StepUnclear(f"{word!r}{other}: JOB/STEP was expected, as in {job}/200")
-    return job, int(said)
+    try:
+        named = job_reference(word)
+    except ValueError as error:
+        raise StepUnclear(f"{error}, as {word.partition('/')[0]}/200 is") from error
+    if None not in (named.step, step) and named.step != step:
+        raise StepUnclear(f"{word!r} says another step than --step {step}")
+    return named.job, step if named.step is None else named.step
 
 
 def _one(client: Client, word: str, step: int | None) -> tuple[str, int]:

@@ -70,11 +70,12 @@ def check(device: str, floor_gb_per_s: float) -> tuple[list[Finding], float]:
     for name, wrong in _wrong_products(device).items():
         what = f"{wrong} numbers of a product ({name}) on {device} are wrong"
         found.append(Finding("preflight", "arithmetic", Level.UNFIT, what, device))
-    copied = round(_copies_per_second(device) / 1e9, 2)
+    copied = _copies_per_second(device) / 1e9
+    told = round(copied, 2)
     if floor_gb_per_s and copied < floor_gb_per_s:
-        slow = f"memory of {device} is copied at {copied:.1f} GB/s, {floor_gb_per_s:g} are wanted"
+        slow = f"memory of {device} is copied at {told:.1f} GB/s, {floor_gb_per_s:g} are wanted"
         found.append(Finding("preflight", "memory_speed", Level.UNFIT, slow, device))
-    return found, copied
+    return found, told
 
 
 def expected() -> torch.Tensor:
