@@ -24,10 +24,8 @@ import uvicorn
 
 from holdfast.rest.app import create_app
 from holdfast.rest.services import services_over
-from holdfast_service import scheduling
-from holdfast_service.quarantine import Avoided
-from holdfast_service.reconciler import Reconciler
-from holdfast_service.reports import (
+from holdfast_service.embedded_cluster import process_priority
+from holdfast_service.job_model.supervisor_protocol import (
     Capacity,
     Cursors,
     EventKind,
@@ -40,9 +38,11 @@ from holdfast_service.reports import (
     SupervisorReport,
     SupervisorUnavailable,
 )
+from holdfast_service.policy.quarantine import Avoided
+from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
-from holdfast_workers.messages import Beat, LogLine, StepRow
+from holdfast_workers.protocol.messages import Beat, LogLine, StepRow
 
 RANKS = 4
 MOST_ROWS = 50
@@ -211,7 +211,7 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
         backlog=4096,
     )
     server = uvicorn.Server(config)
-    scheduling.collect_seldom()  # as `holdfast serve` does
+    process_priority.collect_seldom()  # as `holdfast serve` does
     driving = asyncio.create_task(reconciler.run(stopping))
     serving = asyncio.create_task(server.serve())
     loop = asyncio.get_running_loop()

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from holdfast_workers.agreement import Contribution
-from holdfast_workers.layout import StateLayout
-from holdfast_workers.recipes.base import Agree, Gate, Phase, Recipe, StepOutcome, World
-from holdfast_workers.state import Box, Piece, RankState, Snapshot
+from holdfast_workers.state.layout import StateLayout
+from holdfast_workers.state.rank_state import Box, Piece, RankState, Snapshot
+from holdfast_workers.training.recipe import Agree, Gate, Phase, Recipe, StepOutcome, World
+from holdfast_workers.training.step_agreement import Contribution
 
 SIDE = 384  # of the matrices that a step multiplies
 

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import yaml
 
-from holdfast_workers.children import COPY_TUNING
+from holdfast_workers.ipc.children import COPY_TUNING
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "stdlib-lm.yaml"

@@ -30,8 +30,8 @@ from statistics import median
 from typing import Any
 
 import yaml
-from tests.support.flips import APART, FIRST, drawn
-from tests.support.supervised import SupervisedRun, small_training, supervised
+from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
+from tests.support.ranks.flips import APART, FIRST, drawn
 
 from benchmarks.checks_recipe import TIMES_VARIABLE
 from benchmarks.conditions import (
@@ -45,7 +45,7 @@ from benchmarks.conditions import (
     wait_for_quiet,
 )
 from benchmarks.corruption_figures import Found, check_share, corruption_summary, found_of
-from holdfast_service.reports import EventKind
+from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_workers.spec import (
     ModelSpec,
     ParallelSpec,
@@ -115,7 +115,7 @@ def _training(mesh: Mapping[str, int], steps: int) -> TrainingSpec:
     """Small steps: the bits are what is looked at."""
     return small_training(
         steps,
-        recipe="tests.support.flips:FlipsBits",
+        recipe="tests.support.ranks.flips:FlipsBits",
         model=MODEL,
         train=TrainSpec(
             steps=steps, global_batch=12, micro_batch=1, schedule=ScheduleSpec(warmup_steps=2)

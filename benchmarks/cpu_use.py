@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from holdfast.schemas import SERVER_FILE
-from holdfast_service import cluster_processes, local_cluster
+from holdfast_service.embedded_cluster import local_cluster, processes
 
 RANK = "hf-worker"
 
@@ -24,7 +24,7 @@ class CpuUse:
         if cluster is None:
             raise RuntimeError(f"no embedded cluster runs for {data_dir}")
         self._server = int(json.loads((data_dir / SERVER_FILE).read_text())["pid"])
-        self._pids = [self._server, *cluster_processes.of_cluster(cluster.cluster_id)]
+        self._pids = [self._server, *processes.of_cluster(cluster.cluster_id)]
         self._began = time.monotonic()
         self._before = self._seconds()
 
@@ -51,7 +51,9 @@ class CpuUse:
         if process.pid == self._server:
             return "serve"
         command = process.cmdline()
-        if "-m" in command:  # holdfast_workers.zygote, holdfast_service.local_keeper
+        if (
+            "-m" in command
+        ):  # holdfast_workers.child_programs.zygote, holdfast_service.embedded_cluster.keeper
             name = process.name()
             return name if name.startswith("hf-") else command[command.index("-m") + 1]
         if Path(command[0]).name.startswith("python"):

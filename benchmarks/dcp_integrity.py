@@ -32,7 +32,7 @@ from holdfast_workers.checkpoint.load import load_state
 from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.checkpoint.manifest import checkpoint_folder, finalize
 from holdfast_workers.checkpoint.shards import save_shard
-from holdfast_workers.state import Box, Piece, RankState
+from holdfast_workers.state.rank_state import Box, Piece, RankState
 
 SPARE_BYTES = 8 << 30  # a damaged length must not take the machine down
 MESH = {"dp_shard": 1}

@@ -31,12 +31,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support.supervised import SupervisedRun, supervised
+from tests.support.nodes.supervised import SupervisedRun, supervised
 
 from benchmarks.conditions import add_quiet_options, machine, print_json, say, wait_for_quiet
 from benchmarks.hang_figures import Trial, by_kind, detection_summary, high
 from benchmarks.hang_recipe import DELAY_VARIABLE, TIMES_VARIABLE, phase_times
-from holdfast_service.reports import EventKind, SupervisorEvent
+from holdfast_service.job_model.supervisor_protocol import EventKind, SupervisorEvent
 from holdfast_workers.spec import (
     CheckpointSpec,
     MemoryTierSpec,

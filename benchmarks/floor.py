@@ -19,7 +19,7 @@ from statistics import median
 import numpy as np
 import xxhash
 
-from holdfast_workers.children import COPY_TUNING
+from holdfast_workers.ipc.children import COPY_TUNING
 
 ROUNDS = 7
 PIECE = 1 << 20

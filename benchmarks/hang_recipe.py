@@ -12,9 +12,9 @@ import random
 import time
 from pathlib import Path
 
-from holdfast_workers import beacon
-from holdfast_workers.recipes.base import Agree, Gate, Phase, StepOutcome, World
+from holdfast_workers.progress import beacon
 from holdfast_workers.recipes.pretrain import PretrainRecipe
+from holdfast_workers.training.recipe import Agree, Gate, Phase, StepOutcome, World
 
 TIMES_VARIABLE = "HOLDFAST_BENCH_TIMES"
 DELAY_VARIABLE = "HOLDFAST_BENCH_DELAY_EVERY"

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.figures import Commit, Fault, last_step, recovered_at
-from holdfast.client import Client
+from holdfast.client.client import Client
 from holdfast.demo.child_server import child_server
 from holdfast.errors import Conflict
-from holdfast_service.views import IncidentView, MetricPoint
+from holdfast_service.views.jobs import IncidentView, MetricPoint
 
 NODES = 3
 READY_S = 60.0

@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from holdfast_workers.checkpoint.boxes import Box
 from holdfast_workers.checkpoint.moves import box_of
-from holdfast_workers.layout import SMALL_STATE, StateLayout, TensorEntry, aligned
+from holdfast_workers.state.layout import SMALL_STATE, StateLayout, TensorEntry, aligned
 
 AXES = ("dp_replicate", "dp_shard", "tp")
 RANDOM = "random.cpu"

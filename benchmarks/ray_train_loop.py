@@ -18,12 +18,12 @@ from typing import Any, TextIO
 import psutil
 from ray import train as ray_train
 
-from holdfast_workers.agreement import Agreed
-from holdfast_workers.loop import DigestSource, train
-from holdfast_workers.messages import StepRow
-from holdfast_workers.recipes import resolve
-from holdfast_workers.recipes.base import Recipe, World
+from holdfast_workers.protocol.messages import StepRow
+from holdfast_workers.recipes.lookup import resolve
 from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.training.recipe import Recipe, World
+from holdfast_workers.training.step_agreement import Agreed
+from holdfast_workers.training.step_loop import DigestSource, train
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.conditions import ROOT, environment
 from benchmarks.figures import Commit, Fault, last_step, recovered_at
-from holdfast_service import cluster_processes
+from holdfast_service.embedded_cluster import processes
 
 START_S = 180.0
 RECOVER_S = 180.0
@@ -159,7 +159,7 @@ def _run(spec: dict[str, Any], setting: Setting) -> Iterator[_Run]:
     try:
         yield _Run(process, folder / "commits", log)
     finally:
-        cluster_processes.sweep(mark, [str(storage), str(ray_temp)])
+        processes.sweep(mark, [str(storage), str(ray_temp)])
         process.wait()
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -191,7 +191,7 @@ def _start(
     }
     path = folder / "config.json"
     path.write_text(json.dumps(config))
-    marked = {cluster_processes.CLUSTER_MARK: mark, "TMPDIR": str(folder)}
+    marked = {processes.CLUSTER_MARK: mark, "TMPDIR": str(folder)}
     with log.open("wb") as out:
         return subprocess.Popen(
             [sys.executable, "-m", "benchmarks.ray_train_program", str(path)],

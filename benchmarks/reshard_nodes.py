@@ -26,11 +26,11 @@ from benchmarks.mesh_layouts import (
     layout_of,
     random_state,
 )
-from holdfast_workers.digest import payload_digest
+from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.reshard import Reshard
-from holdfast_workers.memory.server import DataServer
-from holdfast_workers.memory.store import SegmentStore, mesh_tag
-from holdfast_workers.messages import Origin, Place, Restore, Tier
+from holdfast_workers.memory.segment_store import SegmentStore, mesh_tag
+from holdfast_workers.protocol.messages import Origin, Place, Restore, Tier
+from holdfast_workers.state.digest import payload_digest
 
 SECRET = b"a benchmark's secret"
 RANKS_PER_NODE = 2

@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.conditions import machine, print_json, say
-from holdfast_workers.digest import payload_digest
-from holdfast_workers.layout import StateLayout, TensorEntry
+from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.fetch import fetch
 from holdfast_workers.memory.segment import Commit
-from holdfast_workers.memory.server import DataServer
-from holdfast_workers.memory.store import SegmentStore
-from holdfast_workers.messages import Place, Restore, Tier
+from holdfast_workers.memory.segment_store import SegmentStore
+from holdfast_workers.protocol.messages import Place, Restore, Tier
+from holdfast_workers.state.digest import payload_digest
+from holdfast_workers.state.layout import StateLayout, TensorEntry
 
 SECRET = b"a benchmark's secret"
 MESH = "dp_shard=2"

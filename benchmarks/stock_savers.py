@@ -27,12 +27,12 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from benchmarks.big_state import BigState
-from holdfast_workers import groups
-from holdfast_workers.agreement import Agreed
-from holdfast_workers.loop import DigestSource, train
-from holdfast_workers.messages import StepRow
-from holdfast_workers.recipes.base import Recipe, World
+from holdfast_workers.parallelize import process_groups
+from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.standalone import load_spec
+from holdfast_workers.training.recipe import Recipe, World
+from holdfast_workers.training.step_agreement import Agreed
+from holdfast_workers.training.step_loop import DigestSource, train
 
 SAVERS = ("none", "torch_save", "dcp_default", "dcp_best")
 KEPT = 2
@@ -46,14 +46,14 @@ def main() -> None:
     spec = load_spec(job, steps=None, world_size=size)
     recipe = BigState(spec, folder)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    groups.join(address, port, 0, rank, size, COLLECTIVE_S, "cpu")
+    process_groups.join(address, port, 0, rank, size, COLLECTIVE_S, "cpu")
     recipe.build(world := World(rank, size, spec.parallel.mesh, attempt=0, device="cpu"))
     recipe.initialize()
     with open(out if rank == 0 else os.devnull, "w") as lines:  # noqa: PTH123
         hooks = _Saving(saver, recipe, rank, folder, lines)
         train(recipe, world, spec, hooks, 0)
         hooks.finish()
-    groups.leave()
+    process_groups.leave()
 
 
 class _Saving:

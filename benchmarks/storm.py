@@ -38,8 +38,8 @@ from benchmarks.figures import StormFigure, storm_limit, storm_summary
 from benchmarks.holdfast_side import START_S, RunningJob, running
 from benchmarks.recovery import SMALL_JOB, endless
 from benchmarks.storm_recipe import STEP_S
-from holdfast import storms
-from holdfast_workers.injection import FaultKind, Injection
+from holdfast.client import fault_storm
+from holdfast_workers.fault_injection.kinds import FaultKind, Injection
 
 RANKS = 4
 STEPS_BETWEEN_KILLS = {"5": 5.5, "1": 1.0}
@@ -92,14 +92,16 @@ def _holdfast(options: argparse.Namespace) -> dict[str, StormFigure]:
         for name, steps in STEPS_BETWEEN_KILLS.items():
             began = time.time()
             coming = even_strikes(steps * STEP_S, options.seed)
-            kills = storms.blow(there.client, there.id, coming, options.storm_s, lambda _: None)
+            kills = fault_storm.blow(
+                there.client, there.id, coming, options.storm_s, lambda _: None
+            )
             committed = _committed(there, began, began + options.storm_s)
             found[name] = StormFigure(step_s, committed * step_s / options.storm_s, kills)
             _tell("holdfast", name, found[name])
     return found
 
 
-def even_strikes(mtbf_s: float, seed: int) -> Iterator[storms.Strike]:
+def even_strikes(mtbf_s: float, seed: int) -> Iterator[fault_storm.Strike]:
     """Kills of random ranks at exponential intervals; each `BLOCK` of them has one from each
     `BLOCK`th part of the distribution."""
     drawn = random.Random(seed)
@@ -107,7 +109,7 @@ def even_strikes(mtbf_s: float, seed: int) -> Iterator[storms.Strike]:
     while True:
         for part in drawn.sample(range(BLOCK), BLOCK):
             at_s -= mtbf_s * math.log(1.0 - (part + drawn.random()) / BLOCK)
-            yield storms.Strike(at_s, Injection(FaultKind.KILL, rank=drawn.randrange(RANKS)))
+            yield fault_storm.Strike(at_s, Injection(FaultKind.KILL, rank=drawn.randrange(RANKS)))
 
 
 def _committed(there: RunningJob, since: float, until: float) -> int:

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from holdfast_workers.recipes.base import World
 from holdfast_workers.recipes.pretrain import PretrainRecipe
+from holdfast_workers.training.recipe import World
 
 STEP_S = 1.0
 FORWARD_SHARE = 1.0 / 3.0

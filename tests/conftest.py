@@ -11,7 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.support.s3_server import S3Server
+from tests.support.checkpoint.s3_server import S3Server
 
 SLOW_MARKS = ("cluster", "chaos", "soak")
 

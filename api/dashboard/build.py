@@ -24,9 +24,9 @@ DESCRIBES_THE_API = (
     "api/holdfast/rest/*.py",
     "api/holdfast/schemas.py",
     "service/holdfast_service/*view*.py",
-    "service/holdfast_service/job_spec.py",
-    "service/holdfast_service/lifecycle.py",
-    "workers/holdfast_workers/injection.py",
+    "service/holdfast_service/job_model/job_spec.py",
+    "service/holdfast_service/job_model/lifecycle.py",
+    "workers/holdfast_workers/fault_injection/kinds.py",
     "workers/holdfast_workers/spec.py",
 )
 """Python sources that the generated types follow from."""

@@ -1,7 +1,7 @@
 """Holdfast: what people and programs touch (REST app, client, CLI). Light to import.
 
-`Client` and `AsyncClient` speak to a server; what they raise is here by name, too, and so is
-`JobSpec`. Each is loaded when it is first used.
+The public names of the Python API: the clients, the errors they raise, and `JobSpec`. Each is
+loaded when it is first used. The rooms below hand nothing on.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.client import AsyncClient, AsyncJob, Client, Job
+    from holdfast.client.async_client import AsyncClient
+    from holdfast.client.async_jobs import AsyncJob
+    from holdfast.client.client import Client
+    from holdfast.client.jobs import Job
     from holdfast.errors import (
         AmbiguousName,
         ApiError,
@@ -22,10 +25,15 @@ if TYPE_CHECKING:
         ServerUnreachable,
         WaitTimeout,
     )
-    from holdfast_service.job_spec import JobSpec
+    from holdfast_service.job_model.job_spec import JobSpec
 
-_CLIENT = ("AsyncClient", "AsyncJob", "Client", "Job")
-_SPEC = "JobSpec"
+_HOMES = {
+    "AsyncClient": "holdfast.client.async_client",
+    "AsyncJob": "holdfast.client.async_jobs",
+    "Client": "holdfast.client.client",
+    "Job": "holdfast.client.jobs",
+    "JobSpec": "holdfast_service.job_model.job_spec",
+}
 
 __all__ = [
     "AmbiguousName",
@@ -48,8 +56,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == _SPEC:
-        home = "holdfast_service.job_spec"
-    else:
-        home = "holdfast.client" if name in _CLIENT else "holdfast.errors"
-    return getattr(importlib.import_module(home), name)
+    return getattr(importlib.import_module(_HOMES.get(name, "holdfast.errors")), name)

@@ -12,8 +12,8 @@ from mkdocs.structure.files import File, Files
 from holdfast.cli.main import build
 from holdfast.rest import openapi
 from holdfast.rest.metric_series import SERIES
-from holdfast_service import policy_table
-from holdfast_service.job_spec import JobSpec
+from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.policy import decision_table
 
 METHODS = ("get", "post", "put", "patch", "delete")
 
@@ -30,7 +30,7 @@ def pages() -> dict[str, str]:
         "cli": _command_line(),
         "rest": "\n".join(_rest(openapi.document())),
         "metrics": "\n".join(_metrics()),
-        "decisions": f"# Decision table\n\n{policy_table.table()}\n",
+        "decisions": f"# Decision table\n\n{decision_table.table()}\n",
     }
 
 

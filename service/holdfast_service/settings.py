@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from holdfast_service.quarantine import QuarantineRules
+from holdfast_service.policy.quarantine import QuarantineRules
 
 Seconds = Annotated[float, Field(gt=0)]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.api.live_server import LiveServer, live_server
+from tests.support.service.live_server import LiveServer, live_server
 
 from holdfast import Client
 

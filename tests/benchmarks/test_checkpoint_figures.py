@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks.checkpoint import Steps, job, summary
 
-from holdfast_service.job_spec import parse
+from holdfast_service.job_model.job_spec import parse
 
 PARTS = {"copy": 0.02, "digest": 0.01, "send": 0.0, "total": 0.03}
 

@@ -26,7 +26,7 @@ from benchmarks.overhead import without_checkpoints
 from benchmarks.recovery import SMALL_JOB, endless, ray_train_spec
 from benchmarks.storm import job as storm_job
 
-from holdfast_service.job_spec import parse
+from holdfast_service.job_model.job_spec import parse
 
 
 def fault(recovery_s: float, **phases_s: float) -> Fault:

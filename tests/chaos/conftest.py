@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.support.supervised import small_training, supervised
+from tests.support.nodes.supervised import small_training, supervised
 
-from holdfast_workers.messages import StepRow
+from holdfast_workers.protocol.messages import StepRow
 
 STEPS = 60
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.supervised import small_training, supervised
+from tests.support.nodes.supervised import small_training, supervised
 
-from holdfast_service.reports import EventKind, StopKind
+from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
 from holdfast_workers.spec import (
     FIRST_REMOTE_STEPS,
     CheckpointSpec,
@@ -27,7 +27,7 @@ def test_a_remote_save_that_costs_much_is_made_more_rarely_and_the_reason_is_tol
         memory=MemoryTierSpec(every_steps=0), remote=RemoteTierSpec(every_steps="auto")
     )
     training = small_training(
-        4000, checkpoint=checkpoint, recipe="tests.support.recipes:CopiesVerySlowly"
+        4000, checkpoint=checkpoint, recipe="tests.support.ranks.recipes:CopiesVerySlowly"
     )
     with supervised(tmp_path, training, standbys=0) as run:
 

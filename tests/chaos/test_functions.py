@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos.proof import incidents, not_fired
-from tests.support.supervised import SupervisedRun, supervised
+from tests.support.nodes.history_proof import incidents, not_fired
+from tests.support.nodes.supervised import SupervisedRun, supervised
 
-from holdfast_service.reports import EventKind
+from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_workers.spec import (
     CheckpointSpec,
     MemoryTierSpec,
@@ -25,7 +25,7 @@ STEPS = 24
 
 def training(name: str) -> TrainingSpec:
     return TrainingSpec(
-        function=f"tests.support.functions:{name}",
+        function=f"tests.support.ranks.functions:{name}",
         train=TrainSpec(steps=STEPS, global_batch=8, micro_batch=2),
         parallel=ParallelSpec(dp_shard=2),
         checkpoint=CheckpointSpec(

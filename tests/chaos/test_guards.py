@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from tests.chaos.conftest import Undisturbed
-from tests.chaos.proof import assert_same_history, incidents, not_fired
-from tests.support.recipes import PoisonedWindow
-from tests.support.supervised import SupervisedRun, small_training, supervised
+from tests.support.nodes.history_proof import assert_same_history, incidents, not_fired
+from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
+from tests.support.ranks.recipes import PoisonedWindow
 
-from holdfast_service.ladder import Action
-from holdfast_service.reports import EventKind
+from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.policy.decision_ladder import Action
 from holdfast_workers.spec import GuardsSpec, TrainingSpec
 
 pytestmark = pytest.mark.chaos
@@ -55,7 +55,7 @@ def _training(**changes: Any) -> TrainingSpec:
 
 
 def _poisoned(**guards: Any) -> TrainingSpec:
-    recipe = "tests.support.recipes:PoisonedWindow"
+    recipe = "tests.support.ranks.recipes:PoisonedWindow"
     return _training(recipe=recipe, guards=GuardsSpec.model_validate(guards))
 
 

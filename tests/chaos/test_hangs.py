@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from tests.chaos.conftest import STEPS, Undisturbed
-from tests.chaos.proof import assert_same_history, incidents, not_fired
-from tests.support.supervised import small_training, supervised
+from tests.support.nodes.history_proof import assert_same_history, incidents, not_fired
+from tests.support.nodes.supervised import small_training, supervised
 
-from holdfast_service.reports import EventKind
+from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_workers.spec import DetectionSpec
 
 pytestmark = pytest.mark.chaos
@@ -56,7 +56,7 @@ def test_a_rank_that_leaves_out_a_collective_is_named(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """It goes on as if nothing were missing, until it waits for those that wait for it."""
-    recipe = "tests.support.recipes:LeavesOutACollective"
+    recipe = "tests.support.ranks.recipes:LeavesOutACollective"
     training = small_training(STEPS, recipe=recipe, detection=DETECTION)
     with supervised(tmp_path, training, standbys=0) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
@@ -70,7 +70,7 @@ def test_a_rank_that_leaves_out_a_collective_is_named(
 def test_long_phases_of_all_ranks_and_declared_ones_of_one_are_no_incident(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    recipe = "tests.support.recipes:WaitsInManyWays"
+    recipe = "tests.support.ranks.recipes:WaitsInManyWays"
     training = small_training(STEPS, recipe=recipe, detection=DETECTION)
     with supervised(tmp_path, training, standbys=0) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()

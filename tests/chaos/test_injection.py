@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from tests.chaos.conftest import STEPS, Undisturbed
-from tests.chaos.proof import assert_same_history, incidents
-from tests.support.step_log import FOLDER, PACE
-from tests.support.supervised import SupervisedRun, small_training, supervised
+from tests.support.nodes.history_proof import assert_same_history, incidents
+from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
+from tests.support.ranks.step_log import FOLDER, PACE
 
-from holdfast_service.reports import EventKind
-from holdfast_workers.injection import FaultKind, Injection
+from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_workers.fault_injection.kinds import FaultKind, Injection
 from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, RemoteTierSpec
 
 pytestmark = pytest.mark.chaos
@@ -86,7 +86,7 @@ def test_a_remote_tier_that_is_away_and_then_full_costs_no_step(
     checkpoint = CheckpointSpec(
         memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=3, keep=3)
     )
-    paced = "tests.support.step_log:LogsSteps"
+    paced = "tests.support.ranks.step_log:LogsSteps"
     training = small_training(STEPS, checkpoint=checkpoint, recipe=paced)
     with supervised(tmp_path, training, standbys=0) as run:
         run.wait_step(2)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.supervised import small_training, supervised
+from tests.support.nodes.supervised import small_training, supervised
 
-from holdfast_service.reports import EventKind
+from holdfast_service.job_model.supervisor_protocol import EventKind
 
 pytestmark = pytest.mark.chaos
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.chaos
 def test_a_users_error_ends_the_job_with_its_traceback_and_burns_no_standby(
     tmp_path: Path,
 ) -> None:
-    training = small_training(60, recipe="tests.support.recipes:RaisesAtStepTen")
+    training = small_training(60, recipe="tests.support.ranks.recipes:RaisesAtStepTen")
     with supervised(tmp_path, training, standbys=1) as run:
         end = run.wait_end()
         assert (end["outcome"], end["code"]) == ("FAILED", "user_error"), run.story()
@@ -39,7 +39,7 @@ def test_a_rank_that_dies_at_the_same_step_for_ever_ends_the_job_by_the_budget(
 
 
 def test_a_recipe_that_cannot_be_imported_ends_the_job_with_the_reason(tmp_path: Path) -> None:
-    training = small_training(60, recipe="tests.support.recipes:NoSuchRecipe")
+    training = small_training(60, recipe="tests.support.ranks.recipes:NoSuchRecipe")
     with supervised(tmp_path, training, standbys=0) as run:
         end = run.wait_end()
         assert end["outcome"] == "FAILED", run.story()

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 from tests.chaos.conftest import STEPS, Undisturbed
-from tests.chaos.proof import assert_same_history, incidents, not_fired
-from tests.support.supervised import SupervisedRun, small_training, supervised
+from tests.support.nodes.history_proof import assert_same_history, incidents, not_fired
+from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
 
-from holdfast_service.reports import EventKind
-from holdfast_workers import processes
+from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_workers.checkpoint.load import load_state
 from holdfast_workers.checkpoint.manifest import checkpoint_folder, complete_manifest, verify
-from holdfast_workers.digest import payload_digest, step_digest
+from holdfast_workers.ipc import linux_processes
 from holdfast_workers.memory.segment import Segment
-from holdfast_workers.messages import Place
+from holdfast_workers.protocol.messages import Place
 from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, RemoteTierSpec
+from holdfast_workers.state.digest import payload_digest, step_digest
 
 pytestmark = pytest.mark.chaos
 
@@ -262,5 +262,5 @@ def children_named(parent: int, name: str) -> list[int]:
             continue
         if head.endswith(f"({name}") and int(rest.split()[1]) == parent:
             found.append(int(stat.parent.name))
-    assert found or not processes.is_alive(parent)
+    assert found or not linux_processes.is_alive(parent)
     return found

@@ -17,13 +17,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.support import namespaces
-from tests.support.namespaces import RemoteAgents, cut
-from tests.support.step_log import FOLDER, PACE, Stepped, stepped
-from tests.support.supervised import SupervisedRun, small_training, supervised
+from tests.support.nodes import namespaces
+from tests.support.nodes.namespaces import RemoteAgents, cut
+from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
+from tests.support.ranks.step_log import FOLDER, PACE, Stepped, stepped
 
-from holdfast_service.reports import EventKind, StopKind
-from holdfast_service.supervisor import SupervisorTimes
+from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
+from holdfast_service.supervisor.supervisor import SupervisorTimes
 from holdfast_workers.spec import (
     CheckpointSpec,
     MemoryTierSpec,
@@ -61,7 +61,7 @@ def training() -> TrainingSpec:
     """Two ranks, with steps of a few milliseconds beside the pace."""
     return small_training(
         MOST_STEPS,
-        recipe="tests.support.step_log:LogsSteps",
+        recipe="tests.support.ranks.step_log:LogsSteps",
         model=ModelSpec(dim=32, layers=1, heads=2, kv_heads=1, sequence_length=32),
         parallel=ParallelSpec(dp_shard=2),
         checkpoint=CheckpointSpec(

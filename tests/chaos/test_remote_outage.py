@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from tests.chaos.conftest import STEPS, Undisturbed
-from tests.chaos.proof import assert_same_history, incidents, not_fired
-from tests.support.flaky_proxy import FlakyProxy
-from tests.support.s3_server import CREDENTIALS, S3Server
-from tests.support.supervised import SupervisedRun, small_training, supervised
+from tests.support.checkpoint.s3_server import CREDENTIALS, S3Server
+from tests.support.faults.flaky_proxy import FlakyProxy
+from tests.support.nodes.history_proof import assert_same_history, incidents, not_fired
+from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
 
-from holdfast_service.reports import EventKind
+from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_workers.checkpoint.manifest import list_checkpoints, verify
 from holdfast_workers.checkpoint.storage import StorageOptions
 from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, RemoteTierSpec

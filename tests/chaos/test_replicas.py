@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from tests.chaos.conftest import Undisturbed
-from tests.chaos.proof import assert_same_history, incidents, not_fired
-from tests.support.supervised import small_training, supervised
+from tests.support.nodes.history_proof import assert_same_history, incidents, not_fired
+from tests.support.nodes.supervised import small_training, supervised
 
-from holdfast_service.reports import EventKind
+from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_workers.spec import ModelSpec, ParallelSpec, TrainingSpec
 
 pytestmark = pytest.mark.chaos

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from tests.chaos.conftest import Undisturbed
-from tests.chaos.proof import assert_same_history, incidents
-from tests.support.flips import drawn
-from tests.support.supervised import SupervisedRun, small_training, supervised
+from tests.support.nodes.history_proof import assert_same_history, incidents
+from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
+from tests.support.ranks.flips import drawn
 
-from holdfast_service.reports import EventKind
+from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_workers.spec import (
     CheckpointSpec,
     ModelSpec,
@@ -33,7 +33,7 @@ MODEL = ModelSpec(dim=32, layers=2, heads=2, sequence_length=32, dropout=0.1)
 def replicated(replicas: int, steps: int = STEPS, **changes: Any) -> TrainingSpec:
     """Small steps: the bits are what is looked at."""
     fields: dict[str, Any] = {
-        "recipe": "tests.support.flips:FlipsBits",
+        "recipe": "tests.support.ranks.flips:FlipsBits",
         "model": MODEL,
         "train": TrainSpec(
             steps=steps, global_batch=12, micro_batch=2, schedule=ScheduleSpec(warmup_steps=5)

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.recipes import EvaluatesNowAndThen
-from tests.support.supervised import SupervisedRun, small_training, supervised
+from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
+from tests.support.ranks.recipes import EvaluatesNowAndThen
 
-from holdfast_service.reports import EventKind
-from holdfast_workers.messages import Inspection, Signal, SignalKind
+from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_workers.protocol.messages import Inspection, Signal, SignalKind
 from holdfast_workers.spec import DetectionSpec
 
 pytestmark = pytest.mark.chaos
@@ -146,7 +146,7 @@ def test_a_long_phase_of_all_ranks_is_told_of_and_breaks_nothing(tmp_path: Path)
     limit_s = EvaluatesNowAndThen.takes_s / 3
     training = small_training(
         30,
-        recipe="tests.support.recipes:EvaluatesNowAndThen",
+        recipe="tests.support.ranks.recipes:EvaluatesNowAndThen",
         detection=DetectionSpec(limits={"evaluate": limit_s, "user": limit_s}),
     )
     told: list[Signal] = []

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from tests.chaos.conftest import STEPS, Undisturbed
-from tests.chaos.proof import assert_same_history, incidents, not_fired
-from tests.support.supervised import SupervisedRun, small_training, supervised
+from tests.support.nodes.history_proof import assert_same_history, incidents, not_fired
+from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
 
-from holdfast_service.reports import EventKind, StopKind
+from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
 from holdfast_workers.checkpoint.manifest import list_checkpoints, verify
 from holdfast_workers.checkpoint.storage import open_storage
 from holdfast_workers.spec import DetectionSpec

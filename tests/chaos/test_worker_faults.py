@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.chaos.conftest import STEPS, Undisturbed
-from tests.chaos.proof import assert_same_history, incidents, not_fired
-from tests.support.supervised import small_training, supervised
+from tests.support.nodes.history_proof import assert_same_history, incidents, not_fired
+from tests.support.nodes.supervised import small_training, supervised
 
-from holdfast_service.reports import EventKind
+from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_workers.data.corpus import open_corpus
-from holdfast_workers.messages import StepRow
-from holdfast_workers.sample_order import samples_at, samples_digest
+from holdfast_workers.data.sample_order import samples_at, samples_digest
+from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, RemoteTierSpec
 
 pytestmark = pytest.mark.chaos
@@ -67,7 +67,7 @@ def test_a_slow_copy_holds_up_the_step_and_never_tears_the_state(
 ) -> None:
     """Copies that outlast the next backward; kills in the middle of them."""
     plan = [kill("memory", 1, 7), kill("backward", 2, 12), kill("optimizer", 0, 16)]
-    training = small_training(STEPS, recipe="tests.support.recipes:CopiesSlowly")
+    training = small_training(STEPS, recipe="tests.support.ranks.recipes:CopiesSlowly")
     with supervised(tmp_path, training, standbys=0, chaos=plan) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert not not_fired(run, plan)
@@ -167,7 +167,7 @@ def test_every_sample_is_used_exactly_once(undisturbed: Undisturbed, tmp_path: P
 def test_a_state_that_gives_no_finite_step_is_taken_from_elsewhere(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    training = small_training(STEPS, recipe="tests.support.recipes:NotFiniteInAttemptTwo")
+    training = small_training(STEPS, recipe="tests.support.ranks.recipes:NotFiniteInAttemptTwo")
     with supervised(tmp_path, training, standbys=0) as run:
         run.wait_step(15)
         run.kill(1)

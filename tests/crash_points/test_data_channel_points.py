@@ -12,26 +12,19 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.crash_points.memory_states import (
-    MESH,
-    RANK,
-    SIZES,
-    Saved,
-    layout_of,
-    payload_of,
-)
-from tests.crash_points.nodes import TIMES, Receiver, Sender
-from tests.support.faulty_link import Fault, FaultyLink, Kind, Way
-from tests.support.points import Points, seeded_runs
+from tests.support.faults.crash_point_list import Points, seeded_runs
+from tests.support.faults.faulty_link import Fault, FaultyLink, Kind, Way
+from tests.support.memory.crashing_nodes import TIMES, Receiver, Sender
+from tests.support.memory.memory_states import MESH, RANK, SIZES, Saved, layout_of, payload_of
+from tests.support.memory.shm import SECRET
 from tests.support.waiting import eventually
-from tests.workers.memory.shm import SECRET
 
-from holdfast_workers.memory import intake
+from holdfast_workers.memory import resumable_push
+from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.fetch import BadShard, SourceLost, fetch
 from holdfast_workers.memory.replicate import Replicator
 from holdfast_workers.memory.reshard import Reshard
-from holdfast_workers.memory.server import DataServer
-from holdfast_workers.messages import Origin, Partner, Place, Restore, Tier
+from holdfast_workers.protocol.messages import Origin, Partner, Place, Restore, Tier
 
 LATE_S = 8.0  # what a machine that is busy with other things may add to a deadline
 IN_PAYLOAD = 300
@@ -64,7 +57,7 @@ def _faults(
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a push that is cut off, some is kept, and some is sent again."""
-    monkeypatch.setattr(intake, "_PIECE", 512)
+    monkeypatch.setattr(resumable_push, "_PIECE", 512)
 
 
 @pytest.fixture(autouse=True)

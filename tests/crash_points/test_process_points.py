@@ -11,21 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.crash_points.memory_states import MESH, RANK, Recovered, Saved, open_or_create, save
-from tests.crash_points.nodes import TIMES, Receiver, Sender
-from tests.crash_points.remote_job import KEEP, Job, check
-from tests.crash_points.remote_job import Saved as SavedRemotely
-from tests.support.killed import Killed, Operation
-from tests.support.points import Points, seeded_runs
-from tests.workers.memory.shm import SECRET
+from tests.support.checkpoint.remote_job import KEEP, Job, check
+from tests.support.checkpoint.remote_job import Saved as SavedRemotely
+from tests.support.faults.crash_point_list import Points, seeded_runs
+from tests.support.faults.killed import Killed, Operation
+from tests.support.memory.crashing_nodes import TIMES, Receiver, Sender
+from tests.support.memory.memory_states import MESH, RANK, Recovered, Saved, open_or_create, save
+from tests.support.memory.shm import SECRET
 
-from holdfast_workers import copies
 from holdfast_workers.checkpoint.local_files import LocalStorage
-from holdfast_workers.memory import segment, wire
+from holdfast_workers.memory import frozen_copies, segment, wire
+from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.replicate import Replicator
 from holdfast_workers.memory.segment import Segment
-from holdfast_workers.memory.server import DataServer
-from holdfast_workers.messages import Partner, Place
+from holdfast_workers.protocol.messages import Partner, Place
 
 pytestmark = pytest.mark.chaos
 
@@ -99,7 +98,7 @@ class Memory:
         own = open_or_create(self.path)
         for step in range(self.newest + 1, self.newest + 4):
             save(own, Saved(1, step))
-            path = copies.copy_path(self.root, RANK, step, 1)
+            path = frozen_copies.copy_path(self.root, RANK, step, 1)
             with Segment.create(path, own.layout) as copy:
                 save(copy, Saved(1, step))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crash_points.remote_job import (
+from tests.support.checkpoint.remote_job import (
     RANKS,
     STEPS,
     Job,
@@ -23,12 +23,11 @@ from tests.crash_points.remote_job import (
     loaded,
     payload_at,
 )
-from tests.support.crash_states import Moment, flipped, put_files, torn
-from tests.support.faulty_storage import Bucket, MemoryStorage
-from tests.support.points import Points, seeded_runs
-from tests.support.power_loss import PowerRecorder
+from tests.support.faults.crash_point_list import Points, seeded_runs
+from tests.support.faults.crash_states import Moment, flipped, put_files, torn
+from tests.support.faults.faulty_storage import Bucket, MemoryStorage
+from tests.support.faults.power_loss import PowerRecorder
 
-from holdfast_workers import saver
 from holdfast_workers.checkpoint import local_files
 from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.checkpoint.manifest import (
@@ -38,6 +37,7 @@ from holdfast_workers.checkpoint.manifest import (
 )
 from holdfast_workers.checkpoint.retention import quarantine
 from holdfast_workers.checkpoint.storage import Storage
+from holdfast_workers.child_programs import saver
 from holdfast_workers.memory.segment import Segment
 
 CUTS = 14

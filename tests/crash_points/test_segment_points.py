@@ -8,7 +8,16 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.crash_points.memory_states import (
+from tests.support.faults.crash_point_list import Points, seeded_runs
+from tests.support.faults.crash_states import (
+    Files,
+    FolderRecorder,
+    Moment,
+    flipped,
+    put_files,
+    torn,
+)
+from tests.support.memory.memory_states import (
     MESH,
     OTHER_SIZES,
     RANK,
@@ -19,24 +28,17 @@ from tests.crash_points.memory_states import (
     open_or_create,
     save,
 )
-from tests.support.crash_states import (
-    Files,
-    FolderRecorder,
-    Moment,
-    flipped,
-    put_files,
-    torn,
-)
-from tests.support.points import Points, seeded_runs
 
-from holdfast_workers import copies, rank_checkpoints, state
+from holdfast_workers.memory import frozen_copies
 from holdfast_workers.memory import segment as segment_module
-from holdfast_workers.memory import store as store_module
+from holdfast_workers.memory import segment_store as store_module
 from holdfast_workers.memory.segment import Segment
-from holdfast_workers.memory.store import SegmentStore
-from holdfast_workers.messages import Place
+from holdfast_workers.memory.segment_store import SegmentStore
+from holdfast_workers.protocol.messages import Place
+from holdfast_workers.state import rank_state
+from holdfast_workers.worker import rank_checkpoints
 
-WATCHED = (segment_module, store_module, state, rank_checkpoints)
+WATCHED = (segment_module, store_module, rank_state, rank_checkpoints)
 CUTS = 24
 
 Scenario = Callable[[FolderRecorder, Path], list[Saved]]
@@ -152,7 +154,7 @@ def _frozen_copy(recorder: FolderRecorder, root: Path) -> list[Saved]:
     segment = open_or_create(_own(root))
     save(segment, saved)
     recorder.now_holds(saved)
-    path = copies.copy_path(root, RANK, saved.step, saved.attempt)
+    path = frozen_copies.copy_path(root, RANK, saved.step, saved.attempt)
     with Segment.create(path, segment.layout) as copy:
         save(copy, saved)
     segment.close()

@@ -19,8 +19,8 @@ from tests.support.waiting import eventually
 
 from holdfast import Client
 from holdfast.schemas import ServerFile
-from holdfast_service import cluster_processes, local_cluster
-from holdfast_service.views import JobView, MemberView
+from holdfast_service.embedded_cluster import local_cluster, processes
+from holdfast_service.views.jobs import JobView, MemberView
 
 REPOSITORY = Path(__file__).parents[2]
 STEPS = 60
@@ -105,7 +105,7 @@ class Product:
 
     def actor_pids(self, kind: str) -> list[int]:
         """Processes of a kind of actor: `SupervisorActor` or `AgentActor`."""
-        pids = cluster_processes.of_cluster(self.cluster.cluster_id)
+        pids = processes.of_cluster(self.cluster.cluster_id)
         return [pid for pid in pids if _title(pid).startswith(f"ray::{kind}")]
 
     def agent_of(self, job_id: str, rank: int) -> int:

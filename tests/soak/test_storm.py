@@ -9,14 +9,14 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.soak.weather import KINDS, WITH_PARTITIONS, Storm
-from tests.support import namespaces
-from tests.support.namespaces import RemoteAgents
-from tests.support.supervised import small_training, supervised
+from tests.support.faults.random_faults import KINDS, WITH_PARTITIONS, Storm
+from tests.support.nodes import namespaces
+from tests.support.nodes.namespaces import RemoteAgents
+from tests.support.nodes.supervised import small_training, supervised
 
-from holdfast_service.reports import EventKind
-from holdfast_service.supervisor import SupervisorTimes
-from holdfast_workers.injection import FaultKind
+from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.supervisor.supervisor import SupervisorTimes
+from holdfast_workers.fault_injection.kinds import FaultKind
 from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, RemoteTierSpec
 
 pytestmark = pytest.mark.chaos

@@ -8,15 +8,15 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.api.checkpoints import root_of, saved, spoil, tell
-from tests.api.live_server import SPEC, LiveServer
-from tests.service.fake_cluster import three_nodes
-from tests.support.llama_checkpoint import save_llama
+from tests.support.checkpoint.llama_checkpoint import save_llama
+from tests.support.service.fake_cluster import three_nodes
+from tests.support.service.live_server import SPEC, LiveServer
+from tests.support.service.saved_checkpoints import root_of, saved, spoil, tell
 from tests.support.waiting import eventually
 from tests.web.conftest import picture
 
 from holdfast import Client
-from holdfast_service.job_spec import JobSpec
+from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_workers.checkpoint.manifest import checkpoint_folder
 
 LOSSES = {2: 1.52, 4: 1.11, 6: 1.34}

@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.api.live_server import SPEC, LiveServer
+from tests.support.service.live_server import SPEC, LiveServer
+from tests.support.web.fleet import add_fleet
 from tests.web.conftest import PHONE, completed, picture
-from tests.web.fleet import add_fleet
 
 
 @pytest.fixture(scope="module")

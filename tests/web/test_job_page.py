@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import expect
-from tests.web import seed
+from tests.support.web import seed
+from tests.support.web.scene import DRAWN, Scene, drawn, opened
 from tests.web.conftest import PHONE, PICTURED, picture
-from tests.web.scene import DRAWN, Scene, drawn, opened
 
 
 @pytest.fixture(scope="module")

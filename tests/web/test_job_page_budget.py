@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.web import seed
-from tests.web.scene import DRAWN, PAINTED, PATIENCE_MS, Scene, drawn, opened
+from tests.support.web import seed
+from tests.support.web.scene import DRAWN, PAINTED, PATIENCE_MS, Scene, drawn, opened
 
 pytestmark = pytest.mark.soak
 

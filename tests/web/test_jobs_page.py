@@ -9,12 +9,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
-from tests.api.live_server import SPEC, LiveServer
-from tests.service.fake_cluster import three_nodes
+from tests.support.service.fake_cluster import three_nodes
+from tests.support.service.live_server import SPEC, LiveServer
+from tests.support.web.crowd import add_crowd
 from tests.web.conftest import PHONE, completed, picture
-from tests.web.crowd import add_crowd
 
-from holdfast_service.reports import Phase
+from holdfast_service.job_model.supervisor_protocol import Phase
 
 CROWD = 3000
 

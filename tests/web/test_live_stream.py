@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.api.live_server import SPEC, LiveServer
+from tests.support.service.live_server import SPEC, LiveServer
 from tests.support.waiting import eventually
 
-from holdfast_service.reports import Phase
+from holdfast_service.job_model.supervisor_protocol import Phase
 
 HEARD = """
 window.heard = [];

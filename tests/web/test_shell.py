@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.api.live_server import SPEC, LiveServer
-from tests.service.fake_cluster import three_nodes
+from tests.support.service.fake_cluster import three_nodes
+from tests.support.service.live_server import SPEC, LiveServer
+from tests.support.web.crowd import add_crowd
 from tests.web.conftest import PHONE, completed
-from tests.web.crowd import add_crowd
 
 FIRST_LOAD_BYTES = 200_000
 VIEWS = ("/jobs", "/cluster", "/submit", "/jobs/{job}/checkpoints")

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.api.live_server import SPEC, LiveServer
+from tests.support.service.live_server import SPEC, LiveServer
 from tests.web.conftest import picture
 
 GOOD = """name: typed

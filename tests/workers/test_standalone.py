@@ -14,7 +14,7 @@ import yaml
 
 from holdfast_workers.spec import ModelSpec, faults
 from holdfast_workers.standalone import load_spec
-from holdfast_workers.throughput import flops_per_token, peak_flops
+from holdfast_workers.training.mfu import flops_per_token, peak_flops
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "stdlib-lm.yaml"
 

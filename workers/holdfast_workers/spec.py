@@ -203,7 +203,7 @@ class CheckpointSpec(Section):
 
 class DetectionSpec(Section):
     """When a rank that gives no sign of life is suspected of hanging. All of it is learned from the
-    job's own history (`limits.py`); what is set here, holds instead."""
+    job's own history (`progress/hang_limits.py`); what is set here, holds instead."""
 
     enabled: bool = Field(
         default=True, description="false: a hang ends with `collective_timeout_s`"

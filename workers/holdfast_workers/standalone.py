@@ -24,14 +24,16 @@ from typing import Any, NoReturn, TextIO
 import torch
 import yaml
 
-from holdfast_workers import groups, rank_log, recipes
-from holdfast_workers.agreement import Agreed
-from holdfast_workers.guards import in_words
-from holdfast_workers.loop import DigestSource, Hooks, Steps
-from holdfast_workers.messages import StepRow
-from holdfast_workers.recipes.base import Recipe, World
+from holdfast_workers.parallelize import process_groups
+from holdfast_workers.protocol.messages import StepRow
+from holdfast_workers.recipes import lookup
 from holdfast_workers.spec import TrainingSpec, faults
-from holdfast_workers.throughput import flops_per_token, peak_flops
+from holdfast_workers.training import rank_log
+from holdfast_workers.training.guards import in_words
+from holdfast_workers.training.mfu import flops_per_token, peak_flops
+from holdfast_workers.training.recipe import Recipe, World
+from holdfast_workers.training.step_agreement import Agreed
+from holdfast_workers.training.step_loop import DigestSource, Hooks, Steps
 
 _WARM_UP_STEPS = 5
 """Steps left out of the summary's medians: they compile, allocate and fill caches."""
@@ -58,9 +60,9 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{fault.path}: {fault.message}", file=sys.stderr)
         return 2
     device = _device(options.device)
-    recipe = recipes.of(spec, Path(options.cache_dir))
+    recipe = lookup.of(spec, Path(options.cache_dir))
     recipe.prepare()
-    groups.join(
+    process_groups.join(
         os.environ.get("MASTER_ADDR", ""),
         int(os.environ.get("MASTER_PORT", "0")),
         0,
@@ -79,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         if out is not None:
             out.close()
-        groups.leave()
+        process_groups.leave()
     return 0
 
 

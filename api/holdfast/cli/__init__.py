@@ -1,1 +1,1 @@
-"""The command line: one module per group of commands, all of them through the client."""
+"""The `holdfast` command: results go to stdout, progress and errors to stderr."""

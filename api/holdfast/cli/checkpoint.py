@@ -12,10 +12,10 @@ from holdfast.cli import output
 from holdfast.cli.columns import Column
 from holdfast.cli.common import OPTIONS, SERVER, JobWord, Options, Server
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.client import Client
+from holdfast.client.client import Client
 from holdfast.errors import HoldfastError
-from holdfast_service.init_from import job_reference
-from holdfast_service.views import CheckpointView
+from holdfast_service.job_model.init_from import job_reference
+from holdfast_service.views.jobs import CheckpointView
 
 if TYPE_CHECKING:
     from rich.progress import Progress

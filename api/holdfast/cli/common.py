@@ -13,7 +13,7 @@ from cyclopts import Group, Parameter
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.client import Client
+    from holdfast.client.client import Client
 
 SHORT_RETRY_S = 2.0  # somebody looks at the terminal
 LONG_RETRY_S = 60.0  # time for a server to be started again under a command that waits
@@ -57,7 +57,7 @@ class Server:
     ] = None
 
     def connect(self, retry_s: float = SHORT_RETRY_S, timeout_s: float = 30.0) -> Client:
-        from holdfast.client import Client  # late: `--help` asks no server
+        from holdfast.client.client import Client  # late: `--help` asks no server
 
         return Client(self.address, context=self.context, retry_s=retry_s, timeout_s=timeout_s)
 

@@ -144,8 +144,8 @@ def jobs(begun: str) -> Iterator[tuple[str, str]]:
     """Names that one job alone has, ids of the others; living ones first."""
     from collections import Counter
 
-    from holdfast.client import Client
-    from holdfast.client.names import short
+    from holdfast.client.client import Client
+    from holdfast.client.job_names import short
 
     address = os.environ.get("HOLDFAST_ADDRESS")
     with Client(address, retry_s=0.0, timeout_s=SERVER_S) as client:

@@ -14,7 +14,8 @@ from holdfast.cli import output
 from holdfast.cli.columns import Column
 from holdfast.cli.common import OPTIONS, NotUnderstood, Options
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.client import Client, address, config
+from holdfast.client import address, config
+from holdfast.client.client import Client
 from holdfast.client.config import Config, Context
 from holdfast.errors import ServerError
 

@@ -11,9 +11,8 @@ from rich.text import Text
 
 from holdfast.cli import output
 from holdfast.cli.columns import Column, lay
-from holdfast_service.goodput_view import GoodputView
-from holdfast_service.story_views import VerdictView
-from holdfast_service.views import (
+from holdfast_service.views.goodput import GoodputView
+from holdfast_service.views.jobs import (
     AttemptView,
     CheckpointsView,
     GuardsView,
@@ -23,6 +22,7 @@ from holdfast_service.views import (
     MemoryProtectionView,
     TripView,
 )
+from holdfast_service.views.timeline import VerdictView
 
 PHASE_ORDER = (
     "detect",

@@ -12,7 +12,7 @@ from holdfast.errors import (
     ServerUnreachable,
     WaitTimeout,
 )
-from holdfast_service.lifecycle import State
+from holdfast_service.job_model.lifecycle import State
 
 
 class ExitCode(IntEnum):

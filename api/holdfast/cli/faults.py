@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from holdfast import storms
 from holdfast.cli import output
 from holdfast.cli.common import OPTIONS, JobWord, NotUnderstood, Options, seconds
 from holdfast.cli.exit_codes import ExitCode
-from holdfast_service.views import FaultView
-from holdfast_workers.injection import FaultKind
+from holdfast.client import fault_storm
+from holdfast_service.views.jobs import FaultView
+from holdfast_workers.fault_injection.kinds import FaultKind
 
 
 def inject(
@@ -58,8 +58,8 @@ def inject(
         if how:
             raise NotUnderstood(f"a storm chooses by itself: leave out {', '.join(how)}")
         ranks = math.prod(client.get(job_id).spec["parallel"].values())
-        coming = storms.strikes(_mtbf_s(storm), seed, (kind, *others), ranks)
-        count = storms.blow(client, job_id, coming, seconds(for_), tell)
+        coming = fault_storm.strikes(_mtbf_s(storm), seed, (kind, *others), ranks)
+        count = fault_storm.blow(client, job_id, coming, seconds(for_), tell)
     output.talk(f"{count} faults")
     return ExitCode.OK
 

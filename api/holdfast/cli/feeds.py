@@ -23,7 +23,7 @@ from holdfast.cli.common import (
 )
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.client.calls import LogFilter
-from holdfast_service.views import EventView, LogLineView
+from holdfast_service.views.jobs import EventView, LogLineView
 
 Follow = Annotated[
     bool, Parameter(name=("--follow", "-f"), negative="", help="Until the job has ended.")

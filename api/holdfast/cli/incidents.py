@@ -12,7 +12,7 @@ from holdfast.cli.columns import Column
 from holdfast.cli.common import OPTIONS, JobWord, NotUnderstood, Options
 from holdfast.cli.describe import incident_lines
 from holdfast.cli.exit_codes import ExitCode
-from holdfast_service.views import IncidentView
+from holdfast_service.views.jobs import IncidentView
 
 COLUMNS = (
     Column("#", right=True),

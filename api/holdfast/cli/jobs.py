@@ -11,12 +11,12 @@ from holdfast.cli import output
 from holdfast.cli.columns import Column
 from holdfast.cli.common import LONG_RETRY_S, OPTIONS, JobWord, Options, seconds
 from holdfast.cli.exit_codes import ExitCode, of_state
-from holdfast_service.lifecycle import State
-from holdfast_service.list_order import Sort
+from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.sort_order import Sort
 
 if TYPE_CHECKING:
-    from holdfast_service.list_views import JobRow
-    from holdfast_service.views import JobView
+    from holdfast_service.views.jobs import JobView
+    from holdfast_service.views.lists import JobRow
 
 COLUMNS = (
     Column("ID"),

@@ -12,8 +12,8 @@ from rich.text import Text
 from holdfast.cli import output, plots
 from holdfast.cli.common import OPTIONS, JobWord, Options
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.client import Client
-from holdfast_service.views import MetricPoint
+from holdfast.client.client import Client
+from holdfast_service.views.jobs import MetricPoint
 
 USUAL = ("loss", "grad_norm", "tokens_per_second")
 HOUSE = frozenset(
@@ -92,15 +92,15 @@ def _export(
     tensorboard: Path | None,
     mlflow: str | None,
 ) -> None:
-    from holdfast import exports  # late: plots need none of it
+    from holdfast.formats import run_exports  # late: plots need none of it
 
     job = client.get(job_id)
     if tensorboard is not None:
-        run = exports.to_tensorboard(job, client.metrics(job_id, names or None), tensorboard)
+        run = run_exports.to_tensorboard(job, client.metrics(job_id, names or None), tensorboard)
         output.talk(f"written to {run}; look at it by: tensorboard --logdir {tensorboard}")
     if mlflow is not None:
-        found = exports.to_mlflow(job, client.metrics(job_id, names or None), mlflow)
-        output.talk(f"written to run {found} of experiment {exports.EXPERIMENT} at {mlflow}")
+        found = run_exports.to_mlflow(job, client.metrics(job_id, names or None), mlflow)
+        output.talk(f"written to run {found} of experiment {run_exports.EXPERIMENT} at {mlflow}")
 
 
 def _draw(name: str, points: Sequence[MetricPoint], height: int) -> None:

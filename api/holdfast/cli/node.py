@@ -12,8 +12,8 @@ from holdfast.cli import output
 from holdfast.cli.columns import Column
 from holdfast.cli.common import OPTIONS, Options, seconds
 from holdfast.cli.exit_codes import ExitCode
-from holdfast_service.quarantine import Standing
-from holdfast_service.views import NodeView
+from holdfast_service.policy.quarantine import Standing
+from holdfast_service.views.jobs import NodeView
 
 NodeName = Annotated[str, Parameter(help="Name of the node, or the beginning of it.")]
 

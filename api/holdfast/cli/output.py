@@ -18,9 +18,9 @@ from rich.text import Text
 
 from holdfast.cli.columns import Column, lay
 from holdfast.cli.common import Format, Options
-from holdfast.client.names import short
+from holdfast.client.job_names import short
 from holdfast.errors import ApiError, HoldfastError
-from holdfast_service.lifecycle import State
+from holdfast_service.job_model.lifecycle import State
 
 STATE_STYLES = {
     State.RUNNING: "green",

@@ -43,7 +43,7 @@ def serve(
 
     Every option with a value can be given as HOLDFAST_<OPTION> in the environment instead.
     """
-    from holdfast import serve as server  # late: it loads the whole service
+    from holdfast.rest import serve as server  # late: it loads the whole service
     from holdfast_service.settings import Settings
 
     given: dict[str, Any] = {

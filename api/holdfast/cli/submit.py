@@ -9,15 +9,16 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from holdfast import code, documents
 from holdfast.cli import output
 from holdfast.cli.common import LONG_RETRY_S, OPTIONS, SHORT_RETRY_S, Options
 from holdfast.cli.exit_codes import ExitCode, of_state
+from holdfast.cli.job_follower import ProgressShow
 from holdfast.cli.jobs import print_outcome
-from holdfast.cli.progress import ProgressShow
-from holdfast.client import Client
+from holdfast.client.client import Client
 from holdfast.errors import HoldfastError
-from holdfast_service.views import JobView
+from holdfast.formats import code_archive as code
+from holdfast.formats import yaml_documents
+from holdfast_service.views.jobs import JobView
 
 
 class UnreadableSpec(HoldfastError):
@@ -82,13 +83,13 @@ def read_spec(source: str, assignments: list[str]) -> dict[str, object]:
     """The document of a file or of standard input, with `--set` applied."""
     try:
         text = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
-        document = documents.read(text)
+        document = yaml_documents.read(text)
         for assignment in assignments:
-            documents.set_path(document, assignment)
+            yaml_documents.set_path(document, assignment)
         folder = code.named(document)
         if folder is not None and source != "-":  # a path in a file is seen from there
             document["code"] = str(Path(source).parent / folder)
-    except (OSError, documents.DocumentError) as error:
+    except (OSError, yaml_documents.DocumentError) as error:
         shown = "standard input" if source == "-" else source
         message = error.strerror if isinstance(error, OSError) else str(error)
         raise UnreadableSpec(f"{shown}: {message}") from error

@@ -13,10 +13,10 @@ from rich.text import Text
 from holdfast.cli import output, top_view
 from holdfast.cli.common import LONG_RETRY_S, OPTIONS, Options
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.client import Client
-from holdfast_service.lifecycle import TERMINAL, State
-from holdfast_service.list_order import Sort
-from holdfast_service.list_views import JobRow
+from holdfast.client.client import Client
+from holdfast_service.job_model.lifecycle import TERMINAL, State
+from holdfast_service.job_model.sort_order import Sort
+from holdfast_service.views.lists import JobRow
 
 MOST_JOBS = 200
 RECENT_POINTS = 120

@@ -9,12 +9,12 @@ from rich.text import Text
 
 from holdfast.cli import output, plots
 from holdfast.cli.columns import Column, lay
-from holdfast.client.names import short
-from holdfast_service.lifecycle import State
-from holdfast_service.list_views import ClusterView, JobRow
-from holdfast_service.rank_views import RanksView, RankView
-from holdfast_service.story_views import VerdictView
-from holdfast_service.views import IncidentView, JobView, MetricPoint
+from holdfast.client.job_names import short
+from holdfast_service.job_model.lifecycle import State
+from holdfast_service.views.jobs import IncidentView, JobView, MetricPoint
+from holdfast_service.views.lists import ClusterView, JobRow
+from holdfast_service.views.ranks import RanksView, RankView
+from holdfast_service.views.timeline import VerdictView
 
 BAR = 12
 SHOWN_INCIDENTS = 5

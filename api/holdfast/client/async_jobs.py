@@ -1,4 +1,5 @@
-"""Jobs as objects, for an event loop: `AsyncClient.jobs`, and what it gives; see `jobs.py`."""
+"""Jobs as objects, for an event loop: `AsyncClient.jobs`, and what it gives; see
+`services/jobs.py`."""
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.client.calls import Document, LogFilter
-from holdfast.client.frames import framed
-from holdfast.client.last_seen import LastSeen
-from holdfast_service.goodput_view import GoodputView
-from holdfast_service.views import (
+from holdfast.client.data_frames import framed
+from holdfast.client.job_snapshot import LastSeen
+from holdfast_service.views.goodput import GoodputView
+from holdfast_service.views.jobs import (
     AttemptView,
     CheckpointsView,
     EventView,

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import httpx
 
-from holdfast.client import sse, wire
+from holdfast.client import http_answers, sse
 from holdfast.client.calls import Call, Feed, Pages
-from holdfast.client.patience import Patience
+from holdfast.client.retry import Patience
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ class AsyncTransport:
     def __init__(self, address: str, timeout_s: float, retry_s: float, token: str | None) -> None:
         self.address = address
         self._retry_s = retry_s
-        self._http = httpx.AsyncClient(**wire.settings(address, timeout_s, token))
+        self._http = httpx.AsyncClient(**http_answers.settings(address, timeout_s, token))
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -31,8 +31,10 @@ class AsyncTransport:
         patience = Patience(self._retry_s)
         while True:
             try:
-                return wire.answer(call, await self._http.request(**wire.request(call)))
-            except wire.AWAY as error:
+                return http_answers.answer(
+                    call, await self._http.request(**http_answers.request(call))
+                )
+            except http_answers.AWAY as error:
                 await self._pause(patience.pause_s(time.monotonic()), error)
 
     async def pages(self, pages: Pages[Any, T]) -> AsyncIterator[T]:
@@ -44,9 +46,9 @@ class AsyncTransport:
             call = pages.following(page)
 
     async def follow(self, feed: Feed[T]) -> AsyncIterator[T]:
-        following = wire.Following(feed, Patience(self._retry_s))
+        following = http_answers.Following(feed, Patience(self._retry_s))
         while True:
-            error: Exception = wire.CUT_OFF
+            error: Exception = http_answers.CUT_OFF
             try:
                 async with self._http.stream(**following.request()) as response:
                     await _read_error(response)
@@ -56,14 +58,14 @@ class AsyncTransport:
                             yield message
                         if following.over:
                             return
-            except wire.AWAY as broken:
+            except http_answers.AWAY as broken:
                 error = broken
             if following.over:
                 return
             await self._pause(following.pause_s(time.monotonic()), error)
 
     async def lines(self, method: str, path: str) -> AsyncIterator[str]:
-        async with self._answer(method, path, None, wire.STREAM_SILENCE_S) as response:
+        async with self._answer(method, path, None, http_answers.STREAM_SILENCE_S) as response:
             async for line in _lines(response):
                 yield line
 
@@ -74,14 +76,16 @@ class AsyncTransport:
         target: Path,
         on_bytes: Callable[[int, int], None],
     ) -> int:
-        partial = wire.partial_file(target)
+        partial = http_answers.partial_file(target)
         written = 0
         try:
-            async with self._answer("GET", path, params, wire.DOWNLOAD_SILENCE_S) as response:
+            async with self._answer(
+                "GET", path, params, http_answers.DOWNLOAD_SILENCE_S
+            ) as response:
                 file = await asyncio.to_thread(partial.open, "wb")
                 with file:
-                    whole = wire.length(response)
-                    async for piece in response.aiter_raw(wire.DOWNLOAD_PIECE):
+                    whole = http_answers.length(response)
+                    async for piece in response.aiter_raw(http_answers.DOWNLOAD_PIECE):
                         written += await asyncio.to_thread(file.write, piece)
                         on_bytes(written, whole)
             partial.replace(target)
@@ -95,17 +99,21 @@ class AsyncTransport:
     ) -> AsyncIterator[httpx.Response]:
         try:
             async with self._http.stream(
-                method, path, params=params, headers=wire.AS_IT_IS, timeout=wire.timeout(silence_s)
+                method,
+                path,
+                params=params,
+                headers=http_answers.AS_IT_IS,
+                timeout=http_answers.timeout(silence_s),
             ) as response:
                 await _read_error(response)
-                wire.refuse(response)
+                http_answers.refuse(response)
                 yield response
-        except wire.AWAY as error:
-            raise wire.final(self.address, error) from error
+        except http_answers.AWAY as error:
+            raise http_answers.final(self.address, error) from error
 
     async def _pause(self, pause_s: float | None, error: Exception) -> None:
         if pause_s is None:
-            raise wire.final(self.address, error) from error
+            raise http_answers.final(self.address, error) from error
         await asyncio.sleep(pause_s)
 
 

@@ -16,11 +16,8 @@ from pydantic import BaseModel, TypeAdapter
 
 from holdfast.errors import unfinished
 from holdfast.schemas import Readiness
-from holdfast_service.goodput_view import GoodputView
-from holdfast_service.list_views import ClusterView, JobRow, JobRowPage, SpecDifferenceView
-from holdfast_service.rank_views import RanksView
-from holdfast_service.story_views import TimelineView, VerdictView
-from holdfast_service.views import (
+from holdfast_service.views.goodput import GoodputView
+from holdfast_service.views.jobs import (
     AttemptView,
     CheckpointsView,
     CheckpointView,
@@ -40,6 +37,9 @@ from holdfast_service.views import (
     NodeView,
     VerificationView,
 )
+from holdfast_service.views.lists import ClusterView, JobRow, JobRowPage, SpecDifferenceView
+from holdfast_service.views.ranks import RanksView
+from holdfast_service.views.timeline import TimelineView, VerdictView
 
 JOBS = "/api/v1/jobs"
 NODES = "/api/v1/nodes"

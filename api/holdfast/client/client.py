@@ -15,19 +15,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast import code
 from holdfast.client import address as addresses
-from holdfast.client import calls, names
+from holdfast.client import calls
+from holdfast.client import job_names as names
 from holdfast.client.calls import PAGE, Document, LogFilter
 from holdfast.client.jobs import Jobs
 from holdfast.client.transport import Transport
 from holdfast.errors import WaitTimeout, unfinished
+from holdfast.formats import code_archive
 from holdfast.schemas import Readiness
-from holdfast_service.goodput_view import GoodputView
-from holdfast_service.list_views import ClusterView, JobRow, SpecDifferenceView
-from holdfast_service.rank_views import RanksView
-from holdfast_service.story_views import TimelineView, VerdictView
-from holdfast_service.views import (
+from holdfast_service.views.goodput import GoodputView
+from holdfast_service.views.jobs import (
     AttemptView,
     CheckpointsView,
     CheckpointView,
@@ -43,6 +41,9 @@ from holdfast_service.views import (
     NodeView,
     VerificationView,
 )
+from holdfast_service.views.lists import ClusterView, JobRow, SpecDifferenceView
+from holdfast_service.views.ranks import RanksView
+from holdfast_service.views.timeline import TimelineView, VerdictView
 
 
 class Client:
@@ -100,11 +101,11 @@ class Client:
 
     def send_code(self, folder: Path) -> CodeView:
         """Send a folder of code; again is the same. Raises CodeUnusable."""
-        return self._transport.call(calls.send_code(code.packed(folder)))
+        return self._transport.call(calls.send_code(code_archive.packed(folder)))
 
     def _with_code(self, spec: Document) -> Document:
-        folder = code.named(spec)
-        return spec if folder is None else code.naming(spec, self.send_code(folder).code)
+        folder = code_archive.named(spec)
+        return spec if folder is None else code_archive.naming(spec, self.send_code(folder).code)
 
     def list(
         self, *, state: Collection[str] | None = None, name: str | None = None

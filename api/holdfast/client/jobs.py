@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.client.calls import Document, LogFilter
-from holdfast.client.frames import framed
-from holdfast.client.last_seen import LastSeen
-from holdfast_service.goodput_view import GoodputView
-from holdfast_service.views import (
+from holdfast.client.data_frames import framed
+from holdfast.client.job_snapshot import LastSeen
+from holdfast_service.views.goodput import GoodputView
+from holdfast_service.views.jobs import (
     AttemptView,
     CheckpointsView,
     EventView,

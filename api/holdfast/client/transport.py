@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import httpx
 
-from holdfast.client import sse, wire
+from holdfast.client import http_answers, sse
 from holdfast.client.calls import Call, Feed, Pages
-from holdfast.client.patience import Patience
+from holdfast.client.retry import Patience
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ class Transport:
     def __init__(self, address: str, timeout_s: float, retry_s: float, token: str | None) -> None:
         self.address = address
         self._retry_s = retry_s
-        self._http = httpx.Client(**wire.settings(address, timeout_s, token))
+        self._http = httpx.Client(**http_answers.settings(address, timeout_s, token))
 
     def close(self) -> None:
         self._http.close()
@@ -32,8 +32,8 @@ class Transport:
         patience = Patience(self._retry_s)
         while True:
             try:
-                return wire.answer(call, self._http.request(**wire.request(call)))
-            except wire.AWAY as error:
+                return http_answers.answer(call, self._http.request(**http_answers.request(call)))
+            except http_answers.AWAY as error:
                 self._pause(patience.pause_s(time.monotonic()), error)
 
     def pages(self, pages: Pages[Any, T]) -> Iterator[T]:
@@ -49,9 +49,9 @@ class Transport:
 
         Raises as :meth:`call`.
         """
-        following = wire.Following(feed, Patience(self._retry_s))
+        following = http_answers.Following(feed, Patience(self._retry_s))
         while True:
-            error: Exception = wire.CUT_OFF
+            error: Exception = http_answers.CUT_OFF
             try:
                 with self._http.stream(**following.request()) as response:
                     _read_error(response)
@@ -60,7 +60,7 @@ class Transport:
                         yield from following.take(line)
                         if following.over:
                             return
-            except wire.AWAY as broken:
+            except http_answers.AWAY as broken:
                 error = broken
             if following.over:
                 return
@@ -68,7 +68,7 @@ class Transport:
 
     def lines(self, method: str, path: str) -> Iterator[str]:
         """The lines of an answer, as they come; asked for once. Raises as :meth:`call`."""
-        with self._answer(method, path, None, wire.STREAM_SILENCE_S) as response:
+        with self._answer(method, path, None, http_answers.STREAM_SILENCE_S) as response:
             yield from _lines(response)
 
     def download(
@@ -80,15 +80,15 @@ class Transport:
     ) -> int:
         """Write an answer to `target`, which appears whole or not at all. Raises as :meth:`call`,
         OSError if it cannot be written."""
-        partial = wire.partial_file(target)
+        partial = http_answers.partial_file(target)
         written = 0
         try:
             with (
-                self._answer("GET", path, params, wire.DOWNLOAD_SILENCE_S) as response,
+                self._answer("GET", path, params, http_answers.DOWNLOAD_SILENCE_S) as response,
                 partial.open("wb") as file,
             ):
-                whole = wire.length(response)
-                for piece in response.iter_raw(wire.DOWNLOAD_PIECE):
+                whole = http_answers.length(response)
+                for piece in response.iter_raw(http_answers.DOWNLOAD_PIECE):
                     written += file.write(piece)
                     on_bytes(written, whole)
             partial.replace(target)
@@ -103,17 +103,21 @@ class Transport:
         """An answer to be read piece by piece."""
         try:
             with self._http.stream(
-                method, path, params=params, headers=wire.AS_IT_IS, timeout=wire.timeout(silence_s)
+                method,
+                path,
+                params=params,
+                headers=http_answers.AS_IT_IS,
+                timeout=http_answers.timeout(silence_s),
             ) as response:
                 _read_error(response)
-                wire.refuse(response)
+                http_answers.refuse(response)
                 yield response
-        except wire.AWAY as error:
-            raise wire.final(self.address, error) from error
+        except http_answers.AWAY as error:
+            raise http_answers.final(self.address, error) from error
 
     def _pause(self, pause_s: float | None, error: Exception) -> None:
         if pause_s is None:
-            raise wire.final(self.address, error) from error
+            raise http_answers.final(self.address, error) from error
         time.sleep(pause_s)
 
 

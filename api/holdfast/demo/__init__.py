@@ -1,1 +1,1 @@
-"""The demonstration: what a user would do, and what a bad day would do to it."""
+"""`holdfast demo`: a job on a local cluster, faults on purpose, and the proof of equal bits."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from holdfast.errors import HoldfastError
 from holdfast.schemas import ServerFile
-from holdfast_service import local_cluster
+from holdfast_service.embedded_cluster import local_cluster
 
 START_S = 180.0
 STOP_S = 45.0

@@ -7,10 +7,10 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.client import Client
-from holdfast_service import local_cluster
-from holdfast_service.lifecycle import State
-from holdfast_service.views import JobView, MemberView
+from holdfast.client.client import Client
+from holdfast_service.embedded_cluster import local_cluster
+from holdfast_service.job_model.lifecycle import State
+from holdfast_service.views.jobs import JobView, MemberView
 
 
 class Mischief:

@@ -11,14 +11,14 @@ from typing import Any
 from rich.console import Console
 
 from holdfast.cli import output
-from holdfast.cli.progress import ProgressShow, Watcher
-from holdfast.client import Client
+from holdfast.cli.job_follower import ProgressShow, Watcher
+from holdfast.client.client import Client
 from holdfast.demo.child_server import child_server
 from holdfast.demo.compare import Comparison, compare
 from holdfast.demo.mischief import Mischief
 from holdfast.errors import HoldfastError
-from holdfast_service.lifecycle import State
-from holdfast_service.views import JobView
+from holdfast_service.job_model.lifecycle import State
+from holdfast_service.views.jobs import JobView
 
 NODES = 3
 READY_S = 60.0

@@ -1,1 +1,1 @@
-"""The REST API: routers that only translate between HTTP and the service's calls."""
+"""The REST API: routers that only translate between HTTP and the service."""

@@ -15,9 +15,9 @@ from holdfast.rest import (
     dashboard,
     faults,
     feeds,
-    glance,
-    health,
+    health_probes,
     history,
+    job_summary,
     jobs,
     live,
     nodes,
@@ -25,13 +25,13 @@ from holdfast.rest import (
     prometheus,
     ranks,
 )
-from holdfast.rest.guard import Guard
+from holdfast.rest.request_guard import Guard
 from holdfast.rest.services import Services
 from holdfast.schemas import Problem
-from holdfast_service.job_spec import JobSpec
-from holdfast_service.live_views import LiveHello, LiveLogs, LiveMetrics, LiveReset
-from holdfast_service.views import VerificationView
-from holdfast_workers.injection import Injection
+from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.views.jobs import VerificationView
+from holdfast_service.views.live import LiveHello, LiveLogs, LiveMetrics, LiveReset
+from holdfast_workers.fault_injection.kinds import Injection
 
 TITLE = "Holdfast"
 VERSION = "v1"
@@ -64,7 +64,7 @@ def create_app(services: Services) -> FastAPI:
         jobs,
         history,
         ranks,
-        glance,
+        job_summary,
         checkpoints,
         code,
         faults,
@@ -72,7 +72,7 @@ def create_app(services: Services) -> FastAPI:
         nodes,
         feeds,
         live,
-        health,
+        health_probes,
         prometheus,
     ):
         app.include_router(resource.router)

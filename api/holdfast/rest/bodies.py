@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import Request
 
-from holdfast import documents
+from holdfast.formats import yaml_documents
 from holdfast.rest.problems import ProblemError, too_large
 
 JSON = "application/json"
@@ -29,8 +29,8 @@ async def document(request: Request, limit: int) -> dict[str, Any]:
         )
     try:
         # In a thread: a large text may take long to be refused, and others are served meanwhile.
-        return await asyncio.to_thread(documents.read, await _limited(request, limit))
-    except documents.DocumentError as error:
+        return await asyncio.to_thread(yaml_documents.read, await _limited(request, limit))
+    except yaml_documents.DocumentError as error:
         raise ProblemError(400, "malformed_body", str(error)) from error
 
 

@@ -11,8 +11,8 @@ from starlette.responses import StreamingResponse
 from holdfast.rest.jobs import JobId
 from holdfast.rest.problems import documented
 from holdfast.rest.services import CheckpointsDep
-from holdfast_service.checkpoints import CheckpointService, Found
-from holdfast_service.views import CheckpointsView, CheckpointView, VerificationView
+from holdfast_service.services.checkpoints import CheckpointService, Found
+from holdfast_service.views.jobs import CheckpointsView, CheckpointView, VerificationView
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}/checkpoints", tags=["checkpoints"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from holdfast.rest.services import OverviewDep
-from holdfast_service.list_views import ClusterView
+from holdfast_service.views.lists import ClusterView
 
 router = APIRouter(prefix="/api/v1/cluster", tags=["nodes"])
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from holdfast.rest import bodies
 from holdfast.rest.problems import documented
 from holdfast.rest.services import ServicesDep
-from holdfast_service.views import CodeView
+from holdfast_service.views.jobs import CodeView
 
 router = APIRouter(prefix="/api/v1/code", tags=["code"])
 

@@ -11,7 +11,7 @@ from holdfast.rest import bodies
 from holdfast.rest.jobs import JobId
 from holdfast.rest.problems import documented
 from holdfast.rest.services import ServicesDep
-from holdfast_service.views import FaultView
+from holdfast_service.views.jobs import FaultView
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}/faults", tags=["faults"])
 

@@ -10,14 +10,9 @@ from fastapi import APIRouter, Query
 from holdfast.rest.jobs import JobId
 from holdfast.rest.problems import documented
 from holdfast.rest.services import JobsDep, OverviewDep
-from holdfast_service.goodput_view import GoodputView
-from holdfast_service.story_views import TimelineView, VerdictView
-from holdfast_service.views import (
-    AttemptView,
-    DigestPage,
-    IncidentView,
-    MetricPage,
-)
+from holdfast_service.views.goodput import GoodputView
+from holdfast_service.views.jobs import AttemptView, DigestPage, IncidentView, MetricPage
+from holdfast_service.views.timeline import TimelineView, VerdictView
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}", tags=["history"], responses=documented(404, 422))
 

@@ -11,10 +11,10 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from holdfast.rest import bodies
 from holdfast.rest.problems import documented
 from holdfast.rest.services import JobsDep, OverviewDep, ServicesDep
-from holdfast_service.lifecycle import State
-from holdfast_service.list_order import Sort
-from holdfast_service.list_views import JobRowPage, SpecDifferenceView, ValidSpecView
-from holdfast_service.views import JobPage, JobView
+from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.sort_order import Sort
+from holdfast_service.views.jobs import JobPage, JobView
+from holdfast_service.views.lists import JobRowPage, SpecDifferenceView, ValidSpecView
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from holdfast.rest import streams
 from holdfast.rest.problems import ProblemError, documented
 from holdfast.rest.services import ServicesDep
-from holdfast_service.live.positions import Batch, Position
+from holdfast_service.live.stream_cursor import Batch, Position
 
 router = APIRouter(prefix="/api/v1/live", tags=["feeds"])
 

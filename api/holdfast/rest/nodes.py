@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path
 from holdfast.rest.problems import documented
 from holdfast.rest.services import NodesDep
 from holdfast.schemas import Cordon
-from holdfast_service.views import NodePage, NodeView
+from holdfast_service.views.jobs import NodePage, NodeView
 
 router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"])
 

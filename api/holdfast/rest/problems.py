@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from holdfast.schemas import Problem
-from holdfast_service.job_errors import InvalidFault, JobError
-from holdfast_service.job_spec import InvalidSpec
+from holdfast_service.job_model.job_errors import InvalidFault, JobError
+from holdfast_service.job_model.job_spec import InvalidSpec
 from holdfast_workers.spec import Fault
 
 MEDIA_TYPE = "application/problem+json"

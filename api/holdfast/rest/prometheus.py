@@ -15,9 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.rest.metric_series import FLEET_SERIES, HTTP_SERIES, JOB_SERIES
 from holdfast.rest.services import Services, ServicesDep
-from holdfast_service.fleet import Fleet
-from holdfast_service.jobs import JobService
-from holdfast_service.lifecycle import State
+from holdfast_service.job_model.lifecycle import State
+from holdfast_service.readers.fleet_metrics import Fleet
+from holdfast_service.services.jobs import JobService
 
 router = APIRouter(tags=["health"])
 

@@ -10,8 +10,8 @@ from holdfast.rest.history import Time
 from holdfast.rest.jobs import JobId
 from holdfast.rest.problems import documented
 from holdfast.rest.services import OverviewDep
-from holdfast_service.rank_reading import Asked
-from holdfast_service.rank_views import (
+from holdfast_service.readers.ranks import Asked
+from holdfast_service.views.ranks import (
     RankDetailView,
     RankHeatView,
     RankHistoryView,

@@ -9,19 +9,19 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from holdfast_service.checkpoints import CheckpointService
-from holdfast_service.code import CodeService
-from holdfast_service.fleet import Fleet
-from holdfast_service.injections import InjectionService
-from holdfast_service.jobs import JobService
-from holdfast_service.kept_accounts import KeptAccounts
+from holdfast_service.job_model.supervisor_protocol import Cluster
 from holdfast_service.live.hub import LiveHub
-from holdfast_service.nodes import NodeService
-from holdfast_service.overview import Overview
-from holdfast_service.reports import Cluster
-from holdfast_service.serving import Serving
+from holdfast_service.readers.fleet_metrics import Fleet
+from holdfast_service.readers.goodput_cache import KeptAccounts
+from holdfast_service.services.checkpoints import CheckpointService
+from holdfast_service.services.code_packages import CodeService
+from holdfast_service.services.fault_injection import InjectionService
+from holdfast_service.services.jobs import JobService
+from holdfast_service.services.nodes import NodeService
+from holdfast_service.services.overview import Overview
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
+from holdfast_service.store.request_priority import Serving
 
 Probe = Callable[[], Awaitable[str | None]]
 """Looks at one part of the control plane: None if it is well, otherwise what is wrong."""

@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 
 from holdfast.rest.problems import ProblemError
 from holdfast.rest.services import Services
-from holdfast_service.views import EventPage, LogPage
+from holdfast_service.views.jobs import EventPage, LogPage
 
 MEDIA_TYPE = "text/event-stream"
 KEEP_ALIVE = ": keep-alive\n\n"

@@ -1,1 +1,5 @@
-"""All that is Ray: actors, placement groups, names. Nothing here takes a decision."""
+"""All that is Ray: actors, placement groups, node state and runtime environments.
+
+No other room of the service imports Ray. The actor classes are thin shells over the supervisor
+and the node agent.
+"""

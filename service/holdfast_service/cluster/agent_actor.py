@@ -20,14 +20,14 @@ from typing import Any
 
 import ray
 
-from holdfast_service.cluster import names
+from holdfast_service.cluster import actor_names
 from holdfast_service.cluster.rank_metrics import RankMetrics
-from holdfast_service.cluster_processes import CLUSTER_MARK
-from holdfast_workers.agent import NodeAgent
-from holdfast_workers.agent_config import AgentConfig
+from holdfast_service.embedded_cluster.processes import CLUSTER_MARK
+from holdfast_workers.agent.agent_config import AgentConfig
+from holdfast_workers.agent.node_agent import NodeAgent
 from holdfast_workers.checkpoint.storage import StorageOptions
-from holdfast_workers.link_cut import link_cutter
-from holdfast_workers.messages import (
+from holdfast_workers.fault_injection.link_cut import link_cutter
+from holdfast_workers.protocol.messages import (
     AgentReport,
     Beat,
     FormOrder,
@@ -74,7 +74,7 @@ class AgentActor:
 
     def __init__(self, seat: AgentSeat) -> None:
         context = ray.get_runtime_context()
-        self._supervisor_name = names.supervisor(seat.job_id)
+        self._supervisor_name = actor_names.supervisor(seat.job_id)
         self._supervisor: Any = None
         node_id = context.get_node_id()
         self._agent = NodeAgent(
@@ -181,7 +181,7 @@ class AgentActor:
 
     def _find_supervisor(self) -> None:
         with contextlib.suppress(ValueError):  # between two lives; the next one will ask
-            self._supervisor = ray.get_actor(self._supervisor_name, names.NAMESPACE)
+            self._supervisor = ray.get_actor(self._supervisor_name, actor_names.NAMESPACE)
 
     def _tell_supervisor(self, seen: Signal) -> None:
         """Best effort, and never blocking: a supervisor that begins asks for everything anyway."""

@@ -15,13 +15,13 @@ import ray
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from holdfast_service.cluster import names
+from holdfast_service.cluster import actor_names as names
 from holdfast_service.cluster.agent_actor import AgentActor, AgentSeat
-from holdfast_service.cluster.code_packages import with_code
 from holdfast_service.cluster.occupied import NODE_ID_LABEL, occupied
 from holdfast_service.cluster.ray_state import draining_nodes
-from holdfast_service.job_spec import JobSpec
-from holdfast_service.quarantine import Avoided, Standing, node_name
+from holdfast_service.cluster.runtime_env import with_code
+from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.policy.quarantine import Avoided, Standing, node_name
 from holdfast_workers.checkpoint.storage import StorageOptions
 
 PLACING_S = 3.0

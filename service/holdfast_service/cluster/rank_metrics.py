@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ray.util.metrics import Gauge
 
-from holdfast_workers.messages import Beat, StepRow
+from holdfast_workers.protocol.messages import Beat, StepRow
 
 PERIOD_S = 2.0
 GONE = -1.0

@@ -22,14 +22,12 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from holdfast_service.cluster import names
+from holdfast_service.cluster import actor_names
 from holdfast_service.cluster.agent_actor import memory_base
-from holdfast_service.cluster.code_packages import publish
 from holdfast_service.cluster.ray_state import draining_nodes
+from holdfast_service.cluster.runtime_env import publish
 from holdfast_service.cluster.supervisor_actor import SupervisorActor
-from holdfast_service.quarantine import Avoided
-from holdfast_service.remote_tier import SecretUnusable, credentials_of
-from holdfast_service.reports import (
+from holdfast_service.job_model.supervisor_protocol import (
     Capacity,
     ClusterUnavailable,
     Cursors,
@@ -39,6 +37,8 @@ from holdfast_service.reports import (
     SupervisorReport,
     SupervisorUnavailable,
 )
+from holdfast_service.policy.quarantine import Avoided
+from holdfast_service.remote_tier.location import SecretUnusable, credentials_of
 
 Result = TypeVar("Result")
 
@@ -79,7 +79,7 @@ class RayCluster:
         try:
             ray.init(
                 address=address,
-                namespace=names.NAMESPACE,
+                namespace=actor_names.NAMESPACE,
                 log_to_driver=False,
                 logging_level=logging.WARNING,
                 ignore_reinit_error=True,
@@ -147,16 +147,16 @@ class RayCluster:
         return Capacity(nodes=nodes, can_grow=self._can_grow)
 
     def _ensure_supervisor(self, launch: JobLaunch) -> bool:
-        name = names.supervisor(launch.job_id)
+        name = actor_names.supervisor(launch.job_id)
         with contextlib.suppress(ValueError):
-            self._supervisors[launch.job_id] = ray.get_actor(name, names.NAMESPACE)
+            self._supervisors[launch.job_id] = ray.get_actor(name, actor_names.NAMESPACE)
             return False
         if launch.package is not None:
             publish(launch.spec["code"], launch.package)
             launch = replace(launch, package=None)  # Ray keeps what an actor is made with
         actor = ray.remote(SupervisorActor).options(
             name=name,
-            namespace=names.NAMESPACE,
+            namespace=actor_names.NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
             max_restarts=-1,
@@ -173,7 +173,7 @@ class RayCluster:
     def _supervisor(self, job_id: str) -> Any:
         if job_id not in self._supervisors:
             try:
-                handle = ray.get_actor(names.supervisor(job_id), names.NAMESPACE)
+                handle = ray.get_actor(actor_names.supervisor(job_id), actor_names.NAMESPACE)
             except ValueError as error:
                 raise SupervisorUnavailable(f"job {job_id} has no supervisor") from error
             self._supervisors[job_id] = handle
@@ -191,10 +191,10 @@ class RayCluster:
     def _release(self, job_id: str) -> bool:
         """One pass: free memory, kill actors, remove the placement group, sweep segments."""
         self._supervisors.pop(job_id, None)
-        mine = [name for name in _actor_names() if names.job_of(name) == job_id]
-        _end_actors([name for name in mine if name == names.supervisor(job_id)])
-        _end_actors([name for name in mine if name != names.supervisor(job_id)])
-        group = _group_named(names.placement_group(job_id))
+        mine = [name for name in _actor_names() if actor_names.job_of(name) == job_id]
+        _end_actors([name for name in mine if name == actor_names.supervisor(job_id)])
+        _end_actors([name for name in mine if name != actor_names.supervisor(job_id)])
+        group = _group_named(actor_names.placement_group(job_id))
         if group is not None:
             ray.util.remove_placement_group(group)
         if mine or group is not None:
@@ -281,7 +281,7 @@ def _key(path: Path) -> bytes:
 
 def _actor_names() -> list[str]:
     found = ray.util.list_named_actors(all_namespaces=True)
-    return [entry["name"] for entry in found if entry["namespace"] == names.NAMESPACE]
+    return [entry["name"] for entry in found if entry["namespace"] == actor_names.NAMESPACE]
 
 
 def _groups() -> Iterator[tuple[str, str]]:
@@ -300,7 +300,7 @@ def _group_named(name: str) -> Any:
 
 def _jobs_present() -> set[str]:
     everything = [*_actor_names(), *(name for name, _ in _groups())]
-    return {job for name in everything if (job := names.job_of(name)) is not None}
+    return {job for name in everything if (job := actor_names.job_of(name)) is not None}
 
 
 def _end_actors(named: list[str]) -> None:
@@ -308,7 +308,7 @@ def _end_actors(named: list[str]) -> None:
     handles = {}
     for name in named:
         with contextlib.suppress(ValueError):  # gone meanwhile
-            handles[name] = ray.get_actor(name, names.NAMESPACE)
+            handles[name] = ray.get_actor(name, actor_names.NAMESPACE)
     freed = [handle.release.remote() for name, handle in handles.items() if "agent:" in name]
     if freed:
         ray.wait(freed, num_returns=len(freed), timeout=RELEASE_S)

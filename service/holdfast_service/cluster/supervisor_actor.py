@@ -7,17 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from holdfast_service.cluster.agents import RayAgents
-from holdfast_service.intervals import auto_tiers
-from holdfast_service.job_spec import JobSpec
-from holdfast_service.quarantine import Avoided
-from holdfast_service.recovery.config import RecoveryConfig
-from holdfast_service.registry import Beginning
-from holdfast_service.remote_tier import remote_uri, storage_options
-from holdfast_service.reports import Cursors, JobLaunch, Stopping, SupervisorReport
-from holdfast_service.supervisor import Supervisor, SupervisorTimes
+from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.job_model.supervisor_protocol import (
+    Cursors,
+    JobLaunch,
+    Stopping,
+    SupervisorReport,
+)
+from holdfast_service.placement.restore_points import Beginning
+from holdfast_service.policy.checkpoint_intervals import auto_tiers
+from holdfast_service.policy.quarantine import Avoided
+from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
+from holdfast_service.remote_tier.location import remote_uri, storage_options
+from holdfast_service.supervisor.supervisor import Supervisor, SupervisorTimes
 from holdfast_workers.checkpoint.storage import open_storage
-from holdfast_workers.injection import Injection
-from holdfast_workers.messages import InitPart, Signal
+from holdfast_workers.fault_injection.kinds import Injection
+from holdfast_workers.protocol.messages import InitPart, Signal
 
 
 class SupervisorActor:

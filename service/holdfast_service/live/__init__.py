@@ -1,1 +1,1 @@
-"""Everybody who watches is told what changes. See :mod:`holdfast_service.live.hub`."""
+"""Live updates for everyone who watches: one reader of the store feeds all streams of a server."""

@@ -21,14 +21,14 @@ from uuid import uuid4
 
 import structlog
 
-from holdfast_service.job_lookup import find_job
 from holdfast_service.live import one_job
 from holdfast_service.live.one_job import Channel
-from holdfast_service.live.positions import NOTHING, Batch, Message, Position, reset
 from holdfast_service.live.rows import Rows
-from holdfast_service.live_views import LiveHello
+from holdfast_service.live.stream_cursor import NOTHING, Batch, Message, Position, reset
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
+from holdfast_service.store.job_lookup import find_job
+from holdfast_service.views.live import LiveHello
 
 _READERS = 4
 _WAKE_ROWS = 32

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.job_lookup import find_job
-from holdfast_service.live.positions import Message, Position, reset
-from holdfast_service.live_views import LiveLogs, LiveMetrics
-from holdfast_service.metrics import everything
-from holdfast_service.rank_reading import ranks_view
+from holdfast_service.live.stream_cursor import Message, Position, reset
+from holdfast_service.readers.metric_series import everything
+from holdfast_service.readers.ranks import ranks_view
 from holdfast_service.store import queries, series
+from holdfast_service.store.job_lookup import find_job
 from holdfast_service.store.models import Job, RankStates
+from holdfast_service.views.live import LiveLogs, LiveMetrics
 
 KEPT = 2_000
 """Told last of one job, for those who listen; and as many events are told to who comes back."""

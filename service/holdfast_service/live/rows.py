@@ -16,13 +16,13 @@ import structlog
 from sqlalchemy import func, literal_column, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.lifecycle import State
-from holdfast_service.list_views import JobRow
-from holdfast_service.live.positions import Batch, Message, Position, reset
+from holdfast_service.job_model.lifecycle import State
+from holdfast_service.live.stream_cursor import Batch, Message, Position, reset
 from holdfast_service.settings import Settings
 from holdfast_service.store import listing
 from holdfast_service.store.change_numbers import NOT_YET_READ
 from holdfast_service.store.models import Job
+from holdfast_service.views.lists import JobRow
 
 KEPT = 20_000
 """Told last, for those who come back; about 10 MB."""

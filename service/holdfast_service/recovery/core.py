@@ -12,33 +12,13 @@ inputs with the present time and carries out the effects in order. What others l
 
 from __future__ import annotations
 
-from holdfast_service.intervals import AutoTier
-from holdfast_service.policy import Cause, Fault, GiveUp
-from holdfast_service.ranks import listed
-from holdfast_service.recovery import (
-    agents,
-    assembly,
-    corrupted,
-    draining,
-    ending,
-    faults,
-    finalizing,
-    forming,
-    hearing,
-    injecting,
-    leaving,
-    pacing,
-    partners,
-    repeating,
-    stopping,
-    straggling,
-    suspicion,
-    unheard,
-)
-from holdfast_service.recovery.config import RecoveryConfig
-from holdfast_service.recovery.effects import Effect
-from holdfast_service.recovery.facts import Facts
-from holdfast_service.recovery.inputs import (
+from holdfast_service.job_model.supervisor_protocol import Phase
+from holdfast_service.placement.rank_assignment import listed
+from holdfast_service.policy.causes import Cause, Fault, GiveUp
+from holdfast_service.policy.checkpoint_intervals import AutoTier
+from holdfast_service.recovery.core_state.effects import Effect
+from holdfast_service.recovery.core_state.event_replay import Facts
+from holdfast_service.recovery.core_state.inputs import (
     AgentLost,
     AgentUp,
     CheckpointFinalized,
@@ -62,11 +42,37 @@ from holdfast_service.recovery.inputs import (
     Tick,
     WorkersSeen,
 )
-from holdfast_service.recovery.roster import Roster
-from holdfast_service.recovery.saves import RemoteSaves
-from holdfast_service.recovery.state import Stage, State
-from holdfast_service.reports import Phase
-from holdfast_workers.ledger import Ledger
+from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
+from holdfast_service.recovery.core_state.roster import Roster
+from holdfast_service.recovery.core_state.save_ledger import RemoteSaves
+from holdfast_service.recovery.core_state.state import Stage, State
+from holdfast_service.recovery.faults import (
+    corruption,
+    hang_suspicion,
+    judgement,
+    node_eviction,
+    straggler_response,
+)
+from holdfast_service.recovery.signals import (
+    agent_lifecycle,
+    missed_signals,
+    signal_handlers,
+    takeover,
+)
+from holdfast_service.recovery.upkeep import (
+    command_retry,
+    draining,
+    injection_dispatch,
+    partners,
+    save_intervals,
+)
+from holdfast_service.recovery.world import (
+    attempt_formation,
+    checkpoint_finalization,
+    graceful_stop,
+    outcome,
+)
+from holdfast_workers.training.skipped_windows import Ledger
 
 
 class RecoveryCore:
@@ -98,14 +104,14 @@ class RecoveryCore:
             state.show(state.phase)
         self._dispatch(given, now)
         if state.stage is Stage.ASSEMBLING:
-            assembly.check_start(state, now)
+            takeover.check_start(state, now)
         elif state.stage is Stage.ADOPTING:
-            assembly.check_adoption(state, now)
+            takeover.check_adoption(state, now)
         if state.stage is Stage.RUNNING and state.stop is not None:
-            stopping.begin(state, now)
-        leaving.leave_if_better(state, now)
-        finalizing.hand_out(state, now)
-        injecting.hand_out(state)
+            graceful_stop.begin(state, now)
+        node_eviction.leave_if_better(state, now)
+        checkpoint_finalization.hand_out(state, now)
+        injection_dispatch.hand_out(state)
         return tuple(state.out)
 
     def next_deadline(self) -> float | None:
@@ -113,7 +119,7 @@ class RecoveryCore:
         state = self._state
         if state.stage is Stage.ENDED:
             return None
-        due = [state.deadline, suspicion.due(state), leaving.check_due(state)]
+        due = [state.deadline, hang_suspicion.due(state), node_eviction.check_due(state)]
         if state.roster.live():  # else nobody can try: an agent that comes is given it at once
             due.append(state.saves.next_try())
         if state.deadline is not None and state.stop is not None:
@@ -145,7 +151,7 @@ class RecoveryCore:
             case AgentUp() | AgentLost() | LeaseEnded() | NodeWord():
                 _came_or_went(state, given, now)
             case Signals():
-                hearing.hear_all(state, given.signals, now)
+                signal_handlers.hear_all(state, given.signals, now)
             case (
                 Fenced()
                 | Inspected()
@@ -157,21 +163,21 @@ class RecoveryCore:
                 _answered(state, given, now)
             case StepCommitted():
                 state.protected = max(state.protected, given.protected)
-                suspicion.progressed(state, given.attempt, given.step, now)
-                corrupted.passed(state, given.attempt, given.step, now)
-                hearing.first_step_seen(state, given.attempt, given.step, now)
-                repeating.ask_again(state)
+                hang_suspicion.progressed(state, given.attempt, given.step, now)
+                corruption.passed(state, given.attempt, given.step, now)
+                signal_handlers.first_step_seen(state, given.attempt, given.step, now)
+                command_retry.ask_again(state)
                 partners.trust_links_again(state, now)
                 partners.free_former(state, given.attempt, given.protected, now)
             case StepsMeasured():
-                pacing.measured(state, given.rows)
-                straggling.measured(state, given.rows, now)
+                save_intervals.measured(state, given.rows)
+                straggler_response.measured(state, given.rows, now)
             case RemoteCheckpoints():
-                finalizing.replace_known(state, given, now)
+                checkpoint_finalization.replace_known(state, given, now)
             case CheckpointFinalized():
-                finalizing.finalized(state, given, now)
+                checkpoint_finalization.finalized(state, given, now)
             case StopRequested():
-                stopping.requested(state, given, now)
+                graceful_stop.requested(state, given, now)
             case NodesAvoided() | NodesDraining() | Exchanged() | FaultWanted():
                 _noted(state, given, now)
             case Tick():
@@ -185,9 +191,9 @@ def _noted(
         case NodesDraining():
             draining.told(state, given, now)
         case Exchanged():
-            leaving.exchanged(state, given)
+            node_eviction.exchanged(state, given)
         case NodesAvoided():
-            leaving.set_aside(state, given.nodes, now)
+            node_eviction.set_aside(state, given.nodes, now)
         case FaultWanted():
             state.wanted_faults.append(given)
 
@@ -197,13 +203,13 @@ def _came_or_went(
 ) -> None:
     match given:
         case AgentUp():
-            agents.arrived(state, given.report, now)
+            agent_lifecycle.arrived(state, given.report, now)
         case AgentLost():
-            agents.lost(state, given, now)
+            agent_lifecycle.lost(state, given, now)
         case LeaseEnded():
-            agents.lapsed(state, given, now)
+            agent_lifecycle.lapsed(state, given, now)
         case NodeWord():
-            agents.node_told(state, given)
+            agent_lifecycle.node_told(state, given)
 
 
 def _answered(
@@ -213,17 +219,17 @@ def _answered(
 ) -> None:
     match given:
         case Fenced():
-            agents.made_way(state, given, now)
+            agent_lifecycle.made_way(state, given, now)
         case Inspected():
-            suspicion.inspected(state, given, now)
+            hang_suspicion.inspected(state, given, now)
         case PartnersSet():
-            repeating.partners_set(state, given)
+            command_retry.partners_set(state, given)
         case CommandFailed():
-            agents.command_failed(state, given, now)
+            agent_lifecycle.command_failed(state, given, now)
         case WorkersSeen():
-            unheard.workers_seen(state, given, now)
+            missed_signals.workers_seen(state, given, now)
         case NodeChecked():
-            agents.checked(state, given, now)
+            agent_lifecycle.checked(state, given, now)
 
 
 def _remember(state: State, facts: Facts, now: float) -> None:
@@ -246,7 +252,7 @@ def _remember(state: State, facts: Facts, now: float) -> None:
     state.restores, state.remote_restores = facts.restores, facts.remote_restores
     state.intervals |= facts.intervals
     state.chosen |= set(facts.intervals)
-    straggling.remember(state, facts.slow)
+    straggler_response.remember(state, facts.slow)
     state.phase = Phase.RECOVERING if facts.incident is not None else Phase.RUNNING
     if not facts.running:
         state.phase = Phase.STARTING
@@ -259,22 +265,22 @@ def _remember(state: State, facts: Facts, now: float) -> None:
 
 def _tick(state: State, now: float) -> None:
     if state.stop is not None and now >= state.stop.deadline:
-        stopping.give_up(state, now)
+        graceful_stop.give_up(state, now)
         return
-    suspicion.tick(state, now)
-    leaving.check_unchecked(state, now)
+    hang_suspicion.tick(state, now)
+    node_eviction.check_unchecked(state, now)
     if state.deadline is None or now < state.deadline:
         return
     match state.stage:
         case Stage.ASSEMBLING:
-            assembly.start_deadline(state, now)
+            takeover.start_deadline(state, now)
         case Stage.ADOPTING:
-            assembly.form_anew(state, now)
+            takeover.form_anew(state, now)
         case Stage.GATHERING:
-            if faults.judge_batch(state, now):
-                forming.open_attempt(state, now)
+            if judgement.judge_batch(state, now):
+                attempt_formation.open_attempt(state, now)
         case Stage.FENCING:
-            forming.give_up_on_silent(state, now)
+            attempt_formation.give_up_on_silent(state, now)
         case Stage.WAITING:
             _waited_in_vain(state, now)
         case Stage.FORMING:
@@ -288,17 +294,17 @@ def _tick(state: State, now: float) -> None:
 def _waited_in_vain(state: State, now: float) -> None:
     patience_s = round(now - state.since, 1)
     waited = f"no {state.waiting_for}: none came within {patience_s:g} s{_after_what(state)}"
-    if not stopping.settles(state, GiveUp("no_replacement", waited), now):
-        ending.fail(state, now, "no_replacement", waited)
+    if not graceful_stop.settles(state, GiveUp("no_replacement", waited), now):
+        outcome.fail(state, now, "no_replacement", waited)
 
 
 def _finish_is_late(state: State, now: float) -> None:
-    if ending.is_durable(state):
-        ending.conclude(state, now)
+    if outcome.is_durable(state):
+        outcome.conclude(state, now)
         return
     late = f"the last checkpoint was not durable within {state.config.finish_timeout_s:g} s"
     late += f": {state.outage.reason}" if state.outage is not None else ""
-    ending.fail(state, now, "final_checkpoint", late)
+    outcome.fail(state, now, "final_checkpoint", late)
 
 
 def _after_what(state: State) -> str:
@@ -314,7 +320,7 @@ def _forming_is_late(state: State, now: float) -> None:
     if world.first_step is not None:
         for member in world.members.values():
             member.joined = True
-        forming.advance(state, now)
+        attempt_formation.advance(state, now)
         return
     absent = [m for m in world.members.values() if not (m.joined or m.done)]
     for member in absent:
@@ -324,7 +330,7 @@ def _forming_is_late(state: State, now: float) -> None:
     what = f"{ranks} did not join attempt {world.attempt} in time"
     if not absent:
         what = f"attempt {world.attempt} made no step in time after all ranks had joined"
-    faults.accuse(
+    judgement.accuse(
         state,
         Fault(
             Cause.NO_PROGRESS,

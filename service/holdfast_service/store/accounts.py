@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.goodput import Goodput, History, Outage, Row, Run, Stretch, account
-from holdfast_service.lifecycle import State
+from holdfast_service.job_model.goodput import Goodput, History, Outage, Row, Run, Stretch, account
+from holdfast_service.job_model.lifecycle import State
 from holdfast_service.store import queries, series
+from holdfast_service.store.json_safe import number
 from holdfast_service.store.models import Attempt, Event, Job, MetricChunk
 from holdfast_service.store.statement import JOB, Statement
-from holdfast_service.store.storable import number
 
 _AT = series.COLUMNS.index("at")
 _STEP_TIME = series.COLUMNS.index("step_time_s")

@@ -26,14 +26,14 @@ from sqlalchemy.exc import (
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.sql import ColumnElement
 
-from holdfast_service.distribution import Distribution
-from holdfast_service.serving import Serving
 from holdfast_service.settings import Settings
 from holdfast_service.store import sqlite
 from holdfast_service.store.change_numbers import FORGET_THOSE_TO_COME
 from holdfast_service.store.group_commit import GroupCommit
+from holdfast_service.store.json_safe import to_json
+from holdfast_service.store.latency_histogram import Distribution
 from holdfast_service.store.migrate import migrate
-from holdfast_service.store.storable import to_json
+from holdfast_service.store.request_priority import Serving
 
 _DRIVERS = {
     "sqlite": "sqlite+holdfast",

@@ -9,12 +9,12 @@ from typing import Any
 
 from sqlalchemy import select, update
 
-from holdfast_service.lifecycle import Desired, State, observed
-from holdfast_service.quarantine import QuarantineRules, node_name
-from holdfast_service.reports import EventKind, Phase, SupervisorEvent
+from holdfast_service.job_model.lifecycle import Desired, State, observed
+from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, SupervisorEvent
+from holdfast_service.policy.quarantine import QuarantineRules, node_name
 from holdfast_service.store import nodes, series
+from holdfast_service.store.json_safe import text
 from holdfast_service.store.models import Attempt, AttemptMember, Checkpoint, Incident
-from holdfast_service.store.storable import text
 from holdfast_service.store.transaction import Effect, JobTransaction
 
 _TRIPS_KEPT = 20  # beside the job; the events tell of all

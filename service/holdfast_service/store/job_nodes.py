@@ -7,11 +7,11 @@ from collections.abc import Collection
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.lifecycle import ON_CLUSTER
-from holdfast_service.quarantine import node_name
+from holdfast_service.job_model.lifecycle import ON_CLUSTER
+from holdfast_service.policy.quarantine import node_name
 from holdfast_service.store.models import Attempt, AttemptMember, Job, Node
 from holdfast_service.store.statement import Statement
-from holdfast_service.views import NodeFindingView, UnwellNodeView
+from holdfast_service.views.jobs import NodeFindingView, UnwellNodeView
 
 _UNWELL = Statement(select(Node.id, Node.findings).where(func.json_array_length(Node.findings) > 0))
 

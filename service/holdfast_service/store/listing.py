@@ -20,15 +20,15 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
-from holdfast_service.job_errors import InvalidCursor
-from holdfast_service.lifecycle import Desired, State
-from holdfast_service.list_order import Sort
-from holdfast_service.list_views import JobRow, JobRowPage
-from holdfast_service.store import row_figures
+from holdfast_service.job_model.job_errors import InvalidCursor
+from holdfast_service.job_model.lifecycle import Desired, State
+from holdfast_service.job_model.sort_order import Sort
+from holdfast_service.store import job_row_stats
+from holdfast_service.store.json_safe import number, text
 from holdfast_service.store.models import Job
 from holdfast_service.store.statement import AnySelect, Statement
-from holdfast_service.store.storable import number, text
-from holdfast_service.views import WaitingView
+from holdfast_service.views.jobs import WaitingView
+from holdfast_service.views.lists import JobRow, JobRowPage
 
 STATES = (
     State.RECOVERING,
@@ -162,7 +162,7 @@ def row(job: Any) -> JobRow:
         loss=number(job.loss),
         tokens_per_second=number(job.tokens_per_second),
         goodput=number(job.goodput),
-        eta_s=number(row_figures.eta_s(job)),
+        eta_s=number(job_row_stats.eta_s(job)),
         waiting=WaitingView(**job.waiting) if job.waiting and not state.terminal else None,
         outcome_code=job.outcome_code,
         created_at=job.created_at,

@@ -1,6 +1,7 @@
 """Nodes in the store: who was seen, what befell them, and which of them are set aside.
 
-What is decided about a node is decided by `quarantine.py`, in the transaction that brings the news.
+What is decided about a node is decided by `policy/quarantine.py`, in the transaction that brings
+the news.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from sqlalchemy import select, tuple_
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.quarantine import (
+from holdfast_service.job_model.supervisor_protocol import EventKind, NodeCapacity, SupervisorEvent
+from holdfast_service.policy.quarantine import (
     Avoided,
     QuarantineRules,
     Standing,
@@ -23,9 +25,8 @@ from holdfast_service.quarantine import (
     present,
     quarantined,
 )
-from holdfast_service.reports import EventKind, NodeCapacity, SupervisorEvent
+from holdfast_service.store.json_safe import text
 from holdfast_service.store.models import AttemptMember, Node, NodeTrouble
-from holdfast_service.store.storable import text
 from holdfast_service.store.transaction import JobTransaction
 from holdfast_workers.health.findings import Finding, in_words
 

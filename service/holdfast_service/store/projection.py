@@ -13,16 +13,22 @@ from dataclasses import dataclass
 
 from sqlalchemy.exc import DBAPIError, StatementError
 
-from holdfast_service.lifecycle import State, observed
-from holdfast_service.quarantine import QuarantineRules
-from holdfast_service.reports import Cursors, EventKind, Phase, SupervisorEvent, SupervisorReport
-from holdfast_service.store import nodes, rank_series, row_figures, series
+from holdfast_service.job_model.lifecycle import State, observed
+from holdfast_service.job_model.supervisor_protocol import (
+    Cursors,
+    EventKind,
+    Phase,
+    SupervisorEvent,
+    SupervisorReport,
+)
+from holdfast_service.policy.quarantine import QuarantineRules
+from holdfast_service.store import job_row_stats, nodes, rank_series, series
 from holdfast_service.store.engine import is_refused
 from holdfast_service.store.event_rows import move, project
+from holdfast_service.store.json_safe import number, text
 from holdfast_service.store.models import Job
-from holdfast_service.store.storable import number, text
 from holdfast_service.store.transaction import JobTransaction
-from holdfast_workers.messages import StepRow
+from holdfast_workers.protocol.messages import StepRow
 
 _RANKS_AGE_S = 5.0
 MOST_OWN_METRICS = 256
@@ -94,7 +100,7 @@ async def absorb(
         job.step = report.step or job.step  # a supervisor that has just begun knows of none
         job.attempt = max(job.attempt, report.attempt)
         move(tx, report.phase)
-    await row_figures.note_rows(tx, fresh, known_attempt)
+    await job_row_stats.note_rows(tx, fresh, known_attempt)
     if report.beats:
         took = rank_series.means(fresh)
         with tx.session.no_autoflush:

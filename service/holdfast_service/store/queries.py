@@ -8,11 +8,11 @@ from typing import Any
 from sqlalchemy import Integer, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.goodput import Goodput
-from holdfast_service.goodput_view import GoodputView
-from holdfast_service.lifecycle import Desired, State
-from holdfast_service.log_filters import level_of
+from holdfast_service.job_model.goodput import Goodput
+from holdfast_service.job_model.lifecycle import Desired, State
+from holdfast_service.job_model.log_filters import level_of
 from holdfast_service.store import job_nodes
+from holdfast_service.store.json_safe import number
 from holdfast_service.store.models import (
     Attempt,
     AttemptMember,
@@ -22,8 +22,8 @@ from holdfast_service.store.models import (
     Job,
 )
 from holdfast_service.store.statement import JOB, Statement
-from holdfast_service.store.storable import number
-from holdfast_service.views import (
+from holdfast_service.views.goodput import GoodputView
+from holdfast_service.views.jobs import (
     AttemptView,
     BudgetView,
     CheckpointView,

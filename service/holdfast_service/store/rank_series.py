@@ -18,10 +18,10 @@ import numpy.typing as npt
 from sqlalchemy import bindparam, delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast_service.store.json_safe import text
 from holdfast_service.store.models import RankChunk, RankStates
 from holdfast_service.store.statement import JOB, Put, Statement
-from holdfast_service.store.storable import text
-from holdfast_workers.messages import Beat, StepRow
+from holdfast_workers.protocol.messages import Beat, StepRow
 
 BUCKETS = 64
 MOST_CHUNKS = 32

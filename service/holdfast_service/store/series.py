@@ -16,12 +16,12 @@ from typing import Any
 from sqlalchemy import Integer, Text, and_, bindparam, cast, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.goodput import History
+from holdfast_service.job_model.goodput import History
+from holdfast_service.store.downsampling import OWN, outline
+from holdfast_service.store.json_safe import number, text
 from holdfast_service.store.models import DigestChunk, Job, LogChunk, MetricChunk
-from holdfast_service.store.outlines import OWN, outline
 from holdfast_service.store.statement import JOB, Put, Statement
-from holdfast_service.store.storable import number, text
-from holdfast_workers.messages import LogLine, StepRow
+from holdfast_workers.protocol.messages import LogLine, StepRow
 
 WINDOW = 128
 LINES_PER_CHUNK = 500

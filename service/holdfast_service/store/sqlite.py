@@ -12,7 +12,7 @@ from sqlalchemy.dialects import registry
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from holdfast_service.store import sqlite_driver
-from holdfast_service.store.storable import to_json
+from holdfast_service.store.json_safe import to_json
 
 WRITING = "holdfast_writing"
 LONG = "holdfast_long"

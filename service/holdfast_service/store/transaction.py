@@ -16,11 +16,11 @@ from typing import Any
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.lifecycle import TERMINAL, State, require
-from holdfast_service.notices import is_told, message
+from holdfast_service.job_model.lifecycle import TERMINAL, State, require
+from holdfast_service.job_model.webhook_messages import is_told, message
 from holdfast_service.store.engine import Store
+from holdfast_service.store.json_safe import text
 from holdfast_service.store.models import AttemptMember, Event, Intent, Job, Outbox
-from holdfast_service.store.storable import text
 
 INCIDENT_CLOSED = "incident.closed"
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.s3_server import CREDENTIALS, S3Server
+from tests.support.checkpoint.s3_server import CREDENTIALS, S3Server
 
 from holdfast_workers.checkpoint.storage import Storage, StorageOptions, open_storage
 

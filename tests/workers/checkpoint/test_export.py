@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
-from tests.support.llama_checkpoint import save_llama
-from tests.workers.checkpoint.worlds import global_state, save_world
+from tests.support.checkpoint.llama_checkpoint import save_llama
+from tests.support.checkpoint.saved_worlds import global_state, save_world
 
 from holdfast_workers.checkpoint.export import NotExportable, plan_export, write_export
 from holdfast_workers.checkpoint.manifest import BadCheckpoint

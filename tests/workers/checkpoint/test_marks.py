@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.workers.checkpoint.worlds import save_world
+from tests.support.checkpoint.saved_worlds import save_world
 
 from holdfast_workers.checkpoint.manifest import list_checkpoints, verify
 from holdfast_workers.checkpoint.marks import (

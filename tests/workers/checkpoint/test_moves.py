@@ -26,7 +26,7 @@ from holdfast_workers.checkpoint.moves import (
     plan_moves,
 )
 from holdfast_workers.checkpoint.pieces import batches, gather, spread, view_of
-from holdfast_workers.layout import SMALL_STATE, StateLayout
+from holdfast_workers.state.layout import SMALL_STATE, StateLayout
 
 # Sizes that nothing divides, fewer rows than ranks, scalars, both dimensions cut, three of them.
 PARAMETERS = (

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as stock
-from tests.workers.checkpoint.worlds import (
+from tests.support.checkpoint.saved_worlds import (
     STATE,
     global_state,
     layout_of,
@@ -39,7 +39,7 @@ from holdfast_workers.checkpoint.manifest import (
     verify,
 )
 from holdfast_workers.checkpoint.storage import ObjectExists, Storage, write_small
-from holdfast_workers.layout import SMALL_STATE, StateLayout
+from holdfast_workers.state.layout import SMALL_STATE, StateLayout
 
 DP2_TP2 = {"dp_shard": 2, "tp": 2}
 MESHES = [DP2_TP2, {"dp_shard": 4, "tp": 1}, {"dp_shard": 1, "tp": 4}, {"dp_shard": 1, "tp": 1}]

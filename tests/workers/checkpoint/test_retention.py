@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
-from tests.workers.checkpoint.worlds import save_shards, save_world
+from tests.support.checkpoint.saved_worlds import save_shards, save_world
 
 from holdfast_workers.checkpoint.manifest import (
     QUARANTINED,

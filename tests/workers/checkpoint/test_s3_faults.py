@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.support.flaky_proxy import FlakyProxy
-from tests.support.s3_server import CREDENTIALS, S3Server
-from tests.workers.checkpoint.worlds import layout_of, save_world
+from tests.support.checkpoint.s3_server import CREDENTIALS, S3Server
+from tests.support.checkpoint.saved_worlds import layout_of, save_world
+from tests.support.faults.flaky_proxy import FlakyProxy
 
 from holdfast_workers.checkpoint.load import load_state
 from holdfast_workers.checkpoint.manifest import verify

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.support.s3_server import S3Server
+from tests.support.checkpoint.s3_server import S3Server
 
 from holdfast_workers.checkpoint.storage import (
     ObjectExists,

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from tests.workers.rank_worlds import Watching
+from tests.support.ranks.rank_worlds import Watching
 
-from holdfast_workers import recipes
 from holdfast_workers.functions import FunctionError
 from holdfast_workers.functions.encoding import decode, encode
-from holdfast_workers.loop import Steps
-from holdfast_workers.recipes.base import GuardTripped, Recipe, World
+from holdfast_workers.recipes import lookup
 from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.training.recipe import GuardTripped, Recipe, World
+from holdfast_workers.training.step_loop import Steps
 
 ALONE = World(0, 1, {"dp_shard": 1, "tp": 1}, 1, "cpu")
 STEPS = 9
-FUNCTIONS = "tests.support.functions"
+FUNCTIONS = "tests.support.ranks.functions"
 
 
 def prepared(name: str, **changes: Any) -> Recipe:
@@ -31,7 +31,7 @@ def prepared(name: str, **changes: Any) -> Recipe:
             **changes,
         }
     )
-    recipe = recipes.of(spec, Path("/nonexistent"))
+    recipe = lookup.of(spec, Path("/nonexistent"))
     recipe.prepare()
     recipe.build(ALONE)
     return recipe
@@ -92,10 +92,10 @@ def test_the_seed_alone_decides_and_each_seed_otherwise() -> None:
 def test_the_first_step_of_an_optimizer_is_that_of_a_fresh_one() -> None:
     """Its state is laid out before; nothing of that is felt."""
     hooks, _ = ran(prepared("plain"))
-    from tests.support.functions import POINTS, data
+    from tests.support.ranks.functions import POINTS, data
 
-    from holdfast_workers.recipes.random_state import seed_generators
-    from holdfast_workers.sample_order import micro_batch_positions, samples_at
+    from holdfast_workers.data.sample_order import micro_batch_positions, samples_at
+    from holdfast_workers.training.step_seeds import seed_generators
 
     x, y = data()
     seed_generators(5, 0, 0, "cpu")
@@ -176,7 +176,7 @@ def test_a_step_that_is_not_finite_is_left_to_the_next_attempt() -> None:
 
 
 def _samples_of_step(step: int) -> list[int]:
-    from holdfast_workers.sample_order import micro_batch_positions, samples_at
+    from holdfast_workers.data.sample_order import micro_batch_positions, samples_at
 
     positions = micro_batch_positions(
         step - 1, 0, data_index=0, data_parallel=1, micro_batch=4, global_batch=12

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tests.workers.functions.test_function import STEPS, prepared, ran
 
-from holdfast_workers.agreement import fold_own, own_packed
 from holdfast_workers.functions import FunctionError
-from holdfast_workers.functions.metrics import MOST, OwnMetrics
+from holdfast_workers.functions.step_metrics import MOST, OwnMetrics
+from holdfast_workers.training.step_agreement import fold_own, own_packed
 
 
 def test_they_are_in_the_row_of_their_step_and_change_no_bit_of_the_state() -> None:

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pynvml
 import pytest
 import torch
-from tests.support.fake_nvml import LOST, NOT_SUPPORTED, FakeDevice, FakeNvml
+from tests.support.faults.fake_nvml import LOST, NOT_SUPPORTED, FakeDevice, FakeNvml
 
+from holdfast_workers.agent.health_watch import HealthWatch, Probes
 from holdfast_workers.health.evaluator import HealthLimits
 from holdfast_workers.health.findings import DeviceReading, Finding, Level
 from holdfast_workers.health.nvml import Accelerators, NoLibrary
-from holdfast_workers.health.watch import HealthWatch, Probes
 from holdfast_workers.health.xid import XIDS, XidClass
 
 LIMITS = HealthLimits()

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support.agent_config import agent_config
+from tests.support.nodes.agent_config import agent_config
 
+from holdfast_workers.agent.health_watch import XIDS_KEPT, HealthWatch, Probes
 from holdfast_workers.health import host
 from holdfast_workers.health.findings import DiskReading
-from holdfast_workers.health.watch import XIDS_KEPT, HealthWatch, Probes
 
 
 def write(root: Path, path: str, text: str) -> None:

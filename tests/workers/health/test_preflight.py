@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.agent_config import agent_config
+from tests.support.nodes.agent_config import agent_config
 
-from holdfast_workers import control
-from holdfast_workers.children import ZygoteFailed
-from holdfast_workers.health import node, preflight
+from holdfast_workers.agent import node_health
+from holdfast_workers.agent.node_health import NodeHealth
+from holdfast_workers.agent.signal_sender import Teller
+from holdfast_workers.health import preflight
 from holdfast_workers.health.findings import Finding, Level
-from holdfast_workers.health.node import NodeHealth
 from holdfast_workers.health.preflight import Checked
-from holdfast_workers.messages import Signal, SignalKind
-from holdfast_workers.signalling import Teller
+from holdfast_workers.ipc import control_channel
+from holdfast_workers.ipc.children import ZygoteFailed
+from holdfast_workers.protocol.messages import Signal, SignalKind
 
 
 @pytest.fixture(autouse=True)
@@ -73,10 +74,10 @@ def test_memory_below_the_floor_makes_a_node_unfit() -> None:
 
 
 def test_a_check_tells_its_agent_what_came_of_it() -> None:
-    ours, theirs = control.pair()
+    ours, theirs = control_channel.pair()
     request = {"devices": False, "memory_floor_gb_per_s": 1e6}
     assert preflight.run(theirs, request) == 0
-    checked = Checked.from_message(control.receive(ours))
+    checked = Checked.from_message(control_channel.receive(ours))
     assert [one.kind for one in checked.findings] == ["memory_speed"]
     assert set(checked.measured) == {"cpu"}
     ours.close()
@@ -119,7 +120,7 @@ def test_a_check_that_does_not_end_well_makes_a_node_unfit_until_a_later_one_doe
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: Callable[[], dict[str, Any]], says: str
 ) -> None:
     config = agent_config(tmp_path)
-    monkeypatch.setattr(node, "PAUSE_S", 0.2)
+    monkeypatch.setattr(node_health, "PAUSE_S", 0.2)
     heard: list[Signal] = []
     zygote: Any = Zygote(answer)
     health = NodeHealth(config, zygote, Teller("n0", "i", heard.append), lambda: 3, lambda: 0)

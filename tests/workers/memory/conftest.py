@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.memory.data_nodes import Node
+from tests.support.memory.shm import MESH, AgentProcess
 from tests.support.waiting import eventually
-from tests.workers.memory.data_nodes import Node
-from tests.workers.memory.shm import MESH, AgentProcess
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import socket
 import time
 from collections.abc import Callable
 
+from tests.support.memory.data_nodes import Node
+from tests.support.memory.shm import AgentProcess, write
 from tests.support.waiting import eventually
-from tests.workers.memory.data_nodes import Node
-from tests.workers.memory.shm import AgentProcess, write
 
-from holdfast_workers.messages import Partner, Place
+from holdfast_workers.protocol.messages import Partner, Place
 
 
 def test_an_outage_is_reported_once_however_often_it_is_tried(

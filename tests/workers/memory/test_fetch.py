@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.memory.data_nodes import NBYTES, Node, source_at
+from tests.support.memory.shm import MESH, SECRET, AgentProcess, content, layout_of, write
 from tests.support.waiting import eventually
-from tests.workers.memory.data_nodes import NBYTES, Node, source_at
-from tests.workers.memory.shm import MESH, SECRET, AgentProcess, content, layout_of, write
 
 from holdfast_workers.memory.fetch import BadShard, SourceLost, fetch
-from holdfast_workers.memory.store import SegmentStore
-from holdfast_workers.messages import Place
+from holdfast_workers.memory.segment_store import SegmentStore
+from holdfast_workers.protocol.messages import Place
 
 
 @pytest.mark.parametrize("place", list(Place))

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.memory.shm import SECRET, AgentProcess
 from tests.support.waiting import eventually
-from tests.workers.memory.shm import SECRET, AgentProcess
 
 from holdfast_workers.memory.lifeline import SILENCE, Lifelines
 
@@ -97,7 +97,7 @@ def test_silence_is_noticed_after_the_timeout(
 _WATCHER = """
 import sys
 from holdfast_workers.memory.lifeline import SILENCE, Lifelines
-from tests.workers.memory.shm import SECRET
+from tests.support.memory.shm import SECRET
 lines = Lifelines(SECRET, lambda agent, why: print(agent, why, flush=True), 1.0)
 lines.watch("n0", "127.0.0.1", int(sys.argv[1]))
 print("watching", flush=True)

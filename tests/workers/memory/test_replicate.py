@@ -11,15 +11,15 @@ from collections.abc import Callable
 
 import psutil
 import pytest
+from tests.support.memory.data_nodes import NBYTES, QUICK, Node
+from tests.support.memory.shm import MESH, SECRET, AgentProcess, content, layout_of, write
 from tests.support.waiting import eventually
-from tests.workers.memory.data_nodes import NBYTES, QUICK, Node
-from tests.workers.memory.shm import MESH, SECRET, AgentProcess, content, layout_of, write
 
-from holdfast_workers.digest import payload_digest
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.replicate import Replicator
 from holdfast_workers.memory.wire import Refused, Role
-from holdfast_workers.messages import Partner, Place
+from holdfast_workers.protocol.messages import Partner, Place
+from holdfast_workers.state.digest import payload_digest
 
 
 def _rss(process: psutil.Process) -> int:

@@ -14,21 +14,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.mesh_layouts import RANDOM, RANDOM_BYTES, Parameter, fill, layout_of, meshes
+from tests.support.memory.shm import SECRET
 from tests.support.waiting import eventually
-from tests.workers.memory.shm import SECRET
 
-from holdfast_workers import digest
-from holdfast_workers.digest import payload_digest
 from holdfast_workers.errors import StaleCommand
-from holdfast_workers.layout import SMALL_STATE
 from holdfast_workers.memory import wire
+from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.fetch import SourceLost
 from holdfast_workers.memory.reshard import NotGiven, Reshard
 from holdfast_workers.memory.segment import Segment
-from holdfast_workers.memory.server import DataServer
-from holdfast_workers.memory.store import Quarantined, SegmentStore, mesh_tag
+from holdfast_workers.memory.segment_store import Quarantined, SegmentStore, mesh_tag
 from holdfast_workers.memory.wire import Timeouts
-from holdfast_workers.messages import Held, Origin, Place, Restore, Tier
+from holdfast_workers.protocol.messages import Held, Origin, Place, Restore, Tier
+from holdfast_workers.state import digest
+from holdfast_workers.state.digest import payload_digest
+from holdfast_workers.state.layout import SMALL_STATE
 
 QUICK = Timeouts(connect_s=1.0, handshake_s=1.0, stall_s=1.0, idle_s=30.0)
 DEADLINE_S = 20.0

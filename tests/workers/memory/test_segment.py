@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.workers.memory.shm import content, layout_of, write
+from tests.support.memory.shm import content, layout_of, write
 
-from holdfast_workers.digest import payload_digest
 from holdfast_workers.memory import segment as module
 from holdfast_workers.memory.segment import (
     BadSegment,
@@ -19,6 +18,7 @@ from holdfast_workers.memory.segment import (
     SegmentError,
     SegmentSpaceError,
 )
+from holdfast_workers.state.digest import payload_digest
 
 NBYTES = 100_000
 

@@ -7,11 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.workers.memory.shm import MESH, layout_of, write
+from tests.support.memory.shm import MESH, layout_of, write
 
 from holdfast_workers.memory.segment import Commit, Segment
-from holdfast_workers.memory.store import NothingHeld, Quarantined, SegmentBusy, SegmentStore
-from holdfast_workers.messages import Place
+from holdfast_workers.memory.segment_store import (
+    NothingHeld,
+    Quarantined,
+    SegmentBusy,
+    SegmentStore,
+)
+from holdfast_workers.protocol.messages import Place
 
 NBYTES = 50_000
 
@@ -192,7 +197,7 @@ def test_a_mesh_tag_cannot_lead_out_of_the_folder(shm: Path, mesh: str) -> None:
 
 def test_the_memory_tier_is_light() -> None:
     code = (
-        "import sys, holdfast_workers.memory.replicate, holdfast_workers.memory.server, "
+        "import sys, holdfast_workers.memory.replicate, holdfast_workers.memory.data_server, "
         "holdfast_workers.memory.lifeline; assert 'torch' not in sys.modules; "
         "assert 'ray' not in sys.modules"
     )

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from tests.workers.memory.shm import MESH, SECRET, layout_of
+from tests.support.memory.shm import MESH, SECRET, layout_of
 
+from holdfast_workers.memory.background_copy import Copies
+from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.replicate import Replicator
-from holdfast_workers.memory.server import DataServer
-from holdfast_workers.memory.shadow import Copies
-from holdfast_workers.memory.store import SegmentStore
-from holdfast_workers.messages import Partner, Place
-from holdfast_workers.state import Snapshot
+from holdfast_workers.memory.segment_store import SegmentStore
+from holdfast_workers.protocol.messages import Partner, Place
+from holdfast_workers.state.rank_state import Snapshot
 
 NBYTES = 8 << 20
 WARM_UP = 50

@@ -3,14 +3,14 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from tests.workers.memory.shm import MESH, SECRET
+from tests.support.memory.shm import MESH, SECRET
 
 from holdfast_workers.memory import wire
+from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.replicate import Replicator
-from holdfast_workers.memory.server import DataServer
-from holdfast_workers.memory.store import SegmentStore
+from holdfast_workers.memory.segment_store import SegmentStore
 from holdfast_workers.memory.wire import DEFAULT_TIMEOUTS, Role
-from holdfast_workers.messages import Partner
+from holdfast_workers.protocol.messages import Partner
 
 LOWER_EFFORT = 1 << 2
 FILLER = 1

@@ -10,13 +10,13 @@ import zlib
 from collections.abc import Callable
 
 import pytest
-from tests.workers.memory.data_nodes import QUICK, Node, source_at
-from tests.workers.memory.shm import MESH, SECRET, write
+from tests.support.memory.data_nodes import QUICK, Node, source_at
+from tests.support.memory.shm import MESH, SECRET, write
 
-from holdfast_workers.digest import payload_digest
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.fetch import fetch
 from holdfast_workers.memory.wire import Refused, Role, WireError
+from holdfast_workers.state.digest import payload_digest
 
 
 @pytest.mark.parametrize("role", list(Role))

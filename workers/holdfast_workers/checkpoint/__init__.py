@@ -1,1 +1,4 @@
-"""The remote tier: sharded checkpoints in a folder, under an atomic and verified manifest."""
+"""Remote checkpoints: sharded files, manifests written last, verified loading, retention.
+
+A checkpoint exists once its manifest does; what does not match its digests is never loaded.
+"""

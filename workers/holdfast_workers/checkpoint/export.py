@@ -19,9 +19,9 @@ from typing import IO, Any
 from holdfast_workers.checkpoint.load import load_state
 from holdfast_workers.checkpoint.manifest import CheckpointError, Manifest, SavedTensor
 from holdfast_workers.checkpoint.storage import Storage
-from holdfast_workers.layout import MODEL_PREFIX, StateLayout, TensorEntry
 from holdfast_workers.models.llama_parameters import hugging_face_config, hugging_face_name
 from holdfast_workers.spec import ModelSpec
+from holdfast_workers.state.layout import MODEL_PREFIX, StateLayout, TensorEntry
 
 _DTYPES = {
     "float64": ("F64", 8),

@@ -30,7 +30,7 @@ from holdfast_workers.checkpoint.manifest import (
     complete_manifest,
 )
 from holdfast_workers.checkpoint.storage import Storage, joined
-from holdfast_workers.layout import StateLayout, TensorEntry
+from holdfast_workers.state.layout import StateLayout, TensorEntry
 
 Bytes = npt.NDArray[np.void]
 

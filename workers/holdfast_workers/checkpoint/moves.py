@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from holdfast_workers.checkpoint.boxes import Box
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.layout import SMALL_STATE, StateLayout, TensorEntry
+from holdfast_workers.state.layout import SMALL_STATE, StateLayout, TensorEntry
 
 
 class NotCovered(WorkersError):

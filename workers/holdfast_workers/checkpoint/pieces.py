@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast_workers.checkpoint.boxes import Box
-from holdfast_workers.layout import TensorEntry
+from holdfast_workers.state.layout import TensorEntry
 
 Array = NDArray[Any]
 

@@ -24,8 +24,8 @@ from holdfast_workers.checkpoint.manifest import (
 )
 from holdfast_workers.checkpoint.stock import torch_dtype
 from holdfast_workers.checkpoint.storage import ObjectWriter, Storage
-from holdfast_workers.digest import payload_digest
-from holdfast_workers.layout import StateLayout, TensorEntry
+from holdfast_workers.state.digest import payload_digest
+from holdfast_workers.state.layout import StateLayout, TensorEntry
 
 _SMALL_BYTES = 64 * 1024
 _LOCAL_HEADER_BYTES = 30

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from holdfast_workers.checkpoint.manifest import CheckpointError, IncompatibleCheckpoint
 from holdfast_workers.checkpoint.stock import torch_dtype
-from holdfast_workers.layout import MODEL_PREFIX, StateLayout, TensorEntry
+from holdfast_workers.state.layout import MODEL_PREFIX, StateLayout, TensorEntry
 
 _AT_ONCE = 256 * 1024 * 1024
 _OTHER_STATE = "optim"

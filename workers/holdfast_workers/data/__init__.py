@@ -1,1 +1,4 @@
-"""Corpora and the batches read from them."""
+"""Training data: a text corpus as one mapped file, and the order in which samples are read.
+
+The sample order is a pure function of (seed, epoch, position), whatever the number of ranks.
+"""

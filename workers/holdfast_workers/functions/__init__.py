@@ -8,6 +8,6 @@ state restored when it first asks for a step.
 """
 
 from holdfast_workers.functions.context import Context
-from holdfast_workers.functions.errors import FunctionError
+from holdfast_workers.functions.function_errors import FunctionError
 
 __all__ = ["Context", "FunctionError"]

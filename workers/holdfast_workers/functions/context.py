@@ -24,17 +24,17 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from holdfast_workers.agreement import Contribution
-from holdfast_workers.functions.errors import FunctionError, Unwound
-from holdfast_workers.functions.metrics import OwnMetrics
+from holdfast_workers.data.sample_order import micro_batch_positions, samples_at, samples_digest
+from holdfast_workers.functions.function_errors import FunctionError, Unwound
+from holdfast_workers.functions.step_metrics import OwnMetrics
 from holdfast_workers.parallelize.mesh import TENSOR_AXIS, data_index, data_mesh, data_parallel
 from holdfast_workers.parallelize.shard import set_last_micro_batch
-from holdfast_workers.recipes.random_state import seed_generators
-from holdfast_workers.sample_order import micro_batch_positions, samples_at, samples_digest
+from holdfast_workers.training.step_agreement import Contribution
+from holdfast_workers.training.step_seeds import seed_generators
 
 if TYPE_CHECKING:
-    from holdfast_workers.functions.recipe import FunctionRecipe
-    from holdfast_workers.loop import Steps
+    from holdfast_workers.functions.function_recipe import FunctionRecipe
+    from holdfast_workers.training.step_loop import Steps
 
 
 class Context:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast_workers.functions.errors import FunctionError
+from holdfast_workers.functions.function_errors import FunctionError
 
 _MARK = "~"
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from holdfast_workers.functions.errors import FunctionError
+from holdfast_workers.functions.function_errors import FunctionError
 
 _State = dict[str, Any]
 

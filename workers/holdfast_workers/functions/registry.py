@@ -18,10 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from holdfast_workers.functions.encoding import decode, encode
-from holdfast_workers.functions.errors import FunctionError
+from holdfast_workers.functions.function_errors import FunctionError
 from holdfast_workers.functions.optimizer_state import OptimizerState
-from holdfast_workers.layout import StateLayout
-from holdfast_workers.state import Box, Piece, RankState, Snapshot, box_of, local_of
+from holdfast_workers.state.layout import StateLayout
+from holdfast_workers.state.rank_state import Box, Piece, RankState, Snapshot, box_of, local_of
 
 LEAST_CAPACITY = 4096
 GROWTH = 2

@@ -1,1 +1,4 @@
-"""A node's health: probes observe, an evaluator judges; nothing here acts upon it."""
+"""Node health: probes of GPUs and host, evaluation into findings, the pre-flight check.
+
+"Not measured" is never taken for healthy.
+"""

@@ -14,9 +14,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from holdfast_workers import control
-from holdfast_workers.digest import payload_digest
 from holdfast_workers.health.findings import Finding, Level
+from holdfast_workers.ipc import control_channel
+from holdfast_workers.state.digest import payload_digest
 
 if TYPE_CHECKING:
     import torch
@@ -51,9 +51,9 @@ def run(end: socket.socket, request: dict[str, Any]) -> int:
         findings, copied = check(device, request["memory_floor_gb_per_s"])
         found += findings
         measured[device] = copied
-    with contextlib.suppress(control.ControlClosed):  # nobody waits for it any more
+    with contextlib.suppress(control_channel.ControlClosed):  # nobody waits for it any more
         message = {"findings": [one.data() for one in found], "measured": measured}
-        control.send(end, {"op": "checked", **message})
+        control_channel.send(end, {"op": "checked", **message})
     return 0
 
 

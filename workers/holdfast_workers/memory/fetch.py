@@ -15,9 +15,9 @@ import xxhash
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.segment import Commit
-from holdfast_workers.memory.store import SegmentStore
+from holdfast_workers.memory.segment_store import SegmentStore
 from holdfast_workers.memory.wire import DEFAULT_TIMEOUTS, Role, Timeouts, WireError
-from holdfast_workers.messages import Held, Origin, Place, Restore
+from holdfast_workers.protocol.messages import Held, Origin, Place, Restore
 
 
 class BadShard(WorkersError):

@@ -3,7 +3,7 @@
 A lifeline is a connection on which nothing happens but a heartbeat. If the peer's process dies,
 its kernel closes the connection, and that is seen at once; if its machine or the network goes, or
 the process stops, the heartbeats end, and that is seen after `heartbeat_timeout_s`. Each beat is
-answered with what the supervisor grants (`lease.py`), once there is anything to grant.
+answered with what the supervisor grants (`protocol/lease.py`), once there is anything to grant.
 
 One thread with one selector carries every lifeline, connecting included. It says what it saw; it
 does not judge: a lost lifeline may be a lost link.
@@ -23,9 +23,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from holdfast_workers.lease import BEAT_BYTES, Grant, clock_s
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.wire import Role, WireError
+from holdfast_workers.protocol.lease import BEAT_BYTES, Grant, clock_s
 
 _log = logging.getLogger(__name__)
 

@@ -17,12 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from holdfast_workers.digest import payload_digest
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.layout import StateLayout
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.segment import Commit, Segment
-from holdfast_workers.memory.store import SegmentStore
+from holdfast_workers.memory.segment_store import SegmentStore
 from holdfast_workers.memory.wire import (
     DEFAULT_TIMEOUTS,
     Code,
@@ -31,7 +29,9 @@ from holdfast_workers.memory.wire import (
     Timeouts,
     WireError,
 )
-from holdfast_workers.messages import Partner, Place
+from holdfast_workers.protocol.messages import Partner, Place
+from holdfast_workers.state.digest import payload_digest
+from holdfast_workers.state.layout import StateLayout
 
 _log = logging.getLogger(__name__)
 

@@ -16,16 +16,16 @@ from functools import partial
 
 from holdfast_workers.checkpoint.moves import Move, NotCovered, Plan, Source, plan_moves
 from holdfast_workers.checkpoint.pieces import Array, batches, view_of
-from holdfast_workers.digest import digest_unless
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.layout import StateLayout, aligned
 from holdfast_workers.memory import wire
-from holdfast_workers.memory.boxes import BoxChannel
+from holdfast_workers.memory.box_transfer import BoxChannel
 from holdfast_workers.memory.fetch import SourceLost
 from holdfast_workers.memory.segment import Commit, Overtaken, Segment, SegmentError
-from holdfast_workers.memory.store import NothingHeld, SegmentStore
+from holdfast_workers.memory.segment_store import NothingHeld, SegmentStore
 from holdfast_workers.memory.wire import DEFAULT_TIMEOUTS, Refused, Timeouts, WireError
-from holdfast_workers.messages import Held, Origin, Place, Restore
+from holdfast_workers.protocol.messages import Held, Origin, Place, Restore
+from holdfast_workers.state.digest import digest_unless
+from holdfast_workers.state.layout import StateLayout, aligned
 
 STREAMS = 4
 """Agents that are asked at a time, by one rank."""

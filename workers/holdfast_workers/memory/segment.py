@@ -28,9 +28,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from holdfast_workers.digest import digest_unless
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.layout import StateLayout
+from holdfast_workers.state.digest import digest_unless
+from holdfast_workers.state.layout import StateLayout
 
 MAGIC = b"HOLDFAST"
 VERSION = 1

@@ -28,9 +28,9 @@ from typing import Any
 
 import xxhash
 
-from holdfast_workers.digest import payload_digest
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.layout import StateLayout
+from holdfast_workers.state.digest import payload_digest
+from holdfast_workers.state.layout import StateLayout
 
 GREETING = b"HFDATA1\n"
 NONCE_BYTES = 32

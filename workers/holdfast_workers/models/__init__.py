@@ -1,1 +1,1 @@
-"""Model families as plain single-device modules; they know nothing of meshes."""
+"""Single-device model code; parallelism is applied from outside, in `parallelize`."""

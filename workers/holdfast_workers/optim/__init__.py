@@ -1,1 +1,1 @@
-"""Optimizers and learning-rate schedules."""
+"""Optimizers and learning-rate schedules that work on local shards."""

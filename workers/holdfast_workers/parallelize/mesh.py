@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from holdfast_workers import groups
-from holdfast_workers.recipes.base import World
-from holdfast_workers.replicas import REPLICATED_AXIS
+from holdfast_workers.parallelize import process_groups
+from holdfast_workers.state.replicas import REPLICATED_AXIS
+from holdfast_workers.training.recipe import World
 
 SHARD_AXIS = "dp_shard"
 TENSOR_AXIS = "tp"
@@ -46,7 +46,7 @@ def make_mesh(world: World, collective_timeout_s: float) -> DeviceMesh:
     )
     for group in mesh.get_all_groups():
         if group is not dist.group.WORLD:
-            groups.limit(collective_timeout_s, group)
+            process_groups.limit(collective_timeout_s, group)
     return mesh
 
 

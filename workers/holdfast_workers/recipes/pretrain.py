@@ -20,14 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from holdfast_workers.agreement import Contribution
 from holdfast_workers.data.corpus import Corpus, open_corpus
-from holdfast_workers.guards import Decision, Place
-from holdfast_workers.layout import StateLayout
+from holdfast_workers.data.sample_order import micro_batch_positions, samples_at, samples_digest
 from holdfast_workers.models.llama import Llama, initial_values
 from holdfast_workers.optim.adamw import LocalAdamW, clip, squared_norm
 from holdfast_workers.optim.schedule import learning_rate
-from holdfast_workers.parallelize.imaginary import imaginary_peers
+from holdfast_workers.parallelize.fake_mesh import imaginary_peers
+from holdfast_workers.parallelize.in_place_recovery import CannotRebind, forget_step, rebind_groups
 from holdfast_workers.parallelize.mesh import (
     TENSOR_AXIS,
     data_index,
@@ -35,7 +34,6 @@ from holdfast_workers.parallelize.mesh import (
     data_parallel,
     make_mesh,
 )
-from holdfast_workers.parallelize.recovery import CannotRebind, forget_step, rebind_groups
 from holdfast_workers.parallelize.shard import (
     SMALL_MODEL_BYTES,
     apply_fully_shard,
@@ -43,7 +41,22 @@ from holdfast_workers.parallelize.shard import (
     whole_bytes,
 )
 from holdfast_workers.parallelize.tensor import apply_tensor_parallel
-from holdfast_workers.recipes.base import (
+from holdfast_workers.recipes.parameter_checksum import Seal
+from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.state.layout import StateLayout
+from holdfast_workers.state.rank_state import (
+    Box,
+    Piece,
+    RankState,
+    Snapshot,
+    StateMismatch,
+    box_of,
+    local_of,
+)
+from holdfast_workers.state.replicas import REPLICATED_AXIS
+from holdfast_workers.training.guards import Decision, Place
+from holdfast_workers.training.nonfinite_tracing import Tracer, all_finite
+from holdfast_workers.training.recipe import (
     Agree,
     Gate,
     GuardTripped,
@@ -53,13 +66,8 @@ from holdfast_workers.recipes.base import (
     StepOutcome,
     World,
 )
-from holdfast_workers.recipes.random_state import seed_generators
-from holdfast_workers.recipes.seal import Seal
-from holdfast_workers.recipes.tracing import Tracer, all_finite
-from holdfast_workers.replicas import REPLICATED_AXIS
-from holdfast_workers.sample_order import micro_batch_positions, samples_at, samples_digest
-from holdfast_workers.spec import TrainingSpec
-from holdfast_workers.state import Box, Piece, RankState, Snapshot, StateMismatch, box_of, local_of
+from holdfast_workers.training.step_agreement import Contribution
+from holdfast_workers.training.step_seeds import seed_generators
 
 
 @dataclass

@@ -1,5 +1,5 @@
 /** The faults that can be asked for, in words, and what each may be told. As
- * `holdfast_workers.injection` has them; the server checks what is sent. */
+ * `holdfast_workers.fault_injection.kinds` has them; the server checks what is sent. */
 
 import type { FaultKind } from "../api/types";
 

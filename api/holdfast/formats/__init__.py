@@ -1,0 +1,1 @@
+"""Files that cross the API: YAML documents, code archives, exported metric series."""

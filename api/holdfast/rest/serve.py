@@ -1,0 +1,300 @@
+"""The control plane's process: store, cluster, reconciler and HTTP server, in order.
+
+A SIGKILL costs no training: the embedded cluster is another process's, and the next server adopts
+it. SIGTERM or SIGINT ends everything within the settings' deadline, the embedded cluster included
+unless another server uses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+import uvicorn
+
+from holdfast.rest import tracing
+from holdfast.rest.app import create_app
+from holdfast.rest.services import Probe, Services, services_over
+from holdfast.schemas import SERVER_FILE, ServerFile
+from holdfast_service.embedded_cluster import local_cluster, process_priority
+from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnavailable
+from holdfast_service.reconcile.reconciler import Reconciler
+from holdfast_service.reconcile.webhook_sender import Webhooks
+from holdfast_service.settings import Settings
+from holdfast_service.store.engine import Store, UnsupportedDatabase, database_url
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+STREAMS_END_S = 3
+
+_log = structlog.get_logger()
+
+
+class ServeError(Exception):
+    """The server could not start, or had to end; says why and what to do."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handling: who ends the server is decided here."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+async def serve(
+    settings: Settings, *, exposed: bool = False, on_ready: Callable[[ServerFile], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ServeError.
+
+    There is no authentication yet: a host that is not loopback is refused unless `exposed`.
+    """
+    if not is_loopback(settings.host) and not exposed:
+        raise ServeError(
+            f"{settings.host} can be reached from other machines and there is no authentication: "
+            "use 127.0.0.1, or --expose-without-authentication if the network is yours alone"
+        )
+    try:
+        database_url(settings.resolved_database_url())
+    except UnsupportedDatabase as error:  # said before a cluster is started for nothing
+        raise ServeError(str(error)) from error
+    stopping = asyncio.Event()
+    _obey_signals(stopping)
+    with _bind(settings) as door:
+        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            async with _cluster(settings, stopping) as cluster:
+                _obey_signals(stopping)  # Ray has put handlers of its own in their place
+                await _run(settings, cluster, door, stopping, exposed, on_ready)
+        except _StoppedEarly:
+            return
+
+
+class _StoppedEarly(Exception):
+    """Told to stop before the start was complete."""
+
+
+async def _run(
+    settings: Settings,
+    cluster: Cluster,
+    door: socket.socket,
+    stopping: asyncio.Event,
+    exposed: bool,
+    on_ready: Callable[[ServerFile], None],
+) -> None:
+    store = await Store.open(settings)
+    sender = tracing.provider()
+    if sender is not None:
+        store.on_incident_closed = tracing.incident_tracer(sender)
+    reconciler = Reconciler(store, cluster, settings)
+    services = replace(
+        services_over(store, cluster, settings, reconciler.ring, reconciler.ring_for_nodes),
+        probes=_probes(store, cluster, reconciler, settings),
+        stopping=stopping,
+        allowed_hosts=None if exposed else LOOPBACK_NAMES | {settings.host},
+    )
+    process_priority.collect_seldom()
+    driving = asyncio.create_task(reconciler.run(stopping), name="reconciler")
+    telling = _telling(store, settings, stopping)
+    driving.add_done_callback(lambda _task: stopping.set())
+    try:
+        with _server_file(settings, door, on_ready):
+            await _http(services, door, sender)
+    finally:
+        stopping.set()
+        await _ended(driving, settings.stop_deadline_s)
+        if telling is not None:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+        await store.close()
+        if sender is not None:
+            await asyncio.to_thread(sender.shutdown)
+
+
+def _telling(
+    store: Store, settings: Settings, stopping: asyncio.Event
+) -> asyncio.Task[None] | None:
+    if settings.webhook_url is None:
+        return None
+    return asyncio.create_task(Webhooks(store, settings).run(stopping), name="webhooks")
+
+
+async def _http(services: Services, door: socket.socket, sender: TracerProvider | None) -> None:
+    app = create_app(services)
+    if sender is not None:
+        tracing.trace_requests(app, sender)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        http="h11",  # others let through what is no HTTP: two Host headers, control characters
+        lifespan="off",
+        timeout_graceful_shutdown=STREAMS_END_S,
+        server_header=False,
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[door]), name="http")
+    stop = asyncio.create_task(services.stopping.wait())
+    await asyncio.wait({serving, stop}, return_when=asyncio.FIRST_COMPLETED)
+    server.should_exit = True
+    await serving
+    stop.cancel()
+
+
+async def _ended(driving: asyncio.Task[None], deadline_s: float) -> None:
+    """Let the reconciler hand its leases back; it never outlives the deadline."""
+    done, _ = await asyncio.wait({driving}, timeout=deadline_s)
+    if not done:
+        _log.warning("the reconciler did not end in time; its leases run out by themselves")
+        driving.cancel()
+    elif (error := driving.exception()) is not None:
+        raise ServeError(f"the reconciler failed: {error!r}") from error
+
+
+@contextlib.asynccontextmanager
+async def _cluster(settings: Settings, stopping: asyncio.Event) -> AsyncIterator[Cluster]:
+    """The Ray cluster of the settings; the embedded one is started, or adopted, and ended."""
+    if settings.ray_address is not None:
+        async with _connected(settings, settings.ray_address) as cluster:
+            yield cluster
+        return
+    try:
+        with local_cluster.attached(settings.data_dir):
+            embedded = await _embedded(settings, stopping)
+            process_priority.step_back()
+            os.environ |= embedded.environment()  # before Ray is imported, which reads it once
+            async with _connected(settings, embedded.address) as cluster:
+                yield cluster
+    finally:
+        if not local_cluster.wanted(settings.data_dir):
+            await asyncio.to_thread(local_cluster.stop, settings.data_dir)
+
+
+async def _embedded(settings: Settings, stopping: asyncio.Event) -> local_cluster.LocalCluster:
+    abandoned = threading.Event()
+    start = asyncio.create_task(
+        asyncio.to_thread(
+            local_cluster.ensure,
+            settings.data_dir,
+            settings.local_nodes,
+            health=local_cluster.NodeHealth(
+                settings.node_health_period_s, settings.node_health_failures
+            ),
+            metrics_port=settings.ray_metrics_port,
+            given_up=abandoned.is_set,
+        )
+    )
+    stop = asyncio.create_task(stopping.wait())
+    await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
+    if not start.done():
+        abandoned.set()
+    stop.cancel()
+    try:
+        return await start
+    except local_cluster.LocalClusterError as error:
+        if stopping.is_set():
+            raise _StoppedEarly from error
+        raise ServeError(str(error)) from error
+
+
+@contextlib.asynccontextmanager
+async def _connected(settings: Settings, address: str) -> AsyncIterator[Cluster]:
+    from holdfast_service.cluster.ray_cluster import RayCluster
+
+    # In a thread: it blocks, and in the main thread Ray would take SIGTERM for itself.
+    key_path = settings.data_dir / "job-secrets.key"
+    try:
+        cluster = await asyncio.to_thread(
+            RayCluster.connect, address, key_path, settings.secrets_dir
+        )
+    except ClusterUnavailable as error:
+        raise ServeError(str(error)) from error
+    try:
+        yield cluster
+    finally:
+        await asyncio.to_thread(cluster.close)
+
+
+def _probes(
+    store: Store, cluster: Cluster, reconciler: Reconciler, settings: Settings
+) -> dict[str, Probe]:
+    async def database() -> str | None:
+        await store.ping()
+        return None
+
+    async def nodes() -> str | None:
+        capacity = await cluster.capacity()
+        return None if capacity.nodes or capacity.can_grow else "it has no node"
+
+    async def drive() -> str | None:
+        since = reconciler.seconds_since_look()
+        if since is not None and since <= settings.lease_s:
+            return None
+        return "has not looked for work" + ("" if since is None else f" for {since:.1f} s")
+
+    return {"database": database, "cluster": nodes, "reconciler": drive}
+
+
+def _bind(settings: Settings) -> socket.socket:
+    """Take the port first: a server that cannot have it should not start a cluster."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    door = socket.socket(family, socket.SOCK_STREAM)
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        door.bind((settings.host, settings.port))
+        door.listen()  # two that have only bound it would both believe that it is theirs
+    except OSError as error:
+        door.close()
+        raise ServeError(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
+            "is another server running? choose another --port"
+        ) from error
+    return door
+
+
+@contextlib.contextmanager
+def _server_file(
+    settings: Settings, door: socket.socket, on_ready: Callable[[ServerFile], None]
+) -> Iterator[None]:
+    """`server.json` while the server answers; another server's file is left alone at the end."""
+    host, port = door.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    server = ServerFile(
+        address=f"http://{shown}:{port}", pid=os.getpid(), data_dir=str(settings.data_dir.resolve())
+    )
+    path: Path = settings.data_dir / SERVER_FILE
+    local_cluster.write_private(path, server.model_dump_json())
+    on_ready(server)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            if ServerFile.model_validate_json(path.read_text()).pid == server.pid:
+                path.unlink()
+
+
+def _obey_signals(stopping: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.remove_signal_handler(number)
+        loop.add_signal_handler(number, stopping.set)

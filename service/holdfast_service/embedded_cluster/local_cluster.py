@@ -1,0 +1,362 @@
+"""The embedded Ray cluster: N raylets on this machine that stand for N nodes.
+
+A separate keeper process (`local_keeper`) owns the cluster, in a session of its own, so that
+training goes on when the API server is killed; the restarted server adopts it. An orderly
+shutdown calls :func:`stop`, which leaves no process, shared-memory entry or temporary file.
+Promises: at most one cluster per data directory (a file lock decides); everything binds to
+loopback; every process of the cluster authenticates by a token in a file that only its owner
+can read. The head runs no job, so each of the N nodes may be killed without losing the cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from holdfast_service.embedded_cluster import processes
+
+SHM_ROOT = "HOLDFAST_SHM_ROOT"
+"""Environment of every process of the cluster: the folder under /dev/shm that its segments go
+to. The keeper removes it at the end, whatever has been left in it."""
+
+POLL_S = 0.05
+START_S, STOP_S = 180.0, 20.0
+
+
+class LocalClusterError(Exception):
+    """The embedded cluster could not be started, adopted or stopped; says why."""
+
+
+@dataclass(frozen=True)
+class NodeHealth:
+    """Limits of Ray's own look at its nodes, for a cluster that is started."""
+
+    period_s: float = 1.0
+    failures: int = 3
+
+
+@dataclass(frozen=True)
+class LocalNode:
+    name: str  # "head", "node-0", "node-1", ...
+    node_id: str  # Ray's, hex
+    host: str
+    raylet_pid: int
+    head: bool
+
+
+@dataclass(frozen=True)
+class LocalCluster:
+    """An embedded cluster, as its keeper wrote it down."""
+
+    cluster_id: str
+    address: str  # of the GCS: what `ray.init(address=...)` takes
+    keeper_pid: int
+    data_dir: str
+    temp_dir: str  # short, for the sockets' paths; removed at the end
+    shm_root: str
+    token_path: str
+    nodes: tuple[LocalNode, ...] = ()
+    ready: bool = False
+
+    def environment(self) -> dict[str, str]:
+        """What a process must have in its environment before it imports Ray and connects."""
+        return ray_environment(Path(self.token_path))
+
+    def node(self, node_id: str) -> LocalNode:
+        """The node of that Ray id; raises LocalClusterError if there is none."""
+        for node in self.nodes:
+            if node.node_id == node_id:
+                return node
+        raise LocalClusterError(f"the embedded cluster has no node {node_id}")
+
+    @property
+    def control_socket(self) -> Path:
+        return Path(self.temp_dir) / "keeper.sock"
+
+
+@dataclass(frozen=True)
+class ClusterFolder:
+    """Where a data directory keeps what concerns its embedded cluster."""
+
+    root: Path
+
+    @property
+    def keeper_lock(self) -> Path:
+        return self.root / "keeper.lock"
+
+    @property
+    def attached_lock(self) -> Path:
+        return self.root / "attached.lock"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state.json"
+
+    @property
+    def token(self) -> Path:
+        return self.root / "token"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "keeper.log"
+
+    def make(self) -> None:
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def read(self) -> LocalCluster | None:
+        """What the last keeper wrote, whether it still lives or not."""
+        try:
+            fields: dict[str, Any] = json.loads(self.state.read_text())
+        except FileNotFoundError:
+            return None
+        nodes = tuple(LocalNode(**node) for node in fields.pop("nodes"))
+        return LocalCluster(**fields, nodes=nodes)
+
+    def write(self, cluster: LocalCluster) -> None:
+        """Atomically, for the owner's eyes only: a reader sees the old state or the new one."""
+        write_private(self.state, json.dumps(asdict(cluster), indent=1))
+
+
+def folder(data_dir: Path) -> ClusterFolder:
+    return ClusterFolder(data_dir.resolve() / "cluster")
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file in one step; only its owner may read it, at no moment anybody else."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    fresh.replace(path)
+
+
+def ray_environment(token_path: Path) -> dict[str, str]:
+    """What every process that talks to the embedded cluster must have set before `import ray`."""
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_path),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray replaces 127.0.0.1 by the machine's outward address unless it is told that this is
+        # a single-host cluster; its switch for that bears the name of the systems it was made for.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def ensure(
+    data_dir: Path,
+    nodes: int,
+    *,
+    cpus_per_node: int | None = None,
+    orphan_grace_s: float = 1800.0,
+    health: NodeHealth | None = None,
+    metrics_port: int | None = None,
+    timeout_s: float = START_S,
+    given_up: Callable[[], bool] = lambda: False,
+) -> LocalCluster:
+    """Adopt the cluster of this data directory, or start one of `nodes` nodes beside a head; once
+    more if that fails.
+
+    `metrics_port`: of the first node's exporter, the others' after it; None: Ray collects none.
+    Safe to call from several processes at once. Raises LocalClusterError after `timeout_s`, or
+    once `given_up` says that nobody wants it any more; then what was begun is ended again.
+    """
+    if running := find(data_dir):
+        return running
+    if metrics_port is not None and (missing := missing_for_metrics()):
+        raise LocalClusterError(
+            f"Ray exports no metrics here, for {missing} is not installed: install "
+            "holdfast[ray-metrics], or leave HOLDFAST_RAY_METRICS_PORT unset"
+        )
+    place = folder(data_dir)
+    place.make()
+    deadline = time.monotonic() + timeout_s
+    health = health or NodeHealth()
+    start = partial(
+        _start_keeper, place, nodes, cpus_per_node, orphan_grace_s, health, metrics_port
+    )
+    keeper, again = start(), True
+    while time.monotonic() < deadline and not given_up():
+        if running := find(data_dir):
+            return running
+        if keeper.poll() is not None and not _locked(place.keeper_lock):
+            if not again:
+                break
+            keeper, again = start(), False  # Ray gives a node 30 s, which a busy machine may need
+        time.sleep(POLL_S)
+    if keeper.poll() is None:
+        _end_keeper(keeper, data_dir)
+    raise LocalClusterError(
+        f"the embedded Ray cluster did not come up in {timeout_s:.0f} s; its keeper's last words "
+        f"({place.log}):\n{_tail(place.log)}"
+    )
+
+
+def find(data_dir: Path) -> LocalCluster | None:
+    """The running cluster of this data directory, if its keeper lives and it is ready."""
+    place = folder(data_dir)
+    if not _locked(place.keeper_lock):
+        return None
+    cluster = place.read()
+    return cluster if cluster is not None and cluster.ready else None
+
+
+@contextlib.contextmanager
+def attached(data_dir: Path) -> Iterator[None]:
+    """While held, the keeper does not take the cluster for an orphan."""
+    place = folder(data_dir)
+    place.make()
+    with place.attached_lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def wanted(data_dir: Path) -> bool:
+    """Whether a server is attached to the cluster of this data directory."""
+    return _locked(folder(data_dir).attached_lock)
+
+
+def stop(data_dir: Path, *, timeout_s: float = STOP_S) -> bool:
+    """End the cluster of this data directory and all that belongs to it. False: none ran.
+
+    What a killed keeper has left behind is removed too.
+    """
+    place = folder(data_dir)
+    cluster = place.read() if place.state.exists() else None
+    if cluster is None:
+        return False
+    if _locked(place.keeper_lock):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(cluster.keeper_pid, signal.SIGTERM)
+        if not _gone(cluster.keeper_pid, timeout_s):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(cluster.keeper_pid, signal.SIGKILL)
+            _gone(cluster.keeper_pid, timeout_s)
+    if place.state.exists():
+        processes.sweep(cluster.cluster_id, [cluster.temp_dir, cluster.shm_root])
+        place.state.unlink(missing_ok=True)
+        place.token.unlink(missing_ok=True)
+    return True
+
+
+def kill_node(cluster: LocalCluster, node_id: str) -> list[int]:
+    """Lose a node as by a power cut: SIGKILL its raylet and everything on it; the pids killed."""
+    node = cluster.node(node_id)
+    return processes.kill_all(
+        lambda: processes.of_node(cluster.cluster_id, node.name, node.raylet_pid)
+    )
+
+
+def add_node(cluster: LocalCluster, *, timeout_s: float = 60.0) -> LocalNode:
+    """Start one more node, as if a machine had joined."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+        channel.settimeout(timeout_s)
+        try:
+            channel.connect(str(cluster.control_socket))
+            channel.sendall(b"add_node\n")
+            answer = channel.makefile().readline()
+        except OSError as error:
+            raise LocalClusterError(f"the keeper did not add a node: {error}") from error
+    fields: dict[str, Any] = json.loads(answer or '{"error": "the keeper hung up"}')
+    if "error" in fields:
+        raise LocalClusterError(f"the keeper did not add a node: {fields['error']}")
+    return LocalNode(**fields)
+
+
+def missing_for_metrics() -> str | None:
+    """A package without which Ray starts its agents without an exporter."""
+    for name in ("aiohttp", "aiohttp_cors", "grpc", "opencensus", "opentelemetry.exporter"):
+        with contextlib.suppress(ModuleNotFoundError):  # its parent is missing
+            if find_spec(name) is not None:
+                continue
+        return name
+    return None
+
+
+def _start_keeper(
+    place: ClusterFolder,
+    nodes: int,
+    cpus_per_node: int | None,
+    orphan_grace_s: float,
+    health: NodeHealth,
+    metrics_port: int | None,
+) -> subprocess.Popen[bytes]:
+    command = [
+        *(sys.executable, "-m", "holdfast_service.embedded_cluster.keeper"),
+        *("--data-dir", str(place.root.parent)),
+        *("--nodes", str(nodes)),
+        *("--cpus-per-node", str(cpus_per_node or max(2, (os.cpu_count() or 1) // nodes))),
+        *("--orphan-grace-s", str(orphan_grace_s)),
+        *("--health-period-s", str(health.period_s)),
+        *("--health-failures", str(health.failures)),
+        *(("--metrics-port", str(metrics_port)) if metrics_port is not None else ()),
+    ]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    with place.log.open("ab") as log:
+        return subprocess.Popen(
+            command,
+            env={**inherited, **ray_environment(place.token)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # a Ctrl-C at the server's terminal is not the cluster's
+        )
+
+
+def _end_keeper(keeper: subprocess.Popen[bytes], data_dir: Path) -> None:
+    keeper.terminate()
+    try:
+        keeper.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        keeper.kill()
+        keeper.wait()
+        stop(data_dir)
+
+
+def _locked(path: Path) -> bool:
+    """Whether another process holds the lock file."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _gone(pid: int, timeout_s: float) -> bool:
+    """Wait for a process to end; one that only waits to be reaped by its parent has ended."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(POLL_S)
+    return False
+
+
+def _tail(path: Path, lines: int = 20) -> str:
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+    except FileNotFoundError:
+        return "(nothing)"

@@ -1,0 +1,4 @@
+"""Pure placement decisions: ranks to workers, replicas to partners, the step to restore.
+
+No clock, no I/O: values in, values out, so that each rule is property-tested by itself.
+"""

@@ -1,0 +1,4 @@
+"""Read-only queries behind the API: ranks, logs, metric series, timelines, fleet figures.
+
+Readers never change a row; each bounds the time and the memory that one request may take.
+"""

@@ -1,0 +1,93 @@
+"""The series of a job as its readers see them: named, derived and thinned out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from holdfast_service.store import json_safe, series
+from holdfast_service.store.downsampling import OWN
+from holdfast_service.views.jobs import MetricPoint
+
+Row = tuple[int, int, list[Any]]
+"""(step, attempt, values in the order of series.COLUMNS)."""
+
+METRICS = (
+    *(name for name in series.COLUMNS if name not in ("at", OWN)),
+    "tokens_per_second",
+)
+"""Names of the series that every job has; its function may tell others."""
+
+
+def point(names: Sequence[str], step: int, attempt: int, stored: Sequence[Any]) -> MetricPoint:
+    """The named values of one step; null where nothing was measured or it is not finite."""
+    known = dict(zip(series.COLUMNS, stored, strict=False))
+    seconds, tokens = (
+        json_safe.number(known.get("step_time_s")),
+        json_safe.number(known.get("tokens")),
+    )
+    known["tokens_per_second"] = tokens / seconds if seconds and tokens is not None else None
+    own = series.own_of(stored)
+    values = {
+        name: known.get(name) if name == "samples" else json_safe.number(known.get(name))
+        for name in names
+        if name in METRICS
+    } | {name: json_safe.number(own.get(name)) for name in names if name not in METRICS}
+    return MetricPoint(step=step, attempt=attempt, at=known["at"], values=values)
+
+
+def everything(step: int, attempt: int, stored: Sequence[Any]) -> MetricPoint:
+    """All that one step has, the function's own numbers too."""
+    return point((*METRICS, *series.own_of(stored)), step, attempt, stored)
+
+
+def thinned(rows: list[Row], most: int) -> list[Row]:
+    """At most `most` of the rows, evenly spaced; the last one always, as it is the present."""
+    stride = -(-len(rows) // max(1, most))
+    return rows[::-1][:: max(1, stride)][::-1]
+
+
+def with_extremes(rows: Sequence[Row], names: Sequence[str], most: int) -> list[Row]:
+    """At most `most` rows: of each bucket of steps those in which a charted one of `names` is
+    least and largest; and the last one, as it is the present."""
+    if len(rows) <= most:
+        return list(rows)
+    readers = [_reader(name) for name in charted(names)]
+    buckets = max(1, (most - 1) // (2 * len(readers)))
+    first, last = rows[0][0], rows[-1][0]
+    kept = {last}
+    by_bucket: dict[int, list[Row]] = {}
+    for row in rows:
+        by_bucket.setdefault((row[0] - first) * buckets // (last - first + 1), []).append(row)
+    for bucket in by_bucket.values():
+        for read in readers:
+            values = [(value, row[0]) for row in bucket if (value := read(row[2])) is not None]
+            if values:
+                kept |= {min(values)[1], max(values)[1]}
+    return [row for row in rows if row[0] in kept]
+
+
+def share(rows: int, history: Sequence[Row], points: int) -> int:
+    """How many points `rows` discarded steps may have beside a history that has `points`: as many
+    as their length on the chart is worth, but not so few that their shape is lost."""
+    steps = history[-1][0] - history[0][0] + 1 if history else rows
+    return max(_LEAST, min(points, points * rows // steps))
+
+
+def charted(names: Sequence[str]) -> tuple[str, ...]:
+    """The series whose extremes a chart of `names` must show."""
+    wanted = {_DERIVED_FROM.get(name, name) for name in names}
+    own = tuple(name for name in names if name not in METRICS)
+    return (*(name for name in _CHARTED if name in wanted), *own) or _CHARTED[:1]
+
+
+def _reader(name: str) -> Callable[[Sequence[Any]], float | None]:
+    if name not in METRICS:
+        return lambda stored: json_safe.number(series.own_of(stored).get(name))
+    column = series.COLUMNS.index(name)
+    return lambda stored: json_safe.number(stored[column]) if column < len(stored) else None
+
+
+_LEAST = 64
+_CHARTED = ("loss", "grad_norm", "step_time_s")
+_DERIVED_FROM = {"tokens_per_second": "step_time_s", "tokens": "step_time_s"}

@@ -1,0 +1,64 @@
+"""Who else wants the cluster: read in the transaction that decides whether a job may start."""
+
+from __future__ import annotations
+
+from sqlalchemy import ColumnElement, and_, select
+
+from holdfast_service.job_model.admission import Demand
+from holdfast_service.job_model.lifecycle import State
+from holdfast_service.store.models import Intent, Job
+from holdfast_service.store.transaction import Effect, JobTransaction
+
+_READ_TOGETHER = 500
+
+
+class Competition:
+    """Remembers what jobs hold, as long as they do: a spec is read once, for it never changes."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Demand | None] = {}
+
+    async def of_others(self, tx: JobTransaction) -> tuple[list[Demand], list[Demand]]:
+        """What other jobs hold on the cluster, and what older ones in the queue wait for."""
+        rows = await tx.session.execute(
+            select(Job.id, Job.state, Job.waiting)
+            .where(Job.cleaned.is_(False), Job.id != tx.job.id, ~_released())
+            .order_by(Job.id)
+        )
+        held: list[str] = []
+        before: list[str] = []
+        for row in rows:
+            state = State(row.state)
+            if state is State.QUEUED:
+                # Only one that was looked at and waits for nodes keeps a place: a job that cannot
+                # be driven at all must not hold up the queue.
+                if row.id < tx.job.id and row.waiting and row.waiting["resource"] == "nodes":
+                    before.append(row.id)
+            elif state is not State.PAUSED:
+                held.append(row.id)
+        await self._read(tx, {*held, *before})
+        return self._demands(held), self._demands(before)
+
+    async def _read(self, tx: JobTransaction, wanted: set[str]) -> None:
+        known = {job: demand for job, demand in self._known.items() if job in wanted}
+        missing = sorted(wanted - known.keys())
+        for start in range(0, len(missing), _READ_TOGETHER):
+            some = missing[start : start + _READ_TOGETHER]
+            for job, spec in await tx.session.execute(
+                select(Job.id, Job.spec).where(Job.id.in_(some))
+            ):
+                known[job] = Demand.stored(spec)
+        self._known = known
+
+    def _demands(self, jobs: list[str]) -> list[Demand]:
+        """Of those that can be read."""
+        found = (self._known.get(job) for job in jobs)
+        return [one for one in found if one is not None]
+
+
+def _released() -> ColumnElement[bool]:
+    """It has ended, and nothing of it is on the cluster: only its clean-up elsewhere goes on."""
+    done = select(Intent.job_id).where(
+        Intent.job_id == Job.id, Intent.name == Effect.RELEASE, Intent.done_at.is_not(None)
+    )
+    return and_(Job.state.in_([state for state in State if state.terminal]), done.exists())

@@ -1,0 +1,85 @@
+"""Takes away what crashes left on the cluster: the net below the reconciler's own clean-up.
+
+It never decides about a job: it releases what belongs to jobs that have ended and been cleaned
+up already (a reconciler that lost its lease may have started such a job again), and to jobs that
+the store does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import select
+
+from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.supervisor_protocol import Cluster
+from holdfast_service.store.engine import Store
+from holdfast_service.store.models import Job
+
+ASKED_TOGETHER = 200
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the store says of a job that has something on the cluster."""
+
+    state: State
+    cleaned: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Jobs to release now, and jobs to release if the next sweep sees them unknown again."""
+
+    doomed: frozenset[str]
+    suspects: frozenset[str]
+
+
+def judge(
+    present: Collection[str], known: Mapping[str, Standing], suspects: Collection[str]
+) -> Verdict:
+    """Decide on everything that is present.
+
+    A job that has ended and is not cleaned is its driver's. One that is unknown is doomed only
+    when it was unknown before: a database that was just restored may lag behind.
+    """
+    unknown = frozenset(job for job in present if job not in known)
+    ended = frozenset(
+        job for job in present if job in known and known[job].state.terminal and known[job].cleaned
+    )
+    confirmed = unknown & frozenset(suspects)
+    return Verdict(doomed=ended | confirmed, suspects=unknown - confirmed)
+
+
+class Reaper:
+    """The shell: asks the cluster what is there and the store whose it is."""
+
+    def __init__(self, store: Store, cluster: Cluster) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._suspects: frozenset[str] = frozenset()
+
+    async def sweep(self, driven: Collection[str]) -> list[str]:
+        """Release what is doomed; returns those jobs of which nothing is left now. Those that are
+        `driven` here are their drivers' to release, and not looked for in the store.
+
+        Raises ClusterUnavailable. Doing it twice, or in two processes, does no harm.
+        """
+        present = await self._cluster.jobs_present()
+        present = {job for job in present if job not in driven}
+        verdict = judge(present, await self._standing(present), self._suspects)
+        self._suspects = verdict.suspects
+        return [job for job in sorted(verdict.doomed) if await self._cluster.release(job)]
+
+    async def _standing(self, present: Collection[str]) -> dict[str, Standing]:
+        asked = sorted(present)
+        found: dict[str, Standing] = {}
+        async with self._store.read(long=True) as session:
+            for start in range(0, len(asked), ASKED_TOGETHER):
+                some = asked[start : start + ASKED_TOGETHER]
+                rows = await session.execute(
+                    select(Job.id, Job.state, Job.cleaned).where(Job.id.in_(some))
+                )
+                found |= {row.id: Standing(State(row.state), row.cleaned) for row in rows}
+        return found

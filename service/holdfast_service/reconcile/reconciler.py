@@ -1,0 +1,320 @@
+"""The drive from what users want to what the cluster does, for every job of a store.
+
+Any number of reconcilers may run on one store: each claims jobs by lease and drives each claimed
+job in a task of its own, so that a job which cannot be driven holds up no other. What is true is
+in the store; a reconciler that dies is replaced by whoever claims its jobs next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from uuid import uuid4
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from holdfast_service import crash_points as crossings
+from holdfast_service.crash_points import Crossing
+from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnavailable
+from holdfast_service.policy.quarantine import Avoided
+from holdfast_service.reconcile.cluster_demand import Competition
+from holdfast_service.reconcile.job_driver import Driver, Rest
+from holdfast_service.reconcile.poll_rate import Pace
+from holdfast_service.reconcile.reaper import Reaper
+from holdfast_service.services.init_sources import Origins
+from holdfast_service.settings import Settings
+from holdfast_service.store import leases, nodes
+from holdfast_service.store.engine import Store
+from holdfast_service.store.leases import Lease
+from holdfast_service.store.transaction import LeaseLost, job_transaction
+
+log = structlog.get_logger(__name__)
+
+_LEAVING_S = 2.0
+_MANY_DRIVES = 100
+"""More than so many jobs are polled at a pace that the server's other work leaves room for."""
+_LOOKS_AT_CLOCK, _LOOK_APART_S = 5, 0.05
+"""Until the pace is set anew, by how late the loop was at each."""
+
+
+class _Bell(asyncio.Event):
+    rung_at = 0.0
+    """When somebody rang first since it was last answered (monotonic)."""
+
+    def set(self) -> None:
+        if not self.is_set():
+            self.rung_at = time.monotonic()
+        super().set()
+
+
+class Reconciler:
+    """Drives every job of the store that nobody else holds."""
+
+    def __init__(
+        self,
+        store: Store,
+        cluster: Cluster,
+        settings: Settings,
+        *,
+        crossing: Crossing | None = None,
+    ) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._settings = settings
+        self._crossing = crossing or crossings.chosen(settings.crash_at)
+        self._owner = str(uuid4())
+        self._reaper = Reaper(store, cluster)
+        self._origins = Origins(store, settings)
+        self._competition = Competition()
+        self._pace = Pace(settings.polls_per_s)
+        self._motion_pace = Pace(settings.polls_per_s)
+        self._in_motion: set[str] = set()  # jobs that do not merely run, or are looked at
+        self._avoided: dict[str, Avoided] | None = None  # nobody has looked yet
+        self._drives: dict[str, asyncio.Task[None]] = {}
+        self._bells: dict[str, _Bell] = {}
+        self._bell = _Bell()
+        self._nodes_bell = asyncio.Event()
+        self._users_of_changed: set[str] = set()  # jobs that have ranks on nodes set aside just now
+        self._undriven: set[Lease] = set()  # as it was last looked for
+        self._looked_at: float | None = None
+        self._stop = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Drive until `stop` is set, then hand every lease back. Never raises for one job."""
+        every = {
+            self._claim: self._settings.claim_interval_s,
+            self._renew: self._settings.lease_s / 3,
+            self._look_at_nodes: self._settings.node_look_s,
+            self._reap: self._settings.reap_interval_s,
+        }
+        self._stop = stop
+        self._store.serving.on_watched = self.ring
+        duties = [
+            asyncio.create_task(self._every(seconds, duty)) for duty, seconds in every.items()
+        ]
+        duties.append(asyncio.create_task(self._look_at_the_clock()))
+        try:
+            await stop.wait()
+            for bell in (self._bell, self._nodes_bell, *self._bells.values()):
+                bell.set()
+            await asyncio.wait(duties, timeout=self._settings.stop_deadline_s)
+        finally:
+            for duty in duties:
+                duty.cancel()
+            await asyncio.gather(*duties, return_exceptions=True)
+            await self._let_go()
+
+    def seconds_since_look(self) -> float | None:
+        """Since the last successful look for work; None: never yet (for readiness)."""
+        return None if self._looked_at is None else time.monotonic() - self._looked_at
+
+    def ring(self, job_id: str) -> None:
+        """Something is to be done for this job: look now instead of at the next interval.
+
+        Only for what this process itself brought about; of the rest the intervals take care.
+        """
+        self._bells.get(job_id, self._bell).set()
+
+    def ring_for_nodes(self, jobs: Iterable[str]) -> None:
+        """Nodes were set aside or taken back: tell the supervisors of the jobs there now."""
+        self._users_of_changed.update(jobs)
+        self._nodes_bell.set()
+
+    async def _claim(self) -> None:
+        self._bell.clear()
+        room = self._settings.claim_limit - len(self._drives)
+        taken = await leases.claim(self._store, self._owner, room, self._settings.lease_s)
+        for lease in taken:
+            self._bells[lease.job_id] = bell = _Bell()
+            task = asyncio.create_task(self._drive(lease, bell), name=f"drive {lease.job_id}")
+            self._drives[lease.job_id] = task
+        if len(taken) == leases.CLAIMED_TOGETHER:
+            self._bell.set()  # there may be more
+        self._looked_at = time.monotonic()
+
+    async def _renew(self) -> None:
+        drives = dict(self._drives)
+        kept = await leases.renew(self._store, self._owner, drives, self._settings.lease_s)
+        for job_id in drives.keys() - kept:
+            # Meanwhile the drive may have given its lease back by itself, and a new one begun.
+            if self._drives.get(job_id) is drives[job_id]:
+                log.warning("lease.lost", job=job_id)
+                drives[job_id].cancel()
+                del self._drives[job_id]
+        await self._give_back_undriven()
+
+    async def _give_back_undriven(self) -> None:
+        """Seen twice: of what was taken a moment ago, the drives have yet to begin."""
+        undriven = await leases.undriven(self._store, self._owner, self._drives)
+        for lease in undriven & self._undriven:
+            log.warning("lease.undriven", job=lease.job_id)
+            await leases.release(self._store, lease, 0.0)
+            self._bell.set()
+        self._undriven = undriven
+
+    async def _reap(self) -> None:
+        try:
+            for job_id in await self._reaper.sweep(self._drives):
+                log.warning("reaped", job=job_id)
+        except ClusterUnavailable as error:
+            log.warning("reaper.waits", error=str(error))
+
+    async def _look_at_nodes(self) -> None:
+        """Who is there, and who is set aside: the drives tell their supervisors."""
+        self._nodes_bell.clear()
+        users, self._users_of_changed = self._users_of_changed, set()
+        if users:
+            await self._read_avoided()
+            for job_id in users:
+                self.ring(job_id)
+        with contextlib.suppress(ClusterUnavailable):  # those whom it concerns say so
+            capacity = await self._cluster.capacity()
+            async with self._store.write() as session:
+                await nodes.saw(session, capacity.nodes, time.time())
+        await self._read_avoided()
+
+    async def _read_avoided(self) -> None:
+        async with self._store.read() as session:
+            self._avoided = await nodes.avoided(session, time.time())
+
+    async def _drive(self, lease: Lease, bell: _Bell) -> None:
+        """Turn after turn, until the job rests for long, has no work left, or is lost."""
+        driver = Driver(
+            self._store,
+            self._cluster,
+            self._settings,
+            self._crossing,
+            lease,
+            self._origins,
+            lambda: self._avoided,
+            self._interval_s,
+            self._competition,
+        )
+        try:
+            rest = await self._turns(driver, lease, bell)
+            await leases.release(self._store, lease, rest)
+            asyncio.get_running_loop().call_later(rest, self._bell.set)
+        except LeaseLost:
+            log.warning("lease.lost", job=lease.job_id)
+        except SQLAlchemyError as error:
+            log.error("lease.kept", job=lease.job_id, exc_info=error)
+        finally:
+            await driver.close()
+            self._in_motion.discard(lease.job_id)
+            if self._drives.get(lease.job_id) is asyncio.current_task():
+                del self._drives[lease.job_id]
+            if self._bells.get(lease.job_id) is bell:
+                del self._bells[lease.job_id]
+            if bell.is_set():
+                self._bell.set()  # it rang while the job was given back: somebody is to look
+
+    def _interval_s(self, in_motion: bool) -> float:
+        """Between two polls of one job: many jobs share what this process may poll; the few in
+        motion, for which somebody waits, have as much among themselves."""
+        settings = self._settings
+        many = len(self._in_motion) if in_motion else len(self._drives)
+        return max(settings.reconcile_interval_s, many / settings.polls_per_s)
+
+    async def _turns(self, driver: Driver, lease: Lease, bell: _Bell) -> float:
+        """Returns after how many seconds the job wants to be looked at again."""
+        errors = 0
+        due = time.monotonic()
+        while True:
+            try:
+                rest = await driver.turn()
+                errors = 0
+                self._store.reconcile_lag.add(time.monotonic() - due)
+            except LeaseLost:
+                raise
+            except Exception as error:
+                errors += 1
+                rest = await self._after_error(lease, error, errors)
+            if rest is None:
+                return 0.0
+            if not rest.keep:
+                return rest.seconds
+            if rest.in_motion:
+                self._in_motion.add(lease.job_id)
+            else:
+                self._in_motion.discard(lease.job_id)
+            if self._stop.is_set():
+                return 0.0
+            due = time.monotonic() + rest.seconds
+            rang = await _rang(bell, rest.seconds)
+            if not rang and rest.seconds > 0 and len(self._drives) > _MANY_DRIVES:
+                pace = self._motion_pace if rest.in_motion else self._pace
+                wait_s = pace.reserve(time.monotonic())
+                due = time.monotonic() + wait_s
+                rang = await _rang(bell, wait_s)
+            if rang:
+                due = min(due, bell.rung_at)
+                bell.clear()
+                driver.look_anew()
+            if self._stop.is_set():
+                return 0.0
+
+    async def _after_error(self, lease: Lease, error: Exception, errors: int) -> Rest:
+        """Say it where the user looks, and try again later and later."""
+        seconds = min(
+            self._settings.error_retry_s * 2.0 ** min(errors - 1, 20),
+            self._settings.error_retry_max_s,
+        )
+        log.error("drive.failed", job=lease.job_id, retry_s=seconds, exc_info=error)
+        try:
+            async with job_transaction(self._store, lease.job_id, token=lease.token) as tx:
+                tx.wait_for("reconciler", f"it could not be driven: {error!r}")
+        except SQLAlchemyError as again:
+            # The store itself is in trouble: then it cannot be told there, and is tried again.
+            log.error("drive.unrecorded", job=lease.job_id, exc_info=again)
+        return Rest(seconds)
+
+    async def _look_at_the_clock(self) -> None:
+        """How busy the loop is, and how late, for the pace of the polls."""
+        while not self._stop.is_set():
+            began, used, late_s = time.monotonic(), time.thread_time(), 0.0
+            for _ in range(_LOOKS_AT_CLOCK):
+                at = time.monotonic()
+                await _rang(self._stop, _LOOK_APART_S)
+                late_s += time.monotonic() - at - _LOOK_APART_S
+            busy_share = (time.thread_time() - used) / (time.monotonic() - began)
+            self._pace.note(busy_share, late_s / _LOOKS_AT_CLOCK)
+
+    async def _every(self, seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
+        """Do the duty again and again; an error in one round does not end the rounds."""
+        bells: dict[Callable[[], Awaitable[None]], asyncio.Event] = {
+            self._claim: self._bell,
+            self._look_at_nodes: self._nodes_bell,
+        }
+        while True:
+            try:
+                await duty()
+            except Exception as error:
+                log.error("duty.failed", duty=duty.__name__, exc_info=error)
+            await _rang(bells.get(duty, self._stop), seconds)
+            if self._stop.is_set():
+                return
+
+    async def _let_go(self) -> None:
+        """Wait for the turns under way; each gives its lease back. Those too slow are cut off."""
+        drives = list(self._drives.values())
+        if drives:
+            _, late = await asyncio.wait(drives, timeout=self._settings.stop_deadline_s)
+            for drive in late:
+                drive.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        with contextlib.suppress(SQLAlchemyError, OSError, TimeoutError):  # then its time runs out
+            async with asyncio.timeout(_LEAVING_S):
+                await leases.leave(self._store, self._owner)
+
+
+async def _rang(bell: asyncio.Event, seconds: float) -> bool:
+    """Wait until the bell rings, or the time is over; True if it rang."""
+    if seconds <= 0:
+        await asyncio.sleep(0)
+    else:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(bell.wait(), timeout=seconds)
+    return bell.is_set()

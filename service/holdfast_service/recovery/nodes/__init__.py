@@ -1,0 +1,1 @@
+"""Which nodes may run ranks, and what the decision ladder knows of them."""

@@ -1,0 +1,1 @@
+"""What signals and agents report, applied to the present world; stale reports are ignored."""

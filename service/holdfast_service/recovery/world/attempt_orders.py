@@ -1,0 +1,123 @@
+"""A decision written out: the world's members, the agents' orders, and the words for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from holdfast_service.placement.rank_assignment import Assignment, listed
+from holdfast_service.placement.restore_points import RestorePoint, restore_for
+from holdfast_service.policy.decision_ladder import Seating
+from holdfast_service.recovery.core_state.roster import AgentRecord
+from holdfast_service.recovery.core_state.state import Member, State, World
+from holdfast_service.recovery.nodes import node_eligibility
+from holdfast_service.recovery.upkeep import save_intervals
+from holdfast_service.recovery.upkeep.partners import choose_partners
+from holdfast_workers.protocol.messages import FormOrder, Seat, Tier
+
+
+def build_world(
+    state: State,
+    result: Assignment,
+    point: RestorePoint,
+    records: list[AgentRecord],
+    now: float,
+) -> World:
+    """The members of the attempt: seats, partners, and where each gets its state."""
+    by_agent = {record.agent: record for record in records}
+    seats = {placed.rank: placed.agent for placed in result.placed}
+    chosen = choose_partners(state, seats, records)
+    busy: Counter[str] = Counter()
+    members: dict[int, Member] = {}
+    for placed in result.placed:
+        record = by_agent[placed.agent]
+        worker = state.roster.worker(placed.worker) if placed.worker is not None else None
+        restore = restore_for(placed.rank, placed.agent, point, busy)
+        busy[restore.agent] += restore.tier is Tier.PARTNER_RAM
+        members[placed.rank] = Member(
+            rank=placed.rank,
+            agent=placed.agent,
+            incarnation=record.incarnation,
+            node_id=record.report.node_id,
+            host=record.report.host,
+            worker=placed.worker,
+            role=_role(state, placed.rank, placed.agent, placed.worker),
+            restore=restore,
+            partners=chosen.partners[placed.rank],
+            pid=worker.pid if worker is not None else None,
+        )
+    return World(
+        attempt=state.attempt,
+        restored_step=point.step,
+        members=members,
+        formed_at=now,
+        placement=chosen.placement,
+        placed_at=now,
+    )
+
+
+def orders_for(
+    state: State, world: World, records: Mapping[str, AgentRecord]
+) -> list[tuple[str, FormOrder]]:
+    """One order per agent with ranks. Rank 0's agent hosts the store: its loss ends the attempt
+    anyway, so the store adds no further way to fail."""
+    store = records[world.members[0].agent].report
+    orders: list[tuple[str, FormOrder]] = []
+    for agent in dict.fromkeys(world.members[rank].agent for rank in sorted(world.members)):
+        seats = tuple(
+            Seat(
+                rank=member.rank,
+                worker=member.worker,
+                restore=member.restore,
+                partners=tuple(records[agent].partner for agent in member.partners),
+            )
+            for member in world.members.values()
+            if member.agent == agent
+        )
+        order = FormOrder(
+            attempt=world.attempt,
+            mesh=dict(state.config.mesh),
+            world_size=state.config.world_size,
+            store_host=store.host,
+            store_port=store.store_port,
+            seats=seats,
+            intervals=save_intervals.present(state, world),
+            skipped=state.ledger.ranges,
+            leased=state.config.lease_s > 0,
+            recheck=state.unexplained.finding.step if state.unexplained is not None else None,
+        )
+        orders.append((agent, order))
+    return orders
+
+
+def seating(state: State, result: Assignment, world: World) -> Seating:
+    """What became of the ranks, for the record of the decision."""
+    ranks = tuple(rank for index in result.moved for rank in state.config.groups[index])
+    return Seating(
+        moved=ranks,
+        forked=tuple(rank for rank, one in sorted(world.members.items()) if one.worker is None),
+        onto=tuple(sorted({world.members[rank].agent for rank in ranks})),
+        why_moved=_why_moved(state, result),
+    )
+
+
+def _why_moved(state: State, result: Assignment) -> str:
+    before = {state.homes[index].agent: state.config.groups[index] for index in result.moved}
+    reasons = []
+    for agent, ranks in before.items():
+        record = state.roster.record(agent)
+        there = record is not None and record.live
+        why = node_eligibility.why_avoided(state, record) if record is not None and there else ""
+        why = f" ({why})" if why else ""
+        gone = f"the agent of {listed(ranks)} is gone"
+        reasons.append(f"the node of {listed(ranks)} is to be left{why}" if there else gone)
+    return "; ".join(reasons)
+
+
+def _role(state: State, rank: int, agent: str, worker: str | None) -> str:
+    before = state.last_world.members.get(rank) if state.last_world else None
+    if before is not None and before.agent == agent and worker is not None:
+        return "kept" if before.worker in (None, worker) else "replaced"
+    if worker is None:
+        return "forked"
+    return "first" if before is None else "standby"

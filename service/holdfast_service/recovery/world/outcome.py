@@ -1,0 +1,115 @@
+"""How a job ends: once, with a named outcome, and with nothing left running."""
+
+from __future__ import annotations
+
+from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, StopKind
+from holdfast_service.placement.restore_points import RemoteCheckpoint
+from holdfast_service.recovery.core_state.effects import End, Stop
+from holdfast_service.recovery.core_state.state import WITH_WORLD, Stage, State
+from holdfast_service.recovery.upkeep import remote_outage
+
+OUTCOME_OF = {StopKind.CANCEL: "CANCELLED", StopKind.PAUSE: "PAUSED"}
+
+
+def end(
+    state: State,
+    now: float,
+    *,
+    outcome: str,
+    code: str,
+    message: str,
+    traceback: str | None = None,
+    step: int | None = None,
+    durable_step: int | None = None,
+) -> None:
+    """Close what is open, stop every agent, end. Nothing follows, ever."""
+    at_step = state.committed if step is None else step
+    if state.world is not None and state.stage in WITH_WORLD:
+        end_attempt(state, message)
+    if state.incident is not None:
+        state.incident = state.incident.closed(now, f"the job ended: {code}")
+        state.tell_incident(EventKind.INCIDENT_CLOSED)
+        state.incident = None
+    remote_outage.over(state, now, f"the job ended: {code}")
+    state.show(Phase.ENDED)
+    state.emit(
+        EventKind.ENDED,
+        outcome=outcome,
+        code=code,
+        message=message,
+        traceback=traceback,
+        step=at_step,
+        durable_step=durable_step,
+    )
+    for record in state.roster.live():
+        state.ask(Stop(record.agent, message, record.incarnation))
+    state.ask(End(outcome, code, message, traceback, at_step))
+    state.enter(Stage.ENDED, now, None)
+    state.world = None
+
+
+def conclude(state: State, now: float) -> None:
+    """The state after the last step is durable: of all that were asked for, or as it was asked."""
+    steps = state.config.steps
+    if last_step(state) < steps:
+        stopped(state, now, state.saves.newest(state.line), "")
+        return
+    end(
+        state,
+        now,
+        outcome="SUCCEEDED",
+        code="succeeded",
+        message=f"all {steps} steps are done and the last checkpoint is durable",
+        step=steps,
+        durable_step=steps,
+    )
+
+
+def stopped(state: State, now: float, durable: RemoteCheckpoint | None, why: str) -> None:
+    """End as somebody asked for it, and say what of the job is durable."""
+    stop = state.stop
+    assert stop is not None
+    saved = durable.step if durable is not None else 0
+    last = max(state.committed, state.final_step or 0, saved)
+    if saved == last:
+        kept = f"its last state, step {last}, is in the remote tier" if last else ""
+    else:
+        newest = f"step {saved} is" if durable is not None else "nothing is"
+        kept = f"{newest} in the remote tier of its {last} steps"
+        if state.protected > saved:
+            kept += f", and step {state.protected} was on two nodes in memory"
+    end(
+        state,
+        now,
+        outcome=OUTCOME_OF[stop.kind],
+        code=OUTCOME_OF[stop.kind].lower(),
+        message="; ".join(filter(None, (stop.reason, kept, why))),
+        step=saved if stop.kind is StopKind.PAUSE else last,
+        durable_step=durable.step if durable is not None else None,
+    )
+
+
+def fail(state: State, now: float, code: str, message: str, traceback: str | None = None) -> None:
+    end(state, now, outcome="FAILED", code=code, message=message, traceback=traceback)
+
+
+def end_attempt(state: State, reason: str) -> None:
+    """The world is over; its number never comes back."""
+    if state.world is not None:
+        state.emit(
+            EventKind.ATTEMPT_ENDED,
+            attempt=state.world.attempt,
+            reason=reason,
+            last_step=state.committed,
+            gone=sorted(list(life) for life in state.world.lives() & state.lapsed),
+        )
+        state.last_world, state.world = state.world, None
+
+
+def last_step(state: State) -> int:
+    return state.config.steps if state.final_step is None else state.final_step
+
+
+def is_durable(state: State) -> bool:
+    """Whether the job's last state is in the remote tier, as part of history."""
+    return state.saves.has_final(last_step(state), state.line)

@@ -1,0 +1,86 @@
+"""What users may want of a job that is there: its end, a pause, that it goes on.
+
+A wish is written to the job's row, with its event, and a reconciler brings it about; to wish the
+same again changes nothing. What needs no cluster happens at once. All raise JobNotFound for an
+id that was never given out, and JobEnded where it is too late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from holdfast_service.job_model.job_errors import JobEnded
+from holdfast_service.job_model.lifecycle import Desired, State
+from holdfast_service.store import queries
+from holdfast_service.store.engine import Store
+from holdfast_service.store.job_lookup import canonical, not_found
+from holdfast_service.store.transaction import (
+    Effect,
+    JobTransaction,
+    NoSuchJob,
+    job_transaction,
+)
+from holdfast_service.views.jobs import JobView
+
+
+async def cancel(store: Store, job_id: str, now: bool) -> JobView:
+    """The job is to end, with its last state saved; `now`: without waiting for that."""
+    async with _transaction(store, job_id) as tx:
+        if tx.state.terminal and tx.state is not State.CANCELLED:
+            raise JobEnded(f"job {job_id} has ended ({tx.state.lower()}) and stays so")
+        if tx.state.terminal:
+            return await queries.job_view(tx.session, tx.job)
+        if _wish(tx, Desired.CANCELLED, "job.cancel_requested") and tx.state in (
+            State.QUEUED,
+            State.PAUSED,
+        ):
+            # Nothing of it is there: it needs no cluster to end.
+            tx.end(State.CANCELLED, "cancelled", f"cancelled while it was {tx.state.lower()}")
+        elif now:
+            await tx.intend(Effect.CANCEL_NOW)
+        return await queries.job_view(tx.session, tx.job)
+
+
+async def pause(store: Store, job_id: str) -> JobView:
+    """The job is to save its state and to leave the cluster until it is resumed."""
+    async with _transaction(store, job_id) as tx:
+        _refuse_ended(tx)
+        if _wish(tx, Desired.PAUSED, "job.pause_requested") and tx.state is State.QUEUED:
+            tx.transition(State.PAUSED, reason="paused while it was queued")
+        return await queries.job_view(tx.session, tx.job)
+
+
+async def resume(store: Store, job_id: str) -> JobView:
+    """A paused job is to go on from its newest checkpoint; one that is still pausing, after it."""
+    async with _transaction(store, job_id) as tx:
+        _refuse_ended(tx)
+        if _wish(tx, Desired.RUNNING, "job.resume_requested") and tx.state is State.PAUSED:
+            tx.transition(State.QUEUED, reason="the user resumed it")
+        return await queries.job_view(tx.session, tx.job)
+
+
+def _wish(tx: JobTransaction, desired: Desired, event: str) -> bool:
+    """False if that is what was wanted anyway."""
+    if tx.job.desired == desired:
+        return False
+    tx.job.desired = desired
+    tx.job.due_at = 0.0  # whoever drives it looks at once
+    tx.emit(event, {})
+    return True
+
+
+def _refuse_ended(tx: JobTransaction) -> None:
+    if tx.state.terminal:
+        raise JobEnded(f"job {tx.job.id} has ended ({tx.state.lower()}) and stays so")
+    if tx.job.desired == Desired.CANCELLED:
+        raise JobEnded(f"job {tx.job.id} is being cancelled")
+
+
+@asynccontextmanager
+async def _transaction(store: Store, job_id: str) -> AsyncIterator[JobTransaction]:
+    try:
+        async with job_transaction(store, canonical(job_id)) as tx:
+            yield tx
+    except NoSuchJob as error:
+        raise not_found(job_id) from error

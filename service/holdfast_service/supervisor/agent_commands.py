@@ -1,0 +1,198 @@
+"""What the recovery core asks of agents, as calls; their answers, or failures, are inputs again.
+
+Nothing here waits: a call has its deadline, and comes back on a thread of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast_service.recovery.core_state import effects as do
+from holdfast_service.recovery.core_state import inputs as say
+from holdfast_service.supervisor.agent_watch import Agents
+from holdfast_service.supervisor.event_log import EventLog
+from holdfast_service.supervisor.fence_file import FenceFile
+from holdfast_workers.agent.remote_saves import RemoteRefused
+
+
+@dataclass(frozen=True)
+class CallTimes:
+    """Deadlines of calls to agents, in seconds."""
+
+    call_s: float = 10.0
+    form_call_s: float = 100.0
+    """Long enough for an agent whose zygote has just died to start another, which imports torch;
+    an agent that dies over it is noticed by its lifeline."""
+    finalize_s: float = 120.0
+    check_s: float = 45.0
+    """For the check of a node before its use."""
+
+
+class AgentCommands:
+    """`epoch` is this supervisor's, once it has taken one: agents refuse lower ones."""
+
+    def __init__(
+        self,
+        agents: Agents,
+        events: EventLog,
+        fence_file: FenceFile,
+        hear: Callable[[say.Input], None],
+        times: CallTimes,
+        fence_timeout_s: float,
+        inspect_timeout_s: float,
+    ) -> None:
+        self.epoch = 0
+        self._agents = agents
+        self._events = events
+        self._fence_file = fence_file
+        self._hear = hear
+        self._times = times
+        self._fence_timeout_s = fence_timeout_s
+        self._inspect_timeout_s = inspect_timeout_s
+
+    def by_effect(self) -> dict[type, Callable[[Any], None]]:
+        """What carries out each effect that is an agent's to obey."""
+        return {
+            do.Fence: self._fence,
+            do.Form: self._form,
+            do.WarmUp: self._warm_up,
+            do.SetPartners: self._set_partners,
+            do.FreeMemory: self._free_memory,
+            do.SetIntervals: self._set_intervals,
+            do.Finish: self._finish,
+            do.Inspect: self._inspect,
+            do.SaveShard: self._save_shard,
+            do.FinalizeCheckpoint: self._finalize,
+            do.TidyRemoteTier: self._tidy,
+            do.CheckNode: self._check_node,
+            do.InjectFault: self._inject,
+            do.Stop: self._stop,
+        }
+
+    def stop_everybody(self) -> None:
+        """End every worker, whoever hosts it: the job is over."""
+        for seat in self._agents.seats:
+            events = self._events.unkept_by(seat, "")
+            self._agents.call(
+                seat, "stop_workers", self.epoch, events, timeout_s=self._times.call_s
+            )
+
+    def _fence(self, effect: do.Fence) -> None:
+        self._fence_file.write(self.epoch, effect.attempt)
+        events = self._events.unkept_by(effect.agent, effect.incarnation)
+        self._command(
+            effect,
+            "fence",
+            (effect.attempt, events, effect.condemned),
+            self._fence_timeout_s,
+            lambda report: say.Fenced(effect.agent, effect.attempt, report),
+        )
+
+    def _form(self, effect: do.Form) -> None:
+        events = self._events.unkept_by(effect.agent, effect.incarnation)
+        self._command(effect, "form", (effect.order, events), self._times.form_call_s)
+
+    def _warm_up(self, effect: do.WarmUp) -> None:
+        self._command(effect, "warm_up", (effect.attempt,), self._times.form_call_s)
+
+    def _set_partners(self, effect: do.SetPartners) -> None:
+        arguments = (effect.attempt, effect.rank, effect.partners)
+        names = tuple(one.agent for one in effect.partners)
+        done = say.PartnersSet(effect.agent, effect.attempt, effect.rank, names, effect.incarnation)
+        self._command(effect, "set_partners", arguments, self._times.call_s, lambda _: done)
+
+    def _free_memory(self, effect: do.FreeMemory) -> None:
+        arguments = (effect.attempt, effect.mesh, effect.own, effect.replicas)
+        self._command(effect, "free_memory", arguments, self._times.call_s)
+
+    def _set_intervals(self, effect: do.SetIntervals) -> None:
+        arguments = (effect.attempt, effect.memory, effect.remote)
+        self._command(effect, "set_intervals", arguments, self._times.call_s)
+
+    def _finish(self, effect: do.Finish) -> None:
+        events = self._events.unkept_by(effect.agent, effect.incarnation)
+        self._command(effect, "finish", (effect.attempt, events), self._times.call_s)
+
+    def _inspect(self, effect: do.Inspect) -> None:
+        self._command(
+            effect,
+            "inspect",
+            (effect.attempt,),
+            self._inspect_timeout_s,
+            lambda seen: say.Inspected(
+                effect.agent, effect.attempt, effect.number, tuple(seen), effect.incarnation
+            ),
+        )
+
+    def _save_shard(self, effect: do.SaveShard) -> None:
+        arguments = (effect.rank, effect.place, effect.attempt, effect.step)
+        self._command(effect, "save_held", arguments, self._times.form_call_s)
+
+    def _finalize(self, effect: do.FinalizeCheckpoint) -> None:
+        self._command(
+            effect,
+            "finalize",
+            (effect.step, effect.attempt),
+            self._times.finalize_s,
+            lambda answer: say.CheckpointFinalized(
+                step=effect.step,
+                attempt=effect.attempt,
+                uri=answer["uri"],
+                nbytes=answer["nbytes"],
+                metrics=answer["metrics"],
+            ),
+            name="finalize_checkpoint",
+        )
+
+    def _tidy(self, effect: do.TidyRemoteTier) -> None:
+        arguments = (effect.attempt, effect.step, effect.unfinished, effect.bad)
+        self._command(effect, "tidy", arguments, self._times.call_s)
+
+    def _check_node(self, effect: do.CheckNode) -> None:
+        self._command(effect, "check", (), self._times.check_s, say.NodeChecked, name="check_node")
+
+    def _inject(self, effect: do.InjectFault) -> None:
+        arguments = (effect.number, effect.fault.document())
+        self._command(effect, "inject", arguments, self._times.call_s)
+
+    def _stop(self, effect: do.Stop) -> None:
+        # With the last events: should we die before they are stored, the end is still known.
+        events = self._events.unkept_by(effect.agent, effect.incarnation)
+        self._command(effect, "stop_workers", (events,), self._times.call_s, name="stop")
+
+    def _command(
+        self,
+        effect: Any,
+        method: str,
+        arguments: tuple[Any, ...],
+        timeout_s: float,
+        answer: Callable[[Any], say.Input] | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Call an agent; its answer, or its failure, comes back as an input."""
+        call = self._agents.call(effect.agent, method, self.epoch, *arguments, timeout_s=timeout_s)
+
+        def done(finished: Future[Any]) -> None:
+            if finished.cancelled():
+                return
+            error = finished.exception()
+            if error is not None:
+                self._hear(
+                    say.CommandFailed(
+                        agent=effect.agent,
+                        command=name or method,
+                        attempt=getattr(effect, "attempt", 0),
+                        why=f"{type(error).__name__}: {str(error)[:500]}",
+                        incarnation=effect.incarnation,
+                        step=getattr(effect, "step", 0),
+                        refused=isinstance(error, RemoteRefused),
+                        number=getattr(effect, "number", 0),
+                    )
+                )
+            elif answer is not None:
+                self._hear(answer(finished.result()))
+
+        call.add_done_callback(done)

@@ -1,0 +1,91 @@
+"""The supervisor's numbered events: appended by one thread, read by others.
+
+Numbers grow by one, also across restarts of the supervisor: agents keep copies for the next one.
+Kept is what nobody has stored yet, and of the rest as much as the agents keep.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+import time
+from typing import Any
+
+from holdfast_service.job_model.supervisor_protocol import EventKind, SupervisorEvent
+from holdfast_workers.agent.event_backup import KEPT_EVENTS
+
+
+class EventLog:
+    """`last_stored` is the number that a new supervisor numbers on from."""
+
+    def __init__(self, last_stored: int = 0) -> None:
+        self._lock = threading.Lock()
+        self._events: list[SupervisorEvent] = []
+        self._last = last_stored
+        self._recovered = last_stored
+        self._asked = False
+        self._kept: dict[tuple[str, str], int] = {}
+        self.acked = last_stored
+
+    def adopt(self, kept: list[dict[str, Any]]) -> None:
+        """Take over what agents kept of an earlier supervisor, in order of number."""
+        with self._lock:
+            self._events = [
+                SupervisorEvent(e["seq"], e["at"], EventKind(e["kind"]), e["data"]) for e in kept
+            ]
+            if self._events:
+                self._last = max(self._last, self._events[-1].seq)
+            self._recovered = self._last
+
+    def append(self, kind: EventKind, data: dict[str, Any]) -> None:
+        with self._lock:
+            self._last += 1
+            self._events.append(SupervisorEvent(self._last, time.time(), kind, data))
+
+    def all(self) -> list[SupervisorEvent]:
+        with self._lock:
+            return list(self._events)
+
+    def after(self, number: int) -> tuple[SupervisorEvent, ...]:
+        """Events after `number`, which the asker has stored.
+
+        At the first question of this life, an asker that has stored more than was recovered met
+        an earlier supervisor whose last events died with it: our own are numbered on from there.
+        """
+        with self._lock:
+            if not self._asked and number > self._recovered:
+                self._renumber_from(number)
+            self._asked = True
+            self.acked = max(self.acked, number)
+            self._events = self._events_after(self.acked - KEPT_EVENTS)
+            return tuple(self._events_after(number))
+
+    def unkept_by(self, agent: str, incarnation: str) -> list[dict[str, Any]]:
+        """Events that this agent has not been given yet, as JSON values."""
+        with self._lock:
+            after = self._kept.get((agent, incarnation), 0)
+            return [
+                {"seq": one.seq, "at": one.at, "kind": str(one.kind), "data": one.data}
+                for one in self._events_after(after)
+            ]
+
+    def kept(self, agent: str, incarnation: str, events: list[dict[str, Any]]) -> None:
+        if events:
+            with self._lock:
+                self._kept[(agent, incarnation)] = events[-1]["seq"]
+
+    def _events_after(self, number: int) -> list[SupervisorEvent]:
+        return self._events[bisect.bisect_right(self._events, number, key=_number) :]
+
+    def _renumber_from(self, number: int) -> None:
+        fresh = [event for event in self._events if event.seq > self._recovered]
+        self._events = [event for event in self._events if event.seq <= self._recovered]
+        for event in fresh:
+            number += 1
+            self._events.append(SupervisorEvent(number, event.at, event.kind, event.data))
+        self._last = number
+        self._kept.clear()
+
+
+def _number(event: SupervisorEvent) -> int:
+    return event.seq

@@ -1,0 +1,112 @@
+"""What the supervisor has gathered of a run: metric rows, digests and log lines, not yet stored.
+
+Soft state: agents hold the originals, and the reconciler's cursors say what is stored. What is
+stored is forgotten; while nobody stores anything, the oldest goes first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict
+from typing import Any
+
+from holdfast_service.job_model.supervisor_protocol import Cursors
+from holdfast_workers.protocol.messages import LogLine, StepRow
+
+PAGE_ROWS = 1_000
+PAGE_LINES = 1_000
+KEEP_LINES = 20_000
+KEEP_ROWS = 200_000
+DIGEST_OVERLAP = 64
+"""Digests are told again for so many steps: one is known a step later than its row."""
+
+
+class RunRecord:
+    """Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rows: dict[tuple[int, int], StepRow] = {}
+        self._digests: dict[int, str] = {}
+        self._lines: dict[str, list[LogLine]] = defaultdict(list)
+        self._cursors: dict[tuple[str, str], tuple[tuple[int, int], int]] = {}
+        self._cut = (0, 0)
+
+    def cursor(self, agent: str, incarnation: str) -> tuple[tuple[int, int], int]:
+        """How far this agent's rows and lines have been fetched."""
+        with self._lock:
+            return self._cursors.get((agent, incarnation), ((0, 0), 0))
+
+    def taken_back(self, attempt: int, step: int) -> None:
+        """What `attempt` and those before it computed after `step` is no part of history."""
+        with self._lock:
+            self._cut = (attempt, step)
+            self._digests = {s: d for s, d in self._digests.items() if s <= step}
+
+    def add(
+        self,
+        agent: str,
+        incarnation: str,
+        rows: list[StepRow],
+        digests: dict[int, str],
+        lines: list[LogLine],
+    ) -> StepRow | None:
+        """Take over an agent's page; its newest row."""
+        with self._lock:
+            row, line = self._cursors.get((agent, incarnation), ((0, 0), 0))
+            for entry in rows:
+                self._rows[(entry.attempt, entry.step)] = entry
+                row = max(row, (entry.attempt, entry.step))
+            attempt, step = self._cut
+            old = row[0] <= attempt  # this agent has heard nothing of the attempts since
+            self._digests.update({s: d for s, d in digests.items() if s <= step or not old})
+            _bound(self._rows, KEEP_ROWS)
+            _bound(self._digests, KEEP_ROWS)
+            kept = self._lines[f"{agent}.{incarnation}"]
+            fresh = [entry for entry in lines if entry.seq > line]
+            kept.extend(fresh)
+            del kept[:-KEEP_LINES]
+            if fresh:
+                line = fresh[-1].seq
+            self._cursors[(agent, incarnation)] = (row, line)
+            return max(rows, key=lambda each: (each.attempt, each.step), default=None)
+
+    def after(
+        self, cursors: Cursors
+    ) -> tuple[tuple[StepRow, ...], dict[int, str], tuple[LogLine, ...]]:
+        """A page of what came after the cursors; what lies before them is stored: forget it."""
+        after = tuple(cursors.row)
+        with self._lock:
+            for key in [key for key in self._rows if key <= after]:
+                del self._rows[key]
+            self._forget_lines(cursors.logs)
+            rows = tuple(self._rows[key] for key in sorted(self._rows)[:PAGE_ROWS])
+            first = min([after[1], *(row.step for row in rows)]) - DIGEST_OVERLAP
+            last = max((row.step for row in rows), default=after[1])
+            for step in [step for step in self._digests if step < first]:
+                del self._digests[step]
+            digests = {s: d for s, d in self._digests.items() if s <= last}
+            lines = self._lines_after(cursors.logs)
+            return rows, digests, lines
+
+    def _forget_lines(self, cursors: dict[str, int]) -> None:
+        for source in [source for source in self._lines if source in cursors]:
+            fresh = [line for line in self._lines[source] if line.seq > cursors[source]]
+            if fresh:
+                self._lines[source] = fresh
+            else:
+                del self._lines[source]
+
+    def _lines_after(self, cursors: dict[str, int]) -> tuple[LogLine, ...]:
+        page: list[LogLine] = []
+        for source, lines in self._lines.items():
+            stored = cursors.get(source, 0)
+            page.extend([line for line in lines if line.seq > stored][:PAGE_LINES])
+        return tuple(sorted(page, key=lambda line: line.at))
+
+
+def _bound(held: dict[Any, Any], limit: int) -> None:
+    """Forget what was put in first, beyond `limit`."""
+    for key in list(itertools.islice(held, max(0, len(held) - limit))):
+        del held[key]

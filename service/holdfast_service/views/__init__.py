@@ -1,0 +1,1 @@
+"""What users see of stored rows: pure functions from records to the API's models."""

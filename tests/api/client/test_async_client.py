@@ -1,0 +1,136 @@
+"""The client for event loops, jobs as objects, and errors by their codes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.support.service.fake_cluster import line
+from tests.support.service.live_server import SPEC, LiveServer
+from tests.support.waiting import eventually
+
+import holdfast
+from holdfast import AsyncClient, Client, JobSpec, errors
+from holdfast.client.job_names import short
+from holdfast.client.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, Patience
+from holdfast.rest import problems
+from holdfast_service.job_model.lifecycle import State
+
+
+@pytest.fixture
+async def remote(server: LiveServer) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(server.address) as connected:
+        yield connected
+
+
+async def run(server: LiveServer, job_id: str) -> None:
+    supervisor = await asyncio.to_thread(server.run_job, job_id, end=False)
+    supervisor.logs.append(line(1, "hello"))
+    supervisor.end()
+
+
+async def test_a_job_from_submission_to_its_metrics(
+    remote: AsyncClient, server: LiveServer
+) -> None:
+    job = await remote.jobs.submit(JobSpec(**SPEC))
+    running = asyncio.create_task(run(server, job.id))
+    kinds = [event.kind async for event in job.events(follow=True)]
+    await running
+    assert kinds[0] == "job.submitted"
+    assert (await job.wait(10, check=True, poll_s=0.02)).state is State.SUCCEEDED
+    assert [log.text async for log in job.logs(follow=True)] == ["hello"]
+    assert [log.text async for log in job.logs(grep="h.llo")] == ["hello"]
+    assert [log.text async for log in job.logs(grep="nothing")] == []
+    frame = await job.metrics(["loss"])
+    assert list(frame.index) == [1, 2, 3, 4, 5]
+    assert list(frame["loss"]) == [1.5] * 5
+    assert await job.incidents() == []
+    assert await job.digests() == {step: f"d{step}" for step in range(1, 6)}
+    assert [one.id async for one in remote.jobs.list()] == [job.id]
+    assert (await remote.jobs.get("tiny")).id == job.id
+    with pytest.raises(errors.JobEnded):
+        await job.cancel()
+
+
+async def test_many_at_a_time_and_through_a_restart(
+    remote: AsyncClient, server: LiveServer
+) -> None:
+    job = await remote.jobs.submit(SPEC)
+    await asyncio.to_thread(server.run_job, job.id, 2, end=False)
+    later = (remote.jobs.submit({**SPEC, "name": f"j{number}"}) for number in range(5))
+    jobs = [job, *await asyncio.gather(*later)]
+    assert len({job.id for job in jobs}) == 6
+    seen: list[int] = []
+    first = asyncio.Event()
+
+    async def follow() -> None:
+        async for event in jobs[0].events(follow=True):
+            seen.append(event.seq)
+            first.set()
+
+    following = asyncio.create_task(follow())
+    await asyncio.wait_for(first.wait(), 10)
+    await asyncio.to_thread(server.stop)
+    asking = asyncio.create_task(jobs[1].refresh())
+    await asyncio.to_thread(server.start)
+    assert (await asking).name == "j0"
+    server.cluster.supervisors[jobs[0].id].end()
+    await asyncio.wait_for(following, 20)
+    assert seen == list(range(1, len(seen) + 1))
+
+
+def test_a_job_as_an_object(client: Client, server: LiveServer) -> None:
+    job = client.jobs.submit(SPEC, idempotency_key="one")
+    assert client.jobs.submit(SPEC, idempotency_key="one").id == job.id
+    supervisor = server.run_job(job.id, end=False)
+    supervisor.logs.append(line(1, "hello"))
+    supervisor.end("FAILED", "user_error", message="it raised")
+    assert job.wait(10).state is State.FAILED
+    assert [log.text for log in job.logs(follow=True)] == ["hello"]
+    assert "FAILED" in repr(job)
+    with pytest.raises(errors.JobFailed, match="it raised") as failed:
+        job.wait(check=True)
+    assert failed.value.code == "user_error"
+    assert len(list(job.metrics()["loss"])) == 5
+    assert next(event.kind for event in job.events()) == "job.submitted"
+    assert job.checkpoints().remote == ()
+
+
+def test_every_code_of_the_server_has_a_type_of_its_kind(client: Client) -> None:
+    kinds = {404: holdfast.NotFound, 409: holdfast.Conflict, 503: holdfast.ServerError}
+    for code, status in problems.STATUS_OF_JOB_ERROR.items():
+        error = errors.from_problem({"code": code, "status": status})
+        assert isinstance(error, kinds.get(status, holdfast.ApiError)), code
+        assert error.code == code
+    assert type(errors.from_problem({"code": "new", "status": 409})) is holdfast.Conflict
+    with pytest.raises(errors.JobNotFound):
+        client.get("none")
+    with pytest.raises(errors.UnknownMetric):
+        list(client.metrics(client.submit(SPEC).id, ["nope"]))
+
+
+def test_short_ids_still_tell_jobs_apart() -> None:
+    ids = ["01a2030b-dc99-7512-b477-7477b5ce4248", "01a2030b-dc99-7513-b477-7477b5ce4248"]
+    assert short(ids[:1]) == ["01a2030b-dc99"]
+    assert short(ids) == ["01a2030b-dc99-7512", "01a2030b-dc99-7513"]
+
+
+def test_patience_counts_from_the_first_failure_in_a_row() -> None:
+    patience = Patience(10.0)
+    assert patience.pause_s(100.0) == FIRST_PAUSE_S
+    assert patience.pause_s(105.0) == 2 * FIRST_PAUSE_S
+    patience.succeeded()
+    assert patience.pause_s(200.0) == FIRST_PAUSE_S
+    pauses = [patience.pause_s(201.0) or 0.0 for _ in range(10)]
+    assert max(pauses) == LONGEST_PAUSE_S
+    assert patience.pause_s(209.5) == 0.5
+    assert patience.pause_s(210.0) is None
+
+
+def test_a_token_goes_out_as_a_bearer(server: LiveServer, client: Client) -> None:
+    eventually(lambda: client.ready().status == "ready")
+    with Client(server.address, token="abc") as tokened:
+        sent = tokened._transport._http.headers
+        assert sent["authorization"] == "Bearer abc"
+    assert "authorization" not in client._transport._http.headers

@@ -1,0 +1,139 @@
+"""The client: light to import, patient with servers, exact in its errors."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from tests.support.service.fake_cluster import line
+from tests.support.service.live_server import SPEC, LiveServer
+from tests.support.waiting import eventually
+
+import holdfast
+from holdfast import Client
+from holdfast.client import address
+from holdfast.errors import ServerError
+from holdfast.schemas import SERVER_FILE, ServerFile
+from holdfast_service.job_model.lifecycle import State
+
+HEAVY = "ray torch numpy fastapi starlette uvicorn sqlalchemy structlog"
+
+
+def test_importing_holdfast_is_light() -> None:
+    program = f"import sys, holdfast; print([m for m in {HEAVY.split()!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_job_from_submission_to_its_digests(client: Client, server: LiveServer) -> None:
+    job = client.submit(SPEC)
+    assert [listed.id for listed in client.list(name="tiny")] == [job.id]
+    supervisor = server.run_job(job.id, end=False)
+    supervisor.logs.append(line(1, "hello"))
+    supervisor.end()
+    assert client.wait(job.id, timeout_s=10, poll_s=0.02).state is State.SUCCEEDED
+    assert client.digests(job.id) == {step: f"d{step}" for step in range(1, 6)}
+    assert [point.values["loss"] for point in client.metrics(job.id, ["loss"])] == [1.5] * 5
+    assert [member.rank for member in client.attempts(job.id)[0].members] == [0, 1, 2, 3]
+    assert [log.text for log in client.follow_logs(job.id)] == ["hello"]
+    assert client.incidents(job.id) == []
+    assert client.checkpoints(job.id).remote == ()
+
+
+def test_following_goes_on_through_a_restart_of_the_server(
+    client: Client, server: LiveServer
+) -> None:
+    job = client.submit(SPEC)
+    server.run_job(job.id, steps=2, end=False)
+    eventually(lambda: client.get(job.id).state is State.RUNNING)
+    seen: list[int] = []
+    first = threading.Event()
+
+    def follow() -> None:
+        for event in client.follow(job.id):
+            seen.append(event.seq)
+            first.set()
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    assert first.wait(10)
+    server.stop()
+    server.start()
+    server.cluster.supervisors[job.id].end()
+    follower.join(20)
+    assert not follower.is_alive(), "it ends when the job is over"
+    with Client(server.address) as other:
+        known = [event.seq for event in other.events(job.id).events]
+    # The clean-up's own event may come after the end that a follower waits for.
+    assert seen == known[: len(seen)]
+    assert len(known) - len(seen) <= 1
+
+
+def test_calls_outlast_a_server_that_is_away(client: Client, server: LiveServer) -> None:
+    job = client.submit(SPEC)
+    server.stop()
+    restart = threading.Timer(0.5, server.start)
+    restart.start()
+    assert client.get(job.id).id == job.id
+    restart.join()
+
+
+def test_errors_have_their_types_and_codes(client: Client, server: LiveServer) -> None:
+    with pytest.raises(holdfast.InvalidSpec) as invalid:
+        client.submit({**SPEC, "parallel": {"dp_shard": 2, "tp": 3}})
+    assert "parallel.tp" in {fault["path"] for fault in invalid.value.faults}
+    assert "\n  parallel.tp: " in str(invalid.value)
+    with pytest.raises(holdfast.NotFound) as missing:
+        client.get("../jobs")  # quoted: it stays one segment of the path
+    assert missing.value.code in ("job_not_found", "not_found")
+    client.submit(SPEC, idempotency_key="k")
+    with pytest.raises(holdfast.Conflict):
+        client.submit({**SPEC, "name": "other"}, idempotency_key="k")
+    job = client.submit(SPEC)
+    with pytest.raises(holdfast.WaitTimeout):
+        client.wait(job.id, timeout_s=0.1, poll_s=0.02)
+    server.stop()
+    with (
+        Client(server.address, retry_s=0.1) as hasty,
+        pytest.raises(holdfast.ServerUnreachable, match="holdfast serve"),
+    ):
+        hasty.get(job.id)
+    with Client(server.address, retry_s=0.1) as hasty, pytest.raises(holdfast.ServerUnreachable):
+        list(hasty.follow(job.id))
+
+
+def test_the_server_is_found_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(address.ADDRESS_VARIABLE, raising=False)
+    monkeypatch.setenv(address.DATA_DIR_VARIABLE, str(tmp_path))
+    assert address.resolve() == address.DEFAULT_ADDRESS
+    file = ServerFile(address="http://127.0.0.1:4711", pid=1, data_dir=str(tmp_path))
+    (tmp_path / SERVER_FILE).write_text(file.model_dump_json())
+    assert address.resolve() == "http://127.0.0.1:4711"
+    monkeypatch.setenv(address.ADDRESS_VARIABLE, "127.0.0.1:1/")
+    assert address.resolve() == "http://127.0.0.1:1"
+    assert address.resolve("http://given") == "http://given"
+
+
+@pytest.mark.parametrize("header", ["Content-Encoding: gzip\r\nContent-Length: 4", "X: y"])
+def test_a_file_that_a_proxy_changes_on_the_way_is_refused(tmp_path: Path, header: str) -> None:
+    asked = []
+
+    def answer(door: socket.socket) -> None:
+        connection, _ = door.accept()
+        with connection:
+            asked.append(connection.recv(65536))
+            connection.sendall(f"HTTP/1.1 200 OK\r\n{header}\r\n\r\nabcd".encode())
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        proxy = threading.Thread(target=answer, args=(door,))
+        proxy.start()
+        proxied = f"http://127.0.0.1:{door.getsockname()[1]}"
+        with Client(proxied) as client, pytest.raises(ServerError, match="comes changed"):
+            client.export_checkpoint("job", 1, tmp_path / "model.safetensors")
+        proxy.join(10)
+    assert b"accept-encoding: identity" in asked[0].lower()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,79 @@
+"""The demonstration: an honest comparison, and nothing left behind when it is interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.demo.compare import compare
+from holdfast_service.embedded_cluster import local_cluster, processes
+
+
+def test_runs_are_the_same_only_if_every_step_is() -> None:
+    run = {1: "a", 2: "b", 3: "c"}
+    assert compare("digest", 3, run, dict(run)).same
+    assert not compare("digest", 4, run, dict(run)).same, "a step nobody made is not equal"
+    assert not compare("digest", 0, {}, {}).same, "nothing compared proves nothing"
+    other = compare("digest", 3, run, {1: "a", 3: "x"})
+    assert (other.equal, other.differing, other.missing) == (1, (3,), (2,))
+    assert "the first that differs is step 3" in str(other)
+
+
+@pytest.mark.cluster
+@pytest.mark.chaos
+@pytest.mark.timeout(240)
+def test_an_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "holdfast", "demo", "--steps", "500"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert demo.stdout is not None
+    seen: list[str] = []
+    for text in demo.stdout:
+        seen.append(text)
+        if "RUNNING" in text:
+            break
+    assert "RUNNING" in seen[-1], "".join(seen)
+    (data_dir,) = tmp_path.glob("holdfast-demo-*")
+    cluster = local_cluster.find(data_dir)
+    assert cluster is not None
+    assert len(processes.of_cluster(cluster.cluster_id)) > 4, "there is much to leave"
+    demo.send_signal(signal.SIGINT)
+    demo.send_signal(signal.SIGINT)  # an impatient user
+    rest = demo.communicate(timeout=90)[0]
+    assert demo.returncode == ExitCode.INTERRUPTED, rest
+    assert list(tmp_path.iterdir()) == []
+    assert processes.of_cluster(cluster.cluster_id) == []
+    assert not Path(cluster.temp_dir).exists()
+    assert not Path(cluster.shm_root).exists()
+    alive = [
+        " ".join(process.info["cmdline"] or ())
+        for process in psutil.process_iter(["cmdline", "status"])
+        if process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+    assert [command for command in alive if str(tmp_path) in command] == []
+
+
+@pytest.mark.soak
+@pytest.mark.cluster
+@pytest.mark.chaos
+@pytest.mark.timeout(900)
+def test_the_demo_shows_the_same_bits() -> None:
+    demo = subprocess.run(
+        [sys.executable, "-m", "holdfast", "demo", "--json"], capture_output=True, text=True
+    )
+    assert demo.returncode == 0, demo.stderr
+    verdict = json.loads(demo.stdout)
+    assert verdict["passed"] and verdict["incidents"] >= 2
+    assert all(one["equal"] == one["steps"] == 100 for one in verdict["compared"])

@@ -1,0 +1,139 @@
+"""A user's folder: packed to the same bytes, sent once, refused where it could not be unpacked."""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.service.live_server import LiveServer
+
+from holdfast import Client
+from holdfast.cli.main import run
+from holdfast.client import calls
+from holdfast.errors import ApiError
+from holdfast.formats.code_archive import CodeUnusable, packed
+
+
+def folder_of(root: Path, files: dict[str, str | bytes]) -> Path:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return root
+
+
+def names(package: bytes) -> list[str]:
+    return zipfile.ZipFile(io.BytesIO(package)).namelist()
+
+
+def test_the_same_files_make_the_same_bytes(tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {"train.py": "x = 1", "lib/a.py": "y", "lib/b.py": "z"}
+    first = folder_of(tmp_path / "one", files)
+    second = folder_of(tmp_path / "two", dict(reversed(files.items())))
+    os.utime(second / "train.py", (1, 1))
+    (second / "train.py").chmod(0o600)
+    assert packed(first) == packed(second)
+    assert names(packed(first)) == ["lib/a.py", "lib/b.py", "train.py"]
+
+
+def test_what_is_ignored_stays_at_home(tmp_path: Path) -> None:
+    folder = folder_of(
+        tmp_path,
+        {
+            "train.py": "",
+            ".git/config": "",
+            "pkg/__pycache__/x.pyc": "",
+            "pkg/keep.py": "",
+            "data/big.bin": "",
+            "data/small.txt": "",
+            "notes.log": "",
+            "pkg/notes.log": "",
+            "pkg/secret.txt": "",
+            ".holdfastignore": "*.log\n/data/*\n!/data/small.txt\n",
+            "pkg/.gitignore": "secret.txt\n",
+        },
+    )
+    kept = {"train.py", "pkg/keep.py", "data/small.txt", ".holdfastignore", "pkg/.gitignore"}
+    assert set(names(packed(folder))) == kept
+
+
+def test_a_folder_that_is_too_large_names_its_largest_files(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, {"train.py": "", "weights.bin": os.urandom(1 << 20)})
+    with pytest.raises(CodeUnusable, match=r"weights\.bin \(1\.0 MiB\)") as refused:
+        packed(folder, most_bytes=1 << 19)
+    assert ".holdfastignore" in str(refused.value)
+
+
+def test_no_folder_and_an_empty_one_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CodeUnusable, match="is no folder"):
+        packed(tmp_path / "nowhere")
+    with pytest.raises(CodeUnusable, match="nothing"):
+        packed(tmp_path)
+
+
+def document(code: str) -> dict[str, Any]:
+    return {"name": "own", "function": "train:main", "code": code}
+
+
+def test_a_folder_is_sent_with_the_job(server: LiveServer, client: Client, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "mine", {"train.py": "def main(ctx): ..."})
+    job = client.submit(document(str(folder)))
+    code = job.spec["code"]
+    assert code == client.send_code(folder).code  # the same again
+    supervisor = server.supervisor(job.id)
+    assert supervisor.launch.package == packed(folder)
+    assert supervisor.launch.spec["function"] == "train:main"
+
+
+def test_a_job_cannot_name_code_that_is_not_there(client: Client) -> None:
+    with pytest.raises(ApiError) as refused:
+        client.submit(document("sha256:" + "0" * 64))
+    assert "send it with POST /api/v1/code first" in str(refused.value)
+
+
+def zipped(*entries: tuple[str | zipfile.ZipInfo, bytes]) -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as package:
+        for name, content in entries:
+            package.writestr(name, content)
+    return target.getvalue()
+
+
+def link(name: str) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name)
+    entry.external_attr = 0o120777 << 16
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"no zip at all", "no zip file"),
+        (zipped(), "empty"),
+        (zipped(("../out.py", b"")), "leads out"),
+        (zipped(("/etc/out.py", b"")), "leads out"),
+        (zipped((link("passwd"), b"/etc/passwd")), "no regular file"),
+    ],
+)
+def test_a_package_that_could_do_harm_is_refused(
+    client: Client, content: bytes, message: str
+) -> None:
+    with pytest.raises(ApiError, match=message) as refused:
+        client._transport.call(calls.send_code(content))
+    assert (refused.value.status, refused.value.code) == (422, "invalid_code")
+
+
+def test_a_path_in_a_file_is_seen_from_there(
+    server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(tmp_path / "mine", {"src/train.py": "def main(ctx): ..."})
+    (folder / "job.yaml").write_text("name: own\nfunction: train:main\ncode: src\n")
+    monkeypatch.setenv("HOLDFAST_ADDRESS", server.address)
+    assert run(["submit", str(folder / "job.yaml")]) == 0
+    with Client(server.address) as client:
+        (job,) = client.list()
+    assert server.supervisor(job.id).launch.package == packed(folder / "src")

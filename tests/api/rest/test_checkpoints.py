@@ -1,0 +1,354 @@
+"""Checkpoints through REST, the Python client and the command line, on real files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tests.support.checkpoint.saved_worlds import global_state
+from tests.support.service.live_server import SPEC, LiveServer
+from tests.support.service.saved_checkpoints import root_of, saved, spoil
+from tests.support.waiting import eventually
+
+from holdfast import Client
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.main import run
+from holdfast.errors import Conflict, NotFound, ServerError
+from holdfast_service.job_model.lifecycle import State
+from holdfast_workers.checkpoint.local_files import LocalStorage
+from holdfast_workers.checkpoint.manifest import (
+    MANIFEST,
+    QUARANTINED,
+    checkpoint_folder,
+    list_checkpoints,
+)
+from holdfast_workers.checkpoint.marks import need, pin
+from holdfast_workers.checkpoint.storage import Storage, StorageDenied, StorageUnavailable
+
+BEST = {"keep": 3, "keep_best": {"metric": "loss"}}
+LOSSES = {2: 1.5, 4: 1.1, 6: 1.3}
+
+
+@pytest.fixture
+def job_id(server: LiveServer, client: Client) -> str:
+    """A job that runs, with checkpoints of three steps."""
+    job = client.submit({**SPEC, "checkpoint": {"remote": BEST}})
+    server.run_job(job.id, end=False)
+    saved(server, client, job.id, LOSSES)
+    return job.id
+
+
+def _steps(client: Client, job_id: str) -> list[int]:
+    return [one.step for one in client.checkpoints(job_id).remote if one.deleted_at is None]
+
+
+def _folder(server: LiveServer, job_id: str, step: int) -> Path:
+    return Path(root_of(server, job_id).uri) / checkpoint_folder(step, 1)
+
+
+def test_the_list_says_what_each_tier_holds(
+    server: LiveServer, client: Client, job_id: str
+) -> None:
+    need(root_of(server, job_id).below(checkpoint_folder(2, 1)), "job-b")
+    client.pin_checkpoint(job_id, 6)
+    found = client.checkpoints(job_id)
+    assert found.memory.protected_step is None  # its rows say that nothing is
+    assert [(one.step, one.metrics["loss"]) for one in found.remote] == [
+        (6, 1.3),
+        (4, 1.1),
+        (2, 1.5),
+    ]
+    assert [one.best for one in found.remote] == [False, True, False]
+    assert [one.pinned for one in found.remote] == [True, False, False]
+    assert [one.needed_by for one in found.remote] == [(), (), ("job-b",)]
+    assert found.storage_problem is None
+
+
+def test_a_verification_tells_how_far_it_is_and_what_it_found(
+    server: LiveServer, client: Client, job_id: str
+) -> None:
+    words = list(client.verify_checkpoint(job_id, 4))
+    assert words[-1].done
+    assert words[-1].bad is None
+    assert 0 < words[-1].read_bytes <= words[-1].nbytes
+    spoil(_folder(server, job_id, 6))
+    last = list(client.verify_checkpoint(job_id, 6))[-1]
+    assert "__1_0.distcp" in str(last.bad)
+    by_step = {one.step: one for one in client.checkpoints(job_id).remote}
+    assert by_step[4].verified_at is not None
+    assert by_step[6].bad == last.bad
+    assert (_folder(server, job_id, 6) / QUARANTINED).exists()
+    kinds = [event.kind for event in client.events(job_id).events]
+    assert kinds[-2:] == ["checkpoint.verified", "checkpoint.bad"]
+
+
+def test_a_pinned_one_stays_until_it_is_unpinned(client: Client, job_id: str) -> None:
+    assert client.pin_checkpoint(job_id, 4).pinned
+    assert client.pin_checkpoint(job_id, 4).pinned
+    with pytest.raises(Conflict, match="unpin") as refused:
+        client.remove_checkpoint(job_id, 4)
+    assert refused.value.code == "checkpoint_pinned"
+    assert client.unpin_checkpoint(job_id, 4).pinned is False
+    client.remove_checkpoint(job_id, 4)
+    assert _steps(client, job_id) == [6, 2]
+    with pytest.raises(NotFound) as gone:
+        client.remove_checkpoint(job_id, 4)
+    assert gone.value.code == "checkpoint_not_found"
+
+
+def test_the_only_good_one_of_a_living_job_is_not_removed(
+    server: LiveServer, client: Client, job_id: str
+) -> None:
+    (_folder(server, job_id, 2) / "__0_0.distcp").unlink()  # known to nobody yet
+    spoil(_folder(server, job_id, 4))
+    list(client.verify_checkpoint(job_id, 4))
+    with pytest.raises(Conflict) as refused:
+        client.remove_checkpoint(job_id, 6)
+    assert refused.value.code == "last_checkpoint"
+    client.remove_checkpoint(job_id, 4)  # a bad one is no loss
+    server.supervisor(job_id).end()
+    eventually(lambda: client.get(job_id).state is State.SUCCEEDED)
+    client.remove_checkpoint(job_id, 6)
+    assert not _folder(server, job_id, 6).exists()
+
+
+def test_two_who_remove_at_once_leave_one(client: Client, job_id: str) -> None:
+    client.remove_checkpoint(job_id, 2)
+
+    def remove(step: int) -> bool:
+        with Client(client.address) as own:
+            try:
+                own.remove_checkpoint(job_id, step)
+            except Conflict as refused:
+                assert refused.code == "last_checkpoint"
+                return False
+        return True
+
+    with ThreadPoolExecutor(2) as both:
+        assert sorted(both.map(remove, (4, 6))) == [False, True]
+    assert len(_steps(client, job_id)) == 1
+
+
+def test_a_removal_that_takes_its_time_is_counted_on_by_nobody_and_ends_as_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, delete = threading.Event(), LocalStorage.delete
+
+    def slow(self: LocalStorage, name: str) -> None:
+        assert go_on.wait(60)
+        delete(self, name)
+
+    server = LiveServer(tmp_path)
+    server.settings = server.settings.model_copy(update={"storage_deadline_s": 2.0})
+    server.start()
+    try:
+        with Client(server.address, retry_s=0.1) as client:
+            job = client.submit(SPEC)
+            server.run_job(job.id, end=False)
+            saved(server, client, job.id, {4: 1.1, 6: 1.3})
+            monkeypatch.setattr(LocalStorage, "delete", slow)
+            for _ in "once", "again":
+                with pytest.raises(ServerError, match="being removed"):
+                    client.remove_checkpoint(job.id, 6)
+            with pytest.raises(Conflict) as refused:
+                client.remove_checkpoint(job.id, 4)
+            assert refused.value.code == "last_checkpoint"
+            go_on.set()
+            eventually(lambda: not _folder(server, job.id, 6).exists())
+            assert _steps(client, job.id) == [4]
+    finally:
+        go_on.set()
+        server.stop()
+
+
+def test_a_removal_that_fails_leaves_it_whole_and_free_or_gone(
+    server: LiveServer, client: Client, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete = LocalStorage.delete
+
+    def keeps_manifests(self: LocalStorage, name: str) -> None:
+        if name == MANIFEST:
+            raise StorageUnavailable(self.uri, "not now")
+        delete(self, name)
+
+    def fails(self: LocalStorage) -> None:
+        raise StorageUnavailable(self.uri, "not now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStorage, "delete", keeps_manifests)
+        with (
+            Client(client.address, retry_s=0.1) as hasty,
+            pytest.raises(ServerError, match="not now"),
+        ):
+            hasty.remove_checkpoint(job_id, 6)
+    assert client.pin_checkpoint(job_id, 6).pinned
+    client.unpin_checkpoint(job_id, 6)
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStorage, "delete_all", fails)
+        client.remove_checkpoint(job_id, 6)  # without a manifest it is nothing
+    assert _steps(client, job_id) == [4, 2]
+    told = client.events(job_id).events[-1]
+    assert (told.kind, "not now" in told.data["why"]) == ("checkpoint.deleted", True)
+
+
+def test_what_another_living_job_needs_is_not_removed(
+    server: LiveServer, client: Client, job_id: str
+) -> None:
+    other = client.submit(SPEC)
+    at = root_of(server, job_id).below(checkpoint_folder(2, 1))
+    need(at, other.id)
+    with pytest.raises(Conflict, match=other.id) as refused:
+        client.remove_checkpoint(job_id, 2)
+    assert refused.value.code == "checkpoint_needed"
+    client.cancel(other.id)
+    assert client.wait(other.id, 10).state is State.CANCELLED
+    client.remove_checkpoint(job_id, 2)
+    assert _steps(client, job_id) == [6, 4]
+
+
+def test_an_export_is_the_whole_model_and_of_the_length_it_says(
+    http: httpx.Client, client: Client, job_id: str, tmp_path: Path
+) -> None:
+    path = f"/api/v1/jobs/{job_id}/checkpoints/4/export"
+    answer = http.get(path, params={"format": "safetensors"})
+    assert int(answer.headers["content-length"]) == len(answer.content)
+    told: list[tuple[int, int]] = []
+    target = tmp_path / "model.safetensors"
+    nbytes = client.export_checkpoint(job_id, 4, target, on_bytes=lambda *said: told.append(said))
+    assert target.read_bytes() == answer.content
+    assert told[-1] == (nbytes, nbytes)
+    model = {name: one for name, one in global_state(4).items() if name.startswith("model.")}
+    loaded = load_file(target)
+    assert set(loaded) == {name.removeprefix("model.") for name in model}
+    for name, values in model.items():
+        assert np.array_equal(loaded[name.removeprefix("model.")], values)
+
+
+def test_a_damaged_checkpoint_is_never_exported(
+    server: LiveServer, client: Client, job_id: str, tmp_path: Path
+) -> None:
+    spoil(_folder(server, job_id, 6))
+    with pytest.raises(Conflict) as refused:
+        client.export_checkpoint(job_id, 6, tmp_path / "model.safetensors")
+    assert refused.value.code == "checkpoint_bad"
+    with pytest.raises(Conflict, match="Hugging Face") as unknown:
+        client.export_checkpoint(job_id, 4, tmp_path / "model.safetensors", hugging_face=True)
+    assert unknown.value.code == "not_exportable"
+    assert list(tmp_path.glob("*model*")) == []
+    assert list(tmp_path.glob("exports/*")) == []
+
+
+def test_a_storage_that_fails_is_told_and_hides_nothing(
+    client: Client, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: LocalStorage) -> dict[str, int]:
+        raise StorageUnavailable(self.uri, "the disk is gone")
+
+    monkeypatch.setattr(LocalStorage, "objects", fails)
+    found = client.checkpoints(job_id)
+    assert [(one.step, one.pinned) for one in found.remote] == [(6, None), (4, None), (2, None)]
+    assert "the disk is gone" in str(found.storage_problem)
+    with Client(client.address, retry_s=0.1) as hasty, pytest.raises(ServerError) as refused:
+        hasty.remove_checkpoint(job_id, 6)
+    assert refused.value.code == "storage_unavailable"
+
+
+def test_a_verification_that_cannot_go_on_says_nothing_of_the_checkpoint(
+    client: Client, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: LocalStorage, name: str) -> None:
+        raise StorageUnavailable(self.uri, f"{name} cannot be read")
+
+    monkeypatch.setattr(LocalStorage, "open", fails)
+    with pytest.raises(ServerError, match="cannot be read"):
+        list(client.verify_checkpoint(job_id, 6))
+    newest = client.checkpoints(job_id).remote[0]
+    assert (newest.bad, newest.verified_at) == (None, None)
+
+
+def test_a_bad_one_is_known_even_where_it_cannot_be_quarantined(
+    server: LiveServer, client: Client, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(at: Storage, why: str) -> None:
+        raise StorageDenied(at.uri, "may not be written")
+
+    monkeypatch.setattr("holdfast_service.services.checkpoints.quarantine", denied)
+    spoil(_folder(server, job_id, 6))
+    with pytest.raises(ServerError, match="may not be written"):
+        list(client.verify_checkpoint(job_id, 6))
+    assert "__1_0.distcp" in str(client.checkpoints(job_id).remote[0].bad)
+
+
+def test_what_is_gone_without_a_word_is_not_found(
+    server: LiveServer, client: Client, job_id: str
+) -> None:
+    shutil.rmtree(_folder(server, job_id, 6))
+    with pytest.raises(NotFound, match="not there any more"):
+        client.pin_checkpoint(job_id, 6)
+    with pytest.raises(ServerError, match="removed meanwhile"):
+        list(client.verify_checkpoint(job_id, 6))
+    assert not _folder(server, job_id, 6).exists()
+    client.remove_checkpoint(job_id, 6)
+    assert _steps(client, job_id) == [4, 2]
+
+
+def test_from_the_command_line(
+    server: LiveServer,
+    client: Client,
+    job_id: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HOLDFAST_ADDRESS", server.address)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = run(["checkpoint", *words])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    assert call("pin", job_id)[:2] == (ExitCode.OK, "step 6 is pinned\n")
+    code, out, _ = call("ls", job_id)
+    assert code == ExitCode.OK
+    assert [line.split()[0] for line in out.splitlines()] == ["STEP", "6", "4", "2"]
+    assert "pinned" in out.splitlines()[1]
+    assert "best" in out.splitlines()[2]
+    code, _, err = call("rm", job_id, "--step", "6")
+    assert code == ExitCode.CONFLICT
+    assert "checkpoint_pinned" in err
+    assert call("unpin", job_id, "--step", "6")[0] == ExitCode.OK
+    target = tmp_path / "model.safetensors"
+    assert call("export", job_id, "--format", "safetensors", "-o", str(target))[0] == ExitCode.OK
+    assert np.array_equal(load_file(target)["norm"], global_state(6)["model.norm"])
+    assert call("export", job_id, "-o", str(tmp_path / "no" / "x"))[0] == ExitCode.USAGE
+    code, out, _ = call("verify", f"{job_id}/4", "--json")
+    assert (code, json.loads(out)["done"]) == (ExitCode.OK, True)
+    spoil(_folder(server, job_id, 6))
+    code, _, err = call("verify", job_id)
+    assert code == ExitCode.JOB_FAILED
+    assert "checkpoint_bad" in err
+    for words in (("rm", job_id), ("rm", f"{job_id}/new"), ("rm", f"{job_id}/6", "--step", "4")):
+        code, _, err = call(*words)
+        assert code == ExitCode.USAGE
+        assert "step_unclear" in err
+    assert call("rm", f"{job_id}/6")[:2] == (ExitCode.OK, "")
+    assert call("rm", job_id, "--step", "99")[0] == ExitCode.NOT_FOUND
+    assert [one.step for one in list_checkpoints(root_of(server, job_id))] == [4, 2]
+
+
+def test_a_pin_outlives_retention_and_the_server(
+    server: LiveServer, client: Client, job_id: str
+) -> None:
+    client.pin_checkpoint(job_id, 2)
+    server.stop()
+    server.start()
+    by_step = {one.step: one.pinned for one in client.checkpoints(job_id).remote}
+    assert by_step == {6: False, 4: False, 2: True}
+    pin(root_of(server, job_id).below(checkpoint_folder(2, 1)))  # again is the same

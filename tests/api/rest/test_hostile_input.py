@@ -1,0 +1,217 @@
+"""What no honest client sends gets a clear 4xx, quickly, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from tests.support.service.live_server import SPEC, LiveServer, live_server
+
+QUICK_S = 15.0
+"""Some milliseconds, on a machine that has nothing else to do."""
+NOWHERE = "01a1ff35-51af-7c6c-a7b5-9d5a4e2a3b1c"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder: Path = tmp_path_factory.mktemp("hostile")
+    with live_server(folder, max_body_bytes=2**18) as server:
+        yield server
+
+
+def quick(answer: httpx.Response, *statuses: int) -> dict[str, Any]:
+    """The problem that the answer is."""
+    assert answer.status_code in statuses, (answer.status_code, answer.text[:300])
+    assert answer.elapsed.total_seconds() < QUICK_S
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = answer.json()
+    assert problem["code"] and problem["detail"]
+    assert "Traceback" not in answer.text
+    return problem
+
+
+def post(server: LiveServer, body: bytes, kind: str, path: str = "/api/v1/jobs") -> httpx.Response:
+    return httpx.post(
+        f"{server.address}{path}",
+        content=body,
+        headers={"content-type": kind},
+        timeout=20,
+        trust_env=False,
+    )
+
+
+BOMBS = {
+    "deep flow lists": b"name: " + b"[" * 100_000,
+    "deep flow maps": b"{a: " * 50_000,
+    "deep block maps": b"\n".join(b" " * n + b"a:" for n in range(400)),
+    "deep JSON": b'{"a":' * 40_000 + b"1" + b"}" * 40_000,
+    "aliases": b"a: &a [x,x,x]\nb: &b [*a,*a,*a]\nc: [*b,*b,*b]",
+    "a tag": b"!!python/object/apply:os.system ['true']",
+    "many keys": b"\n".join(b"k%d: 1" % n for n in range(5_000)),
+    "a huge number": b"train: {steps: " + b"9" * 5_000 + b"}",
+    "a huge exponent": b"train: {steps: 1e999999999}",
+    "sexagesimal": b"name: 1:" + b"1:" * 5_000 + b"1",
+    "control characters": b"name: \x00\x01\x1b[2J",
+    "no UTF-8": b"name: \xff\xfe\xfd",
+    "half a pair": b'{"name": "\\ud800"}',
+    "a bare scalar": b"just words",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize("path", ["/api/v1/jobs", "/api/v1/jobs/validate"])
+def test_a_hostile_document_is_refused(served: LiveServer, name: str, path: str) -> None:
+    for kind in ("application/yaml", "application/json"):
+        quick(post(served, BOMBS[name], kind, path), 400, 422)
+
+
+def test_a_huge_body_is_refused_however_it_is_sent(served: LiveServer) -> None:
+    body = b"name: " + b"x" * 2**19
+    quick(post(served, body, "application/yaml"), 413)
+
+    def stream() -> Iterator[bytes]:
+        for _ in range(64):
+            yield body[:16_384]
+
+    answer = httpx.post(
+        f"{served.address}/api/v1/jobs",
+        content=stream(),
+        headers={"content-type": "application/yaml"},
+        timeout=20,
+        trust_env=False,
+    )
+    quick(answer, 413)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/v1/jobs/../../../../etc/passwd",
+        "/api/v1/jobs/%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+        "/api/v1/jobs/..%5c..%5cwindows",
+        "/api/v1/jobs/%00",
+        "/api/v1/jobs/x%0d%0aSet-Cookie:%20a=b",
+        f"/api/v1/jobs/{NOWHERE}/logs/download",
+        f"/api/v1/jobs/{NOWHERE}/ranks/0",
+        f"/api/v1/jobs/{NOWHERE}/spec/diff?against={NOWHERE}",
+        "/api/v1/jobs/" + "a" * 5_000,
+        "/api/v1/nodes/%2e%2e%2f%00",
+        "//api/v1/jobs",
+        "/api/v1/live?job=%00",
+    ],
+)
+def test_a_path_leads_nowhere_else(served: LiveServer, path: str) -> None:
+    answer = raw(served, f"GET {path} HTTP/1.1\r\nHost: {host(served)}\r\n")
+    status = int(answer.split(b" ", 2)[1])
+    assert status in (400, 404, 406, 422), answer[:200]
+    assert b"root:" not in answer
+    assert b"\r\nset-cookie" not in answer.lower().split(b"\r\n\r\n")[0]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "q=%00",
+        "q=%ed%a0%80",
+        "q=%25%25%25&view=row",
+        "view=row&cursor=AAAA",
+        "view=row&cursor=W10",
+        "view=nothing",
+        "view=row&sort=spec",
+        "limit=99999999999999999999",
+        "limit=1e3",
+        "state=QUEUED'--",
+        "view=row&q=" + "x" * 201,
+    ],
+)
+def test_a_query_is_a_query(served: LiveServer, query: str) -> None:
+    answer = httpx.get(f"{served.address}/api/v1/jobs?{query}", timeout=20, trust_env=False)
+    assert answer.elapsed.total_seconds() < QUICK_S
+    if answer.status_code != 200:  # some are merely odd, and find nothing
+        quick(answer, 400, 422)
+
+
+def test_expressions_cannot_hang_a_server(served: LiveServer) -> None:
+    answer = httpx.post(f"{served.address}/api/v1/jobs", json=SPEC, timeout=20, trust_env=False)
+    job = answer.json()["id"]
+    for expression in ("(", "(?=a)", "(a*)*" * 90 + "x", "a{1000}{1000}", r"\p{Nothing}"):
+        url = f"{served.address}/api/v1/jobs/{job}/logs"
+        found = httpx.get(url, params={"grep": expression}, timeout=20, trust_env=False)
+        assert found.elapsed.total_seconds() < QUICK_S
+        if found.status_code != 200:
+            quick(found, 422)
+
+
+@pytest.mark.parametrize(
+    ("lines", "statuses"),
+    [
+        ("Host: evil.example\r\n", (421,)),
+        ("", (400, 421)),
+        ("Host: {host}\r\nHost: evil.example\r\n", (400, 421)),
+        ("Host: {host}\r\nOrigin: https://evil.example\r\n", (403,)),
+        ("Host: {host}\r\nOrigin: null\r\n", (403,)),
+        ("Host: {host}\r\nContent-Length: 99999999999\r\n", (413,)),
+        ("Host: {host}\r\nContent-Length: -1\r\n", (400, 413)),
+        ("Host: {host}\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n", (400,)),
+        ("Host: {host}\r\nX-A: b\r\n obs-fold\r\n", (200, 400)),
+        ("Host: {host}\r\nX-Forwarded-Host: evil.example\r\n", (200,)),
+        ("Host: {host}\r\nLast-Event-ID: \r\nAccept: text/html\r\n", (200,)),
+        ("Host: {host}\r\nX-Big: " + "a" * 200_000 + "\r\n", (400, 431)),
+    ],
+)
+def test_tricks_with_headers_are_seen_through(
+    served: LiveServer, lines: str, statuses: tuple[int, ...]
+) -> None:
+    head = f"GET /api/v1/jobs HTTP/1.1\r\n{lines.format(host=host(served))}"
+    answer = raw(served, head)
+    assert int(answer.split(b" ", 2)[1]) in statuses, answer[:200]
+    assert b"evil.example/" not in answer
+
+
+@pytest.mark.parametrize("cursor", ["x", "1", "a.b.c", "9" * 400, "a.1.1.-.0.0.0.-1", "\x7f"])
+def test_a_stream_resumes_after_what_was_sent_alone(served: LiveServer, cursor: str) -> None:
+    answer = httpx.get(
+        f"{served.address}/api/v1/live",
+        headers={"accept": "text/event-stream", "last-event-id": cursor},
+        timeout=20,
+        trust_env=False,
+    )
+    quick(answer, 422)
+
+
+def test_the_server_is_well_afterwards(served: LiveServer) -> None:
+    answer = httpx.get(f"{served.address}/readyz", timeout=20, trust_env=False)
+    assert answer.status_code in (200, 503), answer.text
+    assert json.loads(answer.text)
+
+
+def host(server: LiveServer) -> str:
+    return urlsplit(server.address).netloc
+
+
+def raw(server: LiveServer, head: str) -> bytes:
+    """The answer to a request as it is written here; a client would mend it."""
+    parts = urlsplit(server.address)
+    began = time.monotonic()
+    with socket.create_connection((parts.hostname, parts.port), timeout=10) as door:
+        door.sendall(f"{head}Connection: close\r\n\r\n".encode("latin-1"))
+        door.settimeout(10)
+        answer = b""
+        try:
+            while block := door.recv(65536):
+                answer += block
+                if len(answer) > 10_000:
+                    break
+        except (ConnectionResetError, TimeoutError):
+            pass  # it hung up on a request that it had answered
+    assert time.monotonic() - began < 10
+    assert answer, "no answer"
+    return answer

@@ -1,0 +1,203 @@
+"""What the resources answer when all is well."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from tests.support.service.fake_cluster import row
+from tests.support.service.live_server import SPEC, LiveServer, live_server
+from tests.support.waiting import eventually
+
+from holdfast_service.job_model.supervisor_protocol import EventKind
+
+
+def submitted(http: httpx.Client, **changes: object) -> str:
+    response = http.post("/api/v1/jobs", json={**SPEC, **changes})
+    assert response.status_code == 201, response.text
+    return str(response.json()["id"])
+
+
+def test_json_and_yaml_are_the_same_document(http: httpx.Client) -> None:
+    from_json = http.post("/api/v1/jobs", json=SPEC)
+    from_yaml = http.post(
+        "/api/v1/jobs", content=yaml.safe_dump(SPEC), headers={"Content-Type": "application/yaml"}
+    )
+    assert from_json.status_code == from_yaml.status_code == 201
+    assert from_json.json()["spec"] == from_yaml.json()["spec"]
+    assert http.get(from_json.headers["location"]).json()["id"] == from_json.json()["id"]
+
+
+def test_a_repeated_submission_gives_the_first_job(http: httpx.Client) -> None:
+    key = {"Idempotency-Key": "once"}
+    first = http.post("/api/v1/jobs", json=SPEC, headers=key)
+    again = http.post("/api/v1/jobs", json=SPEC, headers=key)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["id"] == again.json()["id"]
+    assert first.headers["location"] == again.headers["location"]
+
+
+def test_pages_name_each_job_once_newest_first(http: httpx.Client) -> None:
+    ids = [submitted(http, name=f"job-{number}") for number in range(5)]
+    seen: list[str] = []
+    cursor: str | None = None
+    while True:
+        params = {"limit": 2, **({"cursor": cursor} if cursor else {})}
+        page = http.get("/api/v1/jobs", params=params).json()
+        seen += [job["id"] for job in page["jobs"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert seen == ids[::-1]
+    named = http.get("/api/v1/jobs", params={"name": "job-3"}).json()["jobs"]
+    assert [job["id"] for job in named] == [ids[3]]
+
+
+def test_the_history_of_a_job(http: httpx.Client, server: LiveServer) -> None:
+    job_id = submitted(http)
+    server.run_job(job_id)
+    path = f"/api/v1/jobs/{job_id}"
+    eventually(lambda: http.get(path).json()["state"] == "SUCCEEDED")
+    assert http.get(path).json()["progress"]["step"] == 5
+    assert [m["pid"] for m in http.get(f"{path}/attempts").json()[0]["members"]] == [
+        100,
+        101,
+        102,
+        103,
+    ]
+    digests = http.get(f"{path}/digests").json()["digests"]
+    assert digests == {str(step): f"d{step}" for step in range(1, 6)}
+    points = http.get(f"{path}/metrics", params={"name": ["loss", "samples"]}).json()["points"]
+    assert [point["step"] for point in points] == [1, 2, 3, 4, 5]
+    assert points[0]["values"] == {"loss": 1.5, "samples": "s1"}
+    assert http.get(f"{path}/incidents").json() == []
+    goodput = http.get(f"{path}/goodput").json()
+    assert (goodput["steps"], goodput["devices"], goodput["final"]) == (5, 4, True)
+    assert sum(goodput["by_kind_s"].values()) == pytest.approx(goodput["held_s"], abs=1e-6)
+    checkpoints = http.get(f"{path}/checkpoints").json()
+    assert checkpoints == {
+        "memory": {"protected_step": None},
+        "remote": [],
+        "storage_problem": None,
+    }
+    assert http.post(f"{path}/cancel").json()["code"] == "job_ended"
+    in_state = http.get("/api/v1/jobs", params={"state": "SUCCEEDED"}).json()["jobs"]
+    assert [job["id"] for job in in_state] == [job_id]
+
+
+def test_cancel_again_is_the_same(http: httpx.Client, server: LiveServer) -> None:
+    job_id = submitted(http)
+    server.supervisor(job_id)
+    for _ in range(2):
+        response = http.post(f"/api/v1/jobs/{job_id}/cancel")
+        assert response.status_code == 202, response.text
+        assert response.json()["desired"] == "cancelled"
+    path = f"/api/v1/jobs/{job_id}"
+    eventually(lambda: http.get(path).json()["state"] == "CANCELLED")
+
+
+def test_pause_and_resume_again_are_the_same(http: httpx.Client, server: LiveServer) -> None:
+    job_id = submitted(http)
+    path = f"/api/v1/jobs/{job_id}"
+    server.run_job(job_id, steps=3, end=False)
+    eventually(lambda: http.get(path).json()["state"] == "RUNNING")
+    for wish, desired, state in (("pause", "paused", "PAUSED"), ("resume", "running", "STARTING")):
+        for _ in range(2):
+            response = http.post(f"{path}/{wish}")
+            assert response.status_code == 202, response.text
+            assert response.json()["desired"] == desired
+        eventually(lambda wanted=state: http.get(path).json()["state"] == wanted)
+    assert http.post(f"{path}/cancel", params={"now": True}).status_code == 202
+    eventually(lambda: http.get(path).json()["state"] == "CANCELLED")
+    for wish in ("pause", "resume"):
+        assert http.post(f"{path}/{wish}").json()["code"] == "job_ended"
+
+
+def test_prometheus_shows_all_jobs_together_and_routes_without_ids(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    job_id = submitted(http)
+    server.run_job(job_id, steps=3)
+    one = 'holdfast_jobs{state="SUCCEEDED"} 1.0'
+    eventually(lambda: one in http.get("/metrics").text)
+    http.get(f"/api/v1/jobs/{job_id}")
+    http.get("/wp-login.php")
+    lines = http.get("/metrics").text.splitlines()
+    requests = [line for line in lines if line.startswith("holdfast_http_requests_total")]
+    assert any(
+        'route="/api/v1/jobs/{job_id}"' in line and 'status="200"' in line for line in requests
+    )
+    assert not any(job_id in line or "wp-login" in line for line in lines)
+    moves = [line for line in lines if line.startswith("holdfast_job_transitions_total{")]
+    assert any('from="QUEUED"' in line and 'to="STARTING"' in line for line in moves)
+    lag = next(x for x in lines if x.startswith("holdfast_reconcile_lag_seconds_count"))
+    assert float(lag.split()[-1]) > 0
+
+
+def test_prometheus_tells_how_long_checkpoints_took(http: httpx.Client, server: LiveServer) -> None:
+    job_id = submitted(http)
+    supervisor = server.supervisor(job_id)
+    supervisor.form(1)
+    supervisor.rows += [replace(row(1, step), checkpoint_wait_s=0.25) for step in (1, 2, 3)]
+
+    def told(part: str, tier: str, op: str) -> float:
+        name = f"holdfast_checkpoint_seconds_{part}{{"
+        labels = (f'op="{op}"', f'tier="{tier}"')
+        found = [
+            line.split()[-1]
+            for line in http.get("/metrics").text.splitlines()
+            if line.startswith(name) and all(label in line for label in labels)
+        ]
+        return float(found[0]) if found else 0.0
+
+    eventually(lambda: told("count", "memory", "wait") == 3)
+    assert told("sum", "memory", "wait") == pytest.approx(0.75)
+    supervisor.say(EventKind.CHECKPOINT_SAVED, step=2, attempt=1, tier="remote", uri="/x")
+    eventually(lambda: told("count", "remote", "save") == 1)
+    assert told("sum", "remote", "save") == supervisor.events[-1].at - 1002.0
+
+
+def test_a_spec_of_another_version_is_said_to_be_one(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    job_id = submitted(http)
+    server.run_job(job_id, steps=3, end=False)
+    path = f"/api/v1/jobs/{job_id}"
+    eventually(lambda: http.get(path).json()["state"] == "RUNNING")
+    with sqlite3.connect(server.settings.data_dir / "holdfast.db", timeout=20) as database:
+        database.execute('UPDATE jobs SET spec = \'{"of": "2031"}\' WHERE id = ?', (job_id,))
+    refused = http.get(f"{path}/goodput")
+    assert (refused.status_code, refused.json()["code"]) == (409, "spec_unreadable")
+    assert "another version" in refused.json()["detail"]
+    for part in ("/incidents", "/checkpoints", "/verdict", "/timeline"):
+        assert http.get(path + part).status_code == 200, part
+
+
+def test_prometheus_shows_each_live_job_where_it_was_told_to(tmp_path: Path) -> None:
+    with (
+        live_server(tmp_path, metrics_of_jobs=True) as server,
+        httpx.Client(base_url=server.address, timeout=20, trust_env=False) as http,
+    ):
+        job_id = submitted(http)
+        server.run_job(job_id, steps=3, end=False)
+        step = f'holdfast_job_step{{job_id="{job_id}",name="tiny"}} 3.0'
+        eventually(lambda: step in http.get("/metrics").text)
+        assert (
+            f'holdfast_job_goodput{{job_id="{job_id}",name="tiny"}} ' in http.get("/metrics").text
+        )
+
+
+def test_openapi_documents_problems_and_the_spec(http: httpx.Client) -> None:
+    document = http.get("/api/v1/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    assert {"Problem", "JobSpec", "ModelSpec", "JobView"} <= set(schemas)
+    submit = document["paths"]["/api/v1/jobs"]["post"]
+    assert {"200", "201", "400", "409", "413", "415", "422"} <= set(submit["responses"])
+    problem = submit["responses"]["422"]["content"]["application/problem+json"]
+    assert problem["example"]["code"] == "invalid_spec"
+    assert "HTTPValidationError" not in str(document["paths"])
+    assert set(submit["requestBody"]["content"]) == {"application/json", "application/yaml"}

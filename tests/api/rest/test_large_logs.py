@@ -1,0 +1,184 @@
+"""A log of any length is looked at quickly: its end, its middle, a moment, a word in it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from tests.support.service.live_server import SPEC, LiveServer, live_server
+
+from holdfast import Client
+from holdfast_service.store.series import LINES_PER_CHUNK
+
+SAID = "step {n} loss 2.3456 grad_norm 0.789 lr 3.0e-04 tokens_per_second 123456 data epoch 0 shard"
+BEGAN = 1_700_000_000.0
+LINES_PER_S = 1000
+PAGE_S, SEARCH_S = 0.5, 1.5
+"""For the answer to a look, and to one turn of a search, which the server ends after 1 s."""
+BYTES_PER_CPU_S = 20e6
+CHUNKS_AT_ONCE = 64
+DOWNLOADED = 200 << 20
+"""As much of a log at most as is downloaded."""
+KEPT_BYTES = 60 << 20
+"""Memory that a download may take, here and in the server together, however much there is."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[16 << 20, pytest.param(1 << 30, marks=[pytest.mark.soak, pytest.mark.timeout(900)])],
+    ids=["16MB", "1GB"],
+)
+def long_log(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[LiveServer, str, int]]:
+    """A server, a job, and how many lines it has."""
+    with live_server(tmp_path_factory.mktemp("logs")) as server, Client(server.address) as client:
+        job_id = client.submit({**SPEC, "parallel": {"dp_shard": 2, "tp": 2}}).id
+        server.run_job(job_id)
+        client.wait(job_id, 60)
+        yield server, job_id, write(server.settings.data_dir / "holdfast.db", job_id, request.param)
+
+
+def write(database: Path, job_id: str, size: int) -> int:
+    """Lines of `size` bytes of text, as the reconciler would have stored them."""
+    chunks = -(-size // (len(SAID) * LINES_PER_CHUNK))
+    total = chunks * LINES_PER_CHUNK
+    with closing(sqlite3.connect(database, timeout=30)) as connection:
+        with connection:
+            connection.execute("DELETE FROM log_chunks WHERE job_id = ?", (job_id,))
+        for part in batched(range(1, total, LINES_PER_CHUNK), CHUNKS_AT_ONCE):
+            rows = [(job_id, at, at + LINES_PER_CHUNK - 1, chunk(at, total)) for at in part]
+            with connection:  # not for long: the server writes too
+                connection.executemany(
+                    "INSERT INTO log_chunks (job_id, first, last, lines) VALUES (?, ?, ?, ?)", rows
+                )
+        with connection:
+            connection.execute("UPDATE jobs SET log_lines = ? WHERE id = ?", (total, job_id))
+    return total
+
+
+def batched(of: range, size: int) -> Iterator[range]:
+    return (of[at : at + size] for at in range(0, len(of), size))
+
+
+def chunk(first: int, total: int) -> str:
+    lines: list[list[Any]] = [
+        [BEGAN + n / LINES_PER_S, n % 4, 1, "n0", "n0.a.1", "output", SAID.replace("{n}", str(n))]
+        for n in range(first, first + LINES_PER_CHUNK)
+    ]
+    if first == 1 + (total // LINES_PER_CHUNK // 4) * LINES_PER_CHUNK:
+        lines[7][-1] = "ERROR a needle in the first half"
+    return json.dumps(lines, separators=(",", ":"))
+
+
+def timed(within_s: float, look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    look()  # the first may still open files
+    took = []
+    for _ in range(3):
+        began = time.perf_counter()
+        found = look()
+        took.append(time.perf_counter() - began)
+    assert min(took) < within_s, took
+    return found
+
+
+def test_every_look_at_a_long_log_is_quick(long_log: tuple[LiveServer, str, int]) -> None:
+    server, job_id, total = long_log
+    with httpx.Client(base_url=server.address, timeout=60, trust_env=False) as http:
+
+        def look(**asked: Any) -> dict[str, Any]:
+            answer = http.get(f"/api/v1/jobs/{job_id}/logs", params=asked)
+            assert answer.status_code == 200, answer.text
+            found: dict[str, Any] = answer.json()
+            return found
+
+        def numbers(found: dict[str, Any]) -> list[int]:
+            return [line["line"] for line in found["lines"]]
+
+        end = timed(PAGE_S, lambda: look(tail=200))
+        assert numbers(end) == list(range(total - 199, total + 1))
+        back = timed(PAGE_S, lambda: look(before=total - 199, limit=200))
+        assert numbers(back) == list(range(total - 399, total - 199))
+        middle = timed(PAGE_S, lambda: look(after=total // 2, limit=200))
+        assert numbers(middle)[0] == total // 2 + 1
+        moment = BEGAN + (total // 3) / LINES_PER_S
+        since = timed(SEARCH_S, lambda: look(since=moment, limit=5))
+        if not since["lines"]:  # it begins a minute early, as clocks may differ
+            since = look(since=moment, limit=5, after=since["last_line"])
+        assert numbers(since)[0] == total // 3
+        near = timed(PAGE_S, lambda: look(grep=f"step {total - 1000} ", tail=1))
+        assert numbers(near) == [total - 1000]
+        turn = timed(SEARCH_S, lambda: look(grep="nowhere at all", tail=10))
+        assert turn["lines"] == []
+
+
+def test_a_search_of_all_of_a_long_log_finds_the_needle_and_lets_others_live(
+    long_log: tuple[LiveServer, str, int],
+) -> None:
+    server, job_id, total = long_log
+    at, turns, found = 0, 0, []
+    began = time.perf_counter()
+    worked = time.process_time()  # of the server too, which lives in this process
+    with httpx.Client(base_url=server.address, timeout=60, trust_env=False) as http:
+        while True:
+            asked = {"grep": "a needle in", "after": at, "level": "error"}
+            page = http.get(f"/api/v1/jobs/{job_id}/logs", params=asked).json()
+            assert page["last_line"] > at
+            found += [line["text"] for line in page["lines"]]
+            at, turns = page["last_line"], turns + 1
+            alive = time.perf_counter()
+            assert http.get(f"/api/v1/jobs/{job_id}").status_code == 200
+            assert time.perf_counter() - alive < PAGE_S
+            if not page["more"]:
+                break
+    took, worked = time.perf_counter() - began, time.process_time() - worked
+    text = total * len(SAID)
+    print(f"{text / 2**20:.0f} MiB searched in {took:.1f} s, {worked:.1f} s of CPU, {turns} turns")
+    assert found == ["ERROR a needle in the first half"]
+    assert text / worked > BYTES_PER_CPU_S, f"{worked:.1f} s of CPU for {text / 2**20:.0f} MiB"
+
+
+def test_a_download_of_a_long_log_takes_little_memory_and_lets_others_live(
+    long_log: tuple[LiveServer, str, int],
+) -> None:
+    server, job_id, total = long_log
+    mine = psutil.Process()
+    before = most = mine.memory_info().rss
+    read, lines = 0, 0
+    answered: list[float] = []
+    first = b""
+    began = time.perf_counter()
+    with (
+        httpx.Client(base_url=server.address, timeout=60, trust_env=False) as http,
+        httpx.Client(base_url=server.address, timeout=60, trust_env=False) as other,
+        http.stream("GET", f"/api/v1/jobs/{job_id}/logs/download") as answer,
+    ):
+        assert answer.status_code == 200
+        for part in answer.iter_raw(1 << 20):
+            first = first or part[:200]
+            read += len(part)
+            lines += part.count(b"\n")
+            most = max(most, mine.memory_info().rss)
+            if not read >> 20 & 7:
+                alive = time.perf_counter()
+                assert other.get(f"/api/v1/jobs/{job_id}").status_code == 200
+                answered.append(time.perf_counter() - alive)
+            if read > DOWNLOADED:
+                break
+    took = time.perf_counter() - began
+    grown = (most - before) / 2**20
+    others = statistics.median(answered)
+    print(f"{read / 2**20 / took:.1f} MiB/s, {grown:.0f} MiB of memory, {others:.3f} s for others")
+    assert SAID.replace("{n}", "1").encode() in first
+    assert lines == total or read > DOWNLOADED
+    assert most - before < KEPT_BYTES
+    assert others < PAGE_S

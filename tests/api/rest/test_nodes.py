@@ -1,0 +1,133 @@
+"""Nodes over REST, the client and the command line: seen, cordoned, taken back."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import httpx
+import pytest
+from tests.support.service.live_server import SPEC, LiveServer
+from tests.support.waiting import eventually
+
+from holdfast import Client
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.main import run
+from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.policy.quarantine import Standing
+from holdfast_workers.health.findings import Finding, Level
+
+HOT = Finding("accelerator", "hw_thermal", Level.SUSPECT, "clocks halved [hot]", "GPU-1")
+
+
+@pytest.fixture
+def nodes(server: LiveServer, client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
+    """A client of a server that has seen its three nodes."""
+    monkeypatch.setenv("HOLDFAST_ADDRESS", server.address)
+    eventually(lambda: len(client.nodes()) == 3)
+    return client
+
+
+def test_a_node_is_cordoned_and_taken_back_over_rest(nodes: Client, http: httpx.Client) -> None:
+    until = time.time() + 60
+    cordoned = nodes.cordon("node1", "new cables", until=until)
+    assert (cordoned.state, cordoned.reason) == (Standing.CORDONED, "new cables")
+    assert cordoned.until == pytest.approx(until)
+    assert [one.state for one in nodes.nodes()] == ["ready", "cordoned", "ready"]
+    assert nodes.uncordon("node1").state is Standing.READY
+    assert nodes.uncordon("node1").reason is None, "again is the same"
+    answer = http.get("/api/v1/nodes/node1").json()
+    assert answer["state"] == "ready" and answer["cpus"] == 1.0 and answer["there"]
+
+
+def test_what_cannot_be_done_is_a_problem_with_a_code(nodes: Client, http: httpx.Client) -> None:
+    def refused(path: str, body: object) -> tuple[int, str]:
+        answer = http.post(f"/api/v1/nodes/{path}", json=body)
+        assert answer.headers["content-type"] == "application/problem+json"
+        return answer.status_code, answer.json()["code"]
+
+    assert refused("nobody/cordon", {"reason": "x"}) == (404, "node_not_found")
+    assert refused("node1/cordon", {"reason": ""}) == (422, "invalid_parameters")
+    assert refused("node1/cordon", {"reason": "x", "until": 5.0}) == (422, "invalid_time")
+    assert nodes.node("node1").state is Standing.READY
+
+
+def test_the_command_line_lists_describes_cordons_and_uncordons(
+    nodes: Client, server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = nodes.submit(SPEC)
+    supervisor = server.run_job(job.id, end=False)
+    where = {"agent": "n0", "node_id": "node0", "host": "127.0.0.1"}
+    supervisor.say(EventKind.NODE_HEALTH, **where, findings=[HOT.data()])
+    lost = [{"cause": "hang", "rank": 0, "agent": "n0", "attempt": 1}]
+    fault = {"incident": 1, "cause": "hang", "attempt": 1, "lost": lost, "evidence": []}
+    supervisor.say(EventKind.INCIDENT_OPENED, **fault, opened_at=time.time())
+    eventually(lambda: len(nodes.node("node0").incidents) == 1)
+
+    assert run(["node", "cordon", "node0", "--reason", "too [hot]", "--for", "600"]) == 0
+    assert capsys.readouterr().out == "node0 is cordoned\n"
+    assert run(["node", "ls"]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    assert "too [hot] (for" in shown and shown.count("ready") == 2
+    assert run(["node", "describe", "node0"]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    for fact in ("cordoned", job.id, "suspect (accelerator): clocks halved [hot]", ": hang, "):
+        assert fact in shown, fact
+    assert run(["node", "uncordon", "node0", "--json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["state"] == "ready"
+    assert run(["node", "ls", "--json"]) == ExitCode.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["id"] for line in lines] == ["node0", "node1", "node2"]
+    assert run(["node", "cordon", "node0"]) == ExitCode.OK
+    assert "by hand" in [one.reason for one in nodes.nodes()]
+    assert run(["node", "cordon", "nobody", "--reason", "x"]) == ExitCode.NOT_FOUND
+    assert "node_not_found" in capsys.readouterr().err
+
+
+def test_a_job_shows_its_slow_ranks_and_what_was_found_of_its_nodes(
+    nodes: Client, server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = nodes.submit(SPEC)
+    assert job.stragglers == job.unwell_nodes == ()
+    supervisor = server.run_job(job.id, end=False)
+    for agent in ("n1", "n2"):
+        where = {"agent": agent, "node_id": f"node{agent[1]}", "host": "127.0.0.1"}
+        supervisor.say(EventKind.NODE_HEALTH, **where, findings=[HOT.data()])
+    slow = {"agent": "n1", "node_id": "node1", "host": "127.0.0.1", "factor": 2.5, "since": 99.0}
+    slow |= {"since_step": 3, "step": 5, "attempt": 1, "why": ""}
+    for rank in (2, 3):
+        supervisor.say(EventKind.STRAGGLER, **slow, rank=rank, state="slow")
+    eventually(lambda: len(nodes.get(job.id).stragglers) == 2)
+    shown = nodes.get(job.id)
+    (told, _), (_, standby) = shown.stragglers, shown.unwell_nodes
+    assert (told.rank, told.node, told.factor, told.since_step) == (2, "node1", 2.5, 3)
+    assert [(one.node, one.ranks) for one in shown.unwell_nodes] == [
+        ("node1", (2, 3)),
+        ("node2", ()),
+    ]
+    assert standby.findings[0].what == "clocks halved [hot]"
+    (listed,) = nodes.list()
+    assert (listed.stragglers, listed.unwell_nodes) == (shown.stragglers, shown.unwell_nodes)
+    assert run(["describe", job.id]) == ExitCode.OK
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Slow rank 2 on n1 (node node1) takes 2.50 times as long as its peers since" in printed
+    assert "ranks 2 and 3 on node node1: suspect (accelerator): clocks halved [hot]" in printed
+    assert "standby on node node2: suspect (accelerator)" in printed
+
+    supervisor.say(EventKind.STRAGGLER, **slow, rank=2, state="recovered")
+    eventually(lambda: [one.rank for one in nodes.get(job.id).stragglers] == [3])
+    supervisor.end()
+    eventually(lambda: nodes.get(job.id).state == "SUCCEEDED")
+    assert (nodes.get(job.id).stragglers, nodes.get(job.id).unwell_nodes) == ((), ())
+
+
+def test_a_rank_that_was_slow_elsewhere_is_not_shown_as_slow(
+    nodes: Client, server: LiveServer
+) -> None:
+    job = nodes.submit(SPEC)
+    supervisor = server.run_job(job.id, end=False)
+    slow = {"rank": 2, "agent": "n7", "node_id": "node7", "host": "127.0.0.1", "state": "slow"}
+    supervisor.say(EventKind.STRAGGLER, **slow, factor=2.5, since_step=3, step=5, since=9.0)
+    eventually(lambda: len(nodes.get(job.id).stragglers) == 1)
+    supervisor.form(2)
+    eventually(lambda: nodes.get(job.id).stragglers == ())

@@ -1,0 +1,145 @@
+"""Whatever goes wrong, the answer is a problem with a stable code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.support.service.live_server import SPEC, LiveServer, live_server
+
+MISSING = "01a1facd-0000-7000-8000-000000000000"
+JSON = {"Content-Type": "application/json"}
+
+
+def check(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = response.json()
+    assert problem["code"] == code
+    assert problem["status"] == status
+    assert problem["type"] == f"urn:holdfast:problem:{code}"
+    assert problem["title"]
+    assert problem["instance"] == response.request.url.path
+    return problem
+
+
+def test_an_impossible_spec_names_every_fault_at_its_path(http: httpx.Client) -> None:
+    spec = {**SPEC, "parallel": {"dp_shard": 2, "tp": 3}, "traim": {}}
+    problem = check(http.post("/api/v1/jobs", json=spec), 422, "invalid_spec")
+    paths = {fault["path"] for fault in problem["faults"]}
+    assert {"parallel.tp", "traim"} <= paths
+    assert "train" in next(f["message"] for f in problem["faults"] if f["path"] == "traim")
+    assert http.get("/api/v1/jobs").json()["jobs"] == []
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["", "/attempts", "/incidents", "/events", "/metrics", "/logs", "/checkpoints", "/digests"],
+)
+def test_an_unknown_job(http: httpx.Client, what: str) -> None:
+    check(http.get(f"/api/v1/jobs/{MISSING}{what}"), 404, "job_not_found")
+
+
+def test_an_unknown_job_has_no_stream(http: httpx.Client) -> None:
+    headers = {"Accept": "text/event-stream"}
+    for feed in ("events", "logs"):
+        response = http.get(f"/api/v1/jobs/{MISSING}/{feed}", headers=headers)
+        check(response, 404, "job_not_found")
+
+
+def test_wrong_routes_and_methods(http: httpx.Client) -> None:
+    check(http.get("/nothing/here"), 404, "not_found")
+    check(http.get("/api/v1/jobs/"), 404, "not_found")
+    response = http.delete("/api/v1/jobs")
+    check(response, 405, "method_not_allowed")
+    assert "GET" in response.headers["allow"]
+
+
+def test_bodies_that_are_no_document(http: httpx.Client) -> None:
+    post = http.post
+    check(post("/api/v1/jobs", content="x: 1"), 415, "unsupported_media_type")
+    for text_type in ("text/plain", "application/x-www-form-urlencoded"):
+        headers = {"Content-Type": text_type}
+        response = post("/api/v1/jobs", content="x: 1", headers=headers)
+        check(response, 415, "unsupported_media_type")
+    for body in ("{", "[1]", "a: &x [1]\nb: *x", "a: 1\na: 2", "[" * 5000, b"\xff\xfe\x00"):
+        check(post("/api/v1/jobs", content=body, headers=JSON), 400, "malformed_body")
+
+
+def test_a_body_too_large_is_refused_with_and_without_a_length(http: httpx.Client) -> None:
+    big = b'{"name": "' + b"x" * 2**20 + b'"}'
+    check(http.post("/api/v1/jobs", content=big, headers=JSON), 413, "body_too_large")
+
+    def chunks() -> Iterator[bytes]:
+        for start in range(0, len(big), 65536):
+            yield big[start : start + 65536]
+
+    check(http.post("/api/v1/jobs", content=chunks(), headers=JSON), 413, "body_too_large")
+
+
+def test_impossible_parameters(http: httpx.Client) -> None:
+    problem = check(http.get("/api/v1/jobs?limit=0"), 422, "invalid_parameters")
+    assert problem["faults"][0]["path"] == "query.limit"
+    check(http.get("/api/v1/jobs?state=NOPE"), 422, "invalid_parameters")
+    check(http.get("/api/v1/jobs?cursor=garbage"), 400, "invalid_cursor")
+
+
+def test_conflicts(http: httpx.Client, server: LiveServer) -> None:
+    key = {"Idempotency-Key": "k1"}
+    job = http.post("/api/v1/jobs", json=SPEC, headers=key).json()
+    other = {**SPEC, "name": "other"}
+    check(http.post("/api/v1/jobs", json=other, headers=key), 409, "idempotency_conflict")
+    check(http.get(f"/api/v1/jobs/{job['id']}/metrics?name=nope"), 404, "unknown_metric")
+    stream = {"Accept": "text/event-stream", "Last-Event-ID": "x1"}
+    response = http.get(f"/api/v1/jobs/{job['id']}/events", headers=stream)
+    check(response, 422, "invalid_parameters")
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8642", "", "127.0.0.1.evil.example"]
+)
+def test_a_foreign_host_is_refused(http: httpx.Client, host: str) -> None:
+    check(http.get("/api/v1/jobs", headers={"Host": host}), 421, "untrusted_host")
+
+
+def test_a_page_of_another_origin_is_refused(http: httpx.Client) -> None:
+    for origin in ("http://evil.example", "null"):
+        response = http.post("/api/v1/jobs", json=SPEC, headers={"Origin": origin})
+        check(response, 403, "foreign_origin")
+    own = http.get("/api/v1/jobs", headers={"Origin": str(http.base_url)})
+    assert own.status_code == 200
+    assert "access-control-allow-origin" not in own.headers
+
+
+def test_an_unexpected_error_tells_nothing_of_the_inside(tmp_path: Path) -> None:
+    class Broken:
+        async def list(self, **_: object) -> None:
+            raise RuntimeError("secret detail")
+
+    with live_server(tmp_path, jobs=Broken()) as server:
+        problem = check(httpx.get(f"{server.address}/api/v1/jobs"), 500, "internal_error")
+    assert "secret" not in str(problem)
+
+
+def test_readiness_names_what_is_wrong(tmp_path: Path) -> None:
+    async def well() -> None:
+        return None
+
+    async def broken() -> str:
+        raise ConnectionError("no head answers")
+
+    async def slow() -> None:
+        import asyncio
+
+        await asyncio.sleep(60)
+
+    probes = {"database": well, "cluster": broken, "reconciler": slow}
+    with live_server(tmp_path, probes=probes, probe_timeout_s=0.1) as server:
+        problem = check(httpx.get(f"{server.address}/readyz"), 503, "not_ready")
+        assert problem["checks"]["database"] == "ok"
+        assert "no head answers" in problem["checks"]["cluster"]
+        assert "0.1 s" in problem["checks"]["reconciler"]
+        assert httpx.get(f"{server.address}/healthz").json() == {"status": "ok"}

@@ -1,0 +1,126 @@
+"""The server's process: what it refuses, what it leaves when killed, and what when ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.support.waiting import eventually
+
+from holdfast import Client
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.main import run
+from holdfast.rest.serve import is_loopback
+from holdfast.schemas import SERVER_FILE
+from holdfast_service.embedded_cluster import local_cluster, processes
+
+START_S = 90.0
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    local_cluster.stop(tmp_path)
+
+
+def started(data_dir: Path) -> subprocess.Popen[str]:
+    command = (sys.executable, "-m", "holdfast", "serve", "--json", "--port", "0")
+    with (data_dir / "server.log").open("a") as log:
+        return subprocess.Popen(
+            [*command, "--data-dir", str(data_dir), "--local-nodes", "1"],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+
+
+def address(server: subprocess.Popen[str]) -> str:
+    assert server.stdout is not None
+    return str(json.loads(server.stdout.readline())["address"])
+
+
+def belonging(data_dir: Path) -> list[str]:
+    """Processes of this server and of its cluster's keeper, by their command lines."""
+    return [
+        " ".join(process.info["cmdline"])
+        for process in psutil.process_iter(["cmdline", "status"])
+        if str(data_dir) in " ".join(process.info["cmdline"] or ())
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+def test_a_host_that_others_can_reach_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert is_loopback("127.0.0.1") and is_loopback("::1") and is_loopback("localhost")
+    for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
+        assert not is_loopback(host)
+    arguments = ["serve", "--host", "0.0.0.0", "--data-dir", str(tmp_path)]
+    assert run(arguments) == ExitCode.SERVER
+    assert "no authentication" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_that_is_taken_is_said_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert run(["serve", "--port", port, "--data-dir", str(tmp_path)]) == ExitCode.SERVER
+    assert "--port" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.cluster
+@pytest.mark.chaos
+@pytest.mark.timeout(240)
+def test_a_killed_server_leaves_the_cluster_and_the_next_adopts_it(data_dir: Path) -> None:
+    first = started(data_dir)
+    address(first)
+    cluster = local_cluster.find(data_dir)
+    assert cluster is not None
+    file = data_dir / SERVER_FILE
+    assert file.stat().st_mode & 0o077 == 0
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    assert local_cluster.find(data_dir) == cluster
+
+    second = started(data_dir)
+    with Client(address(second)) as client:
+        assert client.ready().checks == {"database": "ok", "cluster": "ok", "reconciler": "ok"}
+    adopted = local_cluster.find(data_dir)
+    assert adopted == cluster
+
+    second.terminate()
+    assert second.wait(30) == 0
+    assert not file.exists()
+    assert local_cluster.find(data_dir) is None
+    assert processes.of_cluster(cluster.cluster_id) == []
+    assert not Path(cluster.temp_dir).exists()
+    assert not Path(cluster.shm_root).exists()
+    assert belonging(data_dir) == []
+    assert "SIGTERM received" not in (data_dir / "server.log").read_text()
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(120)
+def test_a_server_ended_while_it_starts_leaves_nothing(data_dir: Path) -> None:
+    server = started(data_dir)
+    state = data_dir / "cluster" / "state.json"
+    eventually(state.exists, START_S, "the keeper has not begun")
+    cluster = local_cluster.folder(data_dir).read()
+    assert cluster is not None
+    server.send_signal(signal.SIGINT)
+    assert server.wait(60) == 0
+    eventually(lambda: belonging(data_dir) == [], 10)
+    assert processes.of_cluster(cluster.cluster_id) == []
+    assert not Path(cluster.temp_dir).exists()
+    assert not Path(cluster.shm_root).exists()

@@ -1,0 +1,124 @@
+"""Streams are numbered, resume where they broke, and end when the job is over."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+from tests.support.service.fake_cluster import line
+from tests.support.service.live_server import SPEC, LiveServer, live_server
+from tests.support.waiting import eventually
+
+from holdfast import Client
+from holdfast.client import sse
+from holdfast.client.calls import LogFilter
+
+STREAM = {"Accept": "text/event-stream"}
+
+
+def submitted(http: httpx.Client) -> str:
+    return str(http.post("/api/v1/jobs", json=SPEC).json()["id"])
+
+
+def released(http: httpx.Client, job_id: str) -> bool:
+    return bool(http.get(f"/api/v1/jobs/{job_id}").json()["released"])
+
+
+def read(response: httpx.Response) -> Iterator[sse.Message]:
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/event-stream")
+    return sse.messages(response.iter_lines())
+
+
+def test_events_come_numbered_without_gaps_and_the_stream_ends(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    job_id = submitted(http)
+    runner = threading.Thread(target=lambda: server.run_job(job_id))
+    runner.start()
+    with http.stream("GET", f"/api/v1/jobs/{job_id}/events", headers=STREAM) as response:
+        messages = list(read(response))
+    runner.join()
+    assert messages[-1].event == "end"
+    events = messages[:-1]
+    assert [message.id for message in events] == list(range(1, len(events) + 1))
+    assert json.loads(events[0].payload)["kind"] == events[0].event == "job.submitted"
+    assert any("SUCCEEDED" in event.payload for event in events[-2:]), "and job.released, if quick"
+    page = http.get(f"/api/v1/jobs/{job_id}/events").json()
+    numbers = [event["seq"] for event in page["events"]]
+    assert numbers[: len(events)] == [message.id for message in events]
+
+
+def test_a_stream_resumes_after_the_last_event_id(http: httpx.Client, server: LiveServer) -> None:
+    job_id = submitted(http)
+    server.run_job(job_id)
+    eventually(lambda: released(http, job_id))  # then no event follows any more
+    path = f"/api/v1/jobs/{job_id}/events"
+    last = http.get(path).json()["last_seq"]
+    headers = {**STREAM, "Last-Event-ID": str(last - 2)}
+    with http.stream("GET", f"{path}?after=0", headers=headers) as response:
+        assert [message.id for message in read(response)][:2] == [last - 1, last]
+    nothing = http.get(path, headers={**STREAM, "Last-Event-ID": str(last)})
+    assert nothing.status_code == 204, "a browser must not reconnect for ever"
+
+
+def test_a_quiet_stream_is_kept_alive_and_ends_with_the_server(tmp_path: Path) -> None:
+    with live_server(tmp_path, keep_alive_s=0.1) as server:
+        with httpx.Client(base_url=server.address, timeout=20) as http:
+            job_id = submitted(http)
+            server.supervisor(job_id)
+            with http.stream("GET", f"/api/v1/jobs/{job_id}/events", headers=STREAM) as response:
+                lines = response.iter_lines()
+                kept = [text for text in (next(lines) for _ in range(40)) if text.startswith(":")]
+                assert kept
+                server.stop()
+                rest = list(lines)
+        assert not any(text.startswith("event: end") for text in rest), "to be resumed"
+
+
+def test_logs_follow_until_the_job_is_over(http: httpx.Client, server: LiveServer) -> None:
+    job_id = submitted(http)
+    supervisor = server.run_job(job_id, end=False)
+    supervisor.logs += [line(1, "first"), line(2, "of rank 1", rank=1), line(3, "second")]
+    path = f"/api/v1/jobs/{job_id}/logs"
+    eventually(lambda: len(http.get(path).json()["lines"]) == 3)
+    texts: list[str] = []
+    with http.stream("GET", path, params={"rank": 0, "tail": 1}, headers=STREAM) as response:
+        for message in read(response):
+            if message.event == "end":
+                break
+            texts.append(json.loads(message.payload)["text"])
+            if len(texts) == 1:
+                supervisor.logs.append(line(4, "last words"))
+                supervisor.end()
+    assert texts == ["second", "last words"]
+
+
+def test_a_message_cut_off_is_not_given_out() -> None:
+    lines = ["id: 1", "event: a", "data: {}", "", ": keep-alive", "", "id: 2", "data: {"]
+    assert list(sse.messages(lines)) == [sse.Message(1, "a", "{}")]
+
+
+def test_the_last_lines_that_match_are_looked_for_until_they_are_found(tmp_path: Path) -> None:
+    server = LiveServer(tmp_path)
+    server.settings = server.settings.model_copy(update={"log_search_s": 1e-6})  # a line a request
+    server.start()
+    try:
+        with Client(server.address) as client:
+            job_id = client.submit(SPEC).id
+            supervisor = server.run_job(job_id, end=False)
+            for number in range(1, 7):
+                word = "hit" if number in (1, 3) else "other"
+                supervisor.logs.append(line(number, f"{word} {number}"))
+                eventually(lambda least=number: client.logs(job_id, tail=1).last_line >= least)  # type: ignore[misc]
+            hits = LogFilter(grep="hit")
+            for tail, texts in ((0, []), (1, ["hit 3"]), (9, ["hit 1", "hit 3"])):
+                assert [one.text for one in client.all_logs(job_id, hits, tail=tail)] == texts
+            supervisor.end()
+            followed = client.follow_logs(job_id, grep="hit", tail=9)
+            assert [one.text for one in followed] == ["hit 1", "hit 3"]
+    finally:
+        server.stop()

@@ -1,0 +1,85 @@
+"""One trace per request, by its route, and one per incident, with its phases."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from holdfast.rest import tracing
+
+TOLD = {
+    "incident": 2,
+    "cause": "worker_crash",
+    "decision": "replace the worker",
+    "attempt": 1,
+    "steps_lost": 0,
+    "signalled_at": 100.0,
+    "opened_at": 100.01,
+    "closed_at": 100.4,
+    "phases_s": {"form": 0.2, "detect": 0.1, "first_step": 0.1, "total": 0.4},
+}
+
+
+@pytest.fixture
+def kept() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def sender(kept: InMemorySpanExporter) -> TracerProvider:
+    made = TracerProvider()
+    made.add_span_processor(SimpleSpanProcessor(kept))
+    return made
+
+
+def test_without_an_endpoint_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in tracing.ENDPOINTS:
+        monkeypatch.delenv(name, raising=False)
+    assert tracing.provider() is None
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    made = tracing.provider()
+    assert made is not None
+    made.shutdown()
+
+
+def test_an_incident_is_one_trace_with_its_phases(
+    kept: InMemorySpanExporter, sender: TracerProvider
+) -> None:
+    tracing.incident_tracer(sender)("job-1", TOLD)
+    spans = {span.name: span for span in kept.get_finished_spans()}
+    assert list(spans) == ["detect", "form", "first_step", "incident worker_crash"]
+    root = spans["incident worker_crash"]
+    assert len({span.context.trace_id for span in spans.values()}) == 1
+    assert {span.parent.span_id for span in spans.values() if span.parent} == {root.context.span_id}
+    assert root.attributes is not None
+    assert root.attributes["holdfast.decision"] == "replace the worker"
+    assert root.start_time == 100_000_000_000
+    assert spans["form"].start_time == spans["detect"].end_time
+
+
+def test_what_cannot_be_read_is_no_trace_and_no_error(
+    kept: InMemorySpanExporter, sender: TracerProvider
+) -> None:
+    tracing.incident_tracer(sender)("job-1", {"phases_s": {"form": "soon"}})
+    assert not kept.get_finished_spans()
+
+
+async def test_a_request_is_one_span_named_by_its_route(
+    kept: InMemorySpanExporter, sender: TracerProvider
+) -> None:
+    app = FastAPI()
+
+    @app.get("/jobs/{job_id}")
+    async def show(job_id: str) -> str:
+        return job_id
+
+    tracing.trace_requests(app, sender)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://holdfast") as client:
+        await client.get("/jobs/17")
+        await client.get("/metrics")
+    assert [span.name for span in kept.get_finished_spans()] == ["GET /jobs/{job_id}"]

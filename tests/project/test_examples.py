@@ -1,0 +1,44 @@
+"""The examples run as their own words say, without a cluster, and stay short."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from holdfast_service.job_model.job_spec import parse
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "spirals"
+
+
+def test_the_example_of_the_tutorial_runs_under_plain_python() -> None:
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text()
+    (command,) = re.findall(r"^python (examples/\S+\.py) --steps 20$", tutorial, re.MULTILINE)
+    done = subprocess.run(
+        [sys.executable, command, "--steps", "3", "--device", "cpu"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["steps"] == 3
+
+
+def test_the_example_is_short_and_its_job_is_one() -> None:
+    assert len((EXAMPLE / "train.py").read_text().splitlines()) < 60
+    document = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
+    assert document["code"] == "."  # the command line sends it and names the package instead
+    spec = parse({**document, "code": "sha256:" + "0" * 64}, None)
+    assert spec.function == "train:main"
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text()
+    (shown,) = re.findall(r"```yaml\n(.*?)```", tutorial, re.DOTALL)
+    assert yaml.safe_load(shown) == document

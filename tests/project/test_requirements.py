@@ -1,0 +1,32 @@
+"""What `make setup` installs: exact versions, for every Python that Holdfast promises to run on."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[2]
+LOCKED = dict(
+    line.split("==") for line in (ROOT / "requirements.lock").read_text().split() if line[0] != "#"
+)
+
+
+def oldest_python() -> Version:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = re.fullmatch(r">=([\d.]+)", project["requires-python"])
+    assert found
+    return Version(f"{found[1]}.0")
+
+
+@pytest.mark.parametrize("name", LOCKED)
+def test_what_is_locked_runs_on_the_oldest_python_promised(name: str) -> None:
+    installed = distribution(name)
+    assert Version(installed.version).public == LOCKED[name]
+    wanted = SpecifierSet(installed.metadata.get("Requires-Python") or "")
+    assert wanted.contains(oldest_python()), f"{name} wants Python {wanted}"

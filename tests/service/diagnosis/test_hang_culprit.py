@@ -1,0 +1,213 @@
+"""Who holds up the others: generated worlds with one culprit, and single cases."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.simulation.hung_worlds import draw
+
+from holdfast_service.diagnosis.hang_culprit import Finding, Look, Verdict, cover, judge
+from holdfast_workers.protocol.messages import Beat, GroupBeat, Inspection
+
+MESH = {"dp_shard": 2, "tp": 2}
+WAITS = ("wait (gloo.cc:12)",)
+
+
+def seen(rank: int, phase: str = "forward", age_s: float = 2.0, **changes: object) -> Inspection:
+    """A rank of `MESH` that has left all collectives it has entered, unless `tp` says otherwise."""
+    beat = Beat(
+        rank=rank,
+        worker=f"w{rank}",
+        pid=rank,
+        attempt=1,
+        step=5,
+        phase=phase,
+        micro_batch=0,
+        age_s=age_s,
+        limit_s=1.0,
+        groups=(GroupBeat("tp", 3, 3, "all_reduce"),),
+    )
+    fields = {
+        name: changes.pop(name) for name in ("process", "stack", "problem") if name in changes
+    }
+    return Inspection(
+        replace(beat, **changes),
+        **{"process": "S", "stack": WAITS, **fields},  # type: ignore[arg-type]
+    )
+
+
+def inside(axis: str = "tp", number: int = 4) -> tuple[GroupBeat, ...]:
+    return (GroupBeat(axis, number, number - 1, "all_reduce"),)
+
+
+def world(*of: Inspection) -> Look:
+    return Look({one.beat.rank: one for one in of})
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=300)
+def test_the_culprit_is_always_among_the_suspects(seed: int) -> None:
+    hung = draw(seed)
+    verdict = judge(hung.mesh, hung.look, hung.look)
+    assert verdict.finding is Finding.HANG, (hung, verdict)
+    assert hung.culprit in {one.rank for one in verdict.suspects}, (hung, verdict)
+    assert all(0 < one.score <= 1 and one.reasons for one in verdict.suspects)
+
+
+def test_the_culprit_is_named_exactly_in_nearly_all_worlds() -> None:
+    missed: Counter[str] = Counter()
+    for seed in range(2000):
+        hung = draw(seed)
+        verdict = judge(hung.mesh, hung.look, hung.look)
+        missed[hung.way] += verdict.accused != (hung.culprit,)
+    assert missed.total() <= 0.05 * 2000, missed
+    assert missed.total() == missed["left out"], "all others are named without fail"
+
+
+def test_all_ranks_in_one_long_phase_wait_until_a_job_may_stand_still_no_longer() -> None:
+    stalled = world(*(seen(rank, "load", process="D") for rank in range(4)))
+    verdict = judge(MESH, stalled, stalled)
+    assert verdict.finding is Finding.WAITING
+    assert "load" in verdict.reason
+    overdue = judge(MESH, stalled, stalled, overdue=True)
+    assert (overdue.finding, overdue.accused) == (Finding.HANG, ())
+
+
+def test_a_long_step_whose_ranks_move_within_their_limits_is_no_hang() -> None:
+    moving = world(*(seen(rank, age_s=0.3, process="R") for rank in range(4)))
+    assert judge(MESH, moving, overdue=True).finding is Finding.WAITING
+    one = world(*(seen(rank, age_s=0.3 if rank == 2 else 2.0) for rank in range(4)))
+    assert judge(MESH, one, one, overdue=True).finding is Finding.WAITING
+    waits = [seen(rank, groups=inside("world")) for rank in (0, 2, 3)]
+    then = world(seen(1, process="R"), *waits)
+    now = world(seen(1, process="R", micro_batch=1), *waits)
+    assert judge(MESH, now, then, overdue=True).finding is Finding.WAITING
+    assert judge(MESH, now, now, overdue=True).accused == (1,)
+
+
+@pytest.mark.parametrize("phase", ["evaluate", "checkpoint", "user"])
+def test_peers_wait_for_a_rank_that_is_within_the_limit_of_its_phase(phase: str) -> None:
+    others = [seen(rank, "reduce", groups=inside("world")) for rank in (0, 2, 3)]
+    look = world(seen(1, phase, limit_s=60.0), *others)
+    verdict = judge(MESH, look, look)
+    assert verdict.finding is Finding.WAITING
+    assert "rank 1" in verdict.reason
+
+
+def test_a_rank_that_holds_for_want_of_a_lease_is_no_culprit_unless_its_process_is_stopped() -> (
+    None
+):
+    others = [seen(rank, "reduce", age_s=900.0, groups=inside("world")) for rank in (0, 2, 3)]
+    look = world(seen(1, "hold", age_s=900.0, limit_s=math.inf), *others)
+    assert judge(MESH, look, look, overdue=True).finding is Finding.WAITING
+    look = world(seen(1, "hold", age_s=900.0, limit_s=math.inf, process="T"), *others)
+    assert judge(MESH, look).accused == (1,)
+
+
+def test_who_is_through_a_long_phase_of_all_first_waits_for_the_rest() -> None:
+    """Where all have stood for long, a moment later than the others is nothing."""
+    late = seen(1, "load", age_s=6.0, process="D")
+    look = world(late, *(seen(rank, age_s=0.3, groups=inside("world")) for rank in (0, 2, 3)))
+    assert judge(MESH, look, look).finding is Finding.WAITING
+    look = world(late, *(seen(rank, age_s=1.1, groups=inside("world")) for rank in (0, 2, 3)))
+    assert judge(MESH, look, look).accused == (1,)
+
+
+def test_a_rank_that_moves_between_two_looks_is_slow_and_does_not_hang() -> None:
+    others = [seen(rank, groups=inside()) for rank in (1,)]
+    slow = world(seen(0, process="R", stack=("matmul (model.py:3)",)), *others)
+    first = judge(MESH, slow)
+    assert (first.finding, first.accused, first.sure) == (Finding.HANG, (0,), False)
+    later = world(seen(0, process="R", micro_batch=1), *others)
+    assert judge(MESH, later, slow).finding is Finding.WAITING
+    assert judge(MESH, slow, slow).sure
+
+
+@pytest.mark.parametrize("process", ["T", "t", "Z", ""])
+def test_a_process_that_can_do_nothing_needs_no_second_look(process: str) -> None:
+    look = world(seen(0, age_s=0.1), seen(1), seen(2, process=process, age_s=0.1), seen(3))
+    verdict = judge(MESH, look)
+    assert (verdict.finding, verdict.accused, verdict.sure) == (Finding.HANG, (2,), True)
+
+
+def test_ranks_whose_agent_does_not_answer_are_accused_only_if_others_wait_for_them() -> None:
+    waiting = {rank: seen(rank, groups=inside("world")) for rank in (0, 1)}
+    look = Look(waiting, {2: "n1 did not answer", 3: "n1 did not answer"})
+    assert judge(MESH, look, look).accused == (2, 3)
+    free = Look({rank: seen(rank) for rank in (0, 1)}, look.silent)
+    assert judge(MESH, free, free).finding is Finding.WAITING
+    looping = {0: seen(0, process="R"), 1: waiting[1]}
+    look = Look(looping, look.silent)
+    assert judge(MESH, look, look).accused == (0,)
+
+
+def test_where_all_have_come_and_nobody_leaves_the_group_is_named_after_more_patience() -> None:
+    stuck = [seen(rank, groups=inside("dp_shard"), age_s=2.0) for rank in range(4)]
+    look = world(*stuck)
+    assert judge(MESH, look, look).finding is Finding.WAITING
+    odd = replace(stuck[1], stack=("send (gloo.cc:4)",))
+    long = [replace(one, beat=replace(one.beat, age_s=4.0)) for one in (*stuck, odd)]
+    assert judge(MESH, world(*long[:4]), look).accused == ()
+    look = world(*long)
+    assert judge(MESH, look, look).accused == (1,)
+
+
+def test_others_wait_for_a_group_that_is_stuck_in_its_own_collective() -> None:
+    tp = [seen(rank, groups=inside("tp")) for rank in (0, 1)]
+    rest = [seen(rank, "reduce", groups=inside("world", 1)) for rank in (2, 3)]
+    look = world(*tp, *rest)
+    assert judge(MESH, look, look).accused == (0, 1)
+
+
+def test_ranks_of_which_only_the_phase_is_known_are_compared_by_their_steps() -> None:
+    ranks = [seen(rank, groups=(), step=6 if rank != 3 else 5) for rank in range(4)]
+    look = world(*ranks)
+    assert judge(MESH, look, look).accused == (3,)
+
+
+def test_outliers_are_covered_by_the_smallest_group_of_the_mesh() -> None:
+    mesh = {"dp_shard": 2, "cp": 2, "tp": 2}
+    assert cover(mesh, [5]) == (5,)
+    assert cover(mesh, [4, 5]) == (4, 5)
+    assert cover(mesh, [1, 5]) == (1, 5)
+    assert cover(mesh, [4, 7]) == (4, 5, 6, 7)
+    assert cover(mesh, [0, 7]) == tuple(range(8))
+    assert cover(mesh, []) == ()
+
+
+def test_equal_stacks_are_told_once_and_all_is_bounded() -> None:
+    mesh = {"dp_shard": 64, "tp": 1}
+    deep = tuple(f"frame_{i} ({'x' * 500}.py:{i})" for i in range(100))
+    ranks = [
+        seen(rank, groups=inside("world"), stack=(f"f{rank} (a.py:1)", *deep))
+        for rank in range(1, 64)
+    ]
+    look = world(seen(0, process="R", stack=deep), *ranks)
+    verdict = judge(mesh, look, look)
+    assert verdict.accused == (0,)
+    assert len(str(verdict.data())) < 100_000
+    alike = world(*(seen(rank, stack=(f"f (a.py:{rank})",)) for rank in range(4)))
+    assert [one.ranks for one in judge(MESH, alike).stacks] == [(0, 1, 2, 3)]
+
+
+def test_the_only_rank_of_a_world_is_given_more_time_and_then_named() -> None:
+    alone = {"dp_shard": 1, "tp": 1}
+
+    def verdict(age_s: float, overdue: bool = False, **changes: object) -> Verdict:
+        look = world(seen(0, age_s=age_s, **changes))
+        return judge(alone, look, look, overdue=overdue)
+
+    assert verdict(9.0).finding is Finding.WAITING
+    assert verdict(9.0, limit_s=0.8).accused == (0,)
+    assert verdict(11.0).accused == (0,)
+    assert verdict(11.0, limit_s=60.0).finding is Finding.WAITING, "it said so itself"
+    assert verdict(1.5, overdue=True).accused == (0,)
+    assert verdict(0.5, overdue=True).finding is Finding.WAITING
+    assert verdict(0.1, process="T").accused == (0,)
+    moving = world(seen(0, age_s=11.0, micro_batch=1))
+    assert judge(alone, moving, world(seen(0, age_s=10.5))).finding is Finding.WAITING

@@ -1,0 +1,120 @@
+"""Who computed other bits: named by majority, by a repeated step, by a referee; never the wrong."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast_service.diagnosis.silent_corruption import Evidence, Seated, after_repeat, judge
+from holdfast_service.job_model.supervisor_protocol import EventKind, SupervisorEvent
+from holdfast_service.recovery.core_state.event_replay import Facts
+from holdfast_workers.state.replicas import Finding
+
+
+def seen(
+    *digests: str, step: int = 5, changed: tuple[int, ...] = (), refereed: int | None = None
+) -> Evidence:
+    """One group of replicas, in rank order."""
+    differ = len(set(digests)) > 1
+    finding = Finding(
+        attempt=1,
+        step=step,
+        bad_from=step,
+        groups=(tuple(range(len(digests))),) if differ else (),
+        digests=dict(enumerate(digests)) if differ else {},
+        changed=changed,
+    )
+    return Evidence(finding, {rank: Seated(f"n{rank}") for rank in range(9)}, refereed)
+
+
+def test_a_rank_whose_parameters_changed_is_named() -> None:
+    assert judge(seen(changed=(1,))).ranks == (1,)
+    assert judge(seen("a", "b", changed=(0,))).ranks == (0,)
+
+
+def test_of_three_replicas_the_odd_one_is_named() -> None:
+    assert judge(seen("a", "b", "a")).ranks == (1,)
+    assert judge(seen("a", "b", "c")).ranks == ()
+    assert judge(seen("a", "a", "b", "b")).ranks == ()
+
+
+def test_each_group_of_replicas_is_judged_by_itself() -> None:
+    digests = {0: "a", 2: "a", 4: "x", 1: "b", 3: "y", 5: "b"}
+    finding = Finding(1, 5, 5, groups=((0, 2, 4), (1, 3, 5)), digests=digests)
+    assert judge(Evidence(finding)).ranks == (4, 3)
+
+
+def test_of_two_replicas_the_one_that_repeats_itself_was_right() -> None:
+    first = seen("a", "b")
+    assert judge(first).ranks == ()
+    assert judge(first).referee is None
+    assert after_repeat(first, ("a", "a")).ranks == (1,)
+    assert after_repeat(first, ("b", "b")).ranks == (0,)
+    assert after_repeat(first, ("c", "c")).ranks == ()
+
+
+def test_a_rank_that_computes_other_bits_each_time_is_named() -> None:
+    assert judge(seen("a", "c"), seen("a", "b")).ranks == (1,)
+
+
+def test_another_step_that_differs_is_a_new_question() -> None:
+    verdict = judge(seen("a", "b", step=9), seen("a", "b", step=5))
+    assert (verdict.ranks, verdict.referee) == ((), None)
+
+
+def test_a_referee_decides_between_two_that_differ_each_time() -> None:
+    first, again = seen("a", "b"), seen("a", "b")
+    assert judge(again, first).referee == 1
+    # Another node computed rank 1, and has what rank 0 has: it was rank 1's node.
+    assert after_repeat(again, ("a", "a")).ranks == (1,)
+    # It has what rank 1 had: it is rank 0's.
+    other = judge(seen("a", "b", refereed=1), again)
+    assert other.ranks == (0,)
+
+
+@given(st.integers(2, 6), st.integers(0, 5), st.sampled_from(["once", "always", "each time"]))
+def test_one_wrong_rank_is_named_and_no_other(replicas: int, wrong: int, how: str) -> None:
+    """Played to the end, as the supervisor plays it."""
+    wrong %= replicas
+    moved: int | None = None  # the rank that a good node computes by now
+    before = None
+    for turn in range(4):
+        computes = "always" if how == "always" else f"turn {turn}"
+        bad = moved != wrong and not (how == "once" and turn)
+        digests = ["good"] * replicas
+        if bad:
+            digests[wrong] = computes
+        if not bad:
+            assert before is not None
+            assert after_repeat(before, digests).ranks == (wrong,)
+            return
+        evidence = seen(*digests, refereed=moved)
+        verdict = judge(evidence, before)
+        if verdict.ranks:
+            assert verdict.ranks == (wrong,)
+            return
+        before, moved = evidence, verdict.referee
+    raise AssertionError("nobody was named")
+
+
+def test_a_restarted_supervisor_knows_what_is_corrupt() -> None:
+    restore = {"step": 0, "attempt": 0}
+    formed = {"attempt": 1, "restore": restore, "members": []}
+    ran = {"attempt": 1, "members": [], "first_step": 1}
+    bad = {
+        "step": 9,
+        "uri": "",
+        "message": "replicas differ",
+        "corrupt": {"attempt": 1, "step": 9},
+    }
+    told = (
+        (EventKind.ATTEMPT_FORMING, formed),
+        (EventKind.ATTEMPT_RUNNING, ran),
+        (EventKind.CHECKPOINT_BAD, bad),
+    )
+    facts = Facts.from_events(
+        SupervisorEvent(seq, float(seq), kind, data) for seq, (kind, data) in enumerate(told, 1)
+    )
+    assert facts.line.holds(1, 8)
+    assert not facts.line.holds(1, 9)
+    assert facts.line.holds(2, 9)

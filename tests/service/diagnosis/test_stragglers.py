@@ -1,0 +1,145 @@
+"""Ranks that compute more slowly than their peers, in series of times."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from math import exp, log
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.service.fake_cluster import row
+
+from holdfast_service.diagnosis.stragglers import (
+    FACTOR,
+    WARM_UP_STEPS,
+    WINDOWS,
+    PeerTimes,
+    Straggler,
+    change_point,
+)
+from holdfast_workers.protocol.messages import StepRow
+
+
+def measured(step: int, times: list[float], attempt: int = 1, step_s: float = 1.0) -> StepRow:
+    return replace(row(attempt, step), step_time_s=step_s, compute_s=tuple(times))
+
+
+def noisy(chance: random.Random, noise: float, spikes: float) -> float:
+    """A time about one second; some steps take ten times as long."""
+    return exp(chance.gauss(0.0, noise)) * (10.0 if chance.random() < spikes else 1.0)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    world_size=st.integers(2, 16),
+    noise=st.floats(0.0, 0.5),
+    spikes=st.floats(0.0, 0.03),
+    drift=st.floats(0.5, 2.0),
+)
+@settings(max_examples=60)
+def test_in_a_healthy_job_nobody_is_slow_however_noisy_it_is(
+    seed: int, world_size: int, noise: float, spikes: float, drift: float
+) -> None:
+    """Also while all ranks become slower together."""
+    chance, peers = random.Random(seed), PeerTimes()
+    for step in range(1, 400):
+        together = drift ** (step / 400)
+        times = [together * noisy(chance, noise, spikes) for _ in range(world_size)]
+        assert not peers.take(measured(step, times)), (step, times)
+
+
+def test_there_is_no_false_alarm_in_a_hundred_thousand_noisy_steps() -> None:
+    chance, peers = random.Random(5), PeerTimes()
+    for step in range(1, 100_001):
+        times = [noisy(chance, 0.2, 0.02) for _ in range(4)]
+        assert not peers.take(measured(step, times)), step
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    world_size=st.integers(2, 16),
+    noise=st.floats(0.0, 0.12),
+    factor=st.floats(2.5, 10.0),
+    healthy=st.integers(20, 80),
+)
+@settings(max_examples=60)
+def test_a_slow_rank_is_told_within_some_steps_and_again_when_it_has_recovered(
+    seed: int, world_size: int, noise: float, factor: float, healthy: int
+) -> None:
+    chance, peers = random.Random(seed), PeerTimes()
+    slow = chance.randrange(world_size)
+    told: list[Straggler] = []
+    for step in range(1, healthy + 61):
+        times = [noisy(chance, noise, 0.0) for _ in range(world_size)]
+        if healthy < step <= healthy + 30:
+            times[slow] *= factor
+        told += peers.take(measured(step, times))
+    noticed, recovered = told
+    assert noticed.rank == recovered.rank == slow
+    assert not noticed.recovered and recovered.recovered
+    assert healthy < noticed.step <= healthy + 3 * WINDOWS[0]
+    assert abs(noticed.since_step - healthy - 1) <= 3
+    assert noticed.factor > FACTOR and abs(log(noticed.factor / factor)) < 0.5
+    assert healthy + 30 < recovered.step <= healthy + 30 + 2 * WINDOWS[0]
+    assert not peers.slow
+
+
+def test_a_rank_that_was_slow_all_along_is_told_too() -> None:
+    peers = PeerTimes()
+    told = [one for step in range(1, 30) for one in peers.take(measured(step, [1, 1, 2.0, 1.1]))]
+    assert [(one.rank, one.since_step) for one in told] == [(2, 1 + WARM_UP_STEPS)]
+
+
+def test_all_ranks_of_a_slow_node_are_told_though_they_are_half_of_all() -> None:
+    peers = PeerTimes()
+    told = [one for step in range(1, 30) for one in peers.take(measured(step, [1, 1, 3, 3]))]
+    assert sorted(one.rank for one in told) == [2, 3]
+
+
+def test_steps_shorter_than_a_turn_of_the_scheduler_are_taken_together() -> None:
+    """A few milliseconds on a crowded machine say nothing of a rank."""
+    peers = PeerTimes()
+    told = []
+    for step in range(1, 200):
+        slow = 5.0 if 50 <= step < 60 else 1.0  # 0.1 s
+        told += peers.take(measured(step, [0.01, 0.01 * slow], step_s=0.01))
+    assert not told
+    for step in range(200, 600):
+        told += peers.take(measured(step, [0.01, 0.03], step_s=0.03))
+    assert [one.rank for one in told] == [1]
+    assert 150 <= told[0].since_step <= 230
+
+
+def test_what_is_told_again_counts_once_and_a_new_attempt_begins_anew() -> None:
+    peers = PeerTimes()
+    rows = [measured(step, [1.0, 3.0]) for step in range(1, 9)]
+    for _ in range(5):
+        assert not [one for each in rows for one in peers.take(each)]
+    for attempt in (2, 3):
+        for step in range(9, 16):
+            assert not peers.take(measured(step, [1.0, 3.0], attempt))
+
+
+def test_a_world_of_one_or_a_row_without_times_has_no_straggler() -> None:
+    peers = PeerTimes()
+    for step in range(1, 50):
+        assert not peers.take(measured(step, [1.0]))
+    for step in range(50, 100):
+        assert not peers.take(measured(step, []))
+
+
+@given(
+    before=st.integers(3, 40),
+    after=st.integers(3, 40),
+    jump=st.floats(1.0, 5.0),
+    seed=st.integers(0, 2**32),
+)
+def test_the_change_point_is_where_the_level_rose(
+    before: int, after: int, jump: float, seed: int
+) -> None:
+    chance = random.Random(seed)
+    series = [chance.uniform(-0.1, 0.1) for _ in range(before)]
+    series += [jump + chance.uniform(-0.1, 0.1) for _ in range(after)]
+    assert change_point(series) == before
+    assert change_point([-one for one in series]) == 0, "it fell"

@@ -1,0 +1,40 @@
+"""The keeper by itself, without Ray."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast_service.embedded_cluster import processes
+from holdfast_service.embedded_cluster.keeper import Keeper
+from holdfast_service.embedded_cluster.local_cluster import folder
+
+
+def test_a_node_that_does_not_start_leaves_nothing_and_costs_nobody_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = folder(tmp_path)
+    place.make()
+    nothing: Any = None
+    keeper = Keeper(place, 1, 60.0, {}, nothing)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def half_start(name: str, *, head: bool) -> None:
+        marks = {
+            processes.CLUSTER_MARK: keeper.cluster.cluster_id,
+            processes.NODE_MARK: name,
+        }
+        command = [sys.executable, "-c", "import time; time.sleep(60)"]
+        started.append(subprocess.Popen(command, env={**os.environ, **marks}))
+        raise TimeoutError("the raylet did not come up")
+
+    monkeypatch.setattr(keeper, "_start_node", half_start)
+    answer = keeper._add_node()
+    assert answer == {"error": "node-0 did not start: TimeoutError: the raylet did not come up"}
+    assert started[0].wait(10) == -9
+    assert keeper.cluster.nodes == ()

@@ -1,0 +1,139 @@
+"""The embedded cluster: it outlives its starter, loses and gains nodes, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.support.waiting import eventually
+
+from holdfast_service.embedded_cluster import local_cluster, processes
+from holdfast_service.embedded_cluster.local_cluster import LocalCluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+STARTS_AND_DIES = """
+import os, signal, sys
+from pathlib import Path
+from holdfast_service.embedded_cluster import local_cluster
+local_cluster.ensure(Path(sys.argv[1]), 2)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+IS_TOLD_TO_END_IN_A_CALLBACK = """
+import signal, weakref
+from holdfast_service.embedded_cluster.keeper import Ending
+class Thing: pass
+ending = Ending()
+thing = Thing()
+watched = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGTERM))
+del thing
+assert ending.asked
+assert ending.door.recv(1)
+"""
+
+LISTS_NODES = """
+import json, ray, sys
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+print(json.dumps([n["NodeID"] for n in ray.nodes() if n["Alive"]]))
+"""
+GONE_S = 20.0
+
+
+def remains(cluster: LocalCluster) -> list[str]:
+    found = [str(p) for p in (Path(cluster.temp_dir), Path(cluster.shm_root)) if p.exists()]
+    found += [str(pid) for pid in processes.of_cluster(cluster.cluster_id)]
+    if psutil.pid_exists(cluster.keeper_pid):
+        status = psutil.Process(cluster.keeper_pid).status()
+        found += ["keeper"] if status != psutil.STATUS_ZOMBIE else []
+    return found
+
+
+def alive_nodes(cluster: LocalCluster) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", LISTS_NODES, cluster.address],
+        env={**os.environ, **cluster.environment()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    local_cluster.stop(tmp_path)
+
+
+def test_it_outlives_its_starter_loses_and_gains_a_node_and_leaves_nothing(data_dir: Path) -> None:
+    shm_before = shared_memory()
+    starter = subprocess.run([sys.executable, "-c", STARTS_AND_DIES, str(data_dir)], timeout=120)
+    assert starter.returncode == -signal.SIGKILL
+    cluster = local_cluster.find(data_dir)
+    assert cluster is not None
+    assert local_cluster.ensure(data_dir, 2).cluster_id == cluster.cluster_id, "adopted"
+    assert [node.name for node in cluster.nodes] == ["head", "node-0", "node-1"]
+    assert Path(cluster.token_path).stat().st_mode & 0o077 == 0
+    assert loopback_only(cluster)
+
+    victim = cluster.nodes[1]
+    killed = local_cluster.kill_node(cluster, victim.node_id)
+    assert victim.raylet_pid in killed
+    assert processes.of_node(cluster.cluster_id, victim.name, victim.raylet_pid) == []
+    eventually(lambda: victim.node_id not in alive_nodes(cluster), GONE_S)
+
+    added = local_cluster.add_node(cluster)
+    listed = alive_nodes(cluster)
+    assert added.node_id in listed and cluster.nodes[2].node_id in listed
+
+    assert local_cluster.stop(data_dir)
+    assert remains(cluster) == []
+    assert shared_memory() <= shm_before
+    assert local_cluster.find(data_dir) is None
+    assert not local_cluster.stop(data_dir), "nothing left to stop"
+
+
+def shared_memory() -> set[Path]:
+    """What lies in shared memory, but for what other tests and databases beside this one have."""
+    beside = ("holdfast-test-", "PostgreSQL.")
+    return {one for one in Path("/dev/shm").iterdir() if not one.name.startswith(beside)}
+
+
+def loopback_only(cluster: LocalCluster) -> bool:
+    listening = [
+        connection.laddr.ip
+        for pid in processes.of_cluster(cluster.cluster_id)
+        for connection in psutil.Process(pid).net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    return bool(listening) and all(ip.removeprefix("::ffff:") == "127.0.0.1" for ip in listening)
+
+
+def test_a_killed_keeper_takes_the_cluster_along_and_the_next_stop_sweeps(data_dir: Path) -> None:
+    cluster = local_cluster.ensure(data_dir, 1)
+    os.kill(cluster.keeper_pid, signal.SIGKILL)
+    eventually(lambda: local_cluster.find(data_dir) is None, GONE_S)
+    (Path(cluster.shm_root) / "own-0.seg").write_bytes(b"left behind")
+    assert local_cluster.stop(data_dir)
+    assert remains(cluster) == []
+
+
+def test_an_orphan_ends_itself_after_its_grace(data_dir: Path) -> None:
+    with local_cluster.attached(data_dir):
+        cluster = local_cluster.ensure(data_dir, 1, orphan_grace_s=1.0)
+        time.sleep(2.5)  # longer than the grace: it must not end while a server is attached
+        assert local_cluster.find(data_dir) is not None
+    eventually(lambda: remains(cluster) == [], GONE_S)
+
+
+def test_an_end_that_is_asked_for_inside_a_callback_is_not_lost() -> None:
+    command = [sys.executable, "-c", IS_TOLD_TO_END_IN_A_CALLBACK]
+    subprocess.run(command, timeout=60, check=True)

@@ -1,0 +1,193 @@
+"""Specs: what is accepted, and that all that is wrong is said at once, at its path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast_service.job_model.job_spec import InvalidSpec, JobSpec, parse
+from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
+from holdfast_workers.spec import Fault
+
+THREE_NODES = Capacity(
+    nodes=tuple(NodeCapacity(f"n{n}", "127.0.0.1", cpus=1.0, gpus=0.0) for n in range(3)),
+    can_grow=False,
+)
+MAIN = """
+name: stdlib-lm
+recipe: pretrain
+model: {family: llama, dim: 128, layers: 4, heads: 4, kv_heads: 2, sequence_length: 256}
+data: {source: python-stdlib, tokenizer: bytes}
+train:
+  {steps: 300, global_batch: 16, micro_batch: 4, seed: 7,
+   optimizer: {name: adamw, lr: 3.0e-4, weight_decay: 0.1, betas: [0.9, 0.95]},
+   schedule: {name: cosine, warmup_steps: 20}, clip_grad_norm: 1.0}
+parallel: {dp_shard: 2, tp: 2}
+resources: {cpus_per_worker: 0.5, gpus_per_worker: 0, workers_per_node: 2, standby_nodes: 1}
+checkpoint: {memory: {every_steps: 1}, remote: {uri: null, every_steps: 100, keep: 3}}
+recovery: {max_failures: 20, window_s: 3600, wait_for_replacement_s: 60}
+"""
+
+
+def faults(text: str, capacity: Capacity | None = THREE_NODES) -> dict[str, str]:
+    with pytest.raises(InvalidSpec) as refused:
+        parse(yaml.safe_load(text), capacity)
+    found: list[Fault] = refused.value.faults
+    return {fault.path: fault.message for fault in found}
+
+
+def test_the_main_job_is_accepted_and_keeps_its_values() -> None:
+    spec = parse(yaml.safe_load(MAIN), THREE_NODES)
+    assert (spec.training_nodes, spec.nodes, spec.node_cpus) == (2, 3, 1.0)
+    assert spec.training().train.optimizer.betas == (0.9, 0.95)
+    assert JobSpec.model_validate(spec.model_dump(mode="json")) == spec
+
+
+def test_a_lease_shorter_than_the_silence_that_counts_as_a_loss_is_refused() -> None:
+    found = faults("{name: x, recovery: {lease_s: 1.5}}")
+    assert list(found) == ["recovery.lease_s"]
+    assert "lease_s 1.5 is shorter than heartbeat_timeout_s 2" in found["recovery.lease_s"]
+    for recovery in ({"lease_s": 0}, {"lease_s": 2}, {"lease_s": 1, "heartbeat_timeout_s": 1}):
+        assert parse({"name": "x", "recovery": recovery}, THREE_NODES).recovery
+
+
+def test_a_name_suffices() -> None:
+    assert parse({"name": "x"}, THREE_NODES).nodes == 1
+
+
+def test_every_fault_is_named_at_its_path_at_once() -> None:
+    found = faults(
+        """
+        name: two words
+        recipe: pretrian
+        modle: {}
+        model: {dim: 130, headz: 3, layers: four}
+        data: {source: /nowhere/*.txt}
+        train: {steps: 0, global_batch: 17, optimizer: {lr: 3e-4}, schedule: 5,
+                clip_grad_norm: .nan}
+        parallel: {dp_shard: 3, tp: 3}
+        resources: {cpus_per_worker: 2, workers_per_node: 2}
+        checkpoint: {remote: {uri: "gs://bucket", keep: yes}}
+        """
+    )
+    assert set(found) == {
+        "name",
+        "recipe",
+        "modle",
+        "model.headz",
+        "model.layers",
+        "model.heads",
+        "data.source",
+        "train.steps",
+        "train.global_batch",
+        "train.optimizer.lr",
+        "train.schedule",
+        "train.clip_grad_norm",
+        "parallel.tp",
+        "resources.workers_per_node",
+        "resources.cpus_per_worker",
+        "checkpoint.remote.uri",
+        "checkpoint.remote.keep",
+    }
+    assert "'model'" in found["modle"]
+    assert "'heads'" in found["model.headz"]
+    assert "3.0e-4" in found["train.optimizer.lr"]
+    assert "s3" in found["checkpoint.remote.uri"]
+
+
+def test_a_key_in_the_wrong_section_is_shown_its_place() -> None:
+    found = faults("{name: x, train: {tp: 2}, lr: 1.0}")
+    assert "'parallel.tp'" in found["train.tp"]
+    assert "'train.optimizer.lr'" in found["lr"]
+
+
+def test_a_field_at_fault_does_not_accuse_others() -> None:
+    # dim is refused; that 128, its default, is not divisible by 3 heads is not the user's doing.
+    assert set(faults("{name: x, model: {dim: wide, heads: 3}}")) == {"model.dim"}
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("{name: x, parallel: {dp_shard: 4}}", "parallel"),
+        ("{name: x, resources: {standby_nodes: 3}}", "resources.standby_nodes"),
+        ("{name: x, resources: {cpus_per_worker: 1.5}}", "resources.cpus_per_worker"),
+        ("{name: x, resources: {gpus_per_worker: 1}}", "resources.gpus_per_worker"),
+    ],
+)
+def test_more_than_the_cluster_could_ever_hold_is_refused(text: str, path: str) -> None:
+    assert path in faults(text)
+    growing = Capacity(nodes=(), can_grow=True)
+    for capacity in (growing, None):
+        parse(yaml.safe_load(text), capacity)
+
+
+def test_memory_may_be_copied_to_several_nodes_or_to_none() -> None:
+    for copies in (0, 1, 3):
+        spec = parse({"name": "x", "checkpoint": {"memory": {"copies": copies}}}, None)
+        assert spec.checkpoint.memory.partner_copies == copies
+    off = parse({"name": "x", "checkpoint": {"memory": {"every_steps": 0}}}, None)
+    assert off.checkpoint.memory.partner_copies == 0
+    with pytest.raises(InvalidSpec, match=r"checkpoint\.memory\.copies"):
+        parse({"name": "x", "checkpoint": {"memory": {"copies": 4}}}, None)
+
+
+def test_data_may_be_a_file_a_folder_or_a_glob(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    for source in (tmp_path, tmp_path / "a.txt", tmp_path / "*.txt"):
+        parse({"name": "x", "data": {"source": str(source)}}, None)
+    assert "data.source" in faults(f"{{name: x, data: {{source: {tmp_path}/*.md}}}}")
+
+
+def test_checkpoints_may_lie_in_a_folder_or_in_a_bucket() -> None:
+    for uri in ("/tmp/x", "file:///tmp/x", "file://localhost/tmp/x", "s3://bucket/x"):
+        parse({"name": "x", "checkpoint": {"remote": {"uri": uri}}}, None)
+    for uri in ("relative/x", "file://host/x", "gs://x", "s3://"):
+        found = faults(f"{{name: x, checkpoint: {{remote: {{uri: '{uri}'}}}}}}")
+        assert set(found) == {"checkpoint.remote.uri"}
+
+
+def test_a_program_of_the_users_is_named_by_module_and_attribute() -> None:
+    parse({"name": "x", "recipe": "my.module:Recipe"}, None)
+    for recipe in ("my.module", "a b:c", ":x", ""):
+        with pytest.raises(InvalidSpec):
+            parse({"name": "x", "recipe": recipe}, None)
+
+
+def test_what_a_database_cannot_keep_is_refused() -> None:
+    for value in (2**60, "nul \0", "half \ud800"):
+        with pytest.raises(InvalidSpec):
+            parse({"name": "x", "train": {"seed": value}, "data": {"source": value}}, None)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+SECTIONS = ["name", "recipe", "model", "data", "train", "parallel", "resources", "checkpoint"]
+
+
+@given(st.dictionaries(st.sampled_from(SECTIONS) | st.text(max_size=5), JSON) | JSON)
+def test_any_document_is_accepted_or_refused_with_reasons(document: Any) -> None:
+    try:
+        parse(document, THREE_NODES)
+    except InvalidSpec as refused:
+        assert refused.faults
+        assert all(fault.message for fault in refused.faults)
+
+
+def test_intervals_are_whole_numbers_of_steps_or_auto() -> None:
+    spec = parse({"name": "x", "checkpoint": {"remote": {"every_steps": "auto"}}}, THREE_NODES)
+    assert spec.checkpoint.remote.every_steps == "auto"
+    for wrong in ("soon", -1, 1.5, None):
+        document = {"name": "x", "checkpoint": {"memory": {"every_steps": wrong}}}
+        (message,) = faults(yaml.safe_dump(document)).values()
+        assert "a whole number of steps, or auto" in message

@@ -1,0 +1,126 @@
+"""What placements survive: probabilities against GEMINI's formula, and gaps in words."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import comb
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast_service.placement.durability import gaps, recovery_odds
+from holdfast_service.placement.replica_placement import Placement, Site, place_partners
+
+
+def holders(placement: Placement) -> list[frozenset[str]]:
+    ground = placement.ground
+    return [frozenset(ground.agents(one.home | one.copies)) for one in placement.shards]
+
+
+def on_nodes(mesh: dict[str, int], nodes: int, *, copies: int = 1) -> Placement:
+    world = 1
+    for size in mesh.values():
+        world *= size
+    seats = {rank: f"n{rank * nodes // world}" for rank in range(world)}
+    return place_partners(
+        mesh, seats, [Site(f"n{i}", f"x{i}") for i in range(nodes)], copies=copies
+    )
+
+
+@pytest.mark.parametrize("nodes", [2, 4, 6, 8, 16])
+@pytest.mark.parametrize("per_node", [1, 2, 4])
+def test_two_lost_nodes_are_survived_as_often_as_geminis_groups_say(
+    nodes: int, per_node: int
+) -> None:
+    """GEMINI (SOSP 2023), corollary 1 for m = k = 2: 1 - (N / 2) / C(N, 2)."""
+    placed = on_nodes({"dp_shard": nodes * per_node}, nodes)
+    odds = recovery_odds(holders(placed), 2)
+    assert odds.probability == pytest.approx(1 - (nodes / 2) / comb(nodes, 2))
+    assert odds.standard_error == 0
+
+
+@pytest.mark.parametrize("nodes", [4, 6, 8])
+def test_three_lost_nodes_are_survived_at_least_as_often_as_geminis_bound_says(nodes: int) -> None:
+    """Corollary 1 for k > m: at least 1 - (N / m) * C(N - m, k - m) / C(N, k)."""
+    odds = recovery_odds(holders(on_nodes({"dp_shard": nodes}, nodes)), 3)
+    assert odds.probability >= 1 - (nodes / 2) * comb(nodes - 2, 1) / comb(nodes, 3) - 1e-12
+
+
+@given(
+    st.lists(st.frozensets(st.sampled_from("abcdefg"), min_size=1, max_size=3), min_size=1),
+    st.integers(0, 7),
+)
+def test_the_odds_are_the_share_of_sets_that_leave_every_state(
+    held: list[frozenset[str]], lost: int
+) -> None:
+    machines = sorted({name for one in held for name in one})
+    if lost > len(machines):
+        with pytest.raises(ValueError, match="cannot be lost"):
+            recovery_odds(held, lost)
+        return
+    sets = [set(one) for one in combinations(machines, lost)]
+    survived = sum(all(one - gone for one in held) for gone in sets)
+    assert recovery_odds(held, lost).probability == pytest.approx(survived / len(sets))
+
+
+def test_of_too_many_sets_some_are_drawn_and_the_error_is_told() -> None:
+    placed = on_nodes({"dp_shard": 128}, 128)
+    odds = recovery_odds(holders(placed), 4)
+    assert odds == recovery_odds(holders(placed), 4)
+    pairs = 64
+    exact = 2**4 * comb(pairs, 4) / comb(128, 4)
+    assert 0 < odds.standard_error < 0.01
+    assert abs(odds.probability - exact) < 4 * odds.standard_error
+
+
+def test_a_placement_without_gaps_says_nothing() -> None:
+    assert gaps(on_nodes({"dp_shard": 2, "tp": 2}, 4)) == []
+
+
+def test_a_group_on_every_machine_cannot_be_survived_and_the_plan_says_so() -> None:
+    found = gaps(on_nodes({"dp_shard": 4, "tp": 2}, 4))
+    assert [gap.words for gap in found] == [
+        "evicting all machines of the dp_shard group of ranks 0, 2, 4, 6 (and of 1 more on the "
+        "same machines) loses the state of ranks 0, 1, 2, 3, 4, 5, 6, 7: "
+        "no legal placement: the group is on every machine that trains"
+    ]
+
+
+def test_links_that_failed_are_named_as_the_reason() -> None:
+    seats = {rank: f"n{rank}" for rank in range(4)}
+    sites = [Site(f"n{rank}", f"x{rank}") for rank in range(4)]
+    mesh = {"dp_shard": 2, "tp": 2}
+    (around,) = gaps(place_partners(mesh, seats, sites, avoid=frozenset({("n0", "n3")})))
+    assert around.ranks == (0,)
+    assert "replication to n3 failed before" in around.why
+    avoid = frozenset(("n0", f"n{other}") for other in range(1, 4))
+    nowhere = gaps(place_partners(mesh, seats, sites, avoid=avoid))[0]
+    assert (nowhere.what, nowhere.ranks) == ("losing 1 node at once", (0,))
+    assert "failed before" in nowhere.why
+
+
+def test_one_domain_for_all_is_a_gap() -> None:
+    seats = {0: "n0", 1: "n1"}
+    sites = [Site("n0", "x0", "rack"), Site("n1", "x1", "rack"), Site("n2", "x2", "rack")]
+    words = [gap.words for gap in gaps(place_partners({"tp": 2}, seats, sites))]
+    assert any("failure domain rack loses the state of ranks 0, 1" in one for one in words)
+
+
+def test_one_node_is_not_made_to_keep_the_copies_of_a_whole_other_domain() -> None:
+    seats = {rank: f"n{rank}" for rank in range(6)}
+    sites = [Site(f"n{rank}", f"x{rank}", "a" if rank == 0 else "b") for rank in range(6)]
+    found = gaps(place_partners({"dp_shard": 6}, seats, sites))
+    (gap,) = [gap for gap in found if "domain" in gap.what]
+    assert "too few to keep so many copies" in gap.why
+    two = [Site(f"n{rank}", f"x{rank}", "a" if rank < 2 else "b") for rank in range(6)]
+    assert not [
+        gap for gap in gaps(place_partners({"dp_shard": 6}, seats, two)) if "dom" in gap.what
+    ]
+
+
+def test_own_memory_alone_protects_against_no_lost_node() -> None:
+    words = [gap.words for gap in gaps(on_nodes({"dp_shard": 2, "tp": 2}, 4, copies=0))]
+    assert words[0] == (
+        "losing a node loses the state of ranks 0, 1, 2, 3: checkpoint.memory.copies is 0"
+    )

@@ -1,0 +1,154 @@
+"""Rank assignment: survivors stay, holes are filled in the right order, nothing is overfilled."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast_service.placement.rank_assignment import (
+    Assignment,
+    Home,
+    Idle,
+    Node,
+    Shortage,
+    assign,
+)
+
+GROUPS = ((0, 1), (2, 3))
+
+
+def node(agent: str, *workers: Idle, domain: str = "", capacity: int = 2, ready: bool = True):
+    return Node(agent, domain, capacity, ready, tuple(workers))
+
+
+def seats(result: Assignment | Shortage) -> dict[int, tuple[str, str | None]]:
+    assert isinstance(result, Assignment), result
+    return {one.rank: (one.agent, one.worker) for one in result.placed}
+
+
+def test_a_crashed_process_on_a_healthy_agent_is_forked_there() -> None:
+    homes = {0: Home("n0", "", True), 1: Home("n1", "", True)}
+    nodes = [
+        node("n0", Idle("a", 0)),
+        node("n1", Idle("c", 2), Idle("d", 3)),
+        node("n2", Idle("x"), Idle("y")),
+    ]
+    assert seats(assign(GROUPS, homes, nodes)) == {
+        0: ("n0", "a"),
+        1: ("n0", None),
+        2: ("n1", "c"),
+        3: ("n1", "d"),
+    }
+
+
+def test_a_process_that_had_a_rank_takes_no_other() -> None:
+    """It was built for its place in the mesh; what knows no homes forks rather than moves it."""
+    nodes = [node("n1", Idle("c", 2), Idle("d", 3)), node("n2", Idle("x"), Idle("y"))]
+    assert seats(assign(GROUPS, {}, nodes)) == {
+        0: ("n1", None),
+        1: ("n1", None),
+        2: ("n2", "x"),
+        3: ("n2", "y"),
+    }
+
+
+def test_a_standby_takes_all_ranks_of_a_lost_agent_with_its_warm_workers() -> None:
+    homes = {0: Home("n0", "", False), 1: Home("n1", "", True)}
+    nodes = [node("n1", Idle("c", 2), Idle("d", 3)), node("n2", Idle("x"), Idle("y"))]
+    result = assign(GROUPS, homes, nodes)
+    assert seats(result)[0] == ("n2", "x")
+    assert seats(result)[1] == ("n2", "y")
+    assert isinstance(result, Assignment)
+    assert result.moved == (0,)
+
+
+def test_the_same_failure_domain_comes_first() -> None:
+    homes = {0: Home("n0", "rack-b", False), 1: Home("n1", "rack-a", True)}
+    nodes = [
+        node("n1", Idle("c", 2), domain="rack-a"),
+        node("n2", Idle("x"), Idle("y"), domain="rack-a"),
+        node("n3", domain="rack-b"),
+    ]
+    assert seats(assign(GROUPS, homes, nodes))[0] == ("n3", None)
+
+
+def test_an_agent_that_came_back_fills_the_hole_when_no_standby_was_there() -> None:
+    homes = {0: Home("n0", "", False), 1: Home("n1", "", True)}
+    nodes = [node("n0", Idle("new")), node("n1", Idle("c", 2), Idle("d", 3))]
+    assert seats(assign(GROUPS, homes, nodes))[0] == ("n0", "new")
+
+
+def test_free_capacity_beside_other_ranks_is_the_last_resort() -> None:
+    homes = {0: Home("n0", "", False), 1: Home("n1", "", True)}
+    big = node("n1", Idle("c", 2), Idle("d", 3), capacity=4)
+    assert seats(assign(GROUPS, homes, [big]))[0] == ("n1", None)
+    assert seats(assign(GROUPS, homes, [big, node("n2")]))[0] == ("n2", None)
+
+
+def test_without_room_the_missing_ranks_are_named() -> None:
+    homes = {0: Home("n0", "", False), 1: Home("n1", "", True)}
+    unready = node("n2", ready=False)
+    assert assign(GROUPS, homes, [node("n1"), unready]) == Shortage((0, 1))
+
+
+def test_a_home_whose_zygote_is_starting_anew_keeps_its_ranks() -> None:
+    homes = {0: Home("n0", "", True), 1: Home("n1", "", True)}
+    nodes = [node("n0", Idle("a", 0), Idle("b", 1), ready=False), node("n1"), node("n2")]
+    assert seats(assign(GROUPS, homes, nodes))[1] == ("n0", "b")
+
+
+def names(result: Assignment | Shortage) -> list[str | None]:
+    """The workers of ranks 0 and 1, where both sit on `n0`."""
+    first, second = (seats(result)[rank] for rank in (0, 1))
+    assert first[0] == second[0] == "n0"
+    return [first[1], second[1]]
+
+
+def test_who_has_built_for_a_rank_takes_that_one_alone_and_only_if_it_is_free() -> None:
+    homes = {0: Home("n0", "", True), 1: Home("n1", "", True)}
+    spares = [Idle("for 0", 0, spare=True), Idle("for 1", 1, spare=True)]
+    whole = node("n0", *spares, Idle("a", 0), Idle("b", 1))
+    others = node("n1", Idle("c", 2), Idle("d", 3))
+    assert names(assign(GROUPS, homes, [whole, others])) == ["a", "b"]
+    halved = node("n0", *spares, Idle("a", 0), Idle("any"))
+    assert names(assign(GROUPS, homes, [halved, others])) == ["a", "for 1"]
+    unready = node("n0", spares[0], Idle("a", 0), Idle("any"))
+    assert names(assign(GROUPS, homes, [unready, others])) == ["a", "any"]
+
+
+@given(
+    capacities=st.lists(st.integers(1, 5), max_size=6),
+    per_node=st.integers(1, 3),
+    world=st.integers(1, 9),
+    warm=st.lists(st.integers(0, 5), min_size=6, max_size=6),
+    alive=st.sets(st.integers(0, 8)),
+)
+def test_every_rank_once_never_beyond_capacity_or_a_named_shortage(
+    capacities: list[int], per_node: int, world: int, warm: list[int], alive: set[int]
+) -> None:
+    groups = [
+        tuple(range(start, min(start + per_node, world))) for start in range(0, world, per_node)
+    ]
+    nodes = [
+        node(f"n{i}", *(Idle(f"w{i}.{k}", k) for k in range(warm[i])), capacity=capacity)
+        for i, capacity in enumerate(capacities)
+    ]
+    homes = {i: Home(f"n{i}", "", i in alive) for i in range(len(groups)) if i < len(nodes)}
+    result = assign(groups, homes, nodes)
+    assert result == assign(groups, homes, nodes), "deterministic"
+    if isinstance(result, Shortage):
+        assert result.ranks
+        room = sum(capacity // per_node for capacity in capacities)
+        stay = any(home.alive for home in homes.values())
+        assert stay or room < len(groups), "there was room"
+        return
+    assert [one.rank for one in result.placed] == list(range(world))
+    for one in nodes:
+        assert sum(placed.agent == one.agent for placed in result.placed) <= one.capacity
+    workers = [placed.worker for placed in result.placed if placed.worker is not None]
+    assert len(workers) == len(set(workers))
+    by_rank = {placed.rank: placed for placed in result.placed}
+    for group in groups:
+        assert len({by_rank[rank].agent for rank in group}) == 1, "a group sits together"
+    for placed in result.placed:
+        assert placed.worker is None or placed.worker.startswith(f"w{placed.agent[1:]}.")

@@ -1,0 +1,114 @@
+"""What could be restored on a mesh, per tier, and what is missing otherwise."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast_service.placement.restore_points import (
+    BadCopy,
+    Copy,
+    Line,
+    RemoteCheckpoint,
+    Source,
+    find_restore_point,
+)
+from holdfast_service.placement.tier_inventory import Holding, holdings, restorable, why_not_newer
+from holdfast_workers.protocol.messages import Held, Place
+
+MESHES = [
+    dict(zip(("dp_replicate", "dp_shard", "tp"), sizes, strict=True))
+    for sizes in product((1, 2), repeat=3)
+]
+
+
+def tag(mesh: dict[str, int]) -> str:
+    return ",".join(f"{axis}={size}" for axis, size in mesh.items())
+
+
+def copy(agent: str, rank: int, step: int, attempt: int, mesh: dict[str, int]) -> Copy:
+    return Copy(agent, "i", agent, 1, Held(rank, step, attempt, tag(mesh), "d", 1, Place.OWN))
+
+
+@st.composite
+def inventories(draw: st.DrawFn) -> dict[str, Any]:
+    """Copies of a few steps on a few meshes, some ranks missing, some bad."""
+    copies = []
+    for _ in range(draw(st.integers(0, 4))):
+        mesh, step = draw(st.sampled_from(MESHES)), draw(st.integers(1, 3))
+        attempt = draw(st.integers(1, 2))
+        ranks = draw(st.sets(st.integers(0, prod(mesh.values()) - 1), min_size=1))
+        agent = draw(st.sampled_from("ab"))
+        copies += [copy(agent, rank, step, attempt, mesh) for rank in ranks]
+    bad = [
+        BadCopy(one.agent, Place.OWN, one.held.rank, one.held.attempt, one.held.step)
+        for one in copies
+        if draw(st.integers(0, 9)) == 0
+    ]
+    started = draw(st.integers(0, 3))
+    return {
+        "copies": copies,
+        "remotes": [RemoteCheckpoint(step, 1, f"u{step}") for step in draw(st.sets(st.just(2)))],
+        "line": Line().formed(1, 0).ran(1).formed(2, started).ran(2),
+        "bad": frozenset(bad),
+    }
+
+
+@given(inventories(), st.sampled_from(MESHES))
+def test_the_newest_holding_is_what_a_world_of_the_mesh_starts_from(
+    known: dict[str, Any], mesh: dict[str, int]
+) -> None:
+    point = find_restore_point(world_size=prod(mesh.values()), mesh=mesh, **known)
+    complete = restorable(holdings(mesh, **known))
+    best = max(complete.values(), key=lambda one: one.step, default=None)
+    if best is None:
+        assert point.source is Source.INIT
+    else:
+        assert point.step == best.step
+        assert point.step == complete[point.source].step
+        assert point.attempt == complete[point.source].attempt
+
+
+def test_a_step_that_is_not_whole_says_which_ranks_it_lacks() -> None:
+    mesh = {"dp_replicate": 2, "dp_shard": 2, "tp": 1}
+    copies = [copy("a", rank, 5, 1, mesh) for rank in (0, 3)]
+    found = holdings(mesh, copies, [], Line())
+    assert found == [
+        Holding(Source.MEMORY, 5, 1, tag(mesh), ((1,), (2,))),
+        Holding(Source.RESHARD, 5, 1, tag(mesh)),
+    ]
+    other = {"dp_replicate": 1, "dp_shard": 1, "tp": 1}
+    (lacking,) = holdings(other, copies[:1], [], Line())
+    assert (lacking.complete, lacking.missing) == (False, ((1, 3),))
+    assert lacking.data() == {
+        "tier": "reshard",
+        "step": 5,
+        "attempt": 1,
+        "mesh": tag(mesh),
+        "complete": False,
+        "missing": [[1, 3]],
+    }
+
+
+def test_each_tier_has_its_newest_complete_step() -> None:
+    mesh = {"dp_replicate": 1, "dp_shard": 2, "tp": 1}
+    whole = [copy("a", rank, 7, 1, mesh) for rank in (0, 1)]
+    half = [copy("a", 0, 8, 1, mesh)]
+    remotes = [RemoteCheckpoint(4, 1, "u"), RemoteCheckpoint(6, 1, "bad")]
+    found = restorable(holdings(mesh, whole + half, remotes, Line(), bad_uris=frozenset({"bad"})))
+    assert {source: one.step for source, one in found.items()} == {
+        Source.MEMORY: 7,
+        Source.REMOTE: 4,
+    }
+
+
+def test_what_a_newer_step_lacks_is_said_in_words() -> None:
+    mesh = {"dp_replicate": 1, "dp_shard": 3, "tp": 1}
+    whole = [copy("a", rank, 7, 1, mesh) for rank in (0, 1, 2)]
+    found = holdings(mesh, [*whole, copy("a", 1, 8, 1, mesh)], [], Line())
+    assert why_not_newer(found, 7) == "step 8 is in memory without rank 0, 2"
+    assert why_not_newer(found, 8) == ""

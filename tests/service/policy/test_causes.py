@@ -1,0 +1,76 @@
+"""Which fault explains the others, whom it blames, and when it is the same again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast_service.policy.causes import Cause, Fault, blames_node, comes_back, mark_of, primary
+from holdfast_workers.protocol.messages import ErrorKind, WorkerError
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/code/train.py", line 12, in main
+    step(batch)
+  File "/code/train.py", line {line}, in step
+    raise ValueError("no")
+ValueError: no
+"""
+
+
+def fault(cause: Cause, at: float = 0.0, rank: int = 0, ended_by: str = "") -> Fault:
+    return Fault(cause, 1, at, f"{cause}", rank=rank, agent="n0", step=10, ended_by=ended_by)
+
+
+def raised(message: str = "no", step: int = 10, line: int = 40, type_: str = "ValueError") -> Fault:
+    error = WorkerError(ErrorKind.USER, type_, message, TRACEBACK.format(line=line), step)
+    return Fault(Cause.USER_ERROR, 1, 0.0, "raised", rank=0, agent="n0", step=step, error=error)
+
+
+def test_a_death_explains_what_its_peers_felt_before_it_was_seen() -> None:
+    faults = (fault(Cause.COMMUNICATION, 1.0), fault(Cause.WORKER_CRASH, 2.0, rank=3))
+    assert primary(faults).rank == 3
+
+
+def test_an_error_is_the_same_by_type_step_message_and_place_numbers_apart() -> None:
+    first = mark_of(raised("rank 0 at 0x7f12 lost 12.5"))
+    assert first == mark_of(raised("rank 3 at 0x7aa0 lost 1"))
+    assert first is not None
+    assert first.location == "/code/train.py:40 in step"
+    for other in (raised(step=11), raised(line=41), raised("yes"), raised(type_="KeyError")):
+        assert mark_of(other) != mark_of(raised())
+
+
+def test_what_a_process_does_to_itself_comes_back_if_it_had_not_come_further() -> None:
+    for left in (fault(Cause.WORKER_CRASH, ended_by="exit code 3"), fault(Cause.OUT_OF_MEMORY)):
+        before = mark_of(left)
+        assert comes_back(before, replace(left, rank=2))
+        assert comes_back(before, replace(left, step=0)), "before it had joined"
+        assert not comes_back(before, replace(left, step=11))
+        assert not comes_back(None, left)
+        assert not comes_back(before, fault(Cause.WORKER_CRASH, ended_by="exit code 4"))
+    assert mark_of(fault(Cause.WORKER_CRASH, ended_by="SIGKILL")) is None
+
+
+def test_an_exception_comes_back_at_its_very_step() -> None:
+    before = mark_of(raised())
+    assert comes_back(before, raised())
+    assert not comes_back(before, raised(step=9)) and not comes_back(before, raised("yes"))
+
+
+@pytest.mark.parametrize(
+    ("accused", "blamed"),
+    [
+        (fault(Cause.WORKER_CRASH, ended_by="SIGSEGV"), True),
+        (fault(Cause.WORKER_CRASH, ended_by="SIGKILL"), False),  # somebody chose that process
+        (fault(Cause.WORKER_CRASH, ended_by="exit code 3"), False),
+        (fault(Cause.HANG), True),
+        (fault(Cause.CORRUPTION), True),
+        (fault(Cause.PREEMPTED), False),  # fitness knows of it, as long as it lasts
+        (fault(Cause.USER_ERROR), False),
+        (fault(Cause.COMMUNICATION), False),
+        (Fault(Cause.HANG, 1, 0.0, "nobody was named"), False),
+    ],
+)
+def test_a_node_is_blamed_for_what_it_may_have_done(accused: Fault, blamed: bool) -> None:
+    assert blames_node(accused) is blamed

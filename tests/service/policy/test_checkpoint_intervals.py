@@ -1,0 +1,134 @@
+"""Intervals that follow from cost and failures: properties, and against a simulated run."""
+
+from __future__ import annotations
+
+import random
+from math import sqrt
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast_service.policy.checkpoint_intervals import (
+    MOST_LOST_S,
+    AutoTier,
+    Costs,
+    choose,
+    mean_time_between_failures_s,
+    optimum_s,
+)
+from holdfast_workers.protocol.messages import StepRow
+
+SECONDS = st.floats(1e-4, 1e3)
+MTBFS = st.floats(60.0, 1e8)
+STEPS = st.floats(1e-3, 60.0)
+TARGETS = st.sampled_from((0.001, 0.01, 0.05, 0.5, 1.0))
+TIERS = st.sampled_from(AutoTier)
+
+
+@given(SECONDS, MTBFS, STEPS, TARGETS, TIERS)
+def test_both_bounds_hold_and_the_overhead_goes_first(
+    cost_s: float, mtbf_s: float, step_s: float, target: float, tier: AutoTier
+) -> None:
+    chosen = choose(tier, cost_s, mtbf_s, step_s, target)
+    between_s = chosen.every_steps * step_s
+    assert chosen.every_steps >= 1
+    assert cost_s / between_s <= target * (1 + 1e-9)
+    assert between_s <= max(MOST_LOST_S, cost_s / target + step_s) * (1 + 1e-9) + step_s
+
+
+@given(SECONDS, SECONDS, MTBFS, MTBFS, STEPS, TARGETS, TIERS)
+def test_dearer_saves_and_rarer_failures_never_make_saves_more_frequent(
+    one_s: float, two_s: float, early_s: float, late_s: float, step_s: float, target: float,
+    tier: AutoTier,
+) -> None:  # fmt: skip
+    cheap, dear = sorted((one_s, two_s))
+    soon, rare = sorted((early_s, late_s))
+    usual = choose(tier, cheap, soon, step_s, target).every_steps
+    assert choose(tier, dear, soon, step_s, target).every_steps >= usual
+    assert choose(tier, cheap, rare, step_s, target).every_steps >= usual
+
+
+def test_the_optimum_is_youngs_where_a_save_costs_little() -> None:
+    assert optimum_s(1.0, 1e6) == pytest.approx(sqrt(2e6), rel=0.001)
+    assert optimum_s(300.0, 100.0) == 100.0
+
+
+@pytest.mark.parametrize(("cost_s", "mtbf_s"), [(0.5, 500.0), (5.0, 1000.0), (20.0, 2000.0)])
+def test_what_is_lost_is_within_a_twentieth_of_the_best_by_trial(
+    cost_s: float, mtbf_s: float
+) -> None:
+    """A run with failures at random times, played with every interval."""
+    chosen = choose(AutoTier.MEMORY, cost_s, mtbf_s, step_s=1.0, overhead_target=1.0).every_steps
+    tried = {every: _lost(every, cost_s, mtbf_s) for every in range(5, 600, 5)}
+    assert _lost(chosen, cost_s, mtbf_s) <= 1.05 * min(tried.values())
+
+
+def _lost(every: int, cost_s: float, mtbf_s: float) -> float:
+    """Seconds of saves and of work made twice, in a run of many failures; always the same ones."""
+    failures = random.Random(1)
+    lost_s = 0.0
+    for _ in range(3000):
+        alive_s = failures.expovariate(1 / mtbf_s)
+        saves = int(alive_s // (every + cost_s))
+        lost_s += saves * cost_s + (alive_s - saves * (every + cost_s))
+    return lost_s
+
+
+def test_few_failures_move_what_is_believed_a_little_and_many_decide_it() -> None:
+    def mtbf(failures: int, trained_s: float) -> float:
+        return mean_time_between_failures_s(AutoTier.MEMORY, failures, trained_s, nodes=4)
+
+    before = mtbf(0, 0.0)
+    assert before == 30 * 86400 / 4
+    assert mtbf(1, 60.0) == pytest.approx(before / 2, rel=0.01)
+    month = 30 * 86400.0
+    assert mtbf(3600, 12 * month) == pytest.approx(month / 300, rel=0.03)
+    assert mtbf(0, 10 * month) > before
+
+
+def row(step: int, step_s: float, *, memory: bool = False, remote: bool = False) -> StepRow:
+    return StepRow(
+        attempt=1,
+        step=step,
+        at=0.0,
+        loss=1.0,
+        grad_norm=1.0,
+        lr=1.0,
+        tokens=1,
+        step_time_s=step_s,
+        loader_wait_s=0.0,
+        samples="",
+        checkpoint_wait_s=0.004 if memory else 0.0,
+        memory_saved=memory,
+        remote_saving=remote,
+    )
+
+
+def test_costs_are_what_steps_beside_a_save_take_longer() -> None:
+    costs = Costs()
+    assert costs.memory_s is costs.remote_s is costs.step_s is None
+    for step in range(1, 101):
+        memory, remote = step % 2 == 0, step % 20 in (0, 1, 2)
+        step_s = 0.1 + 0.01 * memory + 0.2 * remote
+        if step % 33 == 0:
+            step_s += 5.0  # a hiccup is no cost of a save
+        costs.take([row(step, step_s, memory=memory, remote=remote)])
+    assert costs.step_s == pytest.approx(0.105, abs=0.006)
+    assert costs.memory_s == pytest.approx(0.01, abs=0.001)
+    assert costs.remote_s == pytest.approx(0.6, abs=0.03)
+
+
+def test_rows_that_come_twice_or_late_change_nothing() -> None:
+    costs, again = Costs(), Costs()
+    rows = [row(step, 0.1, memory=step % 2 == 0) for step in range(1, 60)]
+    costs.take(rows)
+    for step in range(1, 60):
+        again.take(rows[:step])
+    assert (costs.memory_s, costs.step_s) == (again.memory_s, again.step_s)
+
+
+def test_what_training_waited_is_the_least_that_a_save_costs() -> None:
+    costs = Costs()
+    costs.take([row(step, 0.1, memory=step % 2 == 0) for step in range(1, 60)])
+    assert costs.memory_s == 0.004

@@ -1,0 +1,153 @@
+"""The ladder: one action for every situation, with reasons for it and against the others."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast_service.policy.causes import Cause
+from holdfast_service.policy.decision_ladder import (
+    Action,
+    Budget,
+    Decision,
+    Seating,
+    Situation,
+    carried_out,
+    decide,
+    is_tolerable,
+)
+from holdfast_workers.protocol.messages import ErrorKind, WorkerError
+
+ERROR = WorkerError(ErrorKind.USER, "ValueError", "no", "Traceback", 10)
+
+SITUATIONS = st.builds(
+    Situation,
+    cause=st.sampled_from(Cause),
+    what=st.just("rank 1 is gone"),
+    step=st.integers(0, 9),
+    error=st.sampled_from((None, ERROR)),
+    named=st.booleans(),
+    times=st.integers(0, 4),
+    repeated=st.booleans(),
+    room=st.booleans(),
+    may_roll_back=st.booleans(),
+    budget=st.builds(
+        Budget,
+        failures=st.integers(0, 6),
+        max_failures=st.integers(0, 5),
+        preemptions=st.integers(0, 6),
+        max_preemptions=st.integers(0, 5),
+        without_progress=st.integers(0, 6),
+        max_without_progress=st.integers(0, 5),
+    ),
+)
+
+
+def decision(cause: Cause, **known: object) -> Decision:
+    return decide(Situation(cause, what="rank 1", **known))  # type: ignore[arg-type]
+
+
+@given(SITUATIONS)
+@settings(max_examples=2000)
+def test_every_situation_has_one_decision_with_its_reason_and_the_others_refused(
+    now: Situation,
+) -> None:
+    found = decide(now)
+    assert found.reason
+    assert {one.action for one in found.refused} == set(Action) - {found.action}
+    assert all(one.why for one in found.refused)
+    assert (found.action is Action.STOP) == (found.end is not None)
+    if found.end is not None:
+        assert found.end.code
+        assert found.end.message == found.reason
+    assert found.action is not Action.SHRINK
+    if found.action is Action.IGNORE:
+        assert is_tolerable(now.cause)
+    if found.action is Action.REPLACE_NODE:
+        assert now.room
+    if found.action not in (Action.STOP, Action.IGNORE):
+        assert now.budget.failures <= now.budget.max_failures
+        assert now.budget.without_progress <= now.budget.max_without_progress
+
+
+@given(SITUATIONS)
+@settings(max_examples=500)
+def test_more_budget_and_more_room_never_end_a_job(now: Situation) -> None:
+    richer = Situation(**{**now.__dict__, "room": True, "budget": Budget()})
+    if decide(now).action is not Action.STOP:
+        assert decide(richer).action is not Action.STOP
+
+
+def test_a_users_error_is_tried_again_once_and_then_ends_the_job() -> None:
+    assert decision(Cause.USER_ERROR, error=ERROR).action is Action.REFORM
+    again = decision(Cause.USER_ERROR, error=ERROR, repeated=True, room=True)
+    assert again.end is not None
+    assert (again.end.code, again.end.traceback) == ("user_error", "Traceback")
+
+
+def test_out_of_memory_twice_at_a_step_ends_the_job_and_says_so() -> None:
+    assert decision(Cause.OUT_OF_MEMORY).action is Action.REPLACE_WORKER
+    again = decision(Cause.OUT_OF_MEMORY, repeated=True, room=True)
+    assert again.end is not None
+    assert again.end.code == "out_of_memory"
+
+
+def test_a_node_at_fault_twice_is_replaced_where_there_is_another() -> None:
+    for cause in (Cause.HANG, Cause.WORKER_CRASH):
+        assert decision(cause, times=1, room=True).action is Action.REPLACE_WORKER
+        assert decision(cause, times=2, room=True).action is Action.REPLACE_NODE
+        assert decision(cause, times=2, room=False).action is Action.REPLACE_WORKER
+
+
+def test_what_still_makes_steps_is_only_replaced_by_something_better() -> None:
+    for cause in (Cause.STRAGGLER, Cause.NODE_UNWELL, Cause.PREEMPTED):
+        assert decision(cause, named=False, room=True).action is Action.REPLACE_NODE
+        assert decision(cause, named=False, room=False).action is Action.IGNORE
+
+
+def test_a_node_that_computes_other_bits_is_left_at_once_and_never_trusted_twice() -> None:
+    assert decision(Cause.CORRUPTION, room=True).action is Action.REPLACE_NODE
+    assert decision(Cause.CORRUPTION).action is Action.REPLACE_WORKER
+    assert decision(Cause.CORRUPTION, times=2).action is Action.STOP
+
+
+def test_a_lost_node_is_replaced_or_waited_for() -> None:
+    assert decision(Cause.NODE_LOST, room=True).action is Action.REPLACE_NODE
+    assert decision(Cause.NODE_LOST).action is Action.WAIT
+
+
+def test_a_process_that_somebody_ended_is_replaced_where_it_was() -> None:
+    taken = decision(Cause.PREEMPTED, named=True, times=0, room=True)
+    assert taken.action is Action.REPLACE_WORKER
+
+
+def test_a_guard_rolls_back_as_often_as_it_may() -> None:
+    assert decision(Cause.GUARD, may_roll_back=True).action is Action.ROLL_BACK
+    assert decision(Cause.GUARD).action is Action.STOP
+
+
+def test_the_end_of_a_budget_is_named() -> None:
+    codes = [
+        decision(Cause.WORKER_CRASH, budget=budget).end
+        for budget in (
+            Budget(failures=4, max_failures=3),
+            Budget(preemptions=4, max_preemptions=3),
+            Budget(without_progress=6),
+        )
+    ]
+    assert [one.code if one else None for one in codes] == [
+        "too_many_failures",
+        "too_many_preemptions",
+        "no_progress",
+    ]
+
+
+def test_what_the_fence_showed_amends_the_decision_and_keeps_what_was_meant() -> None:
+    meant = decision(Cause.COMMUNICATION)
+    same = carried_out(meant, Seating())
+    assert same.action is Action.REFORM
+    other = carried_out(meant, Seating(forked=(1,)))
+    assert other.action is Action.REPLACE_WORKER
+    assert {one.action for one in other.refused} == set(Action) - {Action.REPLACE_WORKER}
+    (refused,) = [one.why for one in other.refused if one.action is Action.REFORM]
+    assert "meant at first" in refused

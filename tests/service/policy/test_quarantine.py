@@ -1,0 +1,133 @@
+"""Which nodes are set aside, and for how long: the rules alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast_service.policy.causes import Cause
+from holdfast_service.policy.quarantine import (
+    COUNTED,
+    QuarantineRules,
+    Standing,
+    Standings,
+    Trouble,
+    after_trouble,
+    cordoned,
+    lifted,
+    node_name,
+    present,
+    quarantined,
+)
+
+RULES = QuarantineRules()
+
+
+def troubles(*at: float, cause: Cause = Cause.NODE_LOST) -> list[Trouble]:
+    return [Trouble("j", number, cause, when) for number, when in enumerate(at)]
+
+
+def test_several_incidents_within_the_window_set_a_node_aside_with_a_reason_and_a_time() -> None:
+    assert after_trouble(Standings(), troubles(1000, 1100), RULES, 1200.0) is None
+    new = after_trouble(Standings(), troubles(1000, 1100, 1200), RULES, 1200.0)
+    assert new is not None and new.state is Standing.QUARANTINED
+    assert new.until == 1200 + RULES.first_s
+    assert "3 incidents within 3600 s" in new.reason and "node_lost (job j" in new.reason
+
+
+def test_old_incidents_and_those_that_say_nothing_of_the_node_do_not_count() -> None:
+    now = 10_000.0
+    assert after_trouble(Standings(), troubles(now - 3601, now - 1, now), RULES, now) is None
+    assert not COUNTED & {Cause.OUT_OF_MEMORY, Cause.WORKER_CRASH, Cause.PREEMPTED}
+    for cause in set(Cause) - COUNTED:
+        assert after_trouble(Standings(), troubles(1, 2, 3, cause=cause), RULES, 4.0) is None
+
+
+def test_zero_incidents_means_that_none_is_set_aside() -> None:
+    off = QuarantineRules(incidents=0)
+    assert after_trouble(Standings(), troubles(1, 2, 3), off, 4.0) is None
+    assert not off.leaves_enough(0, 100)
+
+
+@pytest.mark.parametrize(
+    ("aside", "there", "enough"), [(0, 2, False), (0, 3, True), (1, 3, False), (1, 6, True)]
+)
+def test_no_more_than_a_share_of_the_nodes_is_quarantined(
+    aside: int, there: int, enough: bool
+) -> None:
+    assert RULES.leaves_enough(aside, there) is enough
+
+
+def test_each_further_quarantine_is_twice_as_long_until_a_node_behaved_for_long() -> None:
+    now, standing = 1e6, Standings()
+    lengths = []
+    for _ in range(10):
+        standing = quarantined(standing, "again", RULES, now)
+        assert standing.until is not None
+        lengths.append(standing.until - now)
+        now = standing.until + 1
+    assert lengths[:4] == [600, 1200, 2400, 4800]
+    assert lengths[-1] == RULES.longest_s
+    assert standing.until is not None
+    later = quarantined(standing, "at last", RULES, standing.until + 2 * RULES.forget_s)
+    assert later.strikes == 1
+
+
+def test_a_quarantine_that_was_lifted_wipes_the_slate() -> None:
+    history = troubles(1000, 1100, 1200)
+    standing = after_trouble(Standings(), history, RULES, 1200.0)
+    assert standing is not None
+    free = lifted(standing, 1300.0)
+    assert present(free, 1300.0) is Standing.READY
+    assert after_trouble(free, [*history, *troubles(1400, 1500)], RULES, 1500.0) is None
+    again = after_trouble(free, [*history, *troubles(1400, 1500, 1600)], RULES, 1600.0)
+    assert again is not None and again.strikes == 2
+
+
+def test_what_somebody_cordoned_stays_so_until_its_time_or_for_ever() -> None:
+    for_ever = cordoned(Standings(), "repair", None, 10.0)
+    assert present(for_ever, 1e12) is Standing.CORDONED
+    assert after_trouble(for_ever, troubles(11, 12, 13), RULES, 14.0) is None
+    a_while = cordoned(Standings(), "repair", 20.0, 10.0)
+    assert present(a_while, 19.9) is Standing.CORDONED
+    assert present(a_while, 20.0) is Standing.READY
+
+
+def test_a_node_is_its_machine_and_on_loopback_its_raylet() -> None:
+    assert node_name("abc", "10.0.0.7") == "10.0.0.7"
+    assert node_name("abc", "fd00::7") == "fd00::7"
+    assert node_name("abc", "node-7.cluster") == "node-7.cluster"
+    for shared in ("127.0.0.1", "127.0.0.3", "::1", "localhost", ""):
+        assert node_name("abc", shared) == "abc"
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1e5), st.sampled_from(list(Cause))), max_size=20),
+    st.floats(0, 1e5),
+    st.integers(1, 5),
+    st.sampled_from(list(Standing)),
+    st.none() | st.floats(0, 2e5),
+)
+def test_a_node_is_quarantined_exactly_when_enough_that_it_is_blamed_for_is_recent(
+    events: list[tuple[float, Cause]],
+    now: float,
+    limit: int,
+    state: Standing,
+    until: float | None,
+) -> None:
+    rules = QuarantineRules(incidents=limit)
+    before = Standings(state, "", 100.0, until, 1)
+    history = [Trouble("j", n, cause, at) for n, (at, cause) in enumerate(events)]
+    counted = [
+        at
+        for at, cause in events
+        if cause in COUNTED and at > max(now - rules.window_s, before.since)
+    ]
+    new = after_trouble(before, history, rules, now)
+    ready = state is Standing.READY or (until is not None and until <= now)
+    assert (new is not None) == (ready and len(counted) >= limit)
+    if new is not None:
+        assert new.until is not None and now < new.until <= now + rules.longest_s
+        assert present(new, now) is Standing.QUARANTINED
+        assert after_trouble(new, history, rules, now) is None

@@ -1,0 +1,208 @@
+"""Log lines are found by what they say, forwards and backwards, in a bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from tests.support.service.fake_cluster import line
+
+from holdfast_service.job_model.job_errors import InvalidRegex
+from holdfast_service.job_model.log_filters import (
+    Expression,
+    LogFilter,
+    LogLevel,
+    compiled,
+    level_of,
+)
+from holdfast_service.services.jobs import JobService
+from holdfast_service.settings import Settings
+from holdfast_service.store import series
+from holdfast_service.store.engine import Store
+from holdfast_service.store.json_safe import to_json
+from holdfast_service.store.transaction import job_transaction
+
+
+async def job_with_lines(store: Store, jobs: JobService, count: int, each: int = 400) -> str:
+    job, _ = await jobs.submit({"name": "x"})
+    for start in range(1, count + 1, each):
+        async with job_transaction(store, job.id) as tx:
+            lines = [
+                replace(line(n, f"{'ERROR' if n % 10 == 0 else 'INFO'} line {n}", rank=n % 4))
+                for n in range(start, min(start + each, count + 1))
+            ]
+            await series.store_logs(tx.session, tx.job, lines)
+    return job.id
+
+
+async def test_lines_are_found_by_rank_level_time_and_expression(
+    store: Store, jobs: JobService
+) -> None:
+    job = await job_with_lines(store, jobs, 1200)
+    reader = jobs.log_reader
+
+    async def found(wanted: LogFilter, **asked: int) -> list[int]:
+        return [one.line for one in (await reader.page(job, wanted, **asked)).lines]  # type: ignore[arg-type]
+
+    assert await found(LogFilter(grep=compiled(r"line 11\d$"))) == list(range(110, 120))
+    assert await found(LogFilter(level=LogLevel.WARNING), limit=3) == [10, 20, 30]
+    assert await found(LogFilter(rank=2, level=LogLevel.ERROR), limit=2) == [10, 30]
+    assert (await found(LogFilter(since=1000.0 + 1190)))[0] == 1190
+    assert await found(LogFilter(since=1000.0 + 10, until=1000.0 + 12)) == [10, 11, 12]
+    assert await found(LogFilter(), after=1197) == [1198, 1199, 1200]
+    assert await found(LogFilter(), tail=2) == [1199, 1200]
+
+
+async def test_pages_backwards_meet_without_a_gap(store: Store, jobs: JobService) -> None:
+    job = await job_with_lines(store, jobs, 1100)
+    wanted = LogFilter(grep=compiled("line .*[05]$"))
+    seen: list[int] = []
+    before: int | None = 1050
+    while before is not None:
+        page = await jobs.log_reader.page(job, wanted, before=before, limit=17)
+        seen = [one.line for one in page.lines] + seen
+        before = page.first_line
+    assert seen == [n for n in range(1, 1050) if n % 5 == 0]
+
+
+async def test_a_search_that_takes_long_says_how_far_it_came(
+    store: Store, jobs: JobService, settings: Settings
+) -> None:
+    job = await job_with_lines(store, jobs, 60, each=20)
+    hasty = JobService(store, jobs._cluster, settings.model_copy(update={"log_search_s": 1e-6}))
+    after, rounds, seen = 0, 0, 0
+    while True:
+        page = await hasty.log_reader.page(job, LogFilter(grep=compiled("line 60$")), after=after)
+        assert page.last_line > after
+        after, rounds, seen = page.last_line, rounds + 1, seen + len(page.lines)
+        if not page.more:
+            break
+    assert (seen, after) == (1, 60)
+    assert rounds > 2
+
+
+class SlowExpression(Expression):
+    """Runs until it is allowed to end, as a hard one on long lines would."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.began = threading.Event()
+        self.may_end = threading.Event()
+
+    def search(self, said: str) -> bool:
+        self.began.set()
+        return self.may_end.wait(5)
+
+
+async def test_others_have_their_turn_while_an_expression_runs(
+    store: Store, jobs: JobService
+) -> None:
+    job = await job_with_lines(store, jobs, 3)
+    for asked in ({}, {"tail": 3}):
+        slow = SlowExpression()
+        page = asyncio.create_task(jobs.log_reader.page(job, LogFilter(grep=slow), **asked))
+        while not slow.began.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        slow.may_end.set()
+        assert [one.line for one in (await page).lines] == [1, 2, 3]
+
+
+async def test_lines_that_came_late_do_not_end_a_search_from_the_end(
+    store: Store, jobs: JobService
+) -> None:
+    job, _ = await jobs.submit({"name": "x"})
+    times = [10_000.0] * 500 + [100.0] + [10_001.0] * 99  # a chunk begins with the late one
+    lines = [replace(line(n, "said"), at=at) for n, at in enumerate(times, 1)]
+    async with job_transaction(store, job.id) as tx:
+        await series.store_logs(tx.session, tx.job, lines)
+    late = LogFilter(since=9_999.0)
+    assert len((await jobs.log_reader.page(job.id, late, tail=1_000)).lines) == 599
+    assert len((await jobs.log_reader.page(job.id, late)).lines) == 599
+
+
+async def test_a_download_is_every_line_that_matches(store: Store, jobs: JobService) -> None:
+    job = await job_with_lines(store, jobs, 1200)
+    parts = [part async for part in await jobs.log_reader.text(job, LogFilter(rank=1))]
+    lines = "".join(parts).splitlines()
+    assert len(lines) == 300
+    assert lines[0] == "1970-01-01T00:16:41.000+00:00 attempt=1 rank=1 stdout INFO line 1"
+
+
+def test_no_expression_takes_long() -> None:
+    evil = compiled("(a*)*(a|aa)+$")
+    began = time.monotonic()
+    LogFilter(grep=evil).lets_through([0.0, 0, 1, "", "", "stdout", "a" * 16_000 + "b"])
+    assert time.monotonic() - began < 1.0
+
+
+@pytest.mark.parametrize("expression", ["(", "a{1000}{1000}", r"(?=x)", "x" * 501, "\ud800"])
+def test_what_is_no_expression_is_refused(expression: str) -> None:
+    with pytest.raises(InvalidRegex):
+        compiled(expression)
+
+
+@pytest.mark.parametrize(
+    ("said", "level"),
+    [
+        ("2026-01-01 12:00:00 ERROR boom", LogLevel.ERROR),
+        ("[warning] slow", LogLevel.WARNING),
+        ("level=debug x", LogLevel.DEBUG),
+        ("W0101 12:00:00.1 pid] x", LogLevel.WARNING),
+        ("Traceback (most recent call last):", LogLevel.ERROR),
+        ("ValueError: no", LogLevel.ERROR),
+        ("for your info only", None),
+        ("step 3", None),
+    ],
+)
+def test_a_level_is_read_from_a_line(said: str, level: LogLevel | None) -> None:
+    assert level_of(said) is level
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        r"^a$",
+        r"\Ab\z",
+        "(?i)B",
+        "[^x]$",
+        r"\bfoo\b",
+        "a|^b",
+        "",
+        r"(?-i)a$",
+        "(?s)b.*",
+        r"\Qa.\E",
+        '"q"',
+        "ü",
+        r"\t",
+        "x*$",
+    ],
+)
+def test_a_chunk_is_passed_over_only_if_no_line_of_it_matches(expression: str) -> None:
+    wanted = compiled(expression)
+    assert wanted is not None
+    lines = [
+        "a",
+        "b",
+        "",
+        "foo bar",
+        "xfoo",
+        "ba",
+        "a.",
+        "two\nlines",
+        "x",
+        'say "q"',
+        "grün",
+        "a\tb",
+    ]
+    for pair in itertools.product(lines, repeat=2):
+        if any(wanted.search(said) for said in pair):
+            assert wanted.may_be_in(pair), pair
+            stored = to_json([[1.0, 0, 1, "n0", "w", "output", said] for said in pair])
+            assert wanted.may_be_stored(stored), pair
+    nowhere = compiled("nowhere")
+    assert nowhere is not None and not nowhere.may_be_in(lines)
+    assert not nowhere.may_be_stored(to_json([[1.0, 0, 1, "n0", "w", "output", "here"]]))

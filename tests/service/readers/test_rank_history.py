@@ -1,0 +1,193 @@
+"""What single ranks took is kept in a bounded space, and read as a heatmap shows it."""
+
+from __future__ import annotations
+
+import time
+from base64 import b64decode
+from dataclasses import replace
+
+import numpy as np
+from sqlalchemy import func, select
+from tests.support.service.fake_cluster import FakeCluster, row
+from tests.support.service.job_drives import reconciling, submitted, until
+
+from holdfast_service.job_model.supervisor_protocol import Phase
+from holdfast_service.readers.ranks import Asked
+from holdfast_service.services.jobs import JobService
+from holdfast_service.services.nodes import NodeService
+from holdfast_service.services.overview import Overview
+from holdfast_service.settings import Settings
+from holdfast_service.store import rank_series
+from holdfast_service.store.engine import Store
+from holdfast_service.store.models import Attempt, AttemptMember, RankChunk
+from holdfast_service.views.ranks import RankMeasure
+from holdfast_workers.protocol.messages import Beat, StepRow
+
+
+def step(number: int, at: float, *compute_s: float) -> StepRow:
+    return replace(row(1, number), at=at, compute_s=compute_s, step_time_s=1.0)
+
+
+async def test_a_bucket_holds_the_mean_however_its_steps_come(
+    store: Store, jobs: JobService
+) -> None:
+    job, _ = await jobs.submit({"name": "x"})
+    rows = [step(1, 1000.1, 1.0, 2.0), step(2, 1000.5, 3.0, 2.0), step(3, 1001.5, 5.0, 6.0)]
+    for part in (rows[:1], rows[1:], []):
+        async with store.write() as session:
+            await rank_series.store_rows(session, job.id, part)
+    async with store.read() as session:
+        told = await rank_series.read(session, job.id, 1000.0, 1002.0)
+    assert told is not None and told.width_s == 1
+    first = 1000 - told.since
+    assert told.compute[first].tolist() == [2.0, 2.0]
+    assert told.compute[first + 1].tolist() == [5.0, 6.0]
+    assert np.isnan(told.compute[first + 2]).all()
+
+
+async def test_a_long_job_takes_no_more_space_and_forgets_nothing(
+    store: Store, jobs: JobService
+) -> None:
+    job, _ = await jobs.submit({"name": "x"})
+    hour = 3600.0
+    for start in range(0, 40):
+        at = 1e6 + start * hour
+        async with store.write() as session:
+            rows = [step(start * 4 + n, at + n * 60, 1.0 + start, 2.0) for n in range(4)]
+            await rank_series.store_rows(session, job.id, rows)
+    async with store.read() as session:
+        chunks = await session.scalar(select(func.count()).select_from(RankChunk))
+        counts = await session.scalars(select(RankChunk.counts))
+        told = await rank_series.read(session, job.id, 0.0, 1e9)
+        total = sum(sum(one) for one in counts)
+    assert chunks is not None and chunks <= rank_series.MOST_CHUNKS
+    assert total == 160
+    assert told is not None
+    assert np.nanmin(told.compute[:, 0]) == 1.0
+    assert np.nanmax(told.compute[:, 0]) == 40.0
+
+
+async def test_a_world_that_grows_keeps_what_was_before(store: Store, jobs: JobService) -> None:
+    job, _ = await jobs.submit({"name": "x"})
+    async with store.write() as session:
+        await rank_series.store_rows(session, job.id, [step(1, 1000.1, 1.0, 2.0)])
+        await rank_series.store_rows(session, job.id, [step(2, 1001.1, 1.0, 2.0, 3.0)])
+    async with store.read() as session:
+        told = await rank_series.read(session, job.id, 1000.0, 1002.0)
+    assert told is not None and told.compute.shape[1] == 3
+    assert np.isnan(told.compute[1000 - told.since, 2])
+
+
+async def test_a_slow_rank_and_a_silent_one_are_seen(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    overview = Overview(store, NodeService(store), settings)
+    now = time.time()
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        supervisor.step = 3
+        supervisor.rows = [step(n, now + n, 0.1, 0.1, 0.1, 0.3) for n in (1, 2, 3)]
+        supervisor.beats = [
+            Beat(rank, f"w{rank}", 1, 1, 4 - (rank == 3), "backward", 0, 0.5, 9.0)
+            for rank in range(4)
+        ]
+        job_id = supervisor.launch.job_id
+
+        async def there() -> bool:
+            return (await overview.ranks(job_id)).at is not None
+
+        await until(there)
+        told = await overview.ranks(job_id)
+        assert (told.front_step, told.attempt) == (4, 1)
+        assert [one.lag_steps for one in told.ranks] == [0, 0, 0, 1]
+        assert [one.slow_factor for one in told.ranks] == [1.0, 1.0, 1.0, 3.0]
+        assert told.ranks[3].silent_s == 0.5
+        assert told.ranks[3].coordinates == {"dp_shard": 1, "tp": 1}
+        history = await overview.rank_history(job_id, Asked(now, now + 6, buckets=6))
+        assert [one.rank for one in history.ranks] == [0, 1, 2, 3]
+        assert history.ranks[2].workers == ("n1.a.2",)
+        seen = {value for value in history.values[3] if value is not None}
+        assert len(seen) == 1 and abs(seen.pop() - 0.3) < 1e-3
+        lag = await overview.rank_history(job_id, Asked(now, now + 6, of=RankMeasure.LAG))
+        assert max(value or 0 for value in lag.values[3]) > 0.19
+        assert max(value or 0 for value in lag.values[0]) == 0
+        one = await overview.rank(job_id, 3)
+        assert one.now == told.ranks[3]
+        assert [worker.worker for worker in one.workers] == ["n1.a.3"]
+
+
+async def test_a_thousand_ranks_are_read_quickly(
+    store: Store, jobs: JobService, settings: Settings
+) -> None:
+    job, _ = await jobs.submit({"name": "x"})
+    start = time.time()
+    async with store.write() as session:
+        rows = [
+            step(n, start + n, *(0.1 + 0.001 * (r % 7) for r in range(1024))) for n in range(400)
+        ]
+        await rank_series.store_rows(session, job.id, rows)
+    overview = Overview(store, NodeService(store), settings)
+    began = time.monotonic()
+    told = await overview.rank_history(job.id, Asked(start, start + 400, buckets=200))
+    took = time.monotonic() - began
+    assert len(told.values) == 1024 and len(told.values[0]) == 200
+    assert took < 3.0, took  # some 0.3 s; machines differ
+
+
+async def test_a_picture_tells_the_same_as_the_numbers(
+    store: Store, jobs: JobService, settings: Settings
+) -> None:
+    job, _ = await jobs.submit({"name": "x"})
+    start = 1000.0
+    async with store.write() as session:
+        await rank_series.store_rows(session, job.id, [step(1, start + 0.5, 0.25, 0.125)])
+        await rank_series.store_rows(session, job.id, [step(2, start + 2.5, 0.5, 0.125, 2.0)])
+        for attempt, hosts in ((1, ("a", "a")), (2, ("b", "b"))):
+            session.add(world(job.id, attempt, start + attempt, len(hosts)))
+            session.add_all(member(job.id, attempt, *one) for one in enumerate(hosts))
+    overview = Overview(store, NodeService(store), settings)
+    asked = Asked(start, start + 4, buckets=4)
+    numbers = await overview.rank_history(job.id, asked)
+    picture = await overview.heat(job.id, asked)
+    values = np.frombuffer(b64decode(picture.values), "<f2").reshape(-1, picture.buckets)
+    assert [[None if np.isnan(one) else one for one in row] for row in values.tolist()] == [
+        list(row) for row in numbers.values
+    ]
+    assert picture.ranks == tuple(one.rank for one in numbers.ranks) == (0, 1)
+    places = [picture.nodes[one] for one in picture.node_of]
+    assert places == [one.node for one in numbers.ranks]
+    glance = await overview.glance(job.id, asked)
+    assert glance.heat == picture
+    assert glance.job == await jobs.get(job.id)
+    assert glance.timeline.spans[0].since == glance.job.created_at
+    assert glance.verdict.headline == (await overview.verdict(job.id)).headline
+
+
+def world(job_id: str, number: int, forming_at: float, size: int) -> Attempt:
+    return Attempt(
+        job_id=job_id,
+        number=number,
+        state="running",
+        mesh={"dp_shard": size},
+        world_size=size,
+        standbys=[],
+        restore={},
+        joined={},
+        forming_at=forming_at,
+    )
+
+
+def member(job_id: str, attempt: int, rank: int, host: str) -> AttemptMember:
+    return AttemptMember(
+        job_id=job_id,
+        attempt=attempt,
+        rank=rank,
+        worker=f"{host}.{rank}",
+        agent=host,
+        node_id=f"id-{host}",
+        host=host,
+        pid=None,
+        role="worker",
+    )

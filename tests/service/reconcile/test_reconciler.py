@@ -1,0 +1,338 @@
+"""The drive of jobs, on both databases, with a scripted cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor, line, three_nodes
+from tests.support.service.job_drives import (
+    JOB,
+    kinds,
+    reconciling,
+    submitted,
+    until,
+    until_released,
+    until_state,
+)
+
+from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.supervisor_protocol import Capacity, Phase
+from holdfast_service.reconcile.reconciler import Reconciler
+from holdfast_service.services.fault_injection import InjectionService
+from holdfast_service.services.jobs import JobService
+from holdfast_service.settings import Settings
+from holdfast_service.store import leases
+from holdfast_service.store.engine import Store
+
+
+async def test_a_job_goes_from_the_queue_to_its_end(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        job_id = supervisor.launch.job_id
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        supervisor.run(1, 1, 300)
+        supervisor.logs += [line(seq, f"line {seq}") for seq in range(1, 51)]
+        await until_state(jobs, job_id, State.RUNNING)
+        supervisor.end()
+        job = await until_released(jobs, job_id)
+    assert (job.state, job.progress.step, job.progress.attempt) == (State.SUCCEEDED, 300, 1)
+    assert job.progress.tokens_per_second == pytest.approx(40960)
+    assert not cluster.supervisors
+    page = await jobs.events(job_id, limit=1000)
+    assert [event.seq for event in page.events] == list(range(1, len(page.events) + 1))
+    assert page.ended
+    states = [event.data["to"] for event in page.events if event.kind == "job.state"]
+    assert states == ["STARTING", "RUNNING", "SUCCEEDED"]
+    assert len((await jobs.metrics(job_id, names=["loss"])).points) == 300
+    assert (await jobs.digests(job_id)).digests == {step: f"d{step}" for step in range(1, 301)}
+    assert [entry.text for entry in (await jobs.logs(job_id)).lines][-1] == "line 50"
+    (attempt,) = await jobs.attempts(job_id)
+    assert [member.pid for member in attempt.members] == [100, 101, 102, 103]
+
+
+async def test_a_job_without_room_waits_with_a_reason_and_starts_when_there_is_room(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        first = await submitted(jobs, cluster)
+        second, _ = await jobs.submit(JOB)
+
+        async def waits() -> bool:
+            waiting = (await jobs.get(second.id)).waiting
+            return waiting is not None and waiting.resource == "nodes"
+
+        await until(waits)
+        assert second.id not in cluster.supervisors
+        first.end()
+        await until_state(jobs, second.id, State.STARTING)
+    assert (await kinds(jobs, second.id)).count("waiting") == 1
+
+
+async def test_a_silent_supervisor_is_asked_for_anew_and_adopted(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        job_id = supervisor.launch.job_id
+        cluster.silent.add(job_id)
+        await until(lambda: cluster.asked[job_id] == 2, what="a second request")
+        cluster.silent.clear()
+        supervisor.end()
+        await until_released(jobs, job_id)
+    assert cluster.starts[job_id] == 1
+
+
+async def test_a_supervisor_lost_again_and_again_ends_the_job(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    hasty = settings.model_copy(update={"supervisor_deadline_s": 0.03, "supervisor_starts": 3})
+    async with reconciling(store, cluster, hasty):
+        supervisor = await submitted(jobs, cluster)
+        cluster.silent.add(supervisor.launch.job_id)
+        job = await until_state(jobs, supervisor.launch.job_id, State.FAILED)
+    assert job.outcome is not None
+    assert job.outcome.code == "supervisor_lost"
+    assert cluster.asked[job.id] == 3
+
+
+async def test_an_unreachable_cluster_is_waited_for(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        job_id = supervisor.launch.job_id
+        await until_state(jobs, job_id, State.STARTING)
+        cluster.unreachable = True
+
+        async def waits() -> bool:
+            waiting = (await jobs.get(job_id)).waiting
+            return waiting is not None and waiting.resource == "cluster"
+
+        await until(waits)
+        cluster.unreachable = False
+        supervisor.end()
+        await until_released(jobs, job_id)
+    assert (await kinds(jobs, job_id)).count("waiting") == 1
+
+
+async def test_a_job_that_cannot_be_driven_holds_up_no_other(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    cluster.nodes = three_nodes(can_grow=True)
+    async with reconciling(store, cluster, settings):
+        poisoned = await submitted(jobs, cluster)
+        cluster.poison.add(poisoned.launch.job_id)
+        healthy = await submitted(jobs, cluster)
+        healthy.end()
+        await until_released(jobs, healthy.launch.job_id)
+
+        async def said() -> bool:
+            waiting = (await jobs.get(poisoned.launch.job_id)).waiting
+            return waiting is not None and "nobody foresaw" in waiting.reason
+
+        await until(said)
+        cluster.poison.clear()
+        poisoned.end()
+        await until_released(jobs, poisoned.launch.job_id)
+
+
+async def test_a_fault_that_cannot_be_delivered_holds_up_nothing_but_itself(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    faults = InjectionService(store, settings.model_copy(update={"allow_fault_injection": True}))
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        job_id = supervisor.launch.job_id
+        supervisor.enter(Phase.RUNNING)
+        cluster.refuses_faults = True
+        await faults.inject(job_id, {"kind": "kill", "rank": 0})
+        supervisor.run(1, 1, 3)
+
+        async def stepped() -> bool:
+            return (await jobs.get(job_id)).progress.step == 3
+
+        await until(stepped)
+        assert (await faults.list(job_id))[0].injected_at is None
+        cluster.refuses_faults = False
+        await until(lambda: bool(supervisor.wanted_faults))
+        supervisor.end()
+        await until_state(jobs, job_id, State.SUCCEEDED)
+    assert [number for number, _ in supervisor.wanted_faults] == [1]
+    assert (await kinds(jobs, job_id)).count("fault.injected") == 1
+    assert cluster.starts[job_id] == 1
+
+
+async def test_clean_up_that_does_not_end_is_reported_and_tried_on(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    hasty = settings.model_copy(update={"release_deadline_s": 0.1, "error_retry_max_s": 0.05})
+    async with reconciling(store, cluster, hasty):
+        supervisor = await submitted(jobs, cluster)
+        job_id = supervisor.launch.job_id
+        cluster.sticky.add(job_id)
+        supervisor.end()
+
+        async def overdue() -> bool:
+            return "release.overdue" in await kinds(jobs, job_id)
+
+        await until(overdue)
+        assert not (await jobs.get(job_id)).released
+        cluster.sticky.clear()
+        await until_released(jobs, job_id)
+
+
+async def test_what_belongs_to_no_living_job_is_reaped(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        supervisor.end()
+        await until_released(jobs, supervisor.launch.job_id)
+        # As a reconciler that had lost its lease might: a supervisor of a job that is over.
+        await cluster.ensure_supervisor(supervisor.launch)
+        cluster.supervisors["stranger"] = FakeSupervisor(supervisor.launch)
+        living = await submitted(jobs, cluster)
+        await until(lambda: set(cluster.supervisors) == {living.launch.job_id})
+
+
+@pytest.mark.parametrize("many", [2])
+async def test_reconcilers_on_one_store_start_a_job_once(
+    store: Store, jobs: JobService, settings: Settings, many: int
+) -> None:
+    cluster = FakeCluster(Capacity((), can_grow=True))
+    other = await Store.open(settings)
+    try:
+        async with reconciling(store, cluster, settings), reconciling(other, cluster, settings):
+            submitted = [(await jobs.submit(JOB))[0].id for _ in range(8)]
+            await until(lambda: len(cluster.supervisors) == 8)
+            for supervisor in list(cluster.supervisors.values()):
+                supervisor.run(1, 1, 20)
+                supervisor.end()
+            await asyncio.gather(*(until_released(jobs, job_id) for job_id in submitted))
+    finally:
+        await other.close()
+    assert {cluster.asked[job_id] for job_id in submitted} == {1}
+    for job_id in submitted:
+        assert (await kinds(jobs, job_id)).count("supervisor.started") == 1
+
+
+async def test_a_job_whose_claim_was_never_heard_of_is_driven_all_the_same(
+    store: Store,
+    jobs: JobService,
+    cluster: FakeCluster,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The COMMIT came through, the connection broke before its answer."""
+    claim, lost = leases.claim, asyncio.Event()
+
+    async def unheard(*args: Any) -> list[leases.Lease]:
+        taken = await claim(*args)
+        if taken and not lost.is_set():
+            lost.set()
+            raise ConnectionError("the answer did not come")
+        return taken
+
+    monkeypatch.setattr(leases, "claim", unheard)
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        assert lost.is_set()
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        await until_state(jobs, supervisor.launch.job_id, State.RUNNING)
+
+
+async def test_what_is_wanted_of_a_job_while_it_is_given_back_waits_for_no_interval(
+    store: Store,
+    jobs: JobService,
+    cluster: FakeCluster,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given_back = leases.release
+    seldom = settings.model_copy(update={"claim_interval_s": 60.0, "paused_look_s": 60.0})
+    async with reconciling(store, cluster, seldom) as reconciler:
+
+        async def give_back(store: Store, lease: leases.Lease, due_in_s: float) -> None:
+            if (await jobs.get(lease.job_id)).state is State.PAUSED:
+                await jobs.resume(lease.job_id)
+                reconciler.ring(lease.job_id)
+            await given_back(store, lease, due_in_s)
+
+        monkeypatch.setattr(leases, "release", give_back)
+        job, _ = await jobs.submit(JOB)
+        reconciler.ring(job.id)
+        await until(lambda: job.id in cluster.supervisors, what="a supervisor")
+        first = cluster.supervisors[job.id]
+        first.form(1)
+        first.enter(Phase.RUNNING)
+        await until_state(jobs, job.id, State.RUNNING)
+        await jobs.pause(job.id)
+        reconciler.ring(job.id)
+        await until(
+            lambda: cluster.supervisors.get(job.id, first) is not first, 10.0, "another supervisor"
+        )
+
+
+MANY, POLLS_PER_S = 20, 1.0
+
+
+@pytest.fixture
+async def many_running(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> AsyncIterator[tuple[Reconciler, FakeSupervisor]]:
+    """A reconciler that has more to poll than it may, and the supervisor of one of its jobs."""
+    cluster.nodes = three_nodes(can_grow=True)
+    slow = settings.model_copy(update={"polls_per_s": POLLS_PER_S})
+    async with reconciling(store, cluster, slow) as reconciler:
+        for _ in range(MANY):
+            supervisor = await submitted(jobs, cluster)
+            supervisor.form(1)
+            supervisor.enter(Phase.RUNNING)
+            reconciler.ring(supervisor.launch.job_id)
+            await until_state(jobs, supervisor.launch.job_id, State.RUNNING)
+        yield reconciler, supervisor
+
+
+async def test_a_job_that_is_being_paused_is_polled_as_if_there_were_few(
+    many_running: tuple[Reconciler, FakeSupervisor], jobs: JobService
+) -> None:
+    reconciler, chosen = many_running
+    job_id = chosen.launch.job_id
+    chosen.obeys = False
+    await jobs.pause(job_id)
+    reconciler.ring(job_id)
+    await until_state(jobs, job_id, State.PAUSING)
+    await asyncio.sleep(0.3)  # it was polled since, and is to be polled again
+    chosen.end("PAUSED", "paused", message="")
+    began = time.monotonic()
+    await until_state(jobs, job_id, State.PAUSED)
+    assert time.monotonic() - began < MANY / POLLS_PER_S / 4
+
+
+async def test_a_job_that_somebody_looks_at_is_polled_as_if_there_were_few(
+    many_running: tuple[Reconciler, FakeSupervisor], jobs: JobService, store: Store
+) -> None:
+    _, chosen = many_running
+    job_id = chosen.launch.job_id
+    await asyncio.sleep(0.3)
+    chosen.run(1, 1, 5)
+    store.serving.begin_to_watch(job_id)
+    began = time.monotonic()
+    for last in (5, 10):
+
+        async def there(step: int = last) -> bool:
+            return (await jobs.get(job_id)).progress.step == step
+
+        await until(there, what=f"step {last}")
+        chosen.run(1, last + 1, last + 5)
+    assert time.monotonic() - began < MANY / POLLS_PER_S / 4
+    store.serving.end_to_watch(job_id)
+    assert not store.serving.is_watched(job_id)

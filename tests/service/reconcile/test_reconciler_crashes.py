@@ -1,0 +1,138 @@
+"""A reconciler's process is killed between a transition and its effect, and after the effect.
+
+Whatever the point: the next one ends the job as if nothing had happened, with one supervisor
+made, no event lost or doubled, and nothing left on the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.service.durable_cluster import STEPS, DurableCluster
+from tests.support.service.job_drives import JOB, until, until_released, until_state
+
+from holdfast_service.crash_points import Point
+from holdfast_service.job_model.lifecycle import State
+from holdfast_service.reconcile.reconciler import Reconciler
+from holdfast_service.services.jobs import JobService
+from holdfast_service.settings import Settings
+from holdfast_service.store.engine import Store
+
+pytestmark = pytest.mark.chaos
+CANCELS = {Point.CANCEL_INTENDED, Point.CANCEL_DONE}
+PAUSES = {Point.PAUSE_INTENDED, Point.PAUSE_DONE, Point.PAUSED}
+
+
+async def reconciler_process(settings: Settings, folder: Path) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.support.service.durable_cluster",
+        settings.model_dump_json(),
+        str(folder),
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.parametrize("point", sorted(set(Point) - PAUSES - {Point.SUBMITTED}))
+async def test_a_crash_at_any_crossing_loses_nothing(
+    settings: Settings, store: Store, tmp_path: Path, point: Point
+) -> None:
+    settings = settings.model_copy(update={"lease_s": 0.5})
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    cluster = DurableCluster(folder)
+    jobs = JobService(store, cluster, settings)
+    name = "endless" if point in CANCELS else "short"
+    job, _ = await jobs.submit({**JOB, "name": name})
+
+    fatal = settings.model_copy(update={"crash_at": point.value})
+    process = await reconciler_process(fatal, folder)
+    if point in CANCELS:
+        await until_state(jobs, job.id, State.RUNNING)
+        await jobs.cancel(job.id)
+    assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
+
+    stop = asyncio.Event()
+    successor = asyncio.create_task(Reconciler(store, cluster, settings).run(stop))
+    ended = await until_released(jobs, job.id)
+    stop.set()
+    await successor
+
+    assert ended.state is (State.CANCELLED if point in CANCELS else State.SUCCEEDED)
+    assert cluster.starts() == [job.id]
+    assert await cluster.jobs_present() == set()
+    assert set((await jobs.digests(job.id)).digests) == set(range(1, STEPS + 1))
+    events = (await jobs.events(job.id, limit=1000)).events
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    kinds = [event.kind for event in events]
+    for once in ("job.submitted", "attempt.forming", "attempt.running", "ended", "job.released"):
+        assert kinds.count(once) == 1, once
+    states = [event.data["to"] for event in events if event.kind == "job.state"]
+    assert len(states) == len(set(states))
+
+
+@pytest.mark.parametrize("point", sorted(PAUSES))
+async def test_a_crash_in_a_pause_loses_nothing_and_the_job_goes_on(
+    settings: Settings, store: Store, tmp_path: Path, point: Point
+) -> None:
+    settings = settings.model_copy(update={"lease_s": 0.5})
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    cluster = DurableCluster(folder)
+    jobs = JobService(store, cluster, settings)
+    job, _ = await jobs.submit({**JOB, "name": "endless"})
+    fatal = settings.model_copy(update={"crash_at": point.value})
+    process = await reconciler_process(fatal, folder)
+    await until_state(jobs, job.id, State.RUNNING)
+    await jobs.pause(job.id)
+    assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
+
+    stop = asyncio.Event()
+    successor = asyncio.create_task(Reconciler(store, cluster, settings).run(stop))
+    await until_state(jobs, job.id, State.PAUSED)
+    assert await cluster.jobs_present() == set()
+    assert cluster.starts() == [job.id]
+    await jobs.resume(job.id)
+    ended = await until_released(jobs, job.id)
+    stop.set()
+    await successor
+
+    assert ended.state is State.SUCCEEDED
+    assert cluster.starts() == [job.id] * 2
+    assert set((await jobs.digests(job.id)).digests) == set(range(1, 2 * STEPS + 1))
+    assert [attempt.number for attempt in await jobs.attempts(job.id)] == [1, 2]
+    events = (await jobs.events(job.id, limit=1000)).events
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    states = [event.data["to"] for event in events if event.kind == "job.state"]
+    first, second = states[: states.index("PAUSED") + 1], states[states.index("PAUSED") + 1 :]
+    assert first == ["STARTING", "RUNNING", "PAUSING", "PAUSED"]
+    assert second == ["QUEUED", "STARTING", "RUNNING", "SUCCEEDED"]
+
+
+async def test_two_processes_on_one_database_start_every_job_once(
+    settings: Settings, store: Store, tmp_path: Path
+) -> None:
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    cluster = DurableCluster(folder)
+    jobs = JobService(store, cluster, settings)
+    processes = [await reconciler_process(settings, folder) for _ in range(2)]
+    try:
+        ids = [(await jobs.submit({**JOB, "name": f"j{n}"}))[0].id for n in range(10)]
+
+        async def over() -> bool:
+            return all(job.released for job in (await jobs.list()).jobs)
+
+        await until(over, deadline_s=60)
+    finally:
+        for process in processes:
+            process.kill()
+            await process.wait()
+    assert sorted(cluster.starts()) == sorted(ids)
+    for job_id in ids:
+        assert len((await jobs.digests(job_id)).digests) == STEPS

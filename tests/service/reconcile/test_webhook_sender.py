@@ -1,0 +1,128 @@
+"""What a webhook is told is stored with what it tells of, signed, and sent until it is taken."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+
+import httpx
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import func, select
+
+from holdfast_service.job_model import webhook_messages
+from holdfast_service.reconcile.webhook_sender import CLAIMED_S, FIRST_RETRY_S, MOST_TRIES, Webhooks
+from holdfast_service.services.jobs import JobService
+from holdfast_service.settings import Settings
+from holdfast_service.store.engine import Store
+from holdfast_service.store.models import Outbox
+from holdfast_service.store.transaction import job_transaction
+
+CLOSED = {"incident": 1, "cause": "hang", "decision": "ignore", "phases_s": {"total": 0.25}}
+
+
+class Receiver:
+    def __init__(self) -> None:
+        self.status = 200
+        self.got: list[httpx.Request] = []
+
+    def client(self) -> httpx.AsyncClient:
+        def answer(request: httpx.Request) -> httpx.Response:
+            self.got.append(request)
+            return httpx.Response(self.status)
+
+        return httpx.AsyncClient(transport=httpx.MockTransport(answer))
+
+
+@pytest.fixture
+def told(settings: Settings) -> Settings:
+    changes = {"webhook_url": "http://example.test/hook", "webhook_secret": SecretStr("key")}
+    return settings.model_copy(update=changes)
+
+
+async def waiting(store: Store) -> int:
+    async with store.read() as session:
+        return await session.scalar(select(func.count()).select_from(Outbox)) or 0
+
+
+async def one_incident(store: Store, jobs: JobService) -> str:
+    store.tells = True
+    job = (await jobs.submit({"name": "x"}))[0]
+    async with job_transaction(store, job.id) as tx:
+        tx.emit("attempt.forming", {"attempt": 1})  # of which nobody is told
+        tx.emit("incident.closed", CLOSED, at=1000.0)
+    return job.id
+
+
+async def test_it_is_stored_with_what_it_tells_of(store: Store, jobs: JobService) -> None:
+    job_id = await one_incident(store, jobs)
+    assert await waiting(store) == 1
+    with pytest.raises(RuntimeError):
+        async with job_transaction(store, job_id) as tx:
+            tx.emit("incident.opened", CLOSED)
+            raise RuntimeError("rolled back")
+    assert await waiting(store) == 1
+    store.tells = False  # nobody is to be told
+    async with job_transaction(store, job_id) as tx:
+        tx.emit("incident.opened", CLOSED)
+    assert await waiting(store) == 1
+
+
+async def test_it_is_signed_and_sent_once_if_it_is_taken(
+    store: Store, jobs: JobService, told: Settings
+) -> None:
+    job_id = await one_incident(store, jobs)
+    receiver, hooks = Receiver(), Webhooks(store, told)
+    async with receiver.client() as client:
+        assert [await hooks.send_due(client, 2000.0 + n) for n in range(2)] == [1, 0]
+    (request,) = receiver.got
+    stamp, _, signed = request.headers["Holdfast-Signature"].partition(",v1=")
+    assert stamp == "t=2000"
+    wanted = hmac.new(b"key", b"2000." + request.content, hashlib.sha256).hexdigest()
+    assert hmac.compare_digest(signed, wanted)
+    content = json.loads(request.content)
+    assert content["id"] == request.headers["Holdfast-Delivery"]
+    assert (content["job"]["id"], content["cause"]) == (job_id, "hang")
+    assert await waiting(store) == 0
+
+
+async def test_it_is_tried_again_under_the_same_id_and_given_up_in_the_end(
+    store: Store, jobs: JobService, told: Settings
+) -> None:
+    await one_incident(store, jobs)
+    receiver, hooks, now = Receiver(), Webhooks(store, told), 2000.0
+    receiver.status = 503
+    async with receiver.client() as client:
+        await hooks.send_due(client, now)
+        assert await hooks.send_due(client, now + FIRST_RETRY_S / 2) == 0
+        for _ in range(MOST_TRIES - 1):
+            now += 3601.0
+            assert await hooks.send_due(client, now) == 1
+    assert len({request.headers["Holdfast-Delivery"] for request in receiver.got}) == 1
+    assert len(receiver.got) == MOST_TRIES
+    assert await waiting(store) == 0
+
+
+async def test_what_a_dead_server_has_claimed_is_sent_by_another(
+    store: Store, jobs: JobService, told: Settings
+) -> None:
+    await one_incident(store, jobs)
+    await Webhooks(store, told)._claim(2000.0)  # and dies
+    receiver, hooks = Receiver(), Webhooks(store, told)
+    async with receiver.client() as client:
+        assert await hooks.send_due(client, 2000.0 + CLAIMED_S / 2) == 0
+        assert await hooks.send_due(client, 2000.0 + CLAIMED_S + 1) == 1
+    assert await waiting(store) == 0
+
+
+def test_slack_gets_a_line_of_text() -> None:
+    def line(kind: str, data: dict[str, object]) -> str:
+        told = webhook_messages.message("id", "llm", 3, 1.0, kind, data)
+        return str(json.loads(webhook_messages.body(told, "slack"))["text"])
+
+    assert line("incident.closed", CLOSED) == ":anchor: *llm* incident 1 is over in 0.2 s: ignore"
+    assert line("incident.opened", CLOSED) == ":warning: *llm* incident 1: hang"
+    ended = {"from": "RUNNING", "to": "FAILED", "reason": "no node"}
+    assert line("job.state", ended) == ":x: *llm* FAILED: no node"
+    assert not webhook_messages.is_told("job.state", {"to": "RUNNING"})

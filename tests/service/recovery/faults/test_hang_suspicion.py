@@ -1,0 +1,238 @@
+"""Hangs on the simulated cluster: from the first sign to the world that goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.support.simulation.simulated_agent import SimWorker
+from tests.support.simulation.simulated_cluster import SimulatedCluster
+from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
+
+from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.recovery.core_state import effects as fx
+from holdfast_service.recovery.core_state.event_replay import Facts
+from holdfast_service.recovery.core_state.state import Stage
+from holdfast_workers.protocol.messages import Inspection, SignalKind
+
+
+def watched(of: SimulatedCluster) -> list[fx.Effect]:
+    """All effects from now on."""
+    seen: list[fx.Effect] = []
+    carry_out = of._carry_out
+
+    def note(effect: fx.Effect) -> None:
+        seen.append(effect)
+        carry_out(effect)
+
+    of._carry_out = note  # type: ignore[method-assign]
+    return seen
+
+
+def accused(of: SimulatedCluster) -> dict[str, Any]:
+    (incident,) = closed(of)
+    assert incident["cause"] == "hang"
+    return incident
+
+
+@pytest.mark.parametrize("process", ["T", "R", "D", "S"])
+def test_a_rank_that_hangs_is_named_and_its_process_killed_with_the_fence(process: str) -> None:
+    job = running(cluster())
+    effects = watched(job)
+    job.hang_rank(2, process)
+    began = job.now
+    job.run_until(lambda: bool(closed(job)))
+    assert job.now - began < 3.5
+    incident = accused(job)
+    assert incident["lost"][0]["rank"] == 2
+    assert incident["suspects"][0]["rank"] == 2
+    assert incident["suspects"][0]["agent"] == "n1"
+    assert incident["suspects"][0]["score"] > 0.5
+    assert any("rank 2" in line for line in incident["evidence"])
+    assert incident["stacks"][0]["frames"]
+    looks = [one for one in effects if isinstance(one, fx.Inspect)]
+    assert len(looks) == (2 if process == "T" else 4), "what is plain needs one look"
+    condemned = {one.agent: one.condemned for one in effects if isinstance(one, fx.Fence)}
+    assert {agent for agent, workers in condemned.items() if workers} == {"n1"}
+    assert condemned["n1"] == (incident["suspects"][0]["worker"],)
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_what_is_told_during_a_look_is_looked_at_soon_after_it() -> None:
+    """The look may have come a moment before the peers had waited for long enough."""
+    job = running(cluster())
+    see, looks = job._see, list[float]()
+
+    def early(attempt: int, worker: SimWorker) -> Inspection:
+        one = see(attempt, worker)
+        looks.append(job.now)
+        first = job.now - looks[0] < 0.1 and not worker.hangs
+        return replace(one, beat=replace(one.beat, age_s=0.9)) if first else one
+
+    job._see = early  # type: ignore[method-assign]
+    job.hang_rank(2, "R")
+    began = job.now
+    job.run_until(lambda: bool(closed(job)))
+    assert accused(job)["suspects"][0]["rank"] == 2
+    assert job.now - began < 4.0
+
+
+def test_all_ranks_in_one_long_phase_are_waited_for_and_that_is_said_once() -> None:
+    job = running(cluster())
+    effects = watched(job)
+    job.slow_down(for_s=200.0)
+    assert job.run().outcome == "SUCCEEDED"
+    assert not job.told(EventKind.INCIDENT_OPENED)
+    (told,) = job.told(EventKind.STALLED)
+    assert told["finding"] == "waiting"
+    looks = [one for one in effects if isinstance(one, fx.Inspect)]
+    assert 4 <= len(looks) <= 30, "looked at again, less and less often"
+
+
+def test_a_world_that_stands_still_beyond_the_bound_is_formed_anew_whoever_is_to_blame() -> None:
+    job = running(cluster(stall_limit_s=50.0))
+    began = job.now
+    job.quiet = True
+    job.slow_down(for_s=1000.0)
+    job.at(60.0, lambda: setattr(job, "slow_until", 0.0))
+    job.run_until(lambda: bool(closed(job)))
+    assert 50.0 <= job.now - began < 62.0
+    assert accused(job)["lost"][0]["rank"] is None
+    assert accused(job)["decision"] == "re-form in place"
+
+
+def test_a_phase_may_take_longer_than_the_bound_if_its_limit_says_so() -> None:
+    job = running(cluster(stall_limit_s=50.0))
+    job.slow_down(for_s=300.0, limit_s=400.0)
+    assert job.run(2000.0).outcome == "SUCCEEDED"
+    assert not job.told(EventKind.INCIDENT_OPENED)
+
+
+def test_a_step_beyond_the_bound_made_of_moving_micro_batches_is_waited_for() -> None:
+    job = running(cluster(stall_limit_s=50.0))
+    see = job._see
+
+    def moving(attempt: int, worker: SimWorker) -> Inspection:
+        one = see(attempt, worker)
+        slow = job.now < job.slow_until
+        beat = replace(one.beat, age_s=0.3, micro_batch=int(job.now))
+        return replace(one, beat=beat) if slow else one
+
+    job._see = moving  # type: ignore[method-assign]
+    job.quiet = True
+    job.slow_down(for_s=400.0)
+    assert job.run(2000.0).outcome == "SUCCEEDED"
+    assert not job.told(EventKind.INCIDENT_OPENED)
+
+
+def test_past_the_bound_ranks_within_their_limits_are_looked_at_less_and_less_often() -> None:
+    job = running(cluster(stall_limit_s=50.0))
+    effects = watched(job)
+    job.quiet = True
+    job.slow_down(for_s=1000.0, limit_s=3600.0)
+    assert job.run(3000.0).outcome == "SUCCEEDED"
+    assert not job.told(EventKind.INCIDENT_OPENED)
+    looks = [one for one in effects if isinstance(one, fx.Inspect)]
+    assert 10 <= len(looks) <= 60, "two agents, after 50 s, then pauses of 5 s to 60 s"
+
+
+def test_an_agent_that_does_not_tell_of_ranks_that_others_wait_for_is_removed() -> None:
+    job = running(cluster())
+    effects = watched(job)
+    job.blind = frozenset({"n1"})
+    job.hang_rank(3)
+    job.run_until(lambda: bool(closed(job)))
+    assert accused(job)["lost"][0]["ranks"] == [2, 3]
+    assert [one.agent for one in effects if isinstance(one, fx.RemoveAgent)] == ["n1"]
+    job.blind = frozenset()
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_a_supervisor_that_takes_a_stalled_world_over_looks_by_itself() -> None:
+    job = running(cluster())
+    job.quiet = True
+    job.hang_rank(1)
+    job.at(1.0, job.restart_supervisor)
+    job.run_until(lambda: bool(closed(job)))
+    assert accused(job)["lost"][0]["rank"] == 1
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_a_supervisor_lost_while_it_looked_leaves_nothing_undone() -> None:
+    job = running(cluster())
+    job.hang_rank(1, "R")
+    job.at(1.2, job.restart_supervisor)
+    job.run_until(lambda: bool(closed(job)))
+    assert accused(job)["suspects"][0]["rank"] == 1
+    facts = Facts.from_events(job.events)
+    assert facts.incident is None
+    assert facts.incidents == 1
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_a_rank_that_hangs_before_the_first_step_is_found() -> None:
+    job = cluster(first_step_timeout_s=900.0)
+    job.run_until(lambda: bool(job.restored))
+    job.hang_rank(0, "T")
+    job.run_until(lambda: len(forming(job)) == 2)
+    assert job.core.stage is Stage.FORMING
+    assert job.now < 1_000_010.0
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_a_rank_that_is_stopped_while_a_world_forms_is_named() -> None:
+    job = running(cluster(form_timeout_s=100.0))
+    job.stick("n1")
+    job.kill_rank(2)
+    n1 = job.agents["n1"]
+    job.run_until(lambda: len(job.worlds.get(2, {})) == 3)
+    (worker,) = (one for one in n1.workers.values() if one.attempt == 2 and one.rank == 2)
+    worker.hangs = "T"
+    began, detail = job.now, {"beat": {"rank": 2, "step": 0}}
+    job.signal(n1, SignalKind.RANK_STALLED, 2, rank=2, worker=worker.name, detail=detail)
+    job.run_until(lambda: bool(closed(job)))
+    assert job.now - began < 3.0
+    (incident,) = closed(job)
+    assert {"worker_crash", "hang"} <= set(incident["causes"])
+    assert incident["suspects"][0]["rank"] == 2
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def alone(**changes: Any) -> SimulatedCluster:
+    """A job of one rank, whose agent tells for how long it has stood."""
+    job = cluster(mesh={"dp_shard": 1, "tp": 1}, world_size=1, workers_per_node=1, **changes)
+    see, moved = job._see, {"at": 0.0}
+
+    def aged(attempt: int, worker: SimWorker) -> Inspection:
+        one = see(attempt, worker)
+        if not worker.hangs:
+            moved["at"] = job.now
+            return one
+        return replace(one, beat=replace(one.beat, age_s=job.now - moved["at"]))
+
+    job._see = aged  # type: ignore[method-assign]
+    running(job)
+    moved["at"] = job.now
+    return job
+
+
+def test_a_rank_without_peers_that_hangs_is_named_by_its_own_limit() -> None:
+    job = alone()
+    began = job.now
+    job.hang_rank(0)
+    job.run_until(lambda: bool(closed(job)))
+    assert 10.0 < job.now - began < 25.0
+    incident = accused(job)
+    assert incident["decision"] == "replace the worker"
+    (suspect,) = incident["suspects"]
+    assert (suspect["rank"], suspect["agent"]) == (0, "n0")
+    assert incident["stacks"][0]["frames"]
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_a_rank_without_peers_in_a_long_phase_that_was_declared_is_waited_for() -> None:
+    job = alone()
+    job.slow_down(50.0, limit_s=60.0)
+    assert job.run().outcome == "SUCCEEDED"
+    assert not closed(job)

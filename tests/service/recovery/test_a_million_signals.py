@@ -1,0 +1,315 @@
+"""A million random signals through policy and recovery core: no promise is broken by any of them.
+
+The other histories have a cluster that behaves; here signals come from anybody about anything: of
+past lives and attempts, twice, of workers that never were, between any two answers. What the core
+asks for is answered by agents of the simulated cluster, or is not. The seed is printed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from tests.support.simulation.simulated_agent import SimAgent
+from tests.support.simulation.watchdog import Watchdog
+
+from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.policy.causes import within_window
+from holdfast_service.policy.decision_ladder import Action
+from holdfast_service.recovery.core import RecoveryCore
+from holdfast_service.recovery.core_state import effects as fx
+from holdfast_service.recovery.core_state import inputs as given
+from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
+from holdfast_service.recovery.core_state.state import Stage
+from holdfast_workers.protocol.messages import ErrorKind, Signal, SignalKind
+from holdfast_workers.state.replicas import Finding
+
+SIGNALS = 250_000
+SEEDS = (20_261, 20_262, 20_263, 20_264)
+"""Each is heard as many signals as that: a million in all."""
+TYPES = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+MESH = {"dp_shard": 2, "tp": 2}
+ENDINGS = {f"exit_code {code}": {"exit_code": code} for code in (1, 3)} | {
+    name: {"name": name} for name in ("SIGKILL", "SIGSEGV", "SIGTERM", "SIGBUS")
+}
+KINDS = (
+    *(SignalKind.WORKER_EXITED, SignalKind.WORKER_FAILED) * 2,
+    *(SignalKind.WORKER_JOINED, SignalKind.FIRST_STEP, SignalKind.WORKER_DONE) * 3,
+    SignalKind.PARTNER_LOST,
+    SignalKind.ZYGOTE_LOST,
+    SignalKind.SHARD_DELAYED,
+    SignalKind.SHARD_FAILED,
+    SignalKind.RANK_STALLED,
+    SignalKind.RECOMPUTED,
+)
+
+
+def config(rng: random.Random) -> RecoveryConfig:
+    return RecoveryConfig(
+        mesh=MESH,
+        world_size=4,
+        workers_per_node=2,
+        standby_nodes=rng.randint(0, 2),
+        steps=1_000_000,
+        intervals=(1, 1000),
+        max_failures=rng.choice((0, 3, 20, 10_000, 10_000)),
+        max_preemptions=rng.choice((0, 5, 1000)),
+        max_without_progress=rng.choice((2, 5, 1000, 1000)),
+        window_s=rng.choice((10.0, 3600.0)),
+    )
+
+
+class Story:
+    """One job from its start to its end, or until it has heard enough."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.random = rng
+        self.config = config(rng)
+        self.now = 1_000_000.0
+        self.core = RecoveryCore(self.config, self.now)
+        self.watchdog = Watchdog(self.config)
+        count = self.config.nodes + self.config.standby_nodes
+        self.agents = {f"n{at}": SimAgent(f"n{at}", self.config) for at in range(count)}
+        self.pending: list[fx.Effect] = []
+        self.attempt = 0
+        self.step = 0
+        self.signals = 0
+        self.decisions: Counter[str] = Counter()
+        self.seats: dict[int, tuple[SimAgent, str]] = {}
+        """Rank → who has it in the newest attempt; worker names of former ones are in `past`."""
+        self.past: list[str] = ["n0.i1.1"]
+        self.ends: list[fx.End] = []
+        self.feed(given.RemoteCheckpoints(()))
+        for agent in self.agents.values():
+            agent.become_ready()
+            self.feed(given.AgentUp(agent.report()))
+
+    # --- what is asked, and how it is answered ----------------------------------------------------
+
+    def feed(self, value: given.Input) -> None:
+        effects = self.core.handle(value, self.now)
+        self.watchdog.check(self.core, value, effects)
+        for effect in effects:
+            if isinstance(effect, fx.Emit):
+                self._told(effect)
+            elif isinstance(effect, fx.End):
+                self.ends.append(effect)
+            else:
+                self.pending.append(effect)
+        if self.core.stage is Stage.ENDED:
+            assert self.core.handle(given.Tick(), self.now + 1e6) == ()
+        assert self.core.attempt >= self.attempt, "attempts only grow"
+        self.attempt = self.core.attempt
+        if self.core.stage is Stage.RUNNING:
+            self._check_budget()
+
+    def _told(self, effect: fx.Emit) -> None:
+        if effect.kind is not EventKind.INCIDENT_CLOSED:
+            return
+        data = effect.data
+        if not data["budget"]:  # the job ended, or made a step, before anything was decided
+            return
+        assert data["decision"] in set(Action) and data["reason"]
+        self.decisions[data["decision"]] += 1
+        assert all(one["why"] and one["decision"] in set(Action) for one in data["refused"])
+        if data["decision"] != Action.WAIT:
+            named = {one["decision"] for one in data["refused"]} | {data["decision"]}
+            assert named == set(Action), "all others are refused, with why"
+
+    def _check_budget(self) -> None:
+        state = self.core._state
+        assert len(within_window(state.failures, self.now, self.config.window_s)) <= (
+            self.config.max_failures
+        )
+        assert state.without_progress <= self.config.max_without_progress
+
+    def answer(self) -> None:
+        """One of the commands under way gets through, fails, or is never heard of again."""
+        if not self.pending:
+            return
+        effect = self.pending.pop(0)
+        name = getattr(effect, "agent", None)
+        agent = self.agents.get(name) if name is not None else None
+        if agent is None or self.random.random() < 0.02:
+            return
+        match effect:
+            case fx.Fence() if agent.alive and effect.incarnation == agent.incarnation:
+                agent.fence(effect.attempt, kill=False)
+                agent.warm_up()
+                self.feed(given.Fenced(agent.name, effect.attempt, agent.report()))
+            case fx.Form() if agent.alive and effect.attempt >= agent.told:
+                self._form(agent, effect)
+            case fx.RemoveAgent():
+                self.restart(agent)
+            case fx.Fence() | fx.Form():
+                why = given.CommandFailed(
+                    agent.name,
+                    type(effect).__name__.lower(),
+                    effect.attempt,
+                    "no",
+                    effect.incarnation,
+                )
+                self.feed(why)
+
+    def _form(self, agent: SimAgent, effect: fx.Form) -> None:
+        agent.told = effect.attempt
+        self.step = effect.order.seats[0].restore.step
+        for seat in effect.order.seats:
+            worker = agent.seat(seat, effect.attempt)
+            if worker is None:
+                continue
+            self.seats[seat.rank] = (agent, worker.name)
+            self.hear(
+                self.signal(SignalKind.WORKER_JOINED, agent, seat.rank, worker.name, self.attempt)
+            )
+
+    def restart(self, agent: SimAgent) -> None:
+        life = agent.incarnation
+        agent.die()
+        certain = self.random.random() < 0.8
+        self.feed(given.AgentLost(agent.name, "gone", incarnation=life, certain=certain))
+        agent.start_again()
+        agent.become_ready()
+        self.feed(given.AgentUp(agent.report()))
+
+    def commit(self) -> None:
+        """The newest world makes a step, if all of it is there, and every rank keeps its state."""
+        members = [(rank, *seat) for rank, seat in self.seats.items()]
+        there = all(
+            agent.alive and name in agent.workers and agent.workers[name].attempt == self.attempt
+            for _, agent, name in members
+        )
+        if not there or len(members) < 4 or self.core.stage not in (Stage.FORMING, Stage.RUNNING):
+            return
+        self.step += 1
+        self.watchdog.committed(self.attempt, self.step)
+        for rank, agent, _ in members:
+            held = agent.commit(rank, self.attempt, self.step)
+            for partner in agent.partners.get(rank, ()):
+                self.agents[partner].keep_replica(held)
+        self.feed(given.StepCommitted(self.attempt, self.step, self.step))
+
+    # --- what is heard ----------------------------------------------------------------------------
+
+    def noise(self, count: int) -> None:
+        """Signals about anything."""
+        self.hear(*(self._any_signal() for _ in range(count)))
+
+    def hear(self, *signals: Signal) -> None:
+        self.signals += len(signals)
+        for one in signals:
+            if one.kind is SignalKind.WORKER_EXITED:
+                for agent in self.agents.values():
+                    agent.workers.pop(one.worker or "", None)
+        self.feed(given.Signals(signals))
+
+    def signal(
+        self, kind: SignalKind, agent: SimAgent, rank: int, worker: str, attempt: int
+    ) -> Signal:
+        return Signal(
+            kind=kind,
+            agent=agent.name,
+            incarnation=agent.incarnation,
+            seq=0,
+            at=self.now,
+            attempt=attempt,
+            rank=rank,
+            worker=worker,
+            pid=1,
+            detail=self._detail(kind),
+        )
+
+    def _any_signal(self) -> Signal:
+        rng = self.random
+        rank = rng.randrange(4)
+        kind = rng.choice(KINDS)
+        agent, worker = self.seats.get(rank, (self.agents["n0"], "n0.i1.1"))
+        attempt = self.attempt
+        draw = rng.random()
+        if draw < 0.85 or kind is SignalKind.FIRST_STEP:  # of a past that no longer matters
+            attempt = max(0, attempt - rng.randint(1, 3))
+            worker = rng.choice(self.past)
+        elif draw < 0.88:
+            agent = rng.choice(list(self.agents.values()))
+        elif kind is SignalKind.WORKER_EXITED:
+            self.past.append(worker)
+        return self.signal(kind, agent, rank, worker, attempt)
+
+    def _detail(self, kind: SignalKind) -> dict[str, object]:
+        rng = self.random
+        match kind:
+            case SignalKind.WORKER_EXITED:
+                short = "0 MiB available" if rng.random() < 0.1 else ""
+                how = ENDINGS[rng.choice(list(ENDINGS))]
+                return {**how, "step": self.step, "out_of_memory": short}
+            case SignalKind.WORKER_FAILED:
+                error = {
+                    "kind": rng.choice(list(ErrorKind)),
+                    "type": f"{rng.choice(TYPES)}Error",
+                    "message": f"no {rng.randrange(3)}",
+                    "traceback": "Traceback",
+                    "step": self.step + rng.randint(0, 1),
+                }
+                return {"error": error, "step": self.step, "finding": self._finding()}
+            case SignalKind.RECOMPUTED:
+                return {"step": self.step, "digests": rng.choices("ab", k=4)}
+            case SignalKind.PARTNER_LOST:
+                return {"partner": rng.choice(list(self.agents)), "why": "reset"}
+            case _:
+                words = {"message": "no", "unfit": "", "beat": {"step": self.step}}
+                return {"step": self.step, "phases_s": {}, **words}
+
+    def _finding(self) -> dict[str, object]:
+        """What ranks may say of replicas; only what comes with its kind of error is looked at."""
+        differ = self.random.random() < 0.8
+        return Finding(
+            attempt=self.attempt,
+            step=self.step,
+            bad_from=self.step,
+            groups=((0, 2), (1, 3)) if differ else (),
+            digests={0: "a", 2: "b", 1: "a", 3: self.random.choice("ab")} if differ else {},
+            changed=() if differ else (1,),
+        ).data()
+
+
+def tell(story: Story, most: int) -> None:
+    """Let it go on until the job has ended, or `most` signals were heard."""
+    rng = story.random
+    while story.core.stage is not Stage.ENDED and story.signals < most:
+        for _ in range(rng.randint(1, 6)):
+            story.answer()
+        story.now += rng.random() * 0.1
+        story.commit()
+        story.noise(rng.randint(5, 60))
+        if rng.random() < 0.02:
+            story.restart(rng.choice(list(story.agents.values())))
+        deadline = story.core.next_deadline()
+        waits = story.core.stage not in (Stage.RUNNING, Stage.FINISHING)
+        if deadline is not None and waits and (not story.pending or rng.random() < 0.1):
+            story.now = max(story.now, deadline)
+            story.feed(given.Tick())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_signals_break_no_promise(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    heard, stories = 0, 0
+    endings: Counter[str] = Counter()
+    decisions: Counter[str] = Counter()
+    while heard < SIGNALS:
+        story = Story(rng)
+        tell(story, 20_000)
+        heard += story.signals
+        stories += 1
+        decisions += story.decisions
+        if story.core.stage is Stage.ENDED:
+            (end,) = story.ends
+            assert end.code and end.message
+            endings[end.code] += 1
+        else:
+            endings["goes on"] += 1
+    print(f"{heard} signals in {stories} stories; {dict(endings)}; {dict(decisions)}")
+    assert set(decisions) >= {"re-form in place", "replace the worker", "replace the node", "stop"}
+    assert {"too_many_failures", "no_progress", "user_error", "out_of_memory"} <= set(endings)

@@ -1,0 +1,134 @@
+"""Ranks that nobody can reach: replaced once their lease has ended, and never while they may step.
+
+The watchdog of the simulated cluster checks that no attempt steps after a later one has (P1).
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.service.recovery.test_recovery_histories import play, prepared
+from tests.support.simulation.simulated_cluster import SimulatedCluster
+from tests.support.simulation.simulated_network import START, STEPPING_S
+
+from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.recovery.core_state import inputs
+
+LEASE_S, MARGIN_S = 2.0, 0.5  # of the histories
+ONE_NODE = 4  # the layout of a world of one rank, beside one standby
+TWO_NODES = 0  # of four ranks, beside one standby
+
+
+def by_attempt(cluster: SimulatedCluster) -> dict[int, int]:
+    """Steps per attempt."""
+    attempts = [attempt for attempt, _ in cluster.committed]
+    return {attempt: attempts.count(attempt) for attempt in sorted(set(attempts))}
+
+
+def test_a_world_that_nobody_can_reach_holds_before_it_is_missed_and_is_then_replaced() -> None:
+    cluster = prepared(ONE_NODE, [], 0.0, 1)
+    cut_at, missed_s = 1.5, 3.0
+    cluster.at(cut_at, lambda: cluster.cut_off("n0", for_s=1000.0))
+    end = cluster.run()
+    assert end.outcome == "SUCCEEDED", end
+    first = next(at for at in cluster.step_times if at[0] == 2)[2]
+    last = max(at for attempt, _, at in cluster.step_times if attempt == 1)
+    assert START + cut_at + STEPPING_S / 2 < last <= START + cut_at + STEPPING_S
+    assert START + cut_at + missed_s <= first < START + cut_at + missed_s + 2.0
+
+
+def test_without_leases_there_is_no_replacement_without_proof() -> None:
+    cluster = prepared(ONE_NODE, [], 0.0, 1, lease_s=0.0, wait_for_replacement_s=20.0)
+    cluster.at(1.5, lambda: cluster.cut_off("n0", for_s=1000.0))
+    assert cluster.run().code == "no_replacement"
+    assert set(by_attempt(cluster)) == {1}
+
+
+def test_a_lease_outlasts_a_supervisor_and_no_step_is_lost_by_it() -> None:
+    cluster = prepared(ONE_NODE, [], 0.0, 1)
+    cluster.at(1.5, cluster.restart_supervisor)
+    assert cluster.run().outcome == "SUCCEEDED"
+    assert by_attempt(cluster) == {1: cluster.config.steps}
+
+
+def test_a_new_supervisor_grants_a_lost_world_all_the_time_its_predecessor_may_have() -> None:
+    cluster = prepared(ONE_NODE, [], 0.0, 1)
+    cluster.at(1.5, lambda: cluster.cut_off("n0", for_s=1000.0))
+    cluster.at(1.6, cluster.restart_supervisor)
+    assert cluster.run().outcome == "SUCCEEDED"
+    first = next(at for attempt, _, at in cluster.step_times if attempt > 1)
+    assert first >= START + 1.6 + LEASE_S + 2 * MARGIN_S
+
+
+def test_a_lease_that_ended_proves_nothing_of_an_agent_that_is_back() -> None:
+    cluster = prepared(ONE_NODE, [], 0.0, 1)
+    cluster.run_until(lambda: len(cluster.committed) >= 3)
+    life = cluster.agents["n0"].incarnation
+    cluster.feed(inputs.LeaseEnded("n0", life))  # told late: it has been heard since
+    cut_at = cluster.now
+    cluster.cut_off("n0", for_s=1000.0, noticed_after_s=1.5)
+    lost = inputs.AgentLost("n0", "cannot be asked", incarnation=life, certain=False)
+    cluster.at(0.1, lambda: cluster.feed(lost))
+    cluster.run_until(lambda: len(by_attempt(cluster)) == 2)
+    assert cluster.now >= cut_at + 1.5
+
+
+def test_one_that_has_left_proves_nothing_of_another_that_may_step() -> None:
+    """What it brought to the last agreement may get there late: each host is proven by itself."""
+    cluster = prepared(TWO_NODES, [], 0.0, 1)
+    cluster.run_until(lambda: len(cluster.committed) >= 3)
+    cut_at = cluster.now
+    cluster.cut_off("n0", for_s=1000.0, noticed_after_s=5.0)
+    life = cluster.agents["n0"].incarnation
+    lost = inputs.AgentLost("n0", "cannot be asked", incarnation=life, certain=False)
+    cluster.at(0.1, lambda: cluster.feed(lost))
+    cluster.run_until(lambda: len(by_attempt(cluster)) == 2)
+    assert cluster.now >= cut_at + 5.0
+
+
+def test_an_answer_to_the_fence_that_is_heard_after_its_agents_end_does_not_bring_it_back() -> None:
+    cluster = prepared(TWO_NODES, [], 0.0, 1)
+    cluster.run_until(lambda: len(cluster.committed) >= 3)
+    agent = cluster.agents["n0"]
+    report = agent.report()
+    cluster.feed(inputs.AgentLost("n0", "its process died", incarnation=report.incarnation))
+    cluster.feed(inputs.AgentUp(report))
+    record = cluster.core._state.roster.record("n0")
+    assert record is not None and not record.live
+    agent.die()
+    cluster.at(1.0, lambda: cluster._restart(agent, report.incarnation))
+    assert cluster.run().outcome == "SUCCEEDED"
+
+
+def test_the_wait_that_is_taken_over_lasts_until_a_former_lease_has_ended() -> None:
+    cluster = prepared(TWO_NODES, [], 0.0, 1, wait_for_replacement_s=4.0, lease_s=10.0)
+    cluster.run_until(lambda: len(cluster.committed) >= 3)
+    cluster.kill_agent("n2", back_after_s=None)
+    cluster.cut_off("n0", for_s=2.5, noticed_after_s=1.0)
+    cluster.run_until(lambda: len(cluster.told(EventKind.WAITING)) == 1)
+    cluster.restart_supervisor()
+    cluster.kill_agent("n0", back_after_s=0.5)
+    assert cluster.run().outcome == "SUCCEEDED", cluster.ended
+
+
+@given(
+    layout=st.sampled_from((1, 3, ONE_NODE)),
+    faults=st.lists(
+        st.tuples(
+            st.floats(0.0, 15.0, allow_nan=False),
+            st.sampled_from(("partition", "supervisor", "agent", "rank")),
+            st.integers(0, 7),
+            st.integers(0, 7),
+        ),
+        max_size=12,
+    ),
+    chaos=st.sampled_from((0.0, 0.3)),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+def test_whoever_is_cut_off_from_whom_one_world_steps_at_a_time(
+    layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int
+) -> None:
+    cluster = play(layout, faults, chaos, seed)
+    assert cluster.ended is not None
+    assert cluster.ended.outcome == "SUCCEEDED", cluster.ended

@@ -1,0 +1,201 @@
+"""Long random histories of faults, with a network that delays, repeats and loses messages.
+
+The watchdog checks every promise after every input; these tests add how a job must end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from tests.support.simulation.simulated_cluster import SimulatedCluster
+from tests.support.simulation.simulated_network import START
+
+from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
+from holdfast_service.policy.quarantine import Standing
+from holdfast_service.recovery.core_state import inputs
+from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
+
+LAYOUTS = (
+    # mesh, workers per node, standby nodes
+    ({"dp_shard": 2, "tp": 2}, 2, 1),
+    ({"dp_shard": 2, "tp": 2}, 2, 0),
+    ({"dp_shard": 2, "tp": 2}, 1, 2),
+    ({"dp_shard": 3, "tp": 1}, 2, 1),
+    ({"dp_shard": 1, "tp": 1}, 1, 1),
+    ({"dp_shard": 4, "tp": 2}, 2, 2),
+)
+
+OPS: dict[str, Callable[[SimulatedCluster, str, int], None]] = {
+    "rank": lambda cluster, _, number: cluster.kill_rank(number),
+    "worker": lambda cluster, agent, number: cluster.kill_worker(agent, number),
+    "crash": lambda cluster, _, number: cluster.kill_rank(number, "SIGSEGV"),
+    "agent": lambda cluster, agent, _: cluster.kill_agent(agent),
+    "slow agent": lambda cluster, agent, _: cluster.kill_agent(agent, back_after_s=8.0),
+    "node": lambda cluster, agent, _: cluster.kill_node(agent),
+    "partition": lambda cluster, agent, number: cluster.cut_off(agent, for_s=1.0 + 2 * number),
+    "rot": lambda cluster, agent, _: cluster.forget_copies(agent),
+    "unheard": lambda cluster, agent, number: cluster.lose_signals(agent, 1.0 + number),
+    "stick": lambda cluster, agent, _: cluster.stick(agent),
+    "link": lambda cluster, _, number: cluster.break_link(number),
+    "shard": lambda cluster, _, number: setattr(cluster, "shard_failures", number % 3),
+    "glitch": lambda cluster, _agent, _number: cluster.glitch(),
+    "hang": lambda cluster, _, number: cluster.hang_rank(number % 4, "TRDS"[number % 4]),
+    "slow": lambda cluster, _, number: cluster.slow_down(for_s=1.0 + number),
+    "blind": lambda cluster, agent, _: cluster.blind_for(agent, 4.0),
+    "drain": lambda cluster, agent, number: cluster.drain_node(agent, in_s=number),
+    "cordon": lambda cluster, agent, number: cluster.set_aside(
+        agent, 1.0 + number, Standing.CORDONED
+    ),
+    "quarantine": lambda cluster, agent, number: cluster.set_aside(
+        agent, 1.0 + number, Standing.QUARANTINED
+    ),
+    "supervisor": lambda cluster, _agent, _number: cluster.restart_supervisor(),
+}
+
+FAULTS = st.lists(
+    st.tuples(
+        st.floats(0.0, 15.0, allow_nan=False),
+        st.sampled_from(sorted(OPS)),
+        st.integers(0, 7),
+        st.integers(0, 7),
+    ),
+    max_size=14,
+)
+
+
+def play(
+    layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int, **limits: float
+) -> SimulatedCluster:
+    cluster = prepared(layout, faults, chaos, seed, **limits)
+    cluster.run()
+    return cluster
+
+
+def prepared(
+    layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int, **limits: float
+) -> SimulatedCluster:
+    mesh, workers_per_node, standbys = LAYOUTS[layout]
+    world_size = mesh["dp_shard"] * mesh["tp"]
+    config = RecoveryConfig(
+        mesh=mesh,
+        world_size=world_size,
+        workers_per_node=workers_per_node,
+        standby_nodes=standbys,
+        steps=40,
+        memory_copies=1 + seed % 2,
+        free_after_s=1.0,
+        **{
+            "max_failures": 1000,
+            "max_without_progress": 1000,
+            "wait_for_replacement_s": 500.0,
+            "start_timeout_s": 500.0,
+            "form_timeout_s": 20.0,
+            "first_step_timeout_s": 20.0,
+            "finish_timeout_s": 300.0,
+            "lease_s": 2.0,
+            "lease_margin_s": 0.5,
+            **limits,
+        },  # type: ignore[arg-type]
+    )
+    cluster = SimulatedCluster(config, seed, chaos=chaos, domains=seed % 3)
+    names = sorted(cluster.agents)
+    for when, op, agent, number in faults:
+        name = names[agent % len(names)]
+        cluster.at(when, lambda o=op, n=name, k=number: OPS[o](cluster, n, k))
+    return cluster
+
+
+@given(
+    layout=st.integers(0, len(LAYOUTS) - 1),
+    faults=FAULTS,
+    chaos=st.sampled_from((0.0, 0.05, 0.3)),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+def test_when_faults_stop_and_agents_suffice_the_job_succeeds(
+    layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int
+) -> None:
+    cluster = play(layout, faults, chaos, seed)
+    assert cluster.ended is not None
+    assert cluster.ended.outcome == "SUCCEEDED", cluster.ended
+    assert cluster.committed[-1][1] == cluster.config.steps
+    assert {step for _, step in cluster.committed} == set(range(1, cluster.config.steps + 1))
+
+
+@given(
+    layout=st.integers(0, len(LAYOUTS) - 1),
+    faults=FAULTS,
+    seed=st.integers(0, 2**16),
+    max_failures=st.integers(0, 3),
+    patience=st.sampled_from((0.5, 5.0, 30.0)),
+)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@example(
+    layout=0,
+    faults=[(2.0, "node", 0, 0), (2.5, "node", 1, 0)],
+    seed=1,
+    max_failures=3,
+    patience=0.5,
+)
+def test_every_job_ends_with_a_named_reason_however_tight_its_limits(
+    layout: int,
+    faults: list[tuple[float, str, int, int]],
+    seed: int,
+    max_failures: int,
+    patience: float,
+) -> None:
+    cluster = play(
+        layout,
+        faults,
+        0.3,
+        seed,
+        max_failures=max_failures,
+        wait_for_replacement_s=patience,
+        start_timeout_s=30.0,
+        finish_timeout_s=20.0,
+    )
+    assert cluster.ended is not None
+    assert cluster.ended.code in (
+        "succeeded",
+        "too_many_failures",
+        "no_replacement",
+        "start_timeout",
+        "final_checkpoint",
+    )
+    assert cluster.ended.message
+
+
+@given(
+    layout=st.integers(0, len(LAYOUTS) - 1),
+    faults=FAULTS,
+    chaos=st.sampled_from((0.0, 0.05, 0.3)),
+    seed=st.integers(0, 2**16),
+    kind=st.sampled_from(StopKind),
+    asked_at=st.floats(0.0, 15.0),
+    patience=st.sampled_from((0.5, 3.0, 60.0)),
+)
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+def test_a_job_that_is_to_stop_does_so_in_time_or_keeps_its_work(
+    layout: int,
+    faults: list[tuple[float, str, int, int]],
+    chaos: float,
+    seed: int,
+    kind: StopKind,
+    asked_at: float,
+    patience: float,
+) -> None:
+    cluster = prepared(layout, faults, chaos, seed)
+    deadline = START + asked_at + patience
+    order = inputs.StopRequested(kind, "enough", deadline)
+    cluster.at(asked_at, lambda: cluster.feed(order))
+    end = cluster.run()
+    if cluster.told(EventKind.STOP_UNDONE):
+        assert (kind, end.outcome) == (StopKind.PAUSE, "SUCCEEDED")
+    elif end.outcome != "SUCCEEDED":
+        assert end.outcome == {"cancel": "CANCELLED", "pause": "PAUSED"}[kind], end
+        assert cluster.now <= deadline + 0.001
+    if end.outcome == "PAUSED":
+        (told,) = cluster.told(EventKind.ENDED)
+        assert told["durable_step"] is not None or cluster.core.committed == 0

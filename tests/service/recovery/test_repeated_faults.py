@@ -1,0 +1,280 @@
+"""What happens to a job when faults repeat: nodes that are to blame, programs that end themselves,
+attempts without progress, and what only slows it down. Told on the simulated cluster."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.simulation.simulated_cluster import SimulatedCluster
+from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
+
+from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.policy.causes import Cause, Fault
+from holdfast_service.recovery.core_state.event_replay import Facts
+from holdfast_service.recovery.core_state.state import Stage
+from holdfast_service.recovery.faults import judgement
+
+
+def agents(job: SimulatedCluster) -> list[str]:
+    return [one["agent"] for one in forming(job)[-1]["members"]]
+
+
+def recovered(job: SimulatedCluster, incidents: int) -> None:
+    job.run_until(lambda: len(closed(job)) >= incidents and job.core.stage is Stage.RUNNING)
+
+
+def accuse(
+    job: SimulatedCluster,
+    cause: Cause,
+    agent: str,
+    rank: int | None = None,
+    worker: str | None = None,
+) -> None:
+    """As a detector would, in the middle of a step."""
+    state = job.core._state
+    what = f"{cause} on {agent}"
+    fault = Fault(cause, job.core.attempt, job.now, what, rank, agent=agent, worker=worker)
+    state.out = []
+    judgement.accuse(state, fault, job.now)
+    for effect in tuple(state.out):
+        job._carry_out(effect)
+
+
+def crash_twice(job: SimulatedCluster) -> None:
+    job.kill_rank(1, "SIGSEGV")
+    recovered(job, 1)
+    assert closed(job)[0]["decision"] == "replace the worker"
+    assert agents(job) == ["n0", "n0", "n1", "n1"]
+    job.kill_rank(0, "SIGSEGV")
+    recovered(job, 2)
+
+
+def test_a_node_whose_ranks_crash_twice_gives_them_to_the_standby() -> None:
+    job = running(cluster(steps=200))
+    crash_twice(job)
+    assert agents(job) == ["n2", "n2", "n1", "n1"]
+    incident = closed(job)[1]
+    assert incident["decision"] == "replace the node"
+    assert "to blame 2 times" in incident["reason"]
+    assert [one["node"] for one in incident["offences"]] == ["n0"]
+    assert {one["decision"] for one in incident["refused"]} >= {"re-form in place", "stop"}
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_an_avoided_node_is_taken_again_only_where_there_is_no_other() -> None:
+    job = running(cluster(steps=400))
+    crash_twice(job)
+    job.kill_agent("n2", back_after_s=5.0)
+    recovered(job, 3)
+    assert agents(job) == ["n0", "n0", "n1", "n1"], "better than to wait"
+    job.run_until(lambda: job.agents["n2"].ready)
+    job.kill_rank(2)
+    recovered(job, 4)
+    assert agents(job) == ["n2", "n2", "n1", "n1"]
+
+
+def test_a_restarted_supervisor_remembers_who_was_to_blame() -> None:
+    job = running(cluster(steps=200))
+    job.kill_rank(1, "SIGSEGV")
+    recovered(job, 1)
+    job.restart_supervisor()
+    job.run_until(lambda: job.core.stage is Stage.RUNNING)
+    job.kill_rank(1, "SIGSEGV")
+    recovered(job, 2)
+    assert agents(job) == ["n2", "n2", "n1", "n1"]
+
+
+def test_a_node_is_not_to_blame_for_processes_that_somebody_ended() -> None:
+    job = running(cluster(steps=200))
+    for done in range(1, 4):
+        job.kill_rank(1)
+        recovered(job, done)
+    assert agents(job) == ["n0", "n0", "n1", "n1"]
+
+
+def test_a_program_that_ends_itself_twice_at_a_step_is_at_fault_itself() -> None:
+    job = running(cluster())
+    job.kill_rank(1, "exit code 3")
+    job.run_until(lambda: 1 in job.worlds.get(2, {}))
+    job.kill_rank(1, "exit code 3")
+    end = job.run()
+    assert (end.outcome, end.code) == ("FAILED", "user_error")
+    assert "exit code 3" in end.message
+
+
+def test_out_of_memory_twice_at_a_step_ends_the_job_with_the_figures() -> None:
+    job = running(cluster())
+    job.kill_rank(1, "SIGKILL", out_of_memory="3 MiB of 16384 MiB available")
+    job.run_until(lambda: 1 in job.worlds.get(2, {}))
+    job.kill_rank(1, "SIGKILL", out_of_memory="2 MiB of 16384 MiB available")
+    end = job.run()
+    assert (end.outcome, end.code) == ("FAILED", "out_of_memory")
+    assert "2 MiB of 16384 MiB available" in end.message
+    assert closed(job)[0]["cause"] == "out_of_memory"
+
+
+def test_out_of_memory_a_step_further_on_is_new_also_where_older_steps_are_made_again() -> None:
+    job = running(cluster(steps=200), 120)
+    job.kill_node("n0", back_after_s=2.0)
+    job.kill_node("n1", back_after_s=2.0)  # what is left is the remote checkpoint of step 100
+    for done in (1, 2, 3):
+        recovered(job, done)
+        began = job.core.committed
+        assert began < 115
+        job.run_until(lambda began=began: job.core.committed > began)  # type: ignore[misc]
+        if done < 3:
+            job.kill_rank(1, "SIGKILL", out_of_memory="3 MiB of 16384 MiB available")
+    assert [one["cause"] for one in closed(job)][1:] == ["out_of_memory"] * 2
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_only_other_bits_for_a_second_time_end_a_job_that_has_no_other_node() -> None:
+    job = running(cluster(standbys=0, steps=200))
+    job.kill_rank(1, "SIGSEGV")
+    recovered(job, 1)
+
+    def corrupt() -> None:
+        world = job.core._state.world
+        assert world is not None
+        accuse(job, Cause.CORRUPTION, "n0", rank=0, worker=world.members[0].worker)
+
+    corrupt()
+    recovered(job, 2)
+    assert [one["decision"] for one in closed(job)] == ["replace the worker"] * 2
+    corrupt()
+    assert job.run().code == "corruption"
+
+
+def test_preemptions_are_counted_apart() -> None:
+    job = running(cluster(steps=200, max_failures=0))
+    job.kill_rank(1, "SIGTERM")
+    recovered(job, 1)
+    (incident,) = closed(job)
+    assert incident["cause"] == "preempted"
+    assert (incident["failures"], len(incident["preemptions"])) == ([], 1)
+    assert incident["budget"]["preemptions"] == 1
+    job.kill_rank(1)
+    assert job.run().code == "too_many_failures"
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_attempts_that_make_no_new_step_end_the_job_long_before_the_budget(
+    restarts: bool,
+) -> None:
+    job = running(cluster(max_failures=100))
+    attempt = job.core.attempt
+
+    def crash() -> None:
+        if restarts and job.core.attempt == attempt + 2:
+            job.restart_supervisor()
+        job.kill_rank(1, "SIGSEGV")
+        job.at(0.05, crash)
+
+    crash()
+    end = job.run()
+    assert (end.outcome, end.code) == ("FAILED", "no_progress")
+    assert "6 attempts in a row made no new step, 5 allowed" in end.message
+    assert len(forming(job)) == 6
+
+
+def lose_memory(job: SimulatedCluster) -> None:
+    """All nodes go at once: nothing but the remote tier is left."""
+    for name in ("n0", "n1", "n2"):
+        job.kill_node(name, back_after_s=5.0)
+
+
+def test_steps_after_an_older_state_was_taken_are_progress_though_they_were_made_before() -> None:
+    """Six faults, each of them 15 new steps after the last, far below the newest step ever."""
+    job = cluster(steps=400, max_failures=100)
+    job.remote_every = 100
+    running(job, 299)
+    lose_memory(job)
+    for done in range(1, 7):
+        recovered(job, done)
+        stands = job.core.committed
+        assert stands < 284, "the remote tier had an older state"
+        if done == 3:
+            job.restart_supervisor()
+        job.run_until(lambda stands=stands: job.core.committed >= stands + 15)
+        job.kill_rank(1, "SIGSEGV")
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_steps_made_again_and_again_from_one_state_are_no_progress() -> None:
+    """A process that crashes always at the same step, well past the only state that is left."""
+    job = cluster(steps=400, max_failures=100)
+    job.remote_every = 100
+    running(job, 150)
+    lose_memory(job)
+    recovered(job, 1)
+    for done in range(2, 9):
+        job.run_until(lambda: job.core.committed >= 120)
+        for agent in job.agents.values():
+            agent.memory.clear()
+        job.kill_rank(1, "SIGSEGV")
+        job.run_until(lambda done=done: len(closed(job)) >= done or job.core.stage is Stage.ENDED)
+    assert job.run().code == "no_progress"
+
+
+def test_processes_that_somebody_ends_while_a_world_forms_are_no_lack_of_progress() -> None:
+    job = running(cluster())
+    for _ in range(8):
+        attempt = job.core.attempt
+        job.kill_rank(1)
+        job.run_until(
+            lambda attempt=attempt: job.core.attempt > attempt and job.core.stage is Stage.FORMING
+        )
+        job.run_until(lambda: 1 in job.worlds.get(job.core.attempt, {}))
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_a_straggler_without_a_better_node_is_told_once_and_costs_no_attempt() -> None:
+    job = running(cluster(standbys=0))
+    accuse(job, Cause.STRAGGLER, "n0", rank=0)
+    accuse(job, Cause.STRAGGLER, "n0", rank=0)
+    (incident,) = closed(job)
+    assert (incident["decision"], incident["failures"]) == ("ignore", [])
+    assert incident["resolution"] == "training goes on"
+    assert [one["node"] for one in incident["offences"]] == ["n0"]
+    assert Facts.from_events(job.events).offences == tuple(job.core._state.offences)
+    assert job.run().outcome == "SUCCEEDED"
+    assert len(forming(job)) == 1
+    assert len(job.told(EventKind.INCIDENT_OPENED)) == 1
+
+
+def test_a_straggler_is_replaced_by_a_standby() -> None:
+    job = running(cluster())
+    accuse(job, Cause.STRAGGLER, "n0", rank=0)
+    recovered(job, 1)
+    assert agents(job) == ["n2", "n2", "n1", "n1"]
+    assert closed(job)[0]["decision"] == "replace the node"
+    assert job.run().outcome == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("spent", ["max_failures", "max_preemptions", "max_without_progress"])
+@pytest.mark.parametrize("cause", [Cause.STRAGGLER, Cause.NODE_UNWELL, Cause.PREEMPTED])
+def test_a_spent_budget_never_ends_a_job_that_still_makes_steps(cause: Cause, spent: str) -> None:
+    job = running(cluster(**{spent: 0}))
+    accuse(job, cause, "n0")
+    assert job.run().outcome == "SUCCEEDED"
+    counted = spent != ("max_failures" if cause is Cause.PREEMPTED else "max_preemptions")
+    counted &= (cause, spent) != (Cause.PREEMPTED, "max_without_progress")
+    assert len(forming(job)) == (1 if counted else 2)
+
+
+def test_the_last_of_a_budget_is_still_used_to_leave_a_slow_node() -> None:
+    job = running(cluster(max_failures=1, steps=100))
+    accuse(job, Cause.STRAGGLER, "n0", rank=0)
+    recovered(job, 1)
+    assert closed(job)[0]["decision"] == "replace the node"
+    accuse(job, Cause.STRAGGLER, "n1", rank=2)
+    assert closed(job)[1]["decision"] == "ignore"
+    assert "no budget is left" in closed(job)[1]["reason"]
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_what_ended_an_attempt_beside_a_slow_node_is_still_bounded() -> None:
+    job = running(cluster(max_failures=0, gather_s=0.05, straggler_patience_s=1000.0))
+    job.kill_rank(1)
+    job.run_until(lambda: job.core.stage is Stage.GATHERING)
+    accuse(job, Cause.NODE_UNWELL, "n0")
+    assert job.run().code == "too_many_failures"

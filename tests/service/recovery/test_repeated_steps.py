@@ -1,0 +1,76 @@
+"""A step that is computed again for two replicas that differ: its outcome is told once."""
+
+from __future__ import annotations
+
+from tests.support.simulation.simulated_cluster import SimulatedCluster
+from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
+
+from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.recovery.core_state.state import Stage
+from holdfast_workers.protocol.messages import ErrorKind, SignalKind
+from holdfast_workers.state.replicas import Finding
+
+
+def differ(job: SimulatedCluster, step: int) -> None:
+    """Both replicas leave their attempt because they have other bits than each other."""
+    attempt = job.core.attempt
+    finding = Finding(attempt, step, step, groups=((0, 1),), digests={0: "a", 1: "b"}).data()
+    for _, agent, worker in job._members(attempt):
+        assert worker is not None
+        job._failed(agent, worker, ErrorKind.CORRUPTION, "replicas differ", finding=finding)
+
+
+def differed_twice() -> tuple[SimulatedCluster, int]:
+    """A job in which another node computes the step in question now, and that step."""
+    mesh = {"dp_replicate": 2}
+    job = running(cluster(mesh=mesh, world_size=2, workers_per_node=1, steps=200))
+    step = job.core.committed
+    for attempt in (2, 3):
+        differ(job, step)
+        job.run_until(lambda at=attempt: job.core.attempt == at)  # type: ignore[misc]
+        job.run_until(lambda: job.core.stage is Stage.RUNNING and job.core.committed >= step)
+    assert job.orders[3].recheck == step
+    assert job.core._state.sidelined == {"n1"}
+    return job, step
+
+
+def agents(job: SimulatedCluster) -> list[str]:
+    return [one["agent"] for one in forming(job)[-1]["members"]]
+
+
+def test_a_node_is_not_kept_away_for_ever_by_an_outcome_that_was_lost() -> None:
+    job, _ = differed_twice()
+    job.run_until(lambda: not job.core._state.sidelined)
+    assert "nobody heard" in job.told(EventKind.INCIDENT_UPDATED)[-1]["evidence"][-1]
+    job.kill_agent("n2", back_after_s=None)
+    job.run_until(lambda: len(closed(job)) == 3)
+    assert agents(job) == ["n0", "n1"]
+    assert job.orders[4].recheck is None
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_an_outcome_that_is_merely_late_names_whoever_had_other_bits() -> None:
+    job, step = differed_twice()
+    job.run_until(lambda: job.core.committed >= step + 10)
+    detail = {"step": step, "digests": ("a", "a")}
+    job.signal(job.agents["n0"], SignalKind.RECOMPUTED, 3, rank=0, detail=detail)
+    job.run_until(lambda: not job.core._state.sidelined)
+    job.run_until(lambda: len(closed(job)) == 3)
+    lost = closed(job)[-1]["lost"]
+    assert [one["rank"] for one in lost if one["cause"] == "corruption"] == [1]
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_an_outcome_that_is_known_before_all_are_known_to_have_joined_names_somebody_too() -> None:
+    """Signals of other agents may be slower than that of the rank that reports."""
+    mesh = {"dp_replicate": 2}
+    job = running(cluster(mesh=mesh, world_size=2, workers_per_node=1, steps=200))
+    step = job.core.committed
+    differ(job, step)
+    job.run_until(lambda: job.core.attempt == 2 and job.core.stage is Stage.FORMING)
+    detail = {"step": step, "digests": ("a", "a")}
+    job.signal(job.agents["n0"], SignalKind.RECOMPUTED, 2, rank=0, detail=detail)
+    job.run_until(lambda: bool(closed(job)))
+    lost = closed(job)[0]["lost"]
+    assert [one["rank"] for one in lost if one["cause"] == "corruption"] == [None, 1]
+    assert job.run().outcome == "SUCCEEDED"

@@ -1,0 +1,107 @@
+"""What a supervisor that begins anew takes over, and what it finds, on the simulated cluster."""
+
+from __future__ import annotations
+
+from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
+
+from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, StopKind
+from holdfast_service.recovery.core import RecoveryCore
+from holdfast_service.recovery.core_state import inputs
+from holdfast_service.recovery.core_state.event_replay import Facts
+from holdfast_service.recovery.core_state.state import Stage
+from holdfast_workers.protocol.messages import SignalKind
+
+
+def test_a_restarted_supervisor_adopts_the_running_attempt_without_touching_it() -> None:
+    job = running(cluster())
+    job.restart_supervisor()
+    assert job.core.phase is Phase.RUNNING
+    assert job.run().outcome == "SUCCEEDED"
+    assert len(forming(job)) == 1
+    assert [step for _, step in job.committed] == list(range(1, 31)), "it cost no step"
+    assert not job.told(EventKind.INCIDENT_OPENED)
+
+
+def test_a_restarted_supervisor_finds_the_fault_of_meanwhile() -> None:
+    job = running(cluster())
+    job.restart_supervisor()
+    job.kill_rank(2)
+    assert job.run().outcome == "SUCCEEDED"
+    (incident,) = closed(job)
+    assert incident["cause"] == "worker_crash"
+    attempts = [event["attempt"] for event in forming(job)]
+    assert attempts == [1, 2]
+
+
+def test_a_supervisor_that_dies_amid_a_recovery_leaves_one_incident() -> None:
+    job = running(cluster())
+    job.kill_node("n0")
+    job.run_until(lambda: job.core.stage is Stage.FENCING)
+    job.restart_supervisor()
+    assert job.run().outcome == "SUCCEEDED"
+    numbers = {data["incident"] for data in job.told(EventKind.INCIDENT_OPENED)}
+    assert numbers == {1}
+    assert closed(job)[0]["restored_step"] is not None
+
+
+def test_a_world_that_formed_meanwhile_ends_the_wait_that_a_supervisor_took_over() -> None:
+    job = running(cluster(standbys=0, wait_for_replacement_s=30.0))
+    job.kill_node("n0", back_after_s=15.0)
+    job.run_until(lambda: job.core.stage is Stage.WAITING)
+    (first,) = job.told(EventKind.WAITING)
+    back_at = job.now + 15.0
+    job.run_until(lambda: job.now >= back_at - 0.05)
+    job.restart_supervisor()  # it finds the node there, and waits for nothing
+    formed = len(forming(job))
+    job.run_until(lambda: len(forming(job)) > formed)
+    assert len(job.told(EventKind.WAITING)) == 1
+    job.kill_node("n0", back_after_s=25.0)
+    assert job.run().outcome == "SUCCEEDED"
+    assert job.told(EventKind.WAITING)[-1]["until"] > first["until"]
+
+
+def test_a_journal_that_was_cut_short_does_not_cost_the_running_attempt() -> None:
+    job = running(cluster())
+    del job.events[:-1]
+    job.events[0] = job.events[0].__class__(99, job.now, EventKind.STANDBY, {})
+    real = Facts.from_events
+    try:
+        Facts.from_events = classmethod(  # type: ignore[method-assign, assignment]
+            lambda cls, events: cls(attempt=1)
+        )
+        job.restart_supervisor()
+    finally:
+        Facts.from_events = real  # type: ignore[method-assign]
+    assert job.run().outcome == "SUCCEEDED"
+    assert forming(job) == []
+
+
+def test_an_ended_job_stays_ended_after_a_restart() -> None:
+    job = cluster()
+    job.run()
+    facts = Facts.from_events(job.events)
+    core = RecoveryCore(job.config, job.now, facts)
+    assert (core.phase, core.next_deadline()) == (Phase.ENDED, None)
+    assert core.handle(inputs.StopRequested(StopKind.CANCEL, "late", 0.0), job.now) == ()
+
+
+def test_signals_of_an_older_attempt_change_nothing() -> None:
+    job = running(cluster())
+    job.glitch()
+    job.run_until(lambda: job.core.stage is Stage.RUNNING and job.core.attempt == 2)
+    job.restart_supervisor()  # replays nothing, but adopts attempt 2
+    old = job.agents["n0"]
+    worker = next(iter(old.workers.values()))
+    job.run_until(lambda: job.core.stage is Stage.RUNNING)
+    detail = {
+        "error": {
+            "kind": "communication",
+            "type": "E",
+            "message": "late",
+            "traceback": "",
+            "step": 3,
+        }
+    }
+    job.signal(old, SignalKind.WORKER_FAILED, 1, rank=0, worker=worker.name, detail=detail)
+    assert job.run().outcome == "SUCCEEDED"
+    assert len(forming(job)) == 2

@@ -1,0 +1,125 @@
+"""Which saved state a world is given, and which is not taken again, on the simulated cluster."""
+
+from __future__ import annotations
+
+from tests.support.simulation.simulated_cluster import SimulatedCluster
+from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
+
+from holdfast_service.job_model.supervisor_protocol import EventKind, Phase
+from holdfast_service.placement.restore_points import RemoteCheckpoint
+from holdfast_service.recovery.core_state import inputs
+from holdfast_service.recovery.core_state.state import Stage
+from holdfast_service.recovery.faults import judgement
+from holdfast_workers.protocol.messages import Origin, Place, Restore, SignalKind, Tier
+
+
+def forming_by_reshard() -> SimulatedCluster:
+    """Rank 3 is to be put together from parts of two ranks."""
+    job = running(cluster())
+    job.kill_rank(0)
+    job.run_until(lambda: job.core.stage is Stage.FORMING)
+    world = job.core._state.world
+    assert world is not None
+    origins = (
+        Origin(0, "n0", Place.OWN, "n0", 1, "d"),
+        Origin(1, "n1", Place.REPLICA, "n1", 1, "d"),
+    )
+    world.members[3].restore = Restore(Tier.RESHARD, 9, 1, mesh="dp_shard=1,tp=2", origins=origins)
+    return job
+
+
+def test_the_sources_of_a_failed_reshard_are_not_taken_again_in_their_agents_life() -> None:
+    state = forming_by_reshard().core._state
+    judgement.distrust_source(state, 3, for_ever=False, why="not covered")
+    assert {(one.agent, one.place, one.rank, one.attempt, one.step) for one in state.bad} == {
+        ("n0", Place.OWN, 0, 1, 9),
+        ("n1", Place.REPLICA, 1, 1, 9),
+    }
+    assert all(one.incarnation for one in state.bad)
+    assert not state.saves.bad_uris
+
+
+def test_of_a_failed_reshard_only_the_sources_that_failed_are_distrusted() -> None:
+    job = forming_by_reshard()
+    state = job.core._state
+    agent = job.agents["n1"]
+    job.signal(
+        agent,
+        SignalKind.SOURCES_LOST,
+        job.core.attempt,
+        rank=3,
+        detail={"origins": [["n1", "replica", 1]], "message": "n1, rank 1: gone"},
+    )
+    job.run_until(lambda: bool(state.bad))
+    judgement.distrust_source(state, 3, for_ever=False, why="RestoreFailed: not covered")
+    assert {(one.agent, one.place, one.rank) for one in state.bad} == {("n1", Place.REPLICA, 1)}
+    assert all(one.incarnation for one in state.bad)
+
+
+def test_a_copy_that_cannot_be_loaded_is_passed_over_for_the_next() -> None:
+    job = running(cluster())
+    job.forget_copies("n0")
+    job.kill_rank(2)
+    assert job.run().outcome == "SUCCEEDED"
+    first, second = forming(job)[1:3]
+    assert first["restore"]["sources"]["0"] == "n0"
+    assert second["restore"]["sources"]["0"] == "n1"
+    assert "bad_state" in closed(job)[0]["causes"]
+
+
+def test_a_step_that_is_not_finite_after_a_restore_sends_it_down_the_ladder() -> None:
+    """Then an older step, and that one is good; the partners' copies of the first are no better."""
+    job = running(cluster())
+    newest = max(held.step for held in job.agents["n0"].memory[Place.OWN, 0])
+    job.poisoned = {(place, step) for place in Place for step in range(newest, newest + 3)}
+    job.kill_rank(1)
+    job.run_until(lambda: len(closed(job)) == 1)
+    (incident,) = closed(job)
+    assert incident["causes"][:2] == ["worker_crash", "not_finite"]
+    steps = [one["restore"]["step"] for one in forming(job)]
+    assert steps[1] >= newest > steps[-1] > 0
+    assert len(set(steps)) == len(steps)
+    assert {(one["place"], one["step"]) for one in incident["bad"]} >= {("own", steps[1])}
+    job.poisoned = set()
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_a_damaged_remote_checkpoint_is_told_once_also_over_a_restart() -> None:
+    job = running(cluster(steps=60), step=5)
+    damaged = inputs.DamagedCheckpoint(3, "mem://3.1", "the manifest is torn")
+    for _ in range(2):
+        job.feed(inputs.RemoteCheckpoints((), (damaged,)))
+    job.restart_supervisor()
+    job.run_until(lambda: job.core.phase is Phase.RUNNING)
+    job.feed(inputs.RemoteCheckpoints((), (damaged,)))
+    (told,) = job.told(EventKind.CHECKPOINT_BAD)
+    assert (told["step"], told["uri"], told["message"]) == (3, damaged.uri, damaged.why)
+
+
+def test_a_remote_checkpoint_is_taken_where_no_state_in_memory_gives_a_finite_step() -> None:
+    job = running(cluster(steps=60), step=25)
+    job.remotes["mem://20.1"] = RemoteCheckpoint(20, 1, "mem://20.1")
+    job.feed(inputs.RemoteCheckpoints(tuple(job.remotes.values())))
+    job.poisoned = {(place, step) for place in Place for step in range(60)}
+    job.kill_rank(1)
+    job.run_until(lambda: len(closed(job)) == 1)
+    assert forming(job)[-1]["restore"]["step"] == 20
+    assert set(forming(job)[-1]["restore"]["tiers"].values()) == {"remote"}
+
+
+def test_where_no_saved_state_gives_a_finite_step_the_job_ends_and_says_so() -> None:
+    job = running(cluster())
+    job.poisoned = {(place, step) for place in Place for step in range(60)}
+    job.kill_rank(1)
+    end = job.run()
+    assert (end.outcome, end.code) == ("FAILED", "not_finite")
+    assert "from every saved state" in end.message
+    assert len(forming(job)) < 10
+
+
+def test_a_step_that_is_not_finite_by_itself_is_the_users_and_no_state_is_blamed() -> None:
+    job = cluster()
+    job.not_finite_at = 12
+    end = job.run()
+    assert (end.outcome, end.code) == ("FAILED", "user_error")
+    assert not any(one["bad"] for one in job.told(EventKind.INCIDENT_UPDATED))

@@ -1,0 +1,134 @@
+"""Nodes that the cluster is about to take away: their ranks leave in time, and nobody is blamed."""
+
+from __future__ import annotations
+
+import queue
+from typing import Any
+
+from tests.service.recovery.faults.test_hang_suspicion import watched
+from tests.service.recovery.faults.test_node_eviction import hosts, set_aside
+from tests.support.simulation.simulated_cluster import SimulatedCluster
+from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
+
+from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.recovery.core_state import effects as fx
+from holdfast_service.recovery.core_state import inputs as say
+from holdfast_service.recovery.core_state.event_replay import Facts
+from holdfast_service.supervisor.drain_watch import DrainWatch
+
+WAIT_S = 10.0
+
+
+def drain(job: SimulatedCluster, *agents: str, in_s: float | None = 30.0) -> None:
+    """Ray is told that the nodes of these agents go in `in_s` seconds."""
+    at = None if in_s is None else job.now + in_s
+    ids = [job.agents[name].report().node_id for name in agents]
+    job.send(say.NodesDraining(dict.fromkeys(ids, at)))
+
+
+def paces(effects: list[fx.Effect]) -> list[tuple[int, int]]:
+    return [(one.memory, one.remote) for one in effects if isinstance(one, fx.SetIntervals)]
+
+
+def test_ranks_leave_a_node_that_is_to_go_for_the_standby_before_it_goes() -> None:
+    job = running(cluster(steps=100))
+    drain(job, "n0")
+    began = job.now
+    job.run_until(lambda: bool(closed(job)))
+    assert job.now - began < 10.0
+    assert hosts(forming(job)[-1]) == {"n1", "n2"}
+    (incident,) = closed(job)
+    assert (incident["cause"], incident["decision"]) == ("preempted", "replace the node")
+    assert "about to take it away, at " in incident["reason"]
+    assert incident["steps_lost"] <= 1
+    assert len(incident["preemptions"]) == 1 and incident["failures"] == []
+    (told,) = job.told(EventKind.NODE_DRAINING)
+    assert (told["agent"], told["node_id"], told["ranks"]) == ("n0", "n0-1", [0, 1])
+    job.kill_node("n0", back_after_s=None)
+    assert job.run().outcome == "SUCCEEDED"
+    assert len(closed(job)) == 1
+
+
+def test_without_a_standby_state_is_saved_as_often_as_can_be_and_the_loss_is_a_preemption() -> None:
+    job = running(cluster(standbys=0, steps=200, intervals=(1, 50)))
+    effects = watched(job)
+    drain(job, "n0", in_s=None)
+    job.run_until(lambda: job.core.committed >= 30)
+    assert paces(effects) == [(1, 1)]
+    assert not closed(job) and len(forming(job)) == 1
+    job.kill_node("n0", back_after_s=2.0)  # another machine takes its place
+    job.run_until(lambda: bool(closed(job)))
+    (incident,) = closed(job)
+    assert incident["cause"] == "node_lost"
+    assert len(incident["preemptions"]) == 1 and incident["failures"] == []
+    assert incident["offences"] == [], "nobody is to blame for what was announced"
+    assert incident["lost"][0]["on_notice"]
+    facts = Facts.from_events(job.events)
+    assert (len(facts.preemptions), facts.failures, facts.offences) == (1, (), ())
+    orders = [order.intervals for order in (job.orders[max(job.orders)],)]
+    assert orders == [(1, 50)], "the node that came stays"
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_a_node_that_is_lost_without_notice_is_a_failure() -> None:
+    job = running(cluster(steps=100))
+    drain(job, "n1")
+    job.run_until(lambda: bool(closed(job)))
+    job.kill_node("n0", back_after_s=2.0)
+    assert job.run().outcome == "SUCCEEDED"
+    first, second = closed(job)
+    assert first["failures"] == [] and len(second["failures"]) == 1
+    assert not any(one["on_notice"] for one in second["lost"])
+
+
+def test_a_standby_that_is_to_go_gets_no_rank_and_keeps_copies_only_where_nobody_else_can() -> None:
+    job = running(cluster(steps=100, standbys=2))
+    drain(job, "n2")
+    set_aside(job, "n0")
+    job.run_until(lambda: bool(closed(job)))
+    assert hosts(forming(job)[-1]) == {"n1", "n3"}
+    placed = job.told(EventKind.MEMORY_PLACED)[-1]["partners"]
+    assert {one for names in placed.values() for one in names} == {"n1", "n3"}
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_copies_move_away_from_a_partner_that_is_to_go() -> None:
+    job = running(cluster(steps=100, workers_per_node=4, standbys=2))
+    before = job.told(EventKind.MEMORY_PLACED)[-1]["partners"]
+    assert {one for names in before.values() for one in names} == {"n1", "n2"}
+    drain(job, "n1")
+    assert job.run().outcome == "SUCCEEDED"
+    after = job.told(EventKind.MEMORY_PLACED)[-1]["partners"]
+    assert {one for names in after.values() for one in names} == {"n2"}
+    assert not closed(job)
+
+
+class Told:
+    """Agents of a cluster that answers with what a test puts here, or raises it."""
+
+    seats = ("n0",)
+
+    def __init__(self, *answers: dict[str, float | None] | Exception) -> None:
+        self.answers = list(answers)
+
+    def draining(self) -> dict[str, float | None]:
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_what_drains_is_told_once_and_a_cluster_that_does_not_answer_says_nothing(
+    capsys: Any,
+) -> None:
+    heard: queue.Queue[say.NodesDraining] = queue.Queue()
+    agents = Told({}, ConnectionError("no head"), {"a": 5.0}, {"a": 5.0}, {"a": 6.0, "b": None})
+    watch = DrainWatch(agents, heard.put)  # type: ignore[arg-type]
+    while heard.qsize() < 2:
+        watch.look()
+        assert watch._asked is not None
+        watch._asked.result(WAIT_S)
+    assert heard.get() == say.NodesDraining({"a": 5.0})
+    assert heard.get() == say.NodesDraining({"a": 6.0, "b": None})
+    assert "no head" in capsys.readouterr().err
+    watch.close()

@@ -1,0 +1,59 @@
+"""What the core orders to be tidied in the remote tier, when, and what it makes of the answer."""
+
+from __future__ import annotations
+
+from tests.support.simulation.simulated_jobs import cluster, running
+
+from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.recovery.core_state import effects, inputs
+from holdfast_service.recovery.core_state.state import Stage
+from holdfast_workers.protocol.messages import SignalKind
+
+
+def _orders(of: inputs.Input, job) -> list[effects.TidyRemoteTier]:  # type: ignore[no-untyped-def]
+    told = job.core.handle(of, job.now)
+    return [one for one in told if isinstance(one, effects.TidyRemoteTier)]
+
+
+def test_what_history_has_passed_by_is_named_bad_before_retention_takes_it_for_good() -> None:
+    job = running(cluster(), step=13)
+    job.kill_rank(1)
+    job.run_until(lambda: job.core.attempt == 2 and job.core.stage is Stage.RUNNING)
+    late = inputs.CheckpointFinalized(29, 1, "mem://29.1", 1)
+    (order,) = _orders(late, job)
+    assert order.bad == {"mem://29.1"}
+    assert order.attempt == 2
+    (again,) = _orders(inputs.CheckpointFinalized(13, 2, "mem://13.2", 1), job)
+    assert "mem://29.1" in again.bad  # should the first order have come to nothing
+
+
+def test_what_is_to_be_published_yet_is_named_with_the_order() -> None:
+    job = running(cluster(), step=13)
+    job.core._state.saves.add(1, 13, 0, {"rank": 0, "step": 13, "attempt": 1, "nbytes": 1})
+    (order,) = _orders(inputs.CheckpointFinalized(12, 1, "mem://12.1", 1), job)
+    assert (13, 1) in order.unfinished
+
+
+def test_what_retention_removed_is_told_and_that_it_failed_is_no_harm() -> None:
+    job = running(cluster(), step=15)
+    job.run_until(lambda: bool(job.told(EventKind.CHECKPOINT_SAVED)))
+    (uri,) = {one["uri"] for one in job.told(EventKind.CHECKPOINT_SAVED)}
+    for deleted, message in (({}, "no such bucket"), ({uri: "not among the newest 1"}, "")):
+        detail = {"step": 10, "deleted": deleted, "message": message}
+        job.signal(job.agents["n0"], SignalKind.TIDIED, 1, detail=detail)
+    assert job.run().outcome == "SUCCEEDED"
+    assert [one["uri"] for one in job.told(EventKind.CHECKPOINT_DELETED)] == [uri]
+
+
+def test_the_end_waits_for_what_is_removed_but_not_for_ever() -> None:
+    job = cluster()
+    job._tidy = lambda agent, effect: None  # type: ignore[method-assign]
+    job.run_until(
+        lambda: (
+            job.core.stage is Stage.FINISHING
+            and job.core._state.saves.has_final(job.config.steps, job.core._state.line)
+        )
+    )
+    durable_at = job.now
+    assert job.run().outcome == "SUCCEEDED"
+    assert 0 < job.now - durable_at <= job.config.last_tidy_s + 2

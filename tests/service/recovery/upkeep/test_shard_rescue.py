@@ -1,0 +1,111 @@
+"""What becomes durable when those who save it die or fail, on the simulated cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.support.simulation.simulated_cluster import SimulatedCluster
+from tests.support.simulation.simulated_jobs import closed, cluster, running
+
+from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.recovery.core_state import inputs
+from holdfast_service.recovery.core_state.state import Stage
+from holdfast_workers.protocol.messages import Place
+
+
+def saving_at_ten(standbys: int = 1) -> SimulatedCluster:
+    """Step 10 is on its way to the remote tier, and lies in the memory of two nodes already."""
+    job = running(cluster(standbys))
+    agents = job.agents.values()
+    job.run_until(
+        lambda: all(
+            job.agents[partner].newest(Place.REPLICA, rank, 1) == 10
+            for agent in agents
+            for rank, partners in agent.partners.items()
+            for partner in partners
+        )
+    )
+    assert not any(agent.shards for agent in agents)
+    return job
+
+
+def saved(of: SimulatedCluster) -> list[tuple[int, int]]:
+    return [(one["attempt"], one["step"]) for one in of.told(EventKind.CHECKPOINT_SAVED)]
+
+
+def test_the_last_checkpoint_is_finalized_by_another_agent_if_the_first_dies() -> None:
+    job = cluster()
+    job.run_until(lambda: bool(job.core._state.saves.pending) and job.core.committed == 30)
+    (pending,) = job.core._state.saves.pending.values()
+    assert pending.agent is not None
+    job.kill_agent(pending.agent)
+    assert job.run().outcome == "SUCCEEDED"
+
+
+def test_a_shard_of_the_last_step_that_failed_is_saved_by_a_new_attempt() -> None:
+    job = cluster()
+    job.run_until(lambda: job.core.committed >= 25)
+    job.shard_failures = 1
+    assert job.run().outcome == "SUCCEEDED"
+    assert closed(job)[-1]["cause"] == "checkpoint_failed"
+
+
+def test_without_the_last_checkpoint_the_job_has_not_succeeded() -> None:
+    job = cluster(finish_timeout_s=3.0)
+    job.run_until(lambda: job.core.committed >= 25)
+    job._finalize = lambda agent, effect: None  # type: ignore[method-assign]
+    end = job.run()
+    assert (end.outcome, end.code) == ("FAILED", "final_checkpoint")
+
+
+def test_why_the_remote_tier_does_not_answer_is_said_while_it_is_awaited_and_at_the_end() -> None:
+    job = cluster()
+    silent = inputs.RemoteCheckpoints((), known=False, problem="it was silent for 10 s")
+    job.feed(silent)
+    job.run_until(lambda: job.core.stage is Stage.WAITING)
+    denied = replace(silent, problem="s3://bucket: access denied")
+    job.feed(denied)
+    job.feed(denied)
+    told = [data["resource"] for data in job.told(EventKind.WAITING)]
+    assert ["silent" in told[0], "denied" in told[1], len(told)] == [True, True, 2]
+    end = job.run()
+    assert end.code == "no_replacement"
+    assert "s3://bucket: access denied" in end.message
+
+
+def test_a_remote_save_is_completed_from_the_partners_when_a_node_dies() -> None:
+    job = saving_at_ten()
+    job.kill_node("n0")
+    assert job.run().outcome == "SUCCEEDED"
+    assert {(one.rank, one.place) for one in job.completions} == {
+        (0, Place.REPLICA),
+        (1, Place.REPLICA),
+    }
+    assert (1, 10) in saved(job)
+
+
+def test_it_is_completed_while_the_job_waits_for_a_node_and_asked_for_once() -> None:
+    job = saving_at_ten(standbys=0)
+    job.kill_node("n0", back_after_s=20.0)
+    job.run_until(lambda: (1, 10) in saved(job))
+    assert job.core.stage is Stage.WAITING
+    assert job.run().outcome == "SUCCEEDED"
+    assert sorted(one.rank for one in job.completions) == [0, 1]
+
+
+def test_nobody_is_asked_for_a_part_of_what_cannot_be_completed() -> None:
+    job = saving_at_ten()
+    for agent in job.agents.values():
+        agent.memory.pop((Place.REPLICA, 1), None)
+    job.kill_node("n0")
+    assert job.run().outcome == "SUCCEEDED"
+    assert not job.completions
+    assert (1, 10) not in saved(job)
+
+
+def test_a_save_that_goes_on_at_its_own_node_is_nobody_elses() -> None:
+    job = saving_at_ten()
+    job.kill_rank(1)
+    assert job.run().outcome == "SUCCEEDED"
+    assert not job.completions
+    assert (1, 10) in saved(job)

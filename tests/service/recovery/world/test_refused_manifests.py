@@ -1,0 +1,33 @@
+"""A manifest that the remote tier refused, and nobody there to try it again."""
+
+from __future__ import annotations
+
+from tests.support.simulation.simulated_jobs import cluster
+
+from holdfast_service.recovery.core_state import inputs
+from holdfast_service.recovery.core_state.effects import FinalizeCheckpoint
+from holdfast_service.recovery.core_state.state import Stage
+
+
+def test_a_manifest_that_nobody_is_left_to_write_again_keeps_nobody_awake() -> None:
+    job = cluster(standbys=0)
+    core, saves = job.core, job.core._state.saves
+    job.run_until(lambda: any(one.agent for one in saves.pending.values()))
+    (pending,) = saves.pending.values()
+    assert pending.agent is not None
+    agent, attempt, step = pending.agent, pending.attempt, pending.step
+    refused = inputs.CommandFailed(
+        agent, "finalize_checkpoint", attempt, "503", step=step, refused=True
+    )
+    core.handle(refused, job.now)
+    at = core.next_deadline()
+    assert at is not None and at == pending.not_before
+    for name in job.agents:
+        core.handle(inputs.AgentLost(name, "silent", certain=False), job.now)
+    while core.stage is not Stage.WAITING:
+        core.handle(inputs.Tick(), core.next_deadline() or job.now)
+    deadline = core.next_deadline()
+    assert deadline is not None and deadline > pending.not_before
+    report = job.agents["n0"].report()
+    given = core.handle(inputs.AgentUp(report), pending.not_before + 1.0)
+    assert any(isinstance(one, FinalizeCheckpoint) for one in given)

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.remote_tier.storage_calls import StorageCalls, StorageNotAnswering
+from holdfast_service.settings import Settings
+from holdfast_workers.checkpoint.storage import StorageUnavailable
+
+
+def _spec(**remote: Any) -> dict[str, Any]:
+    return JobSpec(name="x", checkpoint={"remote": remote}).model_dump(mode="json")
+
+
+async def test_a_call_that_hangs_is_given_up_and_holds_up_nobody(tmp_path: Path) -> None:
+    calls = StorageCalls(Settings(data_dir=tmp_path, storage_deadline_s=0.2))
+    over = threading.Event()
+    try:
+        with pytest.raises(StorageNotAnswering, match=r"0\.2 s"):
+            await calls.run(over.wait)
+        assert await calls.run(lambda: 7) == 7
+    finally:
+        over.set()
+
+
+async def test_those_who_read_whole_checkpoints_hold_up_nothing_else(tmp_path: Path) -> None:
+    calls = StorageCalls(Settings(data_dir=tmp_path, storage_deadline_s=10.0))
+    over = threading.Event()
+    try:
+        reading = [calls.start_reading(over.wait) for _ in range(20)]
+        assert await calls.run(lambda: 7) == 7
+        with pytest.raises(StorageNotAnswering, match=r"0\.1 s"):
+            await calls.read_through(0.1, over.wait)
+        over.set()
+        assert all(await asyncio.gather(*reading))
+    finally:
+        over.set()
+
+
+async def test_what_a_storage_says_reaches_the_caller(tmp_path: Path) -> None:
+    calls = StorageCalls(Settings(data_dir=tmp_path))
+
+    def fails() -> None:
+        raise StorageUnavailable("s3://bucket", "503 slow down")
+
+    with pytest.raises(StorageNotAnswering, match="slow down"):
+        await calls.run(fails)
+    with pytest.raises(StorageNotAnswering, match="no secret 'mine'"):
+        calls.at("s3://bucket/x", _spec(secret="mine", uri="s3://bucket"))
+    assert calls.at("s3://bucket/x", _spec()).uri == "s3://bucket/x"

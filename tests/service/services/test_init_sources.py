@@ -1,0 +1,303 @@
+"""What `init_from` comes to when a job is submitted, and how long it is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.checkpoint.llama_checkpoint import ALONE, save_llama
+from tests.support.service.fake_cluster import FakeCluster
+from tests.support.service.job_drives import JOB, reconciling, until, until_released
+
+from holdfast_service.job_model.job_errors import IdempotencyConflict
+from holdfast_service.job_model.job_spec import InvalidSpec, JobSpec
+from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.services import jobs as job_service
+from holdfast_service.services.init_sources import Origins
+from holdfast_service.services.jobs import JobService
+from holdfast_service.settings import Settings
+from holdfast_service.store.engine import Store
+from holdfast_service.store.models import Checkpoint, Job
+from holdfast_service.views.jobs import JobView
+from holdfast_workers.checkpoint.local_files import LocalStorage
+from holdfast_workers.checkpoint.manifest import MANIFEST
+from holdfast_workers.checkpoint.marks import marks_among
+from holdfast_workers.checkpoint.storage import Storage, StorageUnavailable, open_storage
+from holdfast_workers.protocol.messages import InitPart
+
+SMALL = {"model": {"dim": 32, "layers": 2, "heads": 2, "sequence_length": 16}}
+STEPS = (3, 6)
+
+
+@pytest.fixture
+async def source(store: Store, jobs: JobService, settings: Settings) -> JobView:
+    """Job `a`, with checkpoints of two steps."""
+    job, _ = await jobs.submit({**JOB, **SMALL, "name": "a"})
+    for step in STEPS:
+        made = save_llama(_root(settings, job), step, JobSpec.model_validate(job.spec).training())
+        async with store.write() as session:
+            session.add(
+                Checkpoint(
+                    job_id=job.id,
+                    uri=made.uri,
+                    step=step,
+                    attempt=1,
+                    tier="remote",
+                    nbytes=made.nbytes,
+                    mesh=ALONE,
+                    metrics={},
+                    saved_at=time.time(),
+                )
+            )
+    return job
+
+
+def _root(settings: Settings, job: JobView) -> Storage:
+    return open_storage(str(settings.job_dir(job.id) / "checkpoints"))
+
+
+def _spec(init_from: Any, **changes: Any) -> dict[str, Any]:
+    return {**JOB, **SMALL, "name": "b", "init_from": init_from, **changes}
+
+
+async def _fault(jobs: JobService, init_from: Any, **changes: Any) -> str:
+    with pytest.raises(InvalidSpec) as caught:
+        await jobs.submit(_spec(init_from, **changes))
+    (fault,) = caught.value.faults
+    assert fault.path == "init_from"
+    return fault.message
+
+
+@pytest.mark.parametrize("step", [None, 3])
+async def test_a_job_is_named_by_name_or_id_and_perhaps_a_step(
+    jobs: JobService, source: JobView, settings: Settings, step: int | None
+) -> None:
+    for name in ("a", source.id):
+        job, _ = await jobs.submit(_spec(f"{name}/{step}" if step else name))
+        assert job.origin is not None
+        expected = step or 6
+        assert (job.origin.step, job.origin.what) == (expected, InitPart.EVERYTHING)
+        assert job.origin.job == source.id
+        at = open_storage(job.origin.uri)
+        assert job.origin.uri == f"{_root(settings, source).uri}/step-{expected:08d}.attempt-1"
+        assert job.id in marks_among(at.objects()).needed_by
+
+
+async def test_a_spec_that_is_only_judged_marks_nothing(
+    jobs: JobService, source: JobView, settings: Settings
+) -> None:
+    await jobs.validate(_spec("a/3"))
+    at = open_storage(f"{_root(settings, source).uri}/step-00000003.attempt-1")
+    assert not marks_among(at.objects()).needed_by
+    with pytest.raises(InvalidSpec, match="init_from"):
+        await jobs.validate(_spec("a/4"))
+
+
+async def test_the_model_alone_starts_at_step_0(jobs: JobService, source: JobView) -> None:
+    job, _ = await jobs.submit(_spec({"from": "a/6", "what": "model"}, train={"seed": 8}))
+    assert job.origin is not None
+    assert (job.origin.step, job.origin.what) == (0, InitPart.MODEL)
+
+
+async def test_what_is_not_there_is_a_fault(
+    jobs: JobService, source: JobView, settings: Settings, tmp_path: Path
+) -> None:
+    assert "no job 'x'" in await _fault(jobs, "x")
+    assert "there are 3, 6" in await _fault(jobs, "a/4")
+    assert "JOB/STEP" in await _fault(jobs, "a/b/c")
+    assert "no complete checkpoint" in await _fault(jobs, str(tmp_path))
+    assert "use an absolute path" in await _fault(jobs, "http://host/x")
+    assert ".metadata" in await _fault(jobs, f"dcp:{tmp_path}")
+    fresh, _ = await jobs.submit({**JOB, "name": "fresh"})
+    assert "no remote checkpoint" in await _fault(jobs, fresh.name)
+    manifest = Path(_root(settings, source).uri) / "step-00000006.attempt-1" / MANIFEST
+    manifest.write_bytes(manifest.read_bytes().replace(b'"step": 6', b'"step": 7'))
+    assert "own digest" in await _fault(jobs, "a/6")
+    manifest.unlink()
+    assert "no manifest" in await _fault(jobs, "a/6")
+
+
+async def test_what_does_not_fit_is_a_fault(jobs: JobService, source: JobView) -> None:
+    wider = {"model": {**SMALL["model"], "dim": 64}}
+    assert "embedding.weight has the shape (256, 32) there" in await _fault(jobs, "a", **wider)
+    assert "train.seed is 7 there, 8 here" in await _fault(jobs, "a", train={"seed": 8})
+    with pytest.raises(InvalidSpec) as caught:
+        await jobs.submit(_spec({"from": "dcp:/x", "what": "everything"}))
+    assert "the model alone" in str(caught.value)
+
+
+async def test_a_folder_of_stock_torch_is_known_by_its_metadata(
+    jobs: JobService, tmp_path: Path
+) -> None:
+    folder = tmp_path / "stock"
+    folder.mkdir()
+    (folder / ".metadata").write_bytes(b"a pickle that nobody here opens")
+    for named in (str(folder), f"dcp:{folder}"):
+        job, _ = await jobs.submit(_spec(named))
+        assert job.origin is not None
+        assert job.origin.uri == f"dcp:{folder}"
+        assert (job.origin.step, job.origin.what) == (0, InitPart.MODEL)
+
+
+@pytest.mark.parametrize(
+    ("folder", "beside"), [("step-00000006.attempt-1", "__0_0.distcp"), ("copy", "removing.mark")]
+)
+async def test_what_is_left_of_one_of_ours_is_not_taken_for_stock_torchs(
+    jobs: JobService, tmp_path: Path, folder: str, beside: str
+) -> None:
+    left = tmp_path / folder
+    left.mkdir()
+    for name in (".metadata", beside):
+        (left / name).write_bytes(b"of a checkpoint that was never finished, or is half removed")
+    assert "there is no manifest" in await _fault(jobs, str(left))
+
+
+async def test_what_is_damaged_or_may_not_be_read_is_a_fault(
+    jobs: JobService,
+    source: JobView,
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    damaged = Path(_root(settings, source).uri) / "step-00000006.attempt-1"
+    (damaged / MANIFEST).write_bytes(b"{}")
+    assert "damaged" in await _fault(jobs, str(damaged))
+
+    def denied(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr(Path, "is_file", denied)
+    assert "Permission denied" in await _fault(jobs, f"dcp:{tmp_path}")
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    assert "Permission denied" in await _fault(jobs, str(damaged))
+
+
+async def test_the_source_is_kept_until_the_job_has_a_checkpoint_of_its_own(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings, source: JobView
+) -> None:
+    await jobs.cancel(source.id)
+    job, _ = await jobs.submit(_spec("a/6"))
+    assert job.origin is not None
+    at = open_storage(job.origin.uri)
+    async with reconciling(store, cluster, settings):
+        await until(lambda: job.id in cluster.supervisors, what="a supervisor")
+        supervisor = cluster.supervisors[job.id]
+        assert supervisor.launch.origin is not None
+        assert supervisor.launch.origin["uri"] == job.origin.uri
+        supervisor.form(1, restore_step=6)
+        supervisor.run(1, 7, 8)
+        await until(lambda: _at_step(jobs, job.id, 8), what="its rows")
+        assert marks_among(at.objects()).needed_by == (job.id,)
+        supervisor.say(EventKind.CHECKPOINT_SAVED, step=7, attempt=1, uri="/own/step-7")
+        supervisor.say(EventKind.CHECKPOINT_BAD, step=7, uri="/own/step-7", message="damaged")
+        await until(lambda: _is_bad(store, job.id), what="the bad one to be known")
+        assert marks_among(at.objects()).needed_by == (job.id,)
+        supervisor.say(EventKind.CHECKPOINT_SAVED, step=8, attempt=1, uri="/own/step-8")
+        await until(lambda: not marks_among(at.objects()), what="the mark to go")
+
+
+async def test_a_job_that_ends_early_needs_nothing_any_more(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings, source: JobView
+) -> None:
+    job, _ = await jobs.submit(_spec("a/6"))
+    assert job.origin is not None
+    at = open_storage(job.origin.uri)
+    await jobs.cancel(job.id)
+    await jobs.cancel(source.id)
+    async with reconciling(store, cluster, settings):
+        await until_released(jobs, job.id)
+    assert not marks_among(at.objects())
+
+
+async def _at_step(jobs: JobService, job_id: str, step: int) -> bool:
+    return (await jobs.get(job_id)).progress.step == step
+
+
+async def _is_bad(store: Store, job_id: str) -> bool:
+    async with store.read() as session:
+        row = await session.get(Checkpoint, (job_id, "/own/step-7"))
+    return row is not None and row.bad is not None
+
+
+async def test_a_mark_that_cannot_be_taken_off_holds_no_nodes(
+    store: Store,
+    jobs: JobService,
+    cluster: FakeCluster,
+    settings: Settings,
+    source: JobView,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(self: LocalStorage, name: str) -> None:
+        raise StorageUnavailable(self.uri, f"{name} cannot be removed")
+
+    await jobs.cancel(source.id)
+    job, _ = await jobs.submit(_spec("a/6"))
+    async with reconciling(store, cluster, settings):
+        await until(lambda: job.id in cluster.supervisors, what="a supervisor")
+        monkeypatch.setattr(LocalStorage, "delete", fails)
+        cluster.supervisors[job.id].end()
+        await until(lambda: job.id not in cluster.supervisors, what="its release")
+        second, _ = await jobs.submit({**JOB, "name": "second"})
+        await until(lambda: second.id in cluster.supervisors, what="the nodes to be free")
+        assert not (await jobs.get(job.id)).released
+        monkeypatch.undo()
+
+
+async def test_a_job_that_was_not_stored_leaves_no_mark(
+    jobs: JobService, source: JobView, monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> None:
+    at = _root(settings, source).below("step-00000006.attempt-1")
+    await jobs.submit(JOB, "key")
+    submitted_before = JobService._submitted_before
+    unseen = [None]
+
+    async def sees_it_late(self: JobService, key: str, digest: str) -> JobView | None:
+        return unseen.pop() if unseen else await submitted_before(self, key, digest)
+
+    monkeypatch.setattr(JobService, "_submitted_before", sees_it_late)
+    with pytest.raises(IdempotencyConflict):
+        await jobs.submit(_spec("a/6"), "key")
+    assert not marks_among(at.objects())
+
+    def breaks(*_: object) -> None:
+        raise RuntimeError("a fault that nobody foresaw")
+
+    monkeypatch.setattr(job_service, "_submitted", breaks)
+    with pytest.raises(RuntimeError, match="nobody foresaw"):
+        await jobs.submit(_spec("a/6"))
+    assert not marks_among(at.objects())
+
+
+async def test_a_storage_that_is_silent_holds_up_no_turn(
+    store: Store,
+    jobs: JobService,
+    cluster: FakeCluster,
+    settings: Settings,
+    source: JobView,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+    let_go = Origins.let_go
+
+    async def silent(self: Origins, job: Job) -> None:
+        asked.set()
+        await answer.wait()
+        await let_go(self, job)
+
+    monkeypatch.setattr(Origins, "let_go", silent)
+    await jobs.cancel(source.id)
+    job, _ = await jobs.submit(_spec("a/6"))
+    async with reconciling(store, cluster, settings):
+        await until(lambda: job.id in cluster.supervisors, what="a supervisor")
+        supervisor = cluster.supervisors[job.id]
+        supervisor.form(1, restore_step=6)
+        supervisor.run(1, 7, 7)
+        supervisor.say(EventKind.CHECKPOINT_SAVED, step=7, attempt=1, uri="/own/step-7")
+        await asyncio.wait_for(asked.wait(), 20)
+        supervisor.run(1, 8, 9)
+        await until(lambda: _at_step(jobs, job.id, 9), what="rows of meanwhile")
+        answer.set()

@@ -1,0 +1,143 @@
+"""What users want of their jobs (an end, a pause), carried out on a scripted cluster."""
+
+from __future__ import annotations
+
+import time
+
+from tests.support.service.fake_cluster import FakeCluster, three_nodes
+from tests.support.service.job_drives import (
+    JOB,
+    kinds,
+    reconciling,
+    submitted,
+    until,
+    until_released,
+    until_state,
+)
+
+from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, StopKind
+from holdfast_service.services.jobs import JobService
+from holdfast_service.settings import Settings
+from holdfast_service.store.engine import Store
+
+
+async def test_cancel_of_a_queued_job_needs_no_cluster(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    cluster.unreachable = True
+    job, created = await jobs.submit(JOB)
+    assert created
+    assert (await jobs.cancel(job.id)).state is State.CANCELLED
+    async with reconciling(store, cluster, settings):
+        await until_released(jobs, job.id)
+    assert not cluster.releases
+
+
+async def test_cancel_of_a_running_job_ends_it_on_the_cluster(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        await until_state(jobs, supervisor.launch.job_id, State.RUNNING)
+        for _ in range(2):
+            await jobs.cancel(supervisor.launch.job_id)
+        job = await until_released(jobs, supervisor.launch.job_id)
+    assert job.state is State.CANCELLED
+    assert {order.kind for order in supervisor.orders} == {StopKind.CANCEL}
+    assert (await kinds(jobs, job.id)).count("job.cancel_requested") == 1
+
+
+async def test_a_cancel_that_nobody_obeys_takes_the_resources_away(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    hasty = settings.model_copy(update={"cancel_deadline_s": 0.2})
+    job = {**JOB, "checkpoint": {"final_save_s": 0}}
+    async with reconciling(store, cluster, hasty):
+        supervisor = await submitted(jobs, cluster, **job)
+        supervisor.obeys = False
+        await jobs.cancel(supervisor.launch.job_id)
+        await until_state(jobs, supervisor.launch.job_id, State.CANCELLED)
+    assert not cluster.supervisors
+
+
+async def test_a_paused_job_holds_nothing_and_is_resumed_with_its_history(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings) as reconciler:
+        supervisor = await submitted(jobs, cluster)
+        job_id = supervisor.launch.job_id
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        supervisor.run(1, 1, 10)
+        await until_state(jobs, job_id, State.RUNNING)
+        for _ in range(2):
+            await jobs.pause(job_id)
+        paused = await until_state(jobs, job_id, State.PAUSED)
+        assert (paused.progress.step, paused.outcome) == (10, None)
+        assert not cluster.supervisors
+        assert (await kinds(jobs, job_id)).count("job.pause_requested") == 1
+
+        await jobs.resume(job_id)
+        reconciler.ring(job_id)
+        await until(lambda: job_id in cluster.supervisors, what="another supervisor")
+        again = cluster.supervisors[job_id]
+        assert (again.launch.last_attempt, again.launch.last_event) == (1, len(supervisor.events))
+        again.form(2, restore_step=10)
+        again.run(2, 11, 20)
+        again.end()
+        job = await until_released(jobs, job_id)
+    assert (job.state, job.progress.step) == (State.SUCCEEDED, 20)
+    assert len((await jobs.digests(job_id)).digests) == 20
+
+
+async def test_a_pause_that_is_undone_lets_the_job_run_on(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        supervisor.obeys = False
+        supervisor.enter(Phase.RUNNING)
+        job_id = supervisor.launch.job_id
+        await until_state(jobs, job_id, State.RUNNING)
+        await jobs.pause(job_id)
+        await until_state(jobs, job_id, State.PAUSING)
+        supervisor.say(EventKind.STOP_UNDONE, wanted="pause", reason="nothing is durable", step=3)
+        job = await until_state(jobs, job_id, State.RUNNING)
+        assert job.desired == "running"
+        supervisor.obeys = True
+        await jobs.pause(job_id)
+        await until_state(jobs, job_id, State.PAUSED)
+
+
+async def test_a_job_may_be_resumed_or_cancelled_while_it_pauses(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    cluster.nodes = three_nodes(can_grow=True)
+    async with reconciling(store, cluster, settings):
+        for last in (State.STARTING, State.CANCELLED):
+            supervisor = await submitted(jobs, cluster)
+            supervisor.obeys = False
+            job_id = supervisor.launch.job_id
+            await jobs.pause(job_id)
+            await until_state(jobs, job_id, State.PAUSING)
+            await (jobs.resume if last is State.STARTING else jobs.cancel)(job_id)
+            supervisor.end("PAUSED", "paused", message="")
+            await until_state(jobs, job_id, last)
+
+
+async def test_a_cancel_at_once_says_so_to_the_supervisor(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        supervisor.obeys = False
+        supervisor.enter(Phase.RUNNING)
+        job_id = supervisor.launch.job_id
+        await jobs.cancel(job_id)
+        await until(lambda: bool(supervisor.orders))
+        assert supervisor.orders[0].deadline > time.time()
+        await jobs.cancel(job_id, now=True)
+        await until(lambda: supervisor.orders[-1].deadline == 0.0)

@@ -1,0 +1,227 @@
+"""The calls on jobs that need no reconciler: submission, lists, streams of events."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.support.service.fake_cluster import FakeCluster, line, row
+
+from holdfast_service.job_model.job_errors import (
+    IdempotencyConflict,
+    InvalidCursor,
+    InvalidKey,
+    JobEnded,
+    JobNotFound,
+    UnknownMetric,
+)
+from holdfast_service.job_model.job_spec import InvalidSpec
+from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.supervisor_protocol import (
+    EventKind,
+    Phase,
+    SupervisorEvent,
+    SupervisorReport,
+)
+from holdfast_service.services.jobs import JobService
+from holdfast_service.settings import Settings
+from holdfast_service.store import projection, series
+from holdfast_service.store.engine import Store
+from holdfast_service.store.models import Job
+from holdfast_service.store.transaction import job_transaction
+
+
+async def test_a_submitted_job_is_queued_with_its_resolved_spec(jobs: JobService) -> None:
+    job, created = await jobs.submit({"name": "x"})
+    assert created
+    assert (job.state, job.progress.steps, job.event_seq) == (State.QUEUED, 300, 1)
+    assert job.spec["train"]["optimizer"]["lr"] == pytest.approx(3e-4)
+    assert await jobs.get(job.id) == job
+
+
+async def test_an_impossible_spec_leaves_nothing_behind(jobs: JobService) -> None:
+    with pytest.raises(InvalidSpec):
+        await jobs.submit({"name": "x", "parallel": {"dp_shard": 64}})
+    assert (await jobs.list()).jobs == ()
+
+
+async def test_a_cluster_out_of_reach_does_not_stop_a_submission(
+    jobs: JobService, cluster: FakeCluster
+) -> None:
+    cluster.unreachable = True
+    _, created = await jobs.submit({"name": "x"})
+    assert created
+
+
+async def test_the_same_key_is_the_same_job(jobs: JobService) -> None:
+    first, created = await jobs.submit({"name": "x"}, "key")
+    again, created_again = await jobs.submit({"name": "x"}, "key")
+    assert (created, created_again, again.id) == (True, False, first.id)
+    with pytest.raises(IdempotencyConflict):
+        await jobs.submit({"name": "y"}, "key")
+    with pytest.raises(InvalidKey):
+        await jobs.submit({"name": "y"}, "k" * 256)
+
+
+async def test_many_calls_with_one_key_at_once_make_one_job(jobs: JobService) -> None:
+    answers = await asyncio.gather(*(jobs.submit({"name": "x"}, "key") for _ in range(8)))
+    assert len({job.id for job, _ in answers}) == 1
+    assert [created for _, created in answers].count(True) == 1
+
+
+async def test_a_list_is_walked_by_cursor_newest_first(jobs: JobService) -> None:
+    ids = [(await jobs.submit({"name": f"j{n % 2}"}))[0].id for n in range(5)]
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page = await jobs.list(cursor=cursor, limit=2)
+        seen += [job.id for job in page.jobs]
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    assert seen == ids[::-1]
+    assert len((await jobs.list(name="j1")).jobs) == 2
+    await jobs.cancel(ids[0])
+    assert [job.id for job in (await jobs.list(state=[State.CANCELLED])).jobs] == [ids[0]]
+    for cursor in ("", "x", "!" * 22, "ä"):
+        with pytest.raises(InvalidCursor):
+            await jobs.list(cursor=cursor)
+
+
+async def test_an_id_never_given_out_is_not_found(jobs: JobService) -> None:
+    calls = (jobs.get, jobs.cancel, jobs.attempts, jobs.incidents, jobs.events, jobs.metrics)
+    for call in (*calls, jobs.logs, jobs.digests):
+        for unknown in ("nope", "x" * 500, "nul \0"):
+            with pytest.raises(JobNotFound):
+                await call(unknown)
+
+
+async def test_an_ended_job_cannot_be_cancelled_but_a_cancelled_one_can(
+    store: Store, jobs: JobService
+) -> None:
+    job, _ = await jobs.submit({"name": "x"})
+    for _ in range(2):
+        assert (await jobs.cancel(job.id)).state is State.CANCELLED
+    failed, _ = await jobs.submit({"name": "x"})
+    async with job_transaction(store, failed.id) as tx:
+        tx.end(State.FAILED, "code", "message")
+    with pytest.raises(JobEnded):
+        await jobs.cancel(failed.id)
+    assert (await jobs.get(failed.id)).desired == "running"
+
+
+async def test_waiting_for_events_ends_with_the_first_one(store: Store, jobs: JobService) -> None:
+    job, _ = await jobs.submit({"name": "x"})
+    waiter = asyncio.create_task(jobs.wait_events(job.id, after=1, timeout_s=20))
+    async with job_transaction(store, job.id) as tx:
+        tx.emit("something", {"nan": float("nan"), "text": "nul \0 half \ud800"})
+    page = await waiter
+    assert [(event.seq, event.kind) for event in page.events] == [(2, "something")]
+    assert page.events[0].data == {"nan": "NaN", "text": "nul \ufffd half ?"}
+    assert not page.ended
+    empty = await jobs.wait_events(job.id, after=2, timeout_s=0.05)
+    assert (empty.events, empty.last_seq) == ((), 2)
+    await jobs.cancel(job.id)
+    last = await jobs.wait_events(job.id, after=2)
+    assert last.ended
+    assert (await jobs.wait_events(job.id, after=last.last_seq, timeout_s=20)).ended
+
+
+async def test_numbers_of_events_have_no_gap_when_many_write_at_once(
+    store: Store, jobs: JobService
+) -> None:
+    job, _ = await jobs.submit({"name": "x"})
+
+    async def write(number: int) -> None:
+        async with job_transaction(store, job.id) as tx:
+            tx.emit("written", {"number": number})
+            if number % 3 == 0:
+                tx.emit("written", {"number": -number})
+
+    await asyncio.gather(*(write(number) for number in range(12)))
+    events = (await jobs.events(job.id)).events
+    assert [event.seq for event in events] == list(range(1, 1 + 1 + 12 + 4))
+
+
+async def test_a_transaction_that_fails_leaves_neither_event_nor_number(
+    store: Store, jobs: JobService
+) -> None:
+    job, _ = await jobs.submit({"name": "x"})
+    with pytest.raises(ZeroDivisionError):
+        async with job_transaction(store, job.id) as tx:
+            tx.transition(State.STARTING)
+            raise ZeroDivisionError
+    after = await jobs.get(job.id)
+    assert (after.state, after.event_seq) == (State.QUEUED, 1)
+
+
+async def test_metrics_are_paged_and_thinned(store: Store, jobs: JobService) -> None:
+    job, _ = await jobs.submit({"name": "x"})
+    async with store.write() as session:
+        await series.store_rows(session, job.id, [row(1, step) for step in range(1, 301)])
+        await series.store_rows(session, job.id, [row(2, step) for step in range(200, 260)])
+        await series.store_rows(session, job.id, [row(3, 301, loss=float("nan"))])
+    seen: list[int] = []
+    after, more = 0, True
+    while more:
+        page = await jobs.metrics(job.id, ["loss", "tokens_per_second"], after, limit=70)
+        seen += [point.step for point in page.points]
+        after, more = page.last_step, page.more
+    assert seen == list(range(1, 302))
+    thin = (await jobs.metrics(job.id, max_points=50)).points
+    assert len(thin) <= 50
+    assert (thin[-1].step, thin[-1].values["loss"]) == (301, None)
+    later = (await jobs.metrics(job.id, after_step=199, limit=1)).points[0]
+    assert (later.step, later.attempt) == (200, 2)
+    with pytest.raises(UnknownMetric):
+        await jobs.metrics(job.id, ["lozz"])
+
+
+async def test_logs_are_filtered_followed_and_tailed(store: Store, jobs: JobService) -> None:
+    job, _ = await jobs.submit({"name": "x"})
+    lines = [line(seq, f"{seq}", rank=seq % 2, attempt=1 + seq // 900) for seq in range(1, 1201)]
+    async with store.write() as session:
+        owner = await session.get_one(Job, job.id)
+        for start in range(0, 1200, 400):
+            part = lines[start : start + 400]
+            assert await series.store_logs(session, owner, part) == 400
+            assert await series.store_logs(session, owner, part) == 0
+    seen: list[str] = []
+    after, more = 0, True
+    while more:
+        page = await jobs.logs(job.id, rank=1, after=after, limit=100)
+        seen += [entry.text for entry in page.lines]
+        after, more = page.last_line, page.more
+    assert seen == [str(seq) for seq in range(1, 1201, 2)]
+    assert after == 1200
+    tail = await jobs.logs(job.id, rank=0, tail=3)
+    assert ([entry.text for entry in tail.lines], tail.last_line) == (
+        ["1196", "1198", "1200"],
+        1200,
+    )
+    assert (await jobs.logs(job.id, attempt=2, limit=1)).lines[0].text == "900"
+
+
+async def test_a_rollback_is_told_and_its_steps_may_have_other_digests(
+    store: Store, jobs: JobService
+) -> None:
+    job, _ = await jobs.submit({"name": "x"})
+    finding = {
+        **{"attempt": 1, "kind": "nonfinite", "step": 6, "window": 5, "value": None, "loss": None},
+        **{"grad_norm": None, "middle": None, "limit": None, "ranks": [2], "micro_batch": 1},
+        **{"layer": "blocks.1", "what": "output", "decision": "rollback", "why": "loss nan"},
+        **{"skipped": [4, 6], "back_to": 4, "ledger": [[4, 6]]},
+    }
+    tripped = SupervisorEvent(1, 5.0, EventKind.GUARD_TRIPPED, finding)
+    old = {step: f"old{step}" for step in range(1, 6)}
+    for events, digests in (((), old), ((tripped,), {4: "old4", 5: "new5"})):
+        report = SupervisorReport(1, Phase.STARTING, 0, 1, events=events, digests=digests)
+        async with job_transaction(store, job.id) as tx:
+            await projection.absorb(tx, report, Settings().quarantine_rules, hold_end=False)
+    guards = (await jobs.get(job.id)).guards
+    assert (guards.trips, guards.ledger) == (1, ((4, 6),))
+    assert (guards.recent[0].ranks, guards.recent[0].layer) == ((2,), "blocks.1")
+    kinds = [event.kind for event in (await jobs.events(job.id)).events]
+    assert "guard.tripped" in kinds
+    assert "digest.mismatch" not in kinds
+    assert "event.unreadable" not in kinds

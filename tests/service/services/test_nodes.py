@@ -1,0 +1,397 @@
+"""Nodes in the store, on both databases: seen, blamed, set aside, and who is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import text as sql
+from sqlalchemy.exc import DBAPIError
+from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor, three_nodes
+from tests.support.service.job_drives import JOB, kinds, reconciling, submitted, until, until_state
+
+from holdfast_service.job_model.job_errors import InvalidTime, NodeNotFound
+from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.supervisor_protocol import Capacity, EventKind, NodeCapacity, Phase
+from holdfast_service.policy.quarantine import Standing, closed
+from holdfast_service.reconcile.reconciler import Reconciler
+from holdfast_service.services.jobs import JobService
+from holdfast_service.services.nodes import NodeService
+from holdfast_service.settings import Settings
+from holdfast_service.store import nodes as stored_nodes
+from holdfast_service.store.engine import Store, is_refused
+from holdfast_workers.health.findings import Finding, Level
+
+NO_STANDBY = {"resources": {"workers_per_node": 2, "standby_nodes": 0}}
+Start = Callable[..., Awaitable[FakeSupervisor]]
+Drive = Callable[[], AbstractAsyncContextManager[Reconciler]]
+LOST = {"cause": "node_lost", "rank": 0, "ranks": [0, 1], "worker": None}
+
+
+def incident(number: int, agent: str = "n0", attempt: int = 1, **changes: Any) -> dict[str, Any]:
+    return {
+        "incident": number,
+        "cause": "node_lost",
+        "attempt": attempt,
+        "lost": [{**LOST, "agent": agent, "attempt": attempt}],
+        "evidence": ["gone"],
+        "opened_at": time.time(),
+        **changes,
+    }
+
+
+def unfit(node_id: str) -> dict[str, Any]:
+    found = Finding("accelerator", "xid", Level.UNFIT, "XID 48 of GPU-1", "GPU-1", 48)
+    return {"agent": "n", "node_id": node_id, "host": "127.0.0.1", "findings": [found.data()]}
+
+
+@pytest.fixture
+def service(store: Store) -> NodeService:
+    return NodeService(store)
+
+
+@pytest.fixture
+def drive(store: Store, cluster: FakeCluster, settings: Settings) -> Drive:
+    """A reconciler at work, as long as one is in its context."""
+    return lambda: reconciling(store, cluster, settings)
+
+
+@pytest.fixture
+def start(jobs: JobService, cluster: FakeCluster) -> Start:
+    """A job whose first attempt runs: ranks 0 and 1 on node0, 2 and 3 on node1."""
+
+    async def started(**changed: object) -> FakeSupervisor:
+        supervisor = await submitted(jobs, cluster, **changed)
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        await until_state(jobs, supervisor.launch.job_id, State.RUNNING)
+        return supervisor
+
+    return started
+
+
+async def until_seen(service: NodeService, nodes: int = 3) -> None:
+    async def seen() -> bool:
+        return len((await service.list()).nodes) == nodes
+
+    await until(seen)
+
+
+async def until_node(service: NodeService, node: str, met: Callable[..., object]) -> None:
+    """Until the node is on record, and as `met` says."""
+
+    async def seen() -> bool:
+        with contextlib.suppress(NodeNotFound):
+            return bool(met(await service.get(node)))
+        return False
+
+    await until(seen)
+
+
+async def test_nodes_are_seen_by_machine_and_stay_on_record(
+    service: NodeService, cluster: FakeCluster, drive: Drive
+) -> None:
+    two_on_one = (
+        NodeCapacity("a", "10.0.0.1", 4.0, 1.0),
+        NodeCapacity("b", "10.0.0.1", 2.0, 1.0),
+        NodeCapacity("c", "127.0.0.1", 1.0, 0.0),
+    )
+    cluster.nodes = Capacity(two_on_one, can_grow=False)
+    async with drive():
+        await until_seen(service, 2)
+        cluster.nodes = Capacity(two_on_one[2:], can_grow=False)
+    first, second = (await service.list()).nodes
+    assert (first.id, first.cpus, first.gpus) == ("10.0.0.1", 6.0, 2.0)
+    assert (second.id, second.state, second.there) == ("c", Standing.READY, True)
+    assert first.reason is first.until is None and first.incidents == ()
+
+
+async def test_a_node_of_several_incidents_is_quarantined_and_told_to_every_job(
+    jobs: JobService, service: NodeService, drive: Drive, start: Start
+) -> None:
+    async with drive():
+        await until_seen(service)
+        supervisor = await start()
+        for number in (1, 2, 3):
+            assert (await service.get("node0")).state is Standing.READY
+            supervisor.say(EventKind.INCIDENT_OPENED, **incident(number))
+            supervisor.say(EventKind.INCIDENT_CLOSED, **incident(number, closed_at=time.time()))
+            await until_node(service, "node0", lambda one, n=number: len(one.incidents) == n)
+        await until_node(service, "node0", lambda one: one.state is Standing.QUARANTINED)
+        await until(lambda: bool(supervisor.avoided and "node0" in supervisor.avoided[-1]))
+        told = supervisor.avoided[-1]["node0"]
+        assert told.standing is Standing.QUARANTINED and "3 incidents" in told.reason
+    node = await service.get("node0")
+    assert node.quarantines == 1 and node.until is not None
+    assert node.until > time.time() + 500
+    assert node.jobs == (supervisor.launch.job_id,)
+    events = (await jobs.events(supervisor.launch.job_id, 0, 200)).events
+    assert [e.data["node"] for e in events if e.kind == "node.quarantined"] == ["node0"]
+
+
+async def test_an_unfit_node_is_quarantined_at_once_but_never_more_than_a_share_of_them(
+    service: NodeService, drive: Drive, start: Start
+) -> None:
+    async with drive():
+        supervisor = await start()
+        for node in ("node1", "node0"):
+            supervisor.say(EventKind.NODE_HEALTH, **unfit(node))
+        for node in ("node1", "node0"):
+            await until_node(service, node, lambda one: one.findings)
+    first, second = await service.get("node1"), await service.get("node0")
+    assert first.state is Standing.QUARANTINED and first.reason == "XID 48 of GPU-1"
+    assert second.state is Standing.READY, "two of three nodes: hardly the nodes' fault"
+    assert second.findings[0].code == 48
+
+
+async def test_a_job_that_needs_a_node_in_quarantine_is_started_and_may_come_to_it(
+    jobs: JobService, service: NodeService, cluster: FakeCluster, drive: Drive, start: Start
+) -> None:
+    async with drive():
+        await until_seen(service)
+        supervisor = await start()
+        supervisor.say(EventKind.NODE_HEALTH, **unfit("node0"))
+        supervisor.end()
+        await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
+        later, _ = await jobs.submit(JOB)  # it needs all three
+        await until(lambda: later.id in cluster.supervisors)
+        events = (await jobs.events(later.id, 0, 200)).events
+    (begun,) = [one.data for one in events if one.data.get("to") == State.STARTING]
+    assert begun["reason"].startswith("nodes in quarantine are used, for 3 nodes")
+    assert begun["reason"].endswith("set aside: node0 (quarantined: XID 48 of GPU-1)")
+    launch = cluster.supervisors[later.id].launch
+    assert launch.avoid["node0"].standing is Standing.QUARANTINED
+    assert closed(launch.avoid) == {}
+
+
+async def test_a_node_that_can_run_nothing_is_none_of_those_of_which_a_share_is_quarantined(
+    service: NodeService, cluster: FakeCluster, drive: Drive, start: Start
+) -> None:
+    two = three_nodes().nodes[:2]
+    head = NodeCapacity("head", "127.0.0.9", 0.0, 0.0)
+    cluster.nodes = Capacity((*two, head), can_grow=False)
+    async with drive():
+        await until_seen(service)
+        supervisor = await start(**NO_STANDBY)
+        supervisor.say(EventKind.NODE_HEALTH, **unfit("node0"))
+        await until_node(service, "node0", lambda one: one.findings)
+    assert (await service.get("node0")).state is Standing.READY
+
+
+async def test_news_of_two_jobs_that_name_the_same_nodes_do_not_wait_for_each_other(
+    jobs: JobService,
+    cluster: FakeCluster,
+    drive: Drive,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster.nodes = three_nodes(can_grow=True)
+    both = asyncio.Barrier(2)
+    note_health = stored_nodes.note_health
+
+    async def note_and_meet(*given: Any) -> None:
+        await note_health(*given)
+        with contextlib.suppress(TimeoutError, asyncio.BrokenBarrierError):
+            await asyncio.wait_for(both.wait(), 0.5)  # until each has news of its first node
+
+    monkeypatch.setattr(stored_nodes, "note_health", note_and_meet)
+    async with drive():
+        there = [await start(**NO_STANDBY) for _ in range(2)]
+        for supervisor, names in zip(there, (("node0", "node1"), ("node1", "node0")), strict=True):
+            for name in names:
+                supervisor.say(EventKind.NODE_HEALTH, **unfit(name))
+            supervisor.end()
+        for supervisor in there:
+            await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
+    for supervisor in there:
+        assert "event.unreadable" not in await kinds(jobs, supervisor.launch.job_id)
+
+
+async def test_news_that_the_database_could_not_take_are_tried_again(
+    jobs: JobService,
+    service: NodeService,
+    drive: Drive,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    note_health, failures = stored_nodes.note_health, [DBAPIError("", {}, Exception("deadlock"))]
+
+    async def note(*given: Any) -> None:
+        if failures:
+            raise failures.pop()
+        await note_health(*given)
+
+    monkeypatch.setattr(stored_nodes, "note_health", note)
+    async with drive():
+        supervisor = await start()
+        supervisor.say(EventKind.NODE_HEALTH, **unfit("node0"))
+        supervisor.end()
+        await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
+    assert "event.unreadable" not in await kinds(jobs, supervisor.launch.job_id)
+    assert (await service.get("node0")).findings
+
+
+async def test_the_database_says_itself_what_it_will_never_take(store: Store) -> None:
+    if not store.postgres:
+        return  # it takes what it is given
+    statements = {
+        "SELECT CAST(:x AS integer)": True,  # given a number too large for the driver
+        "SELECT CAST('x' || pg_backend_pid() AS integer)": True,
+        "SELECT * FROM nowhere": False,
+    }
+    for statement, refused in statements.items():
+        with pytest.raises(DBAPIError) as caught:
+            async with store.read() as session:
+                await session.execute(sql(statement), {"x": 2**62} if ":x" in statement else {})
+        assert is_refused(caught.value) is refused, statement
+
+
+async def test_the_same_incident_told_often_counts_once_and_for_the_node_it_began_on(
+    jobs: JobService, service: NodeService, drive: Drive, start: Start
+) -> None:
+    async with drive():
+        supervisor = await start()
+        supervisor.say(EventKind.INCIDENT_OPENED, **incident(1))
+        supervisor.form(2)
+        supervisor.say(EventKind.INCIDENT_UPDATED, **incident(1, next_attempt=2))
+        supervisor.say(EventKind.INCIDENT_CLOSED, **incident(1, closed_at=time.time()))
+
+        async def closed_now() -> bool:
+            incidents = await jobs.incidents(supervisor.launch.job_id)
+            return bool(incidents and incidents[0].closed_at)
+
+        await until(closed_now)
+    assert len((await service.get("node0")).incidents) == 1
+    assert (await service.get("node1")).incidents == ()
+
+
+async def test_a_cordon_is_told_at_once_where_this_process_drives_the_job(
+    store: Store, cluster: FakeCluster, settings: Settings, start: Start
+) -> None:
+    """It waits neither for the next look at the nodes nor for the next poll."""
+    seldom = settings.model_copy(update={"node_look_s": 3600.0, "reconcile_interval_s": 1.0})
+    async with reconciling(store, cluster, seldom) as reconciler:
+        service = NodeService(store, reconciler.ring_for_nodes)
+        await until_seen(service)
+        supervisor = await start()
+        await service.cordon("node0", "repair", None)
+        told = supervisor.avoided
+        await until(lambda: bool(told) and set(told[-1]) == {"node0"}, 0.7)
+        await service.uncordon("node0")
+        await until(lambda: told[-1] == {}, 0.7)
+
+
+async def test_a_job_waits_for_nodes_that_are_cordoned_and_is_started_beside_them(
+    jobs: JobService, service: NodeService, cluster: FakeCluster, drive: Drive
+) -> None:
+    async with drive():
+        await until_seen(service)
+        await service.cordon("node1", "new cables", None)
+        job, _ = await jobs.submit(JOB)
+
+        async def waits() -> bool:
+            waiting = (await jobs.get(job.id)).waiting
+            return waiting is not None and waiting.resource == "nodes"
+
+        await until(waits)
+        waiting = (await jobs.get(job.id)).waiting
+        assert waiting is not None
+        assert waiting.reason.endswith(
+            "2 of 2 nodes have them; 1 more are set aside: node1 (cordoned: new cables)"
+        )
+        one_more = NodeCapacity("node3", "127.0.0.9", 1.0, 0.0)
+        cluster.nodes = replace(three_nodes(), nodes=(*three_nodes().nodes, one_more))
+        await until(lambda: job.id in cluster.supervisors)
+    launch = cluster.supervisors[job.id].launch
+    assert set(launch.avoid) == {"node1"}
+    assert launch.avoid["node1"].reason == "cordoned: new cables"
+    assert set(closed(launch.avoid)) == {"node1"}
+
+
+async def test_an_incident_that_is_told_again_does_not_set_aside_anew(
+    service: NodeService, drive: Drive, start: Start
+) -> None:
+    async with drive():
+        await until_seen(service)
+        supervisor = await start()
+        for number in (1, 2, 3):
+            supervisor.say(EventKind.INCIDENT_OPENED, **incident(number))
+        await until_node(service, "node0", lambda one: one.state is Standing.QUARANTINED)
+        await service.uncordon("node0")
+        supervisor.say(EventKind.INCIDENT_CLOSED, **incident(3, closed_at=time.time()))
+        supervisor.say(EventKind.INCIDENT_OPENED, **incident(4, agent="n1"))
+        await until_node(service, "node1", lambda one: one.incidents)
+        assert (await service.get("node0")).state is Standing.READY
+
+
+async def test_cordons_are_lifted_by_hand_and_by_time(
+    service: NodeService, drive: Drive, start: Start
+) -> None:
+    async with drive():
+        await until_seen(service)
+        supervisor = await start()
+        await service.cordon("node2", "a look", time.time() + 0.5)
+        await service.cordon("node1", "repair", None)
+        await until(lambda: len(supervisor.avoided[-1:] and supervisor.avoided[-1]) == 2)
+        await until(lambda: set(supervisor.avoided[-1]) == {"node1"})  # its time is over
+        assert (await service.get("node2")).state is Standing.READY
+        supervisor.epoch += 1  # it begins anew, and knows of nothing
+        told = len(supervisor.avoided)
+        await until(lambda: len(supervisor.avoided) > told)
+        assert set(supervisor.avoided[-1]) == {"node1"}
+        assert (await service.uncordon("node1")).state is Standing.READY
+        await until(lambda: supervisor.avoided[-1] == {})
+
+
+async def test_a_server_that_has_just_begun_tells_no_supervisor_that_no_node_is_set_aside(
+    jobs: JobService,
+    service: NodeService,
+    cluster: FakeCluster,
+    drive: Drive,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with drive():
+        await until_seen(service)
+        supervisor = await start()
+        await service.cordon("node2", "repair", None)
+        await until(lambda: bool(supervisor.avoided and "node2" in supervisor.avoided[-1]))
+    supervisor.avoided.clear()
+    looked = asyncio.Event()
+
+    async def capacity_late() -> Capacity:
+        await looked.wait()
+        return three_nodes()
+
+    monkeypatch.setattr(cluster, "capacity", capacity_late)
+    async with drive():
+        supervisor.run(1, 1, 3)
+
+        async def at_step_3() -> bool:
+            return (await jobs.get(supervisor.launch.job_id)).progress.step == 3
+
+        await until(at_step_3)
+        looked.set()
+        await until(lambda: bool(supervisor.avoided))
+    assert set(supervisor.avoided[0]) == {"node2"}
+
+
+async def test_a_node_is_found_by_the_beginning_of_its_name(
+    service: NodeService, cluster: FakeCluster, drive: Drive
+) -> None:
+    nodes = tuple(NodeCapacity(f"abcdef{n}", "127.0.0.1", 1.0, 0.0) for n in range(2))
+    cluster.nodes = Capacity(nodes, can_grow=False)
+    async with drive():
+        await until_seen(service, 2)
+    assert (await service.get("abcdef1")).id == "abcdef1"
+    for wrong in ("abcdef", "abc", "nobody", "abcdef%"):
+        with pytest.raises(NodeNotFound):
+            await service.get(wrong)
+    with pytest.raises(InvalidTime):
+        await service.cordon("abcdef1", "too late", time.time() - 1)

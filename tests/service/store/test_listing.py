@@ -1,0 +1,157 @@
+"""Rows of jobs: filtered, sorted, counted, walked page by page."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from typing import Any
+
+import pytest
+import uuid_utils
+from sqlalchemy import insert, select
+
+from holdfast_service.job_model.job_errors import InvalidCursor
+from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.sort_order import Sort
+from holdfast_service.services.jobs import JobService
+from holdfast_service.services.nodes import NodeService
+from holdfast_service.services.overview import Overview
+from holdfast_service.settings import Settings
+from holdfast_service.store.engine import Store
+from holdfast_service.store.models import Job
+from holdfast_service.store.transaction import job_transaction
+
+
+@pytest.fixture
+def overview(store: Store, settings: Settings) -> Overview:
+    return Overview(store, NodeService(store), settings)
+
+
+async def submitted(jobs: JobService, name: str, owner: str | None = None) -> str:
+    labels = {} if owner is None else {"labels": {"owner": owner}}
+    return (await jobs.submit({"name": name, **labels}))[0].id
+
+
+async def names(overview: Overview, **asked: object) -> list[str]:
+    return [row.name for row in (await overview.rows(**asked)).rows]  # type: ignore[arg-type]
+
+
+async def test_a_search_looks_at_names_owners_and_the_beginning_of_ids(
+    jobs: JobService, overview: Overview
+) -> None:
+    first = await submitted(jobs, "Llama-7b", "ada")
+    await submitted(jobs, "llama_70b", "bob")
+    await submitted(jobs, "bert")
+    assert await names(overview, q="LLAMA") == ["llama_70b", "Llama-7b"]
+    assert await names(overview, q="a_7") == ["llama_70b"]  # no wildcard
+    assert await names(overview, q="%") == []
+    assert await names(overview, q="ad") == ["Llama-7b"]
+    assert await names(overview, q=first) == ["Llama-7b"]
+    assert await names(overview, owner="bob") == ["llama_70b"]
+    assert await names(overview, q="\0\ud800") == []
+
+
+async def test_counts_tell_of_all_states_and_the_total_of_those_asked_for(
+    jobs: JobService, overview: Overview
+) -> None:
+    ids = [await submitted(jobs, f"j{n}") for n in range(5)]
+    for one in ids[:2]:
+        await jobs.cancel(one)
+    page = await overview.rows(states=[State.CANCELLED], limit=1)
+    assert page.counts == {State.QUEUED: 3, State.CANCELLED: 2}
+    assert (page.total, len(page.rows)) == (2, 1)
+    assert page.next_cursor is not None
+
+
+@pytest.mark.parametrize("sort", list(Sort))
+async def test_every_order_is_walked_without_a_gap_or_a_repeat(
+    jobs: JobService, overview: Overview, store: Store, sort: Sort
+) -> None:
+    ids = [await submitted(jobs, f"j{n % 3}") for n in range(7)]
+    for number, one in enumerate(ids[:4]):
+        async with job_transaction(store, one) as tx:
+            tx.job.goodput = [0.5, 0.25, 0.5, 0.75][number]
+    await jobs.cancel(ids[5])
+    seen: list[str] = []
+    cursor = None
+    for _ in range(20):
+        page = await overview.rows(sort=sort, limit=2, cursor=cursor)
+        seen += [row.id for row in page.rows]
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    assert sorted(seen) == sorted(ids)
+    match sort:
+        case Sort.CREATED:
+            assert seen == ids[::-1]
+        case Sort.NAME:
+            assert seen == [ids[n] for n in (6, 3, 0, 4, 1, 5, 2)]
+        case Sort.STATE:
+            assert seen[-1] == ids[5]
+        case Sort.GOODPUT:
+            assert seen[:4] == [ids[1], ids[2], ids[0], ids[3]]
+
+
+async def test_what_is_no_cursor_of_the_order_is_refused(
+    jobs: JobService, overview: Overview
+) -> None:
+    for n in range(3):
+        await submitted(jobs, f"j{n}")
+    of_names = (await overview.rows(sort=Sort.NAME, limit=1)).next_cursor
+    for cursor in (of_names, "x", "", "ä", "W10", "WyJjcmVhdGVkIixudWxsLDVd"):
+        with pytest.raises(InvalidCursor):
+            await overview.rows(cursor=cursor)
+    states = ["state", 10**30, "x"], ["state", -(10**30), "x"], ["state", True, "x"]
+    for told in states:
+        cursor = base64.urlsafe_b64encode(json.dumps(told).encode()).decode()
+        with pytest.raises(InvalidCursor):
+            await overview.rows(sort=Sort.STATE, cursor=cursor)
+
+
+@pytest.mark.parametrize(
+    "spec", [{}, {"resources": None}, {"resources": {"workers_per_node": 0}, "parallel": {}}]
+)
+async def test_the_spec_of_another_version_is_that_jobs_trouble_alone(
+    jobs: JobService, overview: Overview, store: Store, spec: dict[str, object]
+) -> None:
+    job = await submitted(jobs, "of-another-version")
+    async with job_transaction(store, job) as tx:
+        tx.job.spec = spec
+        tx.job.state = State.RUNNING
+    assert (await overview.cluster()).capacity.cpus == 0
+    assert (await overview.verdict(job)).headline == "Training"
+
+
+async def test_twenty_thousand_jobs_are_listed_quickly(
+    jobs: JobService, overview: Overview, store: Store
+) -> None:
+    await submitted(jobs, "first", "ada")
+    async with store.write() as session:
+        first = dict((await session.execute(select(Job.__table__))).mappings().one())
+        states = [State.SUCCEEDED, State.RUNNING, State.FAILED, State.QUEUED]
+        for start in range(0, 20_000, 5_000):
+            rows = [
+                {
+                    **first,
+                    "id": str(uuid_utils.uuid7()),
+                    "name": f"job-{n}",
+                    "state": states[n % 4],
+                    "goodput": n / 20_000,
+                }
+                for n in range(start, start + 5_000)
+            ]
+            await session.execute(insert(Job), rows)
+    asked: list[dict[str, Any]] = [
+        {},
+        {"q": "JOB-1999", "sort": Sort.NAME},
+        {"states": [State.RUNNING], "sort": Sort.GOODPUT},
+        {"owner": "ada", "sort": Sort.STATE},
+    ]
+    for filters in asked:
+        await overview.rows(**filters)  # statements are compiled once
+        began = time.process_time()
+        page = await overview.rows(**filters)
+        took = time.process_time() - began
+        assert page.total >= 11 and len(page.rows) >= 11
+        assert took < 0.3, (filters, took)  # some 40 ms

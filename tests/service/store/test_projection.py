@@ -1,0 +1,157 @@
+"""What reports of supervisors leave in the store, on both databases."""
+
+from __future__ import annotations
+
+from tests.support.service.fake_cluster import FakeCluster
+from tests.support.service.job_drives import kinds, reconciling, submitted, until, until_state
+
+from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.supervisor_protocol import EventKind, Phase
+from holdfast_service.services.checkpoints import CheckpointService
+from holdfast_service.services.jobs import JobService
+from holdfast_service.settings import Settings
+from holdfast_service.store.engine import Store
+
+
+async def test_all_rows_are_there_when_a_job_is_seen_to_have_ended(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        supervisor.rows_per_poll = 7
+        supervisor.form(1)
+        supervisor.run(1, 1, 100)
+        supervisor.end()
+        await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
+        assert len((await jobs.digests(supervisor.launch.job_id)).digests) == 100
+
+
+async def test_a_fault_shows_as_an_incident_and_the_later_attempt_is_the_history(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        job_id = supervisor.launch.job_id
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        supervisor.run(1, 1, 10)
+        await until_state(jobs, job_id, State.RUNNING)
+        supervisor.say(EventKind.INCIDENT_OPENED, incident=1, cause="worker_crash", attempt=1)
+        supervisor.enter(Phase.RECOVERING)
+        await until_state(jobs, job_id, State.RECOVERING)
+        supervisor.say(EventKind.ATTEMPT_ENDED, attempt=1, reason="rank 0 died", last_step=10)
+        supervisor.form(2, restore_step=9)
+        supervisor.say(
+            EventKind.INCIDENT_CLOSED,
+            incident=1,
+            cause="worker_crash",
+            decision="re-form",
+            steps_lost=1,
+            restored_step=9,
+            phases_s={"total": 0.2},
+        )
+        supervisor.enter(Phase.RUNNING)
+        supervisor.run(2, 10, 20)
+        supervisor.end()
+        await until_state(jobs, job_id, State.SUCCEEDED)
+    points = (await jobs.metrics(job_id)).points
+    assert [(point.step, point.attempt) for point in points] == [
+        *((step, 1) for step in range(1, 10)),
+        *((step, 2) for step in range(10, 21)),
+    ]
+    (incident,) = await jobs.incidents(job_id)
+    assert (incident.decision, incident.steps_lost, incident.phases_s) == (
+        "re-form",
+        1,
+        {"total": 0.2},
+    )
+    first, second = await jobs.attempts(job_id)
+    assert (first.state, first.reason, second.state) == ("ended", "rank 0 died", "running")
+    assert "digest.mismatch" not in await kinds(jobs, job_id)
+
+
+async def test_a_step_computed_again_with_other_bits_is_reported(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        supervisor.run(1, 1, 3)
+        await until(lambda: _has_digests(jobs, supervisor.launch.job_id, 3))
+        supervisor.run(2, 3, 3)
+        supervisor.digests[3] = "other"
+        supervisor.end()
+        await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
+    events = (await jobs.events(supervisor.launch.job_id)).events
+    (mismatch,) = [event.data for event in events if event.kind == "digest.mismatch"]
+    assert mismatch == {"step": 3, "stored": "d3", "seen": "other", "attempt": 0}
+
+
+async def _has_digests(jobs: JobService, job_id: str, count: int) -> bool:
+    return len((await jobs.digests(job_id)).digests) == count
+
+
+async def test_a_users_error_ends_the_job_with_its_traceback(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        supervisor.end("FAILED", "user_error", message="ValueError", traceback="Tr \0 \ud800")
+        job = await until_state(jobs, supervisor.launch.job_id, State.FAILED)
+    assert job.outcome is not None
+    assert (job.outcome.code, job.outcome.traceback) == ("user_error", "Tr \ufffd ?")
+
+
+async def test_attempts_whose_end_nobody_told_end_with_the_next_one(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        saved = {"step": 5, "attempt": 1, "uri": "/c/5", "nbytes": 7}
+        supervisor.form(1)
+        supervisor.say(EventKind.CHECKPOINT_SAVED, **saved)
+        supervisor.form(2, restore_step=5)
+        supervisor.say(EventKind.CHECKPOINT_SAVED, **{**saved, "nbytes": 0})
+        supervisor.end()
+        job = await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
+    first, second = await jobs.attempts(job.id)
+    assert (first.state, second.state) == ("ended", "running")
+    (checkpoint,) = (await CheckpointService(store, settings).list(job.id)).remote
+    assert checkpoint.nbytes == 7
+
+
+async def test_chosen_intervals_are_shown_with_their_reasons(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        told = {"cost_s": 0.2, "mtbf_s": 1e6, "step_s": 0.1, "why": "a save costs 0.2 s"}
+        for before, after in ((20, 40), (40, 500)):
+            supervisor.say(
+                EventKind.CHECKPOINT_INTERVAL,
+                tier="remote",
+                every_steps=after,
+                before=before,
+                **told,
+            )
+        supervisor.end()
+        job = await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
+    (chosen,) = job.intervals.items()
+    assert chosen[0] == "remote"
+    assert (chosen[1].every_steps, chosen[1].before) == (500, 40)
+    assert chosen[1].why == "a save costs 0.2 s"
+
+
+async def test_an_event_that_cannot_be_read_is_kept_and_passed_over(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        supervisor.say(EventKind.ATTEMPT_FORMING, attempt="one")
+        supervisor.say(EventKind.CHECKPOINT_SAVED, uri="/x", step="many", attempt=1)
+        supervisor.say(EventKind.PHASE, phase="SLEEPING")
+        supervisor.form(1)
+        supervisor.end()
+        await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
+    seen = await kinds(jobs, supervisor.launch.job_id)
+    assert seen.count("event.unreadable") == 3
+    assert len(await jobs.attempts(supervisor.launch.job_id)) == 1

@@ -1,0 +1,157 @@
+"""New nodes exchange bytes, over real connections that fail for real."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.faults.faulty_link import Fault, FaultyLink, Kind, Way
+
+from holdfast_service.recovery.core_state.inputs import Exchanged
+from holdfast_service.supervisor.link_check import Exchanges
+from holdfast_workers.memory import wire
+from holdfast_workers.memory.data_server import DataServer
+from holdfast_workers.memory.link_probe import exchange
+from holdfast_workers.memory.segment_store import SegmentStore
+from holdfast_workers.memory.wire import DEFAULT_TIMEOUTS
+from holdfast_workers.protocol.messages import AgentReport
+
+SECRET = b"s" * 32
+
+
+class Nodes:
+    """Agents with real data servers; what is told of a node's port may lead elsewhere."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.servers = {
+            f"n{index}": DataServer(
+                SegmentStore(folder / f"n{index}", "dp_shard=1", on_bad=lambda _: None),
+                SECRET,
+                "127.0.0.1",
+            )
+            for index in range(count)
+        }
+        self.cut: set[str] = set()
+        self.fail_once: set[str] = set()  # the exchanges of one round with these
+        self.fails: list[str] = []
+        self.asked: list[str] = []
+        self._pool = ThreadPoolExecutor(8)
+
+    def report(self, agent: str) -> AgentReport:
+        port = _closed_port() if agent in self.cut else self.servers[agent].port
+        return AgentReport(agent, "i", agent, "127.0.0.1", 1, port, 0, 2, 0, 0, False)
+
+    def reports(self) -> list[AgentReport]:
+        return [self.report(agent) for agent in self.servers]
+
+    def call(self, seat: str, method: str, *args: Any, timeout_s: float) -> Future[Any]:
+        assert method == "exchange" and timeout_s > 0
+        self.asked.append(seat)
+        _, host, port, within_s = args
+        for agent in tuple(self.fail_once):
+            if agent == seat or port == self.servers[agent].port:
+                self.fails.append(agent)
+                port = _closed_port()
+                if len(self.fails) == 2:
+                    self.fail_once = set()
+        if seat in self.cut:
+            port = _closed_port()
+        return self._pool.submit(exchange, SECRET, host, port, within_s)
+
+    def close(self) -> None:
+        for server in self.servers.values():
+            server.close()
+
+
+def _closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        return int(door.getsockname()[1])
+
+
+@pytest.fixture
+def nodes(shm: Path) -> Iterator[Nodes]:
+    made = Nodes(shm, 3)
+    yield made
+    made.close()
+
+
+def test_a_node_that_nothing_reaches_is_told_from_its_partners(nodes: Nodes) -> None:
+    told: queue.Queue[Exchanged] = queue.Queue()
+    nodes.cut = {"n1"}
+    Exchanges(nodes, told.put, 2.0, 0.01, 0.01).look(nodes.reports(), 1)  # type: ignore[arg-type]
+    failed = told.get(timeout=10)
+    assert (failed.agent, failed.incarnation) == ("n1", "i")
+    assert "ConnectionRefused" in failed.why
+
+
+def test_a_node_that_is_reached_again_is_cleared_and_a_single_failure_accuses_nobody(
+    nodes: Nodes,
+) -> None:
+    told: queue.Queue[Exchanged] = queue.Queue()
+    exchanges = Exchanges(nodes, told.put, 2.0, 0.01, 0.0)  # type: ignore[arg-type]
+    nodes.fail_once = {"n1"}
+    exchanges.look(nodes.reports(), 1)
+    assert exchanges.wait(10) and told.empty()
+    exchanges = Exchanges(nodes, told.put, 2.0, 0.01, 0.0)  # type: ignore[arg-type]
+    nodes.cut = {"n1"}
+    exchanges.look(nodes.reports(), 1)
+    assert exchanges.wait(10) and told.get(timeout=1).why
+    nodes.cut = set()
+    exchanges.look(nodes.reports(), 1)
+    assert exchanges.wait(10)
+    assert told.get(timeout=1) == Exchanged("n1", "i", "")
+    assert told.empty()
+
+
+def test_nodes_that_are_well_are_asked_once_and_nothing_is_told(nodes: Nodes) -> None:
+    told: queue.Queue[Exchanged] = queue.Queue()
+    exchanges = Exchanges(nodes, told.put, 2.0, 0.01, 0.01)  # type: ignore[arg-type]
+    exchanges.look(nodes.reports()[:1], 1)
+    assert not nodes.asked, "there is nobody to exchange with"
+    exchanges.look(nodes.reports(), 1)
+    assert exchanges.wait(10)
+    exchanges.look(nodes.reports(), 1)
+    assert exchanges.wait(10)
+    assert sorted(nodes.asked) == ["n0", "n2"] and told.empty()
+
+
+def test_bytes_that_change_on_the_way_are_noticed_and_a_stranger_gets_none(nodes: Nodes) -> None:
+    port = nodes.servers["n0"].port
+    assert exchange(SECRET, "127.0.0.1", port, 5.0) == ""
+    assert "unauthorised" in exchange(b"x" * 32, "127.0.0.1", port, 5.0)
+    for way in Way:
+        link = FaultyLink(port)
+        link.arm(Fault(Kind.FLIP, way, 1 << 20))
+        assert exchange(SECRET, "127.0.0.1", link.port, 5.0) != "", way
+        link.close()
+
+
+def test_an_exchange_takes_no_longer_than_it_may_however_its_time_is_spent() -> None:
+    """A peer that is slow to greet, and then reads nothing: neither alone takes too long."""
+    done = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+
+        def serve() -> None:
+            peer, _ = listening.accept()
+            with peer:
+                done.wait(0.7)
+                wire.admit(peer, SECRET, DEFAULT_TIMEOUTS)
+                done.wait(10.0)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        began = time.monotonic()
+        said = exchange(SECRET, "127.0.0.1", listening.getsockname()[1], 1.0)
+        took_s = time.monotonic() - began
+        done.set()
+        server.join()
+    assert "TimeoutError" in said
+    assert took_s < 1.5

@@ -1,0 +1,56 @@
+"""What a rollback took back is gone from every book, after a restart of the supervisor too."""
+
+from __future__ import annotations
+
+from holdfast_service.job_model.supervisor_protocol import Cursors, EventKind, SupervisorEvent
+from holdfast_service.recovery.core_state.event_replay import Facts
+from holdfast_service.supervisor.run_buffer import RunRecord
+from holdfast_workers.agent.run_journal import Journal
+from holdfast_workers.protocol.messages import StepRow
+from holdfast_workers.training.skipped_windows import Ledger
+
+
+def row(attempt: int, step: int) -> StepRow:
+    return StepRow(attempt, step, 0.0, 2.0, 1.0, 1e-3, 8, 0.1, 0.0, "")
+
+
+def test_a_restarted_supervisor_knows_the_ledger_and_what_was_taken_back() -> None:
+    trips = [
+        {"attempt": 1, "ledger": [[9, 10]], "back_to": None},
+        {"attempt": 1, "ledger": [[9, 10], [20, 23]], "back_to": 18},
+    ]
+    facts = Facts.from_events(
+        SupervisorEvent(seq, 0.0, EventKind.GUARD_TRIPPED, data)
+        for seq, data in enumerate(trips, 1)
+    )
+    assert facts.ledger == Ledger(((9, 10), (20, 23)))
+    assert facts.line.holds(1, 18)
+    assert not facts.line.holds(1, 19)
+    assert facts.line.holds(2, 19)
+
+
+def test_digests_that_were_taken_back_are_told_no_more_whoever_still_has_them() -> None:
+    record = RunRecord()
+    old = {step: f"old{step}" for step in range(1, 10)}
+    record.add("n0", "i", [row(1, step) for step in range(1, 10)], old, [])
+    record.add("n1", "i", [row(1, step) for step in range(1, 10)], old, [])
+    record.taken_back(1, 6)
+    record.add("n1", "i", [], {8: "old8", 9: "old9"}, [])  # it has heard nothing since
+    assert sorted(record.after(Cursors())[1]) == [1, 2, 3, 4, 5, 6]
+    new = {step: f"new{step}" for step in (7, 8)}
+    record.add("n0", "i", [row(2, 7), row(2, 8)], new, [])
+    record.add("n1", "i", [], {8: "old8", 9: "old9"}, [])
+    told = record.after(Cursors())[1]
+    assert (told[6], told[7], told[8]) == ("old6", "new7", "new8")
+    assert 9 not in told
+
+
+def test_a_journal_forgets_the_digests_of_what_the_next_attempt_computes_anew() -> None:
+    journal = Journal("n0", "i")
+    for step in range(1, 6):
+        journal.add_row(row(1, step))
+        journal.add_digest(step, f"old{step}")
+    journal.add_row(row(2, 4))
+    assert journal.after((0, 0), 0)[1] == {1: "old1", 2: "old2", 3: "old3"}
+    journal.add_digest(4, "new4")
+    assert journal.after((1, 5), 0)[1] == {3: "old3", 4: "new4"}

@@ -1,0 +1,141 @@
+"""A job's remote tier in small: written by the real saver and finalizer, listed and loaded by the
+real code, and what must be true of whatever a crash has left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.support.checkpoint.saved_worlds import global_state, layout_of, payload_of
+
+from holdfast_workers.checkpoint.load import load_state
+from holdfast_workers.checkpoint.manifest import checkpoint_folder, list_checkpoints
+from holdfast_workers.checkpoint.storage import Storage
+from holdfast_workers.child_programs import saver
+from holdfast_workers.memory.segment import Segment
+from holdfast_workers.state.digest import payload_digest
+
+MESH = {"dp_shard": 2, "tp": 1}
+RANKS = 2
+KEEP = 2
+
+
+@dataclass(frozen=True, order=True)
+class Saved:
+    step: int
+    attempt: int
+
+    @property
+    def folder(self) -> str:
+        return checkpoint_folder(self.step, self.attempt)
+
+
+STEPS = (Saved(1, 1), Saved(2, 1), Saved(3, 1), Saved(4, 2))
+
+
+def payload_at(saved: Saved, rank: int) -> bytes:
+    return bytes(payload_of(layout_of(MESH, rank), global_state(saved.step), rank))
+
+
+class Job:
+    """A job's remote tier: what its agents fork to write it, in this process."""
+
+    def __init__(self, copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._copies = copies
+        self._copies.mkdir(exist_ok=True)
+        self.root: Storage
+        monkeypatch.setattr(saver, "_root", lambda _remote: self.root)
+
+    def save(self, saved: Saved, rank: int) -> None:
+        path = self.copy_path(saved, rank)
+        if not path.exists():
+            payload = payload_at(saved, rank)
+            with Segment.create(path, layout_of(MESH, rank)) as copy:
+                with copy.begin(saved.step) as slot:
+                    slot[:] = payload
+                digest = payload_digest(payload)
+                copy.commit(attempt=saved.attempt, step=saved.step, digest=digest)
+        request = {
+            "path": str(path),
+            "rank": rank,
+            "step": saved.step,
+            "attempt": saved.attempt,
+            "metrics": {},
+        }
+        with _control() as end:
+            saver.save(end, request, {})
+
+    def copy_path(self, saved: Saved, rank: int) -> Path:
+        """Of the frozen copy that a worker leaves for the saver."""
+        return self._copies / f"{saved.folder}-{rank}.seg"
+
+    def finalize(self, saved: Saved) -> None:
+        request = {
+            "step": saved.step,
+            "attempt": saved.attempt,
+            "world_size": RANKS,
+            "mesh": MESH,
+            "extra": {},
+        }
+        with _control() as end:
+            saver.finalize(end, request, {})
+        self.tidy(saved)
+
+    def tidy(self, saved: Saved) -> None:
+        request = {
+            "step": saved.step,
+            "attempt": saved.attempt,
+            "rules": {"keep": KEEP},
+            "unfinished": [],
+            "bad": [],
+        }
+        with _control() as end:
+            saver.tidy(end, request, {})
+
+    def checkpoint(self, saved: Saved) -> None:
+        for rank in range(RANKS):
+            self.save(saved, rank)
+        self.finalize(saved)
+
+
+@contextlib.contextmanager
+def _control() -> Iterator[socket.socket]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours
+
+
+def loaded(root: Storage, saved: Saved, rank: int) -> bytes:
+    layout = layout_of(MESH, rank)
+    payload = memoryview(bytearray(layout.payload_bytes))
+    load_state(root.below(saved.folder), layout, payload, mesh=MESH, rank=rank)
+    return bytes(payload)
+
+
+def check(root: Storage, known: Collection[Saved], must_hold: Collection[Saved]) -> None:
+    """After a crash: what is listed was saved, and loads bit for bit; `must_hold` is listed."""
+    bad: list[str] = []
+    listed = [
+        Saved(one.step, one.attempt)
+        for one in list_checkpoints(root, lambda uri, why: bad.append(f"{uri}: {why}"))
+    ]
+    assert bad == [], "a crash was taken for damage"
+    assert set(listed) <= set(known), f"listed: {listed}"
+    assert set(must_hold) <= set(listed), f"lost: of {must_hold} there is {listed}"
+    for saved in listed:
+        for rank in range(RANKS):
+            assert loaded(root, saved, rank) == payload_at(saved, rank), f"other bits in {saved}"
+
+
+def go_on(job: Job, root: Storage) -> None:
+    """The next attempt's checkpoints: they count, and nothing of the crash is left."""
+    job.root = root
+    following = [Saved(9, 7), Saved(10, 7)]
+    for saved in following:
+        job.checkpoint(saved)
+    check(root, following, following)
+    assert root.folders() == [saved.folder for saved in following], "left over"

@@ -1,0 +1,89 @@
+"""Nodes' memory tiers with their data channels, in the process of a test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.memory.shm import MESH, SECRET, layout_of
+
+from holdfast_workers.memory.data_server import DataServer
+from holdfast_workers.memory.replicate import Replicator
+from holdfast_workers.memory.segment import Segment
+from holdfast_workers.memory.segment_store import Quarantined, SegmentStore
+from holdfast_workers.memory.wire import Timeouts
+from holdfast_workers.protocol.messages import Partner, Place, Restore, Tier
+
+NBYTES = 200_000
+QUICK = Timeouts(connect_s=1.0, handshake_s=1.0, stall_s=1.0, idle_s=30.0)
+
+
+@dataclass
+class Node:
+    """One node agent's memory tier, in this process."""
+
+    name: str
+    store: SegmentStore
+    server: DataServer
+    replicator: Replicator
+    replicated: list[tuple[int, int, int]] = field(default_factory=list)
+    received: list[tuple[int, int, int]] = field(default_factory=list)
+    lost: list[tuple[int, str, str]] = field(default_factory=list)
+    others: list[bool] = field(default_factory=list)
+    bad: list[Quarantined] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, root: Path, name: str, mesh: str = MESH) -> Node:
+        node: Node
+        bad: list[Quarantined] = []
+        store = SegmentStore(root / name, mesh, on_bad=bad.append)
+        server = DataServer(
+            store,
+            SECRET,
+            "127.0.0.1",
+            on_replica=lambda *what: node.received.append(what),
+            timeouts=QUICK,
+        )
+        replicator = Replicator(
+            store,
+            SECRET,
+            lambda *what: node.replicated.append(what),
+            lambda rank, partner, why, others: (
+                node.others.append(others),
+                node.lost.append((rank, partner.agent, why)),
+            ),
+            timeouts=QUICK,
+            retry_s=0.05,
+        )
+        node = cls(name, store, server, replicator, bad=bad)
+        return node
+
+    @property
+    def partner(self) -> Partner:
+        return Partner(self.name, "127.0.0.1", self.server.port)
+
+    def worker(self, rank: int, nbytes: int = NBYTES) -> Segment:
+        return self.store.ensure(rank, Place.OWN, layout_of(nbytes))
+
+    def holds(self, place: Place) -> list[tuple[int, int, int]]:
+        every = self.store.held(verified=True)
+        return [(h.rank, h.attempt, h.step) for h in every if h.place is place]
+
+    def close(self) -> None:
+        self.replicator.close()
+        self.server.close()
+
+
+def source_at(
+    port: int, step: int, place: Place = Place.OWN, digest: str = "", attempt: int = 1
+) -> Restore:
+    return Restore(
+        Tier.PARTNER_RAM,
+        step,
+        attempt=attempt,
+        digest=digest,
+        agent="source",
+        place=place,
+        host="127.0.0.1",
+        data_port=port,
+    )

@@ -1,0 +1,114 @@
+"""A node agent in a process of its own, without Ray: what `LocalAgents` starts.
+
+`python -m tests.support.nodes.agent_process FD`: the first object on the connection is the
+AgentConfig; then requests (number, method, arguments) are answered as (number, "ok" | "error",
+value), and signals are sent as (0, "signal", signal); a node that is to be lost says (0,
+"node_lost", None). A nursery (`nursery.py`) calls `local` in a process that has imported everything
+already. `... remote`: is called over the network (`namespaces.py`), as long as its standard input
+is open.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tests.support.nodes import namespaces
+
+from holdfast_workers.agent.node_agent import NodeAgent
+from holdfast_workers.fault_injection.link_cut import link_cutter
+from holdfast_workers.ipc.children import ZygoteProcess, start_zygote
+from holdfast_workers.protocol.messages import Signal
+
+
+def main() -> None:
+    if sys.argv[1] == "remote":
+        remote()
+    else:
+        local(Connection(int(sys.argv[1])))
+
+
+def remote() -> None:
+    config, port, supervisor = pickle.load(sys.stdin.buffer)
+    signals: queue.SimpleQueue[Signal] = queue.SimpleQueue()
+
+    def lose_node() -> None:
+        namespaces.tell(supervisor, namespaces.NodeGoes(config.agent))
+
+    agent = NodeAgent(config, signals.put, lose_node, cut_links=link_cutter())
+
+    def answer(method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
+        try:
+            return "ok", getattr(agent, method)(*arguments)
+        except Exception as error:
+            return "error", error
+
+    def send() -> None:
+        while True:
+            namespaces.tell(supervisor, signals.get())
+
+    for body in (
+        lambda: _start(agent),
+        send,
+        lambda: namespaces.serve(port, config.host, answer),
+    ):
+        threading.Thread(target=body, daemon=True).start()
+    sys.stdin.buffer.read()  # until who started us is gone
+    os._exit(0)
+
+
+def local(
+    connection: Connection,
+    zygote: Callable[[int, dict[str, str]], ZygoteProcess] = start_zygote,
+) -> None:
+    config = connection.recv()
+    lock = threading.Lock()
+
+    def tell(number: int, kind: str, value: Any) -> None:
+        with lock:
+            connection.send((number, kind, value))
+
+    def on_signal(signal: Signal) -> None:
+        tell(0, "signal", signal)
+
+    def lose_node() -> None:
+        tell(0, "node_lost", None)
+
+    agent = NodeAgent(config, on_signal, lose_node, zygote)
+    threading.Thread(target=_start, args=(agent,), daemon=True).start()
+    pool = ThreadPoolExecutor(16)
+
+    def answer(number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            value = getattr(agent, method)(*arguments)
+        except Exception as error:
+            tell(number, "error", error)
+        else:
+            tell(number, "ok", value)
+
+    while True:
+        try:
+            number, method, arguments = connection.recv()
+        except EOFError:
+            agent.release()
+            return
+        pool.submit(answer, number, method, arguments)
+
+
+def _start(agent: NodeAgent) -> None:
+    try:
+        agent.start()
+    except Exception:
+        traceback.print_exc()
+
+
+if __name__ == "__main__":
+    main()

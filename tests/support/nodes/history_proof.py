@@ -1,0 +1,30 @@
+"""What must hold after any fault: the same bits, every sample once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.chaos.conftest import Undisturbed
+from tests.support.nodes.supervised import SupervisedRun
+
+from holdfast_service.job_model.supervisor_protocol import EventKind
+
+
+def assert_same_history(run: SupervisedRun, undisturbed: Undisturbed) -> None:
+    """Per-step digests, losses and samples equal the undisturbed run's (P2, P3)."""
+    steps = run.training.train.steps
+    assert sorted(run.rows) == list(range(1, steps + 1)), run.story()
+    assert run.digests == {s: undisturbed.digests[s] for s in range(steps + 1)}, run.story()
+    for step, row in run.rows.items():
+        assert row.samples == undisturbed.rows[step].samples
+        assert row.loss == undisturbed.rows[step].loss
+
+
+def incidents(run: SupervisedRun) -> list[dict[str, Any]]:
+    return run.of(EventKind.INCIDENT_CLOSED)
+
+
+def not_fired(run: SupervisedRun, plan: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Planned faults that never happened: a test that broke nothing proves nothing."""
+    happened = {int(path.name.split(".")[2]) for path in run.folder.glob("chaos.json.*.*")}
+    return [fault for index, fault in enumerate(plan) if index not in happened]

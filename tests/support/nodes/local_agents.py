@@ -1,0 +1,224 @@
+"""Node agents as plain local processes: the supervisor's `Agents` without Ray.
+
+Real zygotes, workers, segments and signals; only the transport differs from production. A killed
+agent is started again after `restart_delay_s`, as Ray would, unless its node is marked dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from tests.support.nodes import nursery
+
+from holdfast_workers.agent.agent_config import AgentConfig
+from holdfast_workers.protocol.messages import Signal
+
+
+class LocalAgent:
+    """One seat: a process, and another after it when it dies."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        on_signal: Callable[[Signal], None],
+        on_node_lost: Callable[[str], None],
+    ) -> None:
+        self.config = config
+        self._on_node_lost = on_node_lost
+        self._on_signal = on_signal
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, Future[Any]] = {}
+        self._lock = threading.Lock()
+        self.process: nursery.NurseryProcess | None = None
+        self._connection: Connection | None = None
+
+    def start(self) -> None:
+        ours, theirs = Pipe()
+        self.process = nursery.start_agent(theirs.fileno())
+        theirs.close()
+        ours.send(self.config)
+        self._connection = ours
+        threading.Thread(target=self._listen, args=(ours,), daemon=True).start()
+
+    def call(self, method: str, arguments: tuple[Any, ...]) -> Future[Any]:
+        future: Future[Any] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            self._waiting[number] = future
+            try:
+                assert self._connection is not None
+                self._connection.send((number, method, arguments))
+            except (OSError, AssertionError) as error:
+                del self._waiting[number]
+                future.set_exception(ConnectionError(str(error)))
+        return future
+
+    def _listen(self, connection: Connection) -> None:
+        while True:
+            try:
+                number, kind, value = connection.recv()
+            except (EOFError, OSError):
+                break
+            if kind == "signal":
+                self._on_signal(value)
+                continue
+            if kind == "node_lost":
+                self._on_node_lost(self.config.agent)
+                continue
+            future = self._waiting.pop(number)
+            with contextlib.suppress(InvalidStateError):  # it has timed out
+                if kind == "ok":
+                    future.set_result(value)
+                else:
+                    future.set_exception(value)
+        with self._lock:
+            orphans, self._waiting = self._waiting, {}
+        for future in orphans.values():
+            with contextlib.suppress(InvalidStateError):
+                future.set_exception(ConnectionError("the agent died"))
+
+
+class LocalAgents:
+    """All seats of one job. `on_signal` is set by whoever owns the supervisor."""
+
+    def __init__(
+        self,
+        seats: int,
+        training: dict[str, Any],
+        mesh: dict[str, int],
+        capacity: int,
+        remote_root: Path,
+        *,
+        remote: str | None = None,
+        job_id: str = "job",
+        restart_delay_s: float = 0.3,
+        **config: Any,
+    ) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="holdfast-test-", dir="/dev/shm"))
+        self.secret = os.urandom(32)
+        self.on_signal: Callable[[Signal], None] = lambda _: None
+        self._restart_delay_s = restart_delay_s
+        self._dead_nodes: set[str] = set()
+        self._closed = False
+        self._reviving = False
+        self.agents = {
+            f"n{index}": LocalAgent(
+                AgentConfig(
+                    job_id=job_id,
+                    agent=f"n{index}",
+                    node_id=f"node-{index}",
+                    host="127.0.0.1",
+                    training=training,
+                    mesh=mesh,
+                    capacity=capacity,
+                    secret=self.secret,
+                    memory_root=str(self.root / f"n{index}"),
+                    cache_dir=str(remote_root.parent / "cache"),
+                    remote_root=remote or str(remote_root),
+                    env={"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+                    **config,
+                ),
+                self._tell,
+                self.kill_node,
+            )
+            for index in range(seats)
+        }
+
+    def _tell(self, signal: Signal) -> None:
+        self.on_signal(signal)
+
+    @property
+    def seats(self) -> list[str]:
+        return list(self.agents)
+
+    def ensure(self) -> None:
+        for agent in self.agents.values():
+            if agent.process is None:
+                agent.start()
+        if not self._reviving:  # each supervisor asks; two that revive would start agents twice
+            self._reviving = True
+            threading.Thread(target=self._revive, daemon=True).start()
+
+    def call(self, seat: str, method: str, *args: Any, timeout_s: float) -> Future[Any]:
+        future = self.agents[seat].call(method, args)
+        timer = threading.Timer(timeout_s, self._expire, (future,))
+        timer.daemon = True
+        timer.start()
+        future.add_done_callback(lambda _: timer.cancel())
+        return future
+
+    def restart(self, seat: str) -> None:
+        self.kill(seat)
+
+    def node_answers(self, node_id: str) -> bool:
+        return node_id not in self._dead_nodes
+
+    def draining(self) -> dict[str, float | None]:
+        return {}
+
+    def kill(self, seat: str) -> None:
+        process = self.agents[seat].process
+        if process is not None:
+            process.send_signal(signal.SIGKILL)
+
+    def forget_memory(self, seat: str) -> None:
+        """The agent's process and the node's memory are gone; the node is not: as after a
+        restart of the machine."""
+        process = self.agents[seat].process
+        self.kill(seat)
+        if process is not None:
+            process.wait(10)
+        shutil.rmtree(self.root / seat, ignore_errors=True)
+
+    def kill_node(self, seat: str) -> None:
+        """The agent and all its processes, for good, and the node's memory with them."""
+        self._dead_nodes.add(self.agents[seat].config.node_id)
+        self.kill(seat)
+        shutil.rmtree(self.root / seat, ignore_errors=True)
+
+    def return_node(self, seat: str) -> None:
+        """A lost node is there again, as another: with a new id, and nothing in its memory."""
+        agent = self.agents[seat]
+        agent.config = replace(agent.config, node_id=f"{agent.config.node_id}+")
+
+    @property
+    def lost_seats(self) -> list[str]:
+        return [seat for seat, one in self.agents.items() if one.config.node_id in self._dead_nodes]
+
+    def close(self) -> None:
+        self._closed = True
+        for agent in self.agents.values():
+            if agent.process is not None and agent.process.poll() is None:
+                agent.process.kill()
+            if agent.process is not None:
+                agent.process.wait(10)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def _revive(self) -> None:
+        while not self._closed:
+            for agent in self.agents.values():
+                dead = agent.process is not None and agent.process.poll() is not None
+                if dead and agent.config.node_id not in self._dead_nodes:
+                    time.sleep(self._restart_delay_s)
+                    if not self._closed:
+                        agent.start()
+            time.sleep(0.02)
+
+    @staticmethod
+    def _expire(future: Future[Any]) -> None:
+        with contextlib.suppress(InvalidStateError):
+            future.set_exception(TimeoutError("the call timed out"))

@@ -1,0 +1,275 @@
+"""Nodes in network namespaces on a bridge, and agents on them that are called over it.
+
+A cut link cuts everything: calls, signals, lifelines, replication and collectives. Needs root and
+`ip` (iproute2); `why_not` says what is missing. Names and addresses are this process's own, and
+all of it is removed by `close`, also what an earlier process of the same number has left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tests.support.nodes.local_agents import LocalAgent, LocalAgents
+
+from holdfast_workers.fault_injection import link_cut
+from holdfast_workers.protocol.messages import Signal
+
+AGENT_PORT = 7001
+CALL_S = 12.0
+CONNECT_S = 1.0
+INTERFACE = "eth0"
+
+
+@cache
+def why_not() -> str:
+    """Why this machine cannot have namespaces; "" if it can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None:
+        return "there is no `ip` (package iproute2)"
+    try:
+        with Bridge(["probe"]) as bridge:
+            bridge.link("probe", up=False)
+    except subprocess.CalledProcessError as error:
+        return f"network namespaces cannot be made here: {error.stderr.strip()}"
+    return ""
+
+
+class Bridge:
+    """A bridge with this process on it, and a namespace with an address for each name."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._tag = f"hf{os.getpid() % 100000}"
+        self._net = f"10.{64 + os.getpid() // 250 % 128}.{os.getpid() % 250}"
+        self._names = names
+        self.gateway = f"{self._net}.1"
+
+    def __enter__(self) -> Bridge:
+        self.close()
+        try:
+            self._make()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def address(self, name: str) -> str:
+        return f"{self._net}.{10 + self._names.index(name)}"
+
+    def inside(self, name: str) -> list[str]:
+        """What a command begins with that is to run there."""
+        return ["ip", "netns", "exec", f"{self._tag}-{name}"]
+
+    def link(self, name: str, *, up: bool) -> None:
+        """Cut or mend the one link that the namespace has. Nobody is told."""
+        _ip("link", "set", self._veth(name), "up" if up else "down")
+
+    def close(self) -> None:
+        for name in self._names:
+            _ip("link", "del", self._veth(name), check=False)
+            _ip("netns", "del", f"{self._tag}-{name}", check=False)
+        _ip("link", "del", f"{self._tag}br", check=False)
+
+    def _make(self) -> None:
+        bridge = f"{self._tag}br"
+        _ip("link", "add", bridge, "type", "bridge", "forward_delay", "0")
+        _ip("addr", "add", f"{self.gateway}/24", "dev", bridge)
+        _ip("link", "set", bridge, "up")
+        for name in self._names:
+            there, veth = f"{self._tag}-{name}", self._veth(name)
+            _ip("netns", "add", there)
+            _ip("link", "add", veth, "type", "veth", "peer", "name", INTERFACE, "netns", there)
+            _ip("link", "set", veth, "master", bridge)
+            _ip("-n", there, "addr", "add", f"{self.address(name)}/24", "dev", INTERFACE)
+            for interface in ("lo", INTERFACE):
+                _ip("-n", there, "link", "set", interface, "up")
+            _ip("link", "set", veth, "up")
+
+    def _veth(self, name: str) -> str:
+        return f"{self._tag}v{self._names.index(name)}"
+
+
+def _ip(*arguments: str, check: bool = True) -> None:
+    subprocess.run(["ip", *arguments], check=check, capture_output=True, text=True)
+
+
+def over(sock: socket.socket, timeout_s: float) -> Connection:
+    """A connection that pickles, whose reads and writes fail after `timeout_s` without progress."""
+    sock.settimeout(None)
+    limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        sock.setsockopt(socket.SOL_SOCKET, option, limit)
+    return Connection(sock.detach())
+
+
+@dataclass(frozen=True)
+class NodeGoes:
+    """What an agent says whose node is to be lost."""
+
+    seat: str
+
+
+class RemoteAgent(LocalAgent):
+    """One seat in a namespace. Each call has a connection of its own, so that a link that was
+    mended is found at once."""
+
+    def __init__(
+        self, local: LocalAgent, bridge: Bridge, signals: int, pool: ThreadPoolExecutor
+    ) -> None:
+        name = local.config.agent
+        config = replace(
+            local.config,
+            host=bridge.address(name),
+            env={**local.config.env, "GLOO_SOCKET_IFNAME": INTERFACE},
+        )
+        super().__init__(config, lambda _: None, lambda: None)
+        self._inside = bridge.inside(name)
+        self._supervisor = (bridge.gateway, signals)
+        self._pool = pool
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [*self._inside, sys.executable, "-m", "tests.support.nodes.agent_process", "remote"],
+            stdin=subprocess.PIPE,
+            env={**os.environ, link_cut.VARIABLE: INTERFACE},
+        )
+        assert self.process.stdin is not None
+        pickle.dump((self.config, AGENT_PORT, self._supervisor), self.process.stdin)
+        self.process.stdin.flush()
+
+    def call(self, method: str, arguments: tuple[Any, ...]) -> Future[Any]:
+        return self._pool.submit(self._call, method, arguments)
+
+    def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        sock = socket.create_connection((self.config.host, AGENT_PORT), CONNECT_S)
+        with over(sock, CALL_S) as connection:
+            connection.send((method, arguments))
+            try:
+                kind, value = connection.recv()
+            except EOFError:
+                raise ConnectionError("the agent died") from None
+        if kind == "ok":
+            return value
+        raise value
+
+
+class RemoteAgents(LocalAgents):
+    """All seats of one job, each on its own side of a link."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._bridge = Bridge(list(self.agents))
+        self._bridge.__enter__()
+        self._pool = ThreadPoolExecutor(64, "remote-call")
+        self._door = socket.create_server((self._bridge.gateway, 0))
+        port = self._door.getsockname()[1]
+        self.agents = {
+            seat: RemoteAgent(agent, self._bridge, port, self._pool)
+            for seat, agent in self.agents.items()
+        }
+        self._cut: set[str] = set()
+        threading.Thread(target=self._hear, daemon=True).start()
+
+    def cut(self, seat: str) -> None:
+        self._cut.add(seat)
+        self._bridge.link(seat, up=False)
+
+    def mend(self, seat: str) -> None:
+        self._bridge.link(seat, up=True)
+        self._cut.discard(seat)
+
+    @contextmanager
+    def out_of_reach(self, seat: str) -> Iterator[None]:
+        """While a link is cut by somebody else."""
+        self._cut.add(seat)
+        try:
+            yield
+        finally:
+            self._cut.discard(seat)
+
+    @property
+    def cut_seats(self) -> set[str]:
+        return set(self._cut)
+
+    def restart(self, seat: str) -> None:
+        """As a cluster could: nobody gets at a process across a cut link."""
+        if seat not in self._cut:
+            super().restart(seat)
+
+    def node_answers(self, node_id: str) -> bool:
+        seat = next(s for s, agent in self.agents.items() if agent.config.node_id == node_id)
+        return seat not in self._cut and super().node_answers(node_id)
+
+    def close(self) -> None:
+        super().close()
+        self._door.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._bridge.close()
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                sock, _ = self._door.accept()
+            except OSError:
+                return
+            self._pool.submit(self._take, sock)
+
+    def _take(self, sock: socket.socket) -> None:
+        with over(sock, CONNECT_S) as connection, contextlib.suppress(OSError, EOFError):
+            said = connection.recv()
+            if isinstance(said, NodeGoes):
+                self.kill_node(said.seat)
+            else:
+                self._tell(said)
+
+
+def serve(port: int, host: str, answer: Callable[[str, tuple[Any, ...]], tuple[str, Any]]) -> None:
+    """The agent's side: answer calls, each on a connection of its own, for ever."""
+    with socket.create_server((host, port)) as door, ThreadPoolExecutor(16) as pool:
+        while True:
+            sock, _ = door.accept()
+            pool.submit(_answer, sock, answer)
+
+
+def _answer(sock: socket.socket, answer: Callable[[str, tuple[Any, ...]], tuple[str, Any]]) -> None:
+    with over(sock, CALL_S) as connection, contextlib.suppress(OSError, EOFError):
+        connection.send(answer(*connection.recv()))
+
+
+def tell(supervisor: tuple[str, int], signal: Signal | NodeGoes) -> None:
+    """Best effort, as in production: what a cut link swallows is asked for later."""
+    with contextlib.suppress(OSError):
+        sock = socket.create_connection(supervisor, CONNECT_S)
+        with over(sock, CONNECT_S) as connection:
+            connection.send(signal)
+
+
+@contextmanager
+def cut(agents: RemoteAgents, seat: str, for_s: float) -> Iterator[None]:
+    """The link of a node is cut for at least so long, and as long as the body takes."""
+    agents.cut(seat)
+    began = time.monotonic()
+    try:
+        yield
+        time.sleep(max(0.0, for_s - (time.monotonic() - began)))
+    finally:
+        agents.mend(seat)

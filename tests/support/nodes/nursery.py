@@ -1,0 +1,223 @@
+"""Agents and zygotes that need not import torch again: forked from a process that has.
+
+An agent's zygote imports for some seconds, and nearly every test of recovery starts three of them.
+Here one process of the whole test run imports; `NurseryProcess` is an agent forked from it, and
+that forks its zygotes from a copy of the same, made before the agent has threads. All else is as in
+production: what a zygote forks has the agent for its parent, and ends with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, NoReturn
+
+from holdfast_workers.ipc import control_channel
+
+ANSWER_S = 120.0
+KEPT_FDS = 3
+READ_BYTES = 32
+
+
+class NurseryProcess:
+    """A process that is no child of ours, as far as `subprocess.Popen` would tell of it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        os.close(self._pidfd)
+
+    def poll(self) -> int | None:
+        """None while it lives; how it ended is not known."""
+        return self._ended(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        ended = self._ended(timeout)
+        if ended is None:
+            raise TimeoutError(f"process {self.pid} did not end in {timeout} s")
+        return ended
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def _ended(self, timeout_s: float | None) -> int | None:
+        readable, _, _ = select.select([self._pidfd], [], [], timeout_s)
+        return -1 if readable else None
+
+
+def start_agent(connection: int) -> NurseryProcess:
+    """An agent (`agent_process.py`) that is spoken to through this descriptor."""
+    return _shared().fork(connection)
+
+
+class _Nursery:
+    """The process that has imported; one for all tests of this one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._end, theirs = control_channel.pair()
+        self._end.settimeout(ANSWER_S)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.nodes.nursery", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        )
+        theirs.close()
+        atexit.register(self._stop)
+
+    def fork(self, connection: int) -> NurseryProcess:
+        with self._lock:
+            control_channel.send(self._end, {"env": dict(os.environ)}, (connection,))
+            return NurseryProcess(control_channel.receive(self._end)["pid"])
+
+    def _stop(self) -> None:
+        self._end.close()
+        self._process.wait(ANSWER_S)
+
+
+@functools.cache
+def _shared() -> _Nursery:
+    return _Nursery()
+
+
+def main() -> None:
+    end = socket.socket(fileno=int(sys.argv[1]))
+    _import_all()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever ends is reaped at once
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(control_channel.ControlClosed):
+        while True:
+            request, (connection,) = control_channel.receive_with_fds(end)
+            pid = os.fork()
+            if pid == 0:
+                end.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _run_agent(connection, request["env"])
+            os.close(connection)
+            control_channel.send(end, {"pid": pid})
+
+
+def _import_all() -> None:
+    """What `child_programs/zygote.py` imports; no threads are started by it."""
+    import torch
+    import torch._dynamo
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.parallel
+
+    torch.set_num_threads(1)
+    from tests.support.nodes import agent_process  # noqa: F401
+
+    from holdfast_workers.recipes import pretrain  # noqa: F401
+    from holdfast_workers.worker import main as worker  # noqa: F401
+
+
+def _run_agent(connection: int, env: dict[str, str]) -> NoReturn:
+    from multiprocessing.connection import Connection
+
+    from tests.support.nodes import agent_process
+
+    code = 1
+    try:
+        os.environ.clear()
+        os.environ.update(env)
+        zygotes = _Zygotes()
+        agent_process.local(Connection(connection), zygotes.start)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+class _Zygotes:
+    """Forks zygotes for one agent. Made while that has one thread only."""
+
+    def __init__(self) -> None:
+        self._end, theirs = control_channel.pair()
+        self._lock = threading.Lock()
+        if os.fork() == 0:
+            _serve_zygotes(theirs)
+        theirs.close()
+
+    def start(self, fd: int, env: dict[str, str]) -> NurseryProcess:
+        with self._lock:
+            control_channel.send(self._end, {"env": env, "agent": os.getpid()}, (fd,))
+            return _AdoptedZygote(control_channel.receive(self._end)["pid"])
+
+
+class _AdoptedZygote(NurseryProcess):
+    """The agent is its parent, once the process between them has ended, and reaps it."""
+
+    def _ended(self, timeout_s: float | None) -> int | None:
+        ended = super()._ended(timeout_s)
+        if ended is not None:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+        return ended
+
+
+def _serve_zygotes(end: socket.socket) -> NoReturn:
+    try:
+        _close_all_but(end.fileno())
+        with contextlib.suppress(control_channel.ControlClosed):
+            while True:
+                request, (fd,) = control_channel.receive_with_fds(end)
+                reader, writer = os.pipe()
+                middle = os.fork()
+                if middle == 0:
+                    zygote = os.fork()
+                    if zygote:
+                        os.write(writer, str(zygote).encode())
+                        os._exit(0)
+                    _run_zygote(fd, request)
+                os.waitpid(middle, 0)
+                os.close(fd)
+                control_channel.send(end, {"pid": int(os.read(reader, READ_BYTES))})
+                os.close(reader)
+                os.close(writer)
+    finally:
+        os._exit(0)
+
+
+def _run_zygote(fd: int, request: dict[str, Any]) -> NoReturn:
+    from holdfast_workers.child_programs import zygote
+
+    try:
+        _close_all_but(fd)
+        os.setsid()
+        os.environ.clear()
+        os.environ.update(request["env"])
+        sys.argv = ["zygote", str(fd), str(request["agent"])]
+        zygote.main()
+    finally:
+        os._exit(0)
+
+
+def _close_all_but(kept: int) -> None:
+    """What was inherited would keep sockets open whose end somebody waits for."""
+    for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if fd >= KEPT_FDS and fd != kept:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(fd)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+if __name__ == "__main__":
+    Path("/proc/self/comm").write_text("nursery")
+    main()

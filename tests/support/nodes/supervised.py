@@ -1,0 +1,262 @@
+"""One job under a real supervisor on local agents: the whole of recovery, without Ray or REST.
+
+`SupervisedRun` starts it, tells what happens, breaks things for real, and says how it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.nodes.local_agents import LocalAgents
+
+from holdfast_service.job_model.supervisor_protocol import (
+    Cursors,
+    EventKind,
+    JobLaunch,
+    StopKind,
+    Stopping,
+    SupervisorEvent,
+)
+from holdfast_service.policy.checkpoint_intervals import auto_tiers
+from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
+from holdfast_service.supervisor.supervisor import Supervisor, SupervisorTimes
+from holdfast_workers.checkpoint.storage import StorageOptions, open_storage
+from holdfast_workers.fault_injection.kinds import Injection
+from holdfast_workers.protocol.messages import StepRow, WorkerReport
+from holdfast_workers.spec import (
+    CheckpointSpec,
+    MemoryTierSpec,
+    ModelSpec,
+    ParallelSpec,
+    RemoteTierSpec,
+    ScheduleSpec,
+    TrainingSpec,
+    TrainSpec,
+)
+
+MICRO_BATCH = 2
+
+
+def small_training(
+    steps: int = 20, *, blocks: int = 1, micro_batches: int = 1, **changes: Any
+) -> TrainingSpec:
+    """A job of four ranks whose step takes some 25 ms on two cores: what a step costs is what most
+    tests of recovery cost. `micro_batches` of each rank, in a step."""
+    parallel: ParallelSpec = changes.pop("parallel", ParallelSpec(dp_shard=2, tp=2))
+    shares = parallel.dp_replicate * parallel.dp_shard
+    fields: dict[str, Any] = {
+        "model": ModelSpec(dim=64, layers=blocks, heads=4, kv_heads=2, sequence_length=64),
+        "train": TrainSpec(
+            steps=steps,
+            global_batch=MICRO_BATCH * micro_batches * shares,
+            micro_batch=MICRO_BATCH,
+            schedule=ScheduleSpec(warmup_steps=5),
+        ),
+        "parallel": parallel,
+        "checkpoint": CheckpointSpec(
+            memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=0, keep=3)
+        ),
+        **changes,
+    }
+    return TrainingSpec(**fields)
+
+
+class SupervisedRun:
+    """A job, its agents and its supervisor. `kill` and its like are real signals."""
+
+    def __init__(
+        self,
+        folder: Path,
+        training: TrainingSpec,
+        *,
+        standbys: int = 1,
+        workers_per_node: int = 2,
+        chaos: list[dict[str, Any]] | None = None,
+        config: dict[str, Any] | None = None,
+        resumes: SupervisedRun | None = None,
+        remote: str | None = None,
+        storage: StorageOptions | None = None,
+        agents: type[LocalAgents] = LocalAgents,
+        times: SupervisorTimes | None = None,
+        **agent_config: Any,
+    ) -> None:
+        """`resumes`: goes on with that one's remote checkpoints and history, on other nodes."""
+        self.training = training
+        self.folder = folder
+        self.remote_root = folder / "job" / "checkpoints"
+        storage = storage or StorageOptions()
+        self.remote = open_storage(remote or str(self.remote_root), storage)
+        world = training.parallel.world_size
+        self._config = RecoveryConfig(
+            mesh=training.parallel.mesh,
+            world_size=world,
+            workers_per_node=workers_per_node,
+            standby_nodes=standbys,
+            steps=training.train.steps,
+            intervals=training.checkpoint.first_intervals,
+            auto=auto_tiers(training),
+            overhead_target=training.checkpoint.overhead_target,
+            memory_copies=training.checkpoint.memory.partner_copies,
+            **{"standby_wait_s": 20.0, **(config or {})},
+        )
+        plan = folder / "chaos.json"
+        plan.write_text(json.dumps(chaos or []))
+        os.environ["HOLDFAST_CHAOS"] = str(plan)
+        self._times = times or SupervisorTimes(poll_s=0.1)
+        self.agents = agents(
+            self._config.nodes + standbys,
+            training.model_dump(mode="json"),
+            training.parallel.mesh,
+            workers_per_node,
+            self.remote_root,
+            remote=self.remote.uri,
+            storage=storage,
+            **agent_config,
+        )
+        self.cursors = resumes.cursors if resumes else Cursors()
+        self.events: list[SupervisorEvent] = list(resumes.events) if resumes else []
+        self.rows: dict[int, StepRow] = dict(resumes.rows) if resumes else {}
+        self.all_rows: list[StepRow] = list(resumes.all_rows) if resumes else []
+        self.digests: dict[int, str] = dict(resumes.digests) if resumes else {}
+        self.logs: list[str] = []
+        self._injected = 0
+        self.supervisor = self._supervise()
+
+    def _supervise(self) -> Supervisor:
+        supervisor = Supervisor(
+            JobLaunch(
+                job_id="job",
+                name="test",
+                spec={},
+                data_dir=str(self.folder / "job"),
+                last_event=self.cursors.event,
+                last_attempt=self.cursors.row[0],
+            ),
+            self._config,
+            self.agents,
+            self.agents.secret,
+            self.remote,
+            self._times,
+            die=lambda: threading.Thread(target=self.lose_supervisor).start(),
+        )
+        self.agents.on_signal = supervisor.signal
+        threading.Thread(target=supervisor.run, daemon=True).start()
+        return supervisor
+
+    def lose_supervisor(self) -> None:
+        """The supervisor forgets everything; its successor has only what others hold."""
+        old = self.supervisor
+        self.agents.on_signal = lambda _: None
+        old.vanish()
+        self.supervisor = self._supervise()
+
+    def close(self) -> None:
+        os.environ.pop("HOLDFAST_CHAOS", None)
+        self.agents.close()
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Fetch as the reconciler does."""
+        report = self.supervisor.report(self.cursors)
+        self.events.extend(report.events)
+        for row in report.rows:
+            self.rows[row.step] = row
+            self.all_rows.append(row)
+        self.digests.update(report.digests)
+        self.logs.extend(line.text for line in report.logs)
+        logs = dict(self.cursors.logs)
+        for line in report.logs:
+            logs[f"{line.agent}.{line.incarnation}"] = line.seq
+        last = report.rows[-1] if report.rows else None
+        self.cursors = Cursors(
+            event=self.events[-1].seq if self.events else 0,
+            row=(last.attempt, last.step) if last else self.cursors.row,
+            logs=logs,
+        )
+
+    def wait(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        """Poll until `condition` holds; the run's story in the error if it does not."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self.poll()
+            if condition():
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"condition not met in {timeout_s} s\n{self.story()}")
+            time.sleep(0.01)
+
+    def wait_step(self, step: int, timeout_s: float = 60.0) -> None:
+        self.wait(lambda: step in self.rows, timeout_s)
+
+    def wait_end(self, timeout_s: float = 120.0) -> dict[str, Any]:
+        """The data of the ENDED event, and all rows and digests gathered."""
+        self.wait(lambda: bool(self.of(EventKind.ENDED)), timeout_s)
+        for _ in range(3):
+            self.poll()
+        return self.of(EventKind.ENDED)[-1]
+
+    def stop(self, kind: StopKind, within_s: float = 60.0) -> None:
+        """Ask for it as the reconciler does."""
+        order = Stopping(kind, "the test asked for it", time.time() + within_s)
+        self.supervisor.stop(order)
+
+    def of(self, kind: EventKind) -> list[dict[str, Any]]:
+        return [event.data for event in self.events if event.kind is kind]
+
+    def workers(self) -> dict[int, tuple[str, WorkerReport]]:
+        """(seat, worker) by rank, of the newest attempt."""
+        found: dict[int, tuple[str, WorkerReport]] = {}
+        for seat in self.agents.seats:
+            try:
+                report = self.agents.call(seat, "report", timeout_s=5).result()
+            except Exception:
+                continue
+            for worker in report.workers:
+                if worker.rank is not None and worker.attempt == report.attempt:
+                    found[worker.rank] = (seat, worker)
+        return found
+
+    def newest_step(self) -> int:
+        """Of the rows seen so far; 0 for none."""
+        return max(self.rows, default=0)
+
+    def pids(self) -> dict[int, int]:
+        return {rank: worker.pid for rank, (_, worker) in self.workers().items()}
+
+    def seat_of(self, rank: int) -> str:
+        return self.workers()[rank][0]
+
+    def story(self) -> str:
+        lines = [f"{e.seq} {e.at:.3f} {e.kind} {json.dumps(e.data)[:1500]}" for e in self.events]
+        return "\n".join([*lines, *self.logs[-40:]])
+
+    # --- breaking ---------------------------------------------------------------------------------
+
+    def kill(self, *ranks: int) -> None:
+        pids = self.pids()
+        for rank in ranks:
+            os.kill(pids[rank], signal.SIGKILL)
+
+    def inject(self, kind: str, **how: Any) -> int:
+        """As the reconciler does; the fault's number."""
+        self._injected += 1
+        self.supervisor.inject(self._injected, Injection.of({"kind": kind, **how}))
+        return self._injected
+
+
+@contextmanager
+def supervised(folder: Path, training: TrainingSpec, **options: Any) -> Iterator[SupervisedRun]:
+    run = SupervisedRun(folder, training, **options)
+    try:
+        yield run
+    finally:
+        run.close()

@@ -1,0 +1,88 @@
+"""A recipe whose bits flip when a test says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast_workers.recipes.pretrain import PretrainRecipe
+from holdfast_workers.state.rank_state import local_of
+from holdfast_workers.training.recipe import Agree, Gate, Phase, StepOutcome
+
+
+class FlipsBits(PretrainRecipe):
+    """Flips single bits of its own live tensors, as the file named by HOLDFAST_TEST_FLIPS says:
+    a list of {rank, step, phase, tensor: parameter|moment|gradient, index, bit, times}. Each as
+    often as it says, in whatever process and attempt."""
+
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+        plan = json.loads(Path(os.environ["HOLDFAST_TEST_FLIPS"]).read_text())
+
+        def flipping(name: str, at_step: int, micro_batch: int = 0) -> None:
+            phase(name, at_step, micro_batch)
+            for number, flip in enumerate(plan):
+                if self._is_due(flip, name, at_step) and _is_first(number, flip.get("times", 1)):
+                    self._flip(flip)
+
+        return super().train_step(step, agree, gate, flipping)
+
+    def _is_due(self, flip: dict[str, Any], phase: str, step: int) -> bool:
+        rank = self._alive().world.rank
+        return (flip["rank"], flip["step"], flip["phase"]) == (rank, step, phase)
+
+    @torch.no_grad()
+    def _flip(self, flip: dict[str, Any]) -> None:
+        living = self._alive()
+        tensors: list[Tensor] = {
+            "parameter": lambda: living.locals,
+            "moment": lambda: [*living.optimizer.exp_avg, *living.optimizer.exp_avg_sq],
+            "gradient": lambda: [local_of(one.grad) for one in living.parameters],  # type: ignore[arg-type]
+        }[flip["tensor"]]()
+        chosen = tensors[flip["index"] % len(tensors)].view(-1)
+        # The largest: what is flipped in the smallest may be rounded away, and harm nobody.
+        chosen.view(torch.int32)[int(chosen.abs().argmax())] ^= 1 << flip["bit"]
+
+
+def _is_first(number: int, times: int) -> bool:
+    """Whether this flip is still to be made, over all processes."""
+    for time_ in range(times):
+        try:
+            Path(f"{os.environ['HOLDFAST_TEST_FLIPS']}.{number}.{time_}").touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return True
+    return False
+
+
+WHERE = {
+    "parameter": ("forward", "backward", "agree", "optimizer"),
+    "moment": ("forward", "backward", "agree", "optimizer"),
+    "gradient": ("agree", "optimizer"),  # from here on it has been reduced
+}
+FIRST, APART = 3, 6
+"""The step of the first flip, and steps between two: enough to tell what was found of each."""
+
+
+def drawn(seed: int | str, ranks: int, count: int) -> list[dict[str, Any]]:
+    """Flips of all kinds, for `FlipsBits`."""
+    draw = random.Random(seed)
+    flips = []
+    for number in range(count):
+        tensor = list(WHERE)[number % len(WHERE)]
+        flips.append(
+            {
+                "rank": draw.randrange(ranks),
+                "step": FIRST + number * APART,
+                "phase": draw.choice(WHERE[tensor]),
+                "tensor": tensor,
+                "index": draw.randrange(100),
+                "bit": draw.randrange(16, 31),
+            }
+        )
+    return flips

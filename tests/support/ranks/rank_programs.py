@@ -1,0 +1,311 @@
+"""What ranks do in the tests of the training core; each returns plain values."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.support.ranks.rank_worlds import COLLECTIVE_TIMEOUT_S, Watching
+from torch import Tensor
+
+from holdfast_workers.parallelize import in_place_recovery, process_groups, shard
+from holdfast_workers.recipes.lookup import resolve
+from holdfast_workers.recipes.pretrain import PretrainRecipe
+from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.state.digest import payload_digest
+from holdfast_workers.training.recipe import GuardTripped, World
+from holdfast_workers.training.skipped_windows import Ledger
+from holdfast_workers.training.step_loop import train
+
+
+class Interrupted(Exception):
+    """Raised by a test in the middle of a step."""
+
+
+def make(cache_dir: Path, spec: TrainingSpec) -> PretrainRecipe:
+    recipe = resolve(spec.recipe)(spec, cache_dir)
+    assert isinstance(recipe, PretrainRecipe)
+    recipe.prepare()
+    return recipe
+
+
+def join(port: int, world: World) -> None:
+    process_groups.join(
+        "127.0.0.1", port, world.attempt, world.rank, world.world_size, COLLECTIVE_TIMEOUT_S, "cpu"
+    )
+
+
+def save(recipe: PretrainRecipe, folder: Path, world: World, step: int) -> str:
+    payload = bytearray(b"\xff" * recipe.layout().payload_bytes)
+    recipe.write_state(memoryview(payload), step)
+    (folder / f"rank{world.rank}-step{step}").write_bytes(payload)
+    return payload_digest(payload)
+
+
+def load(recipe: PretrainRecipe, folder: Path, world: World, step: int) -> int:
+    payload = (folder / f"rank{world.rank}-step{step}").read_bytes()
+    return recipe.read_state(memoryview(payload))
+
+
+def undisturbed(
+    port: int,
+    cache_dir: Path,
+    world: World,
+    spec: TrainingSpec,
+    folder: Path | None = None,
+    skipped: tuple[tuple[int, int], ...] = (),
+) -> dict[str, Any]:
+    """Train from the start; with `folder`, write the state of every step to it. `skipped` stands
+    in the ledger from the start."""
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.guard_memory.know(Ledger(skipped))
+    recipe.build(world)
+    recipe.initialize()
+    hooks = Watching()
+    if folder is not None:
+        hooks.on_checkpoint = lambda step, _: save(recipe, folder, world, step)
+    train(recipe, world, spec, hooks, 0)
+    process_groups.leave()
+    return {
+        "rows": hooks.rows,
+        "digests": hooks.digests,
+        "phases": hooks.phases,
+        "trips": hooks.trips,
+        "ledger": recipe.guard_memory.ledger,
+    }
+
+
+def resumed(
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec, folder: Path, step: int
+) -> dict[int, str]:
+    """Go on from a written state, in a new process."""
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    start = load(recipe, folder, world, step)
+    assert start == step == recipe.applied_step
+    hooks = Watching()
+    train(recipe, world, spec, hooks, start)
+    process_groups.leave()
+    return hooks.digests
+
+
+def states(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> list[str]:
+    """The digest of this rank's own state after every step."""
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    recipe.initialize()
+    hooks = Watching()
+    found: list[str] = []
+    hooks.on_checkpoint = lambda step, r: found.append(r.state_digest(step))
+    train(recipe, world, spec, hooks, 0)
+    process_groups.leave()
+    return found
+
+
+def undisturbed_per_block(
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec
+) -> dict[str, Any]:
+    """As a large model is sharded: every block a communication group of its own."""
+    shard.SMALL_MODEL_BYTES = 0
+    return undisturbed(port, cache_dir, world, spec)
+
+
+def poisoned(
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec, stop: int
+) -> tuple[str, bool, int]:
+    """One rank's gradient is not finite in step `stop`: what is raised, and is state unchanged?"""
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    recipe.initialize()
+    before = [recipe.state_digest(0)]
+    hooks = Watching()
+    hooks.on_checkpoint = lambda step, r: before.append(r.state_digest(step))
+
+    def poison(module: torch.nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        return output * float("nan") if len(before) == stop and world.rank == 1 else None
+
+    recipe.model.norm.register_forward_hook(poison)
+    try:
+        train(recipe, world, spec, hooks, 0)
+    except GuardTripped as error:
+        recipe.abandon_step()
+        process_groups.leave()
+        unchanged = recipe.state_digest(stop - 1) == before[stop - 1]
+        return str(error), unchanged, recipe.applied_step
+    raise AssertionError("the step was applied")
+
+
+def digests_both_ways(
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec, folder: Path
+) -> tuple[str, str]:
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    recipe.initialize()
+    train(recipe, world, spec, Watching(), 0)
+    filled = save(recipe, folder, world, spec.train.steps)
+    process_groups.leave()
+    return filled, recipe.state_digest(spec.train.steps)
+
+
+def rebound(
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec, stop: int, fall_back: bool
+) -> dict[str, Any]:
+    """Leave the groups after step `stop`, meet again under a new attempt, go on living.
+
+    `fall_back` breaks torch's private parts, so that the model is built anew instead.
+    """
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    recipe.initialize()
+
+    def interrupt(name: str, step: int) -> None:
+        if (name, step) == ("agree", stop + 1) and hooks.phases.count((name, step)) == 1:
+            raise Interrupted
+
+    hooks = Watching(interrupt)
+    kept = bytearray(recipe.layout().payload_bytes)
+    hooks.on_checkpoint = lambda step, r: r.write_state(memoryview(kept), step)
+    with contextlib.suppress(Interrupted):
+        train(recipe, world, spec, hooks, 0)
+    recipe.abandon_step()
+    living = recipe.state_digest(stop) == payload_digest(kept)
+    identities = _identities(recipe)
+    process_groups.leave()
+    again = World(world.rank, world.world_size, world.mesh, world.attempt + 1000, world.device)
+    join(port, again)
+    if fall_back:
+        in_place_recovery._mesh_infos = _raise_attribute_error
+    recipe.rebind(again)
+    if fall_back:
+        recipe.read_state(memoryview(kept))
+    hooks.rows.clear()
+    train(recipe, again, spec, hooks, stop)
+    process_groups.leave()
+    return {
+        "digests": hooks.digests,
+        "living": living,
+        "same_tensors": identities == _identities(recipe),
+    }
+
+
+def left_alone(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> list[float]:
+    """How long a collective of the tensor axis waits for a peer that stays away: on the groups
+    that the model was built on, and on those it was rebound to."""
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    waited = [_waits_for_a_peer(recipe, world)]
+    process_groups.leave()
+    again = World(world.rank, world.world_size, world.mesh, world.attempt + 1000, world.device)
+    join(port, again)
+    recipe.rebind(again)
+    waited.append(_waits_for_a_peer(recipe, again))
+    process_groups.leave()
+    return waited
+
+
+def broken_in_backward(
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec, stop: int, per_block: bool
+) -> dict[int, str]:
+    """An exception in mid-backward of the last micro-batch of a step; then the step again."""
+    if per_block:
+        shard.SMALL_MODEL_BYTES = 0
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    recipe.initialize()
+    hooks = Watching()
+    kept = bytearray(recipe.layout().payload_bytes)
+    hooks.on_checkpoint = lambda step, r: r.write_state(memoryview(kept), step)
+    armed = [True]
+
+    def raise_once(gradient: Tensor) -> None:
+        if armed[0] and hooks.phases.count(("backward", stop)) == 2:
+            armed[0] = False
+            raise Interrupted
+
+    def watch_gradient(module: torch.nn.Module, args: Any, output: Tensor) -> None:
+        output.register_hook(raise_once)
+
+    recipe.model.blocks[0].register_forward_hook(watch_gradient)
+    try:
+        train(recipe, world, spec, hooks, 0)
+    except Interrupted:
+        recipe.abandon_step()
+    assert not armed[0]
+    train(recipe, world, spec, hooks, recipe.read_state(memoryview(kept)))
+    process_groups.leave()
+    return hooks.digests
+
+
+def survivor(
+    port: int,
+    cache_dir: Path,
+    world: World,
+    spec: TrainingSpec,
+    folder: Path,
+    kill_at: tuple[str, int],
+) -> dict[str, Any]:
+    """Train; the highest rank kills itself at `kill_at`; the others go on in the next attempt."""
+    before = process_groups.sockets()
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    recipe.initialize()
+    sockets = process_groups.sockets() - before
+    victim = world.rank == world.world_size - 1
+
+    def die(name: str, step: int) -> None:
+        if victim and (name, step) == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    hooks = Watching(die)
+    hooks.on_checkpoint = lambda step, _: save(recipe, folder, world, step)
+    failure = None
+    try:
+        train(recipe, world, spec, hooks, 0)
+    except Exception as error:
+        failure = error
+    assert failure is not None and process_groups.is_communication_error(failure), repr(failure)
+    process_groups.cut(sockets)
+    recipe.abandon_step()
+    process_groups.leave()
+    again = World(world.rank, world.world_size, world.mesh, world.attempt + 1000, world.device)
+    join(port, again)
+    recipe.rebind(again)
+    start = load(recipe, folder, world, kill_at[1] - 1)
+    train(recipe, again, spec, hooks, start)
+    process_groups.leave()
+    return {"digests": hooks.digests, "pid": os.getpid()}
+
+
+def _waits_for_a_peer(recipe: PretrainRecipe, world: World) -> float:
+    mesh, waited_s = recipe._alive().mesh, 0.0
+    assert mesh is not None
+    if world.coordinate("tp") == 0:
+        began = time.monotonic()
+        with contextlib.suppress(RuntimeError):
+            dist.all_reduce(torch.ones(1), group=mesh["tp"].get_group())
+        waited_s = time.monotonic() - began
+    dist.barrier()  # who stays away has its connections open until then
+    return waited_s
+
+
+def _identities(recipe: PretrainRecipe) -> list[int]:
+    return [id(parameter) for parameter in recipe.model.parameters()]
+
+
+def _raise_attribute_error(_: object) -> Any:
+    raise AttributeError("gone")

@@ -1,0 +1,179 @@
+"""Recipes that misbehave on purpose."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from holdfast_workers.progress import beacon
+from holdfast_workers.recipes.pretrain import PretrainRecipe
+from holdfast_workers.state.rank_state import Snapshot
+from holdfast_workers.training.recipe import Agree, Gate, NonFiniteStep, Phase, StepOutcome, World
+
+
+class RaisesAtStepTen(PretrainRecipe):
+    """A user's mistake that shows itself at step 10, on every rank."""
+
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+        if step == 10:
+            raise ValueError("the user's own mistake")
+        return super().train_step(step, agree, gate, phase)
+
+
+class NotFiniteInAttemptTwo(PretrainRecipe):
+    """As if what attempt 2 restored made its first step not finite, on every rank."""
+
+    _attempt = 0
+
+    def build(self, world: World) -> None:
+        self._attempt = world.attempt
+        super().build(world)
+
+    def rebind(self, world: World) -> None:
+        self._attempt = world.attempt
+        super().rebind(world)
+
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+        if self._attempt == 2:
+            raise NonFiniteStep(f"step {step}: loss nan")
+        return super().train_step(step, agree, gate, phase)
+
+
+class PoisonedWindow(PretrainRecipe):
+    """Window 9 holds data on which one layer of one rank overflows, in one micro-batch."""
+
+    WINDOW, RANK, MICRO_BATCH, LAYER = 9, 2, 1, "blocks.1.feed_forward.up"
+
+    _reads = (-1, -1)
+
+    def build(self, world: World) -> None:
+        super().build(world)
+        place = (self.WINDOW, self.MICRO_BATCH)
+
+        def overflow(module: nn.Module, given: Any, output: Tensor) -> Tensor | None:
+            there = world.rank == self.RANK and self._reads == place
+            return output * float("inf") if there else None
+
+        self.model.get_submodule(self.LAYER).register_forward_hook(overflow)
+
+    def _read(self, step: int, micro_batch_index: int) -> tuple[Tensor, int]:
+        self._reads = (self.guard_memory.ledger.window(step), micro_batch_index)
+        return super()._read(step, micro_batch_index)
+
+
+class SlowSnapshot(Snapshot):
+    """Takes longer to be copied than the next forward and backward take."""
+
+    takes_s = 0.1
+
+    def write(self, payload: memoryview, stopped: Callable[[], bool] = lambda: False) -> str:
+        time.sleep(self.takes_s)
+        return super().write(payload, stopped)
+
+
+class CopiesSlowly(PretrainRecipe):
+    """Whoever changes the state before it is captured gets other digests."""
+
+    def freeze(self, step: int) -> Snapshot:
+        frozen = super().freeze(step)
+        return SlowSnapshot(frozen.layout, frozen.sources)
+
+
+class VerySlowSnapshot(SlowSnapshot):
+    """Longer than any step, also on a machine that does much else."""
+
+    takes_s = 0.6
+
+
+class CopiesVerySlowly(PretrainRecipe):
+    def freeze(self, step: int) -> Snapshot:
+        frozen = super().freeze(step)
+        return VerySlowSnapshot(frozen.layout, frozen.sources)
+
+
+class RankOneDawdles(PretrainRecipe):
+    """As if rank 1 had a slower processor: the others wait for it. By far more than what ranks that
+    compute at the same time take from each other on a busy machine."""
+
+    takes_s = 0.15
+    _dawdles = False
+
+    def build(self, world: World) -> None:
+        self._dawdles = world.rank == 1
+        super().build(world)
+
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+        if self._dawdles:
+            time.sleep(self.takes_s)
+        return super().train_step(step, agree, gate, phase)
+
+
+class EvaluatesNowAndThen(PretrainRecipe):
+    """All ranks do something else for long, once without and once with a word on how long."""
+
+    takes_s = 1.0
+
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+        if step == 10:
+            with beacon.phase("evaluate"):
+                time.sleep(self.takes_s)
+        if step == 20:
+            with beacon.phase(bound_s=30.0):
+                time.sleep(self.takes_s)
+        return super().train_step(step, agree, gate, phase)
+
+
+class LeavesOutACollective(PretrainRecipe):
+    """Rank 2 leaves out a sum over its tensor-parallel peers, once, at step 20."""
+
+    _world: World | None = None
+
+    def build(self, world: World) -> None:
+        self._world = world
+        super().build(world)
+
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+        world = self._world
+        assert world is not None
+        if step == 20 and world.rank == 2 and world.attempt == 1:
+            _leave_out_one(dist, "all_reduce")
+        return super().train_step(step, agree, gate, phase)
+
+
+def _leave_out_one(module: ModuleType, name: str) -> None:
+    """The next call of the function does nothing."""
+    original = getattr(module, name)
+
+    def skip(*args: object, **kwargs: object) -> None:
+        setattr(module, name, original)
+
+    setattr(module, name, skip)
+
+
+class WaitsInManyWays(PretrainRecipe):
+    """Long stretches in which nothing is wrong: all ranks wait for the loader, all evaluate, one
+    rank alone does what it has declared."""
+
+    takes_s = 1.6
+    _rank = 0
+
+    def build(self, world: World) -> None:
+        self._rank = world.rank
+        super().build(world)
+
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+        if step == 20:
+            phase("load", step)
+            time.sleep(self.takes_s)
+        if step == 30:
+            with beacon.phase("evaluate", bound_s=0.4):
+                time.sleep(self.takes_s)
+        if step == 40 and self._rank == 1:
+            with beacon.phase("user", bound_s=60.0):
+                time.sleep(self.takes_s)
+        return super().train_step(step, agree, gate, phase)

@@ -1,0 +1,115 @@
+"""A cluster in a folder: it outlives the process that drives it, so that process can be killed.
+
+A supervisor is a file. What it reports follows from the job alone: 20 steps and the end at once,
+or, for a job named `endless`, 20 steps and no end until it is cancelled or paused; 20 more and the
+end when it goes on after that.
+
+Run as a program, this module is a reconciler that may be told to die at a crossing:
+`python -m tests.support.service.durable_cluster <settings as JSON> <folder>`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from uuid import uuid4
+
+from tests.support.service.fake_cluster import FakeSupervisor, three_nodes
+
+from holdfast_service.job_model.supervisor_protocol import (
+    Capacity,
+    Cursors,
+    JobLaunch,
+    Phase,
+    StopKind,
+    Stopping,
+    SupervisorReport,
+    SupervisorUnavailable,
+)
+from holdfast_service.policy.quarantine import Avoided
+from holdfast_service.reconcile.reconciler import Reconciler
+from holdfast_service.settings import Settings
+from holdfast_service.store.engine import Store
+
+STEPS = 20
+
+
+class DurableCluster:
+    """Implements reports.Cluster on files; `starts` tells how often each supervisor was made."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def capacity(self) -> Capacity:
+        return three_nodes(can_grow=True)
+
+    async def ensure_supervisor(self, launch: JobLaunch) -> bool:
+        try:
+            with self._file(launch.job_id).open("x") as file:
+                json.dump([launch.name, launch.last_event, launch.last_attempt], file)
+        except FileExistsError:
+            return False
+        # O_APPEND: lines of several processes do not mix.
+        journal = os.open(self._folder / "starts", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        os.write(journal, f"{launch.job_id}\n".encode())
+        os.close(journal)
+        return True
+
+    async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport:
+        name, last_event, last_attempt = self._present(job_id)
+        launch = JobLaunch(job_id, name, {}, "", last_event, last_attempt)
+        supervisor = FakeSupervisor(launch, rows_per_poll=7)
+        supervisor.form(last_attempt + 1, restore_step=last_attempt * STEPS)
+        supervisor.enter(Phase.RUNNING)
+        supervisor.run(last_attempt + 1, last_attempt * STEPS + 1, (last_attempt + 1) * STEPS)
+        order = self._order(job_id)
+        if order.exists():
+            supervisor.stop(Stopping(StopKind(order.read_text()), "asked for", 0.0))
+        elif name != "endless" or last_attempt:
+            supervisor.end()
+        return supervisor.report(cursors)
+
+    async def stop(self, job_id: str, order: Stopping) -> None:
+        self._present(job_id)
+        fresh = self._folder / f"{uuid4()}.new"
+        fresh.write_text(order.kind.value)
+        fresh.rename(self._order(job_id))
+
+    async def avoid(self, job_id: str, nodes: dict[str, Avoided]) -> None:
+        del job_id, nodes  # its jobs have no ranks that could be seated
+
+    async def release(self, job_id: str) -> bool:
+        self._order(job_id).unlink(missing_ok=True)
+        self._file(job_id).unlink(missing_ok=True)
+        return True
+
+    async def jobs_present(self) -> set[str]:
+        return {path.stem for path in self._folder.glob("*.job")}
+
+    def starts(self) -> list[str]:
+        journal = self._folder / "starts"
+        return journal.read_text().split() if journal.exists() else []
+
+    def _file(self, job_id: str) -> Path:
+        return self._folder / f"{job_id}.job"
+
+    def _order(self, job_id: str) -> Path:
+        return self._folder / f"{job_id}.stop"
+
+    def _present(self, job_id: str) -> tuple[str, int, int]:
+        if not self._file(job_id).exists():
+            raise SupervisorUnavailable(job_id)
+        name, last_event, last_attempt = json.loads(self._file(job_id).read_text())
+        return name, last_event, last_attempt
+
+
+async def _serve(settings: Settings, folder: Path) -> None:
+    store = await Store.open(settings)
+    await Reconciler(store, DurableCluster(folder), settings).run(asyncio.Event())
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(Settings.model_validate_json(sys.argv[1]), Path(sys.argv[2])))

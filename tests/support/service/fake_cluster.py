@@ -1,0 +1,229 @@
+"""A cluster in memory: the protocol the reconciler asks, with supervisors that tests script."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast_service.job_model.supervisor_protocol import (
+    Capacity,
+    ClusterUnavailable,
+    Cursors,
+    EventKind,
+    JobLaunch,
+    NodeCapacity,
+    Phase,
+    StopKind,
+    Stopping,
+    SupervisorEvent,
+    SupervisorReport,
+    SupervisorUnavailable,
+)
+from holdfast_service.policy.quarantine import Avoided
+from holdfast_workers.protocol.messages import Beat, LogLine, StepRow
+
+MESH = {"dp_shard": 2, "tp": 2}
+
+
+def three_nodes(can_grow: bool = False) -> Capacity:
+    nodes = tuple(NodeCapacity(f"node{n}", f"127.0.0.{n}", cpus=1.0, gpus=0.0) for n in range(3))
+    return Capacity(nodes=nodes, can_grow=can_grow)
+
+
+def row(attempt: int, step: int, digest: str | None = None, loss: float = 1.5) -> StepRow:
+    return StepRow(
+        attempt=attempt,
+        step=step,
+        at=1000.0 + step,
+        loss=loss,
+        grad_norm=0.5,
+        lr=3e-4,
+        tokens=4096,
+        step_time_s=0.1,
+        loader_wait_s=0.001,
+        samples=f"s{step}",
+        digest=digest,
+    )
+
+
+def line(seq: int, text: str, rank: int | None = 0, attempt: int = 1) -> LogLine:
+    return LogLine(
+        agent="n0",
+        incarnation="a",
+        seq=seq,
+        at=1000.0 + seq,
+        worker="n0.a.1",
+        attempt=attempt,
+        rank=rank,
+        stream="stdout",
+        text=text,
+    )
+
+
+@dataclass
+class FakeSupervisor:
+    """What one job's supervisor would say; tests write into it."""
+
+    launch: JobLaunch
+    epoch: int = 1
+    phase: Phase = Phase.STARTING
+    step: int = 0
+    attempt: int = 0
+    events: list[SupervisorEvent] = field(default_factory=list)
+    rows: list[StepRow] = field(default_factory=list)
+    digests: dict[int, str] = field(default_factory=dict)
+    logs: list[LogLine] = field(default_factory=list)
+    beats: list[Beat] = field(default_factory=list)
+    orders: list[Stopping] = field(default_factory=list)
+    wanted_faults: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    avoided: list[dict[str, Avoided]] = field(default_factory=list)
+    obeys: bool = True
+    rows_per_poll: int = 100
+
+    def say(self, kind: EventKind, at: float | None = None, **data: Any) -> None:
+        seq = self.launch.last_event + len(self.events) + 1
+        self.events.append(SupervisorEvent(seq, 2000.0 + seq if at is None else at, kind, data))
+
+    def enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self.say(EventKind.PHASE, phase=phase)
+
+    def form(self, attempt: int, restore_step: int = 0) -> None:
+        self.attempt = attempt
+        members = [
+            {
+                "rank": rank,
+                "worker": f"n{rank // 2}.a.{rank}",
+                "agent": f"n{rank // 2}",
+                "node_id": f"node{rank // 2}",
+                "host": "127.0.0.1",
+                "pid": 100 + rank,
+                "role": "worker",
+            }
+            for rank in range(4)
+        ]
+        self.say(
+            EventKind.ATTEMPT_FORMING,
+            attempt=attempt,
+            mesh=MESH,
+            world_size=4,
+            members=members,
+            standbys=[{"agent": "n2", "node_id": "node2", "workers": []}],
+            restore={"step": restore_step, "tiers": {}, "sources": {}},
+            cause_incident=None,
+        )
+        self.say(
+            EventKind.ATTEMPT_RUNNING,
+            attempt=attempt,
+            members=members,
+            joined={"0": {"phases_s": {"restore": 0.01}}},
+            first_step=restore_step + 1,
+        )
+
+    def run(self, attempt: int, first: int, last: int) -> None:
+        """Make the steps `first` to `last`, each with its row and digest."""
+        self.step = last
+        for step in range(first, last + 1):
+            self.rows.append(row(attempt, step))
+            self.digests[step] = f"d{step}"
+
+    def end(self, outcome: str = "SUCCEEDED", code: str = "succeeded", **data: Any) -> None:
+        self.phase = Phase.ENDED
+        said = {"message": "", "traceback": None, "step": self.step, **data}
+        self.say(EventKind.ENDED, outcome=outcome, code=code, **said)
+
+    def stop(self, order: Stopping) -> None:
+        outcome = {StopKind.CANCEL: "CANCELLED", StopKind.PAUSE: "PAUSED"}[order.kind]
+        self.end(outcome, outcome.lower(), message=order.reason)
+
+    def inject(self, number: int, fault: dict[str, Any]) -> None:
+        self.wanted_faults.append((number, fault))
+
+    def report(self, cursors: Cursors) -> SupervisorReport:
+        rows = [r for r in self.rows if (r.attempt, r.step) > cursors.row][: self.rows_per_poll]
+        logs = [x for x in self.logs if x.seq > cursors.logs.get(f"{x.agent}.{x.incarnation}", 0)]
+        return SupervisorReport(
+            epoch=self.epoch,
+            phase=self.phase,
+            step=self.step,
+            attempt=self.attempt,
+            events=tuple(event for event in self.events if event.seq > cursors.event),
+            rows=tuple(rows),
+            digests={r.step: self.digests[r.step] for r in rows if r.step in self.digests},
+            logs=tuple(logs),
+            beats=tuple(self.beats),
+        )
+
+
+class FakeCluster:
+    """Implements reports.Cluster. Counts what it is asked, and can be told to fail."""
+
+    def __init__(self, capacity: Capacity | None = None) -> None:
+        self.nodes = capacity or three_nodes()
+        self.supervisors: dict[str, FakeSupervisor] = {}
+        self.starts: Counter[str] = Counter()
+        self.asked: Counter[str] = Counter()
+        self.releases: Counter[str] = Counter()
+        self.unreachable = False
+        self.refuses_faults = False
+        self.silent: set[str] = set()  # jobs whose supervisor does not answer
+        self.poison: set[str] = set()  # jobs whose poll fails in a way nobody foresaw
+        self.sticky: set[str] = set()  # jobs of which something stays, whatever is released
+
+    async def capacity(self) -> Capacity:
+        self._reach()
+        return self.nodes
+
+    async def ensure_supervisor(self, launch: JobLaunch) -> bool:
+        self._reach()
+        self.asked[launch.job_id] += 1
+        if launch.job_id in self.supervisors:
+            return False
+        self.supervisors[launch.job_id] = FakeSupervisor(launch)
+        self.starts[launch.job_id] += 1
+        return True
+
+    async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport:
+        self._reach()
+        if job_id in self.poison:
+            raise RuntimeError("a report that nobody foresaw")
+        return self._supervisor(job_id).report(cursors)
+
+    async def stop(self, job_id: str, order: Stopping) -> None:
+        self._reach()
+        supervisor = self._supervisor(job_id)
+        supervisor.orders.append(order)
+        if supervisor.obeys and supervisor.phase is not Phase.ENDED:
+            supervisor.stop(order)
+
+    async def inject(self, job_id: str, number: int, fault: dict[str, Any]) -> None:
+        self._reach()
+        if self.refuses_faults:
+            raise SupervisorUnavailable("it takes no fault")
+        self._supervisor(job_id).inject(number, fault)
+
+    async def avoid(self, job_id: str, nodes: dict[str, Avoided]) -> None:
+        self._reach()
+        self._supervisor(job_id).avoided.append(nodes)
+
+    async def release(self, job_id: str) -> bool:
+        self._reach()
+        self.releases[job_id] += 1
+        if job_id in self.sticky:
+            return False
+        self.supervisors.pop(job_id, None)
+        return True
+
+    async def jobs_present(self) -> set[str]:
+        self._reach()
+        return set(self.supervisors)
+
+    def _reach(self) -> None:
+        if self.unreachable:
+            raise ClusterUnavailable("no head answers")
+
+    def _supervisor(self, job_id: str) -> FakeSupervisor:
+        if job_id in self.silent or job_id not in self.supervisors:
+            raise SupervisorUnavailable(f"no supervisor of {job_id}")
+        return self.supervisors[job_id]

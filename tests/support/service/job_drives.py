@@ -1,0 +1,79 @@
+"""Reconcilers at work, for tests: started, stopped, waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor
+
+from holdfast_service.crash_points import Crossing
+from holdfast_service.job_model.lifecycle import State
+from holdfast_service.reconcile.reconciler import Reconciler
+from holdfast_service.services.jobs import JobService
+from holdfast_service.settings import Settings
+from holdfast_service.store.engine import Store
+from holdfast_service.views.jobs import JobView
+
+JOB = {
+    "name": "j",
+    "parallel": {"dp_shard": 2, "tp": 2},
+    "resources": {"workers_per_node": 2, "standby_nodes": 1},
+}
+
+
+@asynccontextmanager
+async def reconciling(
+    store: Store, cluster: FakeCluster, settings: Settings, crossing: Crossing | None = None
+) -> AsyncIterator[Reconciler]:
+    reconciler = Reconciler(store, cluster, settings, crossing=crossing)
+    stop = asyncio.Event()
+    task = asyncio.create_task(reconciler.run(stop))
+    try:
+        yield reconciler
+    finally:
+        stop.set()
+        await task
+
+
+async def until(
+    condition: Callable[[], Awaitable[bool] | bool], deadline_s: float = 30.0, what: str = ""
+) -> None:
+    """Wait for the condition; fails after the deadline."""
+    end = time.monotonic() + deadline_s
+    while True:
+        met = condition()
+        if met if isinstance(met, bool) else await met:
+            return
+        assert time.monotonic() < end, f"waited {deadline_s} s in vain for {what or condition}"
+        await asyncio.sleep(0.01)
+
+
+async def until_state(jobs: JobService, job_id: str, *states: State) -> JobView:
+    async def there() -> bool:
+        return (await jobs.get(job_id)).state in states
+
+    await until(there, what=f"{job_id} to be {states}")
+    return await jobs.get(job_id)
+
+
+async def until_released(jobs: JobService, job_id: str) -> JobView:
+    async def there() -> bool:
+        return (await jobs.get(job_id)).released
+
+    await until(there, what=f"{job_id} to be released")
+    return await jobs.get(job_id)
+
+
+async def submitted(jobs: JobService, cluster: FakeCluster, **changed: object) -> FakeSupervisor:
+    """The supervisor of a job that is submitted now, once one was asked for."""
+    job, _ = await jobs.submit({**JOB, **changed})
+    await until(lambda: job.id in cluster.supervisors, what="a supervisor")
+    return cluster.supervisors[job.id]
+
+
+async def kinds(jobs: JobService, job_id: str) -> list[str]:
+    """The kinds of all its events, in order."""
+    return [event.kind for event in (await jobs.events(job_id, limit=1000)).events]

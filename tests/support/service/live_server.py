@@ -1,0 +1,116 @@
+"""A whole control plane over a cluster in memory, on a real port, for tests of what is above it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from tests.support.service.databases import fast_settings, migrated_file
+from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor
+from tests.support.waiting import eventually
+
+from holdfast.rest.app import create_app
+from holdfast.rest.services import services_over
+from holdfast_service.job_model.supervisor_protocol import Phase
+from holdfast_service.reconcile.reconciler import Reconciler
+from holdfast_service.store.engine import Store
+
+SPEC: dict[str, Any] = {
+    "name": "tiny",
+    "train": {"steps": 5, "schedule": {"name": "constant", "warmup_steps": 0}},
+    "parallel": {"dp_shard": 2, "tp": 2},
+    "resources": {"workers_per_node": 2, "standby_nodes": 1},
+}
+
+
+class LiveServer:
+    """Runs in a thread of its own; stopped and started again on the same port and database."""
+
+    def __init__(self, data_dir: Path, allow_fault_injection: bool = True, **services: Any) -> None:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        if not (data_dir / "holdfast.db").exists():
+            (data_dir / "holdfast.db").write_bytes(migrated_file())
+        self.settings = fast_settings(data_dir, allow_fault_injection=allow_fault_injection)
+        self.cluster = FakeCluster()
+        self._changes = services
+        self._port = 0
+        self._thread: threading.Thread | None = None
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        self._door = socket.create_server(("127.0.0.1", self._port))
+        self._port = self._door.getsockname()[1]
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._thread.start()
+        assert self._up.wait(20), "the server did not start"
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            self._loop.call_soon_threadsafe(self._services.stopping.set)
+            self._thread.join(20)
+            assert not self._thread.is_alive(), "the server did not stop"
+            self._thread = None
+
+    def supervisor(self, job_id: str, within_s: float = 10.0) -> FakeSupervisor:
+        """The job's supervisor, once the reconciler has asked for it."""
+        eventually(lambda: job_id in self.cluster.supervisors, within_s)
+        return self.cluster.supervisors[job_id]
+
+    def run_job(self, job_id: str, steps: int = 5, *, end: bool = True) -> FakeSupervisor:
+        """Let a job form its first attempt and make `steps` steps; and succeed, if `end`."""
+        supervisor = self.supervisor(job_id)
+        supervisor.form(1)
+        supervisor.enter(Phase.RUNNING)
+        supervisor.run(1, 1, steps)
+        if end:
+            supervisor.end()
+        return supervisor
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        store = await Store.open(self.settings)
+        base = replace(
+            services_over(store, self.cluster, self.settings),
+            allowed_hosts=frozenset({"127.0.0.1", "localhost"}),
+            poll_s=0.02,
+        )
+        self._services = replace(base, **self._changes, stopping=asyncio.Event())
+        config = uvicorn.Config(
+            create_app(self._services),
+            log_config=None,
+            http="h11",  # as `holdfast serve` does
+            lifespan="off",
+            timeout_graceful_shutdown=3,
+        )
+        server = uvicorn.Server(config)
+        driving = asyncio.create_task(
+            Reconciler(store, self.cluster, self.settings).run(self._services.stopping)
+        )
+        serving = asyncio.create_task(server.serve(sockets=[self._door]))
+        self._up.set()  # the port is open: who connects before the application is up waits
+        await self._services.stopping.wait()
+        server.should_exit = True
+        await serving
+        await driving
+        await store.close()
+
+
+@contextlib.contextmanager
+def live_server(data_dir: Path, **services: Any) -> Iterator[LiveServer]:
+    server = LiveServer(data_dir, **services)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -1,0 +1,54 @@
+"""Real checkpoints in the folder of a job whose supervisor is a fake that tells of them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tests.support.checkpoint.saved_worlds import save_world
+from tests.support.service.live_server import LiveServer
+from tests.support.waiting import eventually
+
+from holdfast import Client
+from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_workers.checkpoint.manifest import Manifest
+from holdfast_workers.checkpoint.storage import Storage, open_storage
+
+MESH = {"dp_shard": 2, "tp": 2}
+
+
+def root_of(server: LiveServer, job_id: str) -> Storage:
+    return open_storage(str(server.settings.job_dir(job_id) / "checkpoints"))
+
+
+def saved(server: LiveServer, client: Client, job_id: str, steps: dict[int, float]) -> None:
+    """Checkpoints of `steps`, each with its loss, as the job's supervisor would tell of them."""
+    supervisor = server.supervisor(job_id)
+    for step, loss in steps.items():
+        tell(
+            server, job_id, save_world(root_of(server, job_id), step, 1, MESH, step, {"loss": loss})
+        )
+    assert supervisor
+    eventually(lambda: len(client.checkpoints(job_id).remote) == len(steps))
+
+
+def tell(server: LiveServer, job_id: str, made: Manifest) -> None:
+    server.supervisor(job_id).say(
+        EventKind.CHECKPOINT_SAVED,
+        at=time.time(),
+        step=made.step,
+        attempt=made.attempt,
+        tier="remote",
+        uri=made.uri,
+        nbytes=made.nbytes,
+        mesh=made.mesh,
+        metrics=made.metrics,
+    )
+
+
+def spoil(made: Path) -> None:
+    """Flip a bit in a rank's file of the checkpoint in that folder."""
+    victim = made / "__1_0.distcp"
+    raw = bytearray(victim.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    victim.write_bytes(raw)

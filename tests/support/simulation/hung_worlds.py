@@ -1,0 +1,202 @@
+"""Worlds in which one rank was made to hang at a random place of a step.
+
+All that is seen of the others follows from a small model of collectives: the n-th that each member
+of a group enters is one collective, it ends for all once all have entered it, if they are of one
+kind; one that was only begun is waited for later.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from holdfast_service.diagnosis.collective_waits import WORLD, all_groups
+from holdfast_service.diagnosis.hang_culprit import Look
+from holdfast_service.placement.replica_placement import Group
+from holdfast_workers.protocol.messages import Beat, GroupBeat, Inspection
+
+WAYS = ("stopped", "loop", "gil", "read", "device", "unseen", "left out")
+LIMIT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Op:
+    """One thing that every rank does in a step: compute, or begin or end a collective."""
+
+    phase: str
+    micro_batch: int
+    axis: str = ""
+    kind: str = ""
+    begins: bool = False
+    ends: bool = False
+
+
+@dataclass
+class Rank:
+    number: int
+    at: int = 0
+    entered: Counter[str] = field(default_factory=Counter)
+    left: Counter[str] = field(default_factory=Counter)
+    kinds: dict[tuple[str, int], str] = field(default_factory=dict)
+    moved_at: int = 0
+    inside: bool = False
+    """In a collective that it cannot leave yet."""
+
+
+@dataclass
+class HungWorld:
+    """`culprit` hangs in the way `way` before its operation number `place`."""
+
+    mesh: dict[str, int]
+    culprit: int
+    way: str
+    look: Look
+
+
+def draw(seed: int) -> HungWorld:
+    chance = random.Random(seed)
+    mesh = chance.choice(
+        [
+            {"dp_shard": 2, "tp": 2},
+            {"dp_shard": 4, "tp": 2},
+            {"dp_shard": 2, "tp": 4},
+            {"dp_shard": 4, "tp": 1},
+            {"dp_shard": 2, "tp": 1},
+            {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
+            {"dp_shard": 8, "tp": 4},
+        ]
+    )
+    world_size = 1
+    for size in mesh.values():
+        world_size *= size
+    steps = _program(chance, mesh) * 3
+    culprit, way = chance.randrange(world_size), chance.choice(WAYS)
+    length = len(steps) // 3
+    place = chance.randrange(length, 2 * length)
+    if way == "left out":
+        whole = [i for i in range(length, 2 * length) if steps[i].begins and steps[i].ends]
+        place = chance.choice(whole)
+    ranks = _run(chance, mesh, world_size, steps, culprit, place, way)
+    return HungWorld(mesh, culprit, way, _seen(chance, ranks, steps, length, culprit, way))
+
+
+def _program(chance: random.Random, mesh: dict[str, int]) -> list[Op]:
+    """A step of a sharded model: parameters gathered ahead of use, sums over `tp`, gradients
+    scattered, and at the end the agreement of the whole world."""
+    sharded = [axis for axis in mesh if axis != "tp" and mesh[axis] > 1]
+    ops: list[Op] = [Op("load", 0)]
+    for micro_batch in range(chance.randint(1, 2)):
+        for phase in ("forward", "backward"):
+            for _ in range(chance.randint(1, 3)):
+                ahead = chance.random() < 0.5
+                for axis in sharded[-1:]:
+                    ops.append(Op(phase, micro_batch, axis, "all_gather", True, not ahead))
+                ops.append(Op(phase, micro_batch))
+                for axis in sharded[-1:] if ahead else ():
+                    ops.append(Op(phase, micro_batch, axis, "all_gather", ends=True))
+                if mesh["tp"] > 1:
+                    ops.append(Op(phase, micro_batch, "tp", "all_reduce", True, True))
+                ops.append(Op(phase, micro_batch))
+                if phase == "backward":
+                    for axis in sharded[-1:]:
+                        ops.append(Op(phase, micro_batch, axis, "reduce_scatter", True, True))
+    for axis in sharded[:-1]:
+        ops.append(Op("reduce", 0, axis, "all_reduce", True, True))
+    ops += [Op("reduce", 0), Op("reduce", 0, WORLD, "all_gather", True, True), Op("optimizer", 0)]
+    return ops
+
+
+def _run(
+    chance: random.Random,
+    mesh: dict[str, int],
+    world_size: int,
+    ops: list[Op],
+    culprit: int,
+    place: int,
+    way: str,
+) -> list[Rank]:
+    """Let all go on until nobody can."""
+    ranks = [Rank(number) for number in range(world_size)]
+    members = {(group.axis, rank): group for group in all_groups(mesh) for rank in group.ranks}
+    clock, moved = 0, True
+    while moved:
+        moved = False
+        for rank in chance.sample(ranks, len(ranks)):
+            clock += 1
+            hangs = rank.number == culprit and rank.at == place
+            if hangs and way == "left out":
+                rank.at += 1
+            elif hangs or rank.at == len(ops):
+                continue
+            if _advance(rank, ops[rank.at], ranks, members):
+                rank.moved_at, moved = clock, True
+    return ranks
+
+
+def _advance(rank: Rank, op: Op, ranks: list[Rank], members: dict[tuple[str, int], Group]) -> bool:
+    """Whether the rank could do anything of its operation."""
+    begun = False
+    if op.begins and not rank.inside:
+        rank.entered[op.axis] += 1
+        rank.kinds[op.axis, rank.entered[op.axis]] = op.kind
+        begun = rank.inside = True
+    if op.ends:
+        rank.inside = True
+        number = rank.left[op.axis] + 1
+        group = members[op.axis, rank.number]
+        kinds = {ranks[one].kinds.get((op.axis, number)) for one in group.ranks}
+        if len(kinds) > 1:
+            return begun
+        rank.left[op.axis] = number
+    rank.at, rank.inside = rank.at + 1, False
+    return True
+
+
+def _seen(
+    chance: random.Random, ranks: list[Rank], ops: list[Op], length: int, culprit: int, way: str
+) -> Look:
+    seen: dict[int, Inspection] = {}
+    silent: dict[int, str] = {}
+    for rank in ranks:
+        at = min(rank.at, len(ops) - 1)
+        op = ops[at]
+        beat = Beat(
+            rank=rank.number,
+            worker=f"n0.i1.{rank.number}",
+            pid=100 + rank.number,
+            attempt=1,
+            step=1 + at // length,
+            phase=op.phase,
+            micro_batch=op.micro_batch,
+            age_s=LIMIT_S + chance.uniform(0.1, 1.0),
+            limit_s=LIMIT_S,
+            groups=tuple(
+                GroupBeat(axis, count, rank.left[axis], rank.kinds[axis, count])
+                for axis, count in rank.entered.items()
+            ),
+        )
+        one = Inspection(beat, "S", ("wait (gloo.cc:12)", "collective (distributed.py:99)"))
+        if rank.number == culprit:
+            if way == "unseen":
+                silent[rank.number] = "agent n3 did not answer"
+                continue
+            one = _of_culprit(beat, way, one)
+        seen[rank.number] = one
+    return Look(seen, silent)
+
+
+def _of_culprit(beat: Beat, way: str, waiting: Inspection) -> Inspection:
+    match way:
+        case "stopped":
+            return Inspection(beat, "T", problem="the process is stopped")
+        case "loop":
+            return Inspection(beat, "R", ("spin (user.py:3)", "forward (model.py:7)"))
+        case "gil":
+            return Inspection(beat, "R", problem="timed out")
+        case "read":
+            return Inspection(beat, "S", ("read (user.py:9)", "load (data.py:5)"))
+        case "device":
+            return Inspection(beat, "D", ("read (user.py:9)", "load (data.py:5)"))
+        case _:
+            return waiting

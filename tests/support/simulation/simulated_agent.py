@@ -1,0 +1,208 @@
+"""The node agent of the simulated cluster: processes and memory, no network."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from holdfast_service.recovery.core_state.effects import FreeMemory, SaveShard, SetPartners
+from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
+from holdfast_workers.protocol.messages import (
+    AgentReport,
+    Held,
+    Place,
+    Restore,
+    Seat,
+    Signal,
+    WorkerReport,
+    WorkerState,
+)
+
+
+@dataclass
+class SimWorker:
+    name: str
+    pid: int
+    state: WorkerState = WorkerState.WARM
+    attempt: int = 0
+    rank: int | None = None
+    step: int = 0
+    failure: dict[str, Any] | None = None
+    hangs: str = ""
+    """The state of its process, if it does: R, S, D or T."""
+
+
+@dataclass
+class SimAgent:
+    name: str
+    config: RecoveryConfig
+    domain: str = ""
+    alive: bool = True
+    reachable: bool = True
+    ready: bool = False
+    rotten: bool = False
+    sticky: bool = False
+    unheard: bool = False
+    unready: bool = False
+    failure: dict[str, Any] | None = None
+    life: int = 1
+    node: int = 1
+    told: int = 0
+    signals: int = 0
+    workers: dict[str, SimWorker] = field(default_factory=dict)
+    memory: dict[tuple[Place, int], list[Held]] = field(default_factory=dict)
+    partners: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
+    """Partners that replication does not get through to."""
+    refused: set[str] = field(default_factory=set)
+    """Commands that fail, each once."""
+    restores: dict[int, Restore] = field(default_factory=dict)
+    shards: list[dict[str, int]] = field(default_factory=list)
+    saving: set[tuple[int, int, int]] = field(default_factory=set)
+    unsent: list[Signal] = field(default_factory=list)
+    granted: dict[int, float] = field(default_factory=dict)
+    """Attempt → until when its ranks may step."""
+    to_finish: set[int] = field(default_factory=set)
+    health: int = 0
+    findings: tuple[dict[str, Any], ...] = ()
+    _pids: itertools.count[int] = field(default_factory=lambda: itertools.count(100))
+
+    @property
+    def incarnation(self) -> str:
+        return f"i{self.life}"
+
+    @property
+    def capacity(self) -> int:
+        return self.config.workers_per_node
+
+    def report(self) -> AgentReport:
+        return AgentReport(
+            agent=self.name,
+            incarnation=self.incarnation,
+            node_id=f"{self.name}-{self.node}",
+            host=self.name,
+            pid=1,
+            data_port=1000 + self.life,
+            store_port=2000 + self.life,
+            capacity=self.capacity,
+            epoch=0,
+            attempt=self.told,
+            ready=self.ready,
+            workers=tuple(
+                WorkerReport(w.name, w.pid, w.state, w.attempt, w.rank, w.step, w.failure)
+                for w in self.workers.values()
+            ),
+            held=tuple(held for slots in self.memory.values() for held in slots),
+            shards=tuple(dict(shard) for shard in self.shards),
+            saving=tuple(sorted(self.saving)),
+            domain=self.domain,
+            health=self.health,
+            findings=self.findings,
+            failure=self.failure,
+        )
+
+    def become_ready(self) -> None:
+        self.ready = True
+        self.warm_up()
+
+    def warm_up(self) -> None:
+        while self.ready and len(self.workers) < self.capacity:
+            self.fork()
+
+    def fork(self) -> SimWorker:
+        pid = next(self._pids)
+        worker = SimWorker(f"{self.name}.{self.incarnation}.{pid}", pid)
+        self.workers[worker.name] = worker
+        return worker
+
+    def fence(self, attempt: int, *, kill: bool) -> list[SimWorker]:
+        """Park what is of an older attempt; with `kill`, one of them does not obey and dies."""
+        self.told = max(self.told, attempt)
+        killed: list[SimWorker] = []
+        for worker in list(self.workers.values()):
+            if worker.state is WorkerState.WARM or worker.attempt >= attempt:
+                continue
+            worker.state = WorkerState.PARKED
+            if worker.hangs or (kill and not killed):
+                killed.append(self.workers.pop(worker.name))
+        return killed
+
+    def seat(self, seat: Seat, attempt: int) -> SimWorker | None:
+        worker = self.fork() if seat.worker is None else self.workers.get(seat.worker)
+        if worker is not None:
+            worker.state, worker.attempt, worker.rank = WorkerState.JOINING, attempt, seat.rank
+            worker.failure = None
+            self.partners[seat.rank] = tuple(one.agent for one in seat.partners)
+        return worker
+
+    def wish_to_stop(self, attempt: int) -> None:
+        if any(worker.attempt == attempt for worker in self.workers.values()):
+            self.to_finish.add(attempt)
+
+    def set_partners(self, effect: SetPartners) -> None:
+        self.partners[effect.rank] = tuple(one.agent for one in effect.partners)
+
+    def free(self, effect: FreeMemory) -> None:
+        kept = {Place.OWN: effect.own, Place.REPLICA: effect.replicas}
+        for place, rank in list(self.memory):
+            if rank not in kept[place]:
+                del self.memory[place, rank]
+
+    def may_save(self, effect: SaveShard) -> bool:
+        """Whether it holds what it is asked to save, and does not save it already."""
+        slots = self.memory.get((effect.place, effect.rank), [])
+        held = any((one.attempt, one.step) == (effect.attempt, effect.step) for one in slots)
+        shard = {"rank": effect.rank, "attempt": effect.attempt, "step": effect.step}
+        done = any(shard.items() <= one.items() for one in self.shards)
+        return held and not done and (effect.rank, effect.attempt, effect.step) not in self.saving
+
+    def newest(self, place: Place, rank: int, attempt: int) -> int:
+        """The newest step of that attempt that it holds of the rank; -1 if none."""
+        slots = self.memory.get((place, rank), [])
+        return max((one.step for one in slots if one.attempt == attempt), default=-1)
+
+    def commit(self, rank: int, attempt: int, step: int) -> Held:
+        held = Held(rank, step, attempt, self._mesh(), f"{rank}:{step}", 1, Place.OWN)
+        self._keep(held)
+        return held
+
+    def keep_replica(self, held: Held) -> None:
+        self._keep(replace(held, place=Place.REPLICA))
+
+    def take_copy(self, source: Restore, rank: int, to: SimAgent) -> bool:
+        """Bring the copy that `source` names into the own memory of `to`, if it is there."""
+        if self.rotten:
+            return False
+        for held in self.memory.get((source.place, rank), []):
+            if (held.attempt, held.step) == (source.attempt, source.step):
+                to._keep(replace(held, place=Place.OWN))
+                return True
+        return False
+
+    def die(self) -> None:
+        self.alive, self.ready = False, False
+        self.workers.clear()
+        self.shards.clear()
+        self.saving.clear()
+        self.unsent.clear()
+
+    def forget(self) -> None:
+        self.memory.clear()
+        self.node += 1
+
+    def start_again(self) -> None:
+        self.life += 1
+        self.health, self.findings = 0, ()
+        self.alive, self.told = True, 0
+        self.partners.clear()
+
+    def _keep(self, held: Held) -> None:
+        """Two slots per rank and place: a new step takes that of the older one."""
+        slots = self.memory.setdefault((held.place, held.rank), [])
+        slots[:] = [one for one in slots if (one.attempt, one.step) != (held.attempt, held.step)]
+        slots.append(held)
+        del slots[:-2]
+
+    def _mesh(self) -> str:
+        return ",".join(f"{axis}={size}" for axis, size in self.config.mesh.items())

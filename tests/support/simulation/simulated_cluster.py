@@ -1,0 +1,217 @@
+"""A small cluster with faults, on which a recovery core is tried: see `simulated_training`.
+
+A watchdog checks after every input what must always hold; an AssertionError is raised where a
+promise of the core does not. Everything random comes from one seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.support.simulation.simulated_agent import SimAgent
+from tests.support.simulation.simulated_stalls import SimulatedStalls
+
+from holdfast_service.policy.quarantine import Avoided, Standing, node_name
+from holdfast_service.recovery.core import RecoveryCore
+from holdfast_service.recovery.core_state import inputs as given
+from holdfast_service.recovery.core_state.event_replay import Facts
+from holdfast_workers.protocol.messages import ErrorKind, SignalKind
+
+
+class SimulatedCluster(SimulatedStalls):
+    """`run()` until the job has ended; schedule faults before with `at(...)`."""
+
+    # --- faults -------------------------------------------------------------------------------
+
+    def kill_worker(
+        self, agent_name: str, index: int = 0, how: str = "SIGKILL", **told: str
+    ) -> None:
+        """End one of the agent's workers, seated or warm, by a signal or with an exit code."""
+        agent = self.agents[agent_name]
+        names = sorted(agent.workers)
+        if agent.alive and names:
+            worker = agent.workers.pop(names[index % len(names)])
+            key, _, code = how.rpartition(" ")
+            detail: dict[str, Any] = {"exit_code": int(code)} if key else {"name": how}
+            self._exited(agent, worker, {**detail, **told})
+            self._upset(worker.attempt)
+
+    def kill_rank(self, rank: int, how: str = "SIGKILL", **told: str) -> None:
+        """End the worker that has the rank now."""
+        for agent in self.agents.values():
+            for worker in list(agent.workers.values()):
+                if worker.rank == rank and worker.attempt == max(self.worlds, default=0):
+                    index = sorted(agent.workers).index(worker.name)
+                    self.kill_worker(agent.name, index, how, **told)
+                    return
+
+    def kill_agent(
+        self,
+        name: str,
+        back_after_s: float | None = 1.0,
+        *,
+        node: bool = False,
+        let_go: bool = False,
+    ) -> None:
+        """The agent's process and its workers die; its memory segments stay. With `let_go` it was
+        not to live on, and nobody is told of its end but that it has no lease."""
+        agent = self.agents[name]
+        if not agent.alive:
+            return
+        attempts = {worker.attempt for worker in agent.workers.values()}
+        life = agent.incarnation
+        agent.die()
+        lost = given.AgentLost(name, "its process died", incarnation=life)
+        ended = given.LeaseEnded(name, life, certain=True)
+        seen_after_s = self.random.uniform(0, 0.5)
+        self.at(seen_after_s, lambda: self.send(ended if let_go else lost))
+        word = given.NodeWord(name, node, f"the raylet {'does not answer' if node else 'answers'}")
+        self.at(seen_after_s + 0.05, lambda: self.send(word))
+        for attempt in attempts:
+            self._upset(attempt)
+        if back_after_s is not None:
+            self.at(back_after_s, lambda: self._restart(agent, life))
+
+    def kill_node(self, name: str, back_after_s: float | None = 20.0) -> None:
+        """The node and all its memory are gone; perhaps an empty one comes instead."""
+        agent = self.agents[name]
+        if not agent.alive:
+            return
+        self.kill_agent(name, back_after_s, node=True)
+        agent.forget()
+
+    def drain_node(self, name: str, in_s: float = 5.0) -> None:
+        """The cluster says that it takes the node away, and does; an empty one comes instead."""
+        agent = self.agents[name]
+        node = agent.report().node_id
+        self.send(given.NodesDraining({node: self.now + in_s}))
+
+        def go() -> None:
+            if agent.alive:
+                self.kill_node(name, back_after_s=5.0)
+            elif agent.report().node_id == node:
+                self.at(0.5, go)
+
+        self.at(in_s, go)
+
+    def set_aside(self, name: str, for_s: float, standing: Standing) -> None:
+        """No new rank is to come to the node for a while; it is alone in that."""
+        report = self.agents[name].report()
+        named = node_name(report.node_id, report.host)
+        self.send(given.NodesAvoided({named: Avoided(standing, "for a while")}))
+        self.at(for_s, lambda: self.send(given.NodesAvoided({})))
+
+    def cut_off(self, name: str, for_s: float, noticed_after_s: float = 3.0) -> None:
+        """A partition: the agent lives, but nobody hears it for a while."""
+        agent = self.agents[name]
+        if not (agent.alive and agent.reachable):
+            return
+        self._grant_leases()
+        agent.reachable = False
+        life = agent.incarnation
+
+        def notice() -> None:
+            if not agent.reachable and agent.incarnation == life:
+                silent = given.AgentLost(name, "does not answer", incarnation=life, certain=False)
+                self.feed(silent)
+                self._lease_ends(name, life, 0.0)
+
+        def heal() -> None:
+            agent.reachable = True
+            for one in agent.unsent:
+                self.send(given.Signals((one,)))
+            agent.unsent.clear()
+            self._introduce(agent)
+
+        self.at(noticed_after_s, notice)
+        self.at(for_s, heal)
+        self._hears_late(agent)
+
+    def _hears_late(self, agent: SimAgent) -> None:
+        """What its peers brought to the agreement was under way when the link was cut, and gets
+        through some time: the step that was agreed on is then applied, if it may be."""
+        attempt = max(self.worlds, default=0)
+        mine = [one for _, host, one in self._members(attempt) if host is agent] if attempt else []
+
+        def hear() -> None:
+            there = [one for one in mine if one is not None and self._is_in(agent, one, attempt)]
+            if there and self._may_step(agent, attempt):
+                self.watchdog.committed(attempt, there[0].step + 1)
+
+        for _ in range(4):
+            self.at(self.random.uniform(0.0, 6.0), hear)
+
+    def forget_copies(self, name: str) -> None:
+        """Every memory checkpoint of this agent rots: it is listed, but cannot be loaded."""
+        self.agents[name].rotten = True
+        self.at(6.0, lambda: setattr(self.agents[name], "rotten", False))
+
+    def lose_signals(self, name: str, for_s: float) -> None:
+        """What the agent says of itself is lost for a while; what it is asked, it answers."""
+        agent = self.agents[name]
+        agent.unheard = True
+        self.at(for_s, lambda: setattr(agent, "unheard", False))
+        self._ask(agent)
+
+    def _ask(self, agent: SimAgent) -> None:
+        """What a supervisor does every second with every agent."""
+        if self.ended is not None:
+            return
+        if agent.alive and agent.reachable:
+            report = agent.report()
+            seen = given.WorkersSeen(agent.name, report.incarnation, report.workers, report.shards)
+            self.send(seen)
+        self.at(1.0, lambda: self._ask(agent))
+
+    def stick(self, name: str) -> None:
+        """The next worker of this agent that is to join never arrives."""
+        self.agents[name].sticky = True
+
+    def break_link(self, rank: int, for_s: float = 2.0) -> None:
+        """The rank's replication fails for a while, though its partner lives."""
+        attempt = max(self.worlds, default=0)
+        for at, agent, worker in self._members(attempt) if attempt else ():
+            if at == rank and worker is not None and self._is_in(agent, worker, attempt):
+                partner = next(iter(agent.partners.get(rank, ())), "")
+                detail = {"partner": partner, "why": "timed out"}
+                agent.broken.add(partner)
+                self.at(for_s, lambda a=agent, p=partner: a.broken.discard(p))
+                self.signal(
+                    agent,
+                    SignalKind.PARTNER_LOST,
+                    attempt,
+                    rank=rank,
+                    worker=worker.name,
+                    detail=detail,
+                )
+
+    def glitch(self) -> None:
+        """Every rank's collective fails, and nobody has died."""
+        self._upset(max(self.worlds, default=0))
+
+    def restart_supervisor(self) -> None:
+        """The core is lost; a new one starts from the journal and the agents' reports."""
+        if self.ended is not None:
+            return
+        for agent in self.agents.values():
+            self._supervisor_ended(agent)
+        self.supervisor += 1
+        facts = Facts.from_events(self.events)
+        config = replace(self.config, remotes=tuple(self.remotes.values()))
+        self.core = RecoveryCore(config, self.now, facts)
+        self.watchdog.supervisor_restarted()
+        for agent in self.agents.values():
+            self._lease_ends(agent.name, "", self.config.lapse_s)
+            self.at(self.random.uniform(0.0, 0.3), lambda one=agent: self._introduce(one))
+
+    def _restart(self, agent: SimAgent, life: str) -> None:
+        if not agent.alive and agent.incarnation == life:
+            agent.start_again()
+            self._boot(agent)
+
+    def _upset(self, attempt: int) -> None:
+        """The survivors' collectives break."""
+        for _, agent, worker in self._members(attempt) if attempt in self.worlds else ():
+            if worker is not None and self._is_in(agent, worker, attempt):
+                self._failed(agent, worker, ErrorKind.COMMUNICATION, "connection closed by peer")

@@ -1,0 +1,40 @@
+"""A job of four ranks on the simulated cluster, and what was told of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.simulation.simulated_cluster import SimulatedCluster
+
+from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
+from holdfast_service.recovery.core_state.state import Stage
+
+
+def cluster(standbys: int = 1, **changes: Any) -> SimulatedCluster:
+    fields: dict[str, Any] = {
+        "mesh": {"dp_shard": 2, "tp": 2},
+        "world_size": 4,
+        "workers_per_node": 2,
+        "standby_nodes": standbys,
+        "steps": 30,
+        **changes,
+    }
+    return SimulatedCluster(RecoveryConfig(**fields))
+
+
+def running(of: SimulatedCluster, step: int = 10) -> SimulatedCluster:
+    of.run_until(lambda: of.core.stage is Stage.RUNNING and of.core.committed >= step)
+    return of
+
+
+def closed(of: SimulatedCluster) -> list[dict[str, Any]]:
+    return of.told(EventKind.INCIDENT_CLOSED)
+
+
+def forming(of: SimulatedCluster) -> list[dict[str, Any]]:
+    return of.told(EventKind.ATTEMPT_FORMING)
+
+
+def members(event: dict[str, Any]) -> dict[int, tuple[str, str | None]]:
+    return {one["rank"]: (one["agent"], one["worker"]) for one in event["members"]}

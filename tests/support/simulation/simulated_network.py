@@ -1,0 +1,194 @@
+"""Simulated time, and a network that delays, repeats and loses what passes between a recovery
+core and its agents."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+from tests.support.simulation.simulated_agent import SimAgent
+from tests.support.simulation.watchdog import Watchdog
+
+from holdfast_service.job_model.supervisor_protocol import SupervisorEvent
+from holdfast_service.placement.restore_points import RemoteCheckpoint
+from holdfast_service.recovery.core import RecoveryCore
+from holdfast_service.recovery.core_state import effects as fx
+from holdfast_service.recovery.core_state import inputs as given
+from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
+from holdfast_workers.protocol.messages import FormOrder, Signal, SignalKind
+
+START = 1_000_000.0
+STEPPING_S = 0.4
+"""How long ranks step on that nobody hears; less than it takes to miss their agent."""
+MISSED_S = 0.5
+
+
+class SimulatedNetwork:
+    """Holds the core, the agents and the clock; lets time pass until the job has ended."""
+
+    def __init__(
+        self,
+        config: RecoveryConfig,
+        seed: int = 0,
+        *,
+        remote_every: int = 10,
+        chaos: float = 0.0,
+        domains: int = 0,
+    ) -> None:
+        """`chaos` is the probability that a message is slow, repeated or lost."""
+        self.config = config
+        self.random = random.Random(seed)
+        self.chaos = chaos
+        self.remote_every = remote_every
+        self.now = START
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self.events: list[SupervisorEvent] = []
+        self.ended: fx.End | None = None
+        self.remotes: dict[str, RemoteCheckpoint] = {}
+        self.worlds: dict[int, dict[int, tuple[str, str]]] = {}
+        self.restored: dict[int, int] = {}
+        self.orders: dict[int, FormOrder] = {}
+        self.committed: list[tuple[int, int]] = []
+        self.step_times: list[tuple[int, int, float]] = []
+        """(attempt, step, when)"""
+        self.user_error_at: int | None = None
+        self.not_finite_at: int | None = None
+        self.poisoned: set[tuple[str, int]] = set()
+        """Saved states, as (place or tier, step), from which no finite step is made."""
+        self.user_errors = 1000
+        """How often the recipe raises when it gets to `user_error_at`."""
+        self.shard_failures = 0
+        self.completions: list[fx.SaveShard] = []
+        self.checks: list[str] = []
+        self.supervisor = 1
+        self.watchdog = Watchdog(config)
+        names = [f"n{i}" for i in range(config.nodes + config.standby_nodes)]
+        self.agents = {
+            name: SimAgent(name, config, domain=f"d{i % domains}" if domains else "")
+            for i, name in enumerate(names)
+        }
+        self.core = RecoveryCore(config, self.now)
+        for agent in self.agents.values():
+            self._boot(agent)
+        self._list_remotes()
+
+    # --- time and messages --------------------------------------------------------------------
+
+    def at(self, seconds: float, act: Callable[[], None]) -> None:
+        """Let `act` happen `seconds` after now."""
+        heapq.heappush(self._queue, (self.now + seconds, next(self._order), act))
+
+    def run(self, limit_s: float = 5000.0) -> fx.End:
+        """Let time pass until the job ends."""
+        end = self.now + limit_s
+        while self.ended is None:
+            self._advance()
+            if self.now > end:
+                raise AssertionError(f"not ended after {limit_s} s: {self.core.stage}")
+        return self.ended
+
+    def run_until(self, met: Callable[[], bool], limit_s: float = 1000.0) -> None:
+        end = self.now + limit_s
+        while not met():
+            self._advance()
+            assert self.now <= end, f"did not come to pass; {self.core.stage}"
+
+    def _advance(self) -> None:
+        deadline = self.core.next_deadline()
+        upcoming = self._queue[0][0] if self._queue else None
+        if deadline is not None and (upcoming is None or deadline <= upcoming):
+            self.now = max(self.now, deadline)
+            self.feed(given.Tick())
+            return
+        assert upcoming is not None, f"nothing will ever happen again; {self.core.stage}"
+        self.now, _, act = heapq.heappop(self._queue)
+        act()
+
+    def feed(self, value: given.Input) -> None:
+        """Hand one input to the core now, and carry out what it asks for."""
+        if self.ended is not None:
+            assert self.core.handle(value, self.now) == (), "effects after the end"
+            return
+        self._grant_leases()
+        effects = self.core.handle(value, self.now)
+        self.watchdog.check(self.core, value, effects)
+        for effect in effects:
+            self._carry_out(effect)
+
+    def send(self, value: given.Input, slowest_s: float = 0.02) -> None:
+        """Hand it in after a network's delay; with chaos, late or twice."""
+        supervisor = self.supervisor
+
+        def deliver() -> None:
+            if supervisor == self.supervisor or isinstance(value, given.Signals):
+                self.feed(value)
+
+        self.at(self.random.uniform(0, slowest_s), deliver)
+        if self.random.random() < self.chaos:
+            self.at(self.random.uniform(0, 3.0), deliver)
+
+    def signal(self, agent: SimAgent, kind: SignalKind, attempt: int, **fields: Any) -> None:
+        agent.signals += 1
+        one = Signal(
+            kind=kind,
+            agent=agent.name,
+            incarnation=agent.incarnation,
+            seq=agent.signals,
+            at=self.now,
+            attempt=attempt,
+            **fields,
+        )
+        if agent.unheard:
+            return
+        if agent.reachable:
+            slow = 1.5 if self.random.random() < self.chaos else 0.02
+            self.send(given.Signals((one,)), slow)
+        else:
+            agent.unsent.append(one)
+
+    def _grant_leases(self) -> None:
+        """To everybody who is heard at this moment, for the attempt that was announced last."""
+        for agent in self.agents.values():
+            if agent.alive and agent.reachable:
+                agent.granted[self.core.attempt] = self.now + STEPPING_S
+
+    def _may_step(self, agent: SimAgent, attempt: int) -> bool:
+        self._grant_leases()
+        return not self.config.lease_s or self.now <= agent.granted.get(attempt, -1.0)
+
+    def _supervisor_ended(self, agent: SimAgent) -> None:
+        """Its agent sees it, and lets its ranks step on until somebody else hears it."""
+        attempt = self.core.attempt
+        if agent.alive and agent.reachable and self.now <= agent.granted.get(attempt, -1.0):
+            agent.granted[attempt] = self.now + self.config.lease_s
+
+    def _introduce(self, agent: SimAgent) -> None:
+        """A supervisor meets the agent, if it can: from now on its silence counts."""
+        if agent.alive and agent.reachable:
+            for attempt, until in agent.granted.items():
+                agent.granted[attempt] = min(until, self.now + STEPPING_S)
+            self.send(given.AgentUp(agent.report()))
+
+    def _lease_ends(self, name: str, life: str, in_s: float | None) -> None:
+        """As the supervisor's watch tells it."""
+        supervisor = self.supervisor
+
+        def tell() -> None:
+            if supervisor == self.supervisor:
+                self.feed(given.LeaseEnded(name, life))
+
+        if self.config.lapse_s is not None and in_s is not None:
+            self.at(in_s, tell)
+
+    def _carry_out(self, effect: fx.Effect) -> None:
+        raise NotImplementedError
+
+    def _boot(self, agent: SimAgent) -> None:
+        raise NotImplementedError
+
+    def _list_remotes(self) -> None:
+        raise NotImplementedError

@@ -1,0 +1,123 @@
+"""Ranks of the simulated cluster that hang or are merely slow, and what agents see of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from tests.support.service.fake_cluster import row
+from tests.support.simulation.simulated_agent import SimAgent, SimWorker
+from tests.support.simulation.simulated_training import STEP_S, SimulatedTraining
+
+from holdfast_service.recovery.core_state import effects as fx
+from holdfast_service.recovery.core_state import inputs as given
+from holdfast_workers.protocol.messages import Beat, GroupBeat, Inspection, SignalKind, WorkerState
+
+LIMIT_S = 1.0
+"""How long every phase may take, as the agents have learned."""
+
+
+class SimulatedStalls(SimulatedTraining):
+    slow_until = 0.0
+    """Until then all ranks are in one long phase."""
+    slow_limit_s = LIMIT_S
+    """How long that phase may take."""
+    blind: frozenset[str] = frozenset()
+    """Agents that do not tell what they see."""
+    slow_nodes: Mapping[str, float] = MappingProxyType({})
+    """Node → how many times as long as elsewhere a rank takes there."""
+    quiet = False
+    """No agent says that a rank stalls."""
+
+    def hang_rank(self, rank: int, process: str = "S") -> None:
+        """The rank's worker does nothing any more; its peers wait for it in the agreement."""
+        attempt = max(self.worlds, default=0)
+        for at, agent, worker in self._members(attempt) if attempt else ():
+            if at == rank and worker is not None and self._is_in(agent, worker, attempt):
+                worker.hangs = process
+                self._say_stalled(attempt, worker.step + 1, lambda hung=worker: bool(hung.hangs))
+
+    def slow_down(self, for_s: float, limit_s: float = LIMIT_S) -> None:
+        """All ranks evaluate, or wait for the loader, for so long."""
+        attempt = max(self.worlds, default=0)
+        self.slow_until, self.slow_limit_s = self.now + for_s, limit_s
+        if attempt and attempt in self.restored:
+            steps = (worker.step for _, _, worker in self._members(attempt) if worker)
+            step = max(steps, default=0)
+            self._say_stalled(attempt, step + 1, lambda: self.now < self.slow_until)
+
+    def blind_for(self, agent: str, for_s: float) -> None:
+        """The agent does not tell what it sees, for a while."""
+        self.blind |= {agent}
+        self.at(for_s, lambda: setattr(self, "blind", self.blind - {agent}))
+
+    def _say_stalled(self, attempt: int, step: int, still: Callable[[], bool]) -> None:
+        """Once a rank is beyond its limit, its agent says so."""
+
+        def say() -> None:
+            for rank, agent, worker in self._members(attempt):
+                there = worker is not None and self._is_in(agent, worker, attempt)
+                if worker is None or not there or not still() or self.quiet or worker.step >= step:
+                    continue
+                detail = {"beat": {"rank": rank, "step": worker.step + 1}}
+                kind = SignalKind.RANK_STALLED
+                self.signal(agent, kind, attempt, rank=rank, worker=worker.name, detail=detail)
+
+        self.at(LIMIT_S + self.random.uniform(0, 0.1), say)
+
+    def _step(self, attempt: int, step: int) -> None:
+        if self._all_in(attempt, WorkerState.TRAINING):
+            if any(worker is not None and worker.hangs for _, _, worker in self._members(attempt)):
+                return
+            if self.now < self.slow_until:
+                self.at(STEP_S, lambda: self._step(attempt, step))
+                return
+        before = len(self.committed)
+        super()._step(attempt, step)
+        if self.slow_nodes and len(self.committed) > before:
+            self._tell_times(attempt, step)
+
+    def _tell_times(self, attempt: int, step: int) -> None:
+        """What each rank took, as the row of the step says."""
+        hosts = [agent.report().node_id for _, agent, _ in self._members(attempt)]
+        times = (STEP_S * self.slow_nodes.get(node, 1.0) for node in hosts)
+        measured = replace(row(attempt, step), step_time_s=1.0, compute_s=tuple(times))
+        self.send(given.StepsMeasured((measured,)))
+
+    def _carry_out(self, effect: fx.Effect) -> None:
+        if isinstance(effect, fx.Inspect):
+            self._command(effect, lambda agent: self._inspect(agent, effect))
+        else:
+            super()._carry_out(effect)
+
+    def _inspect(self, agent: SimAgent, effect: fx.Inspect) -> None:
+        if agent.name in self.blind:
+            return
+        mine = [one for one in agent.workers.values() if one.attempt == effect.attempt]
+        seen = tuple(self._see(effect.attempt, worker) for worker in mine)
+        self.send(
+            given.Inspected(agent.name, effect.attempt, effect.number, seen, agent.incarnation),
+            0.2,
+        )
+
+    def _see(self, attempt: int, worker: SimWorker) -> Inspection:
+        """As if everybody but the one that hangs waited in the step's agreement for long."""
+        hung = [w for _, _, w in self._members(attempt) if w is not None and w.hangs]
+        absent = bool(worker.hangs) or not hung
+        slow = self.now < self.slow_until
+        step = worker.step + 1
+        assert worker.rank is not None
+        beat = Beat(
+            rank=worker.rank,
+            worker=worker.name,
+            pid=worker.pid,
+            attempt=attempt,
+            step=step,
+            phase="evaluate" if slow else "forward" if absent else "reduce",
+            micro_batch=0,
+            age_s=2 * LIMIT_S if hung or slow else 0.01,
+            limit_s=self.slow_limit_s if slow else LIMIT_S,
+            groups=(GroupBeat("world", step - absent, step - 1, "all_gather"),),
+        )
+        return Inspection(beat, worker.hangs or "S", ("somewhere (train.py:1)",))

@@ -1,0 +1,421 @@
+"""Training on a small cluster in one thread: agents, workers and a network in simulated time.
+
+It answers the recovery core's effects as real agents would: late, twice, not at all, out of
+order. The faults are in `simulated_cluster`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from tests.support.simulation.simulated_agent import SimAgent, SimWorker
+from tests.support.simulation.simulated_network import MISSED_S, SimulatedNetwork
+
+from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, SupervisorEvent
+from holdfast_service.placement.restore_points import RemoteCheckpoint
+from holdfast_service.recovery.core_state import effects as fx
+from holdfast_service.recovery.core_state import inputs as given
+from holdfast_workers.protocol.messages import (
+    ErrorKind,
+    FormOrder,
+    Place,
+    Seat,
+    SignalKind,
+    Tier,
+    WorkerError,
+    WorkerState,
+)
+
+STEP_S = 0.1
+HOLD_S = 0.25
+
+
+class SimulatedTraining(SimulatedNetwork):
+    """Carries out what a recovery core asks for."""
+
+    def kill_agent(
+        self,
+        name: str,
+        back_after_s: float | None = 1.0,
+        *,
+        node: bool = False,
+        let_go: bool = False,
+    ) -> None:
+        raise NotImplementedError
+
+    # --- what the core asks for ---------------------------------------------------------------
+
+    def _carry_out(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.Emit():
+                data = json.loads(json.dumps(effect.data))  # as a journal would keep it
+                event = SupervisorEvent(len(self.events) + 1, self.now, effect.kind, data)
+                self.events.append(event)
+            case fx.End():
+                self.ended = effect
+            case fx.RemoveAgent():
+                self._command(effect, lambda agent: self.kill_agent(agent.name, let_go=True))
+                self._lease_ends(effect.agent, effect.incarnation, MISSED_S)
+            case fx.Fence():
+                self._command(effect, lambda agent: self._fence(agent, effect.attempt))
+            case fx.Form():
+                self._command(effect, lambda agent: self._form(agent, effect.order))
+            case fx.WarmUp() | fx.CheckNode():
+                self._command(effect, lambda agent: self._tend_standby(agent, effect))
+            case fx.SetPartners():
+                self._command(effect, lambda agent: self._set_partners(agent, effect))
+            case fx.FreeMemory():
+                self._command(effect, lambda agent: agent.free(effect))
+            case fx.Finish():
+                self._command(effect, lambda agent: agent.wish_to_stop(effect.attempt))
+            case fx.SaveShard():
+                self.completions.append(effect)
+                self._command(effect, lambda agent: self._save_held(agent, effect))
+            case fx.FinalizeCheckpoint() | fx.TidyRemoteTier():
+                self._command(effect, lambda agent: self._tend_remote_tier(agent, effect))
+            case fx.SetIntervals() | fx.Stop():
+                pass  # what is saved here follows from `remote_every`
+
+    def _command(self, effect: Any, act: Callable[[SimAgent], None]) -> None:
+        agent = self.agents[effect.agent]
+        supervisor, life = self.supervisor, agent.incarnation
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(effect).__name__).lower()
+        attempt = getattr(effect, "attempt", 0)
+        if isinstance(effect, fx.Form):
+            attempt = effect.order.attempt
+        step = getattr(effect, "step", 0)
+
+        def arrive() -> None:
+            if supervisor != self.supervisor:
+                return  # of an older epoch: refused
+            there = agent.alive and agent.reachable and agent.incarnation == life
+            if name in agent.refused:
+                agent.refused.discard(name)
+                self.send(given.CommandFailed(agent.name, name, attempt, "timed out", life, step))
+            elif there and not (isinstance(effect, fx.Form) and attempt < agent.told):
+                act(agent)
+            elif name == "finalize_checkpoint" or (
+                agent.reachable and self.random.random() >= self.chaos
+            ):
+                # Otherwise the failure itself stays unknown: a deadline of the core covers it.
+                failed = given.CommandFailed(agent.name, name, attempt, "gone", life, step)
+                self.send(failed, 0.5)
+
+        self.at(self.random.uniform(0.001, 0.01), arrive)
+
+    def _fence(self, agent: SimAgent, attempt: int) -> None:
+        killed = agent.fence(attempt, kill=self.random.random() < self.chaos)
+        for worker in killed:
+            self._exited(agent, worker, {"signal": "SIGKILL"})
+        self.send(given.Fenced(agent.name, attempt, agent.report()))
+
+    def _tend_standby(self, agent: SimAgent, effect: fx.WarmUp | fx.CheckNode) -> None:
+        if isinstance(effect, fx.WarmUp):
+            agent.warm_up()
+        else:
+            self.checks.append(agent.name)
+            self.send(given.NodeChecked(agent.report()), 1.0)
+
+    def _set_partners(self, agent: SimAgent, effect: fx.SetPartners) -> None:
+        agent.set_partners(effect)
+        names = tuple(one.agent for one in effect.partners)
+        life = agent.incarnation
+        self.send(given.PartnersSet(agent.name, effect.attempt, effect.rank, names, life))
+
+    def _form(self, agent: SimAgent, order: FormOrder) -> None:
+        agent.told = max(agent.told, order.attempt)
+        self.orders[order.attempt] = order
+        for seat in order.seats:
+            worker = agent.seat(seat, order.attempt)
+            if worker is None:
+                detail = {"why": "gone before it could take its rank"}
+                self.signal(
+                    agent,
+                    SignalKind.WORKER_EXITED,
+                    order.attempt,
+                    rank=seat.rank,
+                    worker=seat.worker,
+                    detail=detail,
+                )
+                continue
+            if agent.sticky:
+                agent.sticky = False
+                continue
+            delay = self.random.uniform(0.01, 0.1)
+            self.at(delay, lambda w=worker, s=seat: self._arrive(agent, w, s, order))
+
+    def _arrive(self, agent: SimAgent, worker: SimWorker, seat: Seat, order: FormOrder) -> None:
+        """The worker reaches the rendezvous; the last one to arrive lets all restore."""
+        if not self._is_in(agent, worker, order.attempt):
+            return
+        world = self.worlds.setdefault(order.attempt, {})
+        world[seat.rank] = (agent.name, worker.name)
+        agent.restores[seat.rank] = seat.restore
+        if len(world) < order.world_size:
+            return
+        for rank, (host, name) in sorted(world.items()):
+            member = self.agents[host].workers.get(name)
+            if member is None or not self._is_in(self.agents[host], member, order.attempt):
+                continue
+            self._restore(self.agents[host], member, rank, order.attempt)
+
+    def _restore(self, agent: SimAgent, worker: SimWorker, rank: int, attempt: int) -> None:
+        source = agent.restores[rank]
+        holder = self.agents.get(source.agent)
+        ok = source.tier is Tier.INIT or source.uri in self.remotes
+        if holder is not None:
+            ok = holder.alive and holder.take_copy(source, rank, agent)
+        if not ok:
+            self._failed(agent, worker, ErrorKind.RESTORE, f"no copy at {source.agent}")
+            return
+        worker.state, worker.step = WorkerState.TRAINING, source.step
+        self.restored[attempt] = source.step
+        self.signal(
+            agent,
+            SignalKind.WORKER_JOINED,
+            attempt,
+            rank=rank,
+            worker=worker.name,
+            pid=worker.pid,
+            detail={"step": source.step, "tier": source.tier.value, "phases_s": {"restore": 0.01}},
+        )
+        if self._all_in(attempt, WorkerState.TRAINING):
+            if source.step == self.config.steps:
+                self.at(STEP_S, lambda: self._done(attempt, source.step))
+            else:
+                self.at(STEP_S, lambda: self._step(attempt, source.step + 1))
+
+    # --- training -----------------------------------------------------------------------------
+
+    def _members(self, attempt: int) -> list[tuple[int, SimAgent, SimWorker | None]]:
+        return [
+            (rank, self.agents[host], self.agents[host].workers.get(name))
+            for rank, (host, name) in sorted(self.worlds[attempt].items())
+        ]
+
+    def _is_in(self, agent: SimAgent, worker: SimWorker, attempt: int) -> bool:
+        there = agent.alive and agent.workers.get(worker.name) is worker
+        return there and worker.attempt == attempt and worker.state is not WorkerState.PARKED
+
+    def _all_in(self, attempt: int, state: WorkerState) -> bool:
+        members = self._members(attempt)
+        return len(members) == self.config.world_size and all(
+            worker is not None and self._is_in(agent, worker, attempt) and worker.state is state
+            for _, agent, worker in members
+        )
+
+    def _step(self, attempt: int, step: int) -> None:
+        """A step commits only if every member agrees, and none of them is fenced."""
+        if not self._all_in(attempt, WorkerState.TRAINING):
+            return
+        if not all(self._may_step(agent, attempt) for _, agent, _ in self._members(attempt)):
+            self.at(HOLD_S, lambda: self._step(attempt, step))
+            return
+        poisoned = step == self.restored[attempt] + 1 and self._is_poisoned(attempt)
+        if poisoned or step == self.not_finite_at:
+            for _, agent, worker in self._members(attempt):
+                assert worker is not None
+                self._failed(agent, worker, ErrorKind.NOT_FINITE, "loss nan", "NonFiniteStep")
+            return
+        if self.user_error_at == step and self.user_errors:
+            self.user_errors -= 1
+            for _, agent, worker in self._members(attempt):
+                assert worker is not None
+                self._failed(agent, worker, ErrorKind.USER, "no such luck", type_="ValueError")
+            return
+        self.watchdog.committed(attempt, step)
+        self.committed.append((attempt, step))
+        self.step_times.append((attempt, step, self.now))
+        wished = any(attempt in agent.to_finish for _, agent, _ in self._members(attempt))
+        last = step == self.config.steps or wished
+        due = last or (self.remote_every and step % self.remote_every == 0)
+        for rank, agent, worker in self._members(attempt):
+            assert worker is not None
+            worker.step = step
+            self.at(
+                self.random.uniform(0, STEP_S / 2),
+                lambda r=rank, a=agent, w=worker: self._remember(r, a, w, attempt, step),
+            )
+            if due:
+                self._leave_for_saver(rank, agent, attempt, step)
+        rank, agent, worker = self._members(attempt)[0]
+        assert worker is not None
+        if step == self.restored[attempt] + 1:
+            detail = {"step": step, "at": self.now}
+            for rank, agent, worker in self._members(attempt):
+                self.signal(
+                    agent,
+                    SignalKind.FIRST_STEP,
+                    attempt,
+                    rank=rank,
+                    worker=worker.name if worker else None,
+                    detail=detail,
+                )
+        self.send(given.StepCommitted(attempt, step, self._protected(attempt)))
+        if last:
+            self.at(STEP_S, lambda: self._done(attempt, step))
+        else:
+            self.at(STEP_S, lambda: self._step(attempt, step + 1))
+
+    def _is_poisoned(self, attempt: int) -> bool:
+        """Whether some rank of the attempt took a state that gives no finite step."""
+        return any(
+            (one.place if one.agent else one.tier, one.step) in self.poisoned
+            for one in (agent.restores[rank] for rank, agent, _ in self._members(attempt))
+        )
+
+    def _remember(
+        self, rank: int, agent: SimAgent, worker: SimWorker, attempt: int, step: int
+    ) -> None:
+        if not self._is_in(agent, worker, attempt):
+            return
+        held = agent.commit(rank, attempt, step)
+
+        def replicate(partner: SimAgent) -> None:
+            if agent.alive and partner.alive and partner.name not in agent.broken:
+                partner.keep_replica(held)
+
+        for name in agent.partners.get(rank, ()):
+            partner = self.agents[name]
+            self.at(self.random.uniform(0, STEP_S / 3), lambda to=partner: replicate(to))
+
+    def _protected(self, attempt: int) -> int:
+        """The newest step that every rank's partners hold."""
+        newest: list[int] = []
+        for rank, agent, _ in self._members(attempt):
+            partners = [self.agents[name] for name in agent.partners.get(rank, ())]
+            newest.append(agent.newest(Place.OWN, rank, attempt))
+            newest.extend(
+                one.newest(Place.REPLICA, rank, attempt) if one.alive else -1 for one in partners
+            )
+        return min(newest)
+
+    def _leave_for_saver(self, rank: int, agent: SimAgent, attempt: int, step: int) -> None:
+        agent.saving.add((rank, attempt, step))
+        self.at(0.3, lambda: self._shard(rank, agent, attempt, step))
+
+    def _save_held(self, agent: SimAgent, effect: fx.SaveShard) -> None:
+        if agent.may_save(effect):
+            self._leave_for_saver(effect.rank, agent, effect.attempt, effect.step)
+
+    def _shard(self, rank: int, agent: SimAgent, attempt: int, step: int) -> None:
+        """Its saver has ended; a save goes on when its attempt does not, unless its agent died."""
+        if (rank, attempt, step) not in agent.saving:
+            return
+        agent.saving.remove((rank, attempt, step))
+        if self.shard_failures:
+            self.shard_failures -= 1
+            detail = {"step": step, "message": "no space left on device"}
+            self.signal(agent, SignalKind.SHARD_FAILED, attempt, rank=rank, detail=detail)
+        else:
+            record = {"rank": rank, "step": step, "attempt": attempt, "nbytes": 1}
+            agent.shards.append(record)
+            self.signal(agent, SignalKind.SHARD_SAVED, attempt, rank=rank, detail=record)
+
+    def _done(self, attempt: int, step: int) -> None:
+        if not self._all_in(attempt, WorkerState.TRAINING):
+            return
+        for rank, agent, worker in self._members(attempt):
+            assert worker is not None
+            worker.state = WorkerState.DONE
+            if attempt == agent.told and self.restored[attempt] == step:
+                self._leave_for_saver(rank, agent, attempt, step)
+            detail = {"step": step}
+            self.signal(
+                agent,
+                SignalKind.WORKER_DONE,
+                attempt,
+                rank=rank,
+                worker=worker.name,
+                detail=detail,
+            )
+
+    def _finalize(self, agent: SimAgent, effect: fx.FinalizeCheckpoint) -> None:
+        def finish() -> None:
+            if not agent.alive:
+                return
+            uri = f"mem://{effect.step}.{effect.attempt}"
+            self.remotes[uri] = RemoteCheckpoint(effect.step, effect.attempt, uri)
+            agent.shards = [
+                one
+                for one in agent.shards
+                if (one["step"], one["attempt"]) != (effect.step, effect.attempt)
+            ]
+            self.send(given.CheckpointFinalized(effect.step, effect.attempt, uri, 1), 0.1)
+
+        self.at(0.2, finish)
+
+    def _tend_remote_tier(
+        self, agent: SimAgent, effect: fx.FinalizeCheckpoint | fx.TidyRemoteTier
+    ) -> None:
+        if isinstance(effect, fx.FinalizeCheckpoint):
+            self._finalize(agent, effect)
+        else:
+            self._tidy(agent, effect)
+
+    def _tidy(self, agent: SimAgent, effect: fx.TidyRemoteTier) -> None:
+        detail = {"step": effect.step, "deleted": {}, "message": ""}
+        self.signal(agent, SignalKind.TIDIED, effect.attempt, detail=detail)
+
+    # --- what becomes of processes --------------------------------------------------------------
+
+    def _boot(self, agent: SimAgent) -> None:
+        life = agent.incarnation
+
+        def ready() -> None:
+            if agent.alive and agent.incarnation == life and not agent.unready:
+                agent.become_ready()
+                if agent.reachable:
+                    self.send(given.AgentUp(agent.report()))
+
+        if agent.reachable:
+            self.send(given.AgentUp(agent.report()))
+        self.at(self.random.uniform(0.2, 1.0), ready)
+
+    def _list_remotes(self) -> None:
+        if self.ended is None:
+            if self.core.phase is Phase.FINISHING:
+                self.feed(given.RemoteCheckpoints(tuple(self.remotes.values())))
+            self.at(5.0, self._list_remotes)
+
+    def _exited(self, agent: SimAgent, worker: SimWorker, detail: dict[str, Any]) -> None:
+        self.signal(
+            agent,
+            SignalKind.WORKER_EXITED,
+            worker.attempt,
+            rank=worker.rank,
+            worker=worker.name,
+            pid=worker.pid,
+            detail={**detail, "step": worker.step},
+        )
+
+    def _failed(
+        self,
+        agent: SimAgent,
+        worker: SimWorker,
+        kind: ErrorKind,
+        message: str,
+        type_: str = "RuntimeError",
+        **told: Any,
+    ) -> None:
+        if worker.state is WorkerState.DONE:
+            return
+        worker.state = WorkerState.PARKED
+        error = WorkerError(kind, type_, message, "Traceback: ...", worker.step)
+        worker.failure = {"error": asdict(error), "step": worker.step, **told}
+        self.signal(
+            agent,
+            SignalKind.WORKER_FAILED,
+            worker.attempt,
+            rank=worker.rank,
+            worker=worker.name,
+            detail=worker.failure,
+        )
+
+    def told(self, kind: EventKind) -> list[dict[str, Any]]:
+        """The data of every event of that kind, in order."""
+        return [event.data for event in self.events if event.kind is kind]

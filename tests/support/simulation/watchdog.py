@@ -1,0 +1,130 @@
+"""What must hold after every input that the recovery core takes, whatever the history."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.recovery.core import RecoveryCore
+from holdfast_service.recovery.core_state import effects as fx
+from holdfast_service.recovery.core_state import inputs as given
+from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
+from holdfast_service.recovery.core_state.state import Stage
+from holdfast_workers.protocol.messages import Place, SignalKind, Tier
+
+
+class Watchdog:
+    """Sees all inputs and effects of a job, over restarts of its supervisor."""
+
+    def __init__(self, config: RecoveryConfig) -> None:
+        self._config = config
+        self._attempt = 0
+        self._formed: set[int] = set()
+        self._buried: set[str] = set()
+        self._capacity: dict[tuple[int, str, str], int] = {}
+        self._workers: dict[tuple[int, str, str], set[str]] = {}
+        self._offered: dict[tuple[int, str], set[tuple[int, Place, int, int]]] = {}
+        self._stepping = 0
+        self._ended = False
+
+    def supervisor_restarted(self) -> None:
+        self._capacity.clear()
+        self._workers.clear()
+        self._offered.clear()
+
+    def committed(self, attempt: int, step: int) -> None:
+        """A step was applied: by no attempt older than one that has applied any."""
+        assert attempt >= self._stepping, f"attempt {attempt} steps after {self._stepping}"
+        assert not self._ended or step <= self._config.steps
+        self._stepping = attempt
+
+    def check(self, core: RecoveryCore, value: given.Input, effects: Sequence[fx.Effect]) -> None:
+        self._learn(value)
+        forms: dict[str, fx.Form] = {}
+        for effect in effects:
+            assert not self._ended, f"{effect} after the end"
+            match effect:
+                case fx.Fence() | fx.WarmUp() | fx.SetPartners() | fx.Finish():
+                    assert effect.attempt >= self._attempt, "attempts only grow"
+                    self._attempt = effect.attempt
+                case fx.Form():
+                    assert effect.agent not in forms, "one order per agent"
+                    forms[effect.agent] = effect
+                case fx.SaveShard():
+                    wanted = (effect.rank, effect.place, effect.attempt, effect.step)
+                    assert wanted in self._offered[core.attempt, effect.agent], "it holds it"
+                case fx.End():
+                    self._ended = True
+                case _:
+                    pass
+        if forms:
+            self._check_world(list(forms.values()))
+        self._check_end(core, effects)
+        self._check_deadline(core)
+
+    def _learn(self, value: given.Input) -> None:
+        if isinstance(value, given.Fenced):
+            report = value.report
+            key = (value.attempt, value.agent, report.incarnation)
+            self._capacity[key] = report.capacity
+            self._workers.setdefault(key, set()).update(one.worker for one in report.workers)
+            self._offered.setdefault((value.attempt, value.agent), set()).update(
+                (h.rank, h.place, h.attempt, h.step) for h in report.held
+            )
+        elif isinstance(value, given.Signals):
+            for one in value.signals:
+                if one.kind is SignalKind.WORKER_EXITED and one.worker is not None:
+                    self._buried.add(one.worker)
+
+    def _check_world(self, forms: Sequence[fx.Form]) -> None:
+        attempts = {form.order.attempt for form in forms}
+        assert len(attempts) == 1
+        (attempt,) = attempts
+        assert attempt not in self._formed, f"two worlds for attempt {attempt}"
+        assert attempt >= max(self._formed, default=0), "attempts only grow"
+        self._formed.add(attempt)
+        seats = [(form.agent, seat) for form in forms for seat in form.order.seats]
+        ranks = Counter(seat.rank for _, seat in seats)
+        assert ranks == Counter(range(self._config.world_size)), "every rank exactly once"
+        workers = Counter(seat.worker for _, seat in seats if seat.worker is not None)
+        assert all(count == 1 for count in workers.values()), "one rank per worker"
+        assert len({(f.order.store_host, f.order.store_port) for f in forms}) == 1
+        for form in forms:
+            key = (attempt, form.agent, form.incarnation)
+            assert key in self._capacity, f"{form.agent} was not fenced for attempt {attempt}"
+            assert len(form.order.seats) <= self._capacity[key], "capacity"
+            alive = self._workers[key]
+            for seat in form.order.seats:
+                if seat.worker is not None:
+                    assert seat.worker not in self._buried, f"{seat.worker} is dead"
+                    assert seat.worker in alive, f"{seat.worker} is not on {form.agent}"
+                partners = [one.agent for one in seat.partners]
+                assert form.agent not in partners, "never the own agent"
+                assert len(set(partners)) == len(partners) <= self._config.memory_copies
+        self._check_restores(attempt, [(agent, seat.rank, seat.restore) for agent, seat in seats])
+
+    def _check_restores(self, attempt: int, restores: list[tuple[str, int, object]]) -> None:
+        steps = {(one.step, one.attempt) for _, _, one in restores}  # type: ignore[attr-defined]
+        assert len(steps) == 1, "all ranks take the same step of the same attempt"
+        for agent, rank, one in restores:
+            tier = one.tier  # type: ignore[attr-defined]
+            if tier not in (Tier.OWN_RAM, Tier.PARTNER_RAM):
+                continue
+            holder = one.agent  # type: ignore[attr-defined]
+            assert (holder == agent) == (tier is Tier.OWN_RAM)
+            held = self._offered[attempt, holder]
+            wanted = (rank, one.place, one.attempt, one.step)  # type: ignore[attr-defined]
+            assert wanted in held, f"{holder} does not hold {wanted}"
+
+    def _check_end(self, core: RecoveryCore, effects: Sequence[fx.Effect]) -> None:
+        ends = [index for index, effect in enumerate(effects) if isinstance(effect, fx.End)]
+        told = [e for e in effects if isinstance(e, fx.Emit) and e.kind is EventKind.ENDED]
+        assert len(ends) == len(told) <= 1
+        if ends:
+            assert ends[0] == len(effects) - 1, "the end is the last effect"
+            assert core.stage is Stage.ENDED
+
+    def _check_deadline(self, core: RecoveryCore) -> None:
+        free = core.stage is Stage.ENDED
+        assert free == (core.next_deadline() is None), f"{core.stage} without a deadline"

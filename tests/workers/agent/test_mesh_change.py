@@ -1,0 +1,220 @@
+"""Training goes on, on another mesh, from memory alone: real agents, real workers, no disk.
+
+The mesh of a job does not change by itself yet; here the agents are told to, as the supervisor
+would tell them, by its own choice of where to restore from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.nodes.local_agents import LocalAgents
+from tests.support.nodes.supervised import small_training
+from tests.support.waiting import eventually
+
+from holdfast_service.placement.restore_points import (
+    Copy,
+    Line,
+    RestorePoint,
+    Source,
+    find_restore_point,
+    restore_for,
+)
+from holdfast_workers.checkpoint.boxes import Box
+from holdfast_workers.memory.segment_store import SegmentStore, mesh_tag
+from holdfast_workers.protocol.messages import (
+    AgentReport,
+    FormOrder,
+    Partner,
+    Place,
+    Seat,
+    Signal,
+    SignalKind,
+    StepRow,
+)
+from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, RemoteTierSpec
+from holdfast_workers.state.layout import SMALL_STATE
+
+pytestmark = pytest.mark.chaos
+WAIT_S = 60.0
+EVERY = 40
+"""Steps between memory checkpoints: far enough apart to look at one before it is overwritten."""
+PER_NODE = 2
+
+
+class Fleet:
+    """Agents, commanded as a supervisor commands them."""
+
+    def __init__(self, folder: Path, seats: int) -> None:
+        training = small_training(
+            100_000,
+            blocks=2,
+            micro_batches=2,  # one of each rank where four share the batch
+            checkpoint=CheckpointSpec(
+                memory=MemoryTierSpec(every_steps=EVERY), remote=RemoteTierSpec(every_steps=0)
+            ),
+        )
+        self.signals: list[Signal] = []
+        self.agents = LocalAgents(
+            seats,
+            training.model_dump(mode="json"),
+            training.parallel.mesh,
+            PER_NODE,
+            folder / "checkpoints",
+        )
+        self.agents.on_signal = self.signals.append
+        self.seats = list(self.agents.seats)
+        self.line = Line()
+        self.agents.ensure()
+        self.wait(lambda: all(self.call(seat, "report").ready for seat in self.seats))
+
+    def call(self, seat: str, method: str, *arguments: Any) -> Any:
+        return self.agents.call(seat, method, *arguments, timeout_s=WAIT_S).result()
+
+    def lose(self, seat: str) -> None:
+        self.agents.kill_node(seat)
+        self.seats.remove(seat)
+
+    def fence(self, attempt: int) -> dict[str, AgentReport]:
+        return {seat: self.call(seat, "fence", 1, attempt) for seat in self.seats}
+
+    def form(
+        self, attempt: int, mesh: dict[str, int], reports: dict[str, AgentReport]
+    ) -> RestorePoint:
+        """Seat the ranks on the first agents, each with the next agent as its partner."""
+        copies = [
+            Copy(seat, one.incarnation, one.host, one.data_port, held)
+            for seat, one in reports.items()
+            for held in one.held
+        ]
+        world = math.prod(mesh.values())
+        point = find_restore_point(
+            world_size=world, mesh=mesh, copies=copies, remotes=(), line=self.line
+        )
+        self.line = self.line.formed(attempt, point.step).ran(attempt)
+        store = reports[self.seats[0]].store_port
+        for index in range(-(-world // PER_NODE)):
+            seat = self.seats[index]
+            partner = reports[self.seats[(index + 1) % len(self.seats)]]
+            seats = tuple(
+                Seat(
+                    rank,
+                    None,
+                    restore_for(rank, seat, point),
+                    (Partner(partner.agent, partner.host, partner.data_port),),
+                )
+                for rank in range(index * PER_NODE, min(world, (index + 1) * PER_NODE))
+            )
+            order = FormOrder(attempt, mesh, world, "127.0.0.1", store, seats)
+            self.call(seat, "form", 1, order)
+        return point
+
+    def wait_joined(self, attempt: int, world: int) -> None:
+        def joined() -> bool:
+            mine = [one for one in self.signals if one.attempt == attempt]
+            assert SignalKind.WORKER_FAILED not in {one.kind for one in mine}, mine
+            return sum(one.kind is SignalKind.WORKER_JOINED for one in mine) == world
+
+        self.wait(joined)
+
+    def wait_protected(self, attempt: int, step: int) -> StepRow:
+        """The first row that says that `step` or a later one lies at every partner."""
+        found: list[StepRow] = []
+
+        def protected() -> bool:
+            rows = self.call(self.seats[0], "poll", (attempt, 0), 0).rows
+            found[:] = [one for one in rows if one.protected_step >= step]
+            return bool(found)
+
+        self.wait(protected)
+        return found[0]
+
+    def state(self, mesh: dict[str, int], attempt: int, step: int) -> dict[str, np.ndarray]:
+        """The global state as the living nodes' own segments and replicas have it, verified."""
+        whole: dict[str, np.ndarray] = {}
+        filled: dict[str, np.ndarray] = {}
+        for seat in self.seats:
+            store = SegmentStore(self.agents.root / seat, mesh_tag(mesh))
+            for held in store.held():
+                if (held.attempt, held.step) == (attempt, step):
+                    _put(store, held.rank, held.place, attempt, step, whole, filled)
+        assert filled
+        assert all(mask.all() for mask in filled.values())
+        return whole
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        eventually(condition, WAIT_S, self.signals)
+
+
+def _put(
+    store: SegmentStore,
+    rank: int,
+    place: Place,
+    attempt: int,
+    step: int,
+    whole: dict[str, np.ndarray],
+    filled: dict[str, np.ndarray],
+) -> None:
+    segment = store.find(rank, place)
+    assert segment is not None
+    commit = segment.find(attempt, step)
+    assert commit is not None
+    payload = bytes(segment.payload(commit))
+    assert segment.verify(commit)
+    for entry in segment.layout.tensors:
+        if entry.per_rank and entry.name != SMALL_STATE:
+            continue
+        array = whole.setdefault(entry.name, np.zeros(entry.global_shape, entry.dtype))
+        mask = filled.setdefault(entry.name, np.zeros(entry.global_shape, bool))
+        outer = Box((0,) * len(entry.shape), entry.global_shape)
+        part = np.ndarray(entry.shape, entry.dtype, payload, entry.offset)
+        at = Box(entry.offsets, entry.shape).within(outer)
+        assert not mask[at].any() or np.array_equal(array[at], part)
+        array[at], mask[at] = part, True
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(tmp_path, 3)
+    yield made
+    made.agents.close()
+
+
+def test_training_goes_on_from_memory_on_a_smaller_and_on_another_mesh(fleet: Fleet) -> None:
+    first = {"dp_shard": 2, "tp": 2}
+    point = fleet.form(1, first, fleet.fence(1))
+    assert point.source is Source.INIT
+    fleet.wait_protected(1, EVERY)
+    computed, before = 1, first
+    for attempt, mesh in ((2, {"dp_shard": 1, "tp": 2}), (3, {"dp_shard": 4, "tp": 1})):
+        reports = fleet.fence(attempt)
+        if attempt == 3:  # what the lost node held, its partner holds too
+            fleet.lose("n0")
+            del reports["n0"]
+        point = fleet.form(attempt, mesh, reports)
+        assert (point.source, point.attempt, point.mesh) == (
+            Source.RESHARD,
+            computed,
+            mesh_tag(before),
+        )
+        state = fleet.state(before, computed, point.step)
+        fleet.wait_joined(attempt, math.prod(mesh.values()))
+        taken_over = fleet.state(mesh, computed, point.step)
+        assert taken_over.keys() == state.keys()
+        for name, values in state.items():
+            assert np.array_equal(taken_over[name], values), name
+        row = fleet.wait_protected(attempt, point.step + EVERY)
+        assert (row.attempt, math.isfinite(row.loss)) == (attempt, True)
+        fleet.wait(lambda mesh=mesh: _meshes_with_ranks(fleet, mesh) == {mesh_tag(mesh)})
+        computed, before = attempt, mesh
+
+
+def _meshes_with_ranks(fleet: Fleet, mesh: dict[str, int]) -> set[str]:
+    """The meshes of which agents with ranks hold something."""
+    hosts = fleet.seats[: -(-math.prod(mesh.values()) // PER_NODE)]
+    return {held.mesh for seat in hosts for held in fleet.call(seat, "report").held}

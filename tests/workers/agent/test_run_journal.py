@@ -1,0 +1,62 @@
+"""What is fetched from an agent's journal, and how often."""
+
+from __future__ import annotations
+
+from holdfast_workers.agent import run_journal
+from holdfast_workers.agent.run_journal import Journal
+from holdfast_workers.protocol.messages import StepRow
+
+
+def row(attempt: int, step: int) -> StepRow:
+    return StepRow(
+        attempt=attempt,
+        step=step,
+        at=0.0,
+        loss=1.0,
+        grad_norm=1.0,
+        lr=0.1,
+        tokens=1,
+        step_time_s=0.1,
+        loader_wait_s=0.0,
+        samples="",
+    )
+
+
+def marks(kept: Journal, after: tuple[int, int]) -> list[tuple[int, int]]:
+    return [(one.attempt, one.step) for one in kept.after(after, 0)[0]]
+
+
+def test_rows_are_fetched_once_in_order_and_over_attempts() -> None:
+    kept = Journal("n0", "life")
+    for attempt, step in ((1, 1), (1, 2), (1, 3), (2, 2), (2, 3)):
+        assert kept.add_row(row(attempt, step)) == ((attempt, step) in ((1, 1), (2, 2)))
+    assert marks(kept, (0, 0)) == [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3)]
+    assert marks(kept, (1, 2)) == [(1, 3), (2, 2), (2, 3)]
+    assert marks(kept, (2, 3)) == []
+
+
+def test_a_late_row_of_an_older_attempt_hides_none() -> None:
+    kept = Journal("n0", "life")
+    for attempt, step in ((1, 1), (2, 2), (1, 2), (2, 3)):
+        kept.add_row(row(attempt, step))
+    assert marks(kept, (1, 2)) == [(2, 2), (2, 3)]
+
+
+def test_what_is_too_much_for_one_answer_comes_with_the_next() -> None:
+    kept = Journal("n0", "life")
+    for step in range(1, run_journal.PAGE_ROWS + 3):
+        kept.add_row(row(1, step))
+    first = marks(kept, (0, 0))
+    assert len(first) == run_journal.PAGE_ROWS
+    assert marks(kept, first[-1]) == [
+        (1, run_journal.PAGE_ROWS + 1),
+        (1, run_journal.PAGE_ROWS + 2),
+    ]
+
+
+def test_log_lines_are_fetched_once_in_order() -> None:
+    kept = Journal("n0", "life")
+    for text in ("a", "b", "c"):
+        kept.log("n0.life.1", 1, 0, text)
+    assert [line.text for line in kept.after((0, 0), 1)[2]] == ["b", "c"]
+    assert kept.after((0, 0), 3)[2] == []

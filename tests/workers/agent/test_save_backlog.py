@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast_workers.agent.save_backlog import CRASHES, LONGEST_PAUSE_S, Backlog, Copy
+
+
+def _copy(step: int, rank: int = 0) -> Copy:
+    return Copy(path=f"save-{rank}-{step}-1.seg", rank=rank, attempt=1, step=step)
+
+
+def test_a_copy_is_saved_at_once_and_then_forgotten() -> None:
+    backlog = Backlog()
+    assert backlog.add(_copy(10)) is None
+    (copy,) = backlog.start_due(0.0)
+    assert backlog.start_due(0.0) == []
+    backlog.saved(copy)
+    assert backlog.paths == set()
+    assert backlog.next_due() is None
+
+
+def test_of_a_rank_one_is_saved_and_the_newest_waits() -> None:
+    backlog = Backlog()
+    backlog.add(_copy(10))
+    (running,) = backlog.start_due(0.0)
+    assert backlog.add(_copy(20)) is None
+    superseded = backlog.add(_copy(30))
+    assert superseded is not None
+    assert superseded.step == 20
+    assert backlog.start_due(0.0) == []
+    backlog.saved(running)
+    assert [copy.step for copy in backlog.start_due(0.0)] == [30]
+
+
+def test_a_copy_that_comes_late_does_not_supersede_a_newer_one() -> None:
+    backlog = Backlog()
+    backlog.add(_copy(10))
+    backlog.start_due(0.0)
+    backlog.add(_copy(30))
+    late = _copy(20)
+    assert backlog.add(late) is late
+    assert {path.split("-")[2] for path in backlog.paths} == {"10", "30"}
+
+
+def test_a_saver_that_keeps_dying_is_given_up() -> None:
+    backlog = Backlog()
+    backlog.add(_copy(10))
+    for _ in range(CRASHES - 1):
+        (copy,) = backlog.start_due(0.0)
+        assert backlog.crashed(copy, 0.0) is None
+    (copy,) = backlog.start_due(0.0)
+    assert backlog.crashed(copy, 0.0) is copy
+    assert backlog.paths == set()
+
+
+@given(outage=st.integers(1, 60), every=st.integers(1, 7), data=st.data())
+def test_after_an_outage_all_ranks_save_the_same_newest_step(
+    outage: int, every: int, data: st.DataObject
+) -> None:
+    """Four ranks with their own pauses; a second per tick; then the storage takes everything."""
+    ranks = range(4)
+    nodes = {rank: Backlog() for rank in ranks}
+    saved: dict[int, list[int]] = {rank: [] for rank in ranks}
+    given_up = dict.fromkeys(ranks, 0)
+    newest = 0
+    for now in range(outage):
+        if now % every == 0:
+            newest = now + 1
+            for rank in ranks:
+                given_up[rank] += nodes[rank].add(_copy(newest, rank)) is not None
+        for rank in ranks:
+            assert len(nodes[rank].paths) <= 2
+            for copy in nodes[rank].start_due(float(now)):
+                jitter = data.draw(st.floats(0, 1))
+                given_up[rank] += nodes[rank].refused(copy, float(now), jitter) is not None
+    after = outage + LONGEST_PAUSE_S
+    for rank in ranks:
+        due = nodes[rank].next_due()
+        assert due is not None
+        assert due <= after
+        for copy in nodes[rank].start_due(after):
+            saved[rank].append(copy.step)
+            nodes[rank].saved(copy)
+        assert nodes[rank].paths == set()
+    assert saved == {rank: [newest] for rank in ranks}

@@ -1,0 +1,100 @@
+"""Publication and retention are two things: the one is answered for before the other begins."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.checkpoint.saved_worlds import global_state, layout_of, payload_of, save_world
+
+from holdfast_workers.checkpoint import retention
+from holdfast_workers.checkpoint.manifest import (
+    QUARANTINED,
+    Manifest,
+    checkpoint_folder,
+    list_checkpoints,
+)
+from holdfast_workers.checkpoint.storage import (
+    Storage,
+    StorageUnavailable,
+    joined,
+    open_storage,
+)
+from holdfast_workers.child_programs import saver
+from holdfast_workers.ipc import control_channel
+from holdfast_workers.memory.segment import Segment
+from holdfast_workers.state.digest import payload_digest
+
+ONE = {"dp_shard": 1, "tp": 1}
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    root = open_storage(str(tmp_path / "job"))
+    monkeypatch.setattr(saver, "_root", lambda _remote: root)
+    return root
+
+
+@contextlib.contextmanager
+def _control() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = control_channel.pair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def _tidy(root: Storage, attempt: int, *, keep: int, **words: Any) -> dict[str, Any]:
+    request = {"step": 0, "attempt": attempt, "rules": {"keep": keep}, "unfinished": [], "bad": []}
+    with _control() as (ours, theirs):
+        saver.tidy(ours, {**request, **words}, {})
+        return control_channel.receive(theirs)
+
+
+def _save(copies: Path, step: int) -> None:
+    path = copies / f"{step}.seg"
+    payload = bytes(payload_of(layout_of(ONE, 0), global_state(step), 0))
+    with Segment.create(path, layout_of(ONE, 0)) as copy:
+        with copy.begin(step) as slot:
+            slot[:] = payload
+        copy.commit(attempt=1, step=step, digest=payload_digest(payload))
+    request = {"path": str(path), "rank": 0, "step": step, "attempt": 1, "metrics": {}}
+    with _control() as (ours, _theirs):
+        saver.save(ours, request, {})
+
+
+def _folders(root: Storage) -> list[str]:
+    return [manifest.folder for manifest in list_checkpoints(root)]
+
+
+def test_a_publication_is_answered_for_whatever_becomes_of_older_checkpoints(
+    root: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(at: Storage) -> None:
+        raise StorageUnavailable(at.uri, "an old folder cannot be read")
+
+    monkeypatch.setattr(retention, "verify", unreadable)
+    for step in (1, 2):
+        save_world(root, step, 1, ONE)
+    _save(tmp_path, 3)
+    request = {"step": 3, "attempt": 1, "world_size": 1, "mesh": ONE, "extra": {}}
+    with _control() as (ours, theirs):
+        saver.finalize(ours, {**request, "rules": {"keep": 1}}, {})
+        assert control_channel.receive(theirs)["op"] == "finalized"
+    refused = _tidy(root, 1, keep=1)
+    assert refused["op"] == "refused"
+    assert "cannot be read" in refused["message"]
+    assert len(_folders(root)) == 3
+
+
+def test_what_history_has_passed_by_is_not_kept_in_place_of_what_it_has_not(root: Storage) -> None:
+    made: dict[tuple[int, int], Manifest] = {
+        one: save_world(root, *one, ONE) for one in ((100, 1), (110, 2), (120, 1))
+    }
+    passed = made[120, 1]
+    answer = _tidy(root, 2, keep=1, bad=[joined(root.uri, passed.folder), "elsewhere/x"])
+    assert list(answer["deleted"]) == [made[100, 1].uri]
+    assert _folders(root) == [checkpoint_folder(110, 2)]
+    assert b"checkpoint.bad" in root.below(passed.folder).read(QUARANTINED)

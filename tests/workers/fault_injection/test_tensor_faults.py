@@ -1,0 +1,84 @@
+"""Injected faults in the numbers of a living model, on the recipe itself, in one process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.support.ranks.rank_worlds import begin, tiny_spec
+
+from holdfast_workers.fault_injection.fault_points import FaultPoints
+from holdfast_workers.fault_injection.kinds import FaultKind, Injection
+from holdfast_workers.recipes.pretrain import PretrainRecipe
+from holdfast_workers.training.step_agreement import Agreed, Contribution, Record, fold
+
+STEPS = 4
+
+
+@pytest.fixture
+def make(cache: Path) -> Callable[[], PretrainRecipe]:
+    """A recipe at step 0."""
+
+    def made() -> PretrainRecipe:
+        recipe = PretrainRecipe(tiny_spec({}), cache)
+        begin(recipe)
+        return recipe
+
+    return made
+
+
+class NotFinite(Exception):
+    """What a rank brought to the agreement on a step."""
+
+
+def run(recipe: PretrainRecipe, *faults: Injection) -> list[str]:
+    """The digest after each step."""
+    points = FaultPoints(None)
+    points.recipe = recipe
+    for fault in faults:
+        points.arm(fault, lambda: None)
+    digests = []
+    for step in range(1, STEPS + 1):
+
+        def agree(share: Contribution, step: int = step) -> Agreed:
+            if share.nonfinite:
+                raise NotFinite(step, share)
+            return fold([Record(1, step, share, -1)])
+
+        recipe.train_step(step, agree, lambda _step: None, points.reach)
+        points.reach("checkpoint", step)
+        digests.append(recipe.state_digest(step))
+    return digests
+
+
+@pytest.mark.parametrize("target", [None, "blocks.1"])
+@pytest.mark.parametrize("where", ["output", "gradient"])
+def test_not_a_number_makes_its_step_not_finite_and_no_other(
+    make: Callable[[], PretrainRecipe], where: str, target: str | None
+) -> None:
+    recipe = make()
+    fault = Injection(FaultKind.NAN, at_step=3, where=where, target=target, micro_batch=1)
+    with pytest.raises(NotFinite) as caught:
+        run(recipe, fault)
+    step, share = caught.value.args
+    assert (step, math.isnan(share.loss_sum)) == (3, where == "output")
+    recipe.abandon_step()
+    assert run(make()) == run(make())  # nothing of it is left anywhere
+
+
+@pytest.mark.parametrize("where", ["gradient", "parameter", "moment"])
+def test_one_bit_changes_the_digest_from_its_step_on(
+    make: Callable[[], PretrainRecipe], where: str
+) -> None:
+    untouched = run(make())
+    touched = run(make(), Injection(FaultKind.BIT_FLIP, at_step=3, where=where))
+    assert [one == other for one, other in zip(untouched, touched, strict=True)] == [
+        *(True, True, False, False)
+    ]
+
+
+def test_a_target_that_there_is_not_is_named(make: Callable[[], PretrainRecipe]) -> None:
+    with pytest.raises(LookupError, match=r"no parameter 'blocks\.9"):
+        run(make(), Injection(FaultKind.BIT_FLIP, where="parameter", target="blocks.9.x"))

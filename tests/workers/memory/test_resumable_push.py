@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.memory.shm import MESH, SECRET, content, layout_of, write
+from tests.support.waiting import eventually
+
+from holdfast_workers.memory import wire
+from holdfast_workers.memory.data_server import DataServer
+from holdfast_workers.memory.replicate import Replicator
+from holdfast_workers.memory.resumable_push import Announced, Intake
+from holdfast_workers.memory.segment import Segment
+from holdfast_workers.memory.segment_store import SegmentStore
+from holdfast_workers.protocol.messages import Partner, Place
+
+NBYTES = 40 << 20
+PIECE = 4 << 20
+
+
+class BreakingLink:
+    """A way to a server that breaks once, after `breaks_after` bytes towards it."""
+
+    def __init__(self, port: int, breaks_after: int) -> None:
+        self._server = port
+        self._left = breaks_after
+        self.carried: list[int] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def close(self) -> None:
+        wire.shut(self._listener)
+        self._listener.close()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            with client, socket.create_connection(("127.0.0.1", self._server)) as server:
+                threading.Thread(target=self._back, args=(server, client), daemon=True).start()
+                self._forth(client, server)
+                for sock in (client, server):
+                    wire.shut(sock)
+
+    def _forth(self, client: socket.socket, server: socket.socket) -> None:
+        limit, self._left = self._left, 1 << 40
+        self.carried.append(0)
+        while self.carried[-1] < limit and (piece := client.recv(1 << 16)):
+            server.sendall(piece)
+            self.carried[-1] += len(piece)
+
+    def _back(self, server: socket.socket, client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while piece := server.recv(1 << 16):
+                client.sendall(piece)
+
+
+@pytest.fixture
+def partner(shm: Path) -> Iterator[tuple[SegmentStore, DataServer]]:
+    store = SegmentStore(shm / "partner", MESH)
+    server = DataServer(store, SECRET, "127.0.0.1")
+    yield store, server
+    server.close()
+
+
+def test_a_push_that_was_cut_off_goes_on_where_it_was(
+    shm: Path, partner: tuple[SegmentStore, DataServer]
+) -> None:
+    store, server = partner
+    link = BreakingLink(server.port, breaks_after=NBYTES // 2)
+    own = SegmentStore(shm / "own", MESH)
+    lost: list[str] = []
+    arrived = threading.Event()
+    replicator = Replicator(
+        own,
+        SECRET,
+        lambda *_: arrived.set(),
+        lambda _rank, _partner, why, _others: lost.append(why),
+        retry_s=0.05,
+    )
+    replicator.set_partners(0, (Partner("partner", "127.0.0.1", link.port),))
+    write(own.ensure(0, Place.OWN, layout_of(NBYTES)), 1, 7)
+    replicator.offer(0, 1, 7)
+    assert arrived.wait(10)
+    replicator.close()
+    link.close()
+
+    assert len(lost) == 1
+    first, second = link.carried
+    assert first + second < NBYTES + 2 * PIECE  # only the piece in flight came twice
+    assert [(held.attempt, held.step) for held in store.held(verified=True)] == [(1, 7)]
+
+
+def test_bytes_that_came_before_the_break_are_checked_too(shm: Path) -> None:
+    """What is taken in after the break does not vouch for what lay there before it."""
+    segment = Segment.create(shm / "replica-0.seg", layout_of(NBYTES))
+    raw = content(NBYTES, 1, 7)
+    intake, state = Intake(), Announced(1, 7, digest="0" * 32)
+    assert intake.begin(segment, state) == 0
+    with pytest.raises(wire.WireError):
+        received(intake, segment, raw[: 2 * PIECE + 5])
+    assert intake.begin(segment, state) == 2 * PIECE
+    assert received(intake, segment, raw[2 * PIECE :]) is False
+
+
+def test_another_state_begins_at_its_beginning(shm: Path) -> None:
+    segment = Segment.create(shm / "replica-0.seg", layout_of(NBYTES))
+    intake = Intake()
+    intake.begin(segment, Announced(1, 7, digest="7" * 32))
+    with pytest.raises(wire.WireError):
+        received(intake, segment, content(PIECE, 1, 7))
+    assert intake.begin(segment, Announced(1, 8, digest="8" * 32)) == 0
+    assert intake.begin(segment, Announced(1, 7, digest="7" * 32)) == 0
+
+
+def test_a_segment_made_anew_begins_at_its_beginning(shm: Path) -> None:
+    intake, state = Intake(), Announced(1, 7, digest="7" * 32)
+    with Segment.create(shm / "replica-0.seg", layout_of(NBYTES)) as before:
+        intake.begin(before, state)
+        with pytest.raises(wire.WireError):
+            received(intake, before, content(PIECE, 1, 7))
+    assert intake.begin(Segment.create(shm / "replica-0.seg", layout_of(NBYTES)), state) == 0
+
+
+def test_what_is_dropped_in_the_middle_gives_its_memory_back(shm: Path) -> None:
+    store = SegmentStore(shm / "partner", MESH)
+    intake = Intake()
+    intake.begin(store.ensure(0, Place.REPLICA, layout_of(NBYTES)), Announced(1, 7, "7" * 32))
+    store.drop(0, Place.REPLICA)
+    eventually(lambda: str(shm) not in Path("/proc/self/maps").read_text())
+
+
+def received(intake: Intake, segment: Segment, raw: bytes) -> bool:
+    """Let `raw` arrive, and then the connection end."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+
+        def send() -> None:
+            with contextlib.suppress(OSError):
+                theirs.sendall(raw)
+            wire.shut(theirs)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            return intake.receive(segment, ours)
+        finally:
+            ours.close()
+            sender.join(10)

@@ -1,0 +1,79 @@
+"""Joining and leaving: what a failed join leaves behind must not keep ranks apart."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from torch.distributed import TCPStore
+
+JOIN = """
+import sys
+import torch
+import torch.distributed as dist
+from holdfast_workers.parallelize import process_groups
+
+port, rank, alone = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "alone"
+if alone:
+    try:
+        process_groups.join("127.0.0.1", port, 1, rank, 2, 0.5, "cpu")
+    except Exception as error:
+        assert process_groups.is_communication_error(error), repr(error)
+    else:
+        raise SystemExit("nobody else was there")
+    process_groups.leave()
+process_groups.join("127.0.0.1", port, 2, rank, 2, 10.0, "cpu")
+total = torch.ones(1)
+dist.all_reduce(total)
+assert total.item() == 2
+process_groups.leave()
+"""
+
+
+LEAVE_AND_COME_AGAIN = """
+import os
+import sys
+import time
+import torch
+import torch.distributed as dist
+from holdfast_workers.parallelize import process_groups
+
+port, rank = int(sys.argv[1]), int(sys.argv[2])
+took = []
+for attempt in range(1, 6):
+    process_groups.join("127.0.0.1", port, attempt, rank, 2, 20.0, "cpu")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == 2
+    began = time.monotonic()
+    process_groups.leave(keep=True)
+    took.append(time.monotonic() - began)
+assert len(process_groups._left) == 5
+before = len(process_groups.sockets())
+process_groups.bury()
+assert process_groups._left == []
+deadline = time.monotonic() + 10
+while len(process_groups.sockets()) > before - 5:
+    assert time.monotonic() < deadline, "their sockets stay open"
+    time.sleep(0.01)
+assert min(took) < 0.005, took
+os._exit(0)  # as every worker does: threads that end may go on to
+"""
+
+
+def test_groups_that_were_left_end_while_nobody_waits() -> None:
+    assert together(LEAVE_AND_COME_AGAIN, ("0",), ("1",)) == [0, 0]
+
+
+def test_a_rank_whose_join_failed_meets_one_that_comes_fresh() -> None:
+    assert together(JOIN, ("0", "alone"), ("1", "fresh")) == [0, 0]
+
+
+def together(program: str, *ranks: tuple[str, ...]) -> list[int]:
+    """How these ranks' processes end, which meet at one store."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program, str(store.port), *arguments])
+        for arguments in ranks
+    ]
+    return [process.wait(60) for process in processes]

@@ -1,0 +1,134 @@
+"""A state goes into a payload and back without a bit lost, and never from the wrong payload."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from holdfast_workers.state.digest import payload_digest
+from holdfast_workers.state.layout import SMALL_STATE, StateLayout
+from holdfast_workers.state.rank_state import (
+    Box,
+    CopyStopped,
+    Piece,
+    RankBytes,
+    RankState,
+    StateMismatch,
+)
+
+SMALL = {"step": 5, "seed": 1}
+GENERATOR = RankBytes("random.cpu", torch.get_rng_state, torch.set_rng_state)
+
+
+def piece(name: str, tensor: Tensor) -> Piece:
+    shape = tuple(tensor.shape)
+    return Piece(name, tensor, Box(shape, (0,) * len(shape), shape, primary=True))
+
+
+@pytest.fixture
+def tensors() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(shape, generator=generator) for shape in ((3, 5), (7,), (0, 4), (16, 4))]
+
+
+@pytest.fixture
+def state(tensors: list[Tensor]) -> RankState:
+    pieces = [piece(f"t{index}", tensor) for index, tensor in enumerate(tensors)]
+    return RankState(pieces, [GENERATOR])
+
+
+def test_what_is_written_is_read_back_in_place(state: RankState, tensors: list[Tensor]) -> None:
+    torch.manual_seed(3)
+    payload = memoryview(bytearray(state.layout.payload_bytes))
+    state.freeze(SMALL).write(payload)
+    kept = [tensor.clone() for tensor in tensors]
+    drawn = torch.rand(3)
+    for tensor in tensors:
+        tensor.fill_(float("nan"))
+    assert state.read(payload) == SMALL
+    assert all(torch.equal(a, b) for a, b in zip(tensors, kept, strict=True))
+    assert torch.equal(torch.rand(3), drawn)
+
+
+def test_a_payload_may_be_read_only(state: RankState) -> None:
+    payload = bytearray(state.layout.payload_bytes)
+    state.freeze(SMALL).write(memoryview(payload))
+    assert state.read(memoryview(bytes(payload))) == SMALL
+
+
+def test_every_byte_is_written(state: RankState) -> None:
+    nbytes = state.layout.payload_bytes
+    zeros, ones = bytearray(nbytes), bytearray(b"\xff" * nbytes)
+    state.freeze(SMALL).write(memoryview(zeros))
+    state.freeze(SMALL).write(memoryview(ones))
+    assert zeros == ones
+
+
+def test_the_digest_needs_no_payload(state: RankState) -> None:
+    payload = bytearray(state.layout.payload_bytes)
+    state.freeze(SMALL).write(memoryview(payload))
+    assert state.digest(SMALL) == payload_digest(payload)
+
+
+@given(st.lists(st.integers(0, 3 * 65_537), max_size=4))
+@settings(max_examples=30)
+def test_the_digest_made_while_copying_is_the_payloads(sizes: list[int]) -> None:
+    tensors = [torch.arange(size, dtype=torch.float32) for size in sizes]
+    pieces = [piece(f"t{index}", tensor) for index, tensor in enumerate(tensors)]
+    state = RankState(pieces, [GENERATOR])
+    payload = bytearray(b"\xff" * state.layout.payload_bytes)
+    digest = state.freeze(SMALL).write(memoryview(payload))
+    assert digest == payload_digest(payload) == state.digest(SMALL)
+
+
+def test_what_moves_on_before_the_next_step_is_copied_at_once(state: RankState) -> None:
+    torch.manual_seed(3)
+    expected = state.digest(SMALL)
+    frozen = state.freeze(SMALL)
+    torch.rand(3)  # as dropout does in the next forward
+    assert frozen.write(memoryview(bytearray(state.layout.payload_bytes))) == expected
+
+
+def test_a_copy_that_is_stopped_says_so(state: RankState) -> None:
+    payload = memoryview(bytearray(state.layout.payload_bytes))
+    with pytest.raises(CopyStopped):
+        state.freeze(SMALL).write(payload, lambda: True)
+
+
+def test_one_changed_bit_changes_the_digest(state: RankState, tensors: list[Tensor]) -> None:
+    before = state.digest(SMALL)
+    tensors[3].view(torch.int32)[2, 1] ^= 1
+    assert state.digest(SMALL) != before
+    assert state.digest({**SMALL, "step": 6}) != before
+
+
+def test_the_layout_is_aligned_and_survives_json(state: RankState) -> None:
+    layout = state.layout
+    assert all(entry.offset % 64 == 0 for entry in layout.tensors)
+    assert layout.tensors[-1].name == SMALL_STATE
+    assert [entry.name for entry in layout.tensors if entry.per_rank] == ["random.cpu", SMALL_STATE]
+    assert StateLayout.from_json(layout.to_json()) == layout
+
+
+def test_an_empty_box_is_nobodys_to_write(state: RankState) -> None:
+    assert [entry.primary for entry in state.layout.tensors[:4]] == [True, True, False, True]
+
+
+def test_a_payload_of_another_size_is_refused(state: RankState) -> None:
+    short = memoryview(bytearray(state.layout.payload_bytes - 64))
+    with pytest.raises(StateMismatch, match="bytes"):
+        state.read(short)
+    with pytest.raises(StateMismatch, match="bytes"):
+        state.freeze(SMALL).write(short)
+
+
+def test_a_payload_without_small_state_changes_nothing(
+    state: RankState, tensors: list[Tensor]
+) -> None:
+    before = tensors[0].clone()
+    with pytest.raises(StateMismatch, match="JSON"):
+        state.read(memoryview(bytearray(state.layout.payload_bytes)))
+    assert torch.equal(tensors[0], before)

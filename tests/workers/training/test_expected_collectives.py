@@ -1,0 +1,84 @@
+"""A rank that was built before its world was there trains with the bits of one that was not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from tests.support.ranks.rank_programs import join, make, undisturbed
+from tests.support.ranks.rank_worlds import Watching, Worlds, place, tiny_spec
+
+from holdfast_workers.parallelize import process_groups
+from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.training.recipe import World
+from holdfast_workers.training.step_loop import train
+
+MESHES = [
+    {"dp_shard": 2, "tp": 2},
+    {"dp_replicate": 2, "dp_shard": 2},
+    {"dp_replicate": 2, "tp": 2},
+    {"dp_shard": 1, "tp": 2},
+]
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "text").write_text("All happy families are alike. " * 300)
+    os.environ["HOLDFAST_TEST_CORPUS"] = str(folder)
+    yield Worlds(tmp_path_factory.mktemp("cache"))
+    del os.environ["HOLDFAST_TEST_CORPUS"]
+
+
+def expected(
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec
+) -> tuple[dict[int, str], bool]:
+    """What `undisturbed` comes to, and whether what was built ahead was put to use."""
+    recipe = make(cache_dir, spec)
+    recipe.expect(replace(world, attempt=0))
+    assert not dist.is_initialized()
+    ahead = recipe._expected
+    join(port, world)
+    recipe.build(world)
+    recipe.initialize()
+    hooks = Watching()
+    train(recipe, world, spec, hooks, 0)
+    used = ahead is not None and recipe.model is ahead.model
+    process_groups.leave()
+    return hooks.digests, used
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_what_was_built_ahead_is_put_to_use_with_the_same_bits(
+    worlds: Worlds, mesh: dict[str, int]
+) -> None:
+    spec = tiny_spec(mesh, steps=2, dropout=0.1)
+    bits = [one["digests"] for one in worlds.run(undisturbed, spec)]
+    assert worlds.run(expected, spec) == [(digests, True) for digests in bits]
+
+
+def test_a_world_of_one_is_built_ahead_too(worlds: Worlds) -> None:
+    spec = tiny_spec({"dp_shard": 1}, steps=2, dtype="bfloat16")
+    (alone,) = worlds.run(undisturbed, spec)
+    assert worlds.run(expected, spec) == [(alone["digests"], True)]
+
+
+def misplaced(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> str:
+    recipe = make(cache_dir, spec)
+    recipe.expect(place(spec, 3, 0))
+    try:
+        recipe.build(world)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_what_was_built_for_one_place_is_not_given_another(worlds: Worlds) -> None:
+    spec = tiny_spec({"dp_shard": 2, "tp": 2})
+    refused: Any = worlds.start(misplaced, place(spec, 1, worlds.next_attempt()), spec).result()
+    assert "cannot rebind" in refused

@@ -1,0 +1,137 @@
+"""What ranks agree on is a pure function of their records, or nothing at all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast_workers.state.digest import step_digest
+from holdfast_workers.training.step_agreement import (
+    Contribution,
+    Disagreement,
+    Record,
+    fold,
+    gather,
+)
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+WORDS = st.integers(0, 2**63 - 1)
+CONTRIBUTIONS = st.builds(
+    Contribution,
+    loss_sum=FINITE,
+    count=WORDS,
+    grad_sq=FINITE,
+    data_index=WORDS,
+    samples=st.integers(0, 2**64 - 1),
+    sample_count=WORDS,
+    nonfinite=st.booleans(),
+    loader_wait_s=FINITE,
+)
+RECORDS = st.builds(
+    Record,
+    attempt=WORDS,
+    step=WORDS,
+    contribution=CONTRIBUTIONS,
+    state_step=st.integers(-1, 2**62),
+    state_digest=st.binary(min_size=16, max_size=16),
+    replicated_step=st.integers(-1, 2**62),
+    stop=st.booleans(),
+    intervals=st.tuples(WORDS, WORDS),
+    compute_s=FINITE,
+)
+
+
+def share(data_index: int, **changes: float) -> Contribution:
+    base = Contribution(
+        loss_sum=10.0,
+        count=5,
+        grad_sq=4.0,
+        data_index=data_index,
+        samples=100 + data_index,
+        sample_count=4,
+    )
+    return replace(base, **changes)
+
+
+def record(data_index: int, **changes: object) -> Record:
+    base = Record(
+        attempt=3,
+        step=7,
+        contribution=share(data_index),
+        state_step=6,
+        state_digest=bytes([data_index] * 16),
+        replicated_step=5,
+    )
+    return replace(base, **changes)
+
+
+@given(RECORDS)
+def test_a_record_survives_packing(record: Record) -> None:
+    assert Record.unpack(record.pack()) == record
+
+
+@given(RECORDS, RECORDS)
+def test_records_are_of_one_size(one: Record, other: Record) -> None:
+    assert len(one.pack()) == len(other.pack())
+
+
+def test_shares_add_up_and_peers_count_their_samples_once() -> None:
+    peer = record(1, contribution=share(1, loss_sum=0.0, count=0, loader_wait_s=0.25))
+    agreed = fold([record(0), record(0), record(1), peer])
+    assert agreed.loss == 30.0 / 15
+    assert agreed.grad_norm == 4.0
+    assert agreed.samples == f"{100 + 101:016x}"
+    assert agreed.sample_count == 8
+    assert agreed.loader_wait_s == 0.25
+    assert not agreed.nonfinite
+
+
+def test_the_state_digest_covers_the_ranks_in_order() -> None:
+    agreed = fold([record(0), record(1)])
+    assert agreed.state_step == 6
+    assert agreed.rank_digests == (bytes([0] * 16).hex(), bytes([1] * 16).hex())
+    assert agreed.state_digest == step_digest(agreed.rank_digests)
+    assert fold([record(1), record(0)]).state_digest != agreed.state_digest
+
+
+def test_without_digests_there_is_none() -> None:
+    agreed = fold([record(0, state_step=-1), record(1, state_step=-1)])
+    assert agreed.state_digest is None
+
+
+def test_only_what_every_rank_has_replicated_counts() -> None:
+    assert fold([record(0), record(1, replicated_step=2)]).replicated_step == 2
+
+
+@pytest.mark.parametrize("change", [{"attempt": 2}, {"step": 8}, {"state_step": 5}])
+def test_ranks_that_speak_of_something_else_agree_on_nothing(change: dict[str, int]) -> None:
+    with pytest.raises(Disagreement, match="rank 1"):
+        fold([record(0), record(1, **change)])
+
+
+def test_peers_that_read_other_samples_agree_on_nothing() -> None:
+    stray = record(0, contribution=share(0, samples=999))
+    with pytest.raises(Disagreement, match="rank 1 read other samples"):
+        fold([record(0), stray])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_one_rank_that_is_not_finite_is_known_to_all(bad: float) -> None:
+    assert fold([record(0), record(1, contribution=share(1, loss_sum=bad))]).nonfinite
+    assert fold([record(0), record(1, contribution=share(1, grad_sq=bad))]).nonfinite
+    assert fold([record(0, contribution=share(0, nonfinite=True)), record(1)]).nonfinite
+
+
+def test_a_world_of_one_needs_no_group() -> None:
+    assert gather(record(0), 1) == [record(0)]
+
+
+def test_one_rank_that_is_to_stop_stops_all_and_rank_zero_says_how_often_to_save() -> None:
+    records = [record(0, intervals=(2, 30)), record(1, stop=True, intervals=(1, 10))]
+    agreed = fold(records)
+    assert (agreed.stop, agreed.intervals) == (True, (2, 30))
+    assert not fold([record(0), record(1)]).stop

@@ -1,0 +1,219 @@
+"""The training core on real gloo worlds: same curve on any mesh, same bits after faults."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.ranks import rank_programs as programs
+from tests.support.ranks.rank_worlds import Worlds, place, tiny_spec
+
+from holdfast_workers.spec import DetectionSpec, GuardsSpec, NonfiniteGuardSpec
+from holdfast_workers.training.skipped_windows import Ledger
+
+FULL = {"dp_shard": 2, "tp": 2}
+REPLICAS = {"dp_replicate": 2, "dp_shard": 2}
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+    folder = tmp_path_factory.mktemp("corpus")
+    words = random.Random(5)
+    for index in range(3):
+        text = " ".join(str(words.randrange(100)) for _ in range(4000))
+        (folder / f"part{index}.txt").write_text(text)
+    os.environ["HOLDFAST_TEST_CORPUS"] = str(folder)
+    yield Worlds(tmp_path_factory.mktemp("cache"))
+    del os.environ["HOLDFAST_TEST_CORPUS"]
+
+
+@pytest.fixture(scope="module")
+def states(worlds: Worlds, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every rank's state of every step of the undisturbed run."""
+    return tmp_path_factory.mktemp("states")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(worlds: Worlds, states: Path) -> dict[str, Any]:
+    """The 2 × 2 run with dropout that every faulted run must equal."""
+    return worlds.run(programs.undisturbed, tiny_spec(FULL, dropout=0.1), states)[0]
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        FULL,
+        {"dp_shard": 4},
+        {"tp": 2},
+        {"dp_shard": 2},
+        REPLICAS,
+        {"dp_replicate": 2},
+        {"dp_replicate": 2, "tp": 2},
+        {"dp_replicate": 4},
+    ],
+    ids=lambda mesh: ",".join(f"{axis}={size}" for axis, size in mesh.items()),
+)
+def test_every_mesh_follows_the_curve_of_one_process(worlds: Worlds, mesh: dict[str, int]) -> None:
+    alone = worlds.run(programs.undisturbed, tiny_spec({}))[0]["rows"]
+    together = worlds.run(programs.undisturbed, tiny_spec(mesh))[0]["rows"]
+    for one, many in zip(alone, together, strict=True):
+        assert many.loss == pytest.approx(one.loss, abs=1e-5)
+        assert many.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)
+        assert many.samples == one.samples
+
+
+def test_replicas_have_the_same_bits_at_every_step(worlds: Worlds) -> None:
+    spec = tiny_spec({"dp_replicate": 2, "dp_shard": 2, "tp": 2}, steps=3, dropout=0.1)
+    states = worlds.run(programs.states, spec)
+    for first, second in zip(states[:4], states[4:], strict=True):
+        assert len(first) == 3
+        assert first == second
+    assert len({state[-1] for state in states[:4]}) == 4
+
+
+def test_every_rank_sees_the_same_rows_and_digests(worlds: Worlds) -> None:
+    results = worlds.run(programs.undisturbed, tiny_spec(FULL, steps=2))
+    for result in results[1:]:
+        assert result["digests"] == results[0]["digests"]
+        for mine, other in zip(result["rows"], results[0]["rows"], strict=True):
+            assert (mine.loss, mine.grad_norm) == (other.loss, other.grad_norm)
+
+
+def test_the_phases_of_a_step_come_in_order(undisturbed: dict[str, Any]) -> None:
+    of_step_3 = [name for name, step in undisturbed["phases"] if step == 3]
+    assert of_step_3 == [
+        *["load", "forward", "backward"] * 2,
+        "agree",
+        "gate",
+        "optimizer",
+        "checkpoint",
+    ]
+
+
+def test_two_runs_have_the_same_bits(worlds: Worlds, undisturbed: dict[str, Any]) -> None:
+    again = worlds.run(programs.undisturbed, tiny_spec(FULL, dropout=0.1))[0]
+    assert again["digests"] == undisturbed["digests"]
+    assert sorted(again["digests"]) == list(range(7))
+    assert len(set(again["digests"].values())) == 7
+
+
+def test_new_processes_go_on_from_a_written_state_with_the_same_bits(
+    worlds: Worlds, undisturbed: dict[str, Any], states: Path
+) -> None:
+    digests = worlds.run(programs.resumed, tiny_spec(FULL, dropout=0.1), states, 3)[0]
+    assert digests == {step: undisturbed["digests"][step] for step in range(3, 7)}
+
+
+def test_a_digest_is_the_same_from_a_payload_and_from_live_tensors(
+    worlds: Worlds, tmp_path: Path
+) -> None:
+    for filled, streamed in worlds.run(
+        programs.digests_both_ways, tiny_spec(FULL, steps=2), tmp_path
+    ):
+        assert filled == streamed
+
+
+@pytest.mark.parametrize("fall_back", [False, True], ids=["in place", "built anew"])
+def test_replicas_rebind_to_new_groups_with_the_same_bits(worlds: Worlds, fall_back: bool) -> None:
+    spec = tiny_spec({"dp_replicate": 2, "tp": 2}, dropout=0.1)
+    expected = worlds.run(programs.undisturbed, spec)[0]["digests"]
+    for result in worlds.run(programs.rebound, spec, 3, fall_back):
+        assert result["digests"] == expected
+        assert result["living"]
+        assert result["same_tensors"] is not fall_back
+
+
+@pytest.mark.parametrize("fall_back", [False, True], ids=["in place", "built anew"])
+def test_survivors_rebind_to_new_groups_with_the_same_bits(
+    worlds: Worlds, undisturbed: dict[str, Any], fall_back: bool
+) -> None:
+    for result in worlds.run(programs.rebound, tiny_spec(FULL, dropout=0.1), 3, fall_back):
+        assert result["digests"] == undisturbed["digests"]
+        assert result["living"]
+        assert result["same_tensors"] is not fall_back
+
+
+def test_a_collective_of_any_axis_fails_by_itself_in_the_time_that_was_set(worlds: Worlds) -> None:
+    limit_s = 1.0
+    detection = DetectionSpec(collective_timeout_s=limit_s)
+    spec = tiny_spec(FULL).model_copy(update={"detection": detection})
+    waited = worlds.run(programs.left_alone, spec)
+    assert all(limit_s <= one < 10 * limit_s for rank in (0, 2) for one in waited[rank])
+
+
+@pytest.mark.parametrize("per_block", [False, True], ids=["one group", "a group per block"])
+@pytest.mark.parametrize("axis", ["dp_shard", "dp_replicate"])
+def test_gradients_of_a_broken_backward_pass_do_not_reach_the_next(
+    worlds: Worlds, axis: str, per_block: bool
+) -> None:
+    # Against torch's fault: FSDP2's reset keeps unsharded gradients of the broken pass.
+    spec = tiny_spec({axis: 2}, dropout=0.1)
+    whole = programs.undisturbed_per_block if per_block else programs.undisturbed
+    expected = worlds.run(whole, spec)[0]["digests"]
+    for digests in worlds.run(programs.broken_in_backward, spec, 4, per_block):
+        assert digests == expected
+
+
+def test_a_large_models_groups_follow_the_same_curve(worlds: Worlds) -> None:
+    alone = worlds.run(programs.undisturbed, tiny_spec({}))[0]["rows"]
+    together = worlds.run(programs.undisturbed_per_block, tiny_spec(FULL))[0]["rows"]
+    for one, many in zip(alone, together, strict=True):
+        assert many.loss == pytest.approx(one.loss, abs=1e-5)
+
+
+@pytest.mark.parametrize("mesh", [{}, FULL])
+def test_low_precision_stays_near_the_curve(worlds: Worlds, mesh: dict[str, int]) -> None:
+    exact = worlds.run(programs.undisturbed, tiny_spec({}))[0]["rows"]
+    low = worlds.run(programs.undisturbed, tiny_spec(mesh, dtype="bfloat16"))[0]["rows"]
+    for one, other in zip(exact, low, strict=True):
+        assert other.loss == pytest.approx(one.loss, rel=2e-2)
+        assert other.loss != one.loss
+
+
+def test_a_step_that_is_not_finite_on_one_rank_is_applied_by_none(worlds: Worlds) -> None:
+    stop = GuardsSpec(nonfinite=NonfiniteGuardSpec(policy="stop"))
+    spec = tiny_spec(FULL).model_copy(update={"guards": stop})
+    for message, unchanged, applied in worlds.run(programs.poisoned, spec, 3):
+        assert message.startswith("nonfinite at step 3 (window 2): loss")
+        assert message.endswith("began on rank 1 in the output of norm, micro-batch 0")
+        assert unchanged
+        assert applied == 2
+
+
+def test_a_skipped_window_leaves_the_bits_of_a_run_that_knew_of_it(worlds: Worlds) -> None:
+    spec = tiny_spec(FULL, steps=12, dropout=0.1)
+    knew = worlds.run(programs.undisturbed, spec, None, ((9, 10),))[0]
+    poisoned = spec.model_copy(update={"recipe": "tests.support.ranks.recipes:PoisonedWindow"})
+    for result in worlds.run(programs.undisturbed, poisoned):
+        assert result["digests"] == knew["digests"]
+        assert [row.samples for row in result["rows"]] == [row.samples for row in knew["rows"]]
+        assert result["ledger"] == Ledger(((9, 10),))
+        (trip,) = result["trips"]
+        assert (trip["kind"], trip["decision"], trip["step"]) == ("nonfinite", "skip", 10)
+        assert (trip["window"], trip["skipped"]) == (9, (9, 10))
+        assert (trip["ranks"], trip["micro_batch"]) == ([2], 1)
+        assert (trip["layer"], trip["what"]) == ("blocks.1.feed_forward.up", "output")
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("phase", ["forward", "backward", "agree", "optimizer"])
+def test_a_killed_rank_is_replaced_and_the_bits_are_the_same(
+    worlds: Worlds, undisturbed: dict[str, Any], tmp_path: Path, phase: str
+) -> None:
+    spec = tiny_spec(FULL, dropout=0.1)
+    attempt = worlds.next_attempt()
+    ranks = [
+        worlds.start(programs.survivor, place(spec, r, attempt), spec, tmp_path, (phase, 4))
+        for r in range(4)
+    ]
+    ranks[3].process.join(60)
+    replacement = worlds.start(programs.resumed, place(spec, 3, attempt + 1000), spec, tmp_path, 3)
+    assert replacement.result() == {s: undisturbed["digests"][s] for s in range(3, 7)}
+    for rank in ranks[:3]:
+        result = rank.result()
+        assert result["digests"] == undisturbed["digests"]
+        assert result["pid"] == rank.process.pid

@@ -1,0 +1,65 @@
+"""A rank's own checkpoints where shared memory is full: by a size that no machine has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.memory.memory_states import Saved, layout_of, payload_of, snapshot_of
+
+from holdfast_workers.fault_injection.fault_points import FaultPoints
+from holdfast_workers.memory.segment import Segment, SegmentSpaceError
+from holdfast_workers.state.digest import payload_digest
+from holdfast_workers.worker.rank_checkpoints import RankCheckpoints
+
+SAVED = Saved(attempt=2, step=5)
+Said = list[tuple[str, dict[str, Any]]]
+
+
+def without_room_for_copies(root: Path, said: Said) -> RankCheckpoints:
+    """Its segment is there; of a copy for a saver it thinks that it were far too large."""
+    segment = Segment.create(root / "own-0.seg", layout_of(SAVED.sizes))
+    order = {
+        "segment_path": str(segment.path),
+        "segment_root": str(root),
+        "attempt": SAVED.attempt,
+        "rank": 0,
+    }
+    made = RankCheckpoints(
+        order,
+        lambda: layout_of((1 << 50,)),
+        lambda op, **fields: said.append((op, fields)),
+        FaultPoints(None),
+    )
+    with segment.begin(4) as slot:
+        digest = snapshot_of(SAVED).write(slot)
+    made.stand_on(segment, segment.commit(attempt=1, step=4, digest=digest))
+    return made
+
+
+@pytest.mark.parametrize("to_memory", [True, False])
+def test_a_copy_that_does_not_fit_is_given_up_and_training_goes_on(
+    shm: Path, to_memory: bool
+) -> None:
+    said: Said = []
+    own = without_room_for_copies(shm, said)
+    digest = own.start(snapshot_of(SAVED), 5, to_memory=to_memory, metrics={}, last=False)
+    assert digest() == payload_digest(payload_of(SAVED))
+    own.finish()
+    assert [op for op, _ in said] == ["committed"] * to_memory + ["unsaved"]
+    assert said[-1][1]["step"] == 5
+    assert "bytes are free" in said[-1][1]["message"]
+    assert [path.name for path in shm.iterdir()] == ["own-0.seg"]
+    assert not own.are_being_saved()
+    own.end(0.0)
+
+
+def test_the_last_copy_is_not_given_up_in_silence(shm: Path) -> None:
+    said: Said = []
+    own = without_room_for_copies(shm, said)
+    own.start(snapshot_of(SAVED), 5, to_memory=True, metrics={}, last=True)
+    with pytest.raises(SegmentSpaceError, match="bytes are free"):
+        own.finish()
+    assert [op for op, _ in said] == ["committed"]
+    own.end(0.0)

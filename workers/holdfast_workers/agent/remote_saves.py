@@ -1,0 +1,257 @@
+"""A node's part in the remote tier: savers that write shards, finalizers that publish.
+
+Owns the frozen copies that workers leave for savers, from the moment they are handed over, and
+saves each until it is durable, superseded by a newer one, or hopeless (`agent/save_backlog.py`): a
+remote tier that does not answer costs training nothing. A saver that hangs is killed at its
+deadline, and its shard counts as refused. What a worker left without handing it over, because it
+died, is removed at the next fence.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast_workers.agent.agent_config import AgentConfig
+from holdfast_workers.agent.save_backlog import Backlog, Copy
+from holdfast_workers.agent.signal_sender import Teller
+from holdfast_workers.errors import WorkersError
+from holdfast_workers.ipc import linux_processes
+from holdfast_workers.ipc.children import Brood, Child, ZygoteFailed
+from holdfast_workers.ipc.io_loop import NodeIO
+from holdfast_workers.memory import frozen_copies
+from holdfast_workers.memory.segment import Commit, Segment
+from holdfast_workers.protocol.messages import SignalKind
+
+KEPT_SHARDS = 256
+_OF_COPY = ("path", "rank", "attempt", "step", "metrics")
+
+
+class RemoteRefused(WorkersError):
+    """The remote tier does not take a checkpoint now; it may later."""
+
+
+@dataclass(frozen=True)
+class _Saver:
+    child: Child
+    limit_s: float
+    deadline: float
+
+
+class RemoteSaves:
+    """Thread-safe. One thread of its own begins what is due, and ends what is late."""
+
+    def __init__(self, config: AgentConfig, root: Path, brood: Brood, teller: Teller) -> None:
+        self._config = config
+        self._root = root
+        self._brood = brood
+        self._teller = teller
+        self._io: NodeIO | None = None
+        self._changed = threading.Condition()
+        self._backlog = Backlog()
+        self._copies: dict[str, Copy] = {}
+        self._savers: dict[str, _Saver] = {}  # by the path of their copies
+        self._shards: list[dict[str, Any]] = []
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="remote-saves", daemon=True)
+
+    def start(self, io: NodeIO) -> None:
+        self._io = io
+        self._thread.start()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    @property
+    def shards(self) -> tuple[dict[str, Any], ...]:
+        """Records of shards that are durable and not known to be in a manifest."""
+        with self._changed:
+            return tuple(self._shards)
+
+    @property
+    def saving(self) -> tuple[tuple[int, int, int], ...]:
+        """(rank, attempt, step) of the copies that are being saved, or wait for it."""
+        with self._changed:
+            return tuple(sorted(copy.shard for copy in self._copies.values()))
+
+    def hand_over(self, message: dict[str, Any]) -> None:
+        """Take charge of the copy that a worker's `save` message names."""
+        copy = Copy(**{name: message[name] for name in _OF_COPY})
+        with self._changed:
+            self._copies[copy.path] = copy
+        self._queue(copy)
+
+    def save_held(self, rank: int, segment: Segment, commit: Commit) -> None:
+        """Freeze and save a commit of this node's memory, in place of a node that is gone.
+
+        Does nothing if that shard is being saved or is durable. Raises Overtaken if a newer state
+        takes its place meanwhile, SegmentSpaceError.
+        """
+        path = frozen_copies.copy_path(self._root, rank, commit.step, commit.attempt)
+        copy = Copy(str(path), rank, commit.attempt, commit.step)
+        with self._changed:
+            durable = ((one["rank"], one["attempt"], one["step"]) for one in self._shards)
+            if copy.path in self._copies or copy.shard in durable:
+                return
+            self._copies[copy.path] = copy  # from now on no fence removes it
+        try:
+            frozen_copies.freeze(path, segment, commit)
+        except BaseException:
+            self._let_go(copy)
+            raise
+        self._queue(copy)
+
+    def said(self, child: Child, message: dict[str, Any]) -> None:
+        """A saver says that its shard is durable, or that the storage does not take it."""
+        child.request["outcome"] = message
+        if message["op"] != "saved":
+            return
+        attempt = child.request["attempt"]
+        shard = {**{key: message[key] for key in ("rank", "step", "nbytes")}, "attempt": attempt}
+        with self._changed:
+            self._shards = [*self._shards, shard][-KEPT_SHARDS:]
+        self._teller.tell(SignalKind.SHARD_SAVED, attempt, shard["rank"], detail=shard)
+
+    def exited(self, child: Child, detail: dict[str, int | str]) -> None:
+        """A saver's process is gone."""
+        with self._changed:
+            self._savers.pop(child.request["path"], None)
+            outcome = child.request.get("outcome", {"op": "died"})
+            copy = self._copies[child.request["path"]]
+            if outcome["op"] == "saved":
+                self._backlog.saved(copy)
+        if outcome["op"] == "saved":
+            self._let_go(copy)
+        elif outcome["op"] == "refused":
+            self._refused(copy, outcome["message"])
+        else:
+            self._crashed(copy, f"the saver ended: {detail}")
+        with self._changed:
+            self._changed.notify_all()
+
+    def finalize(self, step: int, attempt: int, io: NodeIO) -> dict[str, Any]:
+        """Publish the checkpoint of `step`: its folder and size.
+
+        Raises RemoteRefused, ZygoteFailed, TimeoutError, or ChildProcessError with the
+        finalizer's log.
+        """
+        request = {
+            "step": step,
+            "attempt": attempt,
+            "world_size": self._config.world_size,
+            "mesh": self._config.mesh,
+            "extra": {"job": self._config.job_id, "training": self._config.training},
+        }
+        child = self._brood.fork("finalizer", f"finalizer-{step}", request)
+        answer = io.run_to_end(child, self._config.finalize_timeout_s)
+        if answer["op"] == "refused":
+            raise RemoteRefused(answer["message"])
+        with self._changed:
+            self._shards = [s for s in self._shards if (s["step"], s["attempt"]) != (step, attempt)]
+        return {"step": step, "attempt": attempt, **answer}
+
+    def fence(self, attempt: int) -> None:
+        """Call when no worker of an older attempt is left: remove what they did not hand over.
+        What they did is saved all the same; whether it is published, others decide."""
+        with self._changed:
+            taken = set(self._copies)
+        for path in self._root.glob(frozen_copies.PATTERN):
+            if str(path) not in taken and frozen_copies.attempt_of(path) < attempt:
+                path.unlink(missing_ok=True)
+        self._remove_half_made()
+
+    def remove_leftovers(self) -> None:
+        """Remove what processes of an earlier life of this agent left."""
+        for path in self._root.glob(frozen_copies.PATTERN):
+            path.unlink(missing_ok=True)
+        self._remove_half_made()
+
+    def _queue(self, copy: Copy) -> None:
+        with self._changed:
+            superseded = self._backlog.add(copy)
+            self._changed.notify_all()
+        if superseded is not None:
+            self._give_up(superseded, "superseded by a newer step", superseded=True)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                due = self._backlog.start_due(time.monotonic())
+                if not due and not self._closing:
+                    until = self._next_due()
+                    self._changed.wait(None if until is None else until - time.monotonic())
+                if self._closing:
+                    return
+                self._end_late(time.monotonic())
+            for copy in due:
+                self._save(copy)
+
+    def _next_due(self) -> float | None:
+        times = [one.deadline for one in self._savers.values()]
+        if (begin := self._backlog.next_due()) is not None:
+            times.append(begin)
+        return min(times, default=None)
+
+    def _end_late(self, now: float) -> None:
+        for path, saver in list(self._savers.items()):
+            if saver.deadline <= now:
+                why = f"not saved within {saver.limit_s:.0f} s: does the storage hang?"
+                saver.child.request.setdefault("outcome", {"op": "refused", "message": why})
+                saver.child.kill()
+                del self._savers[path]
+
+    def _save(self, copy: Copy) -> None:
+        """Fork the saver of one shard; signals tell how it ends."""
+        assert self._io is not None
+        request = {name: getattr(copy, name) for name in _OF_COPY}
+        try:
+            nbytes = Path(copy.path).stat().st_size
+            child = self._brood.fork("saver", f"saver-{copy.rank}", request)
+        except (ZygoteFailed, OSError) as error:
+            traceback.print_exc()
+            self._crashed(copy, str(error))
+            return
+        slowest = self._config.slowest_save_bytes_per_s
+        limit_s = self._config.save_timeout_s + nbytes / slowest
+        with self._changed:
+            self._savers[copy.path] = _Saver(child, limit_s, time.monotonic() + limit_s)
+        self._io.watch(child)
+
+    def _refused(self, copy: Copy, why: str) -> None:
+        with self._changed:
+            given_up = self._backlog.refused(copy, time.monotonic(), random.random())
+        if copy.refusals == 1:
+            detail = {"step": copy.step, "message": why}
+            self._teller.tell(SignalKind.SHARD_DELAYED, copy.attempt, copy.rank, detail=detail)
+        if given_up is not None:
+            self._give_up(copy, f"superseded by a newer step: {why}", superseded=True)
+
+    def _crashed(self, copy: Copy, why: str) -> None:
+        with self._changed:
+            given_up = self._backlog.crashed(copy, time.monotonic())
+        if given_up is not None:
+            self._give_up(copy, why)
+
+    def _give_up(self, copy: Copy, why: str, *, superseded: bool = False) -> None:
+        self._let_go(copy)
+        detail = {"step": copy.step, "message": why, "superseded": superseded}
+        self._teller.tell(SignalKind.SHARD_FAILED, copy.attempt, copy.rank, detail=detail)
+
+    def _let_go(self, copy: Copy) -> None:
+        Path(copy.path).unlink(missing_ok=True)
+        with self._changed:
+            self._copies.pop(copy.path, None)
+
+    def _remove_half_made(self) -> None:
+        """Segments whose maker died before they had their name."""
+        for path in (*self._root.glob(".*.new"), *self._root.glob("*/.*.new")):
+            maker = int(path.suffixes[-2].removeprefix("."))
+            if not linux_processes.is_alive(maker):
+                path.unlink(missing_ok=True)

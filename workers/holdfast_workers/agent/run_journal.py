@@ -1,0 +1,94 @@
+"""What a node agent keeps of a run until somebody fetches it: metric rows, digests, log lines.
+
+Bounded: the oldest go first. Rows and digests are the same on every node, so that a lost node
+takes none of them along.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from itertools import takewhile
+
+from holdfast_workers.protocol.messages import LogLine, StepRow
+
+KEEP_ROWS = 20_000
+KEEP_LINES = 5_000
+PAGE_ROWS = 1_000
+PAGE_LINES = 500
+
+
+class Journal:
+    """Thread-safe. One per agent incarnation."""
+
+    def __init__(self, agent: str, incarnation: str) -> None:
+        self._agent = agent
+        self._incarnation = incarnation
+        self._lock = threading.Lock()
+        self._rows: deque[StepRow] = deque(maxlen=KEEP_ROWS)
+        self._digests: dict[int, str] = {}
+        self._lines: deque[LogLine] = deque(maxlen=KEEP_LINES)
+        self._logged = 0
+        self._attempt = 0
+
+    def add_row(self, row: StepRow) -> bool:
+        """Keep a row, unless it is late: rows are fetched in order of attempt and step. True if it
+        is the first of its attempt; the digests of what that computes anew will come again, and
+        may be others if it reads other data."""
+        with self._lock:
+            first = row.attempt > self._attempt
+            if first:
+                self._digests = {s: d for s, d in self._digests.items() if s < row.step}
+            if row.attempt >= self._attempt:
+                self._rows.append(row)
+            self._attempt = max(self._attempt, row.attempt)
+            return first
+
+    def add_digest(self, step: int, digest: str) -> None:
+        with self._lock:
+            self._digests[step] = digest
+            while len(self._digests) > KEEP_ROWS:
+                self._digests.pop(next(iter(self._digests)))
+
+    def newest(self) -> StepRow | None:
+        with self._lock:
+            return self._rows[-1] if self._rows else None
+
+    def log(self, worker: str, attempt: int, rank: int | None, text: str) -> None:
+        with self._lock:
+            self._logged += 1
+            self._lines.append(
+                LogLine(
+                    agent=self._agent,
+                    incarnation=self._incarnation,
+                    seq=self._logged,
+                    at=time.time(),
+                    worker=worker,
+                    attempt=attempt,
+                    rank=rank,
+                    stream="output",
+                    text=text,
+                )
+            )
+
+    def after(
+        self, row: tuple[int, int], line: int
+    ) -> tuple[list[StepRow], dict[int, str], list[LogLine]]:
+        """Up to a page of what came after `row` (attempt, step) and log line number `line`.
+
+        Digests come for the steps of the rows returned and for the step before each: a digest
+        is known one step later than its row.
+        """
+        with self._lock:
+            # Both are ascending, and most of them have been fetched.
+            new_rows = takewhile(lambda one: (one.attempt, one.step) > row, reversed(self._rows))
+            rows = [*new_rows][::-1][:PAGE_ROWS]
+            new_lines = takewhile(lambda one: one.seq > line, reversed(self._lines))
+            lines = [*new_lines][::-1][:PAGE_LINES]
+            if rows:
+                first, last = min(r.step for r in rows) - 1, max(r.step for r in rows)
+            else:
+                first, last = row[1] - 1, row[1]
+            wanted = {s: d for s in range(first, last + 1) if (d := self._digests.get(s))}
+            return rows, wanted, lines

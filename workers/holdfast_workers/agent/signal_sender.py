@@ -1,0 +1,50 @@
+"""How a node agent tells its supervisor what it saw: numbered signals, in the agent's name."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from holdfast_workers.protocol.messages import Signal, SignalKind
+
+
+class Teller:
+    """Numbers and sends signals. `on_signal` is called from several threads; must not block."""
+
+    def __init__(self, agent: str, incarnation: str, on_signal: Callable[[Signal], None]) -> None:
+        self._agent = agent
+        self._incarnation = incarnation
+        self._on_signal = on_signal
+        self._lock = threading.Lock()
+        self._last = 0
+
+    def tell(
+        self,
+        kind: SignalKind,
+        attempt: int,
+        rank: int | None = None,
+        worker: str | None = None,
+        *,
+        pid: int | None = None,
+        detail: dict[str, Any] | None = None,
+    ) -> None:
+        """Send one signal about `attempt`."""
+        with self._lock:
+            self._last += 1
+            seq = self._last
+        self._on_signal(
+            Signal(
+                kind=kind,
+                agent=self._agent,
+                incarnation=self._incarnation,
+                seq=seq,
+                at=time.time(),
+                attempt=attempt,
+                rank=rank,
+                worker=worker,
+                pid=pid,
+                detail=detail or {},
+            )
+        )

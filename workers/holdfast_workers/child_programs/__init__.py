@@ -1,0 +1,1 @@
+"""Programs that agents start as processes: the zygote, the saver, the rendezvous store."""

@@ -1,0 +1,39 @@
+"""The rendezvous store of a node: a torch TCPStore in a process of its own, outside every rank.
+
+It outlives any rank, and each attempt uses a prefix of its own in it. It ends with its agent. It
+listens on the node's address alone: left to itself, a TCPStore opens the port on every interface.
+"""
+
+from __future__ import annotations
+
+import datetime
+import socket
+
+from torch._C._distributed_c10d import TCPStore
+
+from holdfast_workers.ipc import control_channel
+
+IDLE_LIMIT = datetime.timedelta(days=1)
+BACKLOG = 1024
+
+
+def run(end: socket.socket, host: str) -> int:
+    """Serve until the agent closes its end of the control socket."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    door = socket.create_server((host, 0), family=family, backlog=BACKLOG)
+    port = door.getsockname()[1]
+    store = TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=IDLE_LIMIT,
+        master_listen_fd=door.detach(),
+    )
+    control_channel.send(end, {"op": "port", "port": store.port})
+    try:
+        while control_channel.receive(end)["op"] != "stop":
+            pass
+    except control_channel.ControlClosed:
+        pass
+    return 0

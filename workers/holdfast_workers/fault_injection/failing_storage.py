@@ -1,0 +1,94 @@
+"""A storage that fails on request: what savers, publishers and restoring ranks see of a remote
+tier that is away or full. The request is a file beside the node's memory checkpoints, which an
+agent writes for an injected fault and which says until when it holds.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from holdfast_workers.checkpoint.storage import (
+    ObjectReader,
+    ObjectWriter,
+    Storage,
+    StorageUnavailable,
+)
+from holdfast_workers.fault_injection.kinds import FaultKind
+
+FAULT_FILE = "storage-fault.json"
+
+
+def failing_as_told(storage: Storage, fault_file: Path) -> Storage:
+    """`storage` itself, unless it is to fail for now."""
+    try:
+        told = json.loads(fault_file.read_text())
+    except FileNotFoundError:
+        return storage
+    if time.time() >= told["until"]:
+        return storage
+    return FailingStorage(storage, FaultKind(told["kind"]), told["until"])
+
+
+class FailingStorage:
+    """See `Storage`. Until `until` (`time.time()`) every call fails, or every one that writes."""
+
+    def __init__(self, inner: Storage, kind: FaultKind, until: float) -> None:
+        self._inner = inner
+        self._kind = kind
+        self._until = until
+
+    @property
+    def uri(self) -> str:
+        return self._inner.uri
+
+    def below(self, folder: str) -> Storage:
+        return FailingStorage(self._inner.below(folder), self._kind, self._until)
+
+    def write(self, name: str) -> AbstractContextManager[ObjectWriter]:
+        self._fail(writes=True)
+        return self._inner.write(name)
+
+    def put_new(self, name: str, content: bytes) -> None:
+        self._fail(writes=True)
+        self._inner.put_new(name, content)
+
+    def read(self, name: str) -> bytes:
+        self._fail()
+        return self._inner.read(name)
+
+    def open(self, name: str) -> AbstractContextManager[ObjectReader]:
+        self._fail()
+        return self._inner.open(name)
+
+    def objects(self) -> dict[str, int]:
+        self._fail()
+        return self._inner.objects()
+
+    def folders(self) -> list[str]:
+        self._fail()
+        return self._inner.folders()
+
+    def delete(self, name: str) -> None:
+        self._fail()
+        self._inner.delete(name)
+
+    def delete_broken(self) -> None:
+        self._fail()
+        self._inner.delete_broken()
+
+    def delete_all(self) -> None:
+        self._fail()
+        self._inner.delete_all()
+
+    def _fail(self, *, writes: bool = False) -> None:
+        if time.time() >= self._until:
+            return
+        if self._kind is FaultKind.REMOTE_DOWN:
+            raise StorageUnavailable(self.uri, "injected: it does not answer")
+        if writes:
+            raise StorageUnavailable(self.uri, f"injected: {os.strerror(errno.ENOSPC)}")

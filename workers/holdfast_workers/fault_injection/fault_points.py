@@ -1,0 +1,180 @@
+"""Fault points: places where a process may be made to die, stop or fail, and nothing else may.
+
+A fault is due at a point by a plan or by an order. The plan is for tests (`HOLDFAST_CHAOS`, a path
+to a JSON file): a list of `{"point": "backward", "rank": 1, "step": 5, "action": "kill",
+"times": 1}`, and what else an `Injection` of the kind `action` takes; `rank` and `step` may be left
+out (any). Each firing leaves a marker file beside the plan, made with O_EXCL, so that a fault fires
+`times` times in the whole run, across processes and restarts. An order comes over the control link
+while the process runs (`arm`), and fires once; whoever gave it is told just before.
+
+Product code names its points by `reach`; without a plan or an order that is one comparison.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast_workers.fault_injection.kinds import (
+    BY_ANY_THREAD,
+    TAMPERING,
+    FaultKind,
+    Injection,
+    carry_out,
+)
+
+if TYPE_CHECKING:
+    from holdfast_workers.training.recipe import Recipe
+
+PLAN_VARIABLE = "HOLDFAST_CHAOS"
+
+Told = Callable[[], None]
+"""Called just before a fault fires: what is said after a kill is not heard."""
+
+
+class FaultPoints:
+    """The faults of one process. `rank` and `recipe` are set once the process has one."""
+
+    def __init__(self, plan: Path | None) -> None:
+        self.rank: int | None = None
+        self.recipe: Recipe | None = None
+        self._plan = plan
+        self._lock = threading.Lock()
+        self._armed: list[tuple[Injection, Told]] = []
+        self._slow: _Slowness | None = None
+        self._active = plan is not None
+
+    @classmethod
+    def from_environment(cls) -> FaultPoints:
+        path = os.environ.get(PLAN_VARIABLE)
+        return cls(Path(path) if path else None)
+
+    def arm(self, fault: Injection, told: Told) -> None:
+        """Let it happen when it is due: now, in this thread, or at the next point that fits."""
+        if fault.at_once and fault.kind in BY_ANY_THREAD:
+            told()
+            carry_out(fault, "any point")
+            return
+        with self._lock:
+            self._armed.append((fault, told))
+            self._active = True
+
+    def reach(self, point: str, step: int | None = None, micro_batch: int | None = None) -> None:
+        """Fire what is due at `point`, if anything."""
+        if self._active:
+            self._reach(point, step, micro_batch)
+
+    def _reach(self, point: str, step: int | None, micro_batch: int | None) -> None:
+        if self._slow is not None and self._slow.is_over(point, step):
+            self._slow = None
+        for fault in self._due(point, step, micro_batch):
+            self._fire(fault, point, step)
+        with self._lock:
+            self._active = bool(self._plan or self._armed or self._slow)
+
+    def _due(self, point: str, step: int | None, micro_batch: int | None) -> list[Injection]:
+        due = []
+        if self._plan is not None:
+            for index, entry in enumerate(self._read(self._plan)):
+                if self._is_planned(entry, point, step, micro_batch) and self._claim(index, entry):
+                    due.append(_planned(entry))
+        with self._lock:
+            ready = [one for one in self._armed if _fits(one[0], point, step, micro_batch)]
+            self._armed = [one for one in self._armed if one not in ready]
+        for fault, told in ready:
+            told()
+            due.append(fault)
+        return due
+
+    def _fire(self, fault: Injection, point: str, step: int | None) -> None:
+        if fault.kind is FaultKind.SLOW:
+            self._slow = _Slowness(fault.factor or 2.0, fault.steps or 1, step)
+        elif fault.kind in TAMPERING:
+            from holdfast_workers.fault_injection import (
+                tensor_faults,  # late: it needs torch, and few ask for it
+            )
+
+            assert self.recipe is not None
+            tensor_faults.tamper(self.recipe, fault, point)
+        else:
+            carry_out(fault, point)
+
+    def _read(self, plan: Path) -> list[dict[str, Any]]:
+        try:
+            entries: list[dict[str, Any]] = json.loads(plan.read_text())
+        except FileNotFoundError:
+            return []
+        return entries
+
+    def _is_planned(
+        self, entry: dict[str, Any], point: str, step: int | None, micro_batch: int | None
+    ) -> bool:
+        return (
+            entry["point"] == point
+            and entry.get("rank") in (None, self.rank)
+            and entry.get("step") in (None, step)
+            and entry.get("micro_batch") in (None, micro_batch)
+        )
+
+    def _claim(self, index: int, entry: dict[str, Any]) -> bool:
+        assert self._plan is not None
+        for turn in range(entry.get("times", 1)):
+            marker = self._plan.with_name(f"{self._plan.name}.{index}.{turn}")
+            try:
+                fd = os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            except FileExistsError:
+                continue
+            os.write(fd, f"{os.getpid()} {time.time():.6f}".encode())
+            os.close(fd)
+            return True
+        return False
+
+
+class _Slowness:
+    """Makes a rank compute `factor` times as long: after each stretch of work it waits. Measured
+    in processor time of the thread, so that waiting for peers does not count as work; other threads
+    than the first to pass a point go on as they are."""
+
+    def __init__(self, factor: float, steps: int, step: int | None) -> None:
+        self._thread = threading.get_ident()
+        self._factor = factor
+        self._until = (step or 0) + steps
+        self._worked = time.thread_time()
+
+    def is_over(self, point: str, step: int | None) -> bool:
+        if threading.get_ident() != self._thread:
+            return False
+        now = time.thread_time()
+        time.sleep((self._factor - 1.0) * (now - self._worked))
+        self._worked = time.thread_time()
+        return point == "forward" and step is not None and step >= self._until
+
+
+def _fits(fault: Injection, point: str, step: int | None, micro_batch: int | None) -> bool:
+    wanted = _usual_point(fault) if fault.phase is None else fault.phase
+    return (
+        wanted == point
+        and fault.at_step in (None, step)
+        and fault.micro_batch in (None, micro_batch)
+    )
+
+
+def _usual_point(fault: Injection) -> str:
+    """Where a fault without a phase happens."""
+    if fault.kind is FaultKind.BIT_FLIP:
+        return "agree" if fault.where in (None, "gradient") else "checkpoint"
+    return "agree" if fault.kind is FaultKind.COLLECTIVE else "forward"
+
+
+def _planned(entry: dict[str, Any]) -> Injection:
+    told = {
+        name: value
+        for name, value in entry.items()
+        if name not in ("point", "rank", "step", "action", "times")
+    }
+    return Injection.of({"kind": entry["action"], **told})

@@ -1,0 +1,279 @@
+"""A user's function as a recipe: the house's half of every step, around the function's own half.
+
+The function computes; what is done with it is decided here as for any recipe: agreement, gate,
+step of the optimizers, state. It is called anew for each attempt, so nothing it has built needs to
+outlive the process groups it was built on.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from holdfast_workers.functions.context import Context
+from holdfast_workers.functions.function_errors import FunctionError, Unwound
+from holdfast_workers.functions.registry import Registry
+from holdfast_workers.optim.adamw import clip, squared_norm
+from holdfast_workers.parallelize.mesh import TENSOR_AXIS, data_parallel, make_mesh
+from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.state.layout import StateLayout
+from holdfast_workers.state.rank_state import Snapshot, StateMismatch, local_of
+from holdfast_workers.training.guards import Decision, Place
+from holdfast_workers.training.nonfinite_tracing import all_finite
+from holdfast_workers.training.recipe import (
+    Agree,
+    Gate,
+    GuardTripped,
+    NonFiniteStep,
+    Phase,
+    Recipe,
+    StepOutcome,
+    World,
+)
+from holdfast_workers.training.step_agreement import Contribution
+from holdfast_workers.training.step_loop import Steps
+from holdfast_workers.training.step_seeds import seed_generators
+
+
+class FunctionRecipe(Recipe):
+    """Holds the function of `spec.function`."""
+
+    repeats_steps = False
+
+    def __init__(self, spec: TrainingSpec, cache_dir: Path) -> None:
+        super().__init__(spec, cache_dir)
+        self._function: Callable[[Context], object] | None = None
+        self._world: World | None = None
+        self._mesh: DeviceMesh | None = None
+        self._registry: Registry | None = None
+        self.share: Contribution | None = None
+        """What the function brings to the agreement on the step that it asks for."""
+        self.clip_grad_norm: float | None = None
+        self.tokens = 0
+
+    # --- one attempt ----------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        self._function = load_function(str(self.spec.function))
+
+    def build(self, world: World) -> None:
+        """Only the place is taken here; the function itself builds, once it is called."""
+        if self._world is not None:  # what the last call has made is garbage only by now
+            self._forget()
+            gc.collect()
+        self._world = world
+
+    def rebind(self, world: World) -> None:
+        self.build(world)
+
+    def run(self, begin: Callable[[], Steps]) -> int:
+        assert self._function is not None
+        world = self.world
+        seed_generators(self.spec.train.seed, 0, 0, world.device)
+        self._registry = Registry({axis: world.coordinate(axis) for axis in world.mesh})
+        context = Context(self, begin)
+        try:
+            self._function(context)
+        except Unwound as unwound:
+            raise unwound.cause from None
+        except Exception:
+            if context.over_for is not None:  # the function had its own end of it
+                raise context.over_for from None
+            raise
+        return context.finish()
+
+    def abandon_step(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        """Let go of all that the function has made: an accelerator has no room for it twice."""
+        self._registry, self._mesh, self.share = None, None, None
+        self.applied_step = -1
+
+    # --- what the context asks for --------------------------------------------------------------
+
+    @property
+    def world(self) -> World:
+        if self._world is None:
+            raise RuntimeError("the recipe has not been built")
+        return self._world
+
+    @property
+    def registry(self) -> Registry:
+        if self._registry is None:
+            raise RuntimeError("the function is not running")
+        return self._registry
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        if self._mesh is None:
+            self._mesh = make_mesh(self.world, self.spec.detection.collective_timeout_s)
+        return self._mesh
+
+    def settle(self) -> None:
+        """Nothing more will be registered."""
+        if not self.registry.optimizers:
+            raise FunctionError("register a model and its optimizer before the first step")
+        self.registry.settle(self.guard_memory.pieces(primary=self.world.rank == 0))
+
+    # --- state ----------------------------------------------------------------------------------
+
+    def initialize(self) -> None:
+        """The state of step 0 is as the function has made it, on rank 0 where it is whole."""
+        if self.world.world_size > 1 and self.world.size(TENSOR_AXIS) == 1:
+            self.registry.alike_everywhere()
+        self.guard_memory.reset()
+        self.applied_step = 0
+
+    def layout(self) -> StateLayout:
+        return self.registry.layout
+
+    def freeze(self, step: int) -> Snapshot:
+        return self.registry.freeze(self._small_state(step))
+
+    def state_digest(self, step: int) -> str:
+        return self.registry.digest(self._small_state(step))
+
+    def read_state(self, payload: memoryview) -> int:
+        self.applied_step = -1
+        small = self.registry.read(payload)
+        step = int(small.get("step", -1))
+        if small != self._small_state(step):
+            raise StateMismatch(
+                f"the state is of another run: {small}, here {self._small_state(step)}"
+            )
+        self.guard_memory.was_read(step)
+        self.applied_step = step
+        return step
+
+    @property
+    def model(self) -> nn.Module:
+        return next(iter(self.registry.modules.values()))
+
+    def local_tensors(self, what: str) -> dict[str, Tensor]:
+        parameters = self.registry.parameters()
+        if what == "gradient":
+            return {n: local_of(p.grad) for n, p in parameters.items() if p.grad is not None}
+        return {name: local_of(parameter) for name, parameter in parameters.items()}
+
+    def _small_state(self, step: int) -> dict[str, Any]:
+        train = self.spec.train
+        return {
+            "step": step,
+            "global_batch": train.global_batch,
+            "seed": train.seed,
+            "function": self.spec.function,
+        }
+
+    # --- the house's half of a step -------------------------------------------------------------
+
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+        assert self.share is not None
+        phase("reduce", step)
+        self._average_gradients()
+        trained = self.registry.trained()
+        phase("agree", step)
+        agreed = agree(self._with_gradients(self.share))
+        if agreed.trip is not None and agreed.trip.decision is not Decision.REPORT:
+            raise GuardTripped(agreed.trip)
+        if agreed.nonfinite:
+            raise NonFiniteStep(
+                f"step {step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}"
+            )
+        gate(step)
+        phase("optimizer", step)
+        self.applied_step = -1
+        clip([_gradient(p) for _, p, _ in trained], agreed.grad_norm, self.clip_grad_norm)
+        first = next(iter(self.registry.optimizers.values()))
+        lr = float(first.param_groups[0].get("lr", math.nan))
+        self.registry.step()
+        self.guard_memory.applied(step, agreed.loss, agreed.grad_norm)
+        self.applied_step = step
+        return StepOutcome(agreed=agreed, lr=lr, tokens=self.tokens)
+
+    def _average_gradients(self) -> None:
+        """Of parameters that are whole on every rank. Those that are cut, FSDP has reduced."""
+        ranks = data_parallel(self.world)
+        if ranks == 1 or self.registry.synchronizes_itself:
+            return
+        trained = [p for _, p, _ in self.registry.trained()]
+        whole = [_gradient(one) for one in trained if not isinstance(one, DTensor)]
+        group = self._data_group() if ranks < self.world.world_size else None
+        for dtype in sorted({str(one.dtype) for one in whole}):
+            alike = [one for one in whole if str(one.dtype) == dtype]
+            flat = torch.cat([one.reshape(-1) for one in alike])
+            dist.all_reduce(flat, group=group)
+            flat /= ranks
+            means = torch.split(flat, [one.numel() for one in alike])
+            for one, mean in zip(alike, means, strict=True):
+                one.copy_(mean.view_as(one))
+
+    def _data_group(self) -> dist.ProcessGroup:
+        """The ranks that read different samples, and are alike in all other axes."""
+        axes = tuple(axis for axis in self.world.mesh if axis != TENSOR_AXIS)
+        data = self.mesh[axes]
+        return (data if data.ndim == 1 else data._flatten("data")).get_group()
+
+    def _with_gradients(self, share: Contribution) -> Contribution:
+        counted = [_gradient(p) for _, p, box in self.registry.trained() if box.primary]
+        grad_sq = squared_norm(counted)
+        return Contribution(
+            loss_sum=share.loss_sum,
+            count=share.count,
+            grad_sq=grad_sq,
+            data_index=share.data_index,
+            samples=share.samples,
+            sample_count=share.sample_count,
+            nonfinite=not (math.isfinite(share.loss_sum) and math.isfinite(grad_sq)),
+            loader_wait_s=share.loader_wait_s,
+            own=share.own,
+        )
+
+    def seen(self) -> Place | None:
+        if self.share is not None and not math.isfinite(self.share.loss_sum):
+            return Place(self.world.rank, -1, 0, "", "loss", again=False)
+        for name, parameter, _ in reversed(self.registry.trained()):
+            if not all_finite([_gradient(parameter)]):
+                return Place(self.world.rank, -1, 0, name, "gradient", again=False)
+        return None
+
+    def trace(self, step: int) -> Place | None:
+        del step
+        return None  # only the function could compute the step again
+
+
+def load_function(name: str) -> Callable[[Context], object]:
+    """The function `package.module:attribute`. What its module raises on import passes unchanged;
+    FunctionError if there is no such function."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name + ".").startswith(error.name + "."):
+            raise FunctionError(
+                f"function {name!r}: there is no module {error.name!r} in the code that was sent "
+                "along, nor on the nodes"
+            ) from error
+        raise
+    found: Any = module
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise FunctionError(f"function {name!r}: {module_name} has no callable {attribute!r}")
+    function: Callable[[Context], object] = found
+    return function
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return local_of(parameter.grad)

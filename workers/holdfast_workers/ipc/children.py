@@ -1,0 +1,241 @@
+"""The processes of a node: the zygote, and what it forks, seen through pidfds and sockets.
+
+`Brood` asks the zygote for forks and restarts it when it dies; `Child` is one forked process.
+All blocking calls have a deadline. No decision is taken here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from holdfast_workers.errors import WorkersError
+from holdfast_workers.ipc import control_channel, linux_processes
+
+
+class ZygoteFailed(WorkersError):
+    """The zygote could not be started, or could not fork. `detail` has type and traceback."""
+
+    def __init__(self, message: str, detail: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.detail = detail or {}
+
+
+@dataclass
+class Child:
+    """One process forked by the zygote, and the agent's ends of its control socket and log."""
+
+    kind: str
+    name: str
+    pid: int
+    pidfd: int
+    end: socket.socket
+    log_fd: int
+    request: dict[str, Any] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _closed: bool = False
+
+    def send(self, message: dict[str, Any], *, wait: bool = True) -> bool:
+        """False if the process is gone: its exit is noticed elsewhere. Without `wait`, also if it
+        has left so much unread that there is no room."""
+        try:
+            control_channel.send(self.end, message, wait=wait)
+        except (control_channel.ControlClosed, BlockingIOError):
+            return False
+        return True
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Does nothing to a process that is gone already, at whatever moment it went."""
+        with self._lock:
+            if not self._closed:  # a closed descriptor's number may be another child's by now
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self.pidfd, number)
+
+    def reap(self) -> dict[str, int | str]:
+        """How the process ended; call only after its pidfd became readable.
+
+        What it had started itself (it leads a session of its own) ends with it.
+        """
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # not reaped yet: the number is still its own
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            return {"unknown": "reaped elsewhere"}
+        return linux_processes.exit_detail(status) if pid else {"unknown": "still running"}
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self.end.close()
+            os.close(self.log_fd)
+            os.close(self.pidfd)
+
+
+def fork_from(end: socket.socket, kind: str, name: str, request: dict[str, Any]) -> Child:
+    """A process forked by who serves forks at the other side of `end`.
+
+    Raises ControlClosed or OSError (TimeoutError too) if that does not answer."""
+    ours, theirs = control_channel.pair()
+    log_reader, log_writer = os.pipe()
+    try:
+        message = {"op": "fork", "kind": kind, "name": name, **request}
+        control_channel.send(end, message, (theirs.fileno(), log_writer))
+        pid = control_channel.receive(end)["pid"]
+        pidfd = os.pidfd_open(pid)
+    except BaseException:
+        ours.close()
+        os.close(log_reader)
+        raise
+    finally:
+        theirs.close()
+        os.close(log_writer)
+    os.set_blocking(log_reader, False)
+    return Child(kind, name, pid, pidfd, ours, log_reader, request)
+
+
+COPY_TUNING = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x100000"}
+"""Copies of a MiB and more go past the cache, as they do by default where a processor's share of
+the cache is small. Behind a large one they first read what they overwrite: 50 instead of 31 ms
+for 256 MiB of a memory checkpoint."""
+
+
+class ZygoteProcess(Protocol):
+    """As much of a `subprocess.Popen` as is needed."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def kill(self) -> None: ...
+    def wait(self) -> int: ...
+
+
+def start_zygote(fd: int, env: dict[str, str]) -> ZygoteProcess:
+    """A zygote whose control socket is `fd`, with exactly this environment. Raises OSError."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "holdfast_workers.child_programs.zygote", str(fd), str(os.getpid())],
+        pass_fds=[fd],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # its start must not wait for processors as watchers do
+    )
+
+
+class Brood:
+    """Starts and restarts the zygote, and forks from it."""
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        start_timeout_s: float,
+        fork_timeout_s: float,
+        start: Callable[[int, dict[str, str]], ZygoteProcess] = start_zygote,
+    ):
+        self._config = config
+        self._start_timeout_s = start_timeout_s
+        self._fork_timeout_s = fork_timeout_s
+        self._start_process = start
+        self._lock = threading.Lock()
+        self._process: ZygoteProcess | None = None
+        self._end: socket.socket | None = None
+        self._stopped = False
+        self._ready_at = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def age_s(self) -> float:
+        """How long ago the last zygote was ready."""
+        return time.monotonic() - self._ready_at
+
+    def start(self) -> None:
+        """Start a zygote and wait until it has imported everything. Raises ZygoteFailed."""
+        with self._lock:
+            self._start()
+
+    def ensure(self) -> bool:
+        """Start another zygote if the last one died. True if it had."""
+        with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                return False
+            self._start()
+            return True
+
+    def fork(self, kind: str, name: str, request: dict[str, Any]) -> Child:
+        """Fork a process of `kind`; a dead zygote is replaced first. Raises ZygoteFailed."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            try:
+                return self._fork(kind, name, request)
+            except (control_channel.ControlClosed, OSError):
+                self._start()
+            try:
+                return self._fork(kind, name, request)
+            except (control_channel.ControlClosed, OSError) as error:
+                raise ZygoteFailed(f"the zygote could not fork a {kind}: {error}") from error
+
+    def stop(self) -> None:
+        """End the zygote, for good."""
+        with self._lock:
+            self._stopped = True
+            self._discard()
+
+    def _fork(self, kind: str, name: str, request: dict[str, Any]) -> Child:
+        assert self._end is not None
+        return fork_from(self._end, kind, name, request)
+
+    def _start(self) -> None:
+        self._discard()
+        if self._stopped:
+            raise ZygoteFailed("the zygote was stopped: the agent ends")
+        self._end = ours = self._spawn()
+        ours.settimeout(self._start_timeout_s)
+        try:
+            control_channel.send(ours, self._config)
+            answer = control_channel.receive(ours)
+        except (control_channel.ControlClosed, TimeoutError) as error:
+            self._discard()
+            raise ZygoteFailed(f"the zygote did not start: {error}") from error
+        if answer["op"] != "ready":
+            self._discard()
+            raise ZygoteFailed(f"{answer['type']}: {answer['message']}", answer)
+        ours.settimeout(self._fork_timeout_s)
+        self._ready_at = time.monotonic()
+
+    def _spawn(self) -> socket.socket:
+        """Start the process; our end of its control socket."""
+        ours, theirs = control_channel.pair()
+        env = {**COPY_TUNING, **os.environ, **self._config.get("env", {})}
+        try:
+            self._process = self._start_process(theirs.fileno(), env)
+        except OSError as error:
+            ours.close()
+            raise ZygoteFailed(f"the zygote's process could not be made: {error}") from error
+        finally:
+            theirs.close()
+        return ours
+
+    def _discard(self) -> None:
+        if self._end is not None:
+            self._end.close()
+            self._end = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None

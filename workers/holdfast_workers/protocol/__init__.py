@@ -1,0 +1,1 @@
+"""What crosses the wire between supervisor, agents and workers: messages and leases."""

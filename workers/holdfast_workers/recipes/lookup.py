@@ -1,0 +1,56 @@
+"""Training programs: the built-in ones by name, a user's own as `package.module:attribute`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.training.recipe import Recipe
+
+RecipeFactory = Callable[[TrainingSpec, Path], Recipe]
+
+_BUILT_IN = {"pretrain": "holdfast_workers.recipes.pretrain:PretrainRecipe"}
+
+
+class UnknownRecipe(ValueError):
+    """The name of a recipe leads to nothing that can make one."""
+
+
+def of(spec: TrainingSpec, cache_dir: Path) -> Recipe:
+    """The training program of `spec`, not prepared yet: its recipe, or what holds its function.
+    Raises as `resolve` does."""
+    if spec.function is None:
+        return resolve(spec.recipe)(spec, cache_dir)
+    from holdfast_workers.functions.function_recipe import (
+        FunctionRecipe,  # late: a recipe has no use for it
+    )
+
+    return FunctionRecipe(spec, cache_dir)
+
+
+def resolve(name: str) -> RecipeFactory:
+    """The factory that `name` stands for; called with (spec, cache_dir) it gives a Recipe.
+
+    Imports the module behind the name, so this may be slow, and runs a user's module code.
+    Raises UnknownRecipe with the reason if there is no such recipe; errors that the user's module
+    itself raises on import pass unchanged.
+    """
+    target = _BUILT_IN.get(name, name)
+    module_name, colon, attribute = target.partition(":")
+    if not colon:
+        built_in = ", ".join(sorted(_BUILT_IN))
+        raise UnknownRecipe(
+            f"{name!r} is no built-in recipe ({built_in}) and not of the form module:attribute"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name + ".").startswith(error.name + "."):
+            raise UnknownRecipe(f"recipe {name!r}: no module named {error.name!r}") from error
+        raise
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        raise UnknownRecipe(f"recipe {name!r}: {module_name} has no callable {attribute!r}")
+    return factory  # type: ignore[no-any-return]

@@ -1,0 +1,284 @@
+"""The live state of one rank as a list of local tensors, and its way into and out of a payload.
+
+Every tensor has a name and a box of a global tensor, so that the payload's bytes mean the same
+on any mesh. Reading copies in place: tensors keep their identity, and so does all that refers to
+them. What is derived (the step, the data position) rides along as JSON in one fixed-size entry.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from holdfast_workers.state.device_staging import Staging
+from holdfast_workers.state.digest import streamed_digest
+from holdfast_workers.state.layout import SMALL_STATE, StateLayout, TensorEntry, aligned
+
+SMALL_CAPACITY = 1024
+_CHUNK = 1 << 20  # bytes: fits into a core's own cache
+_Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Box:
+    """The part `offsets + [0, shape)` of a global tensor that this rank holds."""
+
+    global_shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    primary: bool
+    """False if a lower rank of the world holds the same box too."""
+
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(o, o + n) for o, n in zip(self.offsets, self.shape, strict=True))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One local tensor of the state. It is read from and written to, never replaced."""
+
+    name: str
+    tensor: Tensor
+    box: Box
+
+
+@dataclass(frozen=True)
+class RankBytes:
+    """State of this rank alone that is no tensor one could keep, e.g. of a random generator."""
+
+    name: str
+    get: Callable[[], Tensor]
+    """A uint8 tensor on the CPU, of a fixed size."""
+    put: Callable[[Tensor], None]
+
+
+class CopyStopped(Exception):
+    """The copy was called off before it was whole."""
+
+
+class StateMismatch(Exception):
+    """A payload does not fit the live state: another run, another mesh, or damaged."""
+
+
+def box_of(parameter: Tensor, replicated_on: Mapping[str, int]) -> Box:
+    """The box of a parameter's local tensor, plain or DTensor.
+
+    `replicated_on`: this rank's coordinate on every axis of the whole mesh. On an axis that the
+    parameter's own placements do not name, it is taken to be whole and alike on all ranks.
+    """
+    shape = tuple(parameter.shape)
+    if not isinstance(parameter, DTensor):
+        return Box(shape, (0,) * len(shape), shape, not any(replicated_on.values()))
+    mesh, placements = parameter.device_mesh, parameter.placements
+    local, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
+    sharded = {
+        name
+        for name, placement in zip(mesh.mesh_dim_names or (), placements, strict=True)
+        if not placement.is_replicate()
+    }
+    first = all(at == 0 for axis, at in replicated_on.items() if axis not in sharded)
+    return Box(shape, tuple(offsets), tuple(local), first)
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor: shares its memory, takes no part in autograd."""
+    tensor = tensor.detach()
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+class Snapshot:
+    """The state of one rank at one step, waiting to be copied. Needs no torch to be copied, so
+    another thread may do it while the tensors are only read."""
+
+    def __init__(
+        self,
+        layout: StateLayout,
+        sources: Sequence[_Bytes],
+        await_sources: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`await_sources` returns once the bytes are there: they may be on their way here."""
+        self.layout = layout
+        self.sources = sources
+        self._await_sources = await_sources
+
+    def write(self, payload: memoryview, stopped: Callable[[], bool] = lambda: False) -> str:
+        """Fill all of `payload`: the tensors by the layout, zeros between them; its digest.
+
+        One pass: every chunk is hashed and then copied while it is still in the processor's
+        cache; so the digest is of the live state, and a copy gone wrong does not have it. Both let
+        go of the interpreter's lock. Raises CopyStopped soon after `stopped` holds.
+        """
+        target = np.frombuffer(payload, dtype=np.uint8)
+        if target.nbytes != self.layout.payload_bytes:
+            raise StateMismatch(
+                f"payload has {target.nbytes} bytes, the state {self.layout.payload_bytes}"
+            )
+        self._await_sources()
+        hasher = xxhash.xxh3_128()
+        for entry, source in zip(self.layout.tensors, self.sources, strict=True):
+            if source.nbytes != entry.nbytes:
+                raise StateMismatch(f"{entry.name} has {source.nbytes} bytes, not {entry.nbytes}")
+            end = entry.offset + entry.nbytes
+            padded = entry.offset + aligned(entry.nbytes)
+            for start in range(0, entry.nbytes, _CHUNK):
+                if stopped():
+                    raise CopyStopped
+                chunk = source[start : start + _CHUNK]
+                hasher.update(chunk.data)
+                target[entry.offset + start : entry.offset + start + chunk.nbytes] = chunk
+            if padded > end:
+                target[end:padded] = 0
+                hasher.update(target[end:padded].data)
+        return str(hasher.hexdigest())
+
+    def digest(self) -> str:
+        """What `write` returns, where there is nothing to write to."""
+        self._await_sources()
+        return streamed_digest(source.data for source in self.sources)
+
+    def rank_bytes(self) -> dict[str, bytes]:
+        """What belongs to this rank alone, by name."""
+        pairs = zip(self.layout.tensors, self.sources, strict=True)
+        return {entry.name: source.tobytes() for entry, source in pairs if entry.per_rank}
+
+
+class RankState:
+    """All state of one rank, in a fixed order, at fixed places of a payload."""
+
+    def __init__(self, pieces: Sequence[Piece], rank_bytes: Sequence[RankBytes] = ()) -> None:
+        self._pieces = list(pieces)
+        self._rank_bytes = list(rank_bytes)
+        self._staging: Staging | None = None
+        self.layout = self._lay_out()
+
+    def freeze(self, small: dict[str, Any]) -> Snapshot:
+        """The state of this moment, to be copied later: as long as no tensor is changed.
+
+        What changes sooner (a rank's own bytes, the small state) is copied at once. Tensors on an
+        accelerator begin their way to the host, which training does not wait for.
+        """
+        away = [piece.tensor for piece in self._pieces if piece.tensor.is_cuda]
+        if not away:
+            return Snapshot(self.layout, list(self._contents(small)))
+        if self._staging is None:
+            self._staging = Staging(away)
+        arrived = self._staging.begin()
+        staged = iter(self._staging.arrays)
+        sources = [
+            next(staged) if piece.tensor.is_cuda else _bytes_of(piece.tensor)
+            for piece in self._pieces
+        ]
+        return Snapshot(self.layout, [*sources, *self._own_contents(small)], arrived)
+
+    def read(self, payload: memoryview) -> dict[str, Any]:
+        """Take over `payload`, in place; return the small state."""
+        source = np.frombuffer(payload, dtype=np.uint8)
+        if source.nbytes != self.layout.payload_bytes:
+            raise StateMismatch(
+                f"payload has {source.nbytes} bytes, the state {self.layout.payload_bytes}"
+            )
+        parts = [source[e.offset : e.offset + e.nbytes] for e in self.layout.tensors]
+        # Small state first: if it cannot be read, nothing has been overwritten yet.
+        small = _decode_small(parts[-1])
+        tensors = len(self._pieces)
+        for piece, part in zip(self._pieces, parts[:tensors], strict=True):
+            _copy_in(piece.tensor, part)
+        for own, part in zip(self._rank_bytes, parts[tensors:-1], strict=True):
+            own.put(torch.from_numpy(part.copy()))
+        return small
+
+    def digest(self, small: dict[str, Any]) -> str:
+        """Digest of the payload that a snapshot of this moment would fill."""
+        return streamed_digest(source.data for source in self._contents(small))
+
+    def _contents(self, small: dict[str, Any]) -> Iterator[_Bytes]:
+        for piece in self._pieces:
+            yield _bytes_of(piece.tensor)
+        yield from self._own_contents(small)
+
+    def _own_contents(self, small: dict[str, Any]) -> Iterator[_Bytes]:
+        for own in self._rank_bytes:
+            yield own.get().numpy()
+        yield _encode_small(small)
+
+    def _lay_out(self) -> StateLayout:
+        entries = [_tensor_entry(piece) for piece in self._pieces]
+        entries += [_bytes_entry(own.name, own.get().numel()) for own in self._rank_bytes]
+        entries.append(_bytes_entry(SMALL_STATE, SMALL_CAPACITY))
+        placed, offset = [], 0
+        for entry in entries:
+            placed.append(replace(entry, offset=offset))
+            offset += aligned(entry.nbytes)
+        return StateLayout(tensors=tuple(placed), payload_bytes=offset)
+
+
+def _tensor_entry(piece: Piece) -> TensorEntry:
+    tensor, box = piece.tensor, piece.box
+    if tuple(tensor.shape) != box.shape or not tensor.is_contiguous():
+        raise StateMismatch(f"{piece.name}: {tuple(tensor.shape)} does not lie as its box {box}")
+    return TensorEntry(
+        name=piece.name,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        global_shape=box.global_shape,
+        offsets=box.offsets,
+        shape=box.shape,
+        offset=0,
+        nbytes=tensor.numel() * tensor.element_size(),
+        primary=box.primary and tensor.numel() > 0,
+    )
+
+
+def _bytes_entry(name: str, nbytes: int) -> TensorEntry:
+    shape = (nbytes,)
+    return TensorEntry(
+        name=name,
+        dtype="uint8",
+        global_shape=shape,
+        offsets=(0,),
+        shape=shape,
+        offset=0,
+        nbytes=nbytes,
+        per_rank=True,
+    )
+
+
+def _bytes_of(tensor: Tensor) -> _Bytes:
+    flat: _Bytes = tensor.detach().reshape(-1).view(torch.uint8).cpu().numpy()
+    return flat
+
+
+def _copy_in(tensor: Tensor, part: _Bytes) -> None:
+    flat = tensor.detach().view(-1).view(torch.uint8)
+    if flat.device.type == "cpu":
+        np.copyto(flat.numpy(), part)
+    else:
+        flat.copy_(torch.from_numpy(part.copy()))
+
+
+def _encode_small(small: dict[str, Any]) -> _Bytes:
+    text = json.dumps(small, sort_keys=True, separators=(",", ":")).encode()
+    if len(text) > SMALL_CAPACITY:
+        raise StateMismatch(
+            f"small state takes {len(text)} bytes; there is room for {SMALL_CAPACITY}"
+        )
+    return np.frombuffer(text.ljust(SMALL_CAPACITY, b"\0"), dtype=np.uint8)
+
+
+def _decode_small(part: _Bytes) -> dict[str, Any]:
+    try:
+        small = json.loads(part.tobytes().rstrip(b"\0"))
+    except ValueError as error:
+        raise StateMismatch("the payload's small state is not JSON") from error
+    if not isinstance(small, dict):
+        raise StateMismatch("the payload's small state is not an object")
+    return small

@@ -1,0 +1,270 @@
+"""The step loop: what happens around the steps of a training program, the same for every one.
+
+Each step commits through one agreement of the whole world. The digest of the state after step
+`s` rides in the agreement of step `s + 1`; after the last step a closing agreement carries the
+last digest. What the guards have against a step is settled before it is applied
+(:mod:`holdfast_workers.training.guard_trips`). The last step is that of the spec, or the one in
+whose agreement any rank brought the wish to stop: so all ranks stop after the same. Exceptions of
+collectives, of the gate and of the recipe leave :func:`train` unchanged: what they mean is for the
+caller to decide.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+from holdfast_workers.protocol.messages import StepRow
+from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.state.replicas import Comparison
+from holdfast_workers.training.guard_trips import Guards
+from holdfast_workers.training.guards import told
+from holdfast_workers.training.recipe import GuardTripped, Recipe, StepOutcome, World
+from holdfast_workers.training.step_agreement import (
+    Agreed,
+    Contribution,
+    Record,
+    fold,
+    gather,
+    own_means,
+    own_packed,
+)
+
+DigestSource = Callable[[], str]
+"""Waits for a shard digest that is being computed; raises what prevented it."""
+
+_CLOSING_SHARE = Contribution(
+    loss_sum=0.0, count=0, grad_sq=0.0, data_index=0, samples=0, sample_count=0
+)
+
+
+class Hooks(Protocol):
+    """What the surroundings of a rank see of its loop, and where they may stop it."""
+
+    def phase(self, name: str, step: int, micro_batch: int = 0) -> None:
+        """Phase `name` of `step` is entered: load, forward and backward of each micro-batch, agree,
+        optimizer, checkpoint; or one that the recipe declares."""
+        ...
+
+    def blocked_s(self) -> float:
+        """How long so far this rank has waited, for its peers and for its checkpoints."""
+        ...
+
+    def commit_gate(self, step: int) -> None:
+        """Called between the agreement and the change of state; raises to forbid the step."""
+        ...
+
+    def replicated_step(self) -> int:
+        """The newest step of this rank whose state also lies on another node; -1 for none."""
+        ...
+
+    def stop_wanted(self) -> bool:
+        """Whether this rank was told to stop after a step that all agree on."""
+        ...
+
+    def intervals(self) -> tuple[int, int]:
+        """Steps between two saves to memory, and to the remote tier, as this rank was told."""
+        ...
+
+    def checkpoint(
+        self, step: int, recipe: Recipe, agreed: Agreed, last: bool
+    ) -> DigestSource | None:
+        """`step` has been applied. What will know the shard digest of its state, or None.
+
+        The state may be copied until the next `commit_gate` returns; nobody changes it before.
+        """
+        ...
+
+    def committed(self, row: StepRow) -> None:
+        """`row.step` has been applied by this rank."""
+        ...
+
+    def tripped(self, report: dict[str, Any]) -> None:
+        """A guard has tripped, and training goes on; see `guards.told`."""
+        ...
+
+    def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None:
+        """The digest of the whole world's state after `step` is known, and each rank's own."""
+        ...
+
+
+def train(
+    recipe: Recipe,
+    world: World,
+    spec: TrainingSpec,
+    hooks: Hooks,
+    start_step: int,
+    start_digest: str | None = None,
+) -> int:
+    """Run steps `start_step` + 1 to the last, and the closing agreement; the last step's number."""
+    return recipe.run(lambda: Steps(recipe, world, spec, hooks, start_step, start_digest))
+
+
+class Steps:
+    """The steps of one attempt, from the state it was given to the last; one at a time.
+
+    Who holds the loop (a recipe's own, or a user's function) goes: `apply`, `keep`, until `over`;
+    then `close`.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        world: World,
+        spec: TrainingSpec,
+        hooks: Hooks,
+        start_step: int,
+        start_digest: str | None = None,
+    ) -> None:
+        """`start_digest` is the shard digest of the state at `start_step`, if the caller knows it;
+        the digest of that step is reported again, for a fault may have come before it was known."""
+        self.applied = start_step
+        """The step that was applied last."""
+        self.over = start_step >= spec.train.steps
+        """Whether that was the last step of all."""
+        self._recipe = recipe
+        self._world = world
+        self._spec = spec
+        self._hooks = hooks
+        self._guards = Guards(recipe, world, hooks, start_step)
+        self._replicas = Comparison.of(
+            world.mesh,
+            spec.checks.replica_digest_every_steps,
+            spec.checkpoint.digest_every_steps,
+        )
+        self._state_step = -1
+        self._state_digest: DigestSource | None = None
+        self._step = start_step
+        self._unkept: Agreed | None = None
+        self._agreed_at = 0.0
+        self._blocked_s = 0.0  # so far, when that was
+        known = None if start_digest is None else lambda: start_digest
+        self._note_state(start_step, known, self.over)
+        self._note_agreed()
+        self._previous = time.perf_counter()
+
+    @property
+    def unkept(self) -> bool:
+        """Whether a step has been applied whose state is still to be kept."""
+        return self._unkept is not None
+
+    def apply(self) -> None:
+        """Compute the next step, agree on it, and apply it."""
+        self._step = step = self.applied + 1
+        outcome = self._make_step(step)
+        now = time.perf_counter()
+        self._hooks.committed(_row(outcome, now - self._previous))
+        self._previous = now
+        self.applied = step
+        self.over = step == self._spec.train.steps or outcome.agreed.stop
+        self._unkept = outcome.agreed
+
+    def keep(self) -> None:
+        """The state is now all that the applied step makes it: saved and digested, where due."""
+        if self._unkept is None:
+            return
+        agreed, self._unkept = self._unkept, None
+        self._hooks.phase("checkpoint", self.applied)
+        known = self._hooks.checkpoint(self.applied, self._recipe, agreed, self.over)
+        self._note_state(self.applied, known, self.over)
+
+    def phase(self, name: str, micro_batch: int = 0) -> None:
+        """Phase `name` of the next step is entered."""
+        self._hooks.phase(name, self.applied + 1, micro_batch)
+
+    def close(self) -> int:
+        """The closing agreement, which carries the last digest; the last step's number."""
+        self._step = self.applied + 1
+        self._hooks.phase("agree", self._step)
+        self._agree(_CLOSING_SHARE)
+        return self.applied
+
+    def _make_step(self, step: int) -> StepOutcome:
+        """Apply `step`, computed from the first window of data that the guards let pass."""
+        while True:
+            try:
+                outcome = self._recipe.train_step(
+                    step, self._judged, self._hooks.commit_gate, self._hooks.phase
+                )
+            except GuardTripped as tripped:
+                self._guards.settle(tripped.trip)
+                continue
+            if outcome.agreed.trip is not None:
+                self._hooks.tripped(told(outcome.agreed.trip, None, ()))
+            return outcome
+
+    def _note_state(self, step: int, known: DigestSource | None, last: bool) -> None:
+        """Keep the digest of the state at `step` for the next agreement, where one is due.
+
+        What nobody copies is digested now.
+        """
+        every = self._spec.checkpoint.digest_every_steps
+        told = every > 0 and (step % every == 0 or last)
+        due = told or self._replicas.is_due(step, last=last)
+        self._state_step = step if due else -1
+        self._state_digest = None
+        if due:
+            digest = None if known is not None else self._recipe.state_digest(step)
+            self._state_digest = known if digest is None else lambda: digest
+
+    def _judged(self, share: Contribution) -> Agreed:
+        agreed = self._agree(share)
+        trip = self._guards.judge(
+            agreed.step, agreed.loss, agreed.grad_norm, nonfinite=agreed.nonfinite
+        )
+        return agreed if trip is None else replace(agreed, trip=trip)
+
+    def _agree(self, share: Contribution) -> Agreed:
+        replicated = self._hooks.replicated_step()  # waits for the copy, and accounts for it
+        digest = self._state_digest() if self._state_digest is not None else ""
+        record = Record(
+            attempt=self._world.attempt,
+            step=self._step,
+            contribution=share,
+            state_step=self._state_step,
+            state_digest=bytes.fromhex(digest) or bytes(16),
+            replicated_step=replicated,
+            stop=self._hooks.stop_wanted(),
+            intervals=self._hooks.intervals(),
+            compute_s=self._compute_s(share),
+            own_bytes=len(own_packed(share.own)),
+        )
+        agreed = fold(gather(record, self._world.world_size), self._replicas)
+        if agreed.own_bytes:
+            own = own_means(share.own, agreed.own_bytes, self._world.world_size)
+            agreed = replace(agreed, own=own)
+        self._note_agreed()
+        if agreed.state_digest is not None:
+            self._hooks.digest(agreed.state_step, agreed.state_digest, agreed.rank_digests)
+        return agreed
+
+    def _compute_s(self, share: Contribution) -> float:
+        """What this rank has worked for itself since the last agreement: the time that has passed,
+        less what it waited. Unlike processor time it also tells of a rank that is made to sleep."""
+        passed_s = time.perf_counter() - self._agreed_at
+        blocked_s = self._hooks.blocked_s() - self._blocked_s
+        return max(0.0, passed_s - blocked_s - share.loader_wait_s)
+
+    def _note_agreed(self) -> None:
+        self._agreed_at, self._blocked_s = time.perf_counter(), self._hooks.blocked_s()
+
+
+def _row(outcome: StepOutcome, step_time_s: float) -> StepRow:
+    agreed = outcome.agreed
+    return StepRow(
+        attempt=agreed.attempt,
+        step=agreed.step,
+        at=time.time(),
+        loss=agreed.loss,
+        grad_norm=agreed.grad_norm,
+        lr=outcome.lr,
+        tokens=outcome.tokens,
+        step_time_s=step_time_s,
+        loader_wait_s=agreed.loader_wait_s,
+        samples=agreed.samples,
+        protected_step=agreed.replicated_step,
+        compute_s=agreed.compute_s,
+        own=agreed.own,
+    )

@@ -1,0 +1,287 @@
+"""A worker: one training process, forked by the zygote, owned by its node agent.
+
+It trains in its main thread and answers control in another, always: a fence cuts the sockets of
+the attempt's process groups, so the main thread leaves whatever collective it is blocked in at
+once, drops what it had half done, and parks, alive, ready to join the next attempt. A worker
+ends when its agent closes the control socket or dies.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import socket
+import threading
+import time
+import traceback
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from holdfast_workers.fault_injection.fault_points import FaultPoints
+from holdfast_workers.fault_injection.kinds import Injection
+from holdfast_workers.ipc import control_channel, linux_processes
+from holdfast_workers.parallelize import process_groups
+from holdfast_workers.progress import collective_counts
+from holdfast_workers.progress.beacon import Beacon
+from holdfast_workers.protocol.lease import clock_s
+from holdfast_workers.training import rank_log
+from holdfast_workers.training.recipe import World
+from holdfast_workers.worker.attempt import Attempt, Fenced
+
+if TYPE_CHECKING:
+    from holdfast_workers.training.recipe import Recipe
+
+SEVER_AGAIN_S = 0.01
+HOLD_TOLD_S = 0.5
+
+
+def place(expected: dict[str, Any] | None, device: str) -> World | None:
+    """A rank of a mesh, {mesh, rank}, as a place in a world of no attempt; None for None."""
+    if expected is None:
+        return None
+    mesh = expected["mesh"]
+    return World(expected["rank"], prod(mesh.values()), mesh, 0, device)
+
+
+class Worker:
+    """The process's life: hello, then attempt after attempt, until told to stop."""
+
+    def __init__(
+        self,
+        end: socket.socket,
+        config: dict[str, Any],
+        recipe: Recipe,
+        beacon: Beacon,
+        expected: World | None,
+    ) -> None:
+        """`expected`: the only place that it may be given, to be made ready for."""
+        self._faults = FaultPoints.from_environment()
+        self._faults.recipe = recipe
+        self._link = Link(end, self._faults)
+        self._beacon = beacon
+        self._config = config
+        self._recipe = recipe
+        self._built_for: World | None = None
+        self._expected = expected
+
+    def run(self) -> int:
+        self._link.send({"op": "hello", "pid": os.getpid()})
+        self._link.start()
+        self._beacon.make_current()
+        collective_counts.install(self._beacon)
+        if self._expected is not None:
+            self._recipe.expect(self._expected)
+        while True:
+            order = self._link.next_order()
+            if order["op"] == "fence":
+                self._link.send({"op": "parked", "attempt": order["attempt"]})
+            elif order["op"] == "join" and not self._link.is_fenced(order["attempt"]):
+                self._take_part(order)
+
+    def _take_part(self, order: dict[str, Any]) -> None:
+        if not self._link.enter(order["attempt"], has_partner=order["has_partner"]):
+            return  # fenced just now; the order to park comes next
+        attempt = Attempt(
+            order,
+            self._config,
+            self._recipe,
+            self._link,
+            self._faults,
+            self._beacon,
+            self._built_for,
+        )
+        self._beacon.begin(order["attempt"])
+        try:
+            attempt.run()
+        except Exception as error:
+            if isinstance(error, Fenced) or self._link.is_fenced(order["attempt"]):
+                attempt.fenced()
+            else:
+                attempt.failed(error)
+            self._link.sever()
+            attempt.abandon()
+        finally:
+            self._beacon.end()
+            self._built_for = attempt.built_for
+            self._link.leave()
+
+
+class Link:
+    """The worker's side of its control socket: a thread that always answers.
+
+    Shared with the training thread under one condition: the fence, what is replicated, whether
+    the state that the agent fetches has come.
+    """
+
+    def __init__(self, end: socket.socket, faults: FaultPoints) -> None:
+        self._end = end
+        self._faults = faults
+        self._changed = threading.Condition()
+        self._sending = threading.Lock()
+        self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._fence = 0
+        self._attempt = 0  # 0: in no attempt
+        self._foreign_sockets: frozenset[process_groups.OpenSocket] = frozenset()
+        self._replicated: dict[int, int] = {}  # attempt -> newest step all partners hold
+        self._state: dict[int, dict[str, Any]] = {}  # attempt -> the agent's word on the state
+        self._partnered = (0, True)  # (attempt, whether it is replicated to anybody)
+        self._intervals: dict[int, tuple[int, int]] = {}  # attempt -> how often to save
+        self._injected: set[int] = set()
+        self._leases: dict[
+            int, tuple[int, float]
+        ] = {}  # attempt -> (number, until when it may step)
+        self._to_finish = 0  # the newest attempt that is to stop after its next agreed step
+
+    def start(self) -> None:
+        threading.Thread(target=self._listen, name=control_channel.THREAD, daemon=True).start()
+
+    def send(self, message: dict[str, Any]) -> None:
+        with self._sending:
+            control_channel.send(self._end, message)
+
+    def next_order(self) -> dict[str, Any]:
+        return self._orders.get()
+
+    def enter(self, attempt: int, *, has_partner: bool) -> bool:
+        """From here on, a fence cuts every connection that is made in this attempt.
+
+        False if it came already: the control thread, at rest, would not cut by itself.
+        """
+        with self._changed:
+            if self.is_fenced(attempt):
+                return False
+            self._foreign_sockets = process_groups.sockets()
+            if self._partnered[0] < attempt:  # else its agent has already said otherwise
+                self._partnered = (attempt, has_partner)
+            self._attempt = attempt
+            return True
+
+    def leave(self) -> None:
+        with self._changed:
+            self._attempt = 0
+
+    def is_fenced(self, attempt: int) -> bool:
+        return attempt < self._fence
+
+    def is_to_finish(self, attempt: int) -> bool:
+        return attempt == self._to_finish
+
+    def has_lease(self, attempt: int) -> bool:
+        """Whether a supervisor's lease covers this moment."""
+        return self._leases.get(attempt, (0, 0.0))[1] > clock_s()
+
+    def await_lease(self, attempt: int) -> None:
+        """Return as soon as it has a lease, or is fenced.
+        There is no other end to wait for: whoever holds a rank here may be replaced elsewhere."""
+        began = time.monotonic()
+        with self._changed:
+            while not self.is_fenced(attempt) and not self.has_lease(attempt):
+                self._changed.wait()
+        held_s = time.monotonic() - began
+        if held_s > HOLD_TOLD_S:
+            rank_log.held(attempt, held_s)
+
+    def intervals(self, attempt: int) -> tuple[int, int] | None:
+        """What was told since the attempt was joined."""
+        return self._intervals.get(attempt)
+
+    def sever(self) -> None:
+        """Shut down every connection made since `enter`."""
+        process_groups.cut(process_groups.sockets() - self._foreign_sockets)
+
+    def wait_replicated(self, attempt: int, step: int, timeout_s: float) -> int:
+        """The newest step all partners hold; waits up to `timeout_s` for it to reach `step`.
+        `step` itself where there is no partner."""
+
+        def reached() -> bool:
+            return (
+                not self._partnered[1] or self._newest(attempt) >= step or self.is_fenced(attempt)
+            )
+
+        with self._changed:
+            self._changed.wait_for(reached, timeout_s)
+            return self._newest(attempt) if self._partnered[1] else step
+
+    def wait_state(self, attempt: int, timeout_s: float) -> dict[str, Any]:
+        """The agent's word that this rank's state lies in its own segment, or why not."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: attempt in self._state or self.is_fenced(attempt), timeout_s
+            )
+            if self.is_fenced(attempt):
+                raise Fenced(attempt)
+            late = {"ok": False, "message": f"the state did not come within {timeout_s} s"}
+            return self._state.get(attempt, late)
+
+    def _newest(self, attempt: int) -> int:
+        return self._replicated.get(attempt, -1)
+
+    def _listen(self) -> None:
+        """The control thread: never blocked by training, ends the process with its agent."""
+        linux_processes.name_thread(control_channel.THREAD)
+        try:
+            while True:
+                cutting = self._must_cut()
+                if not self._readable(SEVER_AGAIN_S if cutting else None):
+                    self.sever()  # connections may have been made since the last time
+                    continue
+                self._obey(control_channel.receive(self._end))
+        except control_channel.ControlClosed:
+            os._exit(0)
+        except BaseException:  # a worker that cannot hear must not go on training
+            traceback.print_exc()
+            os._exit(1)
+
+    def _must_cut(self) -> bool:
+        return 0 < self._attempt < self._fence
+
+    def _readable(self, timeout_s: float | None) -> bool:
+        return bool(select.select([self._end], [], [], timeout_s)[0])
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        op = message["op"]
+        if op == "stop":
+            os._exit(0)
+        for order in (message,) if op == "inject" else message.get("faults", ()):
+            self._inject(order)
+        with self._changed:
+            if op == "fence":
+                self._fence = max(self._fence, message["attempt"])
+            elif op == "replicated":
+                _put_newest(self._replicated, message["attempt"], message["step"])
+                if message["attempt"] == self._partnered[0]:
+                    self._partnered = (message["attempt"], True)  # one that had failed is back
+            elif op == "state":
+                _put_newest(self._state, message["attempt"], message)
+            elif op == "partner" and message["attempt"] >= self._partnered[0]:
+                self._partnered = (message["attempt"], message["present"])
+                self._replicated.clear()  # those were the partners before
+            elif op == "intervals":
+                _put_newest(self._intervals, message["attempt"], tuple(message["steps"]))
+            elif op == "lease":
+                attempt = message["attempt"]  # an older word may come after a newer one
+                word = (message["number"], message["until"])
+                _put_newest(self._leases, attempt, max(word, self._leases.get(attempt, word)))
+            elif op == "finish":
+                self._to_finish = max(self._to_finish, message["attempt"])
+            self._changed.notify_all()
+        if op in ("fence", "join"):
+            self._orders.put(message)
+        if self._must_cut():
+            self.sever()
+
+    def _inject(self, order: dict[str, Any]) -> None:
+        """Once for each number, however often it is said."""
+        if order["number"] in self._injected:
+            return
+        self._injected.add(order["number"])
+        told = {"op": "injected", "number": order["number"]}
+        self._faults.arm(Injection.of(order["fault"]), lambda: self.send(told))
+
+
+def _put_newest(told: dict[int, Any], attempt: int, word: Any) -> None:
+    """Keep only what was told for the newest attempt: an older one's may come late."""
+    if attempt >= max(told, default=0):
+        told.clear()
+        told[attempt] = word
