@@ -257,9 +257,11 @@ def test_nothing_is_learned_of_a_declared_phase_that_an_exception_broke_off(
 
 
 def test_outside_of_a_worker_a_declared_phase_changes_nothing() -> None:
-    program = "from holdfast_workers.progress.beacon import phase\nwith phase('user', bound_s=1):
-    print(1)" assert subprocess.run([sys.executable, "-c", program], capture_output=True).stdout ==
-    b"1\n"
+    program = (
+        "from holdfast_workers.progress.beacon import phase\n"
+        "with phase('user', bound_s=1): print(1)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True).stdout == b"1\n"
 
 
 def test_a_write_costs_microseconds_at_most(beacon: Beacon) -> None:
