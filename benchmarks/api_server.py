@@ -33,7 +33,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     NodeCapacity,
     Phase,
     StopKind,
-    Stopping,
+    StopOrder,
     SupervisorEvent,
     SupervisorReport,
     SupervisorUnavailable,
@@ -85,7 +85,7 @@ class PlayedSupervisor:
         self._say(EventKind.ATTEMPT_RUNNING, attempt=self.attempt, members=members, joined={})
         self._say(EventKind.PHASE, phase=Phase.RUNNING)
 
-    def stop(self, order: Stopping) -> None:
+    def stop(self, order: StopOrder) -> None:
         if self.phase is Phase.ENDED:
             return
         self.phase = Phase.ENDED
@@ -164,7 +164,7 @@ class PlayedCluster:
     async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport:
         return self._of(job_id).report(cursors)
 
-    async def stop(self, job_id: str, order: Stopping) -> None:
+    async def stop(self, job_id: str, order: StopOrder) -> None:
         self._of(job_id).stop(order)
 
     async def inject(self, job_id: str, number: int, fault: dict[str, Any]) -> None:
@@ -211,7 +211,7 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
         backlog=4096,
     )
     server = uvicorn.Server(config)
-    process_priority.collect_seldom()  # as `holdfast serve` does
+    process_priority.collect_garbage_rarely()  # as `holdfast serve` does
     driving = asyncio.create_task(reconciler.run(stopping))
     serving = asyncio.create_task(server.serve())
     loop = asyncio.get_running_loop()

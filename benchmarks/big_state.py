@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 
 from holdfast_workers.state.layout import StateLayout
-from holdfast_workers.state.rank_state import Box, Piece, RankState, Snapshot
-from holdfast_workers.training.recipe import Agree, Gate, Phase, Recipe, StepOutcome, World
+from holdfast_workers.state.rank_state import RankState, ShardBox, Snapshot, StateTensor
+from holdfast_workers.training.recipe import Agree, Gate, PhaseReporter, Recipe, StepOutcome, World
 from holdfast_workers.training.step_agreement import Contribution
 
 SIDE = 384  # of the matrices that a step multiplies
@@ -32,8 +32,8 @@ class BigState(Recipe):
         pieces = []
         for index, tensor in enumerate(self.tensors):
             shape = (world.world_size * model.dim, model.dim)
-            box = Box(shape, (world.rank * model.dim, 0), tuple(tensor.shape), primary=True)
-            pieces.append(Piece(f"model.{index}", tensor, box))
+            box = ShardBox(shape, (world.rank * model.dim, 0), tuple(tensor.shape), primary=True)
+            pieces.append(StateTensor(f"model.{index}", tensor, box))
         self._state = RankState(pieces, [])
         self._factor = torch.full((SIDE, SIDE), 1.0 / SIDE)
 
@@ -61,7 +61,7 @@ class BigState(Recipe):
     def state_digest(self, step: int) -> str:
         return self._state.digest({"step": step})
 
-    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         phase("forward", step)
         product = self._factor
         for _ in range(self.spec.model.sequence_length):

@@ -1,7 +1,7 @@
 """The built-in recipe with a stopwatch on what looks for silent corruption.
 
 Each rank appends a line per step to a file in `HOLDFAST_BENCH_TIMES`: seconds since the step
-before, and seconds of these spent on the seal of the parameters and on the state's digest.
+before, and seconds of these spent on the checksum of the parameters and on the state's digest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from holdfast_workers.recipes.pretrain import PretrainRecipe
-from holdfast_workers.training.recipe import Agree, Gate, Phase, StepOutcome, World
+from holdfast_workers.training.recipe import Agree, Gate, PhaseReporter, StepOutcome, World
 
 TIMES_VARIABLE = "HOLDFAST_BENCH_TIMES"
 
@@ -29,14 +29,14 @@ class TimedChecks(PretrainRecipe):
 
     def build(self, world: World) -> None:
         super().build(world)
-        seal = self._alive().seal
-        seal.close = self._timed(seal.close)  # type: ignore[method-assign]
-        seal.is_broken = self._timed(seal.is_broken)  # type: ignore[method-assign]
+        checksum = self._require_built().checksum
+        checksum.record = self._timed(checksum.record)  # type: ignore[method-assign]
+        checksum.has_changed = self._timed(checksum.has_changed)  # type: ignore[method-assign]
 
     def state_digest(self, step: int) -> str:
         return self._timed(super().state_digest)(step)
 
-    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         outcome = super().train_step(step, agree, gate, phase)
         now = time.perf_counter()
         file = Path(os.environ[TIMES_VARIABLE]) / str(os.getpid())

@@ -31,7 +31,7 @@ from typing import Any
 
 import yaml
 from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
-from tests.support.ranks.flips import APART, FIRST, drawn
+from tests.support.ranks.flips import APART, FIRST, random_flips
 
 from benchmarks.checks_recipe import TIMES_VARIABLE
 from benchmarks.conditions import (
@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _flips(mesh: Mapping[str, int], count: int, seed: int) -> tuple[list[Found], int]:
     """What was made of `count` flips on one mesh; incidents that none of them explains."""
     training = _training(mesh, FIRST + (count + 1) * APART)
-    flips = drawn(f"{seed} {sorted(mesh.items())}", training.parallel.world_size, count)
+    flips = random_flips(f"{seed} {sorted(mesh.items())}", training.parallel.world_size, count)
     with _running(training, flips) as run:
         ended = run.wait_end(RUN_S)
         if ended["outcome"] != "SUCCEEDED":

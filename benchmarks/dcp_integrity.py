@@ -30,9 +30,10 @@ from torch import Tensor
 from benchmarks.conditions import machine, print_json, say
 from holdfast_workers.checkpoint.load import load_state
 from holdfast_workers.checkpoint.local_files import LocalStorage
-from holdfast_workers.checkpoint.manifest import checkpoint_folder, finalize
+from holdfast_workers.checkpoint.manifest import checkpoint_folder
+from holdfast_workers.checkpoint.publish import finalize
 from holdfast_workers.checkpoint.shards import save_shard
-from holdfast_workers.state.rank_state import Box, Piece, RankState
+from holdfast_workers.state.rank_state import RankState, ShardBox, StateTensor
 
 SPARE_BYTES = 8 << 30  # a damaged length must not take the machine down
 MESH = {"dp_shard": 1}
@@ -176,7 +177,7 @@ DAMAGES: Mapping[str, Callable[[bytes, random.Random], bytes]] = {
 
 def _rank_state(state: State) -> RankState:
     pieces = [
-        Piece(name, value, Box(tuple(value.shape), (0,) * value.dim(), tuple(value.shape), True))
+        StateTensor(name, value, ShardBox(tuple(value.shape), (0,) * value.dim(), tuple(value.shape), True))
         for name, value in state.items()
     ]
     return RankState(pieces, [])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from holdfast_workers.progress import beacon
 from holdfast_workers.recipes.pretrain import PretrainRecipe
-from holdfast_workers.training.recipe import Agree, Gate, Phase, StepOutcome, World
+from holdfast_workers.training.recipe import Agree, Gate, PhaseReporter, StepOutcome, World
 
 TIMES_VARIABLE = "HOLDFAST_BENCH_TIMES"
 DELAY_VARIABLE = "HOLDFAST_BENCH_DELAY_EVERY"
@@ -30,7 +30,7 @@ class TimedPretrain(PretrainRecipe):
         self._rank = world.rank
         super().build(world)
 
-    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         self._dawdle(step, phase)
         stopwatch = _Stopwatch(phase)
         outcome = super().train_step(step, agree, gate, stopwatch)
@@ -40,7 +40,7 @@ class TimedPretrain(PretrainRecipe):
             file.write(" ".join(f"{name} {took:.6f}" for name, took in stopwatch.took) + "\n")
         return outcome
 
-    def _dawdle(self, step: int, phase: Phase) -> None:
+    def _dawdle(self, step: int, phase: PhaseReporter) -> None:
         every = int(os.environ.get(DELAY_VARIABLE, "0"))
         if not every or step % every:
             return
@@ -57,7 +57,7 @@ class TimedPretrain(PretrainRecipe):
 
 
 class _Stopwatch:
-    def __init__(self, phase: Phase) -> None:
+    def __init__(self, phase: PhaseReporter) -> None:
         self._phase = phase
         self._name = ""
         self._since = 0.0

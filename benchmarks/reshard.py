@@ -30,7 +30,7 @@ from typing import Any
 from benchmarks.conditions import machine, print_json, say, torchrun
 from benchmarks.mesh_layouts import Parameter, layout_of, least_bytes, meshes
 from benchmarks.reshard_nodes import RANKS_PER_NODE, Nodes
-from holdfast_workers.checkpoint.moves import Source, plan_moves
+from holdfast_workers.checkpoint.moves import MoveSource, plan_moves
 
 MOST_RANKS = 8
 SEED = 5
@@ -116,7 +116,7 @@ def moved(parameters: tuple[Parameter, ...], old: Mesh, new: Mesh) -> tuple[int,
     for rank in range(math.prod(new.values())):
         target, node = layout_of(parameters, new, rank), rank // RANKS_PER_NODE
         sources = [
-            Source(f"n{holder}", other, layout, near=holder == node)
+            MoveSource(f"n{holder}", other, layout, near=holder == node)
             for other, layout in enumerate(held)
             for holder in {other // RANKS_PER_NODE, (other // RANKS_PER_NODE + 1) % homes}
         ]

@@ -1,8 +1,8 @@
-"""Tell three spirals apart: a model and data of one's own, held by Holdfast.
+"""Classify the points of three spirals: a custom model and custom data, trained with Holdfast.
 
 python train.py                          one process, for debugging
-torchrun --nproc-per-node 2 train.py     two
-holdfast submit job.yaml --follow        on the cluster, whatever befalls it
+torchrun --nproc-per-node 2 train.py     two processes
+holdfast submit job.yaml --follow        on the cluster, fault-tolerant
 """
 
 import sys
@@ -16,7 +16,7 @@ ARMS, POINTS = 3, 4000
 
 
 def spirals() -> tuple[torch.Tensor, torch.Tensor]:
-    """Points (x, y) and the number of the arm that each belongs to; the same on every rank."""
+    """Points (x, y) and the number of each point's arm; the same on every rank."""
     noise = torch.Generator().manual_seed(0)
     arm = torch.arange(ARMS * POINTS) % ARMS
     along = torch.rand(len(arm), generator=noise)
@@ -35,17 +35,18 @@ def main(ctx) -> None:
     ctx.register(model=model, optimizer=optimizer, schedule=schedule)
 
     for step in ctx.steps():
-        right = 0.0
+        accuracy = 0.0
         for samples in ctx.batches(len(points)):
-            guessed = model(points[samples])
-            ctx.backward(cross_entropy(guessed, arms[samples]))
-            right += (guessed.argmax(dim=1) == arms[samples]).float().mean() / ctx.micro_batches
-        ctx.step(clip_grad_norm=1.0, metrics={"accuracy": right})
+            logits = model(points[samples])
+            ctx.backward(cross_entropy(logits, arms[samples]))
+            correct = (logits.argmax(dim=1) == arms[samples]).float()
+            accuracy += correct.mean() / ctx.micro_batches
+        ctx.step(clip_grad_norm=1.0, metrics={"accuracy": accuracy})
         schedule.step()
         if step % 100 == 0 and ctx.rank == 0:
             with torch.no_grad():
-                of_all = (model(points).argmax(dim=1) == arms).float().mean()
-            print(f"step {step}: {of_all:.1%} of the points told right", flush=True)
+                total = (model(points).argmax(dim=1) == arms).float().mean()
+            print(f"step {step}: {total:.1%} of the points classified correctly", flush=True)
 
 
 if __name__ == "__main__":

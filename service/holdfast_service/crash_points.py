@@ -1,7 +1,7 @@
-"""Named points between a transition and its effect, where a test may end the process.
+"""Named points between a state transition and its effect, at which a test may kill the process.
 
-The names are part of what the chaos tests rely on; each stands just before or after the line
-that a crash must not lose. In production a crossing does nothing.
+The chaos tests rely on these names. Each point stands just before or just after a line whose
+effect a crash must not lose. In production, reaching a point does nothing.
 """
 
 from __future__ import annotations
@@ -12,40 +12,40 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 
 
-class Point(StrEnum):
+class CrashPoint(StrEnum):
     SUBMITTED = "submitted"  # the job is durable, the caller has no answer yet
-    START_INTENDED = "start.intended"  # STARTING is durable, no supervisor was asked for
-    START_DONE = "start.done"  # the supervisor exists, that is not yet written
-    POLLED = "absorb.polled"  # a report was fetched, nothing of it is stored
+    START_INTENDED = "start.intended"  # STARTING is durable, no supervisor was requested
+    START_DONE = "start.done"  # the supervisor exists, but that is not yet recorded
+    POLLED = "absorb.polled"  # a report was fetched, none of it is stored
     STORED = "absorb.stored"
     CANCEL_INTENDED = "cancel.intended"  # CANCELLING is durable, the supervisor does not know
     CANCEL_DONE = "cancel.done"
     PAUSE_INTENDED = "pause.intended"  # PAUSING is durable, the supervisor does not know
     PAUSE_DONE = "pause.done"
-    PAUSED = "pause.released"  # nothing is left on the cluster, PAUSED is not yet written
+    PAUSED = "pause.released"  # nothing is left on the cluster, PAUSED is not yet recorded
     ENDED = "ended.stored"  # a terminal state is durable, everything is still on the cluster
     RELEASE_INTENDED = "release.intended"
-    RELEASE_DONE = "release.done"  # nothing is left on the cluster, that is not yet written
+    RELEASE_DONE = "release.done"  # nothing is left on the cluster, but that is not yet recorded
 
 
-Crossing = Callable[[Point], Awaitable[None]]
+CrashHook = Callable[[CrashPoint], Awaitable[None]]
 
 
-async def nowhere(_point: Point) -> None:
-    """The crossing of production: nothing happens."""
+async def never_crash(_point: CrashPoint) -> None:
+    """The hook used in production: does nothing."""
 
 
-def kill_at(name: str) -> Crossing:
-    """A crossing that ends this process by SIGKILL at the point of that name."""
-    fatal = Point(name)
+def kill_at(name: str) -> CrashHook:
+    """A hook that ends this process with SIGKILL at the point named `name`."""
+    fatal = CrashPoint(name)
 
-    async def crossing(point: Point) -> None:
+    async def crash_hook(point: CrashPoint) -> None:
         if point is fatal:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return crossing
+    return crash_hook
 
 
-def chosen(crash_at: str | None) -> Crossing:
-    """The crossing that settings ask for."""
-    return kill_at(crash_at) if crash_at else nowhere
+def hook_from_setting(crash_at: str | None) -> CrashHook:
+    """The hook for the setting `crash_at`."""
+    return kill_at(crash_at) if crash_at else never_crash

@@ -1,6 +1,6 @@
-"""What an operator may set, by `HOLDFAST_*` environment variables or by arguments.
+"""The settings of the control plane, from `HOLDFAST_*` environment variables or from arguments.
 
-Every deadline and interval of the control plane lives here, none in the middle of code.
+Every deadline and interval of the control plane is defined here, never in the middle of code.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 SECRETS = "secrets"
-"""Folder of named secrets in the data directory."""
+"""Folder for named secrets, inside the data directory."""
 
 
 class Settings(BaseSettings):
-    """Settings of one control-plane process; immutable once made."""
+    """Settings of one control-plane process; immutable once created."""
 
     model_config = SettingsConfigDict(env_prefix="HOLDFAST_", frozen=True, extra="ignore")
 
@@ -32,136 +32,176 @@ class Settings(BaseSettings):
         description="database, job folders and secrets of an embedded control plane",
     )
     database_url: str | None = Field(
-        default=None, description="null: SQLite in the data directory; or postgresql://..."
+        default=None,
+        description="the database's URL: postgresql://...; null: SQLite in the data directory",
     )
     ray_address: str | None = Field(
-        default=None, description="null: an embedded cluster of `local_nodes` nodes"
+        default=None,
+        description="address of a running Ray cluster; null: start an embedded cluster of "
+        "`local_nodes` nodes",
     )
     local_nodes: Annotated[int, Field(ge=1)] = 3
     ray_metrics_port: Annotated[int | None, Field(ge=1024, le=65000)] = Field(
         default=None,
-        description="where Ray's exporter of the embedded cluster's first node listens, those of "
-        "the others on the ports after it; needs the extra `ray-metrics`; null: there are none",
+        description="port of Ray's metrics exporter on the embedded cluster's first node; the "
+        "other nodes use the ports after it; needs the extra `ray-metrics`; null: no exporters",
     )
     node_health_period_s: Seconds = Field(
-        default=1.0, description="between two checks of a node of the embedded cluster by Ray"
+        default=1.0, description="interval of Ray's health checks of an embedded cluster's node"
     )
     node_health_failures: Annotated[int, Field(ge=1)] = Field(
-        default=3, description="checks in a row after which Ray takes such a node for dead"
+        default=3, description="failed checks in a row after which Ray declares such a node dead"
     )
     check_data_paths: bool = Field(
         default=True,
-        description="refuse a spec whose data path does not exist here; turn off where the "
-        "nodes see folders that this process does not",
+        description="refuse a spec whose data path does not exist on the server; turn this off "
+        "where the nodes have folders that the server does not have",
     )
     storage_probe_s: Seconds = Field(
-        default=10.0, description="for trying out a job's remote storage when it is submitted"
+        default=10.0, description="deadline of the test of a job's remote storage at submission"
     )
 
-    reconcile_interval_s: Seconds = Field(default=2.0, description="between two polls of a job")
+    reconcile_interval_s: Seconds = Field(
+        default=2.0, description="interval between two polls of a job"
+    )
     polls_per_s: Annotated[float, Field(gt=0)] = Field(
         default=30.0,
-        description="of supervisors, by one server at most: with more jobs than that allows, each "
-        "is polled less often, and all less often while the server is busy, so that it stays "
-        "quick; jobs that do not merely run have as many polls among themselves",
+        description="most polls of supervisors per second by one server. With more jobs than "
+        "that allows, each job is polled less often; while the server is busy, all jobs are "
+        "polled less often, so that requests stay fast. Jobs whose state is changing, or that a "
+        "user is watching, share a second budget of the same size",
     )
     claim_interval_s: Seconds = Field(
-        default=2.0, description="between two looks for work that another process brought"
+        default=2.0,
+        description="interval between two searches for jobs that another process submitted",
     )
     claim_limit: Annotated[int, Field(ge=1)] = Field(
-        default=10_000, description="jobs that one reconciler drives at the same time"
+        default=10_000, description="most jobs that one reconciler drives at the same time"
     )
-    lease_s: Seconds = Field(default=10.0, description="a dead reconciler's jobs wait this long")
-    queue_retry_s: Seconds = Field(default=1.0, description="next look at a job that waits")
-    cluster_retry_s: Seconds = Field(default=2.0, description="next try of an unreachable cluster")
+    lease_s: Seconds = Field(
+        default=10.0,
+        description="lifetime of a lease on a job: the jobs of a dead reconciler wait this long",
+    )
+    queue_retry_s: Seconds = Field(
+        default=1.0, description="interval between two admission checks of a queued job"
+    )
+    cluster_retry_s: Seconds = Field(
+        default=2.0, description="interval between two attempts to reach an unreachable cluster"
+    )
     error_retry_s: Seconds = Field(default=1.0, description="first back-off after an error")
-    error_retry_max_s: Seconds = 30.0
+    error_retry_max_s: Seconds = Field(default=30.0, description="longest back-off after errors")
     supervisor_deadline_s: Seconds = Field(
-        default=15.0, description="a supervisor silent for so long is asked for anew"
+        default=15.0,
+        description="a supervisor that has not answered for this long is requested again",
     )
     supervisor_starts: Annotated[int, Field(ge=1)] = Field(
-        default=20, description="supervisors made for one job before it fails"
+        default=20, description="supervisors created for one job before the job fails"
     )
     drain_deadline_s: Seconds = Field(
-        default=10.0, description="for the last rows and log lines of a job that has ended"
+        default=10.0,
+        description="deadline for the last rows and log lines of a job that has ended",
     )
     cancel_deadline_s: Seconds = Field(
         default=60.0,
-        description="past the time for its last checkpoint, a cancelled job that has not ended "
-        "has its resources taken away by force",
+        description="time that a cancelled job has to end, beyond the time for its last "
+        "checkpoint; after that its resources are removed by force",
     )
-    paused_look_s: Seconds = Field(default=30.0, description="between two looks at a paused job")
+    paused_look_s: Seconds = Field(
+        default=30.0, description="interval between two checks of a paused job"
+    )
     node_look_s: Seconds = Field(
-        default=2.0, description="between two looks at the cluster's nodes, and at who is set aside"
+        default=2.0,
+        description="interval between two reads of the cluster's nodes, and of the nodes that are "
+        "cordoned or in quarantine",
     )
     quarantine_incidents: Annotated[int, Field(ge=0)] = Field(
         default=3,
-        description="a node with so many incidents within `quarantine_window_s` is quarantined; "
-        "0: none is",
+        description="a node with this many incidents within `quarantine_window_s` is quarantined; "
+        "0: nodes are never quarantined",
     )
-    quarantine_window_s: Seconds = 3600.0
+    quarantine_window_s: Seconds = Field(
+        default=3600.0, description="incidents older than this do not count"
+    )
     quarantine_first_s: Seconds = Field(
-        default=600.0, description="a node's first quarantine; each further one is twice as long"
+        default=600.0,
+        description="length of a node's first quarantine; each further one is twice as long",
     )
-    quarantine_longest_s: Seconds = 86400.0
+    quarantine_longest_s: Seconds = Field(
+        default=86400.0, description="longest quarantine of a node"
+    )
     quarantine_share: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.34,
-        description="of the nodes that can run something; more are never quarantined at a time",
+        description="largest share of the usable nodes that is in quarantine at the same time",
     )
-    release_retry_s: Seconds = 0.5
+    release_retry_s: Seconds = Field(
+        default=0.5, description="interval between two attempts to remove a job from the cluster"
+    )
     release_deadline_s: Seconds = Field(
-        default=60.0, description="then a clean-up is reported as overdue and tried less often"
+        default=60.0,
+        description="a clean-up that takes longer is reported as overdue and retried less often",
     )
-    reap_interval_s: Seconds = 30.0
-    stop_deadline_s: Seconds = Field(default=10.0, description="for an orderly shutdown")
-    event_poll_s: Seconds = Field(default=0.1, description="between two looks for new events")
+    reap_interval_s: Seconds = Field(
+        default=30.0,
+        description="interval between two searches for remains of ended jobs on the cluster",
+    )
+    stop_deadline_s: Seconds = Field(
+        default=10.0, description="deadline of an orderly shutdown of the server"
+    )
+    event_poll_s: Seconds = Field(
+        default=0.1, description="interval between two reads of new events for a waiting client"
+    )
     log_search_s: Seconds = Field(
-        default=1.0, description="of one search in a job's log lines; then it says how far it came"
+        default=1.0,
+        description="longest search of a job's log lines; then the answer says how far it got",
     )
     live_poll_s: Seconds = Field(
-        default=0.25, description="between two looks at the store for everybody who watches live"
+        default=0.25,
+        description="interval between two reads of the store for all live streams together",
     )
     live_rows_per_s: Annotated[float, Field(gt=0)] = Field(
         default=100.0,
-        description="rows of jobs that merely advanced, told to each who watches live; changes of "
-        "state are told at once and do not count",
+        description="most rows per second that a live stream gets of jobs that only advanced; "
+        "changes of state are sent at once and do not count",
     )
     database_busy_s: Seconds = Field(default=30.0, description="longest wait for a database lock")
     database_pool: Annotated[int, Field(ge=1)] = Field(
-        default=20, description="connections to the database, at most"
+        default=20, description="most connections to the database"
     )
     storage_deadline_s: Seconds = Field(
         default=30.0,
-        description="for an answer of the checkpoints' storage: a listing, a mark, the next bytes",
+        description="deadline for an answer of the checkpoint storage: a listing, a mark, the "
+        "next bytes",
     )
     export_deadline_s: Seconds = Field(
-        default=3600.0, description="for reading a whole checkpoint that is exported"
+        default=3600.0, description="deadline for reading a whole checkpoint for an export"
     )
     webhook_url: str | None = Field(
         default=None,
         pattern=r"^https?://",
-        description="is told of incidents and of the ends of jobs, by POST",
+        description="URL that gets a POST for each incident and for each job that ends",
     )
     webhook_secret: SecretStr | None = Field(
-        default=None, description="signs what is told, by HMAC; see operations"
+        default=None, description="key that signs webhook messages, by HMAC; see operations"
     )
     webhook_format: Literal["json", "slack"] = "json"
     metrics_of_jobs: bool = Field(
-        default=False, description="series of each live job in /metrics, not only of all together"
+        default=False,
+        description="whether /metrics has series of each live job, not only of all jobs together",
     )
     max_code_bytes: Annotated[int, Field(ge=1, le=256 << 20)] = Field(
-        default=32 << 20, description="of a user's folder of code, when packed"
+        default=32 << 20, description="largest size of a user's code folder, when packed"
     )
     allow_fault_injection: bool = Field(
-        default=False, description="let users break what is theirs on purpose, for a drill"
+        default=False,
+        description="whether users may inject faults into their jobs, for a drill",
     )
     crash_at: str | None = Field(
         default=None,
-        description="for chaos tests: the process kills itself at this crossing (crossing.py)",
+        description="for chaos tests: the process kills itself at this point (crash_points.py)",
     )
 
     def resolved_database_url(self) -> str:
-        """The database's URL; the embedded default lies in the data directory."""
+        """The database's URL; the default is a SQLite file in the data directory."""
         return self.database_url or f"sqlite:///{self.data_dir.absolute() / 'holdfast.db'}"
 
     @property
@@ -176,9 +216,9 @@ class Settings(BaseSettings):
 
     @property
     def secrets_dir(self) -> Path:
-        """Named secrets, one file each."""
+        """Folder with one file per named secret."""
         return self.data_dir.absolute() / SECRETS
 
     def job_dir(self, job_id: str) -> Path:
-        """The job's own folder: its supervisor's journal and default remote checkpoints."""
+        """The job's folder: its supervisor's journal, and its remote checkpoints by default."""
         return self.data_dir.absolute() / "jobs" / job_id

@@ -79,7 +79,7 @@ def test_a_users_mistake_ends_the_job_with_its_traceback(tmp_path: Path) -> None
     assert "in mistaken" in end["traceback"]
     assert len(run.of(EventKind.ATTEMPT_FORMING)) <= 2
     log = "\n".join(run.logs)
-    assert "INFO    attempt 1: rank 1 of dp_shard 2 begins" in log
-    assert 'ERROR   attempt 1: left after step 4: KeyError: "the user\'s own mistake"' in log
+    assert "INFO    attempt 1: rank 1 of dp_shard 2 starts" in log
+    assert 'ERROR   attempt 1: failed after step 4: KeyError: "the user\'s own mistake"' in log
     assert "in mistaken" in log
     assert "a name that is no text: \\udcff" in log

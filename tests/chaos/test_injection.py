@@ -29,7 +29,7 @@ def lost_ranks(run: SupervisedRun) -> list[tuple[str, list[int]]]:
 
 
 def fired(run: SupervisedRun, words: str) -> int:
-    return sum(line.startswith("injected fault") and words in line for line in run.logs)
+    return sum("injected fault" in line and words in line for line in run.logs)
 
 
 def test_each_fault_happens_once_to_its_rank_at_its_step_and_phase(

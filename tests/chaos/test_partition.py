@@ -20,7 +20,7 @@ import pytest
 from tests.support.nodes import namespaces
 from tests.support.nodes.namespaces import RemoteAgents, cut
 from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
-from tests.support.ranks.step_log import FOLDER, PACE, Stepped, stepped
+from tests.support.ranks.step_log import FOLDER, PACE, LoggedStep, logged_steps
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
 from holdfast_service.supervisor.supervisor import SupervisorTimes
@@ -127,7 +127,7 @@ def is_back(run: SupervisedRun, seat: str, told: int) -> bool:
     return any(one["agent"] == seat and one["state"] == "ready" for one in since)
 
 
-def assert_one_world_at_a_time(made: list[Stepped]) -> None:
+def assert_one_world_at_a_time(made: list[LoggedStep]) -> None:
     """By the workers' own word: nobody stepped in an attempt once a later one had begun to."""
     last: dict[int, float] = {}
     first: dict[int, float] = {}
@@ -160,7 +160,7 @@ def play(folder: Path, layout: Layout, cuts: int) -> None:
         seats = [cut_and_mend(run, chance) for _ in range(cuts)]
         run.stop(StopKind.CANCEL)
         assert run.wait_end()["outcome"] == "CANCELLED", run.story()
-        made = stepped(folder / "steps")
+        made = logged_steps(folder / "steps")
         assert_one_world_at_a_time(made)
         formed = run.of(EventKind.ATTEMPT_FORMING)
         assert len(formed) >= cuts + 1
@@ -204,7 +204,7 @@ def test_a_partition_on_request_takes_the_node_off_the_network_and_brings_it_bac
         assert time.monotonic() - began > 3.0
         run.stop(StopKind.CANCEL)
         assert run.wait_end()["outcome"] == "CANCELLED", run.story()
-        assert_one_world_at_a_time(stepped(tmp_path / "steps"))
+        assert_one_world_at_a_time(logged_steps(tmp_path / "steps"))
 
 
 @pytest.mark.soak

@@ -12,7 +12,7 @@ import pytest
 from tests.chaos.conftest import Undisturbed
 from tests.support.nodes.history_proof import assert_same_history, incidents
 from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
-from tests.support.ranks.flips import drawn
+from tests.support.ranks.flips import random_flips
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_workers.spec import (
@@ -76,7 +76,7 @@ def test_a_flipped_bit_is_found_within_three_steps_named_and_undone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: int
 ) -> None:
     training = replicated(replicas)
-    flips = drawn(replicas, replicas, 9)
+    flips = random_flips(replicas, replicas, 9)
     whole = undisturbed(tmp_path, training, monkeypatch)
     # Each flip is another chance: that a node had one before is not held against it for long.
     chances = {"window_s": 0.05}

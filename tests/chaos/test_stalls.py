@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
-from tests.support.ranks.recipes import EvaluatesNowAndThen
+from tests.support.ranks.recipes import EvaluatesTwice
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_workers.protocol.messages import Inspection, Signal, SignalKind
@@ -143,10 +143,10 @@ def test_a_standstill_is_told_once(watched: Watched) -> None:
 def test_a_long_phase_of_all_ranks_is_told_of_and_breaks_nothing(tmp_path: Path) -> None:
     """An evaluation over its limit on every rank is a wait; one that declared its time is not even
     told of."""
-    limit_s = EvaluatesNowAndThen.takes_s / 3
+    limit_s = EvaluatesTwice.takes_s / 3
     training = small_training(
         30,
-        recipe="tests.support.ranks.recipes:EvaluatesNowAndThen",
+        recipe="tests.support.ranks.recipes:EvaluatesTwice",
         detection=DetectionSpec(limits={"evaluate": limit_s, "user": limit_s}),
     )
     told: list[Signal] = []

@@ -14,7 +14,7 @@ from tests.support.nodes.supervised import SupervisedRun, small_training, superv
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
 from holdfast_workers.checkpoint.manifest import list_checkpoints, verify
-from holdfast_workers.checkpoint.storage import open_storage
+from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.spec import DetectionSpec
 
 pytestmark = pytest.mark.chaos

@@ -80,7 +80,7 @@ def test_a_slow_copy_holds_up_the_step_and_never_tears_the_state(
 def test_survivors_keep_their_processes(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Also the regression test for stale gradients: each kill comes in the middle of a backward.
 
-    A survivor may be killed only where gloo lost its wake-up (see `Crew`); the incident says so,
+    A survivor may be killed only where gloo lost its wake-up (see `WorkerPool`); the incident says so,
     and that it is the exception shows in the number of recoveries in which all lived on.
     """
     plan = [kill("backward", 1, step) for step in (12, 22, 32, 42)]

@@ -1,4 +1,5 @@
-"""Replication and fetching over a link that is cut, held up and changed at every byte of it."""
+"""Crash points of the data channel: transfers over a link that is cut, stalled or corrupted at
+any byte."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.support.faults.crash_point_list import Points, seeded_runs
-from tests.support.faults.faulty_link import Fault, FaultyLink, Kind, Way
+from tests.support.faults.crash_point_list import CrashPoints, seeded_runs
+from tests.support.faults.faulty_link import Direction, Fault, FaultType, FaultyLink
 from tests.support.memory.crashing_nodes import TIMES, Receiver, Sender
 from tests.support.memory.memory_states import MESH, RANK, SIZES, Saved, layout_of, payload_of
 from tests.support.memory.shm import SECRET
@@ -26,37 +27,40 @@ from holdfast_workers.memory.replicate import Replicator
 from holdfast_workers.memory.reshard import Reshard
 from holdfast_workers.protocol.messages import Origin, Partner, Place, Restore, Tier
 
-LATE_S = 8.0  # what a machine that is busy with other things may add to a deadline
+LATE_S = 8.0  # delay that a busy machine may add to a deadline
 IN_PAYLOAD = 300
 STALLS = 6
-STRIKES = 30
-OF_BOXES = 500
-OF_ALL = 0.55
+CALLBACKS = 30
+BOX_FAULTS = 500
+SHARE_OF_FAULTS = 0.55
 
 
 def _faults(
-    carried: dict[Way, bytearray], payload_way: Way, payload: bytes, random_: random.Random
+    forwarded: dict[Direction, bytearray],
+    payload_way: Direction,
+    payload: bytes,
+    random_: random.Random,
 ) -> list[Fault]:
-    """A cut and a flip at every byte but those of the payload, of which some; and some stalls.
-    Of them all one run takes a share."""
+    """A cut and a flip at every byte outside the payload, at `IN_PAYLOAD` bytes of the payload, and
+    some stalls. A run uses a random share of all of them."""
     faults = []
-    for way in Way:
-        places = list(range(len(carried[way])))
+    for way in Direction:
+        offsets = list(range(len(forwarded[way])))
         if way is payload_way:
-            start = carried[way].index(payload)
+            start = forwarded[way].index(payload)
             inside = range(start + 1, start + len(payload) - 1)
             chosen = set(random_.sample(inside, IN_PAYLOAD))
-            places = [at for at in places if at not in inside or at in chosen]
-        for at in places:
-            faults.append(Fault(Kind.CUT, way, at))
-            faults.append(Fault(Kind.FLIP, way, at, random_.randrange(8)))
-        faults += [Fault(Kind.STALL, way, at) for at in random_.sample(places, STALLS)]
-    return random_.sample(faults, int(OF_ALL * len(faults)))
+            offsets = [at for at in offsets if at not in inside or at in chosen]
+        for at in offsets:
+            faults.append(Fault(FaultType.CUT, way, at))
+            faults.append(Fault(FaultType.FLIP, way, at, random_.randrange(8)))
+        faults += [Fault(FaultType.STALL, way, at) for at in random_.sample(offsets, STALLS)]
+    return random_.sample(faults, int(SHARE_OF_FAULTS * len(faults)))
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a push that is cut off, some is kept, and some is sent again."""
+    """Small pieces: of a push that is cut off, some pieces are kept and some are sent again."""
     monkeypatch.setattr(resumable_push, "_PIECE", 512)
 
 
@@ -67,7 +71,7 @@ def nothing_leaks() -> Iterator[None]:
 
     before = counts()
     yield
-    gc.collect()  # mappings end with their last view
+    gc.collect()  # a mapping ends with its last view
     eventually(lambda: all(now <= then for now, then in zip(counts(), before, strict=True)))
 
 
@@ -78,22 +82,22 @@ class Replication:
         self.sender = Sender(shm / "sender")
         self.receiver = Receiver(shm / "receiver", Place.REPLICA)
         self.server = self._serve()
-        self.link = FaultyLink(self.server.port, on_strike=self._lose_the_server)
+        self.link = FaultyLink(self.server.port, on_fault=self._lose_the_server)
         self.changed = threading.Condition()
         self.replicated = 0
         self.lost = 0
-        self.wrong: list[str] = []
+        self.violations: list[str] = []
         self.replicator = Replicator(
             self.sender.store,
             SECRET,
-            self._note_replicated,
-            self._note_lost,
+            self._record_replicated,
+            self._record_lost,
             timeouts=TIMES,
             retry_s=0.001,
         )
 
     def step(self, fault: Fault | None) -> None:
-        """Save a step and replicate it on a new connection, which `fault` strikes."""
+        """Save a step and replicate it on a new connection with `fault`."""
         self.lost = 0
         self.link.arm(fault)
         step = self.sender.save()
@@ -103,7 +107,7 @@ class Replication:
         with self.changed:
             assert self.changed.wait_for(lambda: self.replicated == step, LATE_S), str(fault)
         assert time.monotonic() - began < TIMES.handshake_s + TIMES.stall_s + LATE_S
-        assert self.wrong == [], f"{fault}: {self.wrong}"
+        assert self.violations == [], f"{fault}: {self.violations}"
         assert self.lost or not self.link.fired, f"{fault} went unnoticed"
         self.receiver.check(step, step)
         self.replicator.set_partners(RANK, ())
@@ -117,38 +121,41 @@ class Replication:
         return DataServer(self.receiver.store, SECRET, "127.0.0.1", timeouts=TIMES)
 
     def _lose_the_server(self) -> None:
-        """The partner's agent dies and comes back: its segments stay."""
+        """The partner's agent dies and restarts; its segments stay."""
         self.server.close()
         self.receiver = Receiver(self.receiver.root, Place.REPLICA)
         self.server = self._serve()
         self.link.target = self.server.port
 
-    def _note_replicated(self, rank: int, attempt: int, step: int) -> None:
+    def _record_replicated(self, rank: int, attempt: int, step: int) -> None:
         with self.changed:
             self.replicated = step
             self.changed.notify_all()
 
-    def _note_lost(self, rank: int, partner: Partner, why: str, others: bool) -> None:
-        """In the sending thread, before it tries again: the moment in which a node may be lost."""
+    def _record_lost(self, rank: int, partner: Partner, why: str, others: bool) -> None:
+        """Runs in the sending thread before the retry: a node may be lost at this moment."""
         self.lost += 1
         step = self.sender.step
         if step > 1:
             try:
                 self.receiver.check(step, step - 1)
             except AssertionError as error:
-                self.wrong.append(str(error))
+                self.violations.append(str(error))
 
 
-def _replicate(shm: Path, points: Points, share: float) -> None:
+def _replicate(shm: Path, points: CrashPoints, share: float) -> None:
     pair = Replication(shm)
     pair.step(None)
-    faults = _faults(pair.link.carried, Way.UP, payload_of(Saved(1, 1)), points.random)
-    faults += [Fault(Kind.STRIKE, one.way, one.at) for one in points.random.sample(faults, STRIKES)]
+    faults = _faults(pair.link.forwarded, Direction.UP, payload_of(Saved(1, 1)), points.random)
+    faults += [
+        Fault(FaultType.CALLBACK, fault.way, fault.at)
+        for fault in points.random.sample(faults, CALLBACKS)
+    ]
     for fault in faults:
         pair.step(fault)
         points.tried += pair.link.fired
     pair.close()
-    points.enough()
+    points.assert_enough()
 
 
 def _source(port: int, step: int, digest: str) -> Restore:
@@ -164,14 +171,12 @@ def _source(port: int, step: int, digest: str) -> Restore:
 
 
 @seeded_runs
-def test_whatever_befalls_a_fetch_it_ends_with_the_state_or_with_a_reason(
-    shm: Path, run: int
-) -> None:
-    points = Points("data channel: fetch", run)
+def test_a_fetch_with_any_fault_ends_with_the_state_or_an_error(shm: Path, run: int) -> None:
+    points = CrashPoints("data channel: fetch", run)
     source, here = Sender(shm / "source"), Receiver(shm / "here", Place.OWN)
 
-    def bring(fault: Fault | None) -> bool:
-        """Fetch the next step, once over the link with the fault and then undisturbed."""
+    def transfer(fault: Fault | None) -> bool:
+        """Fetch the next step, first over the link with the fault, then without faults."""
         step = source.save()
         digest = source.segment.commits()[0].digest
         link.arm(fault)
@@ -193,42 +198,42 @@ def test_whatever_befalls_a_fetch_it_ends_with_the_state_or_with_a_reason(
         closing(DataServer(source.store, SECRET, "127.0.0.1", timeouts=TIMES)) as server,
         closing(FaultyLink(server.port)) as link,
     ):
-        bring(None)
-        for fault in _faults(link.carried, Way.DOWN, payload_of(Saved(1, 1)), points.random):
-            points.tried += bring(fault)
-    points.enough()
+        transfer(None)
+        for fault in _faults(
+            link.forwarded, Direction.DOWN, payload_of(Saved(1, 1)), points.random
+        ):
+            points.tried += transfer(fault)
+    points.assert_enough()
 
 
 @seeded_runs
-def test_whatever_befalls_the_boxes_of_a_reshard_it_ends_with_the_state_or_with_a_reason(
-    shm: Path, run: int
-) -> None:
-    points = Points("data channel: boxes", run)
+def test_a_reshard_with_any_fault_ends_with_the_state_or_an_error(shm: Path, run: int) -> None:
+    points = CrashPoints("data channel: boxes", run)
     source, here = Sender(shm / "source"), Receiver(shm / "here", Place.OWN)
     here.store.ensure(RANK, Place.OWN, layout_of(SIZES))
 
-    def put_together(port: int, step: int, timeout_s: float) -> None:
+    def reshard_from(port: int, step: int, timeout_s: float) -> None:
         digest = source.segment.commits()[0].digest
         origin = Origin(RANK, "source", Place.OWN, "127.0.0.1", port, digest)
         restore = Restore(Tier.RESHARD, step, attempt=1, mesh=MESH, origins=(origin,))
         Reshard(SECRET, "here", restore, RANK, here.store, timeouts=TIMES).run({}, timeout_s)
 
-    def bring(fault: Fault | None) -> bool:
-        """Take the next step's boxes, once over the link with the fault and then undisturbed."""
+    def transfer(fault: Fault | None) -> bool:
+        """Reshard the next step, first over the link with the fault, then without faults."""
         step = source.save()
         link.arm(fault)
         began = time.monotonic()
         try:
-            put_together(link.port, step, 0.5)
+            reshard_from(link.port, step, 0.5)
         except SourceLost as lost:
             assert link.fired, f"failed without a fault: {lost}"
-            assert [one.rank for one in lost.origins] == [RANK]
+            assert [origin.rank for origin in lost.origins] == [RANK]
             if step > 1:
                 here.check(step, step - 1)
         else:
             assert not link.fired, f"{fault} went unnoticed"
         assert time.monotonic() - began < 0.5 + LATE_S
-        put_together(server.port, step, 5.0)
+        reshard_from(server.port, step, 5.0)
         here.check(step, step)
         return link.fired
 
@@ -236,10 +241,10 @@ def test_whatever_befalls_the_boxes_of_a_reshard_it_ends_with_the_state_or_with_
         closing(DataServer(source.store, SECRET, "127.0.0.1", timeouts=TIMES)) as server,
         closing(FaultyLink(server.port)) as link,
     ):
-        bring(None)
+        transfer(None)
         raw, tensors = payload_of(Saved(1, 1)), layout_of(SIZES).tensors
-        sent = b"".join(raw[one.offset : one.offset + one.nbytes] for one in tensors)
-        faults = _faults(link.carried, Way.DOWN, sent, points.random)
-        for fault in points.random.sample(faults, OF_BOXES):
-            points.tried += bring(fault)
-    points.enough()
+        sent = b"".join(raw[entry.offset : entry.offset + entry.nbytes] for entry in tensors)
+        faults = _faults(link.forwarded, Direction.DOWN, sent, points.random)
+        for fault in points.random.sample(faults, BOX_FAULTS):
+            points.tried += transfer(fault)
+    points.assert_enough()

@@ -1,4 +1,5 @@
-"""Real processes that save, replicate and publish, killed at every operation and at any moment."""
+"""Crash points of real processes that save, replicate and publish: killed at every operation and at
+random moments."""
 
 from __future__ import annotations
 
@@ -13,10 +14,17 @@ import numpy as np
 import pytest
 from tests.support.checkpoint.remote_job import KEEP, Job, check
 from tests.support.checkpoint.remote_job import Saved as SavedRemotely
-from tests.support.faults.crash_point_list import Points, seeded_runs
-from tests.support.faults.killed import Killed, Operation
+from tests.support.faults.crash_point_list import CrashPoints, seeded_runs
+from tests.support.faults.killed import KilledProcess, Operation
 from tests.support.memory.crashing_nodes import TIMES, Receiver, Sender
-from tests.support.memory.memory_states import MESH, RANK, Recovered, Saved, open_or_create, save
+from tests.support.memory.memory_states import (
+    MESH,
+    RANK,
+    RecoveredNode,
+    Saved,
+    open_or_create,
+    save,
+)
 from tests.support.memory.shm import SECRET
 
 from holdfast_workers.checkpoint.local_files import LocalStorage
@@ -36,7 +44,7 @@ STORES: Sequence[Operation] = (
     (Path, "rename"),
     (np, "frombuffer"),
     (Segment, "_clear_word"),
-    (Segment, "_take_number"),
+    (Segment, "_next_seq"),
     (Segment, "_write_word"),
     (Segment, "close"),
 )
@@ -57,36 +65,36 @@ MESSAGES: Sequence[Operation] = (
     (wire, "send_payload"),
     (wire, "receive_into"),
     (Segment, "_clear_word"),
-    (Segment, "_take_number"),
+    (Segment, "_next_seq"),
     (Segment, "_write_word"),
 )
 
 
 def _kill_at_each(
-    body: Callable[[], None], operations: Sequence[Operation], check_it: Callable[[], None]
+    body: Callable[[], None], operations: Sequence[Operation], check_state: Callable[[], None]
 ) -> int:
-    """Once at every operation that `body` comes to; how often that was."""
+    """Run `body` once per operation that it performs and kill it there. Returns the count."""
     at = 0
-    while Killed(body, operations, at).end():
-        check_it()
+    while KilledProcess(body, operations, at).end():
+        check_state()
         at += 1
-    check_it()
+    check_state()
     return at
 
 
 def _kill_at_moments(
-    body: Callable[[], None], moments: Sequence[float], check_it: Callable[[], None]
+    body: Callable[[], None], moments: Sequence[float], check_state: Callable[[], None]
 ) -> int:
     for after_s in moments:
-        child = Killed(body)
+        child = KilledProcess(body)
         child.kill(after_s)
         child.end()
-        check_it()
+        check_state()
     return len(moments)
 
 
-class Memory:
-    """A worker that saves on from what lies there, and leaves a copy for the saver each time."""
+class SavingWorker:
+    """A worker that continues from the newest saved step, and writes a frozen copy of each step."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -103,10 +111,10 @@ class Memory:
                 save(copy, Saved(1, step))
 
     def check(self) -> None:
-        node = Recovered(self.root)
+        node = RecoveredNode(self.root)
         known = [Saved(1, step) for step in range(max(1, self.newest - 1), self.newest + 4)]
         node.check(known, [], verified=False)
-        newest = max((one.step for one in node.store.held()), default=0)
+        newest = max((held.step for held in node.store.held()), default=0)
         assert newest >= self.newest, f"step {self.newest} was lost"
         self.newest = newest
         assert node.bad == []
@@ -116,19 +124,19 @@ class Memory:
 
 
 @seeded_runs
-def test_a_killed_worker_leaves_what_it_had_committed(shm: Path, run: int) -> None:
-    points = Points("real processes: workers", run)
-    memory = Memory(shm / "memory")
-    points.tried += _kill_at_each(memory.work, STORES, memory.check)
-    points.tried += _kill_at_moments(memory.work, points.moments(80, 0.006), memory.check)
-    points.enough()
+def test_a_killed_worker_leaves_its_committed_states(shm: Path, run: int) -> None:
+    points = CrashPoints("real processes: workers", run)
+    worker = SavingWorker(shm / "memory")
+    points.tried += _kill_at_each(worker.work, STORES, worker.check)
+    points.tried += _kill_at_moments(worker.work, points.moments(80, 0.006), worker.check)
+    points.assert_enough()
 
 
 @seeded_runs
-def test_a_killed_saver_or_finalizer_leaves_what_was_published(
+def test_a_killed_saver_or_finalizer_leaves_the_published_checkpoints(
     shm: Path, monkeypatch: pytest.MonkeyPatch, run: int
 ) -> None:
-    points = Points("real processes: savers", run)
+    points = CrashPoints("real processes: savers", run)
     job = Job(shm / "copies", monkeypatch)
     job.root = root = LocalStorage(shm / "checkpoints")
     history = [SavedRemotely(1, 1)]
@@ -140,27 +148,27 @@ def test_a_killed_saver_or_finalizer_leaves_what_was_published(
     def publish() -> None:
         job.checkpoint(following())
 
-    def look() -> None:
-        """The one before is there, and that of the next attempt clears away what was left."""
+    def check_and_continue() -> None:
+        """Check that the previous checkpoint is intact and the next attempt removes leftovers."""
         check(root, [*history, following()], history[-1:])
         history.extend([following(), SavedRemotely(history[-1].step + 2, history[-1].attempt + 2)])
-        publish_in_here(history[-1])
+        publish_in_process(history[-1])
 
-    def publish_in_here(saved: SavedRemotely) -> None:
+    def publish_in_process(saved: SavedRemotely) -> None:
         job.checkpoint(saved)
         check(root, history, [saved])
-        assert len(root.folders()) <= KEEP, "left over"
+        assert len(root.folders()) <= KEEP, "leftovers remain"
 
-    points.tried += _kill_at_each(publish, FILES, look)
+    points.tried += _kill_at_each(publish, FILES, check_and_continue)
     began = time.monotonic()
-    look()
+    check_and_continue()
     moments = points.moments(30, time.monotonic() - began)
-    points.tried += _kill_at_moments(publish, moments, look)
-    points.enough()
+    points.tried += _kill_at_moments(publish, moments, check_and_continue)
+    points.assert_enough()
 
 
 class Pair:
-    """A worker's node in this process or in another, and its partner's."""
+    """A worker's node and its partner's node, each in this process or in another."""
 
     def __init__(self, root: Path) -> None:
         self.receiver = Receiver(root / "receiver", Place.REPLICA)
@@ -168,7 +176,7 @@ class Pair:
         self.newest = 0
 
     def send(self, port: int, step: int) -> bool:
-        """Save a step and try once to replicate it; whether it arrived."""
+        """Save a step and try once to replicate it. True if it arrived."""
         sender = Sender(self.root / "sender")
         sender.step = step - 1
         sender.save()
@@ -192,16 +200,17 @@ class Pair:
         replicator.close()
         return bool(replicated)
 
-    def serve(self, tell_port: int) -> None:
+    def serve(self, port_fd: int) -> None:
         """The partner's agent, until it is killed or its parent ends it."""
         server = DataServer(self.receiver.store, SECRET, "127.0.0.1", timeouts=TIMES)
-        os.write(tell_port, server.port.to_bytes(2, "big"))
+        os.write(port_fd, server.port.to_bytes(2, "big"))
         threading.Event().wait(30)
 
     def push_to_a_process(self, operations: Sequence[Operation], at: int) -> bool:
-        """One step to a partner that is killed at an operation; whether it came to that."""
+        """Replicate one step to a partner that is killed at operation number `at`. True if the
+        partner was killed before the step arrived."""
         reader, writer = os.pipe()
-        partner = Killed(lambda: self.serve(writer), operations, at)
+        partner = KilledProcess(lambda: self.serve(writer), operations, at)
         port = int.from_bytes(os.read(reader, 2), "big")
         for fd in (reader, writer):
             os.close(fd)
@@ -212,7 +221,7 @@ class Pair:
         return not arrived
 
     def check(self) -> None:
-        """The partner's segments as its next agent finds them."""
+        """Check the partner's segments as its restarted agent does, then replicate one step."""
         if self.newest:
             self.receiver.check(self.newest + 1, self.newest)
         with closing(
@@ -224,17 +233,17 @@ class Pair:
 
 
 @seeded_runs
-def test_a_killed_partner_keeps_what_it_had_whole(shm: Path, run: int) -> None:
-    points = Points("real processes: partners", run)
+def test_a_killed_partner_keeps_its_complete_replicas(shm: Path, run: int) -> None:
+    points = CrashPoints("real processes: partners", run)
     pair = Pair(shm)
     while pair.push_to_a_process(MESSAGES, points.tried):
         points.tried += 1
-    points.enough()
+    points.assert_enough()
 
 
 @seeded_runs
-def test_a_killed_sender_leaves_its_partner_whole(shm: Path, run: int) -> None:
-    points = Points("real processes: senders", run)
+def test_a_killed_sender_leaves_its_partner_intact(shm: Path, run: int) -> None:
+    points = CrashPoints("real processes: senders", run)
     pair = Pair(shm)
 
     with closing(DataServer(pair.receiver.store, SECRET, "127.0.0.1", timeouts=TIMES)) as server:
@@ -244,4 +253,4 @@ def test_a_killed_sender_leaves_its_partner_whole(shm: Path, run: int) -> None:
 
         points.tried += _kill_at_each(send, MESSAGES, pair.check)
         points.tried += _kill_at_moments(send, points.moments(60, 0.01), pair.check)
-    points.enough()
+    points.assert_enough()

@@ -1,7 +1,7 @@
-"""The remote tier, killed, torn, cut off from power and flipped at everything that it writes.
+"""Crash points of the remote tier: kills, torn writes, power losses and bit flips at every write.
 
-The real saver and finalizer write the checkpoints, once onto a disk that keeps what was synced and
-once into a bucket; whatever state is left, the real code lists, loads and goes on from it.
+The real saver and finalizer write the checkpoints, once to a disk that keeps only synced data and
+once to a bucket. From every state that is left, the real code lists, loads and continues.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.checkpoint.remote_job import (
     loaded,
     payload_at,
 )
-from tests.support.faults.crash_point_list import Points, seeded_runs
+from tests.support.faults.crash_point_list import CrashPoints, seeded_runs
 from tests.support.faults.crash_states import Moment, flipped, put_files, torn
 from tests.support.faults.faulty_storage import Bucket, MemoryStorage
 from tests.support.faults.power_loss import PowerRecorder
@@ -46,40 +46,40 @@ GO_ON_EVERY = 12
 
 
 @pytest.fixture
-def job(shm: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+def saving_job(shm: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     return Job(shm / "copies", monkeypatch)
 
 
-def _history(job: Job, holds: Callable[..., None]) -> None:
+def _history(saving_job: Job, now_holds: Callable[..., None]) -> None:
     """Four checkpoints of two attempts; the third is never completed, the first is retired."""
-    job.checkpoint(STEPS[0])
-    holds(STEPS[0])
-    job.checkpoint(STEPS[1])
-    holds(STEPS[1])
-    job.save(STEPS[2], 0)
+    saving_job.checkpoint(STEPS[0])
+    now_holds(STEPS[0])
+    saving_job.checkpoint(STEPS[1])
+    now_holds(STEPS[1])
+    saving_job.save(STEPS[2], 0)
 
-    job.checkpoint(STEPS[3])
-    holds(STEPS[3])
+    saving_job.checkpoint(STEPS[3])
+    now_holds(STEPS[3])
 
 
-def _on_disk(job: Job, root: Path) -> PowerRecorder:
+def _on_disk(saving_job: Job, root: Path) -> PowerRecorder:
     root.mkdir()
     recorder = PowerRecorder(root, (local_files,))
-    job.root = LocalStorage(root / "jobs" / "checkpoints")
+    saving_job.root = LocalStorage(root / "jobs" / "checkpoints")
     with recorder.watching_syncs(), recorder.recording():
-        _history(job, recorder.now_holds)
+        _history(saving_job, recorder.now_holds)
     return recorder
 
 
-def _in_bucket(job: Job) -> Bucket:
+def _in_bucket(saving_job: Job) -> Bucket:
     bucket = Bucket()
-    job.root = MemoryStorage(bucket)
-    _history(job, bucket.now_holds)
+    saving_job.root = MemoryStorage(bucket)
+    _history(saving_job, bucket.now_holds)
     return bucket
 
 
-def _states_on_disk(recorder: PowerRecorder, points: Points) -> Iterator[Moment]:
-    """Every state that a kill may leave, then those that a loss of power may leave."""
+def _states_on_disk(recorder: PowerRecorder, points: CrashPoints) -> Iterator[Moment]:
+    """Every state that a kill may leave, and states that a power loss may leave."""
     for number, moment in enumerate(recorder.moments):
         earlier = recorder.moments[number - 1] if number else moment
         if moment.files != earlier.files:
@@ -91,13 +91,13 @@ def _states_on_disk(recorder: PowerRecorder, points: Points) -> Iterator[Moment]
 
 
 @seeded_runs
-def test_a_crash_at_any_write_leaves_the_previous_checkpoint_and_no_other_bits(
-    shm: Path, job: Job, run: int
+def test_a_crash_at_any_write_leaves_the_previous_checkpoint_bit_for_bit(
+    shm: Path, saving_job: Job, run: int
 ) -> None:
-    points = Points("remote tier: killed, torn or lost", run)
-    recorder = _on_disk(job, shm / "disk")
+    points = CrashPoints("remote tier: killed, torn or lost", run)
+    recorder = _on_disk(saving_job, shm / "disk")
     states = [(moment, True) for moment in _states_on_disk(recorder, points)]
-    states += [(moment, False) for moment in _in_bucket(job).moments]
+    states += [(moment, False) for moment in _in_bucket(saving_job).moments]
     for number, (moment, local) in enumerate(states):
         root: Storage
         if local:
@@ -108,25 +108,25 @@ def test_a_crash_at_any_write_leaves_the_previous_checkpoint_and_no_other_bits(
         try:
             check(root, STEPS, moment.must_hold)
             if number % GO_ON_EVERY == 0:
-                go_on(job, root)
+                go_on(saving_job, root)
         except (AssertionError, CheckpointError) as error:
             raise AssertionError(f"{moment.line}: {error}") from error
         points.tried += 1
-    points.enough()
+    points.assert_enough()
 
 
-def _damaged(content: bytes, points: Points) -> bytes:
-    """One bit changed, or cut short, or all from some byte on gone to zeros."""
+def _damaged(content: bytes, points: CrashPoints) -> bytes:
+    """Flip one bit, truncate, or zero everything after a random byte."""
     at = points.random.randrange(len(content))
-    harm = points.random.choice(("flip", "flip", "flip", "cut", "zeros"))
-    if harm == "flip":
+    damage = points.random.choice(("flip", "flip", "flip", "cut", "zeros"))
+    if damage == "flip":
         return flipped(content, 8 * at + points.random.randrange(8))
-    return content[:at] if harm == "cut" else content[:at] + bytes(len(content) - at)
+    return content[:at] if damage == "cut" else content[:at] + bytes(len(content) - at)
 
 
-def _ladder(root: Storage, known: Collection[Saved]) -> tuple[Saved, int]:
-    """Restore as a job does: newest first, and what turns out bad goes into quarantine. Which
-    checkpoint served, and how many were found bad."""
+def _restore_newest(root: Storage, known: Collection[Saved]) -> tuple[Saved, int]:
+    """Restore as a job does: newest first, quarantining damaged checkpoints. Returns the checkpoint
+    that was loaded and the number of damaged ones."""
     bad: list[str] = []
     while True:
         listed = list_checkpoints(root, lambda uri, why: bad.append(uri))
@@ -143,68 +143,70 @@ def _ladder(root: Storage, known: Collection[Saved]) -> tuple[Saved, int]:
 
 
 @seeded_runs
-def test_a_damaged_object_is_found_at_the_latest_when_it_is_loaded(job: Job, run: int) -> None:
-    points = Points("remote tier: flipped or cut", run)
+def test_a_damaged_object_is_detected_at_the_latest_when_it_is_loaded(
+    saving_job: Job, run: int
+) -> None:
+    points = CrashPoints("remote tier: flipped or cut", run)
     bucket = Bucket()
-    job.root = MemoryStorage(bucket)
+    saving_job.root = MemoryStorage(bucket)
     older, newer = STEPS[0], STEPS[1]
-    job.checkpoint(older)
-    job.checkpoint(newer)
-    vital = ("manifest.json", ".distcp")  # what our own loader reads
+    saving_job.checkpoint(older)
+    saving_job.checkpoint(newer)
+    vital = ("manifest.json", ".distcp")  # the files that Holdfast's own loader reads
     for name in [name for name in bucket.objects if name.startswith(newer.folder)]:
         for _point in range(260 if name.endswith(vital) else 50):
             damaged = _damaged(bucket.objects[name], points)
             root = MemoryStorage(Bucket({**bucket.objects, name: damaged}))
-            served, bad = _ladder(root, (older, newer))
+            served, bad = _restore_newest(root, (older, newer))
             if damaged != bucket.objects[name] and name.endswith(vital):
                 assert (served, bad) == (older, 1), f"{name}: {served} served, {bad} bad"
             else:
                 assert (served, bad) == (newer, 0)
             points.tried += 1
-        gone = {one: content for one, content in bucket.objects.items() if one != name}
-        _ladder(MemoryStorage(Bucket(gone)), (older, newer))
-    points.enough()
+        gone = {other: content for other, content in bucket.objects.items() if other != name}
+        _restore_newest(MemoryStorage(Bucket(gone)), (older, newer))
+    points.assert_enough()
 
 
 @seeded_runs
-def test_what_is_damaged_before_it_is_published_is_never_loaded_as_another(
-    job: Job, run: int
+def test_an_object_damaged_before_publication_is_never_loaded_with_wrong_bits(
+    saving_job: Job, run: int
 ) -> None:
-    """Between the savers and the finalizer: a record that tells lies, a shard that changed."""
-    points = Points("remote tier: flipped or cut before publication", run)
+    """Damage between the savers and the finalizer: a wrong record, a changed shard."""
+    points = CrashPoints("remote tier: flipped or cut before publication", run)
     bucket = Bucket()
-    job.root = MemoryStorage(bucket)
+    saving_job.root = MemoryStorage(bucket)
     older, newer = STEPS[0], STEPS[1]
-    job.checkpoint(older)
+    saving_job.checkpoint(older)
     for rank in range(RANKS):
-        job.save(newer, rank)
+        saving_job.save(newer, rank)
     for name in [name for name in bucket.objects if name.startswith(newer.folder)]:
         for _point in range(120):
             damaged = _damaged(bucket.objects[name], points)
-            job.root = MemoryStorage(Bucket({**bucket.objects, name: damaged}))
+            saving_job.root = MemoryStorage(Bucket({**bucket.objects, name: damaged}))
             with contextlib.suppress(CheckpointError):
-                job.finalize(newer)
-            served, _bad = _ladder(job.root, (older, newer))
+                saving_job.finalize(newer)
+            served, _bad = _restore_newest(saving_job.root, (older, newer))
             assert served == older or damaged == bucket.objects[name]
             points.tried += 1
-    points.enough()
+    points.assert_enough()
 
 
-def test_a_copy_that_changes_under_its_saver_is_not_published(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+def test_a_frozen_copy_that_changes_during_its_save_is_not_published(
+    saving_job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = Bucket()
-    job.root = MemoryStorage(bucket)
+    saving_job.root = MemoryStorage(bucket)
     save_shard = saver.save_shard
 
     def flip_and_save(at: Storage, payload: memoryview, layout: Any, rank: int, *rest: int) -> Any:
-        """The bit changes after any look that the saver may have taken at first."""
+        """Flip the bit after any check that the saver makes at its start."""
         saved = STEPS[0]
-        with Segment.open(job.copy_path(saved, rank)) as copy:
+        with Segment.open(saving_job.copy_path(saved, rank)) as copy:
             copy._slot(copy.commits()[0].slot)[5] ^= 1
         return save_shard(at, payload, layout, rank, *rest)
 
     monkeypatch.setattr(saver, "save_shard", flip_and_save)
     with pytest.raises(ValueError, match="digest"):
-        job.save(STEPS[0], 0)
+        saving_job.save(STEPS[0], 0)
     assert not any(name.endswith(".record.json") for name in bucket.objects)

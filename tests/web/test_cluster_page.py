@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
-from tests.support.service.live_server import SPEC, LiveServer
+from tests.support.service.live_server import LiveServer
 from tests.support.web.fleet import add_fleet
 from tests.web.conftest import PHONE, completed, picture
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    started = LiveServer(tmp_path_factory.mktemp("cluster"))
-    completed(add_fleet(started))
-    started.start()
-    yield started
-    started.stop()
+def prepare_server(server: LiveServer) -> None:
+    completed(add_fleet(server))
 
 
-@pytest.fixture(scope="module")
-def job(server: LiveServer) -> str:
-    found = httpx.post(f"{server.address}/api/v1/jobs", json={**SPEC, "name": "occupant"}).json()
-    server.run_job(found["id"], 3, end=False)
-    return str(found["id"])
+JOB_NAME = "occupant"
 
 
 @pytest.fixture
-def cluster(open_page: Callable[..., Any], server: LiveServer, job: str) -> Callable[..., Any]:
+def cluster(
+    open_page: Callable[..., Any], dashboard_server: LiveServer, running_job: str
+) -> Callable[..., Any]:
     def opened(query: str = "", **options: Any) -> Any:
-        page = open_page(f"{server.address}/cluster{query}", **options)
+        page = open_page(f"{dashboard_server.address}/cluster{query}", **options)
         page.wait_for_selector("[data-node]")
         if not query:
-            page.locator(f".node-jobs a[href='/jobs/{job}']").first.wait_for()
+            page.locator(f".node-jobs a[href='/jobs/{running_job}']").first.wait_for()
         return page
 
     return opened
 
 
-def test_nodes_tell_who_runs_there(cluster: Callable[..., Any], job: str) -> None:
+def test_nodes_tell_who_runs_there(cluster: Callable[..., Any], running_job: str) -> None:
     page = cluster()
-    assert page.locator(f".node-jobs a[href='/jobs/{job}']", has_text="occupant").count() == 2
+    assert (
+        page.locator(f".node-jobs a[href='/jobs/{running_job}']", has_text="occupant").count() == 2
+    )
     picture(page, "cluster")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -19,20 +19,15 @@ from holdfast_service.job_model.supervisor_protocol import Phase
 CROWD = 3000
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    started = LiveServer(tmp_path_factory.mktemp("jobs"))
-    started.cluster.nodes = three_nodes(can_grow=True)  # no job waits for another
-    completed(add_crowd(started.settings, CROWD))
-    started.start()
-    yield started
-    started.stop()
+def prepare_server(server: LiveServer) -> None:
+    server.cluster.nodes = three_nodes(can_grow=True)  # no job waits for another
+    completed(add_crowd(server.settings, CROWD))
 
 
 @pytest.fixture
-def jobs(open_page: Callable[..., Any], server: LiveServer) -> Callable[..., Any]:
+def jobs(open_page: Callable[..., Any], dashboard_server: LiveServer) -> Callable[..., Any]:
     def opened(query: str = "", **options: Any) -> Any:
-        page = open_page(f"{server.address}/jobs{query}", **options)
+        page = open_page(f"{dashboard_server.address}/jobs{query}", **options)
         page.wait_for_selector("[data-job], .empty")
         return page
 
@@ -56,8 +51,10 @@ def shown(page: Any, before: int = 0) -> int:
     return int(found.json_value()["found"])
 
 
-def test_the_root_leads_to_the_jobs(open_page: Callable[..., Any], server: LiveServer) -> None:
-    page = open_page(server.address)
+def test_the_root_leads_to_the_jobs(
+    open_page: Callable[..., Any], dashboard_server: LiveServer
+) -> None:
+    page = open_page(dashboard_server.address)
     page.wait_for_url("**/jobs")
     page.wait_for_selector("[data-job]")
     assert page.title() == "Jobs · Holdfast"
@@ -134,13 +131,17 @@ def test_keys_far_down_bring_rows_into_sight(jobs: Callable[..., Any]) -> None:
     assert box["y"] < row["y"] < row["y"] + row["height"] <= box["y"] + box["height"] + 1
 
 
-def test_a_job_is_followed_as_it_changes(jobs: Callable[..., Any], server: LiveServer) -> None:
+def test_a_job_is_followed_as_it_changes(
+    jobs: Callable[..., Any], dashboard_server: LiveServer
+) -> None:
     page = jobs()
     page.wait_for_selector("[data-live=live]")
-    job = httpx.post(f"{server.address}/api/v1/jobs", json={**SPEC, "name": "watched"}).json()
+    job = httpx.post(
+        f"{dashboard_server.address}/api/v1/jobs", json={**SPEC, "name": "watched"}
+    ).json()
     line = page.locator(f"[data-job='{job['id']}']")
     line.wait_for()  # a new job comes first, unasked
-    supervisor = server.run_job(job["id"], 3, end=False)
+    supervisor = dashboard_server.run_job(job["id"], 3, end=False)
     line.locator(".cell-state", has_text="Running").wait_for()
     line.locator(".progress-words", has_text="3 / 5").wait_for()
     supervisor.enter(Phase.RECOVERING)
@@ -160,7 +161,7 @@ def test_on_a_phone_nothing_is_cut_off(jobs: Callable[..., Any]) -> None:
     picture(page, "jobs-phone")
 
 
-def test_in_the_dark(jobs: Callable[..., Any], server: LiveServer) -> None:
+def test_in_the_dark(jobs: Callable[..., Any], dashboard_server: LiveServer) -> None:
     page = jobs("?state=RUNNING&state=RECOVERING&sort=goodput", color_scheme="dark")
     background = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(background)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
-import pytest
 from tests.support.service.live_server import SPEC, LiveServer
 from tests.support.waiting import eventually
 
@@ -41,23 +40,17 @@ window.fetch = async (address, options) => {
 """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    started = LiveServer(tmp_path_factory.mktemp("live"))
-    started.start()
-    yield started
-    started.stop()
-
-
 def test_a_stream_that_was_cut_goes_on_where_it_was(
-    open_page: Callable[..., Any], server: LiveServer
+    open_page: Callable[..., Any], dashboard_server: LiveServer
 ) -> None:
-    job = httpx.post(f"{server.address}/api/v1/jobs", json={**SPEC, "name": "cut"}).json()["id"]
-    of_job_at = f"{server.address}/api/v1/jobs/{job}"
-    supervisor = server.run_job(job, 2, end=False)
-    page = open_page(f"{server.address}/cluster")
+    job = httpx.post(
+        f"{dashboard_server.address}/api/v1/jobs", json={**SPEC, "name": "cut"}
+    ).json()["id"]
+    of_job_at = f"{dashboard_server.address}/api/v1/jobs/{job}"
+    supervisor = dashboard_server.run_job(job, 2, end=False)
+    page = open_page(f"{dashboard_server.address}/cluster")
     page.add_init_script(HEARD)
-    page.goto(f"{server.address}/jobs/{job}")
+    page.goto(f"{dashboard_server.address}/jobs/{job}")
     of_job = "heard.findIndex(one => one.of_job)"
     page.wait_for_function(f"() => heard.slice({of_job}).some(one => one.event === 'hello')")
 
@@ -72,11 +65,11 @@ def test_a_stream_that_was_cut_goes_on_where_it_was(
     supervisor.enter(Phase.RECOVERING)
     page.wait_for_function("() => heard.some(one => one.event === 'event')")
     before = sequence()
-    server.stop()
+    dashboard_server.stop()
     page.wait_for_selector("[data-live=waiting]")
     supervisor.enter(Phase.RUNNING)  # nobody is there to tell it
     supervisor.run(1, 3, 4)
-    server.start()
+    dashboard_server.start()
     page.wait_for_selector("[data-live=live]")
     supervisor.run(1, 5, 5)
     supervisor.end()
@@ -98,11 +91,11 @@ def test_a_stream_that_was_cut_goes_on_where_it_was(
     open_page.errors[:] = [one for one in open_page.errors if "ERR_" not in one]  # type: ignore[attr-defined]
 
 
-def test_a_tab_has_one_stream(open_page: Callable[..., Any], server: LiveServer) -> None:
+def test_a_tab_has_one_stream(open_page: Callable[..., Any], dashboard_server: LiveServer) -> None:
     streams: list[str] = []
     page = open_page("about:blank")
     page.on("request", lambda one: "/api/v1/live" in one.url and streams.append(one.url))
-    page.goto(f"{server.address}/jobs")
+    page.goto(f"{dashboard_server.address}/jobs")
     page.wait_for_selector("[data-live=live]")
     page.keyboard.press("g")
     page.keyboard.press("c")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 from tests.support.service.fake_cluster import three_nodes
-from tests.support.service.live_server import SPEC, LiveServer
+from tests.support.service.live_server import LiveServer
 from tests.support.web.crowd import add_crowd
 from tests.web.conftest import PHONE, completed
 
@@ -17,33 +16,28 @@ FIRST_LOAD_BYTES = 200_000
 VIEWS = ("/jobs", "/cluster", "/submit", "/jobs/{job}/checkpoints")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    started = LiveServer(tmp_path_factory.mktemp("shell"))
-    started.cluster.nodes = three_nodes(can_grow=True)  # no job waits for another
-    completed(add_crowd(started.settings, 60))
-    started.start()
-    yield started
-    started.stop()
+def prepare_server(server: LiveServer) -> None:
+    server.cluster.nodes = three_nodes(can_grow=True)  # no job waits for another
+    completed(add_crowd(server.settings, 60))
 
 
-@pytest.fixture(scope="module")
-def job(server: LiveServer) -> str:
-    found = httpx.post(f"{server.address}/api/v1/jobs", json={**SPEC, "name": "shown"}).json()
-    server.run_job(found["id"], 3, end=False)
-    return str(found["id"])
+JOB_NAME = "shown"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("view", VIEWS)
 def test_axe_finds_nothing(
-    open_page: Callable[..., Any], server: LiveServer, job: str, view: str, scheme: str
+    open_page: Callable[..., Any],
+    dashboard_server: LiveServer,
+    running_job: str,
+    view: str,
+    scheme: str,
 ) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     # axe is put into the page by the test: that alone is let past the content-security policy.
     page = open_page(
-        server.address + view.format(job=job),
+        dashboard_server.address + view.format(job=running_job),
         color_scheme=scheme,
         bypass_csp=True,
         reduced_motion="reduce",
@@ -54,7 +48,9 @@ def test_axe_finds_nothing(
     assert found.violations_count == 0, found.generate_report()
 
 
-def test_the_first_load_is_small(open_page: Callable[..., Any], server: LiveServer) -> None:
+def test_the_first_load_is_small(
+    open_page: Callable[..., Any], dashboard_server: LiveServer
+) -> None:
     sizes: dict[str, int] = {}
     page = open_page("about:blank")
 
@@ -63,17 +59,19 @@ def test_the_first_load_is_small(open_page: Callable[..., Any], server: LiveServ
             sizes[response.url] = len(gzip.compress(response.body()))
 
     page.on("response", measure)
-    page.goto(f"{server.address}/jobs")
+    page.goto(f"{dashboard_server.address}/jobs")
     page.wait_for_selector("[data-job]")
     assert len(sizes) >= 4
     assert sum(sizes.values()) <= FIRST_LOAD_BYTES, sizes
     assert not [
-        one for one in sizes if not one.startswith(server.address)
+        one for one in sizes if not one.startswith(dashboard_server.address)
     ]  # nothing from elsewhere
 
 
-def test_help_tells_the_keys_of_the_view(open_page: Callable[..., Any], server: LiveServer) -> None:
-    page = open_page(f"{server.address}/jobs")
+def test_help_tells_the_keys_of_the_view(
+    open_page: Callable[..., Any], dashboard_server: LiveServer
+) -> None:
+    page = open_page(f"{dashboard_server.address}/jobs")
     page.wait_for_selector("[data-job]")
     page.keyboard.press("?")
     help_ = page.get_by_role("dialog", name="Keyboard shortcuts")
@@ -96,18 +94,23 @@ def test_help_tells_the_keys_of_the_view(open_page: Callable[..., Any], server: 
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_no_view_is_wider_than_a_phone(
-    open_page: Callable[..., Any], server: LiveServer, job: str, view: str
+    open_page: Callable[..., Any], dashboard_server: LiveServer, running_job: str, view: str
 ) -> None:
     page = open_page(
-        server.address + view.format(job=job), viewport=PHONE, is_mobile=True, has_touch=True
+        dashboard_server.address + view.format(job=running_job),
+        viewport=PHONE,
+        is_mobile=True,
+        has_touch=True,
     )
     page.wait_for_selector("main h1")
     page.wait_for_function("() => !document.querySelector('[aria-busy=true], .ghost')")
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
-def test_a_path_that_is_none_leads_back(open_page: Callable[..., Any], server: LiveServer) -> None:
-    page = open_page(f"{server.address}/jobs/a/b/c")
+def test_a_path_that_is_none_leads_back(
+    open_page: Callable[..., Any], dashboard_server: LiveServer
+) -> None:
+    page = open_page(f"{dashboard_server.address}/jobs/a/b/c")
     page.get_by_role("heading", name="There is nothing here").wait_for()
     page.get_by_role("link", name="All jobs", exact=True).click()
     page.wait_for_url("**/jobs")

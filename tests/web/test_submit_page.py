@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
-import pytest
 from tests.support.service.live_server import SPEC, LiveServer
 from tests.web.conftest import picture
 
@@ -18,22 +17,14 @@ resources: {workers_per_node: 2, standby_nodes: 1}
 BAD = GOOD.replace("tp: 2}", "tp: 3}").replace("steps: 5", "stepz: 5")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    started = LiveServer(tmp_path_factory.mktemp("submit"))
-    started.start()
-    yield started
-    started.stop()
-
-
 def verdict(page: Any, words: str) -> None:
     page.locator(".verdict-head", has_text=words).wait_for()
 
 
 def test_faults_stand_at_their_lines_while_it_is_typed(
-    open_page: Callable[..., Any], server: LiveServer
+    open_page: Callable[..., Any], dashboard_server: LiveServer
 ) -> None:
-    page = open_page(f"{server.address}/submit")
+    page = open_page(f"{dashboard_server.address}/submit")
     verdict(page, "It can be submitted")  # the example
     picture(page, "submit")
     field = page.get_by_role("textbox", name="Spec")
@@ -47,39 +38,47 @@ def test_faults_stand_at_their_lines_while_it_is_typed(
     page.locator(".verdict li button", has_text="parallel.tp").first.click()
     chosen = "field => field.value.slice(field.selectionStart, field.selectionEnd)"
     assert page.locator("textarea").evaluate(chosen) == "tp"
-    assert not httpx.get(f"{server.address}/api/v1/jobs").json()["jobs"]  # nothing was created
+    assert not httpx.get(f"{dashboard_server.address}/api/v1/jobs").json()[
+        "jobs"
+    ]  # nothing was created
 
 
-def test_what_cannot_be_read_is_said(open_page: Callable[..., Any], server: LiveServer) -> None:
-    page = open_page(f"{server.address}/submit")
+def test_what_cannot_be_read_is_said(
+    open_page: Callable[..., Any], dashboard_server: LiveServer
+) -> None:
+    page = open_page(f"{dashboard_server.address}/submit")
     page.get_by_role("textbox", name="Spec").fill("name: [unfinished\ntrain: {")
     verdict(page, "It cannot be read")
 
 
 def test_the_field_at_the_cursor_is_explained(
-    open_page: Callable[..., Any], server: LiveServer
+    open_page: Callable[..., Any], dashboard_server: LiveServer
 ) -> None:
-    page = open_page(f"{server.address}/submit")
+    page = open_page(f"{dashboard_server.address}/submit")
     field = page.get_by_role("textbox", name="Spec")
     field.fill("train:\n  micro_batch: 4")
     page.locator(".hint", has_text="samples per rank per forward").wait_for()
     assert "default 4" in page.locator(".hint").inner_text()
 
 
-def test_a_job_is_submitted_once(open_page: Callable[..., Any], server: LiveServer) -> None:
-    page = open_page(f"{server.address}/submit")
+def test_a_job_is_submitted_once(
+    open_page: Callable[..., Any], dashboard_server: LiveServer
+) -> None:
+    page = open_page(f"{dashboard_server.address}/submit")
     page.get_by_role("textbox", name="Spec").fill(GOOD)
     verdict(page, "It can be submitted")
     page.keyboard.press("Control+Enter")
     page.wait_for_url("**/jobs/*")
-    jobs = httpx.get(f"{server.address}/api/v1/jobs", params={"name": "typed"}).json()["jobs"]
+    jobs = httpx.get(f"{dashboard_server.address}/api/v1/jobs", params={"name": "typed"}).json()[
+        "jobs"
+    ]
     assert [job["id"] for job in jobs] == [page.url.rpartition("/")[2]]
 
 
 def test_a_draft_is_kept_and_examples_replace_it(
-    open_page: Callable[..., Any], server: LiveServer
+    open_page: Callable[..., Any], dashboard_server: LiveServer
 ) -> None:
-    page = open_page(f"{server.address}/submit")
+    page = open_page(f"{dashboard_server.address}/submit")
     field = page.get_by_role("textbox", name="Spec")
     field.fill("name: draft")
     page.get_by_role("link", name="Jobs", exact=True).click()
@@ -92,16 +91,20 @@ def test_a_draft_is_kept_and_examples_replace_it(
     assert "llama-gpu" in field.input_value()
 
 
-def test_json_is_a_spec_too(open_page: Callable[..., Any], server: LiveServer) -> None:
-    page = open_page(f"{server.address}/submit")
+def test_json_is_a_spec_too(open_page: Callable[..., Any], dashboard_server: LiveServer) -> None:
+    page = open_page(f"{dashboard_server.address}/submit")
     page.get_by_role("textbox", name="Spec").fill('{\n "name": "x",\n "train": {"steps": 0}\n}')
     verdict(page, "1 fault")
     assert page.locator(".editor-line.faulty .editor-number").all_inner_texts() == ["3"]
 
 
-def test_a_copy_has_what_was_chosen(open_page: Callable[..., Any], server: LiveServer) -> None:
-    job = httpx.post(f"{server.address}/api/v1/jobs", json={**SPEC, "name": "original"}).json()
-    page = open_page(f"{server.address}/submit?from={job['id']}")
+def test_a_copy_has_what_was_chosen(
+    open_page: Callable[..., Any], dashboard_server: LiveServer
+) -> None:
+    job = httpx.post(
+        f"{dashboard_server.address}/api/v1/jobs", json={**SPEC, "name": "original"}
+    ).json()
+    page = open_page(f"{dashboard_server.address}/submit?from={job['id']}")
     page.wait_for_function("() => document.querySelector('textarea')?.value.includes('original')")
     text = page.get_by_role("textbox", name="Spec").input_value()
     assert "dp_shard: 2" in text

@@ -1,13 +1,25 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
+
+from holdfast_workers import log_setup
+
+
+@pytest.fixture
+def logs_on_stderr() -> Iterator[None]:
+    """Log events go to standard error, as in a process of an agent or worker."""
+    log_setup.configure()
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a recipe keeps its corpus, tokenized; `tiny_spec` reads the corpus itself."""
+    """The folder for a recipe's tokenized corpus; `tiny_spec` reads the corpus itself."""
     folder = tmp_path / "corpus"
     folder.mkdir()
     for index in range(3):

@@ -1,4 +1,4 @@
-"""The training core runs by itself, as one process and under torchrun, with one curve."""
+"""The training core runs alone, as one process and under torchrun, with the same curve."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from holdfast_workers.spec import ModelSpec, faults
+from holdfast_workers.spec import ModelSpec, find_faults
 from holdfast_workers.standalone import load_spec
 from holdfast_workers.training.mfu import flops_per_token, peak_flops
 
@@ -80,9 +80,9 @@ def test_one_process_and_torchrun_follow_one_curve(tmp_path: Path) -> None:
         assert lines[-1]["summary"]["steps"] == 3
 
 
-def test_the_example_is_a_job_without_faults() -> None:
+def test_the_example_job_spec_has_no_faults() -> None:
     spec = load_spec(EXAMPLE, steps=None, world_size=4)
-    assert faults(spec) == []
+    assert find_faults(spec) == []
     assert spec.parallel.mesh == {"dp_shard": 2, "tp": 2}
     assert spec.train.steps == 300
 

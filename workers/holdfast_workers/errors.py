@@ -1,5 +1,5 @@
-"""The one exception tree of this package: catch `WorkersError` to catch them all; and what others'
-exceptions say, in short."""
+"""The single exception tree of this package: `WorkersError` is the base of every exception that it
+raises. Also shortens the messages of torch's exceptions."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import re
 
 
 class WorkersError(Exception):
-    """Anything that the data plane itself found wrong. Says what, where, and what to do."""
+    """Base of all errors of the data plane. The message says what is wrong, where, and what to
+    do."""
 
 
 class StaleCommand(WorkersError):
-    """The command is of an older epoch or attempt than the agent has already obeyed."""
+    """The command has an older epoch or attempt than one that the agent has already obeyed."""
 
 
 _SOURCE = re.compile(r"^\[[^\]]*:\d+\]\s*")
 
 
-def complaint(message: str) -> str:
-    """What torch says of a lost connection, in short: the first line, without the place in torch's
-    sources that it begins with, and without the advice that it ends with."""
+def short_error(message: str) -> str:
+    """The core of a torch message about a lost connection: its first line, without the location in
+    torch's sources at the beginning and without the advice at the end."""
     return _SOURCE.sub("", message.partition("\n")[0]).partition(". ")[0]

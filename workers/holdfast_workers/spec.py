@@ -1,10 +1,9 @@
-"""What a training run is: the part of a job spec that the data plane needs, as immutable values.
+"""The specification of a training run: the part of a job spec that the data plane needs.
 
-These models are the single source of the sections `model`, `data`, `train`, `parallel`,
-`checkpoint`, `detection` and `guards`; the service's job spec embeds them and adds what only the
-control plane knows (name, resources, recovery). Faults that concern one section or the relation
-between sections of a training run are found by :func:`faults`; those that need the cluster are the
-service's.
+These immutable models are the single source of the sections `model`, `data`, `train`, `parallel`,
+`checkpoint`, `detection` and `guards`. The service's job spec embeds them and adds the sections of
+the control plane (name, resources, recovery). :func:`find_faults` finds the faults within a section
+and between sections; the service finds those that depend on the cluster.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 FIRST_MEMORY_STEPS = 2
 FIRST_REMOTE_STEPS = 20
-"""Where `auto` begins: so that steps with and without a save can be compared soon."""
+"""The initial intervals of `auto`, so that steps with and without a save can soon be compared."""
 
 HISTORY_STEPS = 256
-"""Of so many steps the state remembers loss and gradient norm, for the guards."""
+"""The number of steps whose loss and gradient norm the state stores for the guards."""
 
 
 BUILT_IN_RECIPES = ("pretrain",)
-"""Names a spec's `recipe` may have without a module; known here so that nobody imports torch to
-check a spec."""
+"""Names that a spec's `recipe` may have without a module; listed here so that checking a spec does
+not import torch."""
 
 
 def _steps_or_auto(given: object) -> object:
-    """One message for both; a union would name each of its halves."""
+    """One error message for both types; a union would report one for each of its members."""
     if given == "auto" or (type(given) is int and given >= 0):
         return given
     raise PydanticCustomError("steps_or_auto", "input should be a whole number of steps, or auto")
@@ -44,7 +43,7 @@ Every = Annotated[
 
 
 class Section(BaseModel):
-    """A section of a spec: immutable, and unknown keys are refused rather than ignored."""
+    """A section of a spec: immutable; unknown keys are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -54,14 +53,20 @@ class ModelSpec(Section):
     dim: Positive = 128
     layers: Positive = 4
     heads: Positive = 4
-    kv_heads: Positive | None = Field(default=None, description="null: as many as heads")
-    ffn_dim: Positive | None = Field(default=None, description="null: 8/3 of dim, rounded up to 64")
+    kv_heads: Positive | None = Field(
+        default=None, description="Number of key and value heads. null: the same as `heads`."
+    )
+    ffn_dim: Positive | None = Field(
+        default=None,
+        description="Hidden size of the feed-forward layer. null: 8/3 of `dim`, rounded up to a "
+        "multiple of 64.",
+    )
     sequence_length: Positive = 256
     norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="compute dtype; parameters are kept in float32"
+        default="float32", description="Compute dtype. Parameters are stored in float32."
     )
     compile: bool = False
 
@@ -69,7 +74,7 @@ class ModelSpec(Section):
 class DataSpec(Section):
     source: str = Field(
         default="python-stdlib",
-        description="`python-stdlib`, or a path or glob of text files on every node",
+        description="`python-stdlib`, or a path or glob of text files on every node.",
     )
     tokenizer: Literal["bytes"] = "bytes"
 
@@ -90,8 +95,8 @@ class ScheduleSpec(Section):
 
 class TrainSpec(Section):
     steps: Positive = 300
-    global_batch: Positive = Field(default=16, description="samples per optimizer step")
-    micro_batch: Positive = Field(default=4, description="samples per rank per forward")
+    global_batch: Positive = Field(default=16, description="Samples per optimizer step.")
+    micro_batch: Positive = Field(default=4, description="Samples per rank and forward pass.")
     seed: NonNegative = 7
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
@@ -99,23 +104,24 @@ class TrainSpec(Section):
 
 
 class ParallelSpec(Section):
-    """Sizes of the mesh axes, outermost first; the world is their product."""
+    """Sizes of the mesh axes, outermost first; the world size is their product."""
 
     dp_replicate: Positive = Field(
-        default=1, description="replicas of the whole state, which share the data between them"
+        default=1,
+        description="Number of replicas of the whole state. The data is divided among them.",
     )
     dp_shard: Positive = 1
     tp: Positive = 1
 
     @property
     def mesh(self) -> dict[str, int]:
-        """`dp_replicate` is an axis only where there are replicas."""
+        """The axis sizes; `dp_replicate` is an axis only if there are replicas."""
         replicas = {"dp_replicate": self.dp_replicate} if self.dp_replicate > 1 else {}
         return {**replicas, "dp_shard": self.dp_shard, "tp": self.tp}
 
     @property
     def data_parallel(self) -> int:
-        """Ranks that read different samples, tensor-parallel peers counted once."""
+        """Number of ranks that read different samples; tensor-parallel peers count once."""
         return self.dp_replicate * self.dp_shard
 
     @property
@@ -123,56 +129,67 @@ class ParallelSpec(Section):
         return self.data_parallel * self.tp
 
     @property
-    def words(self) -> str:
+    def product(self) -> str:
         """The world as a product, for messages."""
         return f"{' × '.join(self.mesh)} = {' × '.join(str(size) for size in self.mesh.values())}"
 
 
 class MemoryTierSpec(Section):
     every_steps: Every = Field(
-        default=1, description="0 turns the memory tier off; auto: as often as pays"
+        default=1,
+        description="Steps between two saves to memory. 0: the memory tier is off. auto: Holdfast "
+        "measures the best interval.",
     )
     copies: Annotated[int, Field(ge=0, le=3)] = Field(
-        default=1, description="copies in the memory of other nodes; 0: own memory only"
+        default=1,
+        description="Copies of each shard in the memory of other nodes. 0: only in the memory of "
+        "its own node.",
     )
 
     @property
     def partner_copies(self) -> int:
-        """Copies to be made of what there is in memory; none if the tier is off."""
+        """Number of copies on other nodes; 0 if the tier is off."""
         return self.copies if self.every_steps else 0
 
 
 class KeepBestSpec(Section):
-    """Which checkpoints count as the best: by what the step's row said."""
+    """How the best checkpoints are chosen: by a metric of the step."""
 
     metric: Literal["loss", "grad_norm"] = "loss"
     mode: Literal["min", "max"] = "min"
-    n: Positive = Field(default=1, description="the best so many stay")
+    n: Positive = Field(default=1, description="Number of best checkpoints that are kept.")
 
 
 class RemoteTierSpec(Section):
     uri: str | None = Field(
         default=None,
-        description="a path, file:///path or s3://bucket/prefix; null: in the data directory",
+        description="Location of the remote tier: a path, file:///path or s3://bucket/prefix. "
+        "null: in the data directory.",
     )
     endpoint: str | None = Field(
-        default=None, description="URL of an S3 service; null: AWS, or AWS_ENDPOINT_URL"
+        default=None, description="URL of the S3 service. null: AWS_ENDPOINT_URL, or AWS."
     )
-    region: str | None = Field(default=None, description="of the bucket; null: AWS_DEFAULT_REGION")
+    region: str | None = Field(
+        default=None, description="Region of the bucket. null: AWS_DEFAULT_REGION."
+    )
     secret: str | None = Field(
         default=None,
-        description="name of the server's secret with the credentials; null: AWS_ACCESS_KEY_ID and "
-        "its like in the environment of the server and of all nodes",
+        description="Name of the server's secret with the credentials. null: the variables "
+        "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, ... in the environment of the server and of all "
+        "nodes.",
     )
     every_steps: Every = Field(
-        default=100, description="0: only the last step is saved; auto: as often as pays"
+        default=100,
+        description="Steps between two saves to the remote tier. 0: only the last step is saved. "
+        "auto: Holdfast measures the best interval.",
     )
-    keep: Positive = Field(default=3, description="the newest so many stay")
+    keep: Positive = Field(default=3, description="Number of newest checkpoints that are kept.")
     keep_every: Positive | None = Field(
-        default=None, description="steps that are a multiple of it stay for good"
+        default=None,
+        description="Checkpoints whose step is a multiple of this number are kept for good.",
     )
     keep_best: KeepBestSpec | None = Field(
-        default=None, description="the best by a metric stay, too"
+        default=None, description="The best checkpoints by a metric are kept in addition."
     )
 
 
@@ -181,19 +198,22 @@ class CheckpointSpec(Section):
     remote: RemoteTierSpec = RemoteTierSpec()
     final_save_s: Annotated[float, Field(ge=0)] = Field(
         default=60.0,
-        description="how long the last state of a job that is cancelled or paused may take to "
-        "reach the remote tier; 0: what is there already must do",
+        description="Seconds that the last state of a cancelled or paused job may take to reach "
+        "the remote tier. 0: no final save; the newest checkpoint there is used.",
     )
     overhead_target: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=0.01, description="share of the time that a tier of `auto` may cost"
+        default=0.01,
+        description="Fraction of the training time that a tier with `every_steps: auto` may cost.",
     )
     digest_every_steps: NonNegative = Field(
-        default=1, description="digest of the whole state, as proof of P2; 0 turns it off"
+        default=1,
+        description="Steps between two digests of the whole state, which prove that a recovered "
+        "run equals an undisturbed one (P2). 0: no digests.",
     )
 
     @property
     def first_intervals(self) -> tuple[int, int]:
-        """Steps between two saves to memory, and to the remote tier, when training begins."""
+        """Steps between two saves to memory, and to the remote tier, when training starts."""
         memory, remote = self.memory.every_steps, self.remote.every_steps
         return (
             FIRST_MEMORY_STEPS if memory == "auto" else memory,
@@ -202,72 +222,83 @@ class CheckpointSpec(Section):
 
 
 class DetectionSpec(Section):
-    """When a rank that gives no sign of life is suspected of hanging. All of it is learned from the
-    job's own history (`progress/hang_limits.py`); what is set here, holds instead."""
+    """When a rank without a sign of life is suspected to hang. Limits are learned from the job's
+    own history (`progress/hang_limits.py`); a value set in `limits` replaces the learned limit."""
 
     enabled: bool = Field(
-        default=True, description="false: a hang ends with `collective_timeout_s`"
+        default=True,
+        description="Whether hangs are detected. false: a hang lasts until `collective_timeout_s`.",
     )
     hang_floor_s: Annotated[float, Field(gt=0)] = Field(
-        default=1.0, description="no limit that is learned is under this"
+        default=1.0, description="Lower bound of every learned limit, in seconds."
     )
     hang_factor: Annotated[float, Field(gt=1)] = Field(
-        default=2.0, description="a limit over the 99.9th percentile of what was seen"
+        default=2.0,
+        description="A learned limit is this factor times the 99.9th percentile of the observed "
+        "standstills.",
     )
     first_limit_s: Annotated[float, Field(gt=0)] = Field(
-        default=120.0, description="for a phase that nothing is known of yet"
+        default=120.0, description="Limit of a phase without any history, in seconds."
     )
     limits: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        default={}, description="seconds by phase (`forward`, `load`, ...), instead of learned ones"
+        default={},
+        description="Limits in seconds by phase (`forward`, `load`, ...), instead of learned ones.",
     )
     stall_limit_s: Annotated[float, Field(gt=0)] = Field(
         default=600.0,
-        description="a running job that makes no step for so long, or for as long as a phase may "
-        "take, is formed anew, whoever is to blame",
+        description="A running job without a new step for this many seconds (or for the limit of "
+        "a phase, if that is longer) forms a new attempt, even if no rank is found at fault.",
     )
     replace_stragglers: bool = Field(
         default=True,
-        description="leave a node on which a rank computes more slowly than its peers, if another "
-        "one is ready",
+        description="Replace a node on which a rank computes more slowly than its peers, if "
+        "another node is ready.",
     )
     straggler_patience_s: Annotated[float, Field(gt=0)] = Field(
-        default=60.0, description="how long it must have been slow"
+        default=60.0, description="Seconds that a rank must be slow before its node is replaced."
     )
     collective_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        default=1800.0, description="after which a collective fails by itself, as a last resort"
+        default=1800.0,
+        description="Seconds after which a collective fails by itself, as a last resort.",
     )
 
 
 class NonfiniteGuardSpec(Section):
     policy: Literal["skip", "rollback", "stop"] = Field(
-        default="skip", description="a step that is not finite is never applied"
+        default="skip",
+        description="Action after a step whose loss or gradient is not finite. Such a step is "
+        "never applied.",
     )
 
 
 class SpikeGuardSpec(Section):
     policy: Literal["off", "report", "skip", "rollback", "stop"] = "report"
     z: Annotated[float, Field(gt=0)] = Field(
-        default=12.0, description="so many deviations above the median of the steps before"
+        default=12.0,
+        description="A value is a spike if it is more than this many deviations above the median "
+        "of the preceding steps.",
     )
 
 
 class GuardsSpec(Section):
-    """What is done with a step whose loss or gradients are out of bounds."""
+    """The action after a step whose loss or gradient norm is out of bounds."""
 
     nonfinite: NonfiniteGuardSpec = NonfiniteGuardSpec()
     loss_spike: SpikeGuardSpec = SpikeGuardSpec()
     grad_norm_spike: SpikeGuardSpec = SpikeGuardSpec()
     window: Annotated[int, Field(ge=16, le=HISTORY_STEPS)] = Field(
-        default=64, description="steps that a spike is measured against"
+        default=64, description="Number of preceding steps that a value is compared with."
     )
     warmup_steps: NonNegative = Field(
-        default=100, description="until then, nothing is called a spike"
+        default=100, description="Number of first steps in which no value counts as a spike."
     )
     rollback_steps: Positive = Field(
-        default=2, description="how far a rollback goes back; memory holds the last two steps"
+        default=2,
+        description="Number of steps that a rollback goes back. Memory holds the last two steps.",
     )
     max_skips: NonNegative = Field(
-        default=8, description="windows of data that may be skipped among the last skip_span"
+        default=8,
+        description="Number of data windows that may be skipped among the last `skip_span`.",
     )
     skip_span: Positive = 100
 
@@ -275,23 +306,26 @@ class GuardsSpec(Section):
 class ChecksSpec(Section):
     replica_digest_every_steps: NonNegative = Field(
         default=1,
-        description="steps between two comparisons of the replicas along dp_replicate, at the "
-        "most; 0: none. What was computed since the last one before a flipped bit is found is "
-        "not used any more: with 1 that is a step or two, which memory holds",
+        description="Largest number of steps between two comparisons of the replicas along "
+        "`dp_replicate`. 0: no comparison. After a flipped bit, the steps since the last good "
+        "comparison are discarded: with 1 these are one or two steps, which memory holds.",
     )
 
 
 class TrainingSpec(Section):
-    """One training run: of a recipe (a built-in name or `package.module:attribute`), or of a
-    function of the user's, which brings its own model and data."""
+    """One training run of a recipe (a built-in name or `package.module:attribute`), or of a user's
+    function, which has its own model and data."""
 
     recipe: str = "pretrain"
     function: str | None = Field(
         default=None,
-        description="`package.module:attribute`: called with a context, instead of a recipe; the "
-        "sections model and data, optimizer and schedule are then its own affair",
+        description="`package.module:attribute` of a training function that is called with a "
+        "context, instead of a recipe. Holdfast then ignores `model`, `data`, `train.optimizer` "
+        "and `train.schedule`.",
     )
-    config: dict[str, Any] = Field(default={}, description="what the function finds as ctx.config")
+    config: dict[str, Any] = Field(
+        default={}, description="The function's own settings, available as `ctx.config`."
+    )
     model: ModelSpec = ModelSpec()
     data: DataSpec = DataSpec()
     train: TrainSpec = TrainSpec()
@@ -302,8 +336,8 @@ class TrainingSpec(Section):
     checks: ChecksSpec = ChecksSpec()
 
 
-class Fault(BaseModel):
-    """One thing that makes a spec impossible: where it stands, and what to do about it."""
+class SpecFault(BaseModel):
+    """One fault of a spec: its path in the spec, and a message that says how to fix it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -311,13 +345,13 @@ class Fault(BaseModel):
     message: str
 
 
-def faults(spec: TrainingSpec) -> list[Fault]:
+def find_faults(spec: TrainingSpec) -> list[SpecFault]:
     """Every fault that follows from the training spec alone, in the order of the spec."""
-    found: list[Fault] = [] if spec.function is not None else _model_faults(spec)
+    found: list[SpecFault] = [] if spec.function is not None else _model_faults(spec)
     train, parallel = spec.train, spec.parallel
 
     def add(path: str, message: str) -> None:
-        found.append(Fault(path=path, message=message))
+        found.append(SpecFault(path=path, message=message))
 
     per_pass = train.micro_batch * parallel.data_parallel
     if train.global_batch % per_pass:
@@ -343,14 +377,14 @@ def faults(spec: TrainingSpec) -> list[Fault]:
     return found
 
 
-def _model_faults(spec: TrainingSpec) -> list[Fault]:
-    """Of the built-in model, and of how it is to be cut."""
-    found: list[Fault] = []
+def _model_faults(spec: TrainingSpec) -> list[SpecFault]:
+    """The faults of the built-in model and of its sharding."""
+    found: list[SpecFault] = []
     model, parallel = spec.model, spec.parallel
     kv_heads = model.kv_heads or model.heads
 
     def add(path: str, message: str) -> None:
-        found.append(Fault(path=path, message=message))
+        found.append(SpecFault(path=path, message=message))
 
     if model.dim % model.heads:
         add("model.heads", f"dim {model.dim} is not divisible by heads {model.heads}")

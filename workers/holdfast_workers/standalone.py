@@ -1,11 +1,11 @@
-"""The training core by itself: one process, or one rank under `torchrun`; neither Ray nor agents.
+"""Runs the training core alone: one process, or one rank under `torchrun`, without Ray or agents.
 
     python -m holdfast_workers.standalone job.yaml [--steps N] [--json out] [--device cuda]
     torchrun --nproc-per-node 4 -m holdfast_workers.standalone job.yaml
 
-It runs the very recipe and loop that the service runs, from step 0 to the last, with no fault
-tolerance and no checkpoint: the bare side of a comparison. Prints progress on rank 0 and, with
-`--json`, writes one JSON line per step (its row), per digest, and a summary as the last line.
+It runs the same recipe and step loop as the service, from step 0 to the last step, without fault
+tolerance and checkpoints: the baseline of a comparison. Rank 0 prints progress; with `--json` it
+also writes one JSON line per step (its row), one per digest, and a summary as the last line.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ import yaml
 from holdfast_workers.parallelize import process_groups
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.recipes import lookup
-from holdfast_workers.spec import TrainingSpec, faults
+from holdfast_workers.spec import TrainingSpec, find_faults
 from holdfast_workers.training import rank_log
-from holdfast_workers.training.guards import in_words
+from holdfast_workers.training.guards import describe_trip
 from holdfast_workers.training.mfu import flops_per_token, peak_flops
 from holdfast_workers.training.recipe import Recipe, World
 from holdfast_workers.training.step_agreement import Agreed
 from holdfast_workers.training.step_loop import DigestSource, Hooks, Steps
 
 _WARM_UP_STEPS = 5
-"""Steps left out of the summary's medians: they compile, allocate and fill caches."""
+"""Steps that the summary's medians leave out: they compile, allocate and fill caches."""
 
 
 def run(arguments: list[str] | None = None) -> NoReturn:
-    """:func:`main`, and the end of the process, without that of the interpreter: there, threads of
-    process groups that are only just gone make C++ abort now and then (see `groups.leave`), and
-    `torchrun` calls the whole run failed."""
+    """Run :func:`main` and end the process without shutting down the interpreter.
+
+    At interpreter shutdown, threads of process groups that have just been destroyed sometimes make
+    C++ abort (see `process_groups.leave`), and `torchrun` then reports the whole run as failed.
+    """
     code = main(arguments)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -50,17 +52,17 @@ def run(arguments: list[str] | None = None) -> NoReturn:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit code: 0, or 2 where the job is not one that can run."""
+    """Run the job; the exit code is 0, or 2 if the spec has a fault."""
     options = _options(arguments)
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     spec = load_spec(Path(options.job), steps=options.steps, world_size=world_size)
-    _see_code(Path(options.job))
-    if found := faults(spec):
+    _add_code_to_path(Path(options.job))
+    if found := find_faults(spec):
         for fault in found:
             print(f"{fault.path}: {fault.message}", file=sys.stderr)
         return 2
     device = _device(options.device)
-    recipe = lookup.of(spec, Path(options.cache_dir))
+    recipe = lookup.make_recipe(spec, Path(options.cache_dir))
     recipe.prepare()
     process_groups.join(
         os.environ.get("MASTER_ADDR", ""),
@@ -75,9 +77,9 @@ def main(arguments: list[str] | None = None) -> int:
     recipe.build(world)
     out = open(options.json, "w") if options.json and rank == 0 else None  # noqa: PTH123, SIM115
     try:
-        report = _Report(recipe, world, spec, options.every, out)
-        recipe.run(lambda: _from_the_seed(recipe, world, spec, report))
-        report.finish()
+        hooks = _ReportingHooks(recipe, world, spec, options.every, out)
+        recipe.run(lambda: _steps_from_seed(recipe, world, spec, hooks))
+        hooks.finish()
     finally:
         if out is not None:
             out.close()
@@ -85,26 +87,26 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _from_the_seed(recipe: Recipe, world: World, spec: TrainingSpec, hooks: Hooks) -> Steps:
+def _steps_from_seed(recipe: Recipe, world: World, spec: TrainingSpec, hooks: Hooks) -> Steps:
     recipe.initialize()
     return Steps(recipe, world, spec, hooks, 0)
 
 
-def _see_code(path: Path) -> None:
-    """Let the folder of code that a job file names be imported from, as it is on the cluster."""
+def _add_code_to_path(path: Path) -> None:
+    """Make the code folder of the job file importable, as on the cluster."""
     code = yaml.safe_load(path.read_text()).get("code")
     if isinstance(code, str) and not code.startswith("sha256:"):
         sys.path.insert(0, str((path.parent / code).resolve()))
 
 
 def load_spec(path: Path, *, steps: int | None, world_size: int) -> TrainingSpec:
-    """The training spec in a job file; what only the control plane knows is left out.
+    """The training spec of a job file, without the sections of the control plane.
 
     A single process ignores the mesh of the file, so that any job can be tried in one process.
     """
     job = yaml.safe_load(path.read_text())
     if not isinstance(job, dict):
-        raise ValueError(f"{path} is not a job: a mapping was expected")
+        raise ValueError(f"{path} is not a job spec: expected a YAML mapping")
     fields: dict[str, Any] = {k: v for k, v in job.items() if k in TrainingSpec.model_fields}
     if steps is not None:
         train_fields = dict(fields.get("train") or {})
@@ -124,8 +126,8 @@ def load_spec(path: Path, *, steps: int | None, world_size: int) -> TrainingSpec
     return spec
 
 
-class _Report:
-    """Hooks that only watch."""
+class _ReportingHooks:
+    """Hooks of the step loop that only report: they print rows and write the JSON lines."""
 
     def __init__(
         self, recipe: Recipe, world: World, spec: TrainingSpec, every: int, out: TextIO | None
@@ -165,12 +167,12 @@ class _Report:
         self._rows.append(row)
         self._write({"row": asdict(row)})
         if self._world.rank == 0 and (row.step % self._every == 0 or row.step == 1):
-            print(rank_log.in_words(row), flush=True)
+            print(rank_log.format_step(row), flush=True)
 
     def tripped(self, report: dict[str, Any]) -> None:
         self._write({"tripped": report})
         if self._world.rank == 0:
-            print(f"{report['decision']}: {in_words(report)}", flush=True)
+            print(f"{report['decision']}: {describe_trip(report)}", flush=True)
 
     def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None:
         self._write({"digest": {"step": step, "hex": hex}})
@@ -197,19 +199,20 @@ class _Report:
         return summary | self._utilisation(tokens_per_second)
 
     def _utilisation(self, tokens_per_second: float) -> dict[str, Any]:
-        """Parameters and, on a device of known peak, MFU."""
+        """The number of parameters and, on a device with a known peak, the MFU."""
         parameters = self._recipe.parameters()
         if parameters is None:
             return {}
-        found: dict[str, Any] = {"parameters": parameters}
+        figures: dict[str, Any] = {"parameters": parameters}
         if self._world.device.startswith("cuda"):
             name = torch.cuda.get_device_name(self._world.device)
-            found["device_name"] = name
-            found["memory_bytes"] = torch.cuda.max_memory_allocated(self._world.device)
+            figures["device_name"] = name
+            figures["memory_bytes"] = torch.cuda.max_memory_allocated(self._world.device)
             if peak := peak_flops(name):
                 flops = flops_per_token(parameters, self._spec.model)
-                found["mfu"] = round(flops * tokens_per_second / (peak * self._world.world_size), 4)
-        return found
+                peak_of_world = peak * self._world.world_size
+                figures["mfu"] = round(flops * tokens_per_second / peak_of_world, 4)
+        return figures
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._out is not None:
@@ -217,11 +220,11 @@ class _Report:
             self._out.flush()
 
 
-def _device(wanted: str) -> str:
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted != "cuda":
-        return wanted
+def _device(requested: str) -> str:
+    if requested == "auto":
+        requested = "cuda" if torch.cuda.is_available() else "cpu"
+    if requested != "cuda":
+        return requested
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     torch.cuda.set_device(device)
     return device
@@ -230,15 +233,17 @@ def _device(wanted: str) -> str:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="holdfast_workers.standalone")
     parser.add_argument("job", help="a job spec in YAML")
-    parser.add_argument("--steps", type=int, help="instead of the job's train.steps")
-    parser.add_argument("--json", help="write rows, digests and a summary here, as JSON lines")
+    parser.add_argument(
+        "--steps", type=int, help="number of steps, instead of the job's train.steps"
+    )
+    parser.add_argument("--json", help="file for rows, digests and a summary, as JSON lines")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, or cuda:N")
     parser.add_argument("--every", type=int, default=10, help="print every N-th step")
-    parser.add_argument("--timeout-s", type=float, default=120.0, help="of each collective")
+    parser.add_argument("--timeout-s", type=float, default=120.0, help="timeout of each collective")
     parser.add_argument(
         "--cache-dir",
         default=str(Path(tempfile.gettempdir()) / f"holdfast-corpus-{os.getuid()}"),
-        help="where the corpus is kept between runs",
+        help="folder that keeps the tokenized corpus between runs",
     )
     return parser.parse_args(arguments)
 

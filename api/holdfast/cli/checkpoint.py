@@ -14,7 +14,7 @@ from holdfast.cli.common import OPTIONS, SERVER, JobWord, Options, Server
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.client.client import Client
 from holdfast.errors import HoldfastError
-from holdfast_service.job_model.init_from import job_reference
+from holdfast_service.job_model.init_from import parse_job_reference
 from holdfast_service.views.jobs import CheckpointView
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ for command in (ls, verify, pin, unpin, rm, export):
 def _parts(word: str, step: int | None) -> tuple[str, int | None]:
     """The job, and the step that JOB/STEP or `--step` says."""
     try:
-        named = job_reference(word)
+        named = parse_job_reference(word)
     except ValueError as error:
         raise StepUnclear(f"{error}, as {word.partition('/')[0]}/200 is") from error
     if None not in (named.step, step) and named.step != step:

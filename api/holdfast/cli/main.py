@@ -29,7 +29,7 @@ HIDDEN = "_candidates"
 
 @dataclass(frozen=True)
 class Command:
-    """A command that is loaded when it is called: `<module of this package>:<function or App>`."""
+    """A command, loaded when it is called. `where`: `<module below holdfast>:<function or App>`."""
 
     name: str
     where: str
@@ -38,29 +38,37 @@ class Command:
 
 
 COMMANDS = (
-    Command("submit", "submit:submit", JOBS, "Submit a job, or only try its spec (--dry-run)."),
-    Command("ls", "jobs:ls", JOBS, "List jobs, newest first."),
-    Command("top", "top:top", JOBS, "Watch the jobs, or the ranks of one, live."),
-    Command("wait", "jobs:wait", JOBS, "Wait until a job has ended; exit as it did."),
-    Command("pause", "jobs:pause", JOBS, "Let a job save its state and give its nodes back."),
-    Command("resume", "jobs:resume", JOBS, "Let a paused job go on, with the same bits."),
-    Command("cancel", "jobs:cancel", JOBS, "End a job; its last state is saved before."),
-    Command("describe", "jobs:describe", SEEN, "Show a job in full."),
-    Command("logs", "feeds:logs", SEEN, "Print what the ranks wrote."),
-    Command("events", "feeds:events", SEEN, "Print the numbered events of a job."),
-    Command("incidents", "incidents:incidents", SEEN, "List faults and what was done about them."),
-    Command("metrics", "metrics:metrics", SEEN, "Plot loss and other series in the terminal."),
-    Command("checkpoints", "checkpoint:ls", SEEN, "List what a job can go on from."),
-    Command("checkpoint", "checkpoint:group", SEEN, "List, verify, pin, remove, export."),
-    Command("inject", "faults:inject", SEEN, "Break something of a job on purpose."),
-    Command("serve", "server:serve", CLUSTER, "Run the control plane in the foreground."),
-    Command("nodes", "node:ls", CLUSTER, "List the cluster's nodes."),
-    Command("node", "node:group", CLUSTER, "List nodes, set them aside, take them back."),
-    Command("demo", "demo:demo", CLUSTER, "Train twice, hurt the second run: the same bits."),
-    Command("doctor", "doctor:doctor", SETUP, "Check this machine and the server; say what to do."),
-    Command("login", "config:login", SETUP, "Remember a server, and a token for it."),
-    Command("config", "config:group", SETUP, "Show what is set and by whom; choose a server."),
-    Command("completion", "completion:completion", SETUP, "Print completion for bash, zsh, fish."),
+    Command("submit", "cli.submit:submit", JOBS, "Submit a job, or only try its spec (--dry-run)."),
+    Command("ls", "cli.jobs:ls", JOBS, "List jobs, newest first."),
+    Command("top", "cli.top:top", JOBS, "Watch the jobs, or the ranks of one, live."),
+    Command("wait", "cli.jobs:wait", JOBS, "Wait until a job has ended; exit as it did."),
+    Command("pause", "cli.jobs:pause", JOBS, "Let a job save its state and give its nodes back."),
+    Command("resume", "cli.jobs:resume", JOBS, "Let a paused job go on, with the same bits."),
+    Command("cancel", "cli.jobs:cancel", JOBS, "End a job; its last state is saved before."),
+    Command("describe", "cli.jobs:describe", SEEN, "Show a job in full."),
+    Command("logs", "cli.feeds:logs", SEEN, "Print what the ranks wrote."),
+    Command("events", "cli.feeds:events", SEEN, "Print the numbered events of a job."),
+    Command(
+        "incidents", "cli.incidents:incidents", SEEN, "List faults and what was done about them."
+    ),
+    Command("metrics", "cli.metrics:metrics", SEEN, "Plot loss and other series in the terminal."),
+    Command("checkpoints", "cli.checkpoint:ls", SEEN, "List what a job can go on from."),
+    Command("checkpoint", "cli.checkpoint:group", SEEN, "List, verify, pin, remove, export."),
+    Command("inject", "cli.faults:inject", SEEN, "Break something of a job on purpose."),
+    Command("serve", "cli.server:serve", CLUSTER, "Run the control plane in the foreground."),
+    Command("nodes", "cli.node:ls", CLUSTER, "List the cluster's nodes."),
+    Command("node", "cli.node:group", CLUSTER, "List nodes, set them aside, take them back."),
+    Command(
+        "demo", "demo.command:demo", CLUSTER, "Train twice, hurt the second run: the same bits."
+    ),
+    Command(
+        "doctor", "cli.doctor:doctor", SETUP, "Check this machine and the server; say what to do."
+    ),
+    Command("login", "cli.config:login", SETUP, "Remember a server, and a token for it."),
+    Command("config", "cli.config:group", SETUP, "Show what is set and by whom; choose a server."),
+    Command(
+        "completion", "cli.completion:completion", SETUP, "Print completion for bash, zsh, fish."
+    ),
 )
 
 
@@ -74,7 +82,7 @@ def build() -> App:
         result_action="return_value",
     )
     for one in COMMANDS:
-        app.command(f"holdfast.cli.{one.where}", name=one.name, help=one.help, group=one.group)
+        app.command(f"holdfast.{one.where}", name=one.name, help=one.help, group=one.group)
     app.command("holdfast.cli.completion:complete", name=HIDDEN, show=False)
     return app
 

@@ -12,7 +12,7 @@ from holdfast.cli import output
 from holdfast.cli.columns import Column
 from holdfast.cli.common import OPTIONS, Options, seconds
 from holdfast.cli.exit_codes import ExitCode
-from holdfast_service.policy.quarantine import Standing
+from holdfast_service.policy.quarantine import NodeStanding
 from holdfast_service.views.jobs import NodeView
 
 NodeName = Annotated[str, Parameter(help="Name of the node, or the beginning of it.")]
@@ -30,7 +30,7 @@ COLUMNS = (
     Column("SEEN"),
     Column("REASON", least=6),
 )
-STYLES = {Standing.CORDONED: "magenta", Standing.QUARANTINED: "red"}
+STYLES = {NodeStanding.CORDONED: "magenta", NodeStanding.QUARANTINED: "red"}
 
 
 def ls(*, options: Options = OPTIONS) -> ExitCode:
@@ -122,7 +122,7 @@ def _state(node: NodeView) -> Text:
 
 
 def _reason(node: NodeView) -> str:
-    if node.state is Standing.READY:
+    if node.state is NodeStanding.READY:
         return ""
     left = "" if node.until is None else f" (for {output.seconds(node.until - time.time())} more)"
     return f"{node.reason or ''}{left}"

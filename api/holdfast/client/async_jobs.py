@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from holdfast.client.async_request_methods import AsyncRequestMethods
 from holdfast.client.calls import Document, LogFilter
 from holdfast.client.data_frames import framed
 from holdfast.client.job_snapshot import LastSeen
@@ -20,14 +21,11 @@ from holdfast_service.views.jobs import (
     MetricPoint,
 )
 
-if TYPE_CHECKING:
-    from holdfast.client.async_client import AsyncClient
-
 
 class AsyncJobs:
     """The jobs of a server."""
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, client: AsyncRequestMethods) -> None:
         self._client = client
 
     async def submit(self, spec: Document, *, idempotency_key: str | None = None) -> AsyncJob:
@@ -57,7 +55,7 @@ class AsyncJobs:
 class AsyncJob(LastSeen):
     """One job of a server."""
 
-    _client: AsyncClient
+    _client: AsyncRequestMethods
 
     async def refresh(self) -> AsyncJob:
         """Look again."""

@@ -6,11 +6,12 @@ A `Job` shows what was last seen of it; `refresh`, `wait` and what changes it lo
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast.client.calls import Document, LogFilter
 from holdfast.client.data_frames import framed
 from holdfast.client.job_snapshot import LastSeen
+from holdfast.client.request_methods import RequestMethods
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.jobs import (
     AttemptView,
@@ -22,14 +23,11 @@ from holdfast_service.views.jobs import (
     MetricPoint,
 )
 
-if TYPE_CHECKING:
-    from holdfast.client.client import Client
-
 
 class Jobs:
     """The jobs of a server."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: RequestMethods) -> None:
         self._client = client
 
     def submit(self, spec: Document, *, idempotency_key: str | None = None) -> Job:
@@ -57,7 +55,7 @@ class Jobs:
 class Job(LastSeen):
     """One job of a server."""
 
-    _client: Client
+    _client: RequestMethods
 
     def refresh(self) -> Job:
         """Look again."""

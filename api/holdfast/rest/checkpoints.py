@@ -11,7 +11,7 @@ from starlette.responses import StreamingResponse
 from holdfast.rest.jobs import JobId
 from holdfast.rest.problems import documented
 from holdfast.rest.services import CheckpointsDep
-from holdfast_service.services.checkpoints import CheckpointService, Found
+from holdfast_service.services.checkpoints import CheckpointService, FoundCheckpoint
 from holdfast_service.views.jobs import CheckpointsView, CheckpointView, VerificationView
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}/checkpoints", tags=["checkpoints"])
@@ -113,7 +113,7 @@ async def export(
     return StreamingResponse(_pieces(found.file), media_type=SAFETENSORS, headers=headers)
 
 
-async def _words(checkpoints: CheckpointService, found: Found) -> AsyncIterator[str]:
+async def _words(checkpoints: CheckpointService, found: FoundCheckpoint) -> AsyncIterator[str]:
     word: VerificationView
     async for word in checkpoints.verify(found):
         yield word.model_dump_json() + "\n"

@@ -12,7 +12,7 @@ from holdfast.rest.history import Time
 from holdfast.rest.jobs import JobId
 from holdfast.rest.problems import documented
 from holdfast.rest.services import ServicesDep
-from holdfast_service.job_model.log_filters import LONGEST_REGEX, LogFilter, LogLevel, compiled
+from holdfast_service.job_model.log_filters import MAX_REGEX_LENGTH, LogFilter, LogLevel, compile_pattern
 from holdfast_service.views.jobs import EventPage, LogPage
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}", tags=["feeds"])
@@ -26,10 +26,10 @@ async def _wanted(
     level: Annotated[LogLevel | None, Query(description="that or worse, as lines say it")] = None,
     grep: Annotated[
         str | None,
-        Query(max_length=LONGEST_REGEX, description="regular expression, in RE2's syntax"),
+        Query(max_length=MAX_REGEX_LENGTH, description="regular expression, in RE2's syntax"),
     ] = None,
 ) -> LogFilter:
-    return LogFilter(rank, attempt, since, until, level, compiled(grep))
+    return LogFilter(rank, attempt, since, until, level, compile_pattern(grep))
 
 
 Wanted = Annotated[LogFilter, Depends(_wanted)]

@@ -44,7 +44,7 @@ async def live(
 ) -> StreamingResponse:
     if streams.MEDIA_TYPE not in request.headers.get("accept", ""):
         raise ProblemError(406, "not_acceptable", f"this is a stream: accept {streams.MEDIA_TYPE}")
-    cursor = Position.of(last_event_id) if last_event_id else None
+    cursor = Position.parse(last_event_id) if last_event_id else None
     if last_event_id and cursor is None:
         raise ProblemError(
             422,

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from holdfast.schemas import Problem
 from holdfast_service.job_model.job_errors import InvalidFault, JobError
 from holdfast_service.job_model.job_spec import InvalidSpec
-from holdfast_workers.spec import Fault
+from holdfast_workers.spec import SpecFault
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -206,7 +206,7 @@ def _allowed(app: FastAPI, request: Request) -> str:
     return ", ".join(sorted(methods))
 
 
-def _named(faults: Sequence[Fault]) -> list[dict[str, str]]:
+def _named(faults: Sequence[SpecFault]) -> list[dict[str, str]]:
     return [{"path": fault.path, "message": fault.message} for fault in faults]
 
 

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from holdfast.rest.metric_series import FLEET_SERIES, HTTP_SERIES, JOB_SERIES
 from holdfast.rest.services import Services, ServicesDep
 from holdfast_service.job_model.lifecycle import State
-from holdfast_service.readers.fleet_metrics import Fleet
+from holdfast_service.readers.fleet_metrics import FleetReader
 from holdfast_service.services.jobs import JobService
 
 router = APIRouter(tags=["health"])
@@ -53,7 +53,7 @@ class Measured:
         began = time.perf_counter()
 
         with ExitStack() as answered:
-            answered.enter_context(self._services.serving.one())
+            answered.enter_context(self._services.active_requests.request())
 
             async def measured(message: Message) -> None:
                 if message["type"] == "http.response.start":
@@ -74,9 +74,9 @@ class Measured:
         self._seconds.labels(method, route).observe(time.perf_counter() - began)
 
 
-async def _fleet(fleet: Fleet, now: float) -> CollectorRegistry:
+async def _fleet(fleet: FleetReader, now: float) -> CollectorRegistry:
     """Figures that the store knows, so they are the same on every server and after a restart."""
-    figures = await fleet.figures(now)
+    figures = await fleet.statistics(now)
     families = {one.name: one.family() for one in FLEET_SERIES}
     for state in State:
         families["holdfast_jobs"].add_metric([state.value], figures.jobs.get(state.value, 0))

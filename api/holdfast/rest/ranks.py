@@ -10,7 +10,7 @@ from holdfast.rest.history import Time
 from holdfast.rest.jobs import JobId
 from holdfast.rest.problems import documented
 from holdfast.rest.services import OverviewDep
-from holdfast_service.readers.ranks import Asked
+from holdfast_service.readers.ranks import RankHistoryQuery
 from holdfast_service.views.ranks import (
     RankDetailView,
     RankHeatView,
@@ -30,11 +30,11 @@ def asked(
     until: Time = None,
     buckets: Annotated[int, Query(ge=1, le=500)] = 120,
     of: RankMeasure = RankMeasure.COMPUTE_S,
-) -> Asked:
-    return Asked(since, until, buckets, of)
+) -> RankHistoryQuery:
+    return RankHistoryQuery(since, until, buckets, of)
 
 
-AskedDep = Annotated[Asked, Depends(asked)]
+AskedDep = Annotated[RankHistoryQuery, Depends(asked)]
 
 
 @router.get("", response_model=RanksView, summary="The ranks of the newest attempt, as last seen")

@@ -113,7 +113,7 @@ async def _run(
         stopping=stopping,
         allowed_hosts=None if exposed else LOOPBACK_NAMES | {settings.host},
     )
-    process_priority.collect_seldom()
+    process_priority.collect_garbage_rarely()
     driving = asyncio.create_task(reconciler.run(stopping), name="reconciler")
     telling = _telling(store, settings, stopping)
     driving.add_done_callback(lambda _task: stopping.set())
@@ -181,12 +181,12 @@ async def _cluster(settings: Settings, stopping: asyncio.Event) -> AsyncIterator
     try:
         with local_cluster.attached(settings.data_dir):
             embedded = await _embedded(settings, stopping)
-            process_priority.step_back()
+            process_priority.lower_session_priority()
             os.environ |= embedded.environment()  # before Ray is imported, which reads it once
             async with _connected(settings, embedded.address) as cluster:
                 yield cluster
     finally:
-        if not local_cluster.wanted(settings.data_dir):
+        if not local_cluster.server_attached(settings.data_dir):
             await asyncio.to_thread(local_cluster.stop, settings.data_dir)
 
 
@@ -197,11 +197,11 @@ async def _embedded(settings: Settings, stopping: asyncio.Event) -> local_cluste
             local_cluster.ensure,
             settings.data_dir,
             settings.local_nodes,
-            health=local_cluster.NodeHealth(
+            health=local_cluster.RayHealthCheck(
                 settings.node_health_period_s, settings.node_health_failures
             ),
             metrics_port=settings.ray_metrics_port,
-            given_up=abandoned.is_set,
+            cancelled=abandoned.is_set,
         )
     )
     stop = asyncio.create_task(stopping.wait())

@@ -11,8 +11,8 @@ from fastapi import Depends, Request
 
 from holdfast_service.job_model.supervisor_protocol import Cluster
 from holdfast_service.live.hub import LiveHub
-from holdfast_service.readers.fleet_metrics import Fleet
-from holdfast_service.readers.goodput_cache import KeptAccounts
+from holdfast_service.readers.fleet_metrics import FleetReader
+from holdfast_service.readers.goodput_cache import GoodputCache
 from holdfast_service.services.checkpoints import CheckpointService
 from holdfast_service.services.code_packages import CodeService
 from holdfast_service.services.fault_injection import InjectionService
@@ -21,7 +21,7 @@ from holdfast_service.services.nodes import NodeService
 from holdfast_service.services.overview import Overview
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
-from holdfast_service.store.request_priority import Serving
+from holdfast_service.store.request_priority import ActiveRequests
 
 Probe = Callable[[], Awaitable[str | None]]
 """Looks at one part of the control plane: None if it is well, otherwise what is wrong."""
@@ -36,9 +36,9 @@ class Services:
     overview: Overview
     live: LiveHub
     code: CodeService
-    fleet: Fleet
+    fleet: FleetReader
     probes: Mapping[str, Probe] = field(default_factory=dict)
-    serving: Serving = field(default_factory=Serving)
+    active_requests: ActiveRequests = field(default_factory=ActiveRequests)
     """Is told of every request until its answer begins."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server shuts down: streams end, so that clients resume elsewhere or later."""
@@ -64,7 +64,7 @@ def services_over(
     is something to do for the job, for a reconciler in this process; `ring_for_nodes(jobs)`: who
     may be seated where has changed, and concerns these."""
     nodes = NodeService(store, ring_for_nodes)
-    accounts = KeptAccounts()
+    accounts = GoodputCache()
     return Services(
         jobs=JobService(store, cluster, settings, ring, accounts),
         checkpoints=CheckpointService(store, settings),
@@ -73,8 +73,8 @@ def services_over(
         overview=Overview(store, nodes, settings, accounts),
         live=LiveHub(store, settings),
         code=CodeService(store, settings),
-        fleet=Fleet(store),
-        serving=store.serving,
+        fleet=FleetReader(store),
+        active_requests=store.active_requests,
         max_code_bytes=settings.max_code_bytes,
         metrics_of_jobs=settings.metrics_of_jobs,
         poll_s=settings.event_poll_s,

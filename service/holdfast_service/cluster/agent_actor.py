@@ -12,17 +12,18 @@ import os
 import signal
 import stat
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ray
+import structlog
 
 from holdfast_service.cluster import actor_names
 from holdfast_service.cluster.rank_metrics import RankMetrics
 from holdfast_service.embedded_cluster.processes import CLUSTER_MARK
+from holdfast_workers import log_setup
 from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.agent.node_agent import NodeAgent
 from holdfast_workers.checkpoint.storage import StorageOptions
@@ -34,9 +35,11 @@ from holdfast_workers.protocol.messages import (
     Inspection,
     Partner,
     Place,
-    Polled,
+    PollAnswer,
     Signal,
 )
+
+_log = structlog.get_logger()
 
 SHM_ROOT_VARIABLE = "HOLDFAST_SHM_ROOT"
 MEMORY_FLOOR_VARIABLE = "HOLDFAST_MEMORY_FLOOR_GB_PER_S"
@@ -77,8 +80,12 @@ class AgentActor:
         self._supervisor_name = actor_names.supervisor(seat.job_id)
         self._supervisor: Any = None
         node_id = context.get_node_id()
+        config = _config(seat, node_id)
+        log_setup.configure(
+            timestamps=True, json_fields=config.log_fields if config.json_logs else None
+        )
         self._agent = NodeAgent(
-            _config(seat, node_id), self._tell_supervisor, _lose_node(), cut_links=link_cutter()
+            config, self._tell_supervisor, _lose_node(), cut_links=link_cutter()
         )
         threading.Thread(target=self._start, name="agent-start", daemon=True).start()
         self._metrics = RankMetrics(seat.job_id, self._agent.figures)
@@ -151,7 +158,7 @@ class AgentActor:
 
     def poll(
         self, after_row: tuple[int, int], after_log: int, events: list[dict[str, Any]], acked: int
-    ) -> Polled:
+    ) -> PollAnswer:
         return self._agent.poll(after_row, after_log, events, acked)
 
     def beats(self, epoch: int) -> tuple[Beat, ...]:
@@ -177,7 +184,7 @@ class AgentActor:
         try:
             self._agent.start()
         except Exception:  # reported to the supervisor as the agent's failure
-            traceback.print_exc()
+            _log.exception("the agent cannot start")
 
     def _find_supervisor(self) -> None:
         with contextlib.suppress(ValueError):  # between two lives; the next one will ask
@@ -190,7 +197,7 @@ class AgentActor:
         try:
             self._supervisor.signal.remote(seen)
         except Exception:  # the agent's own threads must not end with Ray's troubles
-            traceback.print_exc()
+            _log.exception("cannot send a signal to the supervisor", kind=str(seen.kind))
 
 
 def _lose_node() -> Callable[[], None] | None:

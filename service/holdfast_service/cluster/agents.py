@@ -21,7 +21,7 @@ from holdfast_service.cluster.occupied import NODE_ID_LABEL, occupied
 from holdfast_service.cluster.ray_state import draining_nodes
 from holdfast_service.cluster.runtime_env import with_code
 from holdfast_service.job_model.job_spec import JobSpec
-from holdfast_service.policy.quarantine import Avoided, Standing, node_name
+from holdfast_service.policy.quarantine import Avoided, NodeStanding, node_name
 from holdfast_workers.checkpoint.storage import StorageOptions
 
 PLACING_S = 3.0
@@ -103,7 +103,7 @@ class RayAgents:
         try:
             return ray.util.get_placement_group(name)
         except ValueError:
-            with occupied(self._standing(Standing.QUARANTINED)) as some:
+            with occupied(self._standing(NodeStanding.QUARANTINED)) as some:
                 group = placement_group(
                     [self._bundle()] * len(self.seats),
                     strategy="STRICT_SPREAD",
@@ -117,11 +117,11 @@ class RayAgents:
 
     def _where(self) -> list[dict[str, str]] | None:
         """A label selector for each bundle; None if every node will do."""
-        ids = self._standing(Standing.CORDONED)
+        ids = self._standing(NodeStanding.CORDONED)
         selector = {NODE_ID_LABEL: f"!in({','.join(ids)})"}
         return [selector] * len(self.seats) if ids else None
 
-    def _standing(self, standing: Standing) -> list[str]:
+    def _standing(self, standing: NodeStanding) -> list[str]:
         """Ray's ids of the nodes that are set aside like that."""
         names = {name for name, one in self._avoid.items() if one.standing is standing}
         return [

@@ -8,16 +8,17 @@ back. Where Ray collects no metrics, setting them costs next to nothing.
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import structlog
 from ray.util.metrics import Gauge
 
 from holdfast_workers.protocol.messages import Beat, StepRow
 
 PERIOD_S = 2.0
 GONE = -1.0
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class RankMetrics:
             try:
                 self._turn()
             except Exception:  # metrics must not end with a turn that failed
-                traceback.print_exc()
+                _log.exception("cannot set the metrics of the ranks")
 
     def _turn(self) -> None:
         beats, newest = self._figures()

@@ -33,7 +33,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
     JobLaunch,
     NodeCapacity,
-    Stopping,
+    StopOrder,
     SupervisorReport,
     SupervisorUnavailable,
 )
@@ -106,7 +106,7 @@ class RayCluster:
 
         return await self._ask_supervisor(job_id, ask)
 
-    async def stop(self, job_id: str, order: Stopping) -> None:
+    async def stop(self, job_id: str, order: StopOrder) -> None:
         def ask() -> None:
             ray.get(self._supervisor(job_id).stop.remote(order), timeout=POLL_S)
 

@@ -11,16 +11,17 @@ from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
     JobLaunch,
-    Stopping,
+    StopOrder,
     SupervisorReport,
 )
-from holdfast_service.placement.restore_points import Beginning
+from holdfast_service.placement.restore_points import InitialCheckpoint
 from holdfast_service.policy.checkpoint_intervals import auto_tiers
 from holdfast_service.policy.quarantine import Avoided
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.remote_tier.location import remote_uri, storage_options
 from holdfast_service.supervisor.supervisor import Supervisor, SupervisorTimes
-from holdfast_workers.checkpoint.storage import open_storage
+from holdfast_workers import log_setup
+from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.fault_injection.kinds import Injection
 from holdfast_workers.protocol.messages import InitPart, Signal
 
@@ -31,6 +32,7 @@ class SupervisorActor:
     def __init__(
         self, launch: JobLaunch, secret: bytes, credentials: dict[str, str] | None
     ) -> None:
+        log_setup.configure(timestamps=True)
         spec = JobSpec.model_validate(launch.spec)
         job_dir = Path(launch.data_dir)
         remote_root = remote_uri(spec, job_dir)
@@ -56,7 +58,7 @@ class SupervisorActor:
     def inject(self, number: int, fault: dict[str, Any]) -> None:
         self._supervisor.inject(number, Injection.of(fault))
 
-    def stop(self, order: Stopping) -> None:
+    def stop(self, order: StopOrder) -> None:
         self._supervisor.stop(order)
 
     def avoid(self, nodes: dict[str, Avoided]) -> None:
@@ -92,5 +94,5 @@ def recovery_config(
     )
 
 
-def _beginning(told: dict[str, Any]) -> Beginning:
-    return Beginning(uri=told["uri"], step=told["step"], what=InitPart(told["what"]))
+def _beginning(told: dict[str, Any]) -> InitialCheckpoint:
+    return InitialCheckpoint(uri=told["uri"], step=told["step"], what=InitPart(told["what"]))

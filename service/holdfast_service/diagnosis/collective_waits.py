@@ -15,7 +15,7 @@ from itertools import combinations
 from math import prod
 from typing import TypeVar
 
-from holdfast_service.placement.replica_placement import Group, groups
+from holdfast_service.placement.replica_placement import AxisGroup, groups
 from holdfast_workers.protocol.messages import Beat, GroupBeat
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Waits:
     collective that it is in although every member has come."""
 
     on: Mapping[int, Mapping[int, str]]
-    stuck: Mapping[int, Group]
+    stuck: Mapping[int, AxisGroup]
 
     def last_in_line(self) -> list[frozenset[int]]:
         """Those that others wait for and that wait for nobody but each other: one rank, or some
@@ -57,10 +57,10 @@ class Waits:
         return sorted(found, key=min)
 
 
-def all_groups(mesh: Mapping[str, int]) -> list[Group]:
+def all_groups(mesh: Mapping[str, int]) -> list[AxisGroup]:
     """Every process group that beats can speak of: those of the axes, and the world."""
     world_size = prod(mesh.values())
-    return [*groups(mesh, range(world_size)), Group(WORLD, tuple(range(world_size)))]
+    return [*groups(mesh, range(world_size)), AxisGroup(WORLD, tuple(range(world_size)))]
 
 
 def waits(
@@ -69,7 +69,7 @@ def waits(
     """`beats` by rank; of the ranks in `unknown` nothing is known: they may be awaited wherever
     nobody else is absent."""
     on: dict[int, dict[int, str]] = {}
-    stuck: dict[int, Group] = {}
+    stuck: dict[int, AxisGroup] = {}
     for group in all_groups(mesh):
         counts = {rank: _in(beats[rank], group.axis) for rank in group.ranks if rank in beats}
         for rank, mine in counts.items():

@@ -19,7 +19,7 @@ from math import prod
 from typing import Any
 
 from holdfast_service.diagnosis.collective_waits import strayed, waits
-from holdfast_service.placement.rank_assignment import listed
+from holdfast_service.placement.rank_assignment import format_ranks
 from holdfast_service.placement.replica_placement import coordinates
 from holdfast_workers.protocol.messages import Beat, Inspection
 
@@ -250,7 +250,7 @@ class _Case:
     def _hang(self, accused: Collection[int], *, sure: bool) -> Verdict:
         moved = [rank for rank in accused if self._has_moved(rank)]
         if moved:
-            reason = f"{listed(moved)} moved on between two looks: slow, and no hang"
+            reason = f"{format_ranks(moved)} moved on between two looks: slow, and no hang"
             return self._told(Finding.WAITING, (), reason, sure=True)
         named = tuple(sorted(accused))
         if len(named) == len(self._look.seen) + len(self._look.silent) and len(named) > 1:
@@ -273,7 +273,7 @@ class _Case:
         if not accused:
             return "nobody moves, and no rank stands out"
         if len(accused) > 4:
-            return f"{listed(accused)}: {self._standing(accused[0])}"
+            return f"{format_ranks(accused)}: {self._standing(accused[0])}"
         return "; ".join(f"rank {rank} {self._standing(rank)}" for rank in accused)
 
     def _why_waiting(self) -> str:
@@ -282,7 +282,7 @@ class _Case:
             phases = sorted({beat.phase for beat in self._beats.values()})
             return f"no rank waits for one that is absent: all are in {' or '.join(phases)}"
         rank = awaited[0]
-        return f"the others wait for {listed(awaited)}, within its limit: {self._standing(rank)}"
+        return f"the others wait for {format_ranks(awaited)}, within its limit: {self._standing(rank)}"
 
     def _standing(self, rank: int) -> str:
         """What is seen of a rank, in one line."""
@@ -323,7 +323,7 @@ class _Case:
         found: list[tuple[float, str]] = []
         held_up = [other for other, absent in self._waits.on.items() if rank in absent]
         if any(rank in circle for circle in self._circles):
-            found.append((0.6, f"{listed(sorted(held_up))} wait for it"))
+            found.append((0.6, f"{format_ranks(sorted(held_up))} wait for it"))
         if rank in self._strayed:
             found.append((0.6, self._strayed[rank]))
         one = self._look.seen.get(rank)

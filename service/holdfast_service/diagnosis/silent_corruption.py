@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from holdfast_workers.state.replicas import Finding
+from holdfast_workers.state.replicas import ReplicaFinding
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Evidence:
     """What was found in one attempt. `refereed`: the rank that another node computed than in the
     attempt before."""
 
-    finding: Finding
+    finding: ReplicaFinding
     seats: Mapping[int, Seated] = field(default_factory=dict)
     refereed: int | None = None
 
@@ -71,7 +71,7 @@ def after_repeat(before: Evidence, digests: Sequence[str]) -> Verdict:
     return Verdict("the step was repeated, and only it had other bits before", moved, before)
 
 
-def _outvoted(finding: Finding) -> tuple[int, ...]:
+def _outvoted(finding: ReplicaFinding) -> tuple[int, ...]:
     """Ranks against which more than half of their replicas agree; none if a group is undecided."""
     odd: list[int] = []
     for ranks in finding.groups:

@@ -1,9 +1,8 @@
-"""The keeper of the embedded cluster: the process that starts it, holds it and ends it.
+"""The keeper: the process that starts, owns and ends the embedded cluster.
 
-It holds `keeper.lock` for its whole life and is the parent of the GCS and of every raylet; the
-kernel ends them with it, so a killed keeper leaves no cluster behind. It ends by itself when
-told to (SIGTERM), when the GCS is gone, or when for the orphan grace no server was attached and
-nothing ran.
+It holds `keeper.lock` for its whole life and is the parent of the GCS and of every raylet. The
+kernel ends them with it, so a killed keeper leaves no cluster behind. It ends on SIGTERM, when the
+GCS ends, or when no server was attached and nothing ran during the orphan grace.
 """
 
 from __future__ import annotations
@@ -20,11 +19,12 @@ import socket
 import sys
 import tempfile
 import time
-import traceback
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import structlog
 
 from holdfast_service.embedded_cluster import process_priority
 from holdfast_service.embedded_cluster import processes as cluster_processes
@@ -33,26 +33,28 @@ from holdfast_service.embedded_cluster.local_cluster import (
     ClusterFolder,
     LocalCluster,
     LocalNode,
-    NodeHealth,
+    RayHealthCheck,
     folder,
     write_private,
 )
+from holdfast_workers import log_setup
 
 LOOPBACK = "127.0.0.1"
 TICK_S = 1.0
 LOCK_PATIENCE_S = 1.0
+_log = structlog.get_logger()
 OBJECT_STORE_BYTES = 80 * 2**20  # Holdfast moves no state through Ray's object store
 CLUSTER_SETTINGS = {
     "RAY_health_check_initial_delay_ms": "2000",
-    # Two cores have better things to do than ten reports a second of what never changes.
+    # The default of ten reports a second wastes a small machine's CPU on constant values.
     "RAY_raylet_report_resources_period_milliseconds": "1000",
     "RAY_enable_metrics_collection": "0",
     "RAY_event_stats": "0",
     "RAY_task_events_report_interval_ms": "0",
     "RAY_memory_monitor_refresh_ms": "1000",
-    # Training is what the machine is for: Ray would run it at the lowest priority but four.
+    # Ray would run workers at niceness 15; training must not be slowed down.
     "RAY_worker_niceness": "0",
-    # Idle Python workers would take the two cores of a small machine for seconds.
+    # Prestarted idle workers would occupy two cores for seconds.
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
 }
@@ -60,13 +62,15 @@ CLUSTER_SETTINGS = {
 
 EXPORTING = {
     "RAY_enable_metrics_collection": "1",
-    "RAY_metrics_report_interval_ms": "2000",  # as often as the agents set those of their ranks
+    "RAY_metrics_report_interval_ms": "2000",  # the interval at which agents update rank metrics
 }
 
 
 def node_health(period_s: float, failures: int) -> dict[str, str]:
-    """After how many checks in a row that a node does not answer Ray takes it for dead, and how
-    far apart they are: each waits as long for its answer."""
+    """Ray settings: a node is dead after `failures` unanswered checks in a row, `period_s` apart.
+
+    Each check waits `period_s` for its answer.
+    """
     period_ms = str(round(period_s * 1000))
     return {
         "RAY_health_check_period_ms": period_ms,
@@ -75,38 +79,41 @@ def node_health(period_s: float, failures: int) -> dict[str, str]:
     }
 
 
-class Ending:
-    """SIGTERM or SIGINT, noted and not raised: what a signal's handler raises is lost if the
-    interpreter happens to be in a callback, and the imports of Ray are full of them."""
+class StopRequest:
+    """Records SIGTERM and SIGINT instead of raising.
+
+    An exception raised by a signal handler is lost while the interpreter runs a callback, and the
+    imports of Ray run many callbacks. `wakeup` becomes readable when a signal arrives.
+    """
 
     def __init__(self) -> None:
-        self.asked = False
-        self.door, bell = socket.socketpair()
-        for end in (self.door, bell):
+        self.requested = False
+        self.wakeup, bell = socket.socketpair()
+        for end in (self.wakeup, bell):
             end.setblocking(False)
         self._bell = bell
         signal.set_wakeup_fd(bell.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._note)
+            signal.signal(number, self._record)
 
-    def _note(self, _signal: int, _frame: FrameType | None) -> None:
-        self.asked = True
+    def _record(self, _signal: int, _frame: FrameType | None) -> None:
+        self.requested = True
 
 
 class Keeper:
-    """Owns one cluster from before its first process until after its last."""
+    """Owns one cluster, from before its first process starts until after its last one ended."""
 
     def __init__(
         self,
-        place: ClusterFolder,
+        files: ClusterFolder,
         cpus_per_node: int,
         orphan_grace_s: float,
         health: dict[str, str],
-        ending: Ending,
+        stop_request: StopRequest,
         metrics_port: int | None = None,
     ) -> None:
-        self._ending = ending
-        self._place = place
+        self._stop_request = stop_request
+        self._files = files
         self._cpus_per_node = cpus_per_node
         self._orphan_grace_s = orphan_grace_s
         self._health = health
@@ -119,16 +126,16 @@ class Keeper:
             cluster_id=cluster_id,
             address="",
             keeper_pid=os.getpid(),
-            data_dir=str(place.root.parent),
+            data_dir=str(files.root.parent),
             temp_dir=str(short / f"holdfast-{cluster_id}"),
             shm_root=f"/dev/shm/holdfast-{cluster_id}",
-            token_path=str(place.token),
+            token_path=str(files.token),
         )
 
     def start(self, nodes: int) -> None:
-        """Write down what will be made, then make it: a crash at any moment can be swept."""
-        self._place.write(self.cluster)
-        write_private(self._place.token, secrets.token_hex(32))
+        """Record the cluster, then start it, so that a crash at any moment can be cleaned up."""
+        self._files.write(self.cluster)
+        write_private(self._files.token, secrets.token_hex(32))
         for made in (self.cluster.temp_dir, f"{self.cluster.temp_dir}/tmp", self.cluster.shm_root):
             Path(made).mkdir(mode=0o700)
         os.environ |= CLUSTER_SETTINGS | self._health
@@ -138,33 +145,38 @@ class Keeper:
         os.environ[SHM_ROOT] = self.cluster.shm_root
         os.environ["TMPDIR"] = f"{self.cluster.temp_dir}/tmp"
         for name in ("head", *(f"node-{number}" for number in range(nodes))):
-            if self._ending.asked:
+            if self._stop_request.requested:
                 return
             self._start_node(name, head=name == "head")
         self._update(replace(self.cluster, ready=True))
 
     def serve(self) -> None:
-        """Answer `add_node` and watch, until a signal. Raises SystemExit if the cluster is gone, or
-        nobody wants it."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-            door.bind(str(self.cluster.control_socket))
-            door.listen()
-            while not self._ending.asked:
-                if door in select.select([door, self._ending.door], [], [], TICK_S)[0]:
-                    self._answer(door.accept()[0])
+        """Serve `add_node` requests and watch the cluster until a signal arrives.
+
+        Raises SystemExit if the GCS has ended or the cluster has become an orphan.
+        """
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(self.cluster.control_socket))
+            listener.listen()
+            while not self._stop_request.requested:
+                if (
+                    listener
+                    in select.select([listener, self._stop_request.wakeup], [], [], TICK_S)[0]
+                ):
+                    self._answer(listener.accept()[0])
                 self._watch()
 
     def end(self) -> None:
-        """Leave nothing: no process, no segment, no file but the log."""
+        """End all processes and remove all segments and files except the log."""
         cluster = self.cluster
         cluster_processes.sweep(cluster.cluster_id, [cluster.temp_dir, cluster.shm_root])
-        self._place.token.unlink(missing_ok=True)
-        self._place.state.unlink(missing_ok=True)
+        self._files.token.unlink(missing_ok=True)
+        self._files.state.unlink(missing_ok=True)
 
     def _start_node(self, name: str, *, head: bool) -> LocalNode:
-        # Ray is imported here, after its environment is complete. `ray.cluster_utils.Cluster`
-        # does the same with these two classes but leaves an address file for all users of the
-        # machine; `ray start` takes a second of CPU per node and cannot name its processes.
+        # Late import: Ray reads its environment on import. `ray.cluster_utils.Cluster` uses the
+        # same two classes but leaves an address file for all users of the machine; `ray start`
+        # takes a second of CPU per node and cannot mark its processes.
         from ray._private.node import Node
         from ray._private.parameter import RayParams
 
@@ -186,7 +198,7 @@ class Keeper:
             no_monitor=True,
             env_vars={cluster_processes.NODE_MARK: name},
         )
-        # `spawn_reaper` asks the kernel to end the children with this process (its main thread).
+        # `spawn_reaper` makes the kernel end the children when this process ends.
         started = Node(params, head=head, shutdown_at_exit=False, spawn_reaper=True)
         self._ray_nodes[name] = started
         raylet = started.all_processes["raylet"][0].process
@@ -202,7 +214,7 @@ class Keeper:
 
     def _update(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
-        self._place.write(cluster)
+        self._files.write(cluster)
 
     def _answer(self, channel: socket.socket) -> None:
         channel.settimeout(TICK_S)
@@ -215,12 +227,12 @@ class Keeper:
             channel.sendall(json.dumps(answer).encode() + b"\n")
 
     def _add_node(self) -> dict[str, Any]:
-        """The new node, or why there is none: then the cluster is as it was."""
+        """The new node, or the reason why it did not start; the cluster is then unchanged."""
         name = f"node-{sum(not node.head for node in self.cluster.nodes)}"
         try:
             return asdict(self._start_node(name, head=False))
-        except Exception as error:  # whatever Ray raises where a raylet does not come up in time
-            traceback.print_exc()
+        except Exception as error:  # Ray raises various types when a raylet does not start in time
+            _log.exception("a node did not start", node=name)
             cluster_id = self.cluster.cluster_id
             cluster_processes.kill_all(lambda: cluster_processes.of_node(cluster_id, name, 0))
             return {"error": f"{name} did not start: {type(error).__name__}: {error}"}
@@ -229,17 +241,17 @@ class Keeper:
         for ray_node in self._ray_nodes.values():
             for processes in ray_node.all_processes.values():
                 for process in processes:
-                    process.process.poll()  # reap what was killed
+                    process.process.poll()  # reaps killed processes
         gcs = self._ray_nodes["head"].all_processes["gcs_server"][0].process
         if gcs.returncode is not None:
             raise SystemExit(f"the GCS ended with status {gcs.returncode}; ending the cluster")
-        if self._someone_cares():
+        if self._is_in_use():
             self._attached = time.monotonic()
         elif time.monotonic() - self._attached > self._orphan_grace_s:
             raise SystemExit(f"orphan for {self._orphan_grace_s:.0f} s; ending the cluster")
 
-    def _someone_cares(self) -> bool:
-        with self._place.attached_lock.open("a") as file:
+    def _is_in_use(self) -> bool:
+        with self._files.attached_lock.open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -255,16 +267,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--cpus-per-node", type=int, default=2)
     parser.add_argument("--orphan-grace-s", type=float, default=1800.0)
-    parser.add_argument("--health-period-s", type=float, default=NodeHealth.period_s)
-    parser.add_argument("--health-failures", type=int, default=NodeHealth.failures)
+    parser.add_argument("--health-period-s", type=float, default=RayHealthCheck.period_s)
+    parser.add_argument("--health-failures", type=int, default=RayHealthCheck.failures)
     parser.add_argument("--metrics-port", type=int, default=None)
     options = parser.parse_args(arguments)
-    place = folder(options.data_dir)
-    place.make()
-    with place.keeper_lock.open("a") as lock:
+    log_setup.configure(timestamps=True)
+    files = folder(options.data_dir)
+    files.make()
+    with files.keeper_lock.open("a") as lock:
         if not _take(lock.fileno()):
-            return 0  # another keeper was faster; whoever asked finds that one's cluster
-        return _keep(place, options)
+            return 0  # another keeper was faster; callers find its cluster
+        return _keep(files, options)
 
 
 def _take(lock: int) -> bool:
@@ -273,22 +286,22 @@ def _take(lock: int) -> bool:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
-        time.sleep(0.02)  # it may only be somebody's look at whether a keeper lives
+        time.sleep(0.02)  # `find` holds the lock for a moment to see whether a keeper lives
     return False
 
 
-def _keep(place: ClusterFolder, options: argparse.Namespace) -> int:
-    process_priority.step_back()
-    ending = Ending()
-    if left := place.read():  # a keeper was killed, or the machine went down
+def _keep(files: ClusterFolder, options: argparse.Namespace) -> int:
+    process_priority.lower_session_priority()
+    stop_request = StopRequest()
+    if left := files.read():  # the last keeper was killed, or the machine crashed
         cluster_processes.sweep(left.cluster_id, [left.temp_dir, left.shm_root])
     health = node_health(options.health_period_s, options.health_failures)
     keeper = Keeper(
-        place,
+        files,
         options.cpus_per_node,
         options.orphan_grace_s,
         health,
-        ending,
+        stop_request,
         options.metrics_port,
     )
     try:

@@ -1,10 +1,11 @@
-"""The embedded Ray cluster: N raylets on this machine that stand for N nodes.
+"""The embedded Ray cluster: N raylets on this machine that act as N nodes.
 
-A separate keeper process (`local_keeper`) owns the cluster, in a session of its own, so that
-training goes on when the API server is killed; the restarted server adopts it. An orderly
-shutdown calls :func:`stop`, which leaves no process, shared-memory entry or temporary file.
+A separate process (`keeper.py`) owns the cluster in a session of its own, so training continues
+when the API server is killed; the restarted server adopts the cluster. An orderly shutdown calls
+:func:`stop`, which leaves no process, shared-memory entry or temporary file.
+
 Promises: at most one cluster per data directory (a file lock decides); everything binds to
-loopback; every process of the cluster authenticates by a token in a file that only its owner
+loopback; every process of the cluster authenticates with a token from a file that only its owner
 can read. The head runs no job, so each of the N nodes may be killed without losing the cluster.
 """
 
@@ -31,8 +32,8 @@ import psutil
 from holdfast_service.embedded_cluster import processes
 
 SHM_ROOT = "HOLDFAST_SHM_ROOT"
-"""Environment of every process of the cluster: the folder under /dev/shm that its segments go
-to. The keeper removes it at the end, whatever has been left in it."""
+"""Environment variable of every process of the cluster: the folder under /dev/shm for its segments.
+The keeper removes the folder, with any leftover, when it ends."""
 
 POLL_S = 0.05
 START_S, STOP_S = 180.0, 20.0
@@ -43,8 +44,8 @@ class LocalClusterError(Exception):
 
 
 @dataclass(frozen=True)
-class NodeHealth:
-    """Limits of Ray's own look at its nodes, for a cluster that is started."""
+class RayHealthCheck:
+    """Settings of Ray's own node health check, for a cluster that is being started."""
 
     period_s: float = 1.0
     failures: int = 3
@@ -61,24 +62,24 @@ class LocalNode:
 
 @dataclass(frozen=True)
 class LocalCluster:
-    """An embedded cluster, as its keeper wrote it down."""
+    """An embedded cluster, as its keeper recorded it in `state.json`."""
 
     cluster_id: str
-    address: str  # of the GCS: what `ray.init(address=...)` takes
+    address: str  # of the GCS, for `ray.init(address=...)`
     keeper_pid: int
     data_dir: str
-    temp_dir: str  # short, for the sockets' paths; removed at the end
+    temp_dir: str  # short because socket paths are limited; removed at the end
     shm_root: str
     token_path: str
     nodes: tuple[LocalNode, ...] = ()
     ready: bool = False
 
     def environment(self) -> dict[str, str]:
-        """What a process must have in its environment before it imports Ray and connects."""
+        """Environment variables that a process needs before it imports Ray and connects."""
         return ray_environment(Path(self.token_path))
 
     def node(self, node_id: str) -> LocalNode:
-        """The node of that Ray id; raises LocalClusterError if there is none."""
+        """The node with this Ray id; raises LocalClusterError if there is none."""
         for node in self.nodes:
             if node.node_id == node_id:
                 return node
@@ -91,7 +92,7 @@ class LocalCluster:
 
 @dataclass(frozen=True)
 class ClusterFolder:
-    """Where a data directory keeps what concerns its embedded cluster."""
+    """The files of an embedded cluster inside its data directory."""
 
     root: Path
 
@@ -119,7 +120,7 @@ class ClusterFolder:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def read(self) -> LocalCluster | None:
-        """What the last keeper wrote, whether it still lives or not."""
+        """The state that the last keeper recorded; that keeper may have ended since."""
         try:
             fields: dict[str, Any] = json.loads(self.state.read_text())
         except FileNotFoundError:
@@ -128,7 +129,7 @@ class ClusterFolder:
         return LocalCluster(**fields, nodes=nodes)
 
     def write(self, cluster: LocalCluster) -> None:
-        """Atomically, for the owner's eyes only: a reader sees the old state or the new one."""
+        """Replace the state atomically and readable by its owner only."""
         write_private(self.state, json.dumps(asdict(cluster), indent=1))
 
 
@@ -137,7 +138,7 @@ def folder(data_dir: Path) -> ClusterFolder:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file in one step; only its owner may read it, at no moment anybody else."""
+    """Replace a file atomically; at every moment only its owner can read it."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -146,13 +147,13 @@ def write_private(path: Path, text: str) -> None:
 
 
 def ray_environment(token_path: Path) -> dict[str, str]:
-    """What every process that talks to the embedded cluster must have set before `import ray`."""
+    """Environment of every process that talks to the embedded cluster, set before `import ray`."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_path),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray replaces 127.0.0.1 by the machine's outward address unless it is told that this is
-        # a single-host cluster; its switch for that bears the name of the systems it was made for.
+        # Ray replaces 127.0.0.1 by the machine's external address unless this variable marks a
+        # single-host cluster. Ray named it after the systems that need it by default.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "OMP_NUM_THREADS": "1",
     }
@@ -164,98 +165,101 @@ def ensure(
     *,
     cpus_per_node: int | None = None,
     orphan_grace_s: float = 1800.0,
-    health: NodeHealth | None = None,
+    health: RayHealthCheck | None = None,
     metrics_port: int | None = None,
     timeout_s: float = START_S,
-    given_up: Callable[[], bool] = lambda: False,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> LocalCluster:
-    """Adopt the cluster of this data directory, or start one of `nodes` nodes beside a head; once
-    more if that fails.
+    """Adopt the cluster of this data directory, or start one with a head and `nodes` nodes.
 
-    `metrics_port`: of the first node's exporter, the others' after it; None: Ray collects none.
-    Safe to call from several processes at once. Raises LocalClusterError after `timeout_s`, or
-    once `given_up` says that nobody wants it any more; then what was begun is ended again.
+    A failed start is repeated once. `metrics_port` is the port of the first node's exporter; later
+    nodes use the following ports; None disables Ray's metrics. Safe to call from several processes
+    at once. Raises LocalClusterError after `timeout_s`, or once `cancelled()` is true; a cluster
+    that was being started is ended first.
     """
     if running := find(data_dir):
         return running
     if metrics_port is not None and (missing := missing_for_metrics()):
         raise LocalClusterError(
-            f"Ray exports no metrics here, for {missing} is not installed: install "
+            f"Ray cannot export metrics because {missing} is not installed: install "
             "holdfast[ray-metrics], or leave HOLDFAST_RAY_METRICS_PORT unset"
         )
-    place = folder(data_dir)
-    place.make()
+    files = folder(data_dir)
+    files.make()
     deadline = time.monotonic() + timeout_s
-    health = health or NodeHealth()
+    health = health or RayHealthCheck()
     start = partial(
-        _start_keeper, place, nodes, cpus_per_node, orphan_grace_s, health, metrics_port
+        _start_keeper, files, nodes, cpus_per_node, orphan_grace_s, health, metrics_port
     )
     keeper, again = start(), True
-    while time.monotonic() < deadline and not given_up():
+    while time.monotonic() < deadline and not cancelled():
         if running := find(data_dir):
             return running
-        if keeper.poll() is not None and not _locked(place.keeper_lock):
+        if keeper.poll() is not None and not _is_locked(files.keeper_lock):
             if not again:
                 break
-            keeper, again = start(), False  # Ray gives a node 30 s, which a busy machine may need
+            keeper, again = (
+                start(),
+                False,
+            )  # a busy machine may exceed Ray's limit of 30 s
         time.sleep(POLL_S)
     if keeper.poll() is None:
         _end_keeper(keeper, data_dir)
     raise LocalClusterError(
-        f"the embedded Ray cluster did not come up in {timeout_s:.0f} s; its keeper's last words "
-        f"({place.log}):\n{_tail(place.log)}"
+        f"the embedded Ray cluster did not start within {timeout_s:.0f} s; the end of its log "
+        f"({files.log}):\n{_tail(files.log)}"
     )
 
 
 def find(data_dir: Path) -> LocalCluster | None:
-    """The running cluster of this data directory, if its keeper lives and it is ready."""
-    place = folder(data_dir)
-    if not _locked(place.keeper_lock):
+    """The running cluster of this data directory; None unless its keeper lives and it is ready."""
+    files = folder(data_dir)
+    if not _is_locked(files.keeper_lock):
         return None
-    cluster = place.read()
+    cluster = files.read()
     return cluster if cluster is not None and cluster.ready else None
 
 
 @contextlib.contextmanager
 def attached(data_dir: Path) -> Iterator[None]:
-    """While held, the keeper does not take the cluster for an orphan."""
-    place = folder(data_dir)
-    place.make()
-    with place.attached_lock.open("a") as file:
+    """Mark the cluster as in use: its keeper does not end it as an orphan meanwhile."""
+    files = folder(data_dir)
+    files.make()
+    with files.attached_lock.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         yield
 
 
-def wanted(data_dir: Path) -> bool:
+def server_attached(data_dir: Path) -> bool:
     """Whether a server is attached to the cluster of this data directory."""
-    return _locked(folder(data_dir).attached_lock)
+    return _is_locked(folder(data_dir).attached_lock)
 
 
 def stop(data_dir: Path, *, timeout_s: float = STOP_S) -> bool:
-    """End the cluster of this data directory and all that belongs to it. False: none ran.
+    """End the cluster of this data directory; False if there was none.
 
-    What a killed keeper has left behind is removed too.
+    Also removes the processes and files that a killed keeper left behind.
     """
-    place = folder(data_dir)
-    cluster = place.read() if place.state.exists() else None
+    files = folder(data_dir)
+    cluster = files.read() if files.state.exists() else None
     if cluster is None:
         return False
-    if _locked(place.keeper_lock):
+    if _is_locked(files.keeper_lock):
         with contextlib.suppress(ProcessLookupError):
             os.kill(cluster.keeper_pid, signal.SIGTERM)
-        if not _gone(cluster.keeper_pid, timeout_s):
+        if not _wait_for_exit(cluster.keeper_pid, timeout_s):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(cluster.keeper_pid, signal.SIGKILL)
-            _gone(cluster.keeper_pid, timeout_s)
-    if place.state.exists():
+            _wait_for_exit(cluster.keeper_pid, timeout_s)
+    if files.state.exists():
         processes.sweep(cluster.cluster_id, [cluster.temp_dir, cluster.shm_root])
-        place.state.unlink(missing_ok=True)
-        place.token.unlink(missing_ok=True)
+        files.state.unlink(missing_ok=True)
+        files.token.unlink(missing_ok=True)
     return True
 
 
 def kill_node(cluster: LocalCluster, node_id: str) -> list[int]:
-    """Lose a node as by a power cut: SIGKILL its raylet and everything on it; the pids killed."""
+    """Simulate a power cut of a node: SIGKILL all its processes; returns their pids."""
     node = cluster.node(node_id)
     return processes.kill_all(
         lambda: processes.of_node(cluster.cluster_id, node.name, node.raylet_pid)
@@ -263,7 +267,7 @@ def kill_node(cluster: LocalCluster, node_id: str) -> list[int]:
 
 
 def add_node(cluster: LocalCluster, *, timeout_s: float = 60.0) -> LocalNode:
-    """Start one more node, as if a machine had joined."""
+    """Start one more node, as if a machine had joined the cluster."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
         channel.settimeout(timeout_s)
         try:
@@ -272,16 +276,16 @@ def add_node(cluster: LocalCluster, *, timeout_s: float = 60.0) -> LocalNode:
             answer = channel.makefile().readline()
         except OSError as error:
             raise LocalClusterError(f"the keeper did not add a node: {error}") from error
-    fields: dict[str, Any] = json.loads(answer or '{"error": "the keeper hung up"}')
+    fields: dict[str, Any] = json.loads(answer or '{"error": "the keeper closed the connection"}')
     if "error" in fields:
         raise LocalClusterError(f"the keeper did not add a node: {fields['error']}")
     return LocalNode(**fields)
 
 
 def missing_for_metrics() -> str | None:
-    """A package without which Ray starts its agents without an exporter."""
+    """The first package that Ray's metrics exporter lacks here; None if it lacks none."""
     for name in ("aiohttp", "aiohttp_cors", "grpc", "opencensus", "opentelemetry.exporter"):
-        with contextlib.suppress(ModuleNotFoundError):  # its parent is missing
+        with contextlib.suppress(ModuleNotFoundError):  # its parent package is missing
             if find_spec(name) is not None:
                 continue
         return name
@@ -289,16 +293,16 @@ def missing_for_metrics() -> str | None:
 
 
 def _start_keeper(
-    place: ClusterFolder,
+    files: ClusterFolder,
     nodes: int,
     cpus_per_node: int | None,
     orphan_grace_s: float,
-    health: NodeHealth,
+    health: RayHealthCheck,
     metrics_port: int | None,
 ) -> subprocess.Popen[bytes]:
     command = [
         *(sys.executable, "-m", "holdfast_service.embedded_cluster.keeper"),
-        *("--data-dir", str(place.root.parent)),
+        *("--data-dir", str(files.root.parent)),
         *("--nodes", str(nodes)),
         *("--cpus-per-node", str(cpus_per_node or max(2, (os.cpu_count() or 1) // nodes))),
         *("--orphan-grace-s", str(orphan_grace_s)),
@@ -307,14 +311,14 @@ def _start_keeper(
         *(("--metrics-port", str(metrics_port)) if metrics_port is not None else ()),
     ]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    with place.log.open("ab") as log:
+    with files.log.open("ab") as log:
         return subprocess.Popen(
             command,
-            env={**inherited, **ray_environment(place.token)},
+            env={**inherited, **ray_environment(files.token)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # a Ctrl-C at the server's terminal is not the cluster's
+            start_new_session=True,  # Ctrl-C in the server's terminal must not reach the cluster
         )
 
 
@@ -328,7 +332,7 @@ def _end_keeper(keeper: subprocess.Popen[bytes], data_dir: Path) -> None:
         stop(data_dir)
 
 
-def _locked(path: Path) -> bool:
+def _is_locked(path: Path) -> bool:
     """Whether another process holds the lock file."""
     try:
         with path.open() as file:
@@ -340,8 +344,8 @@ def _locked(path: Path) -> bool:
     return False
 
 
-def _gone(pid: int, timeout_s: float) -> bool:
-    """Wait for a process to end; one that only waits to be reaped by its parent has ended."""
+def _wait_for_exit(pid: int, timeout_s: float) -> bool:
+    """Wait for a process to end; a zombie counts as ended. False after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with contextlib.suppress(ChildProcessError):
@@ -359,4 +363,4 @@ def _tail(path: Path, lines: int = 20) -> str:
     try:
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
     except FileNotFoundError:
-        return "(nothing)"
+        return "(empty)"

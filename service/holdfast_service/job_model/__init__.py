@@ -1,4 +1,4 @@
-"""What a job is: its spec, its states, its events, its errors. Values and rules, no I/O.
+"""The model of a job: its spec, its states, its events, its errors. Values and rules, no I/O.
 
-The transition table in `lifecycle.py` is the only place that says which state may follow which.
+The transition table in `lifecycle.py` is the only place that defines which state may follow which.
 """

@@ -1,8 +1,8 @@
-"""Which queued job may start: a pure decision on capacity and on what others hold.
+"""Decides which queued job may start, from the cluster's capacity and other jobs' demand. Pure.
 
-Jobs start in the order of their submission as far as they fit; one that does not fit lets later
-ones pass. The count is an estimate on purpose (where bundles really lie, the cluster knows): it
-keeps jobs from being started into a wait, and names what a job in the queue waits for.
+Jobs start in the order of submission; a job that does not fit does not block later jobs. The
+count is an estimate on purpose (only the cluster knows where bundles are placed): it avoids
+starting a job that would only wait, and gives the reason why a queued job waits.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typing import Any
 
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.supervisor_protocol import Capacity
-from holdfast_service.policy.quarantine import Avoided, closed, node_name
+from holdfast_service.policy.quarantine import Avoided, cordoned_only, node_name
 
-TOLD_NODES = 4
+MAX_NODES_LISTED = 4
 _SLACK = 1e-9  # sums of 0.1 CPUs
 
 
 @dataclass(frozen=True)
-class Demand:
-    """What a job holds: a bundle on each of so many different nodes."""
+class NodeDemand:
+    """The resources of a job: one bundle of CPUs and GPUs on each of `nodes` different nodes."""
 
     nodes: int
     cpus: float
     gpus: float
 
     @classmethod
-    def of(cls, spec: JobSpec) -> Demand:
+    def from_spec(cls, spec: JobSpec) -> NodeDemand:
         return cls(nodes=spec.nodes, cpus=spec.node_cpus, gpus=spec.node_gpus)
 
     @classmethod
-    def stored(cls, spec: Mapping[str, Any]) -> Demand | None:
-        """Of a resolved spec as it is stored, without reading all of it: thousands are asked at
-        once. None: it is no such spec, which is that job's trouble and no other's."""
+    def from_stored_spec(cls, spec: Mapping[str, Any]) -> NodeDemand | None:
+        """From a stored spec, without validating all of it, as thousands are read at once. None if
+        it cannot be read: that must affect only the job itself."""
         try:
             resources = spec["resources"]
             per_node = int(resources["workers_per_node"])
@@ -44,98 +44,100 @@ class Demand:
                 cpus=per_node * float(resources["cpus_per_worker"]),
                 gpus=per_node * float(resources["gpus_per_worker"]),
             )
-        except _UNREADABLE:
+        except _READ_ERRORS:
             return None
 
 
 def stored_world_size(spec: Mapping[str, Any]) -> int:
-    """Of a resolved spec as it is stored; 0 where it cannot be read."""
+    """The world size in a stored spec; 0 if it cannot be read."""
     try:
         return _world_size(spec)
-    except _UNREADABLE:
+    except _READ_ERRORS:
         return 0
 
 
 @dataclass(frozen=True)
 class Admission:
-    """Whether a job may start, and what is to be said of it."""
+    """Whether a job may start, and the reason to report."""
 
     may_start: bool
     why: str = ""
-    """Why not; or why it starts although too few nodes are free beside those in quarantine."""
+    """Why it may not start; or why it starts on nodes that are in quarantine."""
 
 
 def admit(
     capacity: Capacity,
     aside: Mapping[str, Avoided],
-    held: Collection[Demand],
-    before: Collection[Demand],
-    wanted: Demand,
+    held: Collection[NodeDemand],
+    before: Collection[NodeDemand],
+    wanted: NodeDemand,
 ) -> Admission:
-    """Of the nodes set `aside`, those in quarantine are used where the others are too few.
+    """Admit the job if it fits. Nodes in quarantine are used only where the others are too few;
+    cordoned nodes are never used.
 
-    See `reason_to_wait` for the others.
+    `aside`: all nodes that are set aside. See `reason_to_wait` for the other parameters.
     """
-    shy = reason_to_wait(usable(capacity, aside), held, before, wanted)
-    if shy is None:
+    shortage = reason_to_wait(usable(capacity, aside), held, before, wanted)
+    if shortage is None:
         return Admission(True)
-    reason = reason_to_wait(usable(capacity, closed(aside)), held, before, wanted)
+    reason = reason_to_wait(usable(capacity, cordoned_only(aside)), held, before, wanted)
     if reason is not None:
         return Admission(False, reason)
-    return Admission(True, f"nodes in quarantine are used, for {shy}")
+    return Admission(True, f"nodes in quarantine are used, because {shortage}")
 
 
 def reason_to_wait(
-    capacity: Capacity, held: Iterable[Demand], before: Iterable[Demand], wanted: Demand
+    capacity: Capacity, held: Iterable[NodeDemand], before: Iterable[NodeDemand], wanted: NodeDemand
 ) -> str | None:
-    """Why `wanted` cannot start now; None: it can.
+    """Why a job with the demand `wanted` cannot start now; None: it can.
 
-    `held` is what started jobs hold, `before` what older jobs in the queue want: they keep their
-    turn where they fit.
+    `held`: the demand of started jobs. `before`: the demand of older queued jobs, which go first
+    where they fit.
     """
     if capacity.can_grow:
-        return None  # the cluster's own scheduler waits, and makes nodes meanwhile
+        return None  # the cluster's own scheduler waits, and adds nodes meanwhile
     free = {node.node_id: [node.cpus, node.gpus] for node in capacity.nodes}
     for demand in held:
         _take(free, demand, partly=True)
     for demand in before:
         _take(free, demand, partly=False)
-    able = len(_fitting(free, wanted))
-    if able >= wanted.nodes:
+    fitting = len(_fitting(free, wanted))
+    if fitting >= wanted.nodes:
         return None
     return (
         f"{wanted.nodes} nodes with {wanted.cpus:g} CPUs and {wanted.gpus:g} GPUs free are needed, "
-        f"{able} of {len(capacity.nodes)} nodes have them" + _beside(capacity)
+        f"{fitting} of {len(capacity.nodes)} nodes have them" + _set_aside_note(capacity)
     )
 
 
 def usable(capacity: Capacity, aside: Mapping[str, Avoided]) -> Capacity:
-    """What is left without these nodes."""
-    names = [node_name(one.node_id, one.host) for one in capacity.nodes]
+    """The capacity without the nodes in `aside`."""
+    names = [node_name(node.node_id, node.host) for node in capacity.nodes]
     pairs = zip(names, capacity.nodes, strict=True)
-    left = tuple(one for name, one in pairs if name not in aside)
-    without = (f"{one} ({aside[one].reason})" for one in sorted(aside.keys() & set(names)))
-    return replace(capacity, nodes=left, set_aside=tuple(without))
+    left = tuple(node for name, node in pairs if name not in aside)
+    removed = (f"{name} ({aside[name].reason})" for name in sorted(aside.keys() & set(names)))
+    return replace(capacity, nodes=left, set_aside=tuple(removed))
 
 
-_UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_READ_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def _world_size(spec: Mapping[str, Any]) -> int:
     return prod(int(size) for size in spec["parallel"].values() if isinstance(size, int))
 
 
-def _beside(capacity: Capacity) -> str:
+def _set_aside_note(capacity: Capacity) -> str:
     """`; 1 more are set aside: node1 (cordoned: new cables)`."""
     aside = capacity.set_aside
     if not aside:
         return ""
-    rest = [f"{len(aside) - TOLD_NODES} others"] if len(aside) > TOLD_NODES else []
-    return f"; {len(aside)} more are set aside: {', '.join([*aside[:TOLD_NODES], *rest])}"
+    rest = [f"{len(aside) - MAX_NODES_LISTED} others"] if len(aside) > MAX_NODES_LISTED else []
+    return f"; {len(aside)} more are set aside: {', '.join([*aside[:MAX_NODES_LISTED], *rest])}"
 
 
-def _take(free: dict[str, list[float]], demand: Demand, *, partly: bool) -> None:
-    """Take the demand off the emptiest nodes, as a spread placement does."""
+def _take(free: dict[str, list[float]], demand: NodeDemand, *, partly: bool) -> None:
+    """Subtract the demand from the nodes with most free, as a spread placement does. `partly`: also
+    if only some of its nodes fit."""
     nodes = _fitting(free, demand)
     if len(nodes) < demand.nodes and not partly:
         return
@@ -144,10 +146,10 @@ def _take(free: dict[str, list[float]], demand: Demand, *, partly: bool) -> None
         free[node][1] -= demand.gpus
 
 
-def _fitting(free: dict[str, list[float]], demand: Demand) -> list[str]:
-    able = [
+def _fitting(free: dict[str, list[float]], demand: NodeDemand) -> list[str]:
+    fitting = [
         node
         for node, (cpus, gpus) in free.items()
         if cpus + _SLACK >= demand.cpus and gpus + _SLACK >= demand.gpus
     ]
-    return sorted(able, key=lambda node: (*(-left for left in free[node]), node))
+    return sorted(fitting, key=lambda node: (*(-amount for amount in free[node]), node))

@@ -1,9 +1,9 @@
-"""Where the time of a job went, exactly: every moment that it held resources is of one kind. Pure.
+"""Goodput: assigns every moment in which a job held resources to exactly one kind of time. Pure.
 
 Promises: the kinds sum to the time held, to the microsecond; a step counts as productive once, in
-the attempt whose computation is part of history; every moment that is lost is put down to one
-incident, or to none; time off the cluster (queued, paused) is no loss and counts for nothing.
-Everything follows from what is stored: rows of steps, attempts, incidents.
+the attempt whose computation is part of history; all lost time is attributed to one incident, or
+to none; time off the cluster (queued, paused) is not a loss and is not counted. Everything follows
+from stored data: rows of steps, attempts, incidents.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from enum import StrEnum
 from holdfast_service.policy.incidents import PHASES
 
 
-class Kind(StrEnum):
-    """What a moment was spent on. Phases of a recovery are `recovery.<phase>`."""
+class TimeKind(StrEnum):
+    """What time was spent on. The phases of a recovery are `recovery.<phase>`."""
 
     PRODUCTIVE = "productive"  # in a step that is part of history
     BETWEEN_STEPS = "between_steps"  # between two steps of one attempt: saving, logging
-    REPLAYED = "replayed"  # in a step that had to be made again, and was lost
+    REPLAYED = "replayed"  # in a step that was lost and had to be computed again
     STARTING = "starting"  # on the cluster, before the first step
     DETECTION = "detection"  # from the last finished step to the first signal of a fault
-    RECOVERING = "recovery.other"  # from the signal to the first new step, beside its phases
+    RECOVERING = "recovery.other"  # from the signal to the first new step, outside of its phases
     FINISHING = "finishing"  # after the last step: its checkpoint
 
 
@@ -31,13 +31,13 @@ RECOVERY = "recovery."
 
 
 def is_lost(kind: str) -> bool:
-    """Whether time of this kind was lost to a fault."""
-    return kind in (Kind.REPLAYED, Kind.DETECTION) or kind.startswith(RECOVERY)
+    """Whether time of this kind counts as lost to a fault."""
+    return kind in (TimeKind.REPLAYED, TimeKind.DETECTION) or kind.startswith(RECOVERY)
 
 
 @dataclass(frozen=True)
-class Row:
-    """A step that was committed. `at`: its end."""
+class CommittedStep:
+    """A step that was committed. `at`: when it ended."""
 
     attempt: int
     step: int
@@ -46,9 +46,9 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Steps of one attempt without a gap in their account, summed. `since`: the first one's
-    beginning; `at`: the last one's end; `busy_s`: in the steps themselves."""
+class StepRange:
+    """The sums over consecutive steps of one attempt. `since`: start of the first step; `at`: end
+    of the last step; `busy_s`: time within steps."""
 
     attempt: int
     first: int
@@ -60,8 +60,8 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Span:
-    """Time of one kind; consecutive time in steps and between them is one span."""
+class TimeSpan:
+    """Time of one kind; consecutive steps and the time between them form one span."""
 
     kind: str
     since: float
@@ -70,13 +70,13 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Run:
-    """An attempt that made steps, and the step that it started from."""
+class AttemptRun:
+    """An attempt that computed steps, and the step that it started from."""
 
     attempt: int
     restored_step: int
     incident: int | None = None
-    """Which incident made it necessary; None: none."""
+    """Number of the incident that made the attempt necessary, if any."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ class Outage:
     closed_at: float | None
     phases_s: Mapping[str, float] = field(default_factory=dict)
     incident: int | None = None
-    """Its number."""
+    """The incident's number."""
 
 
 @dataclass(frozen=True)
 class Goodput:
-    """Seconds by kind. They sum to `held_s`."""
+    """Seconds by kind of time. They sum to `held_s`."""
 
     held_s: float
     by_kind_s: Mapping[str, float]
@@ -100,89 +100,93 @@ class Goodput:
     """Steps that are part of history."""
     steps_replayed: int
     lost_s: Mapping[int | None, float] = field(default_factory=dict)
-    """Incident → what it cost; None: no incident tells of it, as when a job begins again because
-    all that it had on the cluster is gone. They sum to the kinds that are lost."""
-    spans: tuple[Span, ...] = ()
-    """The same time in its order."""
+    """Incident -> seconds lost to it. None: lost without an incident, as when a job starts again
+    because everything it had on the cluster is gone. They sum to the lost kinds of time."""
+    spans: tuple[TimeSpan, ...] = ()
+    """The same time in chronological order."""
 
     @property
     def goodput(self) -> float | None:
-        """Time in steps that are part of history, over the time held; None before any."""
-        return self.by_kind_s[Kind.PRODUCTIVE] / self.held_s if self.held_s else None
+        """Time in steps that are part of history, over the time held; None while that is zero."""
+        return self.by_kind_s[TimeKind.PRODUCTIVE] / self.held_s if self.held_s else None
 
     @property
     def effective_training_time_ratio(self) -> float | None:
-        """Time in which training advanced, between steps too, over the time held."""
+        """Time in steps that are part of history and between them, over the time held."""
         if not self.held_s:
             return None
-        useful = self.by_kind_s[Kind.PRODUCTIVE] + self.by_kind_s[Kind.BETWEEN_STEPS]
+        useful = self.by_kind_s[TimeKind.PRODUCTIVE] + self.by_kind_s[TimeKind.BETWEEN_STEPS]
         return useful / self.held_s
 
 
 def account(
     held: Sequence[tuple[float, float]],
-    rows: Iterable[Row | Stretch],
-    runs: Sequence[Run],
+    rows: Iterable[CommittedStep | StepRange],
+    runs: Sequence[AttemptRun],
     outages: Sequence[Outage],
     *,
     ended: bool,
 ) -> Goodput:
-    """`held`: when the job had resources, in order; a live job's last one ends now. A stretch must
-    be wholly part of history, or wholly taken back by one attempt: see `History.is_one`."""
+    """The goodput of a job.
+
+    `held`: the intervals in which the job held resources, in order; a live job's last one ends
+    now. A step range must be part of history as a whole, or be discarded as a whole by one
+    attempt: see `History.has_one_fate`.
+    """
     history = History(runs)
     ordered = sorted(
-        (_stretch(row) for row in rows), key=lambda one: (one.at, one.attempt, one.first)
+        (_as_range(row) for row in rows), key=lambda steps: (steps.at, steps.attempt, steps.first)
     )
-    book = _Book(_pieces(outages, held[-1][1] if held else 0.0))
+    ledger = _TimeLedger(_recovery_pieces(outages, held[-1][1] if held else 0.0))
     at = 0
     for number, (since, until) in enumerate(held):
         begin = at
         while at < len(ordered) and (ordered[at].at <= until or number == len(held) - 1):
             at += 1
         over = ended or number < len(held) - 1
-        book.enter(_us(since), _us(until), ordered[begin:at], history, over=over)
-    held_us = sum(book.spent.values())
+        ledger.add_interval(_us(since), _us(until), ordered[begin:at], history, over=over)
+    held_us = sum(ledger.spent.values())
     return Goodput(
         held_s=held_us / 1e6,
-        by_kind_s={kind: us / 1e6 for kind, us in book.spent.items()},
-        steps=book.steps,
-        steps_replayed=book.replayed,
-        lost_s={incident: us / 1e6 for incident, us in book.lost.items()},
+        by_kind_s={kind: us / 1e6 for kind, us in ledger.spent.items()},
+        steps=ledger.steps,
+        steps_replayed=ledger.replayed,
+        lost_s={incident: us / 1e6 for incident, us in ledger.lost.items()},
         spans=tuple(
-            Span(kind, since / 1e6, until / 1e6, incident)
-            for kind, since, until, incident in book.spans
+            TimeSpan(kind, since / 1e6, until / 1e6, incident)
+            for kind, since, until, incident in ledger.spans
         ),
     )
 
 
-def _stretch(row: Row | Stretch) -> Stretch:
-    if isinstance(row, Stretch):
+def _as_range(row: CommittedStep | StepRange) -> StepRange:
+    if isinstance(row, StepRange):
         return row
     since = row.at - row.step_time_s
-    return Stretch(row.attempt, row.step, row.step, since, row.at, row.step_time_s, 1)
+    return StepRange(row.attempt, row.step, row.step, since, row.at, row.step_time_s, 1)
 
 
-Piece = tuple[int, int, str, int | None]
-"""Start, end, phase, incident."""
+RecoveryPiece = tuple[int, int, str, int | None]
+"""Start, end, kind of time, incident; times in microseconds."""
 
 
-class _Book:
-    """Gives each microsecond to one kind. `pieces`: of recoveries, in order, none overlapping."""
+class _TimeLedger:
+    """Assigns each microsecond to one kind. `pieces`: of recoveries, in order, not overlapping."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        self._pieces = pieces
+    def __init__(self, pieces: Sequence[RecoveryPiece]) -> None:
+        self._recovery_pieces = pieces
         self._next = 0
-        self.spent: dict[str, int] = {kind.value: 0 for kind in Kind}
+        self.spent: dict[str, int] = {kind.value: 0 for kind in TimeKind}
         self.lost: dict[int | None, int] = {}
         self.steps = 0
         self.replayed = 0
         self.spans: list[tuple[str, int, int, int | None]] = []
         self._at = 0
 
-    def enter(
-        self, since: int, until: int, rows: Sequence[Stretch], history: History, *, over: bool
+    def add_interval(
+        self, since: int, until: int, rows: Sequence[StepRange], history: History, *, over: bool
     ) -> None:
-        """Some time with resources, and the steps that ended in it."""
+        """Add an interval with resources, and the steps that ended in it."""
         cursor, before = since, None
         self._at = since
         for row in rows:
@@ -191,77 +195,81 @@ class _Book:
             idle = max(0, (_us(row.at) - _us(row.since)) - _us(row.busy_s))
             idle = min(idle, end - start) if row.steps > 1 else 0
             if before == row.attempt:
-                self._spend(Kind.BETWEEN_STEPS, start - cursor)
+                self._assign(TimeKind.BETWEEN_STEPS, start - cursor)
             else:
-                first = Kind.STARTING if before is None else Kind.DETECTION
-                self._gap(cursor, start, first, Kind.RECOVERING)
-            self._spend(Kind.BETWEEN_STEPS, idle)
+                first = TimeKind.STARTING if before is None else TimeKind.DETECTION
+                self._gap(cursor, start, first, TimeKind.RECOVERING)
+            self._assign(TimeKind.BETWEEN_STEPS, idle)
             if history.keeps(row.attempt, row.last):
-                self._spend(Kind.PRODUCTIVE, end - start - idle)
+                self._assign(TimeKind.PRODUCTIVE, end - start - idle)
                 self.steps += row.steps
             else:
-                taken_back_by = history.taken_back_by(row.attempt, row.last)
-                self._spend(Kind.REPLAYED, end - start - idle, taken_back_by)
+                discarded_by = history.discarded_by(row.attempt, row.last)
+                self._assign(TimeKind.REPLAYED, end - start - idle, discarded_by)
                 self.replayed += row.steps
             cursor, before = end, row.attempt
         if before is None:
-            self._gap(cursor, until, Kind.STARTING, Kind.STARTING)
+            self._gap(cursor, until, TimeKind.STARTING, TimeKind.STARTING)
         else:
-            rest = Kind.FINISHING if over else Kind.BETWEEN_STEPS
-            self._gap(cursor, until, rest, Kind.RECOVERING if not over else rest)
+            rest = TimeKind.FINISHING if over else TimeKind.BETWEEN_STEPS
+            self._gap(cursor, until, rest, TimeKind.RECOVERING if not over else rest)
 
-    def _gap(self, since: int, until: int, before: Kind, after: Kind) -> None:
-        """Time without steps: as the recoveries in it tell; `before` the first, `after` others.
-        What is lost before the first one, its fault had cost already."""
+    def _gap(self, since: int, until: int, before: TimeKind, after: TimeKind) -> None:
+        """Assign time without steps: to the recoveries within it, to kind `before` ahead of the
+        first recovery, and to kind `after` behind each. Time lost ahead of the first recovery is
+        attributed to that recovery's incident."""
         cursor, kind, incident = since, before, None
-        while self._next < len(self._pieces) and self._pieces[self._next][1] <= cursor:
+        while (
+            self._next < len(self._recovery_pieces)
+            and self._recovery_pieces[self._next][1] <= cursor
+        ):
             self._next += 1
         at = self._next
-        while at < len(self._pieces) and self._pieces[at][0] < until:
-            start, end, phase, of = self._pieces[at]
+        while at < len(self._recovery_pieces) and self._recovery_pieces[at][0] < until:
+            start, end, phase, of = self._recovery_pieces[at]
             start, end = max(start, cursor), min(end, until)
             if at == self._next:
                 incident = of
-                if start > cursor and kind is not Kind.STARTING:
-                    kind = Kind.DETECTION
-            self._spend(kind, start - cursor, incident)
-            self._spend(phase, end - start, of)
+                if start > cursor and kind is not TimeKind.STARTING:
+                    kind = TimeKind.DETECTION
+            self._assign(kind, start - cursor, incident)
+            self._assign(phase, end - start, of)
             cursor, kind, incident, at = max(end, cursor), after, of, at + 1
-        self._spend(kind, until - cursor, incident)
+        self._assign(kind, until - cursor, incident)
 
-    def _spend(self, kind: str, microseconds: int, incident: int | None = None) -> None:
-        """`incident`: to which it is put down, if it is lost."""
+    def _assign(self, kind: str, microseconds: int, incident: int | None = None) -> None:
+        """`incident`: the time is attributed to it, if its kind is lost."""
         if microseconds <= 0:
             return
         self.spent[str(kind)] = self.spent.get(str(kind), 0) + microseconds
         if is_lost(kind):
             self.lost[incident] = self.lost.get(incident, 0) + microseconds
-        self._note(str(kind), microseconds, incident)
+        self._append_span(str(kind), microseconds, incident)
 
-    def _note(self, kind: str, microseconds: int, incident: int | None) -> None:
-        """The spans in their order. What lies between two steps belongs to the steps around it."""
+    def _append_span(self, kind: str, microseconds: int, incident: int | None) -> None:
+        """Keeps the spans in order. Time between two steps joins the span of those steps."""
         since, self._at = self._at, self._at + microseconds
         last = self.spans[-1] if self.spans else None
         together = last is not None and last[2] == since
         if together and last is not None:
             same = last[0] == kind and last[3] == incident
-            if same or (kind == Kind.BETWEEN_STEPS and last[0] in _IN_STEPS):
+            if same or (kind == TimeKind.BETWEEN_STEPS and last[0] in _IN_STEPS):
                 self.spans[-1] = (last[0], last[1], self._at, last[3])
                 return
-            if last[0] == Kind.BETWEEN_STEPS and kind in _IN_STEPS:
+            if last[0] == TimeKind.BETWEEN_STEPS and kind in _IN_STEPS:
                 self.spans[-1] = (kind, last[1], self._at, incident)
                 return
         self.spans.append((kind, since, self._at, incident))
 
 
-_IN_STEPS = (Kind.PRODUCTIVE, Kind.REPLAYED)
+_IN_STEPS = (TimeKind.PRODUCTIVE, TimeKind.REPLAYED)
 
 
 class History:
-    """Which steps are part of history, and why others are not."""
+    """Decides which steps are part of history, and which incident discarded the others."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self._runs = sorted(runs, key=lambda one: one.attempt)
+    def __init__(self, runs: Sequence[AttemptRun]) -> None:
+        self._runs = sorted(runs, key=lambda run: run.attempt)
         self._floors: dict[int, int] = {}
         lowest: int | None = None
         for run in reversed(self._runs):
@@ -270,29 +278,30 @@ class History:
             lowest = run.restored_step if lowest is None else min(lowest, run.restored_step)
 
     def keeps(self, attempt: int, step: int) -> bool:
-        """Whether no later attempt has started before that step."""
+        """Whether the step is part of history: no later attempt started before it."""
         return step <= self._floors.get(attempt, step)
 
-    def taken_back_by(self, attempt: int, step: int) -> int | None:
-        """The incident of the first attempt that started before a step that is not kept."""
+    def discarded_by(self, attempt: int, step: int) -> int | None:
+        """The incident of the first later attempt that started before a discarded step."""
         run = self._first_before(attempt, step)
         return run.incident if run is not None else None
 
-    def is_one(self, attempt: int, first: int, last: int) -> bool:
-        """Whether the same became of all steps from `first` to `last` of an attempt."""
+    def has_one_fate(self, attempt: int, first: int, last: int) -> bool:
+        """Whether all steps from `first` to `last` of an attempt were kept, or were discarded by
+        the same later attempt."""
         return self._first_before(attempt, first) == self._first_before(attempt, last)
 
-    def _first_before(self, attempt: int, step: int) -> Run | None:
-        """The first later attempt that started before the step."""
+    def _first_before(self, attempt: int, step: int) -> AttemptRun | None:
+        """The first later attempt that started before the step, if any."""
         later = (run for run in self._runs if run.attempt > attempt and run.restored_step < step)
         return next(later, None)
 
 
-def _pieces(outages: Sequence[Outage], now: float) -> list[Piece]:
-    """The phases of each recovery one after the other, and what is left of it."""
-    pieces: list[Piece] = []
+def _recovery_pieces(outages: Sequence[Outage], now: float) -> list[RecoveryPiece]:
+    """The phases of each recovery one after the other, then the rest of that recovery."""
+    pieces: list[RecoveryPiece] = []
     cursor = 0
-    for outage in sorted(outages, key=lambda one: one.signalled_at):
+    for outage in sorted(outages, key=lambda outage: outage.signalled_at):
         start = max(_us(outage.signalled_at), cursor)
         end = max(start, _us(outage.closed_at if outage.closed_at is not None else now))
         cursor = start
@@ -304,7 +313,7 @@ def _pieces(outages: Sequence[Outage], now: float) -> list[Piece]:
                 pieces.append((cursor, upto, f"{RECOVERY}{phase}", outage.incident))
             cursor = upto
         if end > cursor:
-            pieces.append((cursor, end, Kind.RECOVERING.value, outage.incident))
+            pieces.append((cursor, end, TimeKind.RECOVERING.value, outage.incident))
         cursor = end
     return pieces
 

@@ -1,14 +1,14 @@
-"""What a call on jobs may raise, beside InvalidSpec; each with a stable code."""
+"""The errors that calls of the services raise, besides InvalidSpec; each has a stable code."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast_workers.spec import Fault
+from holdfast_workers.spec import SpecFault
 
 
 class JobError(Exception):
-    """Root of what a call on jobs may raise, beside InvalidSpec."""
+    """Root of the services' errors, besides InvalidSpec."""
 
     code = "job_error"
 
@@ -18,13 +18,13 @@ class JobNotFound(JobError):
 
 
 class JobEnded(JobError):
-    """The job has ended; what was asked can no longer be done."""
+    """The job has ended, so that the command cannot be carried out."""
 
     code = "job_ended"
 
 
 class IdempotencyConflict(JobError):
-    """The key was used before, with another document."""
+    """The idempotency key was used before with another document."""
 
     code = "idempotency_conflict"
 
@@ -34,19 +34,19 @@ class InvalidKey(JobError):
 
 
 class InjectionDisabled(JobError):
-    """The server injects no faults into jobs."""
+    """Fault injection is disabled on this server."""
 
     code = "injection_disabled"
 
 
 class InvalidFault(JobError):
-    """The fault that was asked for is impossible; `faults` says everything that is wrong."""
+    """The requested fault is invalid; `faults` lists all problems."""
 
     code = "invalid_fault"
 
-    def __init__(self, faults: Sequence[Fault]) -> None:
-        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
-        super().__init__(f"the request has {count}")
+    def __init__(self, faults: Sequence[SpecFault]) -> None:
+        count = "1 problem" if len(faults) == 1 else f"{len(faults)} problems"
+        super().__init__(f"the requested fault is invalid: {count}")
         self.faults = faults
 
 
@@ -59,24 +59,24 @@ class UnknownMetric(JobError):
 
 
 class SpecUnreadable(JobError):
-    """What is stored of the job's spec is another version's, and this one cannot read it."""
+    """The job's stored spec was written by another version, and this version cannot read it."""
 
     code = "spec_unreadable"
 
 
 class NodeNotFound(JobError):
-    """No node of this name was ever seen, or the name's beginning fits several."""
+    """No node with this name was ever seen, or the prefix matches several nodes."""
 
     code = "node_not_found"
 
 
 class InvalidTime(JobError):
-    """A time that is over already."""
+    """The given time is in the past."""
 
     code = "invalid_time"
 
 
 class InvalidRegex(JobError):
-    """A regular expression that cannot be read, or is too large."""
+    """The regular expression is malformed or too large."""
 
     code = "invalid_regex"

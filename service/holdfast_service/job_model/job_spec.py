@@ -1,7 +1,7 @@
-"""A job spec as a user writes it: a training run, and what only the control plane knows of it.
+"""The job spec as users write it: the training run, and the settings of the control plane for it.
 
-:func:`parse` is the one door: what it returns can be started, and what it refuses it refuses
-with every fault at its path at once, before anything has been written or started.
+:func:`parse` is the only entry: a spec that it returns can be started. A document that it refuses
+is refused with all faults and their paths, before anything is written or started.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from holdfast_service.job_model.spec_document import validated
+from holdfast_service.job_model.spec_document import validate_document
 from holdfast_service.job_model.supervisor_protocol import Capacity
 from holdfast_workers import spec as training_spec
 from holdfast_workers.checkpoint.storage import uri_fault
 from holdfast_workers.protocol.messages import InitPart
 from holdfast_workers.spec import (
     BUILT_IN_RECIPES,
-    Fault,
     NonNegative,
     Positive,
     Section,
+    SpecFault,
     TrainingSpec,
 )
 
@@ -35,37 +35,54 @@ _MODULE_ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A
 
 
 class ResourcesSpec(Section):
-    cpus_per_worker: Annotated[float, Field(gt=0)] = 0.5
-    gpus_per_worker: Annotated[float, Field(ge=0)] = 0
-    workers_per_node: Positive = 1
+    """The resources that the job's workers reserve on the cluster."""
+
+    cpus_per_worker: Annotated[float, Field(gt=0)] = Field(
+        default=0.5, description="CPUs that each worker reserves"
+    )
+    gpus_per_worker: Annotated[float, Field(ge=0)] = Field(
+        default=0, description="GPUs that each worker reserves"
+    )
+    workers_per_node: Positive = Field(default=1, description="ranks that run on each node")
     standby_nodes: NonNegative = Field(
-        default=0, description="nodes' worth of warm workers beside those that train"
+        default=0, description="additional nodes with warm workers, which replace failed nodes"
     )
 
 
 class RecoverySpec(Section):
+    """The limits and deadlines of recovery."""
+
     max_failures: NonNegative = Field(
-        default=20, description="attempts that may fail per window, preemptions apart"
+        default=20,
+        description="failed attempts allowed within `window_s`, not counting preemptions",
     )
-    max_preemptions: NonNegative = Field(default=100, description="the same of preemptions")
+    max_preemptions: NonNegative = Field(
+        default=100, description="preempted attempts allowed within `window_s`"
+    )
     max_without_progress: NonNegative = Field(
-        default=5, description="attempts in a row that may fail without a new step"
+        default=5, description="failed attempts in a row allowed without a new step"
     )
-    window_s: Annotated[float, Field(gt=0)] = 3600
-    wait_for_replacement_s: Annotated[float, Field(ge=0)] = 60
+    window_s: Annotated[float, Field(gt=0)] = Field(
+        default=3600, description="length of the window in which failed attempts are counted"
+    )
+    wait_for_replacement_s: Annotated[float, Field(ge=0)] = Field(
+        default=60,
+        description="longest wait for free nodes for all ranks; after it the job fails",
+    )
     heartbeat_timeout_s: Annotated[float, Field(ge=0.2, le=600)] = Field(
-        default=2, description="an agent silent for so long is lost to its supervisor"
+        default=2,
+        description="a supervisor declares an agent lost after this long without a message",
     )
     lease_s: Annotated[float, Field(ge=0, le=86400)] = Field(
         default=10,
-        description="how long ranks may step on after their supervisor's process has ended, until "
-        "another hears them; 0: for ever, and ranks that nobody can reach are then never replaced "
-        "without proof",
+        description="how long ranks may continue with steps after their supervisor's process has "
+        "ended, until a new supervisor reaches them; 0: without limit, and unreachable ranks are "
+        "then replaced only with proof that they have ended",
     )
 
 
 class InitFromSpec(Section):
-    """The state that a job begins with, instead of its seed's."""
+    """The checkpoint that a job starts from, instead of a random state from its seed."""
 
     model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
 
@@ -73,21 +90,23 @@ class InitFromSpec(Section):
         alias="from",
         min_length=1,
         max_length=1000,
-        description="`JOB` or `JOB/STEP`, a job by its id, or the newest of a name; or the URI of "
-        "a checkpoint's folder; `dcp:/path` for one that stock torch wrote",
+        description="`JOB` or `JOB/STEP`, with a job's id or name (of several the newest); or "
+        "the URI of a checkpoint's folder; `dcp:/path` for a checkpoint that "
+        "torch.distributed.checkpoint wrote",
     )
     what: InitPart | None = Field(
         default=None,
-        description="null: everything, if the other run has the same recipe and model; else model",
+        description="the part of the checkpoint to load; null: everything, if the other run has "
+        "the same recipe and model, else the model",
     )
 
 
-def _short_form(given: object) -> object:
-    return {"from": given} if isinstance(given, str) else given
+def _expand_short_form(value: object) -> object:
+    return {"from": value} if isinstance(value, str) else value
 
 
 InitFrom = Annotated[
-    InitFromSpec, BeforeValidator(_short_form, json_schema_input_type=str | InitFromSpec)
+    InitFromSpec, BeforeValidator(_expand_short_form, json_schema_input_type=str | InitFromSpec)
 ]
 
 
@@ -96,28 +115,33 @@ LabelText = Annotated[str, Field(max_length=64)]
 
 
 class JobSpec(TrainingSpec):
-    """The whole document, sections flat, as in the examples."""
+    """The whole document; its sections are top-level keys, as in the examples."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
+        description="name of the job; several jobs may have the same name",
+    )
     labels: dict[LabelName, LabelText] = Field(
         default_factory=dict,
         max_length=16,
-        description="words of your own; lists show `owner` and can be asked for it",
+        description="labels of your choice; lists show the label `owner` and can filter by it",
     )
     code: str | None = Field(
         default=None,
         pattern=r"^sha256:[0-9a-f]{64}$",
-        description="the folder that `function` or a recipe of one's own is imported from, as "
-        "`POST /api/v1/code` named it; the command line and the client take a path and send it",
+        description="the code folder from which `function` or a recipe of your own is imported, by "
+        "the id that `POST /api/v1/code` returned; the command line and the Python client accept a "
+        "local path here and upload it",
     )
     init_from: InitFrom | None = Field(
-        default=None, description="another run's checkpoint; short for its key `from`"
+        default=None,
+        description="the checkpoint to start from; a string is short for the key `from`",
     )
     resources: ResourcesSpec = ResourcesSpec()
     recovery: RecoverySpec = RecoverySpec()
 
     def training(self) -> TrainingSpec:
-        """The part that the data plane needs."""
+        """The part of the spec that the workers need."""
         return TrainingSpec(**{key: getattr(self, key) for key in TrainingSpec.model_fields})
 
     @property
@@ -126,12 +150,12 @@ class JobSpec(TrainingSpec):
 
     @property
     def nodes(self) -> int:
-        """Nodes it wants to hold at the same time, standbys included."""
+        """Nodes that the job reserves, including standby nodes."""
         return self.training_nodes + self.resources.standby_nodes
 
     @property
     def node_cpus(self) -> float:
-        """CPUs of one node's bundle."""
+        """CPUs in the bundle of each node."""
         return self.resources.workers_per_node * self.resources.cpus_per_worker
 
     @property
@@ -140,9 +164,9 @@ class JobSpec(TrainingSpec):
 
 
 class InvalidSpec(Exception):
-    """The document cannot be run as it stands; `faults` says everything that is wrong."""
+    """The document is not a valid spec; `faults` lists all problems."""
 
-    def __init__(self, faults: list[Fault]) -> None:
+    def __init__(self, faults: list[SpecFault]) -> None:
         super().__init__("; ".join(f"{fault.path or 'spec'}: {fault.message}" for fault in faults))
         self.faults = faults
 
@@ -150,16 +174,16 @@ class InvalidSpec(Exception):
 def parse(
     document: Mapping[str, Any], capacity: Capacity | None, *, check_paths: bool = True
 ) -> JobSpec:
-    """The spec that `document` describes, or :class:`InvalidSpec` with all its faults.
+    """The spec that `document` describes. Raises :class:`InvalidSpec` with all faults.
 
-    `capacity` None means that the cluster cannot be asked at present: a spec too large for it is
-    then accepted, and waits in the queue with a named reason.
+    `capacity` None: the cluster does not answer at present. A spec that is too large for it is then
+    accepted, and waits in the queue with a named reason.
     """
-    reading = validated(JobSpec, document, stand_ins={"name": "unnamed"})
+    reading = validate_document(JobSpec, document, stand_ins={"name": "unnamed"})
     spec, faults = reading.spec, list(reading.faults)
     if spec is not None:
         relations = [
-            *training_spec.faults(spec),
+            *training_spec.find_faults(spec),
             *_recipe_faults(spec),
             *(_source_faults(spec) if check_paths else ()),
             *_checkpoint_faults(spec),
@@ -167,17 +191,17 @@ def parse(
             *_lease_faults(spec),
             *(_capacity_faults(spec, capacity) if capacity else ()),
         ]
-        # What would follow from a default that the user did not choose is no fault of theirs.
-        faults += [fault for fault in relations if not _reads(fault, reading.defaulted)]
+        # A relation with a default that replaced an invalid field is not a fault of the user.
+        faults += [fault for fault in relations if not _depends_on(fault, reading.defaulted)]
     if spec is None or faults:
         raise InvalidSpec(faults)
     return spec
 
 
-def _reads(fault: Fault, paths: Iterable[str]) -> bool:
-    """Whether `fault` follows from a field (or a section) at one of `paths`.
+def _depends_on(fault: SpecFault, paths: Iterable[str]) -> bool:
+    """Whether `fault` depends on a field (or a section) at one of `paths`.
 
-    A fault between fields names all of them in its message.
+    The message of a fault between fields names all of those fields.
     """
     for path in paths:
         if fault.path == path or fault.path.startswith(f"{path}."):
@@ -187,33 +211,33 @@ def _reads(fault: Fault, paths: Iterable[str]) -> bool:
     return False
 
 
-def _recipe_faults(spec: JobSpec) -> list[Fault]:
+def _recipe_faults(spec: JobSpec) -> list[SpecFault]:
     if spec.function is not None:
         return _function_faults(spec)
     if spec.recipe in BUILT_IN_RECIPES or _MODULE_ATTRIBUTE.fullmatch(spec.recipe):
         return []
     known = ", ".join(BUILT_IN_RECIPES)
     return [
-        Fault(
+        SpecFault(
             path="recipe",
             message=f"there is no recipe {spec.recipe!r}: use one of {known}, "
-            "or a program of yours as package.module:attribute",
+            "or your own recipe as package.module:attribute",
         )
     ]
 
 
-def _function_faults(spec: JobSpec) -> list[Fault]:
+def _function_faults(spec: JobSpec) -> list[SpecFault]:
     found = []
     if not _MODULE_ATTRIBUTE.fullmatch(str(spec.function)):
-        message = f"{spec.function!r} is no function: write package.module:name"
-        found.append(Fault(path="function", message=message))
+        message = f"{spec.function!r} is not a function reference: write package.module:name"
+        found.append(SpecFault(path="function", message=message))
     if spec.recipe != "pretrain":
-        message = "a job has a recipe or a function: leave one of them out"
-        found.append(Fault(path="recipe", message=message))
+        message = "a job has either a recipe or a function: remove one of them"
+        found.append(SpecFault(path="recipe", message=message))
     return found
 
 
-def _source_faults(spec: JobSpec) -> list[Fault]:
+def _source_faults(spec: JobSpec) -> list[SpecFault]:
     if spec.function is not None:
         return []
     source = spec.data.source
@@ -223,7 +247,7 @@ def _source_faults(spec: JobSpec) -> list[Fault]:
     if source and (Path(source).exists() or any(glob.iglob(source, recursive=True))):  # noqa: PTH207
         return []
     return [
-        Fault(
+        SpecFault(
             path="data.source",
             message=f"{source!r} does not exist: give the path or glob of text files that every "
             f"node can read, or {_BUNDLED_SOURCES[0]!r}",
@@ -231,18 +255,18 @@ def _source_faults(spec: JobSpec) -> list[Fault]:
     ]
 
 
-def _checkpoint_faults(spec: JobSpec) -> list[Fault]:
+def _checkpoint_faults(spec: JobSpec) -> list[SpecFault]:
     remote = spec.checkpoint.remote
-    found: list[Fault] = []
+    found: list[SpecFault] = []
     problem = uri_fault(remote.uri) if remote.uri is not None else None
     if problem is not None:
-        message = f"{remote.uri!r} is no storage: {problem}"
-        found.append(Fault(path="checkpoint.remote.uri", message=message))
+        message = f"{remote.uri!r} cannot be used as storage: {problem}"
+        found.append(SpecFault(path="checkpoint.remote.uri", message=message))
     if not (remote.uri or "").startswith("s3://"):
         found += [
-            Fault(
+            SpecFault(
                 path=f"checkpoint.remote.{name}",
-                message=f"{name} says how to reach a bucket: give a uri s3://bucket/prefix with it",
+                message=f"{name} needs a bucket: set uri to s3://bucket/prefix, or remove {name}",
             )
             for name in ("endpoint", "region", "secret")
             if getattr(remote, name) is not None
@@ -250,96 +274,98 @@ def _checkpoint_faults(spec: JobSpec) -> list[Fault]:
     if remote.endpoint is not None:
         parts = urlsplit(remote.endpoint)
         if parts.scheme not in ("http", "https") or not parts.netloc:
-            message = f"{remote.endpoint!r} is no URL: write https://host or http://host:port"
-            found.append(Fault(path="checkpoint.remote.endpoint", message=message))
+            message = f"{remote.endpoint!r} is not a URL: write https://host or http://host:port"
+            found.append(SpecFault(path="checkpoint.remote.endpoint", message=message))
         elif parts.username is not None:
-            message = "an endpoint bears no credentials: name a secret"
-            found.append(Fault(path="checkpoint.remote.endpoint", message=message))
+            message = "an endpoint must not contain credentials: set secret instead"
+            found.append(SpecFault(path="checkpoint.remote.endpoint", message=message))
     return found
 
 
-def _resource_faults(spec: JobSpec) -> list[Fault]:
-    found: list[Fault] = []
+def _resource_faults(spec: JobSpec) -> list[SpecFault]:
+    found: list[SpecFault] = []
     world, per_node = spec.parallel.world_size, spec.resources.workers_per_node
     gpus = spec.resources.gpus_per_worker
     if per_node > world:
         found.append(
-            Fault(
+            SpecFault(
                 path="resources.workers_per_node",
                 message=f"workers_per_node {per_node} exceeds the world of {world} "
-                f"({spec.parallel.words})",
+                f"({spec.parallel.product})",
             )
         )
     elif world % per_node:
         found.append(
-            Fault(
+            SpecFault(
                 path="resources.workers_per_node",
-                message=f"the world of {world} ({spec.parallel.words}) is not a multiple of "
+                message=f"the world of {world} ({spec.parallel.product}) is not a multiple of "
                 f"workers_per_node {per_node}",
             )
         )
     if gpus > 1 and gpus != int(gpus):
         found.append(
-            Fault(
+            SpecFault(
                 path="resources.gpus_per_worker",
-                message=f"gpus_per_worker {gpus} must be whole above 1",
+                message=f"gpus_per_worker {gpus} must be a whole number if it is above 1",
             )
         )
     return found
 
 
-def _lease_faults(spec: JobSpec) -> list[Fault]:
-    """The end of a supervisor must not cost more than its silence would."""
+def _lease_faults(spec: JobSpec) -> list[SpecFault]:
+    """After a supervisor's end, ranks must not stop sooner than after its silence."""
     lease_s, timeout_s = spec.recovery.lease_s, spec.recovery.heartbeat_timeout_s
     if not 0 < lease_s < timeout_s:
         return []
     return [
-        Fault(
+        SpecFault(
             path="recovery.lease_s",
             message=f"lease_s {_g(lease_s)} is shorter than heartbeat_timeout_s {_g(timeout_s)}: "
-            "ranks would hold sooner after their supervisor's end than after its silence; make it "
+            "ranks would stop sooner after their supervisor's end than after its silence; make it "
             "at least as long, or 0 for no lease",
         )
     ]
 
 
-def _capacity_faults(spec: JobSpec, capacity: Capacity) -> list[Fault]:
-    """What a cluster that cannot grow could never hold."""
+def _capacity_faults(spec: JobSpec, capacity: Capacity) -> list[SpecFault]:
+    """The faults of a spec that is too large for a cluster that cannot grow."""
     if capacity.can_grow:
         return []
     cpus, gpus = spec.node_cpus, spec.node_gpus
-    found: list[Fault] = []
+    found: list[SpecFault] = []
     if not any(node.cpus >= cpus for node in capacity.nodes):
-        most = max((node.cpus for node in capacity.nodes), default=0)
+        largest = max((node.cpus for node in capacity.nodes), default=0)
         found.append(
-            Fault(
+            SpecFault(
                 path="resources.cpus_per_worker",
                 message=f"{spec.resources.workers_per_node} workers of {_g(cpus)} CPUs together "
-                f"fit on no node: the largest has {_g(most)} (workers_per_node, cpus_per_worker)",
+                f"do not fit on any node: the largest has {_g(largest)} "
+                "(workers_per_node, cpus_per_worker)",
             )
         )
     if gpus and not any(node.gpus >= gpus for node in capacity.nodes):
-        most = max((node.gpus for node in capacity.nodes), default=0)
+        largest = max((node.gpus for node in capacity.nodes), default=0)
         found.append(
-            Fault(
+            SpecFault(
                 path="resources.gpus_per_worker",
                 message=f"{spec.resources.workers_per_node} workers of {_g(gpus)} GPUs together "
-                f"fit on no node: the largest has {_g(most)} (workers_per_node, gpus_per_worker)",
+                f"do not fit on any node: the largest has {_g(largest)} "
+                "(workers_per_node, gpus_per_worker)",
             )
         )
     if found:
         return found
-    able = sum(node.cpus >= cpus and node.gpus >= gpus for node in capacity.nodes)
-    if able >= spec.nodes:
+    fitting = sum(node.cpus >= cpus and node.gpus >= gpus for node in capacity.nodes)
+    if fitting >= spec.nodes:
         return []
     standby = spec.resources.standby_nodes
     return [
-        Fault(
-            # The part that alone is too much; if only both together are, fewer standbys help.
-            path="resources.standby_nodes" if able >= spec.training_nodes else "parallel",
+        SpecFault(
+            # If the training nodes fit without the standbys, fewer standbys help.
+            path="resources.standby_nodes" if fitting >= spec.training_nodes else "parallel",
             message=f"needs {spec.nodes} nodes of {_g(cpus)} CPUs and {_g(gpus)} GPUs "
             f"({spec.training_nodes} that train, standby_nodes {standby}), and the cluster, "
-            f"which cannot grow, has {able}",
+            f"which cannot grow, has {fitting}",
         )
     ]
 

@@ -1,8 +1,8 @@
-"""The life of a job: its states, what the user may want, and the one table of legal transitions.
+"""The lifecycle of a job: its states, the states users can request, and the table of transitions.
 
-Pure values. Whoever changes a job's state asks :func:`require` first, inside the transaction that
-writes the change; nothing else in the project knows which state may follow which. An ended job
-never changes again (P7), so a terminal state has no successor in the table.
+Pure values. Each change of a job's state calls :func:`require` first, inside the transaction that
+writes the change; no other module defines which state may follow which. An ended job never changes
+again (P7), so a terminal state has no successor in the table.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """What a supervisor says of its job; the reconciler maps it to the job's state."""
+    """The phase that a supervisor reports; the reconciler maps it to the job's state."""
 
     STARTING = "STARTING"  # placement, agents, first rendezvous
     RUNNING = "RUNNING"
     RECOVERING = "RECOVERING"
-    FINISHING = "FINISHING"  # last checkpoint under way
+    FINISHING = "FINISHING"  # the last checkpoint is being written
     ENDED = "ENDED"
 
 
 class State(StrEnum):
-    """What was observed of a job."""
+    """The observed state of a job."""
 
-    QUEUED = "QUEUED"  # accepted; nothing of it is on the cluster yet
-    STARTING = "STARTING"  # its supervisor was asked for; no step yet
+    QUEUED = "QUEUED"  # accepted; it has nothing on the cluster yet
+    STARTING = "STARTING"  # its supervisor was requested; no step yet
     RUNNING = "RUNNING"
     RECOVERING = "RECOVERING"  # between a fault and the first new step
     RESIZING = "RESIZING"
-    PAUSING = "PAUSING"  # makes and saves a last step, then leaves the cluster
-    PAUSED = "PAUSED"  # nothing of it is on the cluster; it goes on where it was saved
+    PAUSING = "PAUSING"  # computes and saves a last step, then leaves the cluster
+    PAUSED = "PAUSED"  # it has nothing on the cluster; it continues from its last checkpoint
     CANCELLING = "CANCELLING"  # the user cancelled; the workers may still be alive
     CANCELLED = "CANCELLED"
     SUCCEEDED = "SUCCEEDED"
@@ -46,7 +46,7 @@ class State(StrEnum):
 
 
 class Desired(StrEnum):
-    """What the user wants of a job."""
+    """The state that the user requested."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -65,9 +65,9 @@ ON_CLUSTER = frozenset(
     }
 )
 
-_NEVER: frozenset[State] = frozenset()
-# A supervisor may have ended its job before anybody looked again, so every state in which it
-# exists leads to every terminal state: what happened is recorded, also after a cancel came late.
+_NONE: frozenset[State] = frozenset()
+# A supervisor may end its job between two polls, so every state in which a supervisor exists leads
+# to every terminal state: the outcome is recorded as it happened, also if a cancel came too late.
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.QUEUED: frozenset({State.STARTING, State.PAUSED, State.CANCELLED, State.FAILED}),
     State.STARTING: frozenset(
@@ -82,26 +82,26 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.RESIZING: frozenset(
         {State.RUNNING, State.RECOVERING, State.PAUSING, State.CANCELLING} | TERMINAL
     ),
-    # Back to RUNNING where nothing of it could be saved: the work is worth more than the pause.
+    # Back to RUNNING where no checkpoint could be saved: the work is worth more than the pause.
     State.PAUSING: frozenset({State.PAUSED, State.RUNNING, State.CANCELLING} | TERMINAL),
     State.PAUSED: frozenset({State.QUEUED, State.CANCELLED}),
     State.CANCELLING: TERMINAL,
-    State.CANCELLED: _NEVER,
-    State.SUCCEEDED: _NEVER,
-    State.FAILED: _NEVER,
+    State.CANCELLED: _NONE,
+    State.SUCCEEDED: _NONE,
+    State.FAILED: _NONE,
 }
 
-_PHASE_MEANS: dict[Phase, State | None] = {
+_STATE_OF_PHASE: dict[Phase, State | None] = {
     Phase.STARTING: State.STARTING,
     Phase.RUNNING: State.RUNNING,
     Phase.RECOVERING: State.RECOVERING,
     Phase.FINISHING: State.RUNNING,
-    Phase.ENDED: None,  # the ENDED event carries the outcome; the phase alone says too little
+    Phase.ENDED: None,  # the ENDED event carries the outcome; the phase alone is not enough
 }
 
 
 class ForbiddenTransition(Exception):
-    """Somebody tried to move a job to a state that may not follow its present one."""
+    """A job cannot change from its present state to the requested one."""
 
     def __init__(self, old: State, new: State) -> None:
         super().__init__(f"a job that is {old} cannot become {new}")
@@ -119,14 +119,14 @@ def require(old: State, new: State) -> None:
         raise ForbiddenTransition(old, new)
 
 
-def observed(state: State, phase: Phase) -> State | None:
-    """The state a job in `state` moves to when its supervisor reports `phase`; None: stays.
+def state_after_report(state: State, phase: Phase) -> State | None:
+    """The state a job in `state` moves to when its supervisor reports `phase`; None: no change.
 
-    A phase that cannot follow is no error: a restarted supervisor says STARTING of a job long
-    since running, and a cancelled one reports RUNNING until the cancel has reached it. One that is
-    to pause does so too: only its supervisor's events lead out of that.
+    A phase that cannot follow is not an error: a restarted supervisor reports STARTING for a job
+    that has long been running, and the supervisor of a cancelled job reports RUNNING until it gets
+    the cancel. The same holds for a pausing job: only its supervisor's events end that state.
     """
-    meant = None if state is State.PAUSING else _PHASE_MEANS[phase]
-    if meant is None or meant == state or not may(state, meant):
+    new = None if state is State.PAUSING else _STATE_OF_PHASE[phase]
+    if new is None or new == state or not may(state, new):
         return None
-    return meant
+    return new

@@ -1,6 +1,6 @@
-"""Which log lines are wanted: by rank, attempt, time, level and regular expression. Pure.
+"""Filters log lines by rank, attempt, time, level and regular expression. Pure.
 
-Expressions run on RE2, whose time grows with the text alone: no expression can hang a server.
+Expressions run on RE2, whose run time is linear in the text: no expression can hang the server.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import re2
 
 from holdfast_service.job_model.job_errors import InvalidRegex
 
-LONGEST_REGEX = 500
-REGEX_BYTES = 1 << 20
-"""What a compiled expression may take."""
+MAX_REGEX_LENGTH = 500
+MAX_REGEX_MEMORY_BYTES = 1 << 20
+"""Memory limit of a compiled expression."""
 
 
 class LogLevel(StrEnum):
@@ -28,7 +28,7 @@ class LogLevel(StrEnum):
 
 
 _LEVELS = tuple(LogLevel)
-_WORDS = {
+_LEVEL_OF_WORD = {
     "DEBUG": LogLevel.DEBUG,
     "INFO": LogLevel.INFO,
     "WARN": LogLevel.WARNING,
@@ -37,7 +37,7 @@ _WORDS = {
     "CRITICAL": LogLevel.ERROR,
     "FATAL": LogLevel.ERROR,
 }
-_WORD = re.compile(r"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b", re.IGNORECASE)
+_LEVEL_WORD = re.compile(r"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b", re.IGNORECASE)
 _GLOG = re.compile(r"[DIWEF]\d{4} \d\d:\d\d:\d\d")
 _GLOG_LEVELS = {
     "D": LogLevel.DEBUG,
@@ -46,75 +46,76 @@ _GLOG_LEVELS = {
     "E": LogLevel.ERROR,
     "F": LogLevel.ERROR,
 }
-_RAISED = re.compile(r"Traceback \(most recent call last\)|[\w.]*(Error|Exception)\b(:|$)")
-_HEAD = 160
-"""Characters of a line in which its level stands, if it says one."""
+_EXCEPTION = re.compile(r"Traceback \(most recent call last\)|[\w.]*(Error|Exception)\b(:|$)")
+_HEAD_LENGTH = 160
+"""Number of leading characters of a line that are searched for its level."""
 
 
-def level_of(said: str) -> LogLevel | None:
-    """The level that a line names itself, or that of an exception; None: it says nothing of it."""
-    head = said[:_HEAD].lstrip()
+def level_of(text: str) -> LogLevel | None:
+    """The level that a log line states, or ERROR for an exception; None: the line has no level."""
+    head = text[:_HEAD_LENGTH].lstrip()
     if _GLOG.match(head):
         return _GLOG_LEVELS[head[0]]
-    if _RAISED.match(head):
+    if _EXCEPTION.match(head):
         return LogLevel.ERROR
-    found = _WORD.search(head)
-    if found is None or (found[0].islower() and not _labels(head, found)):
+    found = _LEVEL_WORD.search(head)
+    if found is None or (found[0].islower() and not _is_label(head, found)):
         return None
-    return _WORDS[found[0].upper()]
+    return _LEVEL_OF_WORD[found[0].upper()]
 
 
-def _labels(head: str, found: re.Match[str]) -> bool:
-    """Whether a word in small letters is a level rather than a part of what is said."""
+def _is_label(head: str, found: re.Match[str]) -> bool:
+    """Whether a lower-case word is the line's level, and not a word of its message."""
     following = head[found.end() : found.end() + 1]
     before = head[: found.start()]
     return following in (":", "]", "=") or before.endswith(("level=", "["))
 
 
-_NOT_BY_LINES = re.compile(r"\\[AzZQ]|\(\?\w*-")
-"""What means another thing in one line than in many, or could."""
+_LINE_SENSITIVE = re.compile(r"\\[AzZQ]|\(\?\w*-")
+"""Syntax that can match differently in a single line and in joined lines."""
 _ANCHORED = re.compile(r"[\^$]")
 
 
 @dataclass(frozen=True)
-class Expression:
-    """A compiled one; `_joined`: for lines that are joined by line feeds."""
+class LogPattern:
+    """A compiled regular expression. `_joined`: the variant for lines joined by line feeds."""
 
-    _one: Any
+    _single: Any
     _joined: Any = None
     _anywhere: bool = False
-    """Whether it means the same in the midst of other text, between two quotation marks."""
+    """Whether it matches the same within a longer text, as a JSON string inside a chunk."""
 
-    def search(self, said: str) -> bool:
-        return self._one.search(said) is not None
+    def search(self, text: str) -> bool:
+        return self._single.search(text) is not None
 
-    def may_be_in(self, lines: Sequence[str]) -> bool:
-        """False if it is certainly in none of them; found out at once for all, in a hundredth of
-        the time that each by itself takes."""
+    def may_match_any(self, lines: Sequence[str]) -> bool:
+        """False if it certainly matches none of the lines. Searches all lines at once, in a
+        hundredth of the time of a search line by line."""
         return self._joined is None or self._joined.search("\n".join(lines)) is not None
 
-    def may_be_stored(self, stored: str) -> bool:
-        """False if it is certainly in no line of `stored`, a chunk as JSON: found out without
-        making lines of it, which takes most of the time of a search."""
-        if not self._anywhere or "\\" in stored:  # a line may look otherwise there
+    def may_match_stored(self, stored: str) -> bool:
+        """False if it certainly matches no line of `stored`, a chunk as JSON. Does not parse the
+        chunk, which takes most of the time of a search."""
+        if not self._anywhere or "\\" in stored:  # escaped text differs from the line itself
             return True
-        return self._one.search(stored) is not None
+        return self._single.search(stored) is not None
 
 
 @dataclass(frozen=True)
 class LogFilter:
-    """What is None lets all through. `since`, `until`: Unix seconds; `level`: that or worse."""
+    """Conditions on log lines; None: no condition. `since`, `until`: Unix seconds; `level`: this
+    level or a more severe one."""
 
     rank: int | None = None
     attempt: int | None = None
     since: float | None = None
     until: float | None = None
     level: LogLevel | None = None
-    grep: Expression | None = None
+    grep: LogPattern | None = None
 
-    def lets_through(self, stored: list[Any]) -> bool:
-        """`stored`: a line as `series.store_logs` keeps it."""
-        at, rank, attempt, _, _, _, said = stored
+    def matches(self, stored: list[Any]) -> bool:
+        """Whether a line passes. `stored`: a line as `series.store_logs` stores it."""
+        at, rank, attempt, _, _, _, text = stored
         if self.rank is not None and rank != self.rank:
             return False
         if self.attempt is not None and attempt != self.attempt:
@@ -123,33 +124,37 @@ class LogFilter:
             return False
         if self.until is not None and at > self.until:
             return False
-        if self.level is not None and not self._loud(said):
+        if self.level is not None and not self._is_severe(text):
             return False
-        return self.grep is None or self.grep.search(said)
+        return self.grep is None or self.grep.search(text)
 
-    def _loud(self, said: str) -> bool:
+    def _is_severe(self, text: str) -> bool:
         assert self.level is not None
-        level = level_of(said)
+        level = level_of(text)
         return level is not None and _LEVELS.index(level) >= _LEVELS.index(self.level)
 
 
-def compiled(expression: str | None) -> Expression | None:
+def compile_pattern(expression: str | None) -> LogPattern | None:
     """A regular expression in RE2's syntax. Raises InvalidRegex."""
     if expression is None:
         return None
-    if len(expression) > LONGEST_REGEX:
-        raise InvalidRegex(f"the expression has more than {LONGEST_REGEX} characters")
+    if len(expression) > MAX_REGEX_LENGTH:
+        raise InvalidRegex(
+            f"the regular expression has more than {MAX_REGEX_LENGTH} characters: shorten it"
+        )
     options = re2.Options()
-    options.max_mem = REGEX_BYTES
+    options.max_mem = MAX_REGEX_MEMORY_BYTES
     options.log_errors = False
     try:
-        one = re2.compile(expression, options)
+        single = re2.compile(expression, options)
         joined = None
-        if not _NOT_BY_LINES.search(expression):
+        if not _LINE_SENSITIVE.search(expression):
             joined = re2.compile(f"(?m)(?:{expression})", options)
         plain = joined is not None and not _ANCHORED.search(expression.replace("[^", "["))
-        return Expression(one, joined, plain)
+        return LogPattern(single, joined, plain)
     except (re2.error, UnicodeError) as error:
         why = error.args[0] if error.args else error
         why = why.decode(errors="replace") if isinstance(why, bytes) else why
-        raise InvalidRegex(f"{expression[:80]!r} is no regular expression: {why}") from error
+        raise InvalidRegex(
+            f"{expression[:80]!r} is not a valid regular expression: {why}"
+        ) from error

@@ -1,4 +1,4 @@
-"""Orders of a list of jobs. Apart from the list's views: who names one loads nothing else."""
+"""The sort orders of the job list. Separate from the list's views, so that an import is cheap."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from enum import StrEnum
 class Sort(StrEnum):
     CREATED = "created"  # newest first
     NAME = "name"
-    STATE = "state"  # what needs looking at first: see listing.STATES
+    STATE = "state"  # jobs that need attention first: see listing.STATES
     GOODPUT = "goodput"  # worst first; jobs without one last

@@ -1,8 +1,8 @@
-"""What a supervisor tells the reconciler, and what the reconciler asks of the cluster.
+"""The protocol between supervisor and reconciler, and the reconciler's interface to the cluster.
 
-Events flow by pull: the supervisor keeps numbered events; the reconciler fetches those after the
-last number it has stored and writes them, with the rows they change, in one transaction. An
-event says everything that the tables need, so a replay from number 0 rebuilds them.
+The reconciler pulls events: the supervisor keeps numbered events; the reconciler fetches those
+after the last number it has stored and writes them, with the rows they change, in one transaction.
+An event carries everything that the tables need, so a replay from number 0 rebuilds them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
     "NodeCapacity",
     "Phase",
     "StopKind",
-    "Stopping",
+    "StopOrder",
     "SupervisorEvent",
     "SupervisorReport",
     "SupervisorUnavailable",
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class EventKind(StrEnum):
-    """`data` of each kind, all JSON:
+    """The kinds of events of a supervisor. `data` of each kind, all JSON:
 
     - PHASE: {phase}
     - ATTEMPT_FORMING: {attempt, mesh, world_size, members: [{rank, worker, agent, node_id, host,
@@ -49,28 +49,28 @@ class EventKind(StrEnum):
     - CHECKPOINT_SAVED: {step, attempt, tier: "remote", uri, nbytes, mesh, metrics}
     - CHECKPOINT_DELETED: {step, uri, why}
     - CHECKPOINT_BAD: {step, uri (of the remote tier, else ""), message, copy (in memory: {agent,
-      place, rank, attempt, step, incarnation}), corrupt ({attempt, step}: what attempts up to this
-      one computed from this step on, wherever it lies)}
-    - INITIALISED_FROM: {attempt, uri, step (that it goes on from), what}
+      place, rank, attempt, step, incarnation}), corrupt ({attempt, step}: every copy of what
+      attempts up to this attempt computed from this step on)}
+    - INITIALISED_FROM: {attempt, uri, step (from which it continues), what}
     - MEMORY_PLACED: {attempt, copies, partners: {rank: [agents]}, recoverable: {lost machines:
-      {probability, standard_error}}, unprotected: [in words]}
+      {probability, standard_error}}, unprotected: [text]}
     - CHECKPOINT_INTERVAL: {tier: memory|remote, every_steps, before, cost_s, mtbf_s, step_s, why}
     - STALLED: {attempt, step, finding, reason, accused, suspects, stacks}: ranks are in a phase for
-      longer than learned, and nothing is wrong as far as can be seen
+      longer than its learned limit, and no fault is visible
     - STRAGGLER: {rank, agent, node_id, host, factor, since_step, step, since (when), attempt,
-      state: slow|recovered|moved, why}: it computes `factor` times as long as its peers
+      state: slow|recovered|moved, why}: the rank needs `factor` times its peers' time
     - GUARD_TRIPPED: {attempt, kind, step, window, value, loss, grad_norm, middle, limit, ranks,
       layer, what, micro_batch, decision, why, skipped, back_to, ledger: [[first window, end]]};
-      null where it was not finite, or is not known
+      null where a value was not finite, or is unknown
     - WAITING: {resource, until}
     - STANDBY: {agent, state}
     - NODE_HEALTH: {agent, node_id, host, findings: [{probe, kind, level, what, where, code, lost}],
       measured: {device: GB/s of its memory}}
-    - NODE_DRAINING: {agent, node_id, host, ranks, deadline (or null)}: the cluster is about to take
-      the node away
+    - NODE_DRAINING: {agent, node_id, host, ranks, deadline (or null)}: the cluster is about to
+      remove the node
     - JOB_STOPPING: {wanted: cancel|pause, reason, deadline, step}: a last step is made and saved
-    - FAULT_FAILED: {agent, why}: an injected fault that could not be brought about
-    - STOP_UNDONE: {wanted, reason, step}: nothing was durable in time; the job goes on
+    - FAULT_FAILED: {agent, why}: an injected fault could not be carried out
+    - STOP_UNDONE: {wanted, reason, step}: no checkpoint was durable in time; training continues
     - ENDED: {outcome: SUCCEEDED|FAILED|CANCELLED|PAUSED, code, message, traceback, step,
       durable_step (of a job that was stopped: the newest in the remote tier, or null)}
     """
@@ -109,9 +109,9 @@ class StopKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Stopping:
-    """A job is to stop: with its last state in the remote tier, if that is there by `deadline`
-    (`time.time()`); a deadline that is over means at once."""
+class StopOrder:
+    """Order to stop a job after its last state is in the remote tier, or at `deadline`
+    (`time.time()`) without it. A deadline in the past means at once."""
 
     kind: StopKind
     reason: str
@@ -121,12 +121,14 @@ class Stopping:
         return {"wanted": self.kind.value, "reason": self.reason, "deadline": self.deadline}
 
     @classmethod
-    def from_data(cls, data: dict[str, Any]) -> Stopping:
+    def from_data(cls, data: dict[str, Any]) -> StopOrder:
         return cls(StopKind(data["wanted"]), data["reason"], data["deadline"])
 
 
 @dataclass(frozen=True)
 class SupervisorEvent:
+    """A numbered event."""
+
     seq: int  # per job, from 1, without gaps, also across restarts of the supervisor
     at: float
     kind: EventKind
@@ -135,7 +137,8 @@ class SupervisorEvent:
 
 @dataclass(frozen=True)
 class Cursors:
-    """How far the reconciler has stored; sent with each poll, and an acknowledgement of it."""
+    """The position up to which the reconciler has stored everything. Each poll sends it, which
+    acknowledges what came before."""
 
     event: int = 0
     row: tuple[int, int] = (0, 0)  # (attempt, step) of the last metric row
@@ -144,19 +147,23 @@ class Cursors:
 
 @dataclass(frozen=True)
 class SupervisorReport:
+    """The answer to a poll: everything after the cursors, up to a bound."""
+
     epoch: int
     phase: Phase
     step: int
     attempt: int
     events: tuple[SupervisorEvent, ...] = ()
-    rows: tuple[StepRow, ...] = ()  # (attempt, step) > cursors.row, ascending, bounded
+    rows: tuple[StepRow, ...] = ()  # (attempt, step) > cursors.row, ascending, bounded number
     digests: dict[int, str] = field(default_factory=dict)  # step -> digest, newly known
     logs: tuple[LogLine, ...] = ()
-    beats: tuple[Beat, ...] = ()  # how far each rank has come, ages as of now; () if not known
+    beats: tuple[Beat, ...] = ()  # the progress of each rank, ages as of now; () if unknown
 
 
 @dataclass(frozen=True)
 class NodeCapacity:
+    """The resources of one node, in use or not."""
+
     node_id: str
     host: str
     cpus: float
@@ -165,61 +172,67 @@ class NodeCapacity:
 
 @dataclass(frozen=True)
 class Capacity:
+    """The resources of the cluster. `can_grow`: it adds nodes on demand."""
+
     nodes: tuple[NodeCapacity, ...]
     can_grow: bool
-    set_aside: tuple[str, ...] = ()  # nodes beside these that are not to be used, and why
+    set_aside: tuple[str, ...] = ()  # further nodes that must not be used, and why
 
 
 @dataclass(frozen=True)
 class JobLaunch:
-    """All a supervisor needs, immutable for the life of the job."""
+    """The arguments of a supervisor; they do not change while it lives."""
 
     job_id: str
     name: str
     spec: dict[str, Any]  # the resolved JobSpec, as JSON
-    data_dir: str  # the job's own folder; remote tier's default lies in it
-    last_event: int = 0  # events already stored; the supervisor numbers on from here
-    last_attempt: int = 0  # attempts already known; numbers only grow
-    origin: dict[str, Any] | None = None  # what it begins with: {uri, step, what}; None: its seed
-    skipped: tuple[tuple[int, int], ...] = ()  # the ledger, as far as it is stored
-    avoid: dict[str, Avoided] = field(default_factory=dict)  # nodes set aside, as it begins
-    package: bytes | None = field(default=None, repr=False)  # what `spec.code` names: a zip file
+    data_dir: str  # the job's folder; the remote tier is in it by default
+    last_event: int = 0  # number of events already stored; the supervisor continues from it
+    last_attempt: int = 0  # number of the last known attempt; numbers only grow
+    origin: dict[str, Any] | None = (
+        None  # initial checkpoint: {uri, step, what}; None: random from the seed
+    )
+    skipped: tuple[tuple[int, int], ...] = ()  # the ledger of skipped windows, as stored
+    avoid: dict[str, Avoided] = field(default_factory=dict)  # nodes that are set aside at the start
+    package: bytes | None = field(
+        default=None, repr=False
+    )  # the zip file that `spec.code` refers to
 
 
 class ClusterUnavailable(Exception):
-    """The cluster cannot be asked at present; try again later."""
+    """The cluster does not answer at present; try again later."""
 
 
 class SupervisorUnavailable(Exception):
-    """The job's supervisor cannot be reached at present (restarting, or never made)."""
+    """The job's supervisor does not answer at present (it restarts, or was never created)."""
 
 
 class Cluster(Protocol):
-    """All that the reconciler may ask of Ray. Every call has its own deadline."""
+    """The operations that the reconciler needs from Ray. Every call has its own deadline."""
 
     async def capacity(self) -> Capacity: ...
 
     async def ensure_supervisor(self, launch: JobLaunch) -> bool:
-        """Create the job's supervisor, or adopt the one of that name. True if it was created."""
+        """Create the job's supervisor, or adopt the existing one. True if it was created."""
         ...
 
     async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport: ...
 
-    async def stop(self, job_id: str, order: Stopping) -> None:
-        """Let the job stop; to say it again is harmless."""
+    async def stop(self, job_id: str, order: StopOrder) -> None:
+        """Send the order to the job's supervisor. Idempotent."""
         ...
 
     async def inject(self, job_id: str, number: int, fault: dict[str, Any]) -> None:
-        """Bring about a fault. To say it again is harmless: a number is taken once, and in order;
-        returns once it is."""
+        """Send a fault to the job's supervisor; returns when it has accepted the fault. Idempotent:
+        the supervisor accepts each number once, in order."""
         ...
 
     async def avoid(self, job_id: str, nodes: dict[str, Avoided]) -> None:
-        """Tell the job's supervisor which nodes are set aside by now, all of them."""
+        """Send the job's supervisor the complete set of nodes that are set aside now."""
         ...
 
     async def release(self, job_id: str) -> bool:
-        """Remove every actor, placement group and segment of the job; True once none is left."""
+        """Remove every actor, placement group and segment of the job. True if none is left."""
         ...
 
     async def jobs_present(self) -> set[str]:

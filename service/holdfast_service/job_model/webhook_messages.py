@@ -1,4 +1,4 @@
-"""What a webhook is told of, in which words, and how it is signed. Pure."""
+"""The messages sent to a webhook: which events, their content, and their signature. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 from holdfast_service.job_model.lifecycle import TERMINAL, State
 
-Format = Literal["json", "slack"]
+WebhookFormat = Literal["json", "slack"]
 INCIDENTS = ("incident.opened", "incident.closed")
 _MARKS = {"SUCCEEDED": ":white_check_mark:", "FAILED": ":x:", "CANCELLED": ":no_entry_sign:"}
 
 
-def is_told(kind: str, data: Mapping[str, Any]) -> bool:
-    """Incidents as they open and close, and ends of jobs."""
+def is_sent(kind: str, data: Mapping[str, Any]) -> bool:
+    """Whether the event is sent: incidents as they open and close, and ends of jobs."""
     if kind == "job.state":
         return State(str(data.get("to"))) in TERMINAL
     return kind in INCIDENTS
@@ -25,7 +25,7 @@ def is_told(kind: str, data: Mapping[str, Any]) -> bool:
 def message(
     job_id: str, name: str, seq: int, at: float, kind: str, data: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The same whatever the format: it is stored before anybody knows when it is sent."""
+    """The content of the message, in no format yet: it is stored now and sent later."""
     kept = ("incident", "cause", "decision", "reason", "steps_lost", "phases_s", "from", "to")
     return {
         "id": f"{job_id}:{seq}",
@@ -36,29 +36,29 @@ def message(
     }
 
 
-def body(told: Mapping[str, Any], form: Format) -> bytes:
-    content = {"text": in_words(told)} if form == "slack" else dict(told)
-    return json.dumps(content, separators=(",", ":"), default=str).encode()
+def body(content: Mapping[str, Any], message_format: WebhookFormat) -> bytes:
+    payload = {"text": describe(content)} if message_format == "slack" else dict(content)
+    return json.dumps(payload, separators=(",", ":"), default=str).encode()
 
 
-def in_words(told: Mapping[str, Any]) -> str:
-    """One line, for people."""
-    job, kind = told["job"]["name"], told["kind"]
+def describe(content: Mapping[str, Any]) -> str:
+    """One line of text for people."""
+    job, kind = content["job"]["name"], content["kind"]
     if kind == "job.state":
-        state = str(told.get("to"))
-        why = f": {told['reason']}" if told.get("reason") and state != "SUCCEEDED" else ""
+        state = str(content.get("to"))
+        why = f": {content['reason']}" if content.get("reason") and state != "SUCCEEDED" else ""
         return f"{_MARKS.get(state, '')} *{job}* {state}{why}".strip()
-    number, cause = told.get("incident"), told.get("cause")
+    number, cause = content.get("incident"), content.get("cause")
     if kind == "incident.opened":
         return f":warning: *{job}* incident {number}: {cause}"
-    total_s = (told.get("phases_s") or {}).get("total")
+    total_s = (content.get("phases_s") or {}).get("total")
     took = f" in {total_s:.1f} s" if isinstance(total_s, int | float) else ""
-    lost = f", {told['steps_lost']} steps lost" if told.get("steps_lost") else ""
-    return f":anchor: *{job}* incident {number} is over{took}: {told.get('decision')}{lost}"
+    lost = f", {content['steps_lost']} steps lost" if content.get("steps_lost") else ""
+    return f":anchor: *{job}* incident {number} is over{took}: {content.get('decision')}{lost}"
 
 
-def signature(secret: bytes, sent: bytes, at: int) -> str:
-    """`t=<Unix seconds>,v1=<hex>`: HMAC-SHA256 of "<t>." and the body; a receiver refuses what is
-    old, and what does not match."""
-    signed = hmac.new(secret, f"{at}.".encode() + sent, hashlib.sha256).hexdigest()
+def signature(secret: bytes, payload: bytes, at: int) -> str:
+    """`t=<Unix seconds>,v1=<hex>`: HMAC-SHA256 of "<t>." and the body. A receiver should refuse a
+    message that is old or does not match."""
+    signed = hmac.new(secret, f"{at}.".encode() + payload, hashlib.sha256).hexdigest()
     return f"t={at},v1={signed}"

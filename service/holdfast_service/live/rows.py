@@ -1,7 +1,7 @@
-"""What is told of the rows of all jobs: found by their change numbers, numbered, kept a while.
+"""The live feed of job rows: finds changed rows by change number, numbers them, keeps the latest.
 
-A job that merely advanced is told of at a bounded rate (`live_rows_per_s`), the newest state of
-each in turn; a change of state is told at once.
+Rows that only show progress are sent at a bounded rate (`live_rows_per_s`), always with the newest
+values; a change of state is sent at once.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from sqlalchemy import func, literal_column, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_model.lifecycle import State
-from holdfast_service.live.stream_cursor import Batch, Message, Position, reset
+from holdfast_service.live.stream_cursor import Batch, Position, StreamMessage, reset
 from holdfast_service.settings import Settings
 from holdfast_service.store import listing
-from holdfast_service.store.change_numbers import NOT_YET_READ
-from holdfast_service.store.models import Job
+from holdfast_service.store.change_numbers import OLDEST_RUNNING_TRANSACTION
+from holdfast_service.store.models import JobRecord
 from holdfast_service.views.lists import JobRow
 
-KEPT = 20_000
-"""Told last, for those who come back; about 10 MB."""
-CATCH_UP = 2_000
-"""More than so many jobs that changed meanwhile are not told one by one."""
-KEPT_ENDED = 20_000
-"""Jobs that have ended are remembered, so as not to be told again for nothing."""
-MOST_AT_ONCE = 5_000
-"""Rows that one look reads; the next one goes on."""
-_APART_S = 0.001
-_MOST_APART_S = 1.5
-"""Between two messages of progress alone, for each who listens: what it costs grows with them."""
+MAX_KEPT = 20_000
+"""Messages kept for listeners that reconnect; about 10 MB."""
+MAX_CATCH_UP_ROWS = 2_000
+"""If more jobs than this changed, a reconnecting listener gets a reset instead of the rows."""
+MAX_ENDED_KEPT = 20_000
+"""Ended jobs that are remembered, so that their rows are not sent again without a change."""
+MAX_ROWS_PER_POLL = 5_000
+"""Maximum rows read by one poll; the next poll continues after them."""
+_PROGRESS_INTERVAL_S = 0.001
+_MAX_PROGRESS_INTERVAL_S = 1.5
+"""Time between two batches of progress rows, per listener and at most: the cost of a batch grows
+with the number of listeners."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class _Told:
-    """A row as the hub has numbered it."""
+class _NumberedRow:
+    """A row with its number on this hub."""
 
     number: int
     changed: int
@@ -50,8 +51,9 @@ class _Told:
 
 @dataclass(frozen=True)
 class _Page:
-    """Where a look that found more than it may read at once goes on: after this job. `upto`: what
-    `_upto` said at the beginning, since which other changes may have become visible."""
+    """The job after which the next poll continues, if a poll found more rows than it may read.
+    `upto`: the value of `_first_unsettled_change` when the first of these polls began; changes
+    after it may have become visible since."""
 
     changed: int
     job_id: str
@@ -60,129 +62,135 @@ class _Page:
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of a job: what of it is told at once, and its row, if it was read."""
+    """The last known urgent fields of a job, and its row, if it was read."""
 
-    gist: tuple[object, ...]
+    urgent: tuple[object, ...]
     row: JobRow | None = None
 
 
-class Rows:
-    """The rows of every job, as this process has told of them. Numbers only grow."""
+class JobRowFeed:
+    """The rows of all jobs as this process sent them. Row numbers only grow."""
 
     def __init__(self, hub: str, postgres: bool, settings: Settings) -> None:
         self.number = 0
-        """Of the row told last."""
+        """Number of the row sent last."""
         self.known: dict[str, _Known] = {}
         self.pending: dict[str, tuple[JobRow, int]] = {}
-        """To be told in their turn, each with the change number since which it is."""
+        """Progress rows to send, by job id, each with the change number since which it waits."""
         self._hub = hub
         self._postgres = postgres
         self._settings = settings
-        self._told: deque[_Told] = deque(maxlen=KEPT)
+        self._kept: deque[_NumberedRow] = deque(maxlen=MAX_KEPT)
         self._changed = 0
         self._page: _Page | None = None
-        self._ended: dict[str, None] = {}  # of the known ones, the last to be told at the end
-        self._shared: tuple[int, Batch | None] = (0, None)  # beyond which row, all there is
-        self._told_at = 0.0
+        self._ended: dict[str, None] = {}  # ended jobs in `known`, the oldest first
+        self._shared: tuple[int, Batch | None] = (
+            0,
+            None,
+        )  # (row number, batch of all rows after it)
+        self._progress_sent_at = 0.0
         self._allowance = 0.0
 
-    def told_upto(self) -> int:
-        """No change up to this one waits for its turn to be told. (Those that wait stand in the
-        order of the numbers since which they do.)"""
+    def sent_up_to(self) -> int:
+        """The change number up to which all changes are sent. (Pending rows are in the order of the
+        change numbers since which they wait.)"""
         oldest = next(iter(self.pending.values()), None)
         return self._changed if oldest is None else min(self._changed, oldest[1] - 1)
 
-    async def begin(self, session: AsyncSession) -> None:
-        """From now on. What was told before is beyond what is remembered."""
-        self._told.clear()
+    async def start(self, session: AsyncSession) -> None:
+        """Start from the current state, and drop the rows sent before."""
+        self._kept.clear()
         self.pending.clear()
         self._page = None
         self._changed = await self._newest_change(session)
-        self.known, self._ended = await _gists(session), {}
-        self.number += 1  # so that a position of before is not taken for one of now
+        self.known, self._ended = await _known_jobs(session), {}
+        self.number += 1  # an older position must not look current
 
-    async def look(self, session: AsyncSession) -> list[str]:
-        """Read the jobs that were written since the last look, and find out what is to be told of
-        them; their ids."""
-        upto = await self._upto(session)
+    async def poll(self, session: AsyncSession) -> list[str]:
+        """Read the jobs written since the last poll, and queue or send their rows. Returns their
+        ids."""
+        upto = await self._first_unsettled_change(session)
         page = self._page or _Page(self._changed, "", upto)
-        written = await self._written_since(session, self._changed, MOST_AT_ONCE, page)
+        written = await self._written_since(session, self._changed, MAX_ROWS_PER_POLL, page)
         readable = []
-        for one in written:
-            row = _readable(one)
+        for record in written:
+            row = _row_or_none(record)
             if row is not None:
                 readable.append(row.id)
-                # PostgreSQL: a lower number may yet be read, but none below where this look began.
-                self._note(row, self._changed if self._postgres else one.changed)
+                # PostgreSQL: a lower number may still appear, but none below this poll's start.
+                self._record_row(row, self._changed if self._postgres else record.changed)
         if written:
             page = replace(page, changed=written[-1].changed, job_id=written[-1].id)
-        if len(written) == MOST_AT_ONCE:
+        if len(written) == MAX_ROWS_PER_POLL:
             self._page = page
         else:
             self._page = None
             self._changed = max(self._changed, page.changed if page.upto is None else page.upto)
         return readable
 
-    def tell_pending(self, listeners: int) -> None:
-        """Of mere progress, as much as the rate and the number of those who listen allow now."""
+    def send_pending(self, listeners: int) -> None:
+        """Send progress rows, as many as the rate and the number of listeners allow now."""
         rate = self._settings.live_rows_per_s
         self._allowance = min(2 * rate, self._allowance + rate * self._settings.live_poll_s)
         now = time.monotonic()
-        if now - self._told_at < min(_MOST_APART_S, listeners * _APART_S):
+        if now - self._progress_sent_at < min(
+            _MAX_PROGRESS_INTERVAL_S, listeners * _PROGRESS_INTERVAL_S
+        ):
             return
-        self._told_at = now
+        self._progress_sent_at = now
         while self.pending and self._allowance >= 1:
             job_id, (row, _) = next(iter(self.pending.items()))
             del self.pending[job_id]
-            self._tell(row)
+            self._append(row)
             self._allowance -= 1
 
-    def beyond(self, here: Position) -> Batch | None:
-        """What was told after that position, which is one of this hub; None: nothing."""
+    def messages_after(self, here: Position) -> Batch | None:
+        """The rows sent after `here`, a position on this hub; None if there are none."""
         missing = self.number - here.row
         if missing <= 0:
             return None
         plain = here.job == "-"
         if plain and self._shared[0] == here.row and self._shared[1] is not None:
             return self._shared[1]
-        if missing > len(self._told):
-            here = replace(here, row=self.number, changed=self.told_upto())
+        if missing > len(self._kept):
+            here = replace(here, row=self.number, changed=self.sent_up_to())
             return Batch([reset("the listener is too slow", here)])
-        first = len(self._told) - missing
+        first = len(self._kept) - missing
         batch = Batch(
-            [_message(self._told[index], here) for index in range(first, len(self._told))]
+            [_message(self._kept[index], here) for index in range(first, len(self._kept))]
         )
         if plain:
             self._shared = (here.row, batch)
         return batch
 
-    async def missed(
+    async def catch_up(
         self, session: AsyncSession, cursor: Position, at: Position, upto: int
-    ) -> list[Message]:
-        """What a listener at `cursor` missed up to the row `upto`; positions begin with `at`."""
-        if cursor.hub == self._hub and 0 <= upto - cursor.row <= len(self._told):
-            kept = [told for told in self._told if cursor.row < told.number <= upto]
-            return [_message(told, at) for told in kept]
+    ) -> list[StreamMessage]:
+        """The messages that a listener at `cursor` missed up to row `upto`; their positions derive
+        from `at`."""
+        if cursor.hub == self._hub and 0 <= upto - cursor.row <= len(self._kept):
+            kept = [row for row in self._kept if cursor.row < row.number <= upto]
+            return [_message(row, at) for row in kept]
         newest = await self._newest_change(session)
         if cursor.changed > newest:
-            return [reset("the store is another one", at)]
-        written = await self._written_since(session, cursor.changed, CATCH_UP + 1)
-        if len(written) > CATCH_UP:
-            return [reset("too much has changed meanwhile", at)]
-        rows = [row for row in map(_readable, written) if row is not None]
-        return [Message("row", row.model_dump_json(), at) for row in rows]
+            return [reset("the database was replaced", at)]
+        written = await self._written_since(session, cursor.changed, MAX_CATCH_UP_ROWS + 1)
+        if len(written) > MAX_CATCH_UP_ROWS:
+            return [reset("too many jobs changed since the last message", at)]
+        rows = [row for row in map(_row_or_none, written) if row is not None]
+        return [StreamMessage("row", row.model_dump_json(), at) for row in rows]
 
-    def _note(self, row: JobRow, changed: int) -> None:
-        """A job that was written at `changed` or later: told now if its state is another, or in
-        its turn."""
-        gist = _gist(row)
+    def _record_row(self, row: JobRow, changed: int) -> None:
+        """Send the row of a job written at `changed` or later: at once if its state changed,
+        otherwise with the pending progress rows."""
+        urgent = _urgent_fields(row)
         known = self.known.get(row.id)
         if known is not None and known.row == row:
             return
-        self._remember(_Known(gist, row), row)
-        if known is None or known.gist != gist:
+        self._remember(_Known(urgent, row), row)
+        if known is None or known.urgent != urgent:
             self.pending.pop(row.id, None)
-            self._tell(row)
+            self._append(row)
         else:
             since = self.pending[row.id][1] if row.id in self.pending else changed
             self.pending[row.id] = (row, since)
@@ -192,79 +200,84 @@ class Rows:
         if row.state.terminal:
             self._ended.pop(row.id, None)
             self._ended[row.id] = None
-        if len(self._ended) > KEPT_ENDED:
+        if len(self._ended) > MAX_ENDED_KEPT:
             oldest = next(iter(self._ended))
             del self._ended[oldest]
             self.known.pop(oldest, None)
 
-    def _tell(self, row: JobRow) -> None:
+    def _append(self, row: JobRow) -> None:
         self.number += 1
-        self._told.append(_Told(self.number, self.told_upto(), row.model_dump_json()))
+        self._kept.append(_NumberedRow(self.number, self.sent_up_to(), row.model_dump_json()))
 
-    async def _upto(self, session: AsyncSession) -> int | None:
+    async def _first_unsettled_change(self, session: AsyncSession) -> int | None:
         """PostgreSQL: changes below this number are all visible in this snapshot."""
         if not self._postgres:
             return None
-        return int((await session.execute(select(literal_column(NOT_YET_READ)))).scalar_one())
+        return int(
+            (await session.execute(select(literal_column(OLDEST_RUNNING_TRANSACTION)))).scalar_one()
+        )
 
     async def _newest_change(self, session: AsyncSession) -> int:
-        upto = await self._upto(session)
+        upto = await self._first_unsettled_change(session)
         if upto is not None:
             return upto
-        return await session.scalar(select(func.max(Job.changed))) or 0
+        return await session.scalar(select(func.max(JobRecord.changed))) or 0
 
     async def _written_since(
         self, session: AsyncSession, changed: int, limit: int, page: _Page | None = None
     ) -> Sequence[Any]:
-        """The columns of the rows of jobs, by their change numbers."""
-        later = Job.changed >= changed if self._postgres else Job.changed > changed
-        jobs = select(*listing.SHOWN).where(later)
+        """The list columns of the jobs written since `changed`, in the order of change numbers."""
+        later = JobRecord.changed >= changed if self._postgres else JobRecord.changed > changed
+        jobs = select(*listing.ROW_COLUMNS).where(later)
         if page is not None and page.job_id:
             jobs = jobs.where(
-                Job.changed >= page.changed, or_(Job.changed > page.changed, Job.id > page.job_id)
+                JobRecord.changed >= page.changed,
+                or_(JobRecord.changed > page.changed, JobRecord.id > page.job_id),
             )
-        return (await session.execute(jobs.order_by(Job.changed, Job.id).limit(limit))).all()
+        return (
+            await session.execute(jobs.order_by(JobRecord.changed, JobRecord.id).limit(limit))
+        ).all()
 
 
-def _message(told: _Told, at: Position) -> Message:
-    return Message("row", told.payload, replace(at, row=told.number, changed=told.changed))
+def _message(row: _NumberedRow, at: Position) -> StreamMessage:
+    return StreamMessage("row", row.payload, replace(at, row=row.number, changed=row.changed))
 
 
-async def _gists(session: AsyncSession) -> dict[str, _Known]:
-    """Of the jobs that have not ended."""
+async def _known_jobs(session: AsyncSession) -> dict[str, _Known]:
+    """The urgent fields of all jobs that have not ended."""
     live = [state.value for state in State if not state.terminal]
     found = await session.execute(
         select(
-            Job.id,
-            Job.state,
-            Job.desired,
-            Job.attempt,
-            Job.incidents,
-            Job.waiting,
-            Job.outcome_code,
-            Job.ended_at,
-            Job.name,
-        ).where(Job.state.in_(live))
+            JobRecord.id,
+            JobRecord.state,
+            JobRecord.desired,
+            JobRecord.attempt,
+            JobRecord.incidents,
+            JobRecord.waiting,
+            JobRecord.outcome_code,
+            JobRecord.ended_at,
+            JobRecord.name,
+        ).where(JobRecord.state.in_(live))
     )
     return {
-        one.id: _Known(
+        job.id: _Known(
             (
-                one.state,
-                one.desired,
-                one.attempt,
-                one.incidents,
-                one.waiting["resource"] if one.waiting else None,
-                one.outcome_code,
-                one.ended_at,
-                one.name,
+                job.state,
+                job.desired,
+                job.attempt,
+                job.incidents,
+                job.waiting["resource"] if job.waiting else None,
+                job.outcome_code,
+                job.ended_at,
+                job.name,
             )
         )
-        for one in found
+        for job in found
     }
 
 
-def _readable(written: Any) -> JobRow | None:
-    """None: what is stored of this job cannot be shown, which is no other job's trouble."""
+def _row_or_none(written: Any) -> JobRow | None:
+    """The list row; None if the stored row is unreadable, which must not affect other jobs."""
     try:
         return listing.row(written)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -272,8 +285,8 @@ def _readable(written: Any) -> JobRow | None:
         return None
 
 
-def _gist(row: JobRow) -> tuple[object, ...]:
-    """What of a row is told at once when it changes; the rest is progress."""
+def _urgent_fields(row: JobRow) -> tuple[object, ...]:
+    """The fields of a row whose changes are sent at once; all other fields are progress."""
     waits = row.waiting.resource if row.waiting else None
     return (
         row.state,

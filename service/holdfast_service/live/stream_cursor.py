@@ -1,4 +1,4 @@
-"""How far a listener has come, and what is sent to it."""
+"""Positions of listeners in a live stream, and the messages sent to them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Protocol
 from holdfast_service.views.live import LiveReset
 
 
-class OfJob(Protocol):
-    """How far one job's news go, in numbers of the store."""
+class JobPosition(Protocol):
+    """The position within one job, in numbers of the store."""
 
     @property
     def event(self) -> int: ...
@@ -25,21 +25,21 @@ class OfJob(Protocol):
 
 @dataclass(frozen=True)
 class Position:
-    """How far a listener has come: of rows on the hub `hub`, and of the job it watches."""
+    """The position of a listener: in the rows of the hub `hub`, and in the job that it watches."""
 
     hub: str
     row: int
     """Number of the last row on that hub."""
     changed: int
-    """Change number up to which rows were looked for."""
+    """Change number up to which all rows were sent."""
     job: str = "-"
     event: int = 0
     attempt: int = 0
     step: int = 0
     line: int = 0
 
-    def moved(self, to: OfJob) -> Position:
-        """The same rows, and the job as far as `to`."""
+    def with_job_position(self, to: JobPosition) -> Position:
+        """This position with the job part of `to`."""
         return replace(self, event=to.event, attempt=to.attempt, step=to.step, line=to.line)
 
     def cursor(self) -> str:
@@ -49,22 +49,22 @@ class Position:
         )
 
     @classmethod
-    def of(cls, cursor: str) -> Position | None:
-        """None for what is no cursor of such a stream."""
+    def parse(cls, cursor: str) -> Position | None:
+        """The position in a cursor string; None if the string is not a cursor of such a stream."""
         parts = cursor.split(".")
         if len(parts) != 8 or len(cursor) > 300 or not cursor.isascii():
             return None
         hub, row, changed, job, *numbers = parts
-        told = [row, changed, *numbers]
-        if not all(one.isdigit() and len(one) < 19 for one in told):
+        fields = [row, changed, *numbers]
+        if not all(field.isdigit() and len(field) < 19 for field in fields):
             return None
         event, attempt, step, line = map(int, numbers)
         return cls(hub, int(row), int(changed), job, event, attempt, step, line)
 
 
 @dataclass(frozen=True)
-class Message:
-    """`kind` and JSON, and the position of whoever has got it."""
+class StreamMessage:
+    """A message: its kind, its JSON payload, and the listener's position after receiving it."""
 
     kind: str
     payload: str
@@ -72,24 +72,23 @@ class Message:
 
 
 class Batch:
-    """Messages that belong together; what is made of them for the wire is made once, however many
-    listeners get them."""
+    """Messages that are sent together. They are encoded once, for any number of listeners."""
 
-    def __init__(self, messages: Sequence[Message]) -> None:
+    def __init__(self, messages: Sequence[StreamMessage]) -> None:
         self.messages = tuple(messages)
 
     @cached_property
     def encoded(self) -> bytes:
-        """As server-sent events."""
+        """The messages as server-sent events."""
         return "".join(
-            f"id: {one.position.cursor()}\nevent: {one.kind}\ndata: {one.payload}\n\n"
-            for one in self.messages
+            f"id: {message.position.cursor()}\nevent: {message.kind}\ndata: {message.payload}\n\n"
+            for message in self.messages
         ).encode()
 
 
-def reset(reason: str, position: Position) -> Message:
-    """The listener is to read anew."""
-    return Message("reset", LiveReset(reason=reason).model_dump_json(), position)
+def reset(reason: str, position: Position) -> StreamMessage:
+    """A message that asks the listener to fetch everything again."""
+    return StreamMessage("reset", LiveReset(reason=reason).model_dump_json(), position)
 
 
 NOTHING = Batch(())

@@ -1,9 +1,9 @@
-"""Which worker on which agent takes which rank: a pure, deterministic assignment.
+"""Assigns ranks to agents and worker processes. Pure and deterministic.
 
-Promises: every rank is seated exactly once or nothing is; no agent gets more ranks than its
-capacity; the ranks of one group (a node's worth) sit together; a group whose agent is still there
-stays with it and every surviving process keeps its rank, unless that agent is to be avoided and
-there is room elsewhere.
+Promises: either every rank is assigned exactly once or none is; no agent gets more ranks than its
+capacity; the ranks of one group (the ranks of one node) stay together; a group whose agent is still
+present stays on it and every surviving process keeps its rank, unless that agent is to be avoided
+and another has room.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Idle:
-    """A living process that can take a rank: this one alone, if it had one in the last attempt or
-    has built ahead for one (`spare`)."""
+class IdleWorker:
+    """A live process that can take a rank. With `rank`, only that rank: the process had it in the
+    last attempt, or was prepared for it (`spare`)."""
 
     worker: str
     rank: int | None = None
@@ -23,23 +23,23 @@ class Idle:
 
 
 @dataclass(frozen=True)
-class Node:
-    """An agent that may be given ranks."""
+class CandidateNode:
+    """An agent that may get ranks."""
 
     agent: str
     domain: str
     capacity: int
     ready: bool
-    idle: tuple[Idle, ...] = ()
+    idle: tuple[IdleWorker, ...] = ()
     avoid: bool = False
-    """No group comes to sit here; one that is at home here stays if there is no other place."""
+    """No new group is placed here; a group that is here stays only if no other agent has room."""
     last_resort: bool = False
-    """Not to be given ranks as long as there is other room."""
+    """Gets ranks only if the other agents have no room."""
 
 
 @dataclass(frozen=True)
-class Home:
-    """Where a group sat. `alive`: the very same life of that agent is among the nodes."""
+class GroupHome:
+    """The agent that a group was on. `alive`: that agent, not restarted since, is a candidate."""
 
     agent: str
     domain: str
@@ -47,8 +47,8 @@ class Home:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """One rank on one agent; `worker` None means a process to be forked there."""
+class PlacedRank:
+    """One rank on one agent; `worker` None: a new process must be forked there."""
 
     rank: int
     agent: str
@@ -57,32 +57,32 @@ class Placed:
 
 @dataclass(frozen=True)
 class Assignment:
-    """All ranks, in order. `moved`: groups (by number) that sit on another agent than before."""
+    """All ranks, in order. `moved`: indices of the groups that are on another agent than before."""
 
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedRank, ...]
     moved: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """There is no room for these ranks."""
+    """No agent has room for these ranks."""
 
     ranks: tuple[int, ...]
 
 
 def assign(
-    groups: Sequence[Sequence[int]], homes: Mapping[int, Home], nodes: Sequence[Node]
+    groups: Sequence[Sequence[int]], homes: Mapping[int, GroupHome], nodes: Sequence[CandidateNode]
 ) -> Assignment | Shortage:
-    """Seat every group, or say which ranks find no room.
+    """Assign every group, or return the ranks that have no room.
 
-    Agents of last resort do without, one after the other, as long as the others have room.
+    Agents of last resort are excluded, one after the other, as long as the others have room.
     """
     kept = list(nodes)
-    found = _assign(groups, homes, kept)
+    found = _assign_to(groups, homes, kept)
     for node in nodes:
         if isinstance(found, Assignment) and node.last_resort:
-            fewer = [one for one in kept if one is not node]
-            without = _assign(groups, homes, fewer)
+            fewer = [other for other in kept if other is not node]
+            without = _assign_to(groups, homes, fewer)
             if isinstance(without, Assignment):
                 kept, found = fewer, without
     return found
@@ -93,35 +93,36 @@ def name_order(agent: str) -> tuple[int, str]:
     return len(agent), agent
 
 
-def listed(ranks: Sequence[int], most: int = 8) -> str:
+def listed(ranks: Sequence[int], max_shown: int = 8) -> str:
     """`rank 3`, `ranks 0, 1`, or `ranks 0, 1, ... (64 in all)`."""
-    shown = ", ".join(str(rank) for rank in ranks[:most])
-    if len(ranks) > most:
+    shown = ", ".join(str(rank) for rank in ranks[:max_shown])
+    if len(ranks) > max_shown:
         return f"ranks {shown}, ... ({len(ranks)} in all)"
     return f"rank{'s' if len(ranks) != 1 else ''} {shown}"
 
 
-def _assign(
-    groups: Sequence[Sequence[int]], homes: Mapping[int, Home], nodes: Sequence[Node]
+def _assign_to(
+    groups: Sequence[Sequence[int]], homes: Mapping[int, GroupHome], nodes: Sequence[CandidateNode]
 ) -> Assignment | Shortage:
-    """A hole goes to an agent that holds no group (a standby), in the lost agent's failure domain
-    first, then the one with more warm workers; only then to one with room beside its own ranks.
-    """
+    """An unassigned group goes to an agent without groups (a standby): first in the lost agent's
+    failure domain, then with more warm workers; only then to an agent that has ranks and room."""
     by_agent = {node.agent: node for node in nodes}
     free = {node.agent: node.capacity for node in nodes}
     seats: dict[int, str] = {}
     for index, group in enumerate(groups):
         home = homes.get(index)
-        if home is None or not _may_stay(home, len(group), by_agent, free):
+        if home is None or not _can_stay(home, len(group), by_agent, free):
             continue
         seats[index] = home.agent
         free[home.agent] -= len(group)
-    holes = [index for index in range(len(groups)) if index not in seats]
+    unassigned = [index for index in range(len(groups)) if index not in seats]
     short: list[int] = []
-    # Larger groups first: a smaller one always fits where they left room, not the other way. Those
-    # that are only to be moved, and could stay, take what room the others have left.
-    at_home = {hole for hole in holes if hole in homes and homes[hole].alive}
-    for index in sorted(holes, key=lambda hole: (hole in at_home, -len(groups[hole]), hole)):
+    # Larger groups first: a smaller group fits into the rest of their room, but not vice versa.
+    # Groups that should move but could stay come last, and take the room that is left.
+    at_home = {index for index in unassigned if index in homes and homes[index].alive}
+    for index in sorted(
+        unassigned, key=lambda index: (index in at_home, -len(groups[index]), index)
+    ):
         chosen = _choose(len(groups[index]), homes.get(index), by_agent, free, seats)
         if chosen is None:
             short.extend(groups[index])
@@ -130,19 +131,23 @@ def _assign(
         free[chosen] -= len(groups[index])
     if short:
         return Shortage(ranks=tuple(sorted(short)))
-    moved = tuple(index for index in holes if index in homes and homes[index].agent != seats[index])
+    moved = tuple(
+        index for index in unassigned if index in homes and homes[index].agent != seats[index]
+    )
     return Assignment(placed=_fill(groups, seats, by_agent), moved=moved)
 
 
-def _may_stay(home: Home, size: int, nodes: Mapping[str, Node], free: Mapping[str, int]) -> bool:
-    there = home.alive and free.get(home.agent, 0) >= size
-    return there and not nodes[home.agent].avoid
+def _can_stay(
+    home: GroupHome, size: int, nodes: Mapping[str, CandidateNode], free: Mapping[str, int]
+) -> bool:
+    has_room = home.alive and free.get(home.agent, 0) >= size
+    return has_room and not nodes[home.agent].avoid
 
 
 def _choose(
     size: int,
-    home: Home | None,
-    nodes: Mapping[str, Node],
+    home: GroupHome | None,
+    nodes: Mapping[str, CandidateNode],
     free: Mapping[str, int],
     seats: Mapping[int, str],
 ) -> str | None:
@@ -150,11 +155,11 @@ def _choose(
 
     def preference(agent: str) -> tuple[bool, bool, bool, int, tuple[int, str]]:
         node = nodes[agent]
-        strange = home is not None and node.domain != home.domain
+        other_domain = home is not None and node.domain != home.domain
         warm = -min(len(node.idle), size)
-        return node.avoid, agent in busy, strange, warm, name_order(agent)
+        return node.avoid, agent in busy, other_domain, warm, name_order(agent)
 
-    def allowed(node: Node) -> bool:
+    def allowed(node: CandidateNode) -> bool:
         at_home = home is not None and home.alive and home.agent == node.agent
         return node.ready and (at_home or not node.avoid)
 
@@ -163,25 +168,32 @@ def _choose(
 
 
 def _fill(
-    groups: Sequence[Sequence[int]], seats: Mapping[int, str], nodes: Mapping[str, Node]
-) -> tuple[Placed, ...]:
-    placed: list[Placed] = []
+    groups: Sequence[Sequence[int]], seats: Mapping[int, str], nodes: Mapping[str, CandidateNode]
+) -> tuple[PlacedRank, ...]:
+    placed: list[PlacedRank] = []
     for agent, node in nodes.items():
-        ranks = sorted(rank for index, at in seats.items() if at == agent for rank in groups[index])
+        ranks = sorted(
+            rank for index, seat in seats.items() if seat == agent for rank in groups[index]
+        )
         workers = _workers(ranks, node.idle)
-        placed.extend(Placed(rank=rank, agent=agent, worker=workers.get(rank)) for rank in ranks)
-    return tuple(sorted(placed, key=lambda one: one.rank))
+        placed.extend(
+            PlacedRank(rank=rank, agent=agent, worker=workers.get(rank)) for rank in ranks
+        )
+    return tuple(sorted(placed, key=lambda placed_rank: placed_rank.rank))
 
 
-def _workers(ranks: Sequence[int], idle: Sequence[Idle]) -> dict[int, str]:
-    """Survivors keep their rank, and are good for no other: torch remembers where on the mesh a
-    process stood. Who has built for a hole fills it, else any warm worker, before one is forked."""
+def _workers(ranks: Sequence[int], idle: Sequence[IdleWorker]) -> dict[int, str]:
+    """Rank -> worker. Survivors keep their rank and can take no other, because torch caches a
+    process's position in the mesh. A free rank gets the worker prepared for it, else any warm
+    worker; the rest are forked."""
     kept: dict[int, str] = {}
-    for one in sorted(idle, key=lambda one: one.spare):
-        if one.rank is not None and one.rank in ranks:
-            kept.setdefault(one.rank, one.worker)
+    for process in sorted(idle, key=lambda process: process.spare):
+        if process.rank is not None and process.rank in ranks:
+            kept.setdefault(process.rank, process.worker)
     taken = set(kept.values())
-    spare = [one.worker for one in idle if one.worker not in taken and one.rank is None]
+    spare = [
+        process.worker for process in idle if process.worker not in taken and process.rank is None
+    ]
     for rank in ranks:
         if rank not in kept and spare:
             kept[rank] = spare.pop(0)

@@ -1,10 +1,10 @@
-"""Spreading copies evenly over machines: pure, deterministic.
+"""Spreads copies evenly over machines. Pure and deterministic.
 
-Each demand comes with all choices that are equally good for it; what is left to decide is which of
-them loads the machines most evenly (least sum of squared loads). A first choice, made greedily, is
-improved along paths of exchanges. With one machine per demand, no such path left means optimal
-(Harvey, Ladner, Lovász, Tamir: Semi-matchings for bipartite graphs and load balancing, 2006); with
-several it need not, so cases that are not at the floor are then searched through, if small.
+Each demand has a set of equally good options; this module chooses the options that load the
+machines most evenly (least sum of squared loads). A greedy first choice is improved along paths of
+exchanges. With one machine per demand, the result is optimal once no such path is left (Harvey,
+Ladner, Lovász, Tamir: Semi-matchings for bipartite graphs and load balancing, 2006). With several
+machines it may not be, so small cases above the lower bound are then searched exhaustively.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from itertools import combinations, product
 
 SEARCHED_SHARDS = 24
 SEARCHED_CHOICES = 20_000
-"""A search that has to try more is given up, or not begun: what exchanges found is good enough."""
+"""Limits of the exhaustive search: beyond them, the result of the exchanges is used."""
 
 
 @dataclass(frozen=True)
-class Demand:
-    """One shard's wish: every one of `options` is as good. An option is a tuple of disjoint sets of
-    machines (bit masks), one entry for each machine to be taken from that set."""
+class ReplicaDemand:
+    """The demand of one shard: all `options` are equally good. An option is a tuple of disjoint sets
+    of machines (bit masks), with one entry for each machine to be taken from that set."""
 
     home: int
-    """Index of the machine that it is of."""
+    """Index of the shard's own machine."""
     kept: int
-    """Machines that have a copy already, and stay."""
+    """Machines that already have a copy, which stays."""
     options: tuple[tuple[int, ...], ...]
 
     @property
     def size(self) -> int:
-        """Machines to be chosen; the same in every option."""
+        """Number of machines to choose; the same in every option."""
         return len(self.options[0])
 
     def sets(self) -> Iterator[tuple[int, ...]]:
-        """Every choice of single machines (as indices)."""
+        """Every possible set of machines (as indices)."""
         for option in self.options:
             parts = sorted(set(option))
             ways = [combinations(_indices(part), option.count(part)) for part in parts]
             for chosen in product(*ways):
-                yield tuple(index for some in chosen for index in some)
+                yield tuple(index for group in chosen for index in group)
 
 
-def balance(demands: Sequence[Demand], machines: int) -> tuple[list[int], int]:
+def balance(demands: Sequence[ReplicaDemand], machines: int) -> tuple[list[int], int]:
     """The machines chosen for each demand (a mask), and the sum of squared loads."""
     spread = _Spread(demands, machines)
     spread.choose_greedily()
@@ -56,29 +56,29 @@ def balance(demands: Sequence[Demand], machines: int) -> tuple[list[int], int]:
 
 
 class _Spread:
-    def __init__(self, demands: Sequence[Demand], machines: int) -> None:
+    def __init__(self, demands: Sequence[ReplicaDemand], machines: int) -> None:
         self._demands = demands
         self.chosen = [0] * len(demands)
         self.loads = [0] * machines
         self._copies_at: list[set[int]] = [set() for _ in range(machines)]
         self._levels = [(1 << machines) - 1]
-        """By load: the machines that have it."""
+        """Load -> the machines with that load (bit mask)."""
         for demand in demands:
             for index in _indices(demand.kept):
                 self._load(index, 1)
         self._kept_loads = tuple(self.loads)
         self._usable = 0
-        for part in {part for one in demands for option in one.options for part in option}:
+        for part in {part for demand in demands for option in demand.options for part in option}:
             self._usable |= part
 
     # --- greedily -------------------------------------------------------------------------------
 
     def choose_greedily(self) -> None:
-        """Least loaded first; of those under the fair share, partners that are mutual, then those
-        that the home sends to already: fewer sets of machines are fatal then."""
+        """Choose the least loaded machine. Among machines below the fair share, prefer a mutual
+        partner, then one that the home already sends to: then fewer sets of machines are fatal."""
         total = sum(self.loads) + sum(demand.size for demand in self._demands)
         self._fair = -(-total // max(1, self._usable.bit_count()))
-        self._senders = [0] * len(self.loads)  # to each machine: who sends to it
+        self._senders = [0] * len(self.loads)  # machine -> machines that send to it
         self._targets = [0] * len(self.loads)
         for number, demand in enumerate(self._demands):
             option = min(demand.options, key=self._added)
@@ -89,7 +89,7 @@ class _Spread:
                 self._targets[demand.home] |= 1 << index
 
     def _added(self, option: tuple[int, ...]) -> int:
-        """What the option adds to the sum of squares, about: each part's least load."""
+        """The option's approximate addition to the sum of squares: each part's least load."""
         return sum(self._least(part) for part in option)
 
     def _best(self, part: int, home: int) -> int:
@@ -98,9 +98,9 @@ class _Spread:
             below = 0
             for level in self._levels[: self._fair]:
                 below |= level
-            for liked in (self._senders[home], self._targets[home]):
-                if liked & below & part:
-                    return next(_indices(liked & below & part))
+            for preferred in (self._senders[home], self._targets[home]):
+                if preferred & below & part:
+                    return next(_indices(preferred & below & part))
         level = self._levels[least] & part
         return next(_indices(level >> home << home or level))
 
@@ -153,7 +153,7 @@ class _Spread:
         return False
 
     def _instead(self, number: int, index: int) -> int:
-        """Machines that can take the demand's copy from machine `index`, all else as it is."""
+        """Machines that can take the demand's copy from machine `index`, with no other change."""
         options = self._demands[number].options
         if len(options[0]) == 1:
             taken = 0
@@ -175,7 +175,7 @@ class _Spread:
         return sorted(part for part in parts for _ in _indices(part & machines))
 
     def _walk(self, end: int, came: dict[int, tuple[int, int]]) -> bool:
-        """Carry out the exchanges, last one first. Undone if one stands in another's way."""
+        """Apply the exchanges from the last to the first; undo all if one prevents another."""
         done: list[tuple[int, int, int]] = []
         while end in came:
             start, number = came[end]
@@ -193,7 +193,7 @@ class _Spread:
     # --- searching ------------------------------------------------------------------------------
 
     def search_through(self) -> None:
-        """Try all choices, in breadth, by the loads they lead to; cut what cannot get better."""
+        """Search all choices breadth-first by their loads; prune states that cannot improve."""
         best = sum(load * load for load in self.loads)
         remaining = sum(demand.size for demand in self._demands)
         states: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {self._kept_loads: ()}
@@ -216,12 +216,12 @@ class _Spread:
                         following[state] = (*choices, chosen)
             states = following
         if states:
-            loads = min(states, key=lambda one: (sum(load * load for load in one), one))
+            loads = min(states, key=lambda state: (sum(load * load for load in state), state))
             self.loads = list(loads)
             self.chosen = [_mask(chosen) for chosen in states[loads]]
 
     def _floor(self, loads: Sequence[int], more: int) -> int:
-        """The least sum of squares that `more` copies can lead to, put wherever there is least."""
+        """Lower bound of the sum of squares after `more` copies, each on the least loaded machine."""
         levels = [loads[index] for index in _indices(self._usable)]
         others = sum(load * load for load in loads) - sum(load * load for load in levels)
         heapify(levels)

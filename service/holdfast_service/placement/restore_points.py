@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from holdfast_workers.protocol.messages import Held, InitPart, Origin, Place, Restore, Tier
-from holdfast_workers.state.replicas import shards
+from holdfast_workers.state.replicas import ranks_by_shard
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class RemoteCheckpoint:
 
 
 @dataclass(frozen=True)
-class Copy:
+class HeldCopy:
     """One rank's state at one step, in the memory of one agent's node."""
 
     agent: str
@@ -53,7 +53,7 @@ class BadCopy:
     step: int
     incarnation: str = ""
 
-    def matches(self, copy: Copy) -> bool:
+    def matches(self, copy: HeldCopy) -> bool:
         held = copy.held
         if not self.agent:
             return (self.rank, self.attempt, self.step) == (held.rank, held.attempt, held.step)
@@ -64,7 +64,7 @@ class BadCopy:
 
 
 @dataclass(frozen=True)
-class Branch:
+class AttemptBranch:
     """An attempt, the step it started from, and whether it may have computed anything."""
 
     attempt: int
@@ -73,7 +73,7 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class Cut:
+class HistoryCut:
     """What the attempts up to this one computed after `step` was taken back on purpose."""
 
     attempt: int
@@ -81,31 +81,31 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Line:
+class HistoryLine:
     """The line of history: what each attempt took over from those before it."""
 
-    branches: tuple[Branch, ...] = ()
-    cuts: tuple[Cut, ...] = ()
+    branches: tuple[AttemptBranch, ...] = ()
+    cuts: tuple[HistoryCut, ...] = ()
 
-    def formed(self, attempt: int, restored_step: int) -> Line:
-        return replace(self, branches=(*self.branches, Branch(attempt, restored_step)))
+    def with_attempt(self, attempt: int, restored_step: int) -> HistoryLine:
+        return replace(self, branches=(*self.branches, AttemptBranch(attempt, restored_step)))
 
-    def begins_elsewhere(self, step: int) -> bool:
+    def starts_elsewhere(self, step: int) -> bool:
         """Whether an attempt from `step` starts from another one than the attempt before it."""
         return not self.branches or self.branches[-1].restored_step != step
 
-    def taken_back(self, attempt: int, step: int) -> Line:
+    def with_rollback(self, attempt: int, step: int) -> HistoryLine:
         """No later step that `attempt`, or one before it, computed belongs to history."""
-        return replace(self, cuts=(*self.cuts, Cut(attempt, step)))
+        return replace(self, cuts=(*self.cuts, HistoryCut(attempt, step)))
 
-    def ran(self, attempt: int) -> Line:
+    def with_run(self, attempt: int) -> HistoryLine:
         """`attempt` got as far as running: from here on its steps replace older ones."""
         branches = (
             replace(one, ran=True) if one.attempt == attempt else one for one in self.branches
         )
         return replace(self, branches=tuple(branches))
 
-    def holds(self, attempt: int, step: int, *, formed_too: bool = False) -> bool:
+    def contains(self, attempt: int, step: int, *, formed_too: bool = False) -> bool:
         """Whether `step` as computed by `attempt` is part of history: it was not taken back, and
         no later attempt that ran (or, with `formed_too`, was formed at all) started from an older
         step."""
@@ -118,7 +118,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Beginning:
+class InitialCheckpoint:
     """What a job begins with instead of its seed: a checkpoint, and the step it then stands at."""
 
     uri: str
@@ -126,7 +126,7 @@ class Beginning:
     what: InitPart = InitPart.MODEL
 
 
-class Source(StrEnum):
+class RestoreSource(StrEnum):
     MEMORY = "memory"
     RESHARD = "reshard"  # memory too, from the ranks of another mesh
     REMOTE = "remote"
@@ -137,45 +137,47 @@ class Source(StrEnum):
 class RestorePoint:
     """The step that all ranks of an attempt start from."""
 
-    source: Source
+    source: RestoreSource
     step: int = 0
     attempt: int = 0
     uri: str = ""
     mesh: str = ""
     what: InitPart = InitPart.EVERYTHING
-    copies: Mapping[int, tuple[Copy, ...]] = field(default_factory=dict)
+    copies: Mapping[int, tuple[HeldCopy, ...]] = field(default_factory=dict)
 
 
 def find_restore_point(
     *,
     world_size: int,
     mesh: Mapping[str, int],
-    copies: Iterable[Copy],
+    copies: Iterable[HeldCopy],
     remotes: Iterable[RemoteCheckpoint],
-    line: Line,
+    line: HistoryLine,
     bad: frozenset[BadCopy] = frozenset(),
     bad_uris: frozenset[str] = frozenset(),
-    beginning: Beginning | None = None,
+    beginning: InitialCheckpoint | None = None,
 ) -> RestorePoint:
     """The newest step that every rank can have: memory, else remote, else what the job begins with.
 
     At the same step memory wins over remote, this mesh's own copies over another mesh's, and a
     later attempt over an earlier one.
     """
-    found = shelves(copies, bad)
+    found = copies_by_step(copies, bad)
     in_memory = (_newest_of_own(world_size, mesh, found, line), _newest_of_others(found, line))
     memory = max((one for one in in_memory if one), key=lambda one: one.step, default=None)
     usable = [
-        one for one in remotes if one.uri not in bad_uris and line.holds(one.attempt, one.step)
+        one for one in remotes if one.uri not in bad_uris and line.contains(one.attempt, one.step)
     ]
     remote = max(usable, key=lambda one: (one.step, one.attempt), default=None)
     if memory is not None and (remote is None or memory.step >= remote.step):
         return memory
     if remote is not None and remote.step > 0:
-        return RestorePoint(Source.REMOTE, remote.step, remote.attempt, remote.uri)
+        return RestorePoint(RestoreSource.REMOTE, remote.step, remote.attempt, remote.uri)
     if beginning is not None:
-        return RestorePoint(Source.INIT, beginning.step, uri=beginning.uri, what=beginning.what)
-    return RestorePoint(Source.INIT)
+        return RestorePoint(
+            RestoreSource.INIT, beginning.step, uri=beginning.uri, what=beginning.what
+        )
+    return RestorePoint(RestoreSource.INIT)
 
 
 def restore_for(
@@ -183,11 +185,11 @@ def restore_for(
 ) -> Restore:
     """How the rank, seated on `agent`, gets its state at the restore point: from its own node if
     it can, else from the agent that has the fewest others to serve (`busy`: agent → ranks)."""
-    if point.source is Source.INIT:
+    if point.source is RestoreSource.INIT:
         return Restore(tier=Tier.INIT, step=point.step, uri=point.uri, what=point.what)
-    if point.source is Source.REMOTE:
+    if point.source is RestoreSource.REMOTE:
         return Restore(tier=Tier.REMOTE, step=point.step, attempt=point.attempt, uri=point.uri)
-    if point.source is Source.RESHARD:
+    if point.source is RestoreSource.RESHARD:
         return Restore(
             tier=Tier.RESHARD,
             step=point.step,
@@ -233,22 +235,24 @@ def sizes(name: str) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Shelf:
+class StepCopies:
     """Every copy of one step, as one attempt computed it on one mesh, by rank."""
 
     mesh: str
     step: int
     attempt: int
-    copies: Mapping[int, tuple[Copy, ...]]
+    copies: Mapping[int, tuple[HeldCopy, ...]]
 
     def missing_shards(self) -> list[tuple[int, ...]]:
         """Shards that nobody holds, each as the ranks of which one would be enough."""
-        return [ranks for ranks in shards(sizes(self.mesh)) if not set(ranks) & set(self.copies)]
+        return [
+            ranks for ranks in ranks_by_shard(sizes(self.mesh)) if not set(ranks) & set(self.copies)
+        ]
 
 
-def shelves(copies: Iterable[Copy], bad: frozenset[BadCopy]) -> list[Shelf]:
+def copies_by_step(copies: Iterable[HeldCopy], bad: frozenset[BadCopy]) -> list[StepCopies]:
     """The copies that are not known to be bad, newest step first, then latest attempt."""
-    found: dict[tuple[int, int, str], dict[int, list[Copy]]] = {}
+    found: dict[tuple[int, int, str], dict[int, list[HeldCopy]]] = {}
     for copy in copies:
         held = copy.held
         if held.step < 1 or any(one.matches(copy) for one in bad):
@@ -256,32 +260,36 @@ def shelves(copies: Iterable[Copy], bad: frozenset[BadCopy]) -> list[Shelf]:
         shelf = found.setdefault((held.step, held.attempt, held.mesh), {})
         shelf.setdefault(held.rank, []).append(copy)
     return [
-        Shelf(mesh, step, attempt, {rank: tuple(ranks[rank]) for rank in sorted(ranks)})
+        StepCopies(mesh, step, attempt, {rank: tuple(ranks[rank]) for rank in sorted(ranks)})
         for (step, attempt, mesh), ranks in sorted(found.items(), reverse=True)
     ]
 
 
 def _newest_of_own(
-    world_size: int, mesh: Mapping[str, int], found: Iterable[Shelf], line: Line
+    world_size: int, mesh: Mapping[str, int], found: Iterable[StepCopies], line: HistoryLine
 ) -> RestorePoint | None:
     for shelf in found:
         whole = set(shelf.copies) >= set(range(world_size))
-        if is_mesh(shelf.mesh, mesh) and whole and line.holds(shelf.attempt, shelf.step):
+        if is_mesh(shelf.mesh, mesh) and whole and line.contains(shelf.attempt, shelf.step):
             copies = {rank: shelf.copies[rank] for rank in range(world_size)}
-            return RestorePoint(Source.MEMORY, shelf.step, shelf.attempt, copies=copies)
+            return RestorePoint(RestoreSource.MEMORY, shelf.step, shelf.attempt, copies=copies)
     return None
 
 
-def _newest_of_others(found: Iterable[Shelf], line: Line) -> RestorePoint | None:
+def _newest_of_others(found: Iterable[StepCopies], line: HistoryLine) -> RestorePoint | None:
     """Of this mesh too, if a rank's own copy is gone and a replica of its shard is not."""
     for shelf in found:
-        if line.holds(shelf.attempt, shelf.step) and not shelf.missing_shards():
+        if line.contains(shelf.attempt, shelf.step) and not shelf.missing_shards():
             return RestorePoint(
-                Source.RESHARD, shelf.step, shelf.attempt, mesh=shelf.mesh, copies=shelf.copies
+                RestoreSource.RESHARD,
+                shelf.step,
+                shelf.attempt,
+                mesh=shelf.mesh,
+                copies=shelf.copies,
             )
     return None
 
 
-def _origin(copy: Copy) -> Origin:
+def _origin(copy: HeldCopy) -> Origin:
     held = copy.held
     return Origin(held.rank, copy.agent, held.place, copy.host, copy.data_port, held.digest)

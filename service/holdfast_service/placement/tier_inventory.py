@@ -14,16 +14,16 @@ from typing import Any
 
 from holdfast_service.placement.restore_points import (
     BadCopy,
-    Copy,
-    Line,
+    HeldCopy,
+    HistoryLine,
     RemoteCheckpoint,
-    Shelf,
-    Source,
+    StepCopies,
+    RestoreSource,
     is_mesh,
-    shelves,
+    copies_by_step,
 )
 
-TOLD = 3
+MAX_EXPLAINED = 3
 """Steps that were of no use and are explained at most."""
 
 
@@ -32,7 +32,7 @@ class Holding:
     """One step in one tier. `missing`: the ranks of `mesh`, the one that computed it, that nobody
     holds; where several would do, they stand together."""
 
-    source: Source
+    source: RestoreSource
     step: int
     attempt: int
     mesh: str = ""
@@ -56,9 +56,9 @@ class Holding:
 
 def holdings(
     mesh: Mapping[str, int],
-    copies: Iterable[Copy],
+    copies: Iterable[HeldCopy],
     remotes: Iterable[RemoteCheckpoint],
-    line: Line,
+    line: HistoryLine,
     bad: frozenset[BadCopy] = frozenset(),
     bad_uris: frozenset[str] = frozenset(),
 ) -> list[Holding]:
@@ -66,22 +66,22 @@ def holdings(
     on the line of history is left out."""
     found = [
         holding
-        for shelf in shelves(copies, bad)
-        if line.holds(shelf.attempt, shelf.step)
+        for shelf in copies_by_step(copies, bad)
+        if line.contains(shelf.attempt, shelf.step)
         for holding in _in_memory(shelf, mesh)
     ]
     found += [
-        Holding(Source.REMOTE, one.step, one.attempt)
+        Holding(RestoreSource.REMOTE, one.step, one.attempt)
         for one in remotes
-        if one.uri not in bad_uris and line.holds(one.attempt, one.step)
+        if one.uri not in bad_uris and line.contains(one.attempt, one.step)
     ]
-    tiers = list(Source)
+    tiers = list(RestoreSource)
     return sorted(found, key=lambda one: (-one.step, -one.attempt, tiers.index(one.source)))
 
 
-def restorable(found: Iterable[Holding]) -> dict[Source, Holding]:
+def newest_restorable(found: Iterable[Holding]) -> dict[RestoreSource, Holding]:
     """The newest complete step of each tier, of holdings that are newest first."""
-    newest: dict[Source, Holding] = {}
+    newest: dict[RestoreSource, Holding] = {}
     for one in found:
         if one.complete:
             newest.setdefault(one.source, one)
@@ -92,7 +92,7 @@ def why_not_newer(found: Iterable[Holding], step: int) -> str:
     """In words, what the newest holdings beyond `step` lack; empty if there are none."""
     newer = [one for one in found if one.step > step and not one.complete]
     told = {one.step: _what_it_lacks(one) for one in reversed(newer)}
-    return "; ".join(told[step] for step in sorted(told, reverse=True)[:TOLD])
+    return "; ".join(told[step] for step in sorted(told, reverse=True)[:MAX_EXPLAINED])
 
 
 def _what_it_lacks(holding: Holding) -> str:
@@ -100,11 +100,11 @@ def _what_it_lacks(holding: Holding) -> str:
     return f"step {holding.step} is in memory without rank {lacking}"
 
 
-def _in_memory(shelf: Shelf, mesh: Mapping[str, int]) -> Iterable[Holding]:
+def _in_memory(shelf: StepCopies, mesh: Mapping[str, int]) -> Iterable[Holding]:
     if is_mesh(shelf.mesh, mesh):
         lacking = [(rank,) for rank in range(prod(mesh.values())) if rank not in shelf.copies]
-        yield Holding(Source.MEMORY, shelf.step, shelf.attempt, shelf.mesh, tuple(lacking))
+        yield Holding(RestoreSource.MEMORY, shelf.step, shelf.attempt, shelf.mesh, tuple(lacking))
         if not lacking:
             return
     shards = tuple(shelf.missing_shards())
-    yield Holding(Source.RESHARD, shelf.step, shelf.attempt, shelf.mesh, shards)
+    yield Holding(RestoreSource.RESHARD, shelf.step, shelf.attempt, shelf.mesh, shards)

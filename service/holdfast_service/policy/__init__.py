@@ -1,4 +1,4 @@
-"""The pure recovery policy: fault causes, the decision ladder, quarantine and save intervals.
+"""The recovery policy: fault causes, the decision ladder, quarantine and save intervals. Pure.
 
 Every fault gets exactly one decision with a named reason.
 """

@@ -1,8 +1,8 @@
-"""The words of the recovery policy: what can go wrong, who is blamed for it, when it is the same
-again. Pure. What is then done about it, says `policy/decision_ladder.py`.
+"""The recovery policy's vocabulary: causes of faults, blame of nodes, repeated errors. Pure.
 
-Promises: the cause named is the deepest one seen (a death before the errors it made its peers
-raise); what a user's program does to itself is known again when it comes back at the same step.
+`policy/decision_ladder.py` decides what is done about a fault. Promises: the cause of an incident
+is the deepest one seen (a dead process comes before the errors that it caused in its peers); an
+error of the user's program is recognised when it repeats at the same step.
 """
 
 from __future__ import annotations
@@ -13,63 +13,65 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from holdfast_workers.protocol.messages import WorkerError
+from holdfast_workers.protocol.messages import ErrorReport
 
 
 class Cause(StrEnum):
-    """What an incident is put down to, the deepest first: of several, the first here counts."""
+    """The cause of an incident, ordered from the deepest: of several, the first counts."""
 
     NODE_LOST = "node_lost"
-    PREEMPTED = "preempted"  # the node is taken away on notice
-    NODE_UNWELL = "node_unwell"  # a probe found that the node is not fit to train on
+    PREEMPTED = "preempted"  # the cluster removes the node, after a notice
+    NODE_UNWELL = "node_unwell"  # a health probe found the node unfit for training
     AGENT_LOST = "agent_lost"
-    OUT_OF_MEMORY = "out_of_memory"  # the kernel ended the process for want of memory
+    OUT_OF_MEMORY = "out_of_memory"  # the kernel killed the process because memory ran out
     WORKER_CRASH = "worker_crash"
-    CORRUPTION = "corruption"  # replicas of one state differ: somebody computed other bits
-    HANG = "hang"  # a rank stopped to make progress, and was named
+    CORRUPTION = "corruption"  # replicas of one state differ: a rank computed wrong bits
+    HANG = "hang"  # a rank stopped making progress, and was identified
     USER_ERROR = "user_error"
     BAD_STATE = "bad_state"  # a saved state could not be loaded
     NOT_FINITE = "not_finite"  # a saved state was loaded, and its first step was not finite
-    GUARD = "guard"  # loss or gradients are out of bounds, as all ranks saw in the same step
-    CHECKPOINT_FAILED = "checkpoint_failed"  # the last shard could not be written
+    GUARD = "guard"  # loss or gradients are out of bounds; all ranks agree on the step
+    CHECKPOINT_FAILED = "checkpoint_failed"  # a shard of the last checkpoint could not be written
     INTERNAL_ERROR = "internal_error"
-    NO_PROGRESS = "no_progress"  # an attempt was not up, or not at its first step, in time
-    STRAGGLER = "straggler"  # a rank computes more slowly than its peers, for long
-    RESTORE_UNAVAILABLE = "restore_unavailable"  # the remote tier did not answer at a restore
-    REMOTE_UNAVAILABLE = "remote_unavailable"  # it takes no checkpoint; no attempt ends for it
-    COMMUNICATION = "communication"  # only what survivors felt; nobody was seen to die
+    NO_PROGRESS = "no_progress"  # an attempt did not reach its first step in time
+    STRAGGLER = "straggler"  # a rank has long computed more slowly than its peers
+    RESTORE_UNAVAILABLE = "restore_unavailable"  # the remote tier did not answer during a restore
+    REMOTE_UNAVAILABLE = (
+        "remote_unavailable"  # the remote tier takes no checkpoint; no attempt ends for it
+    )
+    COMMUNICATION = "communication"  # only errors of survivors; no process was seen to die
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that condemns an attempt, as somebody saw it."""
+    """One observed fault that ends an attempt."""
 
     cause: Cause
     attempt: int
     at: float
-    """When it was seen, by the clock of the machine that saw it."""
+    """Time of the observation, by the observer's clock."""
     what: str
-    """In words, for people: the evidence."""
+    """The evidence, as text for people."""
     rank: int | None = None
     worker: str | None = None
     agent: str | None = None
     ranks: tuple[int, ...] = ()
-    """All ranks that went with it, where it is more than one process."""
+    """All ranks that were lost with it, if it is more than one process."""
     step: int = 0
-    error: WorkerError | None = None
+    error: ErrorReport | None = None
     ended_by: str = ""
-    """How a process ended: a signal's name ("SIGSEGV"), or "exit code 3"."""
+    """How the process ended: a signal's name ("SIGSEGV"), or "exit code 3"."""
     on_notice: bool = False
-    """Whether the cluster had said that it would take the node away."""
+    """Whether the cluster had announced that it would remove the node."""
     certain: bool = True
-    """Whether it proves that a member has left the attempt, which then can commit no step more.
-    A member that merely does not answer proves nothing."""
+    """Whether it proves that a member has left the attempt, so that the attempt can commit no
+    further step. A member that only does not answer proves nothing."""
 
 
 @dataclass(frozen=True)
 class ErrorMark:
-    """What makes two errors of a user's program the same one: numbers in a message apart, which
-    may be addresses, ranks or measurements."""
+    """Identifies an error of a user's program, to recognise a repetition. Numbers in the message do
+    not count, as they may be addresses, ranks or measurements."""
 
     type: str
     step: int
@@ -79,8 +81,8 @@ class ErrorMark:
 
 @dataclass(frozen=True)
 class Offence:
-    """A node, by its name, was to blame for a fault. Health and notice have no part in this: they
-    speak against a node as long as they last."""
+    """A fault for which a node, given by name, was to blame. Health findings and removal notices
+    are not recorded here: they count against a node only while they last."""
 
     at: float
     node: str
@@ -110,53 +112,58 @@ class GiveUp:
     step: int = 0
 
 
-AT_ONCE = frozenset({Cause.CORRUPTION, Cause.STRAGGLER})
-"""One such fault is enough to train on another node where there is one; of others it takes two."""
+MOVE_AT_ONCE = frozenset({Cause.CORRUPTION, Cause.STRAGGLER})
+"""After one such fault, ranks move to another node if one is ready; other causes need two."""
 
-OWN_SIGNALS = frozenset({"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGSYS"})
-"""What a process brings on itself, or its node on it. Others come from outside, and say nothing
-of the node: whoever ended the process chose it."""
+SELF_INFLICTED_SIGNALS = frozenset(
+    {"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGSYS"}
+)
+"""Signals caused by the process itself or by its node. Other signals are sent from outside on
+purpose, and say nothing about the node."""
 
-BLAMED = AT_ONCE | {Cause.HANG, Cause.AGENT_LOST, Cause.NODE_LOST}
-"""Causes that speak against the node, whatever else is known. A program's error, or its crash, may
-be the same on every node."""
+NODE_BLAMING_CAUSES = MOVE_AT_ONCE | {Cause.HANG, Cause.AGENT_LOST, Cause.NODE_LOST}
+"""Causes that always blame the node. An error or a crash of the program may be the same on every
+node."""
 
-_FROM_OUTSIDE = frozenset({Cause.NODE_LOST, Cause.PREEMPTED, Cause.AGENT_LOST})
+_EXTERNAL_CAUSES = frozenset({Cause.NODE_LOST, Cause.PREEMPTED, Cause.AGENT_LOST})
 
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 _MESSAGE_LIMIT = 500
 
 
-def primary(faults: Sequence[Fault]) -> Fault:
+def primary_fault(faults: Sequence[Fault]) -> Fault:
     """The fault that explains the others: deepest cause, then earliest seen, then lowest rank."""
     order = list(Cause)
     return min(
         faults,
-        key=lambda one: (order.index(one.cause), one.at, -1 if one.rank is None else one.rank),
+        key=lambda fault: (
+            order.index(fault.cause),
+            fault.at,
+            -1 if fault.rank is None else fault.rank,
+        ),
     )
 
 
 def blames_node(fault: Fault) -> bool:
-    """Whether the fault speaks against the node that it was seen on."""
+    """Whether the fault counts against the node on which it was seen."""
     if fault.agent is None or fault.on_notice:
         return False
     if fault.cause is Cause.WORKER_CRASH:
-        return fault.ended_by in OWN_SIGNALS
-    return fault.cause in BLAMED
+        return fault.ended_by in SELF_INFLICTED_SIGNALS
+    return fault.cause in NODE_BLAMING_CAUSES
 
 
-def came_from_outside(fault: Fault) -> bool:
-    """Whether something else than the program brought it about: it says nothing of how the next
-    attempt will fare."""
+def is_external(fault: Fault) -> bool:
+    """Whether the fault came from outside of the program, so that it does not predict the next
+    attempt's outcome."""
     if fault.cause is Cause.WORKER_CRASH:
-        return fault.ended_by.startswith("SIG") and fault.ended_by not in OWN_SIGNALS
-    return fault.cause in _FROM_OUTSIDE
+        return fault.ended_by.startswith("SIG") and fault.ended_by not in SELF_INFLICTED_SIGNALS
+    return fault.cause in _EXTERNAL_CAUSES
 
 
-def mark_of(fault: Fault) -> ErrorMark | None:
-    """By what a fault that may be the program's own is known when it comes back; None if it is
-    not."""
+def error_mark_of(fault: Fault) -> ErrorMark | None:
+    """The mark by which a repetition is recognised; None if the fault is not the program's own."""
     if fault.cause is Cause.OUT_OF_MEMORY:
         return ErrorMark("out of memory", fault.step)
     if fault.cause is Cause.WORKER_CRASH and fault.ended_by.startswith("exit code"):
@@ -170,11 +177,11 @@ def mark_of(fault: Fault) -> ErrorMark | None:
     return ErrorMark(error.type, error.step, message, location)
 
 
-def comes_back(before: ErrorMark | None, fault: Fault) -> bool:
-    """Whether a program does to itself what it did `before`, with no new step since. (A mark is
-    dropped with the first step beyond its own.) An exception tells in which step it was; of a
-    process that has ended, it is enough that it had not come further than the one before."""
-    now = mark_of(fault)
+def is_repeat_of(before: ErrorMark | None, fault: Fault) -> bool:
+    """Whether the fault repeats the error `before`, with no new step since. (A mark is dropped with
+    the first step beyond its own.) An exception states its step; for a process that has ended, it
+    is enough that it had not come further than the previous one."""
+    now = error_mark_of(fault)
     if before is None or now is None:
         return False
     if fault.cause is Cause.USER_ERROR:
@@ -183,5 +190,5 @@ def comes_back(before: ErrorMark | None, fault: Fault) -> bool:
 
 
 def within_window(times: Sequence[float], now: float, window_s: float) -> tuple[float, ...]:
-    """Those that still count at `now`."""
+    """The times that still count at `now`."""
     return tuple(at for at in times if at > now - window_s)

@@ -1,9 +1,9 @@
-"""The ladder of decisions: from a fault, what is known of it and what is at hand, to one decision
-with its reason, and why every other one was refused. Pure.
+"""The decision ladder: chooses one action for a fault from the situation, with its reason, and with
+the reason against every other action. Pure.
 
-Promises: the cheapest action that fits is taken; what repeats by itself, exceeds the budget or
-makes no progress ends the job with a named reason; the same situation gives the same decision.
-`docs/recovery-policy.md` has the whole table, made from this code.
+Promises: the cheapest action that fits is chosen; a fault that repeats, exceeds the budget or
+prevents progress ends the job with a named reason; the same situation gives the same decision.
+`docs/recovery-policy.md` has the whole table, which is generated from this code.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from holdfast_service.placement.rank_assignment import listed
+from holdfast_service.placement.rank_assignment import format_ranks
 from holdfast_service.policy.causes import Cause, GiveUp
-from holdfast_workers.protocol.messages import WorkerError
+from holdfast_workers.protocol.messages import ErrorReport
 
-AGAIN = 2
-"""So often within the window is a node at fault that is not trusted with ranks any more."""
+DISTRUST_AFTER = 2
+"""Number of faults within the window after which a node gets no more ranks."""
 
 
 class Action(StrEnum):
-    """What can be done about a fault, the cheapest first."""
+    """The actions after a fault, the cheapest first."""
 
-    IGNORE = "ignore"  # tell it; training goes on
-    REFORM = "re-form in place"  # a new attempt of the same processes
+    IGNORE = "ignore"  # record it; training continues
+    REFORM = "re-form in place"  # a new attempt with the same processes
     REPLACE_WORKER = "replace the worker"  # another process on the same node
     REPLACE_NODE = (
-        "replace the node"  # its ranks move; one that is to blame is avoided from then on
+        "replace the node"  # its ranks move; a node that is to blame is avoided from then on
     )
     ROLL_BACK = "roll back and skip a data window"
     SHRINK = "shrink to a smaller mesh"
@@ -38,15 +38,15 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Budget:
-    """What a job has used of what it may, within the window; the fault in question included."""
+    """The job's failures within the window, this fault included, and their limits."""
 
     failures: int = 1
     max_failures: int = 20
     preemptions: int = 0
     max_preemptions: int = 100
     without_progress: int = 1
-    """Attempts in a row that ended by themselves without a step beyond the newest one of their
-    line."""
+    """Attempts in a row that ended by themselves without a step beyond the newest step of their
+    line of history."""
     max_without_progress: int = 5
     window_s: float = 3600.0
 
@@ -56,33 +56,35 @@ class Budget:
 
 @dataclass(frozen=True)
 class Situation:
-    """All that a decision depends on."""
+    """Everything that a decision depends on."""
 
     cause: Cause
     what: str = ""
-    """The evidence, in words."""
+    """The evidence, as text."""
     step: int = 0
-    error: WorkerError | None = None
+    error: ErrorReport | None = None
     named: bool = True
-    """Whether a process is known that has to go: it hung, did not come, or was ended."""
+    """Whether a process is known that must be replaced: it hung, did not start, or has ended."""
     node_gone: bool = False
-    """Whether no rank can run on the node, or under its agent, as things are."""
+    """Whether no rank can run on the node, or under its agent, at present."""
     times: int = 1
-    """How often the node was to blame within the window, this time included; 0: it is not. Of
-    corruption, for corruption alone: a crash says nothing of the bits that a node computes."""
+    """How often the node was to blame within the window, this time included; 0: never. For
+    corruption, only earlier corruption counts: a crash says nothing about computed bits."""
     repeated: bool = False
-    """The program did the same to itself at the same step before, with no step beyond it since."""
+    """Whether the program failed in the same way at the same step before, with no later step."""
     room: bool = False
-    """Whether another node, not avoided itself, is ready to take the ranks."""
+    """Whether another node, which is not avoided, is ready to take the ranks."""
     may_roll_back: bool = False
-    """The ranks have agreed to go back, and which data to leave out."""
+    """Whether the ranks have agreed to roll back, and on the data to skip."""
     ended: bool = False
-    """No step is made any more: there are other faults beside one with which steps are made."""
+    """Whether no more steps are made, because other faults exist beside a tolerable fault."""
     budget: Budget = Budget()
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedAlternative:
+    """An action that was not taken, and the reason."""
+
     action: Action
     why: str
 
@@ -92,43 +94,43 @@ class Refused:
 
 @dataclass(frozen=True)
 class Decision:
-    """One action, its reason, and every other action with why it was not taken."""
+    """The chosen action with its reason, and every other action with the reason against it."""
 
     action: Action
     reason: str
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RefusedAlternative, ...] = ()
     end: GiveUp | None = None
-    """Of STOP: how the job ends."""
+    """For STOP: how the job ends."""
 
     def data(self) -> dict[str, Any]:
         return {
             "decision": self.action.value,
             "reason": self.reason,
-            "refused": [one.data() for one in self.refused],
+            "refused": [alternative.data() for alternative in self.refused],
         }
 
 
 @dataclass(frozen=True)
-class Seating:
-    """What became of a decision when the ranks were seated."""
+class SeatingResult:
+    """The result of the placement of ranks after a decision."""
 
     moved: tuple[int, ...] = ()
-    """Ranks that sit on another agent than before."""
+    """Ranks that are on another agent than before."""
     forked: tuple[int, ...] = ()
-    """Ranks that got a new process on the agent that they were on."""
+    """Ranks that got a new process on the same agent."""
     onto: tuple[str, ...] = ()
-    """The agents that took over the ranks that moved."""
+    """The agents that took over the moved ranks."""
     why_moved: str = ""
-    """What became of the agents that they were on."""
+    """The reason why the moved ranks left their agents."""
 
 
 def decide(now: Situation) -> Decision:
-    """The cheapest action that fits, and why no other was taken."""
-    end = _hopeless(now)
+    """The cheapest action that fits, with the reason against every other action."""
+    end = _reason_to_stop(now)
     verdicts = {action: _verdict(action, now, end) for action in Action}
     chosen = next(action for action, verdict in verdicts.items() if verdict.fits)
     refused = tuple(
-        Refused(action, verdict.why if not verdict.fits else "not needed: it costs more")
+        RefusedAlternative(action, verdict.why if not verdict.fits else "not needed: it costs more")
         for action, verdict in verdicts.items()
         if action is not chosen
     )
@@ -136,20 +138,20 @@ def decide(now: Situation) -> Decision:
     return Decision(chosen, verdicts[chosen].why, refused, ended)
 
 
-def carried_out(judged: Decision | None, seating: Seating) -> Decision:
-    """The decision as it came to be: which processes and nodes were left, the fence has shown."""
-    done, how = _done(seating)
+def applied_decision(judged: Decision | None, seating: SeatingResult) -> Decision:
+    """The decision as applied, after the fence has shown which processes and nodes are left."""
+    action, reason = _applied_action(seating)
     if judged is None:
-        return Decision(done, how)
-    if judged.action in (done, Action.ROLL_BACK):
-        return replace(judged, reason=f"{judged.reason}; {how}")
-    # A node that was to be waited for, or left, may be there again, or have no ready successor.
-    earlier = Refused(
-        judged.action, f"meant at first ({judged.reason}), until the ranks were seated"
+        return Decision(action, reason)
+    if judged.action in (action, Action.ROLL_BACK):
+        return replace(judged, reason=f"{judged.reason}; {reason}")
+    # A missing node may have returned, or a node to be left may have no ready replacement.
+    earlier = RefusedAlternative(
+        judged.action, f"decided at first ({judged.reason}), but placement found otherwise"
     )
-    others = tuple(one for one in judged.refused if one.action is not done)
-    refused = sorted((*others, earlier), key=lambda one: list(Action).index(one.action))
-    return Decision(done, how, tuple(refused))
+    others = tuple(other for other in judged.refused if other.action is not action)
+    refused = sorted((*others, earlier), key=lambda other: list(Action).index(other.action))
+    return Decision(action, reason, tuple(refused))
 
 
 class _Verdict(NamedTuple):
@@ -157,7 +159,7 @@ class _Verdict(NamedTuple):
     why: str
 
 
-_NOBODY_GONE = frozenset(
+_NO_PROCESS_LOST = frozenset(
     {
         Cause.USER_ERROR,
         Cause.BAD_STATE,
@@ -168,33 +170,33 @@ _NOBODY_GONE = frozenset(
     }
 )
 _TOLERABLE = frozenset({Cause.STRAGGLER, Cause.NODE_UNWELL, Cause.PREEMPTED})
-"""Steps are still made, and right ones: without a better node, training goes on with this one."""
+"""Correct steps are still made: without a better node, training continues on this one."""
 
 _REFORM_BECAUSE = {
-    Cause.USER_ERROR: "an exception may have come from outside: the same processes try once more",
-    Cause.BAD_STATE: "the processes live; another copy, an older step or the next tier is taken",
-    Cause.NOT_FINITE: "the processes live; the state is taken from elsewhere",
-    Cause.CHECKPOINT_FAILED: "the processes live; the last step's state is saved once more",
-    Cause.RESTORE_UNAVAILABLE: "the processes live; the storage is asked again",
-    Cause.COMMUNICATION: "nobody was seen to die: new groups under the same processes",
-    Cause.NO_PROGRESS: "nobody in particular is late: new groups under the same processes",
-    Cause.CORRUPTION: "nobody is known to be wrong yet: the same processes compute the step again",
+    Cause.USER_ERROR: "an exception may have an external cause: the same processes try once more",
+    Cause.BAD_STATE: "the processes are alive; a further copy, older step or tier is tried",
+    Cause.NOT_FINITE: "the processes are alive; the state is loaded from another place",
+    Cause.CHECKPOINT_FAILED: "the processes are alive; the last step's state is saved once more",
+    Cause.RESTORE_UNAVAILABLE: "the processes are alive; the restore from storage is retried",
+    Cause.COMMUNICATION: "no process was seen to die: the same processes form new groups",
+    Cause.NO_PROGRESS: "no particular process is late: the same processes form new groups",
+    Cause.CORRUPTION: "the wrong rank is unknown yet: the same processes compute the step again",
 }
-_UNLESS_NAMED = frozenset({Cause.NO_PROGRESS, Cause.CORRUPTION})
-"""Nobody has to go as long as nobody is known to be to blame."""
+_REFORM_UNLESS_NAMED = frozenset({Cause.NO_PROGRESS, Cause.CORRUPTION})
+"""Causes after which all processes stay, unless one of them is known to be to blame."""
 _REPLACE_WORKER_BECAUSE = {
     Cause.HANG: "a fresh process on the same node takes the rank",
-    Cause.CORRUPTION: "there is no other node: a fresh process on the same one, once",
-    Cause.INTERNAL_ERROR: "the process is not trusted any more; its node is",
-    Cause.NO_PROGRESS: "the process did not come in time; another one on its node takes the rank",
-    Cause.OUT_OF_MEMORY: "memory may have been short for a moment; the node itself is healthy",
-    Cause.PREEMPTED: "the process was ended from outside; its node is still there",
-    Cause.WORKER_CRASH: "the process is gone, its node is healthy",
+    Cause.CORRUPTION: "no other node is ready: a fresh process on the same node, once",
+    Cause.INTERNAL_ERROR: "the process is not trusted any more, but its node is",
+    Cause.NO_PROGRESS: "the process did not start in time; another one on its node takes the rank",
+    Cause.OUT_OF_MEMORY: "memory may have been short for a moment; the node is healthy",
+    Cause.PREEMPTED: "the process was ended from outside; its node is still available",
+    Cause.WORKER_CRASH: "the process has ended; its node is healthy",
 }
 
 
 def is_tolerable(cause: Cause) -> bool:
-    """Whether a fault of this cause condemns nothing by itself."""
+    """Whether a fault with this cause alone does not end an attempt."""
     return cause in _TOLERABLE or cause is Cause.REMOTE_UNAVAILABLE
 
 
@@ -202,81 +204,87 @@ def _verdict(action: Action, now: Situation, end: GiveUp | None) -> _Verdict:
     if action is Action.STOP:
         return _Verdict(True, end.message if end else "there is no reason to end the job")
     if end is not None and action is not Action.SHRINK:
-        return _Verdict(False, "it would not help: see the reason of the end")
-    return _RUNGS[action](now)
+        return _Verdict(False, "it would not help: see the reason why the job ends")
+    return _EVALUATE[action](now)
 
 
 def _ignore(now: Situation) -> _Verdict:
     if now.cause is Cause.REMOTE_UNAVAILABLE:
         return _Verdict(
-            True, "training does not need it; the newest state is saved when it answers"
+            True,
+            "training does not need the remote tier; the newest state is saved once it answers",
         )
-    if not _may_stay(now):
-        return _Verdict(False, "no step, or no right one, is made as things are")
-    if _spent(now) is not None:
+    if not _can_continue(now):
+        return _Verdict(False, "no correct step is made at present")
+    if _exhausted_budget(now) is not None:
         return _Verdict(True, "steps are still made, and no budget is left to leave the node")
-    if _must_move(now) and now.room:
+    if _should_move(now) and now.room:
         return _Verdict(False, "a better node is ready")
     return _Verdict(True, "steps are still made, and no better node is ready")
 
 
 def _reform(now: Situation) -> _Verdict:
-    if now.cause in _NOBODY_GONE or (now.cause in _UNLESS_NAMED and not now.named):
+    if now.cause in _NO_PROCESS_LOST or (now.cause in _REFORM_UNLESS_NAMED and not now.named):
         return _Verdict(True, _REFORM_BECAUSE[now.cause])
     if now.cause is Cause.GUARD:
-        return _Verdict(False, "the same data would give the same step")
-    if _is_gone(now):
-        return _Verdict(False, "the processes on the node are gone")
-    return _Verdict(False, "a process is gone, or is not to be trusted")
+        return _Verdict(False, "the same data would give the same result")
+    if _node_unusable(now):
+        return _Verdict(False, "the processes on the node are lost")
+    return _Verdict(False, "a process is lost or not trusted any more")
 
 
 def _replace_worker(now: Situation) -> _Verdict:
-    if _is_gone(now):
-        return _Verdict(False, "the node, or its agent, is gone: nobody can fork there")
+    if _node_unusable(now):
+        return _Verdict(False, "the node or its agent is lost: no process can be forked there")
     if now.cause not in _REPLACE_WORKER_BECAUSE and now.cause not in _TOLERABLE:
-        return _Verdict(False, "no process is gone, nor to blame")
-    if _may_stay(now):
+        return _Verdict(False, "no process is lost or to blame")
+    if _can_continue(now):
         return _Verdict(False, "a new process on the same node changes nothing")
-    if _must_move(now) and now.room:
-        return _Verdict(False, _why_not_there(now))
+    if _should_move(now) and now.room:
+        return _Verdict(False, _reason_to_leave_node(now))
     return _Verdict(True, _REPLACE_WORKER_BECAUSE[now.cause])
 
 
 def _replace_node(now: Situation) -> _Verdict:
-    if _is_gone(now):
+    if _node_unusable(now):
         if now.room:
-            return _Verdict(True, "its ranks go together to a node that is ready")
+            return _Verdict(True, "its ranks move together to a node that is ready")
         return _Verdict(False, "no other node is ready")
-    if not _must_move(now):
+    if not _should_move(now):
         why = (
-            "it was to blame once, which may be chance"
+            "the node was to blame once, which may be chance"
             if now.times
-            else "nothing speaks against it"
+            else "nothing counts against the node"
         )
         return _Verdict(False, why)
     if not now.room:
         return _Verdict(False, "no other node is ready")
-    return _Verdict(True, f"{_why_not_there(now)}; another one is ready")
+    return _Verdict(True, f"{_reason_to_leave_node(now)}; another node is ready")
 
 
 def _roll_back(now: Situation) -> _Verdict:
     if now.cause is not Cause.GUARD:
-        return _Verdict(False, "nothing is wrong with the data that was read")
-    return _Verdict(True, "an older state is taken, and the data read since is left out and told")
+        return _Verdict(False, "the data is not the cause")
+    return _Verdict(
+        True, "an older state is loaded, and the data read since is skipped and recorded"
+    )
 
 
 def _wait(now: Situation) -> _Verdict:
-    if not _is_gone(now):
+    if not _node_unusable(now):
         return _Verdict(False, "no node is missing")
-    return _Verdict(True, "its ranks have no room; whatever comes first, its next life or another")
+    return _Verdict(
+        True,
+        "no node has room for its ranks; they go to the restarted node or to another one",
+    )
 
 
 def _shrink(now: Situation) -> _Verdict:
     del now
-    return _Verdict(False, "not available yet: a running job does not change its mesh")
+    return _Verdict(False, "not available yet: a running job cannot change its mesh")
 
 
-_RUNGS: dict[Action, Callable[[Situation], _Verdict]] = {
+_EVALUATE: dict[Action, Callable[[Situation], _Verdict]] = {
     Action.IGNORE: _ignore,
     Action.REFORM: _reform,
     Action.REPLACE_WORKER: _replace_worker,
@@ -287,52 +295,52 @@ _RUNGS: dict[Action, Callable[[Situation], _Verdict]] = {
 }
 
 
-def _may_stay(now: Situation) -> bool:
-    """Whether steps go on to be made although somebody should go."""
-    taken = now.cause is Cause.PREEMPTED and now.named  # a process, and not the node
-    return now.cause in _TOLERABLE and not now.node_gone and not taken
+def _can_continue(now: Situation) -> bool:
+    """Whether steps are still made although a process or node should be replaced."""
+    process_taken = now.cause is Cause.PREEMPTED and now.named  # a process, not the node
+    return now.cause in _TOLERABLE and not now.node_gone and not process_taken
 
 
-def _is_gone(now: Situation) -> bool:
+def _node_unusable(now: Situation) -> bool:
     return now.node_gone or now.cause in (Cause.NODE_LOST, Cause.AGENT_LOST)
 
 
-def _must_move(now: Situation) -> bool:
-    at_once = now.cause is Cause.CORRUPTION or _may_stay(now)
-    return at_once or now.times >= AGAIN
+def _should_move(now: Situation) -> bool:
+    at_once = now.cause is Cause.CORRUPTION or _can_continue(now)
+    return at_once or now.times >= DISTRUST_AFTER
 
 
-def _why_not_there(now: Situation) -> str:
+def _reason_to_leave_node(now: Situation) -> str:
     match now.cause:
         case Cause.CORRUPTION:
             return "the node computed other bits than its replicas"
         case Cause.NODE_UNWELL:
-            return "the node is not fit to train on"
+            return "the node is unfit for training"
         case Cause.STRAGGLER:
-            return "the node is slower than its peers, for long"
+            return "the node has long been slower than its peers"
         case Cause.PREEMPTED:
-            return "the node is taken away"
+            return "the cluster removes the node"
     return f"the node was to blame {now.times} times within {now.budget.window_s:g} s"
 
 
-def _hopeless(now: Situation) -> GiveUp | None:
-    """Why nothing but the end is left, if so."""
+def _reason_to_stop(now: Situation) -> GiveUp | None:
+    """Why the job must end, or None."""
     if now.cause is Cause.REMOTE_UNAVAILABLE:
         return None
     if now.repeated:
-        return _repeated(now)
+        return _end_for_repetition(now)
     if now.cause is Cause.GUARD and not now.may_roll_back:
         return GiveUp("guard", now.error.message if now.error else now.what, None, now.step)
-    if now.cause is Cause.CORRUPTION and now.times >= AGAIN and not now.room:
-        why = f"{now.what}; again, and there is no other node to compute on"
+    if now.cause is Cause.CORRUPTION and now.times >= DISTRUST_AFTER and not now.room:
+        why = f"{now.what}; this is the second time, and no other node is ready"
         return GiveUp("corruption", why, None, now.step)
-    if _may_stay(now) and not now.ended:
+    if _can_continue(now) and not now.ended:
         return None  # no attempt has to end for it
-    return _spent(now)
+    return _exhausted_budget(now)
 
 
-def _spent(now: Situation) -> GiveUp | None:
-    """The end, if the job has used what it may."""
+def _exhausted_budget(now: Situation) -> GiveUp | None:
+    """How the job ends if its budget is exceeded, or None."""
     budget = now.budget
     if budget.failures > budget.max_failures:
         code = "too_many_failures"
@@ -351,7 +359,7 @@ def _spent(now: Situation) -> GiveUp | None:
     return GiveUp(code, message, now.error.traceback if now.error else None, now.step)
 
 
-def _repeated(now: Situation) -> GiveUp:
+def _end_for_repetition(now: Situation) -> GiveUp:
     if now.error is not None:
         error = now.error
         message = f"{error.type} at step {error.step}, twice in a row: {error.message}"
@@ -363,13 +371,13 @@ def _repeated(now: Situation) -> GiveUp:
     return GiveUp("user_error", message, None, now.step)
 
 
-def _done(seating: Seating) -> tuple[Action, str]:
+def _applied_action(seating: SeatingResult) -> tuple[Action, str]:
     if seating.moved:
-        takes = f"{', '.join(seating.onto)} takes them over, the others keep their processes"
+        takes = f"{', '.join(seating.onto)} takes them over, the other ranks keep their processes"
         return Action.REPLACE_NODE, f"{seating.why_moved}; {takes}"
     if seating.forked:
         return Action.REPLACE_WORKER, (
-            f"no process for {listed(seating.forked)} is left, but their "
-            "agents are healthy: fork anew there; the others keep their processes"
+            f"no process for {format_ranks(seating.forked)} is left, but their agents are healthy: new "
+            "processes are forked there; the other ranks keep their processes"
         )
-    return Action.REFORM, "every process is still there and keeps its rank"
+    return Action.REFORM, "every process is alive and keeps its rank"

@@ -1,7 +1,7 @@
-"""The record of one fault, from its first signal to the first new step. Immutable; pure.
+"""The record of one incident, from its first signal to the first new step. Immutable; pure.
 
-An incident folds everything that goes wrong until the job runs again. Its event data holds all of
-it each time, so the newest event of an incident is the whole incident.
+An incident collects all faults until the job runs again. Each of its events has the complete data,
+so the newest event of an incident is the whole incident.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from holdfast_service.policy.causes import Cause, ErrorMark, Fault, Offence, primary
+from holdfast_service.policy.causes import Cause, ErrorMark, Fault, Offence, primary_fault
 from holdfast_service.policy.decision_ladder import Budget, Decision
 
 PHASES = ("detect", "gather", "fence", "decide", "form", "restore", "first_step", "total")
@@ -18,7 +18,8 @@ PHASES = ("detect", "gather", "fence", "decide", "form", "restore", "first_step"
 
 @dataclass(frozen=True)
 class Incident:
-    """`attempt` is the one that failed first; `next_attempt` the newest announced since."""
+    """One incident. `attempt`: the attempt that failed first; `next_attempt`: the newest attempt
+    announced since."""
 
     number: int
     cause: Cause
@@ -28,20 +29,20 @@ class Incident:
     faults: tuple[Fault, ...] = ()
     evidence: tuple[str, ...] = ()
     failures: tuple[float, ...] = ()
-    """When each attempt that this incident cost was condemned: what the budget counts."""
+    """Times at which attempts failed because of this incident; the budget counts them."""
     preemptions: tuple[float, ...] = ()
-    """The same of attempts that ended because something was taken away, on notice."""
+    """Times at which attempts ended because a node was removed after a notice."""
     offences: tuple[Offence, ...] = ()
-    """Nodes that were to blame."""
+    """The nodes that were to blame."""
     next_attempt: int = 0
     joined_attempt: int = 0
-    """The newest attempt whose ranks all joined: its steps belong to history."""
+    """The newest attempt that all ranks joined: its steps belong to history."""
     decision: str = ""
     reason: str = ""
     refused: tuple[Mapping[str, str], ...] = ()
-    """Every other decision, and why it was not taken: {decision, why}."""
+    """Every other decision with the reason against it: {decision, why}."""
     budget: Mapping[str, float] = field(default_factory=dict)
-    """What was used of what is allowed, and what is left."""
+    """The budget: used, allowed and left."""
     restored_step: int | None = None
     steps_lost: int = 0
     tiers: Mapping[int, str] = field(default_factory=dict)
@@ -49,9 +50,9 @@ class Incident:
     mark: ErrorMark | None = None
     bad: tuple[Mapping[str, Any], ...] = ()
     suspects: tuple[Mapping[str, Any], ...] = ()
-    """Of a hang: ranks, with how much speaks against each, and what."""
+    """Of a hang: the suspected ranks, each with a score and reasons."""
     stacks: tuple[Mapping[str, Any], ...] = ()
-    """Of a hang: where the ranks stood, told once for those that stood alike."""
+    """Of a hang: the stacks of the ranks, once for all ranks with the same stack."""
     closed_at: float | None = None
     resolution: str = ""
 
@@ -70,41 +71,44 @@ class Incident:
         )
 
     def with_fault(self, fault: Fault) -> Incident:
-        """The same incident, with one more cause folded in."""
+        """A copy with a further fault."""
         faults = (*self.faults, fault)
-        return replace(self, faults=faults, cause=primary(faults).cause).with_evidence(fault.what)
+        return replace(self, faults=faults, cause=primary_fault(faults).cause).with_evidence(
+            fault.what
+        )
 
     def has_lost_agent(self, agent: str) -> bool:
-        return any(one.agent == agent and one.cause is Cause.AGENT_LOST for one in self.faults)
+        return any(
+            fault.agent == agent and fault.cause is Cause.AGENT_LOST for fault in self.faults
+        )
 
     def with_node_lost(self, agent: str) -> Incident:
-        """The same incident, now that the agent (see `has_lost_agent`) is known to have been lost
-        with its node."""
+        """A copy in which the agent (see `has_lost_agent`) was lost together with its node."""
         faults = tuple(
             replace(fault, cause=Cause.NODE_LOST)
             if fault.agent == agent and fault.cause is Cause.AGENT_LOST
             else fault
             for fault in self.faults
         )
-        return replace(self, faults=faults, cause=primary(faults).cause)
+        return replace(self, faults=faults, cause=primary_fault(faults).cause)
 
     def with_evidence(self, what: str) -> Incident:
         if what in self.evidence:
             return self
         return replace(self, evidence=(*self.evidence, what))
 
-    def decided(self, decision: Decision, budget: Budget) -> Incident:
-        """The same incident, with what is done about it, and what is left to be spent."""
+    def with_decision(self, decision: Decision, budget: Budget) -> Incident:
+        """A copy with the decision, and the budget at that time."""
         return replace(
             self,
             decision=decision.action.value,
             reason=decision.reason,
-            refused=tuple(one.data() for one in decision.refused),
+            refused=tuple(alternative.data() for alternative in decision.refused),
             budget=budget.data(),
         )
 
-    def spent(self, phase: str, seconds: float) -> Incident:
-        """Adds to a phase: an incident that costs several attempts sums what each took."""
+    def with_phase_time(self, phase: str, seconds: float) -> Incident:
+        """A copy with `seconds` added to a phase: several attempts of one incident are summed."""
         before = self.phases_s.get(phase, 0.0)
         return replace(self, phases_s={**self.phases_s, phase: before + max(0.0, seconds)})
 
@@ -114,20 +118,22 @@ class Incident:
         return replace(self, closed_at=now, resolution=resolution, phases_s=phases_s)
 
     def data(self) -> dict[str, Any]:
-        """The event's data: JSON throughout."""
+        """The event's data, as JSON."""
         return {
             "incident": self.number,
             "cause": self.cause.value,
-            "causes": [cause.value for cause in Cause if cause in {f.cause for f in self.faults}]
+            "causes": [
+                cause.value for cause in Cause if cause in {fault.cause for fault in self.faults}
+            ]
             or [self.cause.value],
             "attempt": self.attempt,
             "next_attempt": self.next_attempt,
             "joined_attempt": self.joined_attempt,
-            "lost": lost(self.faults),
+            "lost": _lost_items(self.faults),
             "evidence": list(self.evidence),
             "decision": self.decision,
             "reason": self.reason,
-            "refused": [dict(one) for one in self.refused],
+            "refused": [dict(alternative) for alternative in self.refused],
             "budget": dict(self.budget),
             "restored_step": self.restored_step,
             "steps_lost": self.steps_lost,
@@ -135,11 +141,11 @@ class Incident:
             "phases_s": {name: self.phases_s[name] for name in PHASES if name in self.phases_s},
             "failures": list(self.failures),
             "preemptions": list(self.preemptions),
-            "offences": [one.data() for one in self.offences],
+            "offences": [offence.data() for offence in self.offences],
             "error": dict(self.mark.__dict__) if self.mark else None,
-            "bad": [dict(one) for one in self.bad],
-            "suspects": [dict(one) for one in self.suspects],
-            "stacks": [dict(one) for one in self.stacks],
+            "bad": [dict(copy) for copy in self.bad],
+            "suspects": [dict(suspect) for suspect in self.suspects],
+            "stacks": [dict(stack) for stack in self.stacks],
             "signalled_at": self.signalled_at,
             "opened_at": self.opened_at,
             "closed_at": self.closed_at,
@@ -148,7 +154,7 @@ class Incident:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Incident:
-        """An open incident as a former supervisor left it; its faults stay as evidence."""
+        """An open incident, as a previous supervisor stored it; its faults stay as evidence."""
         error = data.get("error")
         return cls(
             number=data["incident"],
@@ -156,11 +162,11 @@ class Incident:
             attempt=data["attempt"],
             opened_at=data["opened_at"],
             signalled_at=data.get("signalled_at", data["opened_at"]),
-            faults=tuple(_fault(one, data) for one in data.get("lost", ())),
+            faults=tuple(_fault(item, data) for item in data.get("lost", ())),
             evidence=tuple(data["evidence"]),
             failures=tuple(data.get("failures", ())),
             preemptions=tuple(data.get("preemptions", ())),
-            offences=tuple(Offence.from_data(one) for one in data.get("offences", ())),
+            offences=tuple(Offence.from_data(item) for item in data.get("offences", ())),
             next_attempt=data.get("next_attempt", 0),
             joined_attempt=data.get("joined_attempt", 0),
             decision=data["decision"],
@@ -178,13 +184,13 @@ class Incident:
         )
 
 
-def lost(faults: Sequence[Fault]) -> list[dict[str, Any]]:
-    """What the faults took away, each thing once, in words the tables use."""
-    found: list[dict[str, Any]] = []
+def _lost_items(faults: Sequence[Fault]) -> list[dict[str, Any]]:
+    """The processes and nodes lost to the faults, each once, as the tables store them."""
+    items: list[dict[str, Any]] = []
     for fault in faults:
         if fault.cause in (Cause.COMMUNICATION, Cause.REMOTE_UNAVAILABLE):
-            continue  # who tells of it is not lost
-        one = {
+            continue  # the process that reported it is not lost
+        item = {
             "cause": fault.cause.value,
             "rank": fault.rank,
             "ranks": list(fault.ranks) or ([] if fault.rank is None else [fault.rank]),
@@ -193,20 +199,20 @@ def lost(faults: Sequence[Fault]) -> list[dict[str, Any]]:
             "attempt": fault.attempt,
             "on_notice": fault.on_notice,
         }
-        if one not in found:
-            found.append(one)
-    return found
+        if item not in items:
+            items.append(item)
+    return items
 
 
-def _fault(one: Mapping[str, Any], data: Mapping[str, Any]) -> Fault:
+def _fault(item: Mapping[str, Any], data: Mapping[str, Any]) -> Fault:
     return Fault(
-        cause=Cause(one["cause"]),
-        attempt=one.get("attempt", data["attempt"]),
+        cause=Cause(item["cause"]),
+        attempt=item.get("attempt", data["attempt"]),
         at=data["opened_at"],
         what=data["evidence"][0] if data["evidence"] else "",
-        rank=one.get("rank"),
-        ranks=tuple(one.get("ranks", ())),
-        worker=one.get("worker"),
-        agent=one.get("agent"),
-        on_notice=one.get("on_notice", False),
+        rank=item.get("rank"),
+        ranks=tuple(item.get("ranks", ())),
+        worker=item.get("worker"),
+        agent=item.get("agent"),
+        on_notice=item.get("on_notice", False),
     )

@@ -1,9 +1,9 @@
-"""Which nodes are set aside, for how long and why: pure.
+"""Decides which nodes are set aside (get no new ranks), for how long and why. Pure.
 
 A node is a machine, named by its address; where all nodes share the loopback address (the
-embedded cluster), by Ray's id of it. It is `cordoned` by people and `quarantined` by the service,
-after it had a part in several incidents within a window: for a time, which doubles with each
-further quarantine. Either ends by itself when its time is over, and can be lifted before.
+embedded cluster), by its Ray node id. People cordon a node; the service quarantines it after
+several incidents within a window that blame it, for a time that doubles with each further
+quarantine. Both end by themselves when their time is over, and can be lifted earlier.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from holdfast_service.policy.causes import BLAMED, Cause
+from holdfast_service.policy.causes import NODE_BLAMING_CAUSES, Cause
 
 
-class Standing(StrEnum):
+class NodeStanding(StrEnum):
     READY = "ready"
-    CORDONED = "cordoned"  # by somebody
+    CORDONED = "cordoned"  # by a person
     QUARANTINED = "quarantined"  # by the service
 
 
-COUNTED = BLAMED | {Cause.NODE_UNWELL}
-"""Causes of incidents that count: what speaks against a node within its job, and what a probe
-found of it."""
+COUNTED_CAUSES = NODE_BLAMING_CAUSES | {Cause.NODE_UNWELL}
+"""Causes of incidents that count towards a quarantine: those that blame a node within its job, and
+the findings of a health probe."""
 
 
 @dataclass(frozen=True)
 class QuarantineRules:
-    """Times in seconds."""
+    """Limits of the quarantine; times in seconds."""
 
     incidents: int = 3
-    """So many within the window, and the node is quarantined. 0: the service sets none aside."""
+    """Number of incidents within the window that quarantines a node. 0: no quarantine at all."""
     window_s: float = 3600.0
     first_s: float = 600.0
     longest_s: float = 86400.0
     forget_s: float = 86400.0
-    """A node that was in use for so long begins again with `first_s`."""
+    """After this long in use, a node's next quarantine lasts `first_s` again."""
     largest_share: float = 0.34
-    """Of the nodes that are there and can run something; what befalls more of them is hardly the
-    nodes' fault."""
+    """Largest share of the usable nodes in quarantine at a time; a fault of more nodes than that
+    is hardly the nodes' own."""
 
     def leaves_enough(self, aside: int, there: int) -> bool:
-        """Whether one more may be set aside, when `aside` of the `there` nodes are."""
+        """Whether one more node may be set aside, when `aside` of the `there` nodes already are."""
         return self.incidents > 0 and aside + 1 <= self.largest_share * there
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """An incident that a node had a part in."""
+class NodeIncident:
+    """An incident in which a node was involved."""
 
     job: str
     incident: int
@@ -59,10 +59,10 @@ class Trouble:
 
 
 @dataclass(frozen=True)
-class Standings:
-    """What is decided about a node; `until` None: for ever. `strikes`: quarantines in a row."""
+class NodeDecision:
+    """The last decision about a node. `until` None: no end. `strikes`: quarantines in a row."""
 
-    state: Standing = Standing.READY
+    state: NodeStanding = NodeStanding.READY
     reason: str = ""
     since: float = 0.0
     until: float | None = None
@@ -71,15 +71,15 @@ class Standings:
 
 @dataclass(frozen=True)
 class Avoided:
-    """A node on which no new rank is to be seated."""
+    """A node on which no new rank may be placed, and why."""
 
-    standing: Standing
+    standing: NodeStanding
     reason: str
 
 
-def closed(avoided: Mapping[str, Avoided]) -> dict[str, Avoided]:
-    """The nodes that no job may come to: those in quarantine are better than none."""
-    return {name: one for name, one in avoided.items() if one.standing is Standing.CORDONED}
+def cordoned_only(avoided: Mapping[str, Avoided]) -> dict[str, Avoided]:
+    """The nodes that no job may use. (Nodes in quarantine are used where no others are left.)"""
+    return {name: node for name, node in avoided.items() if node.standing is NodeStanding.CORDONED}
 
 
 def node_name(node_id: str, host: str) -> str:
@@ -89,56 +89,65 @@ def node_name(node_id: str, host: str) -> str:
 
 @lru_cache(maxsize=10_000)
 def _is_shared(host: str) -> bool:
-    """Whether many nodes have that address. (It is asked of every rank of every attempt.)"""
+    """Whether several nodes have that address. (Cached: called for each rank of each attempt.)"""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return not host or host == "localhost"
 
 
-def present(decided: Standings, now: float) -> Standing:
-    """How the node stands now: a time that is over ends what it was set for."""
+def standing_at(decided: NodeDecision, now: float) -> NodeStanding:
+    """The node's standing at `now`: a decision ends when its time is over."""
     over = decided.until is not None and decided.until <= now
-    return Standing.READY if over else decided.state
+    return NodeStanding.READY if over else decided.state
 
 
-def after_trouble(
-    decided: Standings, troubles: Collection[Trouble], rules: QuarantineRules, now: float
-) -> Standings | None:
-    """What is to be decided now that the node has had these troubles; None: nothing new.
+def decide_quarantine(
+    decided: NodeDecision, incidents: Collection[NodeIncident], rules: QuarantineRules, now: float
+) -> NodeDecision | None:
+    """The new decision about a node with these incidents; None: no change.
 
-    Only what happened since the last decision counts: a quarantine, also one that was lifted,
-    wipes the slate. What somebody has cordoned stays so.
+    Only incidents since the last decision count: a quarantine, even one that was lifted, resets
+    the count. A cordoned node stays cordoned.
     """
-    if present(decided, now) is not Standing.READY or not rules.incidents:
+    if standing_at(decided, now) is not NodeStanding.READY or not rules.incidents:
         return None
     since = max(now - rules.window_s, decided.since)
     recent = sorted(
-        (one for one in troubles if one.at > since and one.cause in COUNTED),
-        key=lambda one: one.at,
+        (
+            incident
+            for incident in incidents
+            if incident.at > since and incident.cause in COUNTED_CAUSES
+        ),
+        key=lambda incident: incident.at,
     )
     if len(recent) < rules.incidents:
         return None
-    return quarantined(decided, _in_words(recent, rules), rules, now)
+    return quarantined(decided, _describe(recent, rules), rules, now)
 
 
-def quarantined(decided: Standings, reason: str, rules: QuarantineRules, now: float) -> Standings:
-    """Set aside by the service: each time in a row for twice as long."""
+def quarantined(
+    decided: NodeDecision, reason: str, rules: QuarantineRules, now: float
+) -> NodeDecision:
+    """Quarantined by the service, twice as long as the quarantine before it in a row."""
     free_since = decided.since if decided.until is None else max(decided.since, decided.until)
     strikes = 1 if now - free_since > rules.forget_s else decided.strikes + 1
     for_s = min(rules.longest_s, rules.first_s * 2.0 ** min(strikes - 1, 30))
-    return Standings(Standing.QUARANTINED, reason, now, now + for_s, strikes)
+    return NodeDecision(NodeStanding.QUARANTINED, reason, now, now + for_s, strikes)
 
 
-def cordoned(decided: Standings, reason: str, until: float | None, now: float) -> Standings:
-    return Standings(Standing.CORDONED, reason, now, until, decided.strikes)
+def cordoned(decided: NodeDecision, reason: str, until: float | None, now: float) -> NodeDecision:
+    return NodeDecision(NodeStanding.CORDONED, reason, now, until, decided.strikes)
 
 
-def lifted(decided: Standings, now: float) -> Standings:
-    """In use again, whoever had set it aside."""
-    return Standings(Standing.READY, "", now, None, decided.strikes)
+def uncordoned(decided: NodeDecision, now: float) -> NodeDecision:
+    """In use again, after a cordon or a quarantine."""
+    return NodeDecision(NodeStanding.READY, "", now, None, decided.strikes)
 
 
-def _in_words(recent: list[Trouble], rules: QuarantineRules) -> str:
-    causes = ", ".join(f"{one.cause} (job {one.job}, incident {one.incident})" for one in recent)
+def _describe(recent: list[NodeIncident], rules: QuarantineRules) -> str:
+    causes = ", ".join(
+        f"{incident.cause} (job {incident.job}, incident {incident.incident})"
+        for incident in recent
+    )
     return f"{len(recent)} incidents within {rules.window_s:g} s: {causes}"

@@ -1,5 +1,7 @@
-"""Figures of all jobs together, for those who watch the service: from the store, so that every
-server tells the same and a restart forgets nothing. Incidents are read once: as they close.
+"""Statistics over all jobs, for monitoring.
+
+They are computed from the store, so every server reports the same values and a restart loses
+nothing. Each incident is read once, after it closes.
 """
 
 from __future__ import annotations
@@ -13,33 +15,33 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.store.engine import Store
 from holdfast_service.store.latency_histogram import Distribution
-from holdfast_service.store.models import Incident, Job
+from holdfast_service.store.models import IncidentRow, JobRecord
 
-LOOK_BACK_S = 600.0
-"""An incident may be stored so much later than it closed, and is counted all the same."""
+LOOKBACK_S = 600.0
+"""An incident is counted even if it is stored this much later than it closed."""
 
 
 @dataclass
-class FleetFigures:
+class FleetStatistics:
     jobs: Mapping[str, int] = field(default_factory=dict)
-    """By state."""
+    """Number of jobs, by state."""
     incidents: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """That have closed, by cause and decision."""
+    """Number of closed incidents, by (cause, decision)."""
     phases: Mapping[str, Distribution] = field(default_factory=dict)
-    """How long each phase of their recoveries took."""
+    """Durations of the recoveries' phases, by phase."""
     lost_steps: int = 0
     effective_s: float = 0.0
-    """In steps that are part of history, all jobs together."""
+    """Productive seconds of all jobs."""
     held_s: float = 0.0
-    """On the cluster, jobs that have left it and those that are on it."""
+    """Seconds on the cluster of all jobs, past and present."""
 
     @property
     def goodput(self) -> float | None:
         return min(1.0, self.effective_s / self.held_s) if self.held_s > 0 else None
 
 
-class Fleet:
-    """One reader of the store; asked by one request at a time or by several, it is the same."""
+class FleetReader:
+    """Reads the statistics from the store. Safe for concurrent requests."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -51,26 +53,32 @@ class Fleet:
 
     @property
     def transitions(self) -> Mapping[tuple[str, str, str], int]:
-        """That this process has stored since it began: (from, to, code of the outcome or "")."""
+        """Transitions stored by this process since it started: (from, to, outcome code or "")."""
         return self._store.transitions
 
     @property
     def checkpoints(self) -> Mapping[tuple[str, str], Distribution]:
-        """That this process has stored since it began, by tier and operation."""
+        """Checkpoint durations stored by this process since it started, by (tier, operation)."""
         return self._store.checkpoints
 
     @property
     def reconcile_lag(self) -> Distribution:
-        """Of this process since it began."""
+        """Delays of this process's reconciler since it started."""
         return self._store.reconcile_lag
 
-    async def figures(self, now: float) -> FleetFigures:
+    async def statistics(self, now: float) -> FleetStatistics:
         async with self._store.read(long=True) as session:
-            states = await session.execute(select(Job.state, func.count()).group_by(Job.state))
-            held = func.sum(Job.held_s), func.sum(now - Job.held_since), func.sum(Job.productive_s)
+            states = await session.execute(
+                select(JobRecord.state, func.count()).group_by(JobRecord.state)
+            )
+            held = (
+                func.sum(JobRecord.held_s),
+                func.sum(now - JobRecord.held_since),
+                func.sum(JobRecord.productive_s),
+            )
             left_s, present_s, effective_s = (await session.execute(select(*held))).one()
             await self._count_incidents(session)
-            return FleetFigures(
+            return FleetStatistics(
                 jobs={row[0]: row[1] for row in states},
                 incidents=Counter(self._incidents),
                 phases=dict(self._phases),
@@ -81,9 +89,9 @@ class Fleet:
 
     async def _count_incidents(self, session: AsyncSession) -> None:
         closed = await session.execute(
-            select(Incident.job_id, Incident.number, Incident.closed_at, Incident.data)
-            .where(Incident.closed_at > self._until - LOOK_BACK_S)
-            .order_by(Incident.closed_at)
+            select(IncidentRow.job_id, IncidentRow.number, IncidentRow.closed_at, IncidentRow.data)
+            .where(IncidentRow.closed_at > self._until - LOOKBACK_S)
+            .order_by(IncidentRow.closed_at)
         )
         for job_id, number, closed_at, data in closed:
             if closed_at is None or (job_id, number) in self._counted:
@@ -94,5 +102,5 @@ class Fleet:
             self._lost_steps += int(data.get("steps_lost") or 0)
             for phase, taken_s in (data.get("phases_s") or {}).items():
                 self._phases.setdefault(phase, Distribution()).add(float(taken_s))
-        old = self._until - LOOK_BACK_S
+        old = self._until - LOOKBACK_S
         self._counted = {key: at for key, at in self._counted.items() if at > old}

@@ -1,5 +1,5 @@
-"""Accounts of jobs' time, kept for a moment: whoever watches a job asks for its verdict, its ribbon
-and its incidents at once, and all of them rest on the one account."""
+"""Caches goodput accounts briefly: a job page requests the verdict, the timeline and the incidents
+at the same time, and all of them need the same account."""
 
 from __future__ import annotations
 
@@ -14,41 +14,43 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast_service.job_model.goodput import Goodput
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.store import accounts
-from holdfast_service.store.models import Job
+from holdfast_service.store.models import JobRecord
 
-AGE_S = 2.0
-"""An account in which no event is missing is good enough for so long."""
-_KEPT = 256
+MAX_AGE_S = 2.0
+"""An account that includes all events is reused for this long."""
+_MAX_ENTRIES = 256
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _CachedGoodput:
     at: float  # monotonic
     event_seq: int
-    told: Goodput
+    goodput: Goodput
 
 
-class KeptAccounts:
-    """Shared by all services of a server."""
+class GoodputCache:
+    """The cache, shared by all services of a server. A lock per job prevents duplicate work."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        self._making: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._kept: OrderedDict[str, _CachedGoodput] = OrderedDict()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def of(self, session: AsyncSession, job: Job) -> Goodput:
-        """As it was at most `AGE_S` ago; of an ended job, for ever."""
-        making = self._making.setdefault(job.id, asyncio.Lock())
-        async with making:
+    async def get(self, session: AsyncSession, job: JobRecord) -> Goodput:
+        """The job's account, at most `MAX_AGE_S` old; the account of an ended job never expires."""
+        lock = self._locks.setdefault(job.id, asyncio.Lock())
+        async with lock:
             known = self._kept.get(job.id)
-            if known is None or not _is_good(known, job):
-                told = await accounts.goodput(session, job, time.time())
-                known = self._kept[job.id] = _Kept(time.monotonic(), job.event_seq, told)
-                if len(self._kept) > _KEPT:
+            if known is None or not _is_fresh(known, job):
+                goodput = await accounts.goodput(session, job, time.time())
+                known = self._kept[job.id] = _CachedGoodput(
+                    time.monotonic(), job.event_seq, goodput
+                )
+                if len(self._kept) > _MAX_ENTRIES:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(job.id)
-            return known.told
+            return known.goodput
 
 
-def _is_good(known: _Kept, job: Job) -> bool:
+def _is_fresh(known: _CachedGoodput, job: JobRecord) -> bool:
     ended = State(job.state).terminal
-    return known.event_seq == job.event_seq and (ended or time.monotonic() - known.at < AGE_S)
+    return known.event_seq == job.event_seq and (ended or time.monotonic() - known.at < MAX_AGE_S)

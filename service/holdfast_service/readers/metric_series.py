@@ -1,4 +1,4 @@
-"""The series of a job as its readers see them: named, derived and thinned out. Pure."""
+"""Converts stored metric rows to named and derived series, and thins them out for charts. Pure."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ METRICS = (
     *(name for name in series.COLUMNS if name not in ("at", OWN)),
     "tokens_per_second",
 )
-"""Names of the series that every job has; its function may tell others."""
+"""Names of the series that every job has; a user's function may report others."""
 
 
 def point(names: Sequence[str], step: int, attempt: int, stored: Sequence[Any]) -> MetricPoint:
-    """The named values of one step; null where nothing was measured or it is not finite."""
+    """The named values of a step; null if a value was not measured or is not finite."""
     known = dict(zip(series.COLUMNS, stored, strict=False))
     seconds, tokens = (
         json_safe.number(known.get("step_time_s")),
         json_safe.number(known.get("tokens")),
     )
     known["tokens_per_second"] = tokens / seconds if seconds and tokens is not None else None
-    own = series.own_of(stored)
+    own = series.own_metrics(stored)
     values = {
         name: known.get(name) if name == "samples" else json_safe.number(known.get(name))
         for name in names
@@ -36,20 +36,20 @@ def point(names: Sequence[str], step: int, attempt: int, stored: Sequence[Any]) 
     return MetricPoint(step=step, attempt=attempt, at=known["at"], values=values)
 
 
-def everything(step: int, attempt: int, stored: Sequence[Any]) -> MetricPoint:
-    """All that one step has, the function's own numbers too."""
-    return point((*METRICS, *series.own_of(stored)), step, attempt, stored)
+def full_point(step: int, attempt: int, stored: Sequence[Any]) -> MetricPoint:
+    """All values of a step, including those reported by the user's function."""
+    return point((*METRICS, *series.own_metrics(stored)), step, attempt, stored)
 
 
-def thinned(rows: list[Row], most: int) -> list[Row]:
-    """At most `most` of the rows, evenly spaced; the last one always, as it is the present."""
+def evenly_thinned(rows: list[Row], most: int) -> list[Row]:
+    """At most `most` of the rows, evenly spaced; always includes the last row, the present."""
     stride = -(-len(rows) // max(1, most))
     return rows[::-1][:: max(1, stride)][::-1]
 
 
-def with_extremes(rows: Sequence[Row], names: Sequence[str], most: int) -> list[Row]:
-    """At most `most` rows: of each bucket of steps those in which a charted one of `names` is
-    least and largest; and the last one, as it is the present."""
+def thinned_with_extremes(rows: Sequence[Row], names: Sequence[str], most: int) -> list[Row]:
+    """At most `most` rows: from each bucket of steps, the rows with the minimum and maximum of each
+    charted series in `names`; always includes the last row, the present."""
     if len(rows) <= most:
         return list(rows)
     readers = [_reader(name) for name in charted(names)]
@@ -67,11 +67,11 @@ def with_extremes(rows: Sequence[Row], names: Sequence[str], most: int) -> list[
     return [row for row in rows if row[0] in kept]
 
 
-def share(rows: int, history: Sequence[Row], points: int) -> int:
-    """How many points `rows` discarded steps may have beside a history that has `points`: as many
-    as their length on the chart is worth, but not so few that their shape is lost."""
+def discarded_point_budget(rows: int, history: Sequence[Row], points: int) -> int:
+    """Number of chart points for `rows` discarded steps, beside a history of `points` points: in
+    proportion to their length on the chart, but at least `_MIN_DISCARDED_POINTS`."""
     steps = history[-1][0] - history[0][0] + 1 if history else rows
-    return max(_LEAST, min(points, points * rows // steps))
+    return max(_MIN_DISCARDED_POINTS, min(points, points * rows // steps))
 
 
 def charted(names: Sequence[str]) -> tuple[str, ...]:
@@ -83,11 +83,11 @@ def charted(names: Sequence[str]) -> tuple[str, ...]:
 
 def _reader(name: str) -> Callable[[Sequence[Any]], float | None]:
     if name not in METRICS:
-        return lambda stored: json_safe.number(series.own_of(stored).get(name))
+        return lambda stored: json_safe.number(series.own_metrics(stored).get(name))
     column = series.COLUMNS.index(name)
     return lambda stored: json_safe.number(stored[column]) if column < len(stored) else None
 
 
-_LEAST = 64
+_MIN_DISCARDED_POINTS = 64
 _CHARTED = ("loss", "grad_norm", "step_time_s")
 _DERIVED_FROM = {"tokens_per_second": "step_time_s", "tokens": "step_time_s"}

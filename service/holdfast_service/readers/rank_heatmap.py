@@ -1,4 +1,4 @@
-"""Rank × time, as a heatmap shows it: from stored buckets to as many as were asked for. Pure."""
+"""Resamples stored rank times to the buckets of a rank × time heatmap. Pure."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
-from holdfast_service.store.rank_series import Stretch, Values
+from holdfast_service.store.rank_series import RankTimes, Values
 from holdfast_service.views.ranks import RankMeasure
 
 Rows = tuple[tuple[float | None, ...], ...]
 
 
-def measured(of: RankMeasure, stretch: Stretch, ranks: int) -> Values:
-    """Seconds by bucket and rank; NaN where there was no step."""
-    compute = stretch.compute[:, :ranks]
+def measure(of: RankMeasure, times: RankTimes, ranks: int) -> Values:
+    """Seconds by bucket and rank for a measure; NaN where there was no step."""
+    compute = times.compute[:, :ranks]
     match of:
         case RankMeasure.COMPUTE_S:
             return compute
         case RankMeasure.STEP_S:
-            there = np.where(np.isnan(compute), np.nan, np.float32(1.0))
-            values: Values = there * stretch.steps[:, None]
+            has_step = np.where(np.isnan(compute), np.nan, np.float32(1.0))
+            values: Values = has_step * times.steps[:, None]
             return values
         case RankMeasure.LAG:
             with _empty_is_nan():
@@ -31,11 +31,11 @@ def measured(of: RankMeasure, stretch: Stretch, ranks: int) -> Values:
             return lag
 
 
-def bucketed(
+def rebucket(
     values: Values, starts: npt.NDArray[np.float64], since: float, bucket_s: float, buckets: int
 ) -> Values:
-    """By rank and new bucket: the mean of the old buckets that begin in it; one that is narrower
-    than the old ones shows the one that it lies in."""
+    """Values by rank and new bucket: the mean of the old buckets that begin in the new bucket. A
+    new bucket narrower than the old ones takes the value of the old bucket around it."""
     found = np.full((buckets, values.shape[1]), np.nan, np.float32)
     if not len(starts):
         return found.T
@@ -45,9 +45,9 @@ def bucketed(
     filled = firsts[1:] > firsts[:-1]
     if filled.any():
         begins, upto = firsts[:-1][filled], int(firsts[-1])
-        there = np.isfinite(values[:upto])
-        total = np.add.reduceat(np.where(there, values[:upto], np.float32(0)), begins, axis=0)
-        count = np.add.reduceat(there, begins, axis=0, dtype=np.int32)
+        finite = np.isfinite(values[:upto])
+        total = np.add.reduceat(np.where(finite, values[:upto], np.float32(0)), begins, axis=0)
+        count = np.add.reduceat(finite, begins, axis=0, dtype=np.int32)
         means = np.full(total.shape, np.nan, np.float32)
         np.divide(total, count, out=means, where=count > 0, casting="unsafe")
         found[filled] = means
@@ -57,20 +57,20 @@ def bucketed(
     return found.T
 
 
-def plain(values: Values) -> Rows:
-    """Numbers of four digits for JSON; null for NaN."""
+def to_json_rows(values: Values) -> Rows:
+    """Values rounded to four digits for JSON; null for NaN."""
     digits = np.where(values > 0, 3 - np.floor(np.log10(np.where(values > 0, values, 1.0))), 6)
     scale = 10.0 ** np.nan_to_num(np.clip(digits, 0, 9), nan=0.0)
     rounded = np.round(values.astype(np.float64) * scale) / scale
     return tuple(
-        tuple(None if one != one else one for one in row)  # noqa: PLR0124  (NaN alone differs)
+        tuple(None if value != value else value for value in row)  # noqa: PLR0124  (NaN != NaN)
         for row in rounded.tolist()
     )
 
 
 @contextmanager
 def _empty_is_nan() -> Iterator[None]:
-    """Where nothing was measured, nothing is said of it either."""
+    """Silences numpy's warnings about all-NaN slices: their result, NaN, is intended."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         yield

@@ -1,4 +1,4 @@
-"""Where two resolved specs differ, path by path. Pure."""
+"""Compares two resolved specs, path by path. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 from holdfast_service.views.lists import SpecDifferenceView
 
-_NOTHING = object()
+_MISSING = object()
 
 
 def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[SpecDifferenceView]:
-    """In the order of the left one; what it lacks comes last. A list is compared as a whole."""
+    """The differing paths in the order of `left`; paths only in `right` come last. Lists are
+    compared as a whole."""
     return list(_between(left, right, ""))
 
 
@@ -19,10 +20,10 @@ def _between(left: Any, right: Any, path: str) -> Iterator[SpecDifferenceView]:
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         for key in dict.fromkeys([*left, *right]):
             below = f"{path}.{key}" if path else str(key)
-            yield from _between(left.get(key, _NOTHING), right.get(key, _NOTHING), below)
+            yield from _between(left.get(key, _MISSING), right.get(key, _MISSING), below)
     elif left != right:
-        yield SpecDifferenceView(path=path, left=_told(left), right=_told(right))
+        yield SpecDifferenceView(path=path, left=_json_value(left), right=_json_value(right))
 
 
-def _told(value: Any) -> Any:
-    return None if value is _NOTHING else value
+def _json_value(value: Any) -> Any:
+    return None if value is _MISSING else value

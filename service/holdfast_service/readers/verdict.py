@@ -1,4 +1,4 @@
-"""How a job stands, in plain words: what it does, what happened last, what comes next. Pure."""
+"""Describes a job in plain sentences: its present activity, last event and next step. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast_service.views.timeline import VerdictView
 
 @dataclass(frozen=True)
 class LastIncident:
-    """The newest fault of a job."""
+    """The newest incident of a job."""
 
     number: int
     cause: str
@@ -23,8 +23,8 @@ class LastIncident:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """All that a verdict is made of. Times are Unix seconds; `devices`: that the job runs on."""
+class JobStanding:
+    """The inputs of a verdict. Times are Unix seconds; `devices`: number of devices of the job."""
 
     state: State
     desired: Desired
@@ -48,16 +48,16 @@ class Standing:
     goodput: float | None = None
     held_s: float = 0.0
     lost_s: float = 0.0
-    told_at: float | None = None
+    reported_at: float | None = None
 
 
-def verdict(job: Standing) -> VerdictView:
-    headline, doing = _now(job)
+def verdict(job: JobStanding) -> VerdictView:
+    headline, doing = _headline_and_activity(job)
     return VerdictView(
         headline=headline,
         doing=doing,
-        last=_last(job),
-        next=_next(job),
+        last=_last_event(job),
+        next=_next_step(job),
         eta_s=job.eta_s,
         goodput=job.goodput,
         device_hours_used=job.held_s * job.devices / 3600,
@@ -66,8 +66,8 @@ def verdict(job: Standing) -> VerdictView:
     )
 
 
-def cause_in_words(cause: str) -> str:
-    """`node_lost` -> `a lost node`; a cause that is not known is told as it is."""
+def describe_cause(cause: str) -> str:
+    """`node_lost` -> `a lost node`; an unknown cause is returned with spaces for underscores."""
     return _CAUSES.get(cause, cause.replace("_", " "))
 
 
@@ -89,135 +89,138 @@ def duration(seconds: float) -> str:
 
 _CAUSES: dict[str, str] = {
     Cause.NODE_LOST: "a lost node",
-    Cause.PREEMPTED: "a node that is taken away",
-    Cause.NODE_UNWELL: "an unwell node",
+    Cause.PREEMPTED: "a preempted node",
+    Cause.NODE_UNWELL: "an unhealthy node",
     Cause.AGENT_LOST: "a lost node agent",
-    Cause.OUT_OF_MEMORY: "a process killed for want of memory",
-    Cause.WORKER_CRASH: "a worker that died",
+    Cause.OUT_OF_MEMORY: "a process killed for lack of memory",
+    Cause.WORKER_CRASH: "a worker crash",
     Cause.CORRUPTION: "state that differs between replicas",
     Cause.HANG: "a hang",
-    Cause.USER_ERROR: "an error of the training program",
+    Cause.USER_ERROR: "an error in the training program",
     Cause.BAD_STATE: "a saved state that could not be loaded",
     Cause.NOT_FINITE: "a first step that was not finite",
     Cause.GUARD: "a loss or gradient out of bounds",
     Cause.CHECKPOINT_FAILED: "a checkpoint that could not be written",
     Cause.INTERNAL_ERROR: "an internal error",
-    Cause.NO_PROGRESS: "an attempt that did not come up in time",
+    Cause.NO_PROGRESS: "an attempt that did not start in time",
     Cause.STRAGGLER: "a rank that computes too slowly",
     Cause.RESTORE_UNAVAILABLE: "a remote tier that did not answer",
-    Cause.REMOTE_UNAVAILABLE: "a remote tier that takes no checkpoint",
+    Cause.REMOTE_UNAVAILABLE: "a remote tier that accepts no checkpoints",
     Cause.COMMUNICATION: "broken communication",
 }
 
 
-def _now(job: Standing) -> tuple[str, str]:  # noqa: PLR0911  (one for each state)
-    """A headline, and what it does now."""
+def _headline_and_activity(job: JobStanding) -> tuple[str, str]:  # noqa: PLR0911  (one for each state)
+    """The headline, and a sentence about the present activity."""
     place = f"step {job.step:,} of {job.steps:,}"
     match job.state:
         case State.QUEUED:
             since = duration(max(0.0, job.now - job.created_at))
             why = f": {job.waiting_for}" if job.waiting_for else ""
-            return "Waiting in the queue", f"It waits to start, since {since}{why}."
+            return "Waiting in the queue", f"The job has been queued for {since}{why}."
         case State.STARTING:
-            return "Starting", _with_wait(job, "Its nodes are brought up and its ranks join.")
+            return "Starting", _with_wait(job, "The nodes are starting and the ranks are joining.")
         case State.RUNNING if job.slow_ranks:
             slow = ", ".join(map(str, job.slow_ranks[:5]))
             rank = "Rank" if len(job.slow_ranks) == 1 else "Ranks"
             verb = "computes" if len(job.slow_ranks) == 1 else "compute"
-            headline = "Training, held up by a slow rank"
+            headline = "Training, slowed by a slow rank"
             return (
                 headline,
-                f"It trains, {place}. {rank} {slow} {verb} more slowly than the others.",
+                f"Training at {place}. {rank} {slow} {verb} more slowly than the others.",
             )
         case State.RUNNING:
-            return "Training", _with_wait(job, f"It trains, {place}.")
+            return "Training", _with_wait(job, f"Training at {place}.")
         case State.RECOVERING:
-            cause = cause_in_words(job.last.cause) if job.last else "a fault"
-            words = f"It goes back to its newest state after {cause}; it had come to {place}."
-            return f"Recovering from {cause}", _with_wait(job, words)
+            cause = describe_cause(job.last.cause) if job.last else "a fault"
+            sentence = f"Restoring the newest state after {cause}; the job had reached {place}."
+            return f"Recovering from {cause}", _with_wait(job, sentence)
         case State.RESIZING:
-            return "Changing its size", f"Its ranks form another mesh; it had come to {place}."
+            return "Resizing", f"The ranks are forming another mesh; the job had reached {place}."
         case State.PAUSING:
-            return "Pausing", f"It saves its state at {place} and leaves the cluster."
+            return "Pausing", f"Saving the state at {place} before leaving the cluster."
         case State.PAUSED:
-            return "Paused", f"It stands at {place} and holds nothing on the cluster."
+            return "Paused", f"The job is paused at {place} and holds no cluster resources."
         case State.CANCELLING:
-            return "Being cancelled", f"It saves its state at {place} and ends."
+            return "Cancelling", f"Saving the state at {place} before the job ends."
         case State.CANCELLED:
-            return "Cancelled", f"It was cancelled at {place}."
+            return "Cancelled", f"The job was cancelled at {place}."
         case State.SUCCEEDED:
             took = (job.ended_at or job.now) - job.created_at
-            return "Done", f"All {job.steps:,} steps are made; it took {duration(took)}."
+            return "Done", f"All {job.steps:,} steps are complete; the job took {duration(took)}."
         case State.FAILED:
             code = (job.outcome_code or "failed").replace("_", " ")
-            return f"Failed: {code}", _sentence(job.outcome_message or f"It failed at {place}")
+            return f"Failed: {code}", _sentence(job.outcome_message or f"The job failed at {place}")
 
 
-def _with_wait(job: Standing, words: str) -> str:
+def _with_wait(job: JobStanding, sentence: str) -> str:
     if job.waiting_for is None:
-        return words
+        return sentence
     until = ""
     if job.waiting_until is not None:
-        until = f", for {duration(max(0.0, job.waiting_until - job.now))} more at most"
-    return f"{words} It waits{until}: {job.waiting_for}."
+        until = f" (at most {duration(max(0.0, job.waiting_until - job.now))} more)"
+    return f"{sentence} Waiting{until}: {job.waiting_for}."
 
 
-def _last(job: Standing) -> str | None:
-    """What happened last, beside what it does now."""
-    one = job.last
-    if one is None:
+def _last_event(job: JobStanding) -> str | None:
+    """A sentence about the last event, besides the present activity."""
+    incident = job.last
+    if incident is None:
         if job.started_at is None:
             return None
-        return f"It started {duration(max(0.0, job.now - job.started_at))} ago; no fault so far."
+        started = duration(max(0.0, job.now - job.started_at))
+        return f"The job started {started} ago; no faults so far."
     number = (
-        f"Incident {one.number} of {job.incidents}" if job.incidents > 1 else "Its one incident"
+        f"Incident {incident.number} of {job.incidents}"
+        if job.incidents > 1
+        else "The only incident"
     )
-    cause = cause_in_words(one.cause)
-    if one.closed_at is None:
-        decided = f"; decided: {one.decision.replace('_', ' ')}" if one.decision else ""
-        ago = duration(max(0.0, job.now - one.opened_at))
-        return f"{number}, {cause}, began {ago} ago and is open{decided}."
-    took = f" in {duration(one.total_s)}" if one.total_s is not None else ""
-    lost = {None: "", 0: ", no step lost", 1: ", 1 step lost"}.get(
-        one.steps_lost, f", {one.steps_lost} steps lost"
+    cause = describe_cause(incident.cause)
+    if incident.closed_at is None:
+        decided = f"; decision: {incident.decision.replace('_', ' ')}" if incident.decision else ""
+        ago = duration(max(0.0, job.now - incident.opened_at))
+        return f"{number}, {cause}, began {ago} ago and is still open{decided}."
+    took = f" in {duration(incident.total_s)}" if incident.total_s is not None else ""
+    lost = {None: "", 0: "; no steps lost", 1: "; 1 step lost"}.get(
+        incident.steps_lost, f"; {incident.steps_lost} steps lost"
     )
-    ago = duration(max(0.0, job.now - one.closed_at))
-    return f"{number}, {cause}, was over{took}{lost}, {ago} ago."
+    ago = duration(max(0.0, job.now - incident.closed_at))
+    return f"{number}, {cause}, was resolved {ago} ago{took}{lost}."
 
 
-def _next(job: Standing) -> str | None:  # noqa: PLR0911  (one for each standing)
+def _next_step(job: JobStanding) -> str | None:  # noqa: PLR0911  (one for each situation)
     if job.state.terminal:
         if job.state is State.SUCCEEDED or job.saved_step is None:
             return None
-        return f"Its state at step {job.saved_step:,} is kept: another job can begin with it."
+        return f"The state at step {job.saved_step:,} is saved; another job can start from it."
     if job.desired is Desired.CANCELLED:
-        return "It ends once its last state is saved."
+        return "The job ends once its last state is saved."
     if job.state is State.PAUSED:
-        return "Nothing, until somebody resumes it."
+        return "Nothing until a user resumes the job."
     if job.desired is Desired.PAUSED:
-        return "It leaves the cluster once its last state is saved."
+        return "The job leaves the cluster once its last state is saved."
     match job.state:
         case State.QUEUED:
-            return "It starts as soon as nodes are free for it."
+            return "The job starts as soon as enough nodes are free."
         case State.STARTING:
             return "The first step."
         case State.RECOVERING:
-            return "Its ranks form a new attempt and go on from the newest state all of them have."
+            return "The ranks form a new attempt and continue from the newest state that all have."
         case _ if job.eta_s is not None:
             left = max(0, job.steps - job.step)
-            return f"{left:,} steps to go: about {duration(job.eta_s)} at this pace."
+            return f"{left:,} steps left: about {duration(job.eta_s)} at this pace."
         case _:
             return None
 
 
-def _fresh_at(job: Standing) -> float:
+def _fresh_at(job: JobStanding) -> float:
     if job.state.terminal and job.ended_at is not None:
         return job.ended_at
-    if job.state.on_cluster and job.told_at is not None:
-        return job.told_at
+    if job.state.on_cluster and job.reported_at is not None:
+        return job.reported_at
     return job.now
 
 
-def _sentence(words: str) -> str:
-    first = words.strip().splitlines()[0] if words.strip() else ""
+def _sentence(message: str) -> str:
+    first = message.strip().splitlines()[0] if message.strip() else ""
     return first if first.endswith((".", "!", "?")) else f"{first}."

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import ColumnElement, and_, select
 
-from holdfast_service.job_model.admission import Demand
+from holdfast_service.job_model.admission import NodeDemand
 from holdfast_service.job_model.lifecycle import State
-from holdfast_service.store.models import Intent, Job
+from holdfast_service.store.models import Intent, JobRecord
 from holdfast_service.store.transaction import Effect, JobTransaction
 
 _READ_TOGETHER = 500
@@ -16,14 +16,14 @@ class Competition:
     """Remembers what jobs hold, as long as they do: a spec is read once, for it never changes."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Demand | None] = {}
+        self._known: dict[str, NodeDemand | None] = {}
 
-    async def of_others(self, tx: JobTransaction) -> tuple[list[Demand], list[Demand]]:
+    async def of_others(self, tx: JobTransaction) -> tuple[list[NodeDemand], list[NodeDemand]]:
         """What other jobs hold on the cluster, and what older ones in the queue wait for."""
         rows = await tx.session.execute(
-            select(Job.id, Job.state, Job.waiting)
-            .where(Job.cleaned.is_(False), Job.id != tx.job.id, ~_released())
-            .order_by(Job.id)
+            select(JobRecord.id, JobRecord.state, JobRecord.waiting)
+            .where(JobRecord.cleaned.is_(False), JobRecord.id != tx.job.id, ~_released())
+            .order_by(JobRecord.id)
         )
         held: list[str] = []
         before: list[str] = []
@@ -45,12 +45,12 @@ class Competition:
         for start in range(0, len(missing), _READ_TOGETHER):
             some = missing[start : start + _READ_TOGETHER]
             for job, spec in await tx.session.execute(
-                select(Job.id, Job.spec).where(Job.id.in_(some))
+                select(JobRecord.id, JobRecord.spec).where(JobRecord.id.in_(some))
             ):
-                known[job] = Demand.stored(spec)
+                known[job] = NodeDemand.from_stored_spec(spec)
         self._known = known
 
-    def _demands(self, jobs: list[str]) -> list[Demand]:
+    def _demands(self, jobs: list[str]) -> list[NodeDemand]:
         """Of those that can be read."""
         found = (self._known.get(job) for job in jobs)
         return [one for one in found if one is not None]
@@ -59,6 +59,6 @@ class Competition:
 def _released() -> ColumnElement[bool]:
     """It has ended, and nothing of it is on the cluster: only its clean-up elsewhere goes on."""
     done = select(Intent.job_id).where(
-        Intent.job_id == Job.id, Intent.name == Effect.RELEASE, Intent.done_at.is_not(None)
+        Intent.job_id == JobRecord.id, Intent.name == Effect.RELEASE, Intent.done_at.is_not(None)
     )
-    return and_(Job.state.in_([state for state in State if state.terminal]), done.exists())
+    return and_(JobRecord.state.in_([state for state in State if state.terminal]), done.exists())

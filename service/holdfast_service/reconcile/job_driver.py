@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import select, text
 
-from holdfast_service.crash_points import Crossing, Point
-from holdfast_service.job_model.admission import Demand, admit
+from holdfast_service.crash_points import CrashHook, CrashPoint
+from holdfast_service.job_model.admission import NodeDemand, admit
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.job_model.supervisor_protocol import (
@@ -26,7 +26,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     JobLaunch,
     Phase,
     StopKind,
-    Stopping,
+    StopOrder,
     SupervisorReport,
     SupervisorUnavailable,
 )
@@ -34,17 +34,22 @@ from holdfast_service.policy.quarantine import Avoided
 from holdfast_service.reconcile.cluster_demand import Competition
 from holdfast_service.services.code_packages import CodeService
 from holdfast_service.services.fault_injection import deliver
-from holdfast_service.services.init_sources import Hold, Origins, has_own_checkpoint, held_for
+from holdfast_service.services.init_sources import (
+    InitHold,
+    InitSources,
+    has_own_checkpoint,
+    is_held_for,
+)
 from holdfast_service.settings import Settings
 from holdfast_service.store import nodes, projection
 from holdfast_service.store.engine import Store
-from holdfast_service.store.leases import Lease
-from holdfast_service.store.models import Intent, Job
+from holdfast_service.store.leases import JobLease
+from holdfast_service.store.models import Intent, JobRecord
 from holdfast_service.store.transaction import Effect, JobTransaction, job_transaction
 
 _MOMENT_S = 1.0
 _ADMISSION_LOCK = 0x41646D69  # "Admi": one decision on capacity at a time
-_STOPPED = {Effect.CANCEL: Point.CANCEL_DONE, Effect.PAUSE: Point.PAUSE_DONE}
+_STOPPED = {Effect.CANCEL: CrashPoint.CANCEL_DONE, Effect.PAUSE: CrashPoint.PAUSE_DONE}
 
 
 @dataclass(frozen=True)
@@ -65,30 +70,30 @@ class Driver:
         store: Store,
         cluster: Cluster,
         settings: Settings,
-        crossing: Crossing,
-        lease: Lease,
-        origins: Origins,
+        crash_hook: CrashHook,
+        lease: JobLease,
+        sources: InitSources,
         avoided: Callable[[], dict[str, Avoided] | None],
         interval_s: Callable[[bool], float],
         competition: Competition,
     ) -> None:
         """`avoided()`: the nodes that are set aside, as last read; None: not yet.
         `interval_s(in_motion)`: between two polls of a supervisor, at present."""
-        self._store = store.behind_users()
-        self._watching = store.behind_users(watching=True)
+        self._store = store.low_priority()
+        self._watching = store.low_priority(polling=True)
         self._cluster = cluster
         self._settings = settings
-        self._crossing = crossing
+        self._crash_hook = crash_hook
         self._lease = lease
         self._avoided = avoided
         self._interval_s = interval_s
         self._competition = competition
         self._told_avoided: tuple[int, dict[str, Avoided] | None] = (0, None)  # of that epoch
-        self._hold = Hold(self._store, origins, lease, settings.error_retry_max_s)
+        self._hold = InitHold(self._store, sources, lease, settings.error_retry_max_s)
         self._silent_since: float | None = None  # monotonic: the supervisor did not answer
         self._ended_since: float | None = None  # monotonic: it says ENDED, rows still come
         self._admitted: tuple[float, dict[str, Avoided]] | None = None  # when, and who was aside
-        self._seen: tuple[Job, dict[str, Intent]] | None = None  # as the last turn left the job
+        self._seen: tuple[JobRecord, dict[str, Intent]] | None = None  # as the last turn left the job
 
     async def turn(self) -> Rest | None:
         """Do what is next; None: the job needs nobody ever again.
@@ -112,7 +117,7 @@ class Driver:
         """The job was changed by somebody else: the next turn reads it from the store."""
         self._seen = None
 
-    async def _next(self, job: Job, intents: dict[str, Intent]) -> Rest | None:
+    async def _next(self, job: JobRecord, intents: dict[str, Intent]) -> Rest | None:
         state = State(job.state)
         if state.terminal:
             return await self._clean(job, intents)
@@ -149,26 +154,26 @@ class Driver:
                     text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADMISSION_LOCK}
                 )
             # A cluster that can grow makes room for everybody: nobody else need be asked.
-            held: list[Demand] = []
-            before: list[Demand] = []
+            held: list[NodeDemand] = []
+            before: list[NodeDemand] = []
             if not capacity.can_grow:
                 held, before = await self._competition.of_others(tx)
             spec = tx.job.spec
-            wanted = Demand.stored(spec) or Demand.of(JobSpec.model_validate(spec))
+            wanted = NodeDemand.from_stored_spec(spec) or NodeDemand.from_spec(JobSpec.model_validate(spec))
             aside = await nodes.avoided(tx.session, tx.now)
             admission = admit(capacity, aside, held, before, wanted)
             if not admission.may_start:
                 tx.wait_for("nodes", admission.why)
                 return Rest(self._settings.queue_retry_s, keep=False)
-            intent = await tx.intend(Effect.START, intents)
+            intent = await tx.record_intent(Effect.START, intents)
             tx.transition(State.STARTING, reason=admission.why or None)
         self._admitted = time.monotonic(), aside
-        await self._crossing(Point.START_INTENDED)
+        await self._crash_hook(CrashPoint.START_INTENDED)
         if tx.job.desired == Desired.RUNNING:
             self._seen = tx.job, {**intents, Effect.START: intent}
         return Rest(0.0)
 
-    async def _start(self, job: Job, intents: Mapping[str, Intent]) -> Intent:
+    async def _start(self, job: JobRecord, intents: Mapping[str, Intent]) -> Intent:
         """STARTING: have a supervisor, whether this process or one before it asked for it."""
         aside = await self._aside_at_start()
         package = (
@@ -190,9 +195,9 @@ class Driver:
                 package=package,
             )
         )
-        await self._crossing(Point.START_DONE)
+        await self._crash_hook(CrashPoint.START_DONE)
         async with self._transaction() as tx:
-            intent = await tx.done(Effect.START, intents)
+            intent = await tx.record_done(Effect.START, intents)
             tx.emit("supervisor.started", {"created": created, "times": intent.times})
         return intent
 
@@ -207,27 +212,27 @@ class Driver:
 
     # ---- running
 
-    async def _observe(self, job: Job, intents: dict[str, Intent]) -> Rest:
+    async def _observe(self, job: JobRecord, intents: dict[str, Intent]) -> Rest:
         """Fetch and store what the supervisor has to say."""
         report = await self._cluster.poll(job.id, projection.cursors_of(job))
         self._silent_since = None
         await self._tell_avoided(job, report)
-        await self._crossing(Point.POLLED)
+        await self._crash_hook(CrashPoint.POLLED)
         pause = self._until_poll(job)
-        if not projection.brings_news(job, report, time.time()):
+        if not projection.has_changes(job, report, time.time()):
             return pause
         anew = intents[Effect.START].times > 1
         async with self._transaction(self._store if pause.in_motion else self._watching) as tx:
-            absorbed = await projection.absorb(
+            absorbed = await projection.store_report(
                 tx, report, self._settings.quarantine_rules, hold_end=not self._drained()
             )
             if absorbed.rows and anew:
-                (await tx.intend(Effect.START)).times = 1  # it advances again: losses count anew
+                (await tx.record_intent(Effect.START)).times = 1  # it advances again: losses count anew
             if report.phase is Phase.ENDED and not tx.state.terminal and self._drained():
                 tx.end(State.FAILED, "outcome_lost", "it ended, and its outcome was not told")
-            if held_for(tx.job) and await has_own_checkpoint(tx.session, job.id):
-                self._hold.let_go_meanwhile(tx.job)
-        await self._crossing(Point.ENDED if tx.state.terminal else Point.STORED)
+            if is_held_for(tx.job) and await has_own_checkpoint(tx.session, job.id):
+                self._hold.release_in_background(tx.job)
+        await self._crash_hook(CrashPoint.ENDED if tx.state.terminal else CrashPoint.STORED)
         pause = self._until_poll(tx.job)
         if report.phase is Phase.ENDED and (self._ended_since is None or absorbed.rows):
             self._ended_since = time.monotonic()
@@ -243,15 +248,15 @@ class Driver:
             self._seen = tx.job, intents  # what the transaction has just read is as good
         return pause
 
-    def _until_poll(self, job: Job) -> Rest:
+    def _until_poll(self, job: JobRecord) -> Rest:
         in_motion = (
             job.desired != Desired.RUNNING
             or State(job.state) is not State.RUNNING
-            or self._store.serving.is_watched(job.id)
+            or self._store.active_requests.is_watched(job.id)
         )
         return Rest(self._interval_s(in_motion), in_motion=in_motion)
 
-    async def _tell_avoided(self, job: Job, report: SupervisorReport) -> None:
+    async def _tell_avoided(self, job: JobRecord, report: SupervisorReport) -> None:
         """A supervisor that has begun anew knows only who was set aside when the job began."""
         aside = self._avoided()
         now = (report.epoch, aside)
@@ -266,58 +271,58 @@ class Driver:
 
     # ---- ending
 
-    async def _cancel(self, job: Job, intents: dict[str, Intent]) -> Rest | None:
+    async def _cancel(self, job: JobRecord, intents: dict[str, Intent]) -> Rest | None:
         """Tell the supervisor; None: it knows, and is to be observed until it has ended."""
         if State(job.state) is not State.CANCELLING:
             async with self._transaction() as tx:
-                await tx.intend(Effect.CANCEL, intents)
+                await tx.record_intent(Effect.CANCEL, intents)
                 tx.transition(State.CANCELLING, reason="the user cancelled it")
-            await self._crossing(Point.CANCEL_INTENDED)
+            await self._crash_hook(CrashPoint.CANCEL_INTENDED)
             return Rest(0.0)
         intent = intents[Effect.CANCEL]
         deadline = 0.0 if Effect.CANCEL_NOW in intents else intent.at + _final_save_s(job)
         forced = max(deadline, intent.at) + self._settings.cancel_deadline_s
         if time.time() > forced or Effect.RELEASE in intents:  # it had been paused by then
             return await self._cancel_by_force(job)
-        order = Stopping(StopKind.CANCEL, "the user cancelled it", deadline)
+        order = StopOrder(StopKind.CANCEL, "the user cancelled it", deadline)
         await self._tell_to_stop(job, intents, Effect.CANCEL, order)
         return None
 
-    async def _pause(self, job: Job, intents: dict[str, Intent]) -> Rest | None:
+    async def _pause(self, job: JobRecord, intents: dict[str, Intent]) -> Rest | None:
         """As `_cancel`; but it does not end, and is PAUSED once nothing of it is there."""
         if State(job.state) is not State.PAUSING:
             async with self._transaction() as tx:
                 if tx.job.desired == Desired.PAUSED:
-                    await tx.intend(Effect.PAUSE, intents)
+                    await tx.record_intent(Effect.PAUSE, intents)
                     tx.transition(State.PAUSING, reason="the user paused it")
-            await self._crossing(Point.PAUSE_INTENDED)
+            await self._crash_hook(CrashPoint.PAUSE_INTENDED)
             return Rest(0.0)
         if Effect.RELEASE in intents:
             return await self._leave(job)
         intent = intents[Effect.PAUSE]
-        order = Stopping(StopKind.PAUSE, "the user paused it", intent.at + _final_save_s(job))
+        order = StopOrder(StopKind.PAUSE, "the user paused it", intent.at + _final_save_s(job))
         await self._tell_to_stop(job, intents, Effect.PAUSE, order)
         return None
 
     async def _tell_to_stop(
-        self, job: Job, intents: Mapping[str, Intent], effect: Effect, order: Stopping
+        self, job: JobRecord, intents: Mapping[str, Intent], effect: Effect, order: StopOrder
     ) -> None:
         """Again in each turn: a supervisor may have been restarted since."""
         await self._cluster.stop(job.id, order)
         if intents[effect].done_at is None:
-            await self._crossing(_STOPPED[effect])
+            await self._crash_hook(_STOPPED[effect])
             async with self._transaction() as tx:
-                await tx.done(effect, intents)
+                await tx.record_done(effect, intents)
 
-    async def _leave(self, job: Job) -> Rest:
+    async def _leave(self, job: JobRecord) -> Rest:
         """PAUSING, and its supervisor has ended: give everything back that it has."""
         if not await self._cluster.release(job.id):
             return Rest(self._settings.release_retry_s)
-        await self._crossing(Point.PAUSED)
+        await self._crash_hook(CrashPoint.PAUSED)
         async with self._transaction() as tx:
             if tx.state is not State.PAUSING:
                 return Rest(0.0)
-            await tx.forget(Effect.START, Effect.PAUSE, Effect.RELEASE)
+            await tx.forget_intents(Effect.START, Effect.PAUSE, Effect.RELEASE)
             tx.job.slow = {}  # the next supervisor will know of none
             tx.emit("job.released", {})
             tx.transition(State.PAUSED, reason="its state is saved")
@@ -327,7 +332,7 @@ class Driver:
                 tx.end(State.CANCELLED, "cancelled", "cancelled while it was paused")
         return Rest(0.0)
 
-    async def _cancel_by_force(self, job: Job) -> Rest:
+    async def _cancel_by_force(self, job: JobRecord) -> Rest:
         """Nobody ended it in time: take its resources away, then say that it is over."""
         if not await self._cluster.release(job.id):
             return Rest(self._settings.release_retry_s)
@@ -339,25 +344,25 @@ class Driver:
                     "cancelled; its supervisor had ended or did not answer in time, so its "
                     "resources were taken away",
                 )
-        await self._crossing(Point.ENDED)
+        await self._crash_hook(CrashPoint.ENDED)
         return Rest(0.0)
 
-    async def _clean(self, job: Job, intents: dict[str, Intent]) -> Rest | None:
+    async def _clean(self, job: JobRecord, intents: dict[str, Intent]) -> Rest | None:
         """Terminal: leave nothing of it on the cluster."""
         if job.cleaned:
             return None
         if Effect.START in intents:
             if Effect.RELEASE not in intents:
                 async with self._transaction() as tx:
-                    await tx.intend(Effect.RELEASE)
-                await self._crossing(Point.RELEASE_INTENDED)
+                    await tx.record_intent(Effect.RELEASE)
+                await self._crash_hook(CrashPoint.RELEASE_INTENDED)
             if not await self._cluster.release(job.id):
                 return await self._clean_later(intents.get(Effect.RELEASE))
-            await self._crossing(Point.RELEASE_DONE)
+            await self._crash_hook(CrashPoint.RELEASE_DONE)
             async with self._transaction() as tx:
-                if (await tx.done(Effect.RELEASE)).times == 1:
+                if (await tx.record_done(Effect.RELEASE)).times == 1:
                     tx.emit("job.released", {})
-        if held_for(job) and not await self._hold.let_go(job):
+        if is_held_for(job) and not await self._hold.release(job):
             return Rest(self._settings.error_retry_max_s, keep=False)
         async with self._transaction() as tx:
             tx.job.cleaned = True
@@ -383,7 +388,7 @@ class Driver:
         return Rest(self._settings.cluster_retry_s)
 
     async def _without_supervisor(
-        self, job: Job, intents: dict[str, Intent], error: SupervisorUnavailable
+        self, job: JobRecord, intents: dict[str, Intent], error: SupervisorUnavailable
     ) -> Rest:
         """It restarts by itself; one that stays silent is asked for anew, and adopted if there."""
         now = time.monotonic()
@@ -401,12 +406,12 @@ class Driver:
         if intents[Effect.START].times >= self._settings.supervisor_starts:
             return await self._give_up(job)
         async with self._transaction() as tx:
-            (await tx.intend(Effect.START)).done_at = None
-        await self._crossing(Point.START_INTENDED)
+            (await tx.record_intent(Effect.START)).done_at = None
+        await self._crash_hook(CrashPoint.START_INTENDED)
         self._silent_since = None
         return Rest(0.0)
 
-    async def _give_up(self, job: Job) -> Rest:
+    async def _give_up(self, job: JobRecord) -> Rest:
         """Too many supervisors were made for it: an endless loop ends here, with a cause."""
         if not await self._cluster.release(job.id):
             return Rest(self._settings.release_retry_s)
@@ -417,7 +422,7 @@ class Driver:
                     "supervisor_lost",
                     f"its supervisor was lost {self._settings.supervisor_starts} times",
                 )
-        await self._crossing(Point.ENDED)
+        await self._crash_hook(CrashPoint.ENDED)
         return Rest(0.0)
 
     # ---- the store
@@ -427,14 +432,14 @@ class Driver:
     ) -> AbstractAsyncContextManager[JobTransaction]:
         return job_transaction(store or self._store, self._lease.job_id, token=self._lease.token)
 
-    async def _read(self) -> tuple[Job, dict[str, Intent]]:
+    async def _read(self) -> tuple[JobRecord, dict[str, Intent]]:
         async with self._store.read() as session:
-            job = await session.get_one(Job, self._lease.job_id)
+            job = await session.get_one(JobRecord, self._lease.job_id)
             intents = await session.scalars(select(Intent).where(Intent.job_id == job.id))
             return job, {intent.name: intent for intent in intents}
 
 
-def _final_save_s(job: Job) -> float:
+def _final_save_s(job: JobRecord) -> float:
     return JobSpec.model_validate(job.spec).checkpoint.final_save_s
 
 

@@ -15,7 +15,7 @@ from sqlalchemy import select
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.supervisor_protocol import Cluster
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import Job
+from holdfast_service.store.models import JobRecord
 
 ASKED_TOGETHER = 200
 
@@ -79,7 +79,7 @@ class Reaper:
             for start in range(0, len(asked), ASKED_TOGETHER):
                 some = asked[start : start + ASKED_TOGETHER]
                 rows = await session.execute(
-                    select(Job.id, Job.state, Job.cleaned).where(Job.id.in_(some))
+                    select(JobRecord.id, JobRecord.state, JobRecord.cleaned).where(JobRecord.id.in_(some))
                 )
                 found |= {row.id: Standing(State(row.state), row.cleaned) for row in rows}
         return found

@@ -16,19 +16,19 @@ from uuid import uuid4
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from holdfast_service import crash_points as crossings
-from holdfast_service.crash_points import Crossing
+from holdfast_service import crash_points
+from holdfast_service.crash_points import CrashHook
 from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnavailable
 from holdfast_service.policy.quarantine import Avoided
 from holdfast_service.reconcile.cluster_demand import Competition
 from holdfast_service.reconcile.job_driver import Driver, Rest
 from holdfast_service.reconcile.poll_rate import Pace
 from holdfast_service.reconcile.reaper import Reaper
-from holdfast_service.services.init_sources import Origins
+from holdfast_service.services.init_sources import InitSources
 from holdfast_service.settings import Settings
 from holdfast_service.store import leases, nodes
 from holdfast_service.store.engine import Store
-from holdfast_service.store.leases import Lease
+from holdfast_service.store.leases import JobLease
 from holdfast_service.store.transaction import LeaseLost, job_transaction
 
 log = structlog.get_logger(__name__)
@@ -59,15 +59,15 @@ class Reconciler:
         cluster: Cluster,
         settings: Settings,
         *,
-        crossing: Crossing | None = None,
+        crash_hook: CrashHook | None = None,
     ) -> None:
         self._store = store
         self._cluster = cluster
         self._settings = settings
-        self._crossing = crossing or crossings.chosen(settings.crash_at)
+        self._crash_hook = crash_hook or crash_points.hook_from_setting(settings.crash_at)
         self._owner = str(uuid4())
         self._reaper = Reaper(store, cluster)
-        self._origins = Origins(store, settings)
+        self._init_sources = InitSources(store, settings)
         self._competition = Competition()
         self._pace = Pace(settings.polls_per_s)
         self._motion_pace = Pace(settings.polls_per_s)
@@ -78,7 +78,7 @@ class Reconciler:
         self._bell = _Bell()
         self._nodes_bell = asyncio.Event()
         self._users_of_changed: set[str] = set()  # jobs that have ranks on nodes set aside just now
-        self._undriven: set[Lease] = set()  # as it was last looked for
+        self._undriven: set[JobLease] = set()  # as it was last looked for
         self._looked_at: float | None = None
         self._stop = asyncio.Event()
 
@@ -91,7 +91,7 @@ class Reconciler:
             self._reap: self._settings.reap_interval_s,
         }
         self._stop = stop
-        self._store.serving.on_watched = self.ring
+        self._store.active_requests.on_watch_started = self.ring
         duties = [
             asyncio.create_task(self._every(seconds, duty)) for duty, seconds in every.items()
         ]
@@ -131,7 +131,7 @@ class Reconciler:
             self._bells[lease.job_id] = bell = _Bell()
             task = asyncio.create_task(self._drive(lease, bell), name=f"drive {lease.job_id}")
             self._drives[lease.job_id] = task
-        if len(taken) == leases.CLAIMED_TOGETHER:
+        if len(taken) == leases.MAX_CLAIMED:
             self._bell.set()  # there may be more
         self._looked_at = time.monotonic()
 
@@ -173,22 +173,22 @@ class Reconciler:
         with contextlib.suppress(ClusterUnavailable):  # those whom it concerns say so
             capacity = await self._cluster.capacity()
             async with self._store.write() as session:
-                await nodes.saw(session, capacity.nodes, time.time())
+                await nodes.record_seen(session, capacity.nodes, time.time())
         await self._read_avoided()
 
     async def _read_avoided(self) -> None:
         async with self._store.read() as session:
             self._avoided = await nodes.avoided(session, time.time())
 
-    async def _drive(self, lease: Lease, bell: _Bell) -> None:
+    async def _drive(self, lease: JobLease, bell: _Bell) -> None:
         """Turn after turn, until the job rests for long, has no work left, or is lost."""
         driver = Driver(
             self._store,
             self._cluster,
             self._settings,
-            self._crossing,
+            self._crash_hook,
             lease,
-            self._origins,
+            self._init_sources,
             lambda: self._avoided,
             self._interval_s,
             self._competition,
@@ -218,7 +218,7 @@ class Reconciler:
         many = len(self._in_motion) if in_motion else len(self._drives)
         return max(settings.reconcile_interval_s, many / settings.polls_per_s)
 
-    async def _turns(self, driver: Driver, lease: Lease, bell: _Bell) -> float:
+    async def _turns(self, driver: Driver, lease: JobLease, bell: _Bell) -> float:
         """Returns after how many seconds the job wants to be looked at again."""
         errors = 0
         due = time.monotonic()
@@ -256,7 +256,7 @@ class Reconciler:
             if self._stop.is_set():
                 return 0.0
 
-    async def _after_error(self, lease: Lease, error: Exception, errors: int) -> Rest:
+    async def _after_error(self, lease: JobLease, error: Exception, errors: int) -> Rest:
         """Say it where the user looks, and try again later and later."""
         seconds = min(
             self._settings.error_retry_s * 2.0 ** min(errors - 1, 20),

@@ -1,19 +1,20 @@
-"""The recovery core: a sans-I/O state machine that forms attempts and gets over faults.
+"""The recovery core: a sans-I/O state machine that forms attempts and recovers from faults.
 
-It owns the decisions of a supervisor and nothing else: no clock, no I/O, no Ray. The shell feeds
-inputs with the present time and carries out the effects in order. What others lean on:
+The core owns the decisions of a supervisor. It has no clock, no I/O and no Ray. The shell passes
+each input (`core_state/inputs.py`) with the present time, and executes the returned effects
+(`core_state/effects.py`) in order. Invariants:
 
-- Attempt numbers only grow; a world is formed at most once per number, only of agents that have
-  made way for it, and of workers not known to be dead.
-- Every stage has a deadline (while running, it moves with the steps); every job that ends has a
-  named reason.
-- After `End` there is no further effect.
+- Attempt numbers only grow. A world is formed at most once per number, only of agents that have
+  answered the fence of that attempt, and of workers that are not known to be dead.
+- Every stage has a deadline (in RUNNING it moves with the steps). Every job that ends has a named
+  reason.
+- No effect follows `End`.
 """
 
 from __future__ import annotations
 
 from holdfast_service.job_model.supervisor_protocol import Phase
-from holdfast_service.placement.rank_assignment import listed
+from holdfast_service.placement.rank_assignment import format_ranks
 from holdfast_service.policy.causes import Cause, Fault, GiveUp
 from holdfast_service.policy.checkpoint_intervals import AutoTier
 from holdfast_service.recovery.core_state.effects import Effect
@@ -23,16 +24,16 @@ from holdfast_service.recovery.core_state.inputs import (
     AgentUp,
     CheckpointFinalized,
     CommandFailed,
-    Exchanged,
-    FaultWanted,
+    FaultRequested,
     Fenced,
     Input,
     Inspected,
     LeaseEnded,
+    LinkChecked,
     NodeChecked,
     NodesAvoided,
     NodesDraining,
-    NodeWord,
+    NodeStatus,
     PartnersSet,
     RemoteCheckpoints,
     Signals,
@@ -40,12 +41,12 @@ from holdfast_service.recovery.core_state.inputs import (
     StepsMeasured,
     StopRequested,
     Tick,
-    WorkersSeen,
+    WorkersPolled,
 )
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.recovery.core_state.roster import Roster
-from holdfast_service.recovery.core_state.save_ledger import RemoteSaves
-from holdfast_service.recovery.core_state.state import Stage, State
+from holdfast_service.recovery.core_state.save_ledger import SaveLedger
+from holdfast_service.recovery.core_state.state import CoreState, Stage
 from holdfast_service.recovery.faults import (
     corruption,
     hang_suspicion,
@@ -76,13 +77,13 @@ from holdfast_workers.training.skipped_windows import Ledger
 
 
 class RecoveryCore:
-    """One per supervisor. `facts`: what the journal says, if this supervisor is not the first."""
+    """The core of one supervisor. `facts`: the replayed journal, for a restarted supervisor."""
 
     def __init__(self, config: RecoveryConfig, now: float, facts: Facts | None = None) -> None:
-        state = State(
+        state = CoreState(
             config=config,
             roster=Roster(),
-            saves=RemoteSaves(config.world_size, config.remotes),
+            saves=SaveLedger(config.world_size, config.remotes),
             stage=Stage.ASSEMBLING,
             since=now,
             deadline=now + config.start_timeout_s,
@@ -92,39 +93,39 @@ class RecoveryCore:
         )
         self._state = state
         if facts is not None and (facts.attempt or facts.ended):
-            _remember(state, facts, now)
+            _restore_facts(state, facts, now)
 
-    def handle(self, given: Input, now: float) -> tuple[Effect, ...]:
-        """Take one input at `now` (`time.time()`); the effects to carry out, in order."""
+    def handle(self, event: Input, now: float) -> tuple[Effect, ...]:
+        """Handle one input at `now` (`time.time()`); return the effects to execute, in order."""
         state = self._state
         if state.stage is Stage.ENDED:
             return ()
-        state.out = []
+        state.effects = []
         if state.facts is None:
-            state.show(state.phase)
-        self._dispatch(given, now)
+            state.set_phase(state.phase)
+        self._dispatch(event, now)
         if state.stage is Stage.ASSEMBLING:
             takeover.check_start(state, now)
         elif state.stage is Stage.ADOPTING:
             takeover.check_adoption(state, now)
         if state.stage is Stage.RUNNING and state.stop is not None:
-            graceful_stop.begin(state, now)
-        node_eviction.leave_if_better(state, now)
-        checkpoint_finalization.hand_out(state, now)
-        injection_dispatch.hand_out(state)
-        return tuple(state.out)
+            graceful_stop.begin_stop(state, now)
+        node_eviction.evict_if_better(state, now)
+        checkpoint_finalization.assign_pending(state, now)
+        injection_dispatch.dispatch(state)
+        return tuple(state.effects)
 
     def next_deadline(self) -> float | None:
-        """When to send a `Tick` at the latest; None only once ended."""
+        """The latest time for the next `Tick`; None only after the end of the job."""
         state = self._state
         if state.stage is Stage.ENDED:
             return None
-        due = [state.deadline, hang_suspicion.due(state), node_eviction.check_due(state)]
-        if state.roster.live():  # else nobody can try: an agent that comes is given it at once
-            due.append(state.saves.next_try())
+        due = [state.deadline, hang_suspicion.next_due(state), node_eviction.next_check_due(state)]
+        if state.roster.live():  # without a live agent there is no retry; a new one gets it at once
+            due.append(state.saves.next_retry_at())
         if state.deadline is not None and state.stop is not None:
             due.append(state.stop.deadline)
-        return min((at for at in due if at), default=None)
+        return min((deadline for deadline in due if deadline), default=None)
 
     @property
     def phase(self) -> Phase:
@@ -132,7 +133,7 @@ class RecoveryCore:
 
     @property
     def stage(self) -> Stage:
-        """Where the core stands, finer than the phase: for logs and tests."""
+        """The stage of the core, finer than the phase: for logs and tests."""
         return self._state.stage
 
     @property
@@ -142,97 +143,97 @@ class RecoveryCore:
 
     @property
     def committed(self) -> int:
-        """The newest step known to be committed on the present line of history."""
+        """The newest step known to be committed on the present line."""
         return self._state.committed
 
-    def _dispatch(self, given: Input, now: float) -> None:
+    def _dispatch(self, event: Input, now: float) -> None:
         state = self._state
-        match given:
-            case AgentUp() | AgentLost() | LeaseEnded() | NodeWord():
-                _came_or_went(state, given, now)
+        match event:
+            case AgentUp() | AgentLost() | LeaseEnded() | NodeStatus():
+                _handle_presence(state, event, now)
             case Signals():
-                signal_handlers.hear_all(state, given.signals, now)
+                signal_handlers.handle_signals(state, event.signals, now)
             case (
                 Fenced()
                 | Inspected()
                 | PartnersSet()
                 | CommandFailed()
-                | WorkersSeen()
+                | WorkersPolled()
                 | NodeChecked()
             ):
-                _answered(state, given, now)
+                _handle_answer(state, event, now)
             case StepCommitted():
-                state.protected = max(state.protected, given.protected)
-                hang_suspicion.progressed(state, given.attempt, given.step, now)
-                corruption.passed(state, given.attempt, given.step, now)
-                signal_handlers.first_step_seen(state, given.attempt, given.step, now)
-                command_retry.ask_again(state)
+                state.protected = max(state.protected, event.protected)
+                hang_suspicion.record_progress(state, event.attempt, event.step, now)
+                corruption.expire_recheck(state, event.attempt, event.step, now)
+                signal_handlers.record_committed_step(state, event.attempt, event.step, now)
+                command_retry.repeat_failed_commands(state)
                 partners.trust_links_again(state, now)
-                partners.free_former(state, given.attempt, given.protected, now)
+                partners.free_former_copies(state, event.attempt, event.protected, now)
             case StepsMeasured():
-                save_intervals.measured(state, given.rows)
-                straggler_response.measured(state, given.rows, now)
+                save_intervals.handle_step_rows(state, event.rows)
+                straggler_response.handle_step_rows(state, event.rows, now)
             case RemoteCheckpoints():
-                checkpoint_finalization.replace_known(state, given, now)
+                checkpoint_finalization.apply_remote_listing(state, event, now)
             case CheckpointFinalized():
-                checkpoint_finalization.finalized(state, given, now)
+                checkpoint_finalization.handle_finalized(state, event, now)
             case StopRequested():
-                graceful_stop.requested(state, given, now)
-            case NodesAvoided() | NodesDraining() | Exchanged() | FaultWanted():
-                _noted(state, given, now)
+                graceful_stop.handle_stop_request(state, event, now)
+            case NodesAvoided() | NodesDraining() | LinkChecked() | FaultRequested():
+                _handle_request(state, event, now)
             case Tick():
-                _tick(state, now)
+                _handle_tick(state, now)
 
 
-def _noted(
-    state: State, given: NodesAvoided | NodesDraining | Exchanged | FaultWanted, now: float
+def _handle_request(
+    state: CoreState, event: NodesAvoided | NodesDraining | LinkChecked | FaultRequested, now: float
 ) -> None:
-    match given:
+    match event:
         case NodesDraining():
-            draining.told(state, given, now)
-        case Exchanged():
-            node_eviction.exchanged(state, given)
+            draining.handle_nodes_draining(state, event, now)
+        case LinkChecked():
+            node_eviction.handle_link_checked(state, event)
         case NodesAvoided():
-            node_eviction.set_aside(state, given.nodes, now)
-        case FaultWanted():
-            state.wanted_faults.append(given)
+            node_eviction.apply_avoided_nodes(state, event.nodes, now)
+        case FaultRequested():
+            state.requested_faults.append(event)
 
 
-def _came_or_went(
-    state: State, given: AgentUp | AgentLost | LeaseEnded | NodeWord, now: float
+def _handle_presence(
+    state: CoreState, event: AgentUp | AgentLost | LeaseEnded | NodeStatus, now: float
 ) -> None:
-    match given:
+    match event:
         case AgentUp():
-            agent_lifecycle.arrived(state, given.report, now)
+            agent_lifecycle.handle_agent_up(state, event.report, now)
         case AgentLost():
-            agent_lifecycle.lost(state, given, now)
+            agent_lifecycle.handle_agent_lost(state, event, now)
         case LeaseEnded():
-            agent_lifecycle.lapsed(state, given, now)
-        case NodeWord():
-            agent_lifecycle.node_told(state, given)
+            agent_lifecycle.handle_lease_ended(state, event, now)
+        case NodeStatus():
+            agent_lifecycle.handle_node_status(state, event)
 
 
-def _answered(
-    state: State,
-    given: Fenced | Inspected | PartnersSet | CommandFailed | WorkersSeen | NodeChecked,
+def _handle_answer(
+    state: CoreState,
+    event: Fenced | Inspected | PartnersSet | CommandFailed | WorkersPolled | NodeChecked,
     now: float,
 ) -> None:
-    match given:
+    match event:
         case Fenced():
-            agent_lifecycle.made_way(state, given, now)
+            agent_lifecycle.handle_fenced(state, event, now)
         case Inspected():
-            hang_suspicion.inspected(state, given, now)
+            hang_suspicion.handle_inspected(state, event, now)
         case PartnersSet():
-            command_retry.partners_set(state, given)
+            command_retry.handle_partners_set(state, event)
         case CommandFailed():
-            agent_lifecycle.command_failed(state, given, now)
-        case WorkersSeen():
-            missed_signals.workers_seen(state, given, now)
+            agent_lifecycle.handle_command_failed(state, event, now)
+        case WorkersPolled():
+            missed_signals.handle_workers_polled(state, event, now)
         case NodeChecked():
-            agent_lifecycle.checked(state, given, now)
+            agent_lifecycle.handle_node_checked(state, event, now)
 
 
-def _remember(state: State, facts: Facts, now: float) -> None:
+def _restore_facts(state: CoreState, facts: Facts, now: float) -> None:
     state.facts = facts
     state.attempt, state.line, state.committed = facts.attempt, facts.line, facts.committed
     state.failures, state.incidents, state.incident = (
@@ -251,55 +252,55 @@ def _remember(state: State, facts: Facts, now: float) -> None:
     state.waiting_until, state.stop = facts.waiting_until, facts.stop
     state.restores, state.remote_restores = facts.restores, facts.remote_restores
     state.intervals |= facts.intervals
-    state.chosen |= set(facts.intervals)
-    straggler_response.remember(state, facts.slow)
+    state.measured_tiers |= set(facts.intervals)
+    straggler_response.restore_slow_ranks(state, facts.slow)
     state.phase = Phase.RECOVERING if facts.incident is not None else Phase.RUNNING
     if not facts.running:
         state.phase = Phase.STARTING
     if facts.ended is not None:
         state.phase = Phase.ENDED
-        state.enter(Stage.ENDED, now, None)
+        state.enter_stage(Stage.ENDED, now, None)
     else:
-        state.enter(Stage.ADOPTING, now, state.config.adopt_timeout_s)
+        state.enter_stage(Stage.ADOPTING, now, state.config.adopt_timeout_s)
 
 
-def _tick(state: State, now: float) -> None:
+def _handle_tick(state: CoreState, now: float) -> None:
     if state.stop is not None and now >= state.stop.deadline:
-        graceful_stop.give_up(state, now)
+        graceful_stop.end_by_deadline(state, now)
         return
-    hang_suspicion.tick(state, now)
-    node_eviction.check_unchecked(state, now)
+    hang_suspicion.handle_tick(state, now)
+    node_eviction.request_due_checks(state, now)
     if state.deadline is None or now < state.deadline:
         return
     match state.stage:
         case Stage.ASSEMBLING:
-            takeover.start_deadline(state, now)
+            takeover.handle_start_deadline(state, now)
         case Stage.ADOPTING:
-            takeover.form_anew(state, now)
+            takeover.form_new_attempt(state, now)
         case Stage.GATHERING:
             if judgement.judge_batch(state, now):
                 attempt_formation.open_attempt(state, now)
         case Stage.FENCING:
-            attempt_formation.give_up_on_silent(state, now)
+            attempt_formation.drop_unanswered_agents(state, now)
         case Stage.WAITING:
-            _waited_in_vain(state, now)
+            _end_after_wait(state, now)
         case Stage.FORMING:
-            _forming_is_late(state, now)
+            _handle_forming_timeout(state, now)
         case Stage.FINISHING:
-            _finish_is_late(state, now)
+            _handle_finish_timeout(state, now)
         case Stage.RUNNING | Stage.ENDED:
             pass
 
 
-def _waited_in_vain(state: State, now: float) -> None:
-    patience_s = round(now - state.since, 1)
-    waited = f"no {state.waiting_for}: none came within {patience_s:g} s{_after_what(state)}"
-    if not graceful_stop.settles(state, GiveUp("no_replacement", waited), now):
+def _end_after_wait(state: CoreState, now: float) -> None:
+    waited_s = round(now - state.since, 1)
+    waited = f"no {state.waiting_for} within {waited_s:g} s{_after_last_fault(state)}"
+    if not graceful_stop.ends_as_requested(state, GiveUp("no_replacement", waited), now):
         outcome.fail(state, now, "no_replacement", waited)
 
 
-def _finish_is_late(state: State, now: float) -> None:
-    if outcome.is_durable(state):
+def _handle_finish_timeout(state: CoreState, now: float) -> None:
+    if outcome.is_last_step_durable(state):
         outcome.conclude(state, now)
         return
     late = f"the last checkpoint was not durable within {state.config.finish_timeout_s:g} s"
@@ -307,14 +308,15 @@ def _finish_is_late(state: State, now: float) -> None:
     outcome.fail(state, now, "final_checkpoint", late)
 
 
-def _after_what(state: State) -> str:
+def _after_last_fault(state: CoreState) -> str:
     if state.incident is None or not state.incident.faults:
         return ""
     return f", after: {state.incident.faults[-1].what}"
 
 
-def _forming_is_late(state: State, now: float) -> None:
-    """A committed step proves that all joined, whatever was not heard; else somebody hangs."""
+def _handle_forming_timeout(state: CoreState, now: float) -> None:
+    """A committed step proves that all ranks joined, even if signals were lost. Without one, a rank
+    hangs."""
     world = state.world
     assert world is not None
     if world.first_step is not None:
@@ -325,18 +327,20 @@ def _forming_is_late(state: State, now: float) -> None:
     absent = [m for m in world.members.values() if not (m.joined or m.done)]
     for member in absent:
         if member.worker is not None:
-            state.roster.doubt(member.worker)
-    ranks = listed([member.rank for member in absent])
-    what = f"{ranks} did not join attempt {world.attempt} in time"
+            state.roster.exclude_worker(member.worker)
+    ranks = format_ranks([member.rank for member in absent])
+    description = f"{ranks} did not join attempt {world.attempt} in time"
     if not absent:
-        what = f"attempt {world.attempt} made no step in time after all ranks had joined"
-    judgement.accuse(
+        description = (
+            f"attempt {world.attempt} committed no step in time after all ranks had joined"
+        )
+    judgement.report_fault(
         state,
         Fault(
             Cause.NO_PROGRESS,
             attempt=world.attempt,
             at=now,
-            what=what,
+            what=description,
             rank=absent[0].rank if absent else None,
             agent=absent[0].agent if absent else None,
             worker=absent[0].worker if absent else None,

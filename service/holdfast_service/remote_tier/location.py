@@ -1,9 +1,9 @@
-"""A job's remote tier as the control plane knows it: where it lies, by which credentials, and
-whether it can be used, which is tried before a job is accepted.
+"""The remote tier of a job: its location, its credentials, and the test that it can be used, which
+runs before a job is accepted.
 
-A named secret is a file `secrets/<name>.json` in the data directory, for its owner alone. It is
-read when a job is submitted and when its supervisor is made, and goes from there to the agents in
-memory: it is never stored in the database, in an event or in a log.
+A named secret is a file `secrets/<name>.json` in the data directory, readable only by its owner. It
+is read when a job is submitted and when its supervisor is created, and is passed on to the agents
+in memory: it is never stored in the database, in an event or in a log.
 """
 
 from __future__ import annotations
@@ -20,55 +20,59 @@ from pathlib import Path
 from typing import Any
 
 from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.storage import (
     ObjectExists,
     Storage,
     StorageError,
     StorageOptions,
     joined,
-    open_storage,
 )
-from holdfast_workers.spec import Fault, RemoteTierSpec
+from holdfast_workers.spec import RemoteTierSpec, SpecFault
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_NEEDED = {"access_key_id", "secret_access_key"}
-_KNOWN = _NEEDED | {"session_token"}
+_SECRET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_REQUIRED_KEYS = {"access_key_id", "secret_access_key"}
+_ALLOWED_KEYS = _REQUIRED_KEYS | {"session_token"}
 
 
 class SecretUnusable(Exception):
-    """There is no such secret, or it is not as it must be. Says what to do, and nothing of it."""
+    """The secret does not exist or is invalid. The message says what to do, and never quotes it."""
 
 
 def read_secret(folder: Path, name: str) -> dict[str, str]:
     """The named secret in `folder`. Raises SecretUnusable."""
-    if _NAME.fullmatch(name) is None:
-        raise SecretUnusable(f"{name!r} is no name of a secret: use letters, digits and ._-")
+    if _SECRET_NAME.fullmatch(name) is None:
+        raise SecretUnusable(
+            f"{name!r} is not a valid name of a secret: use letters, digits and ._-"
+        )
     path = folder / f"{name}.json"
     try:
         with path.open("rb") as file:
-            found = os.fstat(file.fileno())
+            status = os.fstat(file.fileno())
             content = file.read()
     except OSError as error:
         raise SecretUnusable(
-            f"the server has no secret {name!r} ({path}: {error.strerror}): make that file, "
+            f"the server has no secret {name!r} ({path}: {error.strerror}): create that file, "
             f'mode 0600, with {{"access_key_id": "...", "secret_access_key": "..."}}'
         ) from error
-    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise SecretUnusable(f"{path} can be read by others: chmod 600, owned by the server's user")
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise SecretUnusable(
+            f"{path} can be read by other users: make the server's user its owner, and chmod 600 it"
+        )
     try:
         secret = json.loads(content)
     except ValueError:
-        secret = None  # what was wrong with it may quote it
-    if not isinstance(secret, dict) or not _NEEDED <= secret.keys() <= _KNOWN:
+        secret = None  # the error is dropped, as it may quote the secret
+    if not isinstance(secret, dict) or not _REQUIRED_KEYS <= secret.keys() <= _ALLOWED_KEYS:
         raise SecretUnusable(
-            f"{path} must be a JSON object with access_key_id, secret_access_key and, if need be, "
+            f"{path} must be a JSON object with access_key_id, secret_access_key and optionally "
             "session_token"
         )
     return {key: str(value) for key, value in secret.items()}
 
 
 def credentials_of(spec: Mapping[str, Any], secrets: Path) -> dict[str, str] | None:
-    """The credentials that a resolved spec names, if any. Raises SecretUnusable."""
+    """The credentials that a resolved spec refers to, if any. Raises SecretUnusable."""
     name = spec["checkpoint"]["remote"]["secret"]
     return None if name is None else read_secret(secrets, name)
 
@@ -82,19 +86,22 @@ def storage_options(
 
 
 def remote_uri(spec: JobSpec, job_dir: Path) -> str:
-    """The root of the job's remote checkpoints."""
+    """The URI below which the job's remote checkpoints are stored."""
     uri = spec.checkpoint.remote.uri
     return str(job_dir / "checkpoints") if uri is None else joined(uri, job_dir.name)
 
 
-async def fault_of(remote: RemoteTierSpec, secrets: Path, deadline_s: float) -> Fault | None:
-    """Why checkpoints cannot be kept there, found by keeping, reading and removing something."""
+async def find_storage_fault(
+    remote: RemoteTierSpec, secrets: Path, deadline_s: float
+) -> SpecFault | None:
+    """Test the remote storage by writing, reading and deleting an object. Returns why checkpoints
+    cannot be stored there, or None."""
     if remote.uri is None:
         return None
     try:
         credentials = None if remote.secret is None else read_secret(secrets, remote.secret)
     except SecretUnusable as error:
-        return Fault(path="checkpoint.remote.secret", message=str(error))
+        return SpecFault(path="checkpoint.remote.secret", message=str(error))
     short = {
         "connect_timeout_s": deadline_s / 4,
         "read_timeout_s": deadline_s / 4,
@@ -105,34 +112,36 @@ async def fault_of(remote: RemoteTierSpec, secrets: Path, deadline_s: float) -> 
     options = storage_options(remote, credentials, **short)
     try:
         async with asyncio.timeout(deadline_s):
-            await asyncio.to_thread(_try_out, remote.uri, options)
+            await asyncio.to_thread(_probe, remote.uri, options)
     except StorageError as error:
-        return Fault(path="checkpoint.remote.uri", message=f"cannot keep checkpoints: {error}")
+        return SpecFault(path="checkpoint.remote.uri", message=f"cannot store checkpoints: {error}")
     except TimeoutError:
         why = f"{remote.uri} did not answer within {deadline_s:g} s: check endpoint and network"
-        return Fault(path="checkpoint.remote.uri", message=why)
+        return SpecFault(path="checkpoint.remote.uri", message=why)
     return None
 
 
-def _try_out(uri: str, options: StorageOptions) -> None:
-    """List, write, read and delete, in a folder of our own that does not stay."""
-    at = open_storage(uri, options).below(f".holdfast-probe-{uuid.uuid4().hex}")
-    at.objects()
-    with contextlib.suppress(ObjectExists):  # our own: an answer was lost, and it tried again
-        at.put_new("probe", b"can be written")
+def _probe(uri: str, options: StorageOptions) -> None:
+    """List, write, read and delete in a temporary folder. Raises StorageError."""
+    probe = open_storage(uri, options).below(f".holdfast-probe-{uuid.uuid4().hex}")
+    probe.objects()
+    with contextlib.suppress(ObjectExists):  # by an earlier try whose answer was lost
+        probe.put_new("probe", b"can be written")
     try:
-        _require_never_replaced(at)
-        if at.read("probe") != b"can be written":
-            raise StorageError(at.uri, "what was written does not come back")
+        _require_conditional_writes(probe)
+        if probe.read("probe") != b"can be written":
+            raise StorageError(
+                probe.uri, "it returns other bytes than were written: check the storage service"
+            )
     finally:
-        at.delete_all()
+        probe.delete_all()
 
 
-def _require_never_replaced(at: Storage) -> None:
-    """A service that ignores the condition of a write would let two publish in one place."""
+def _require_conditional_writes(probe: Storage) -> None:
+    """A service that ignores conditional writes would let two writers publish the same name."""
     try:
-        at.put_new("probe", b"was replaced")
+        probe.put_new("probe", b"was replaced")
     except ObjectExists:
         return
-    why = "it replaces what is there although asked not to: use one that obeys If-None-Match"
-    raise StorageError(at.uri, why)
+    why = "it overwrites objects despite If-None-Match: use a storage service that supports it"
+    raise StorageError(probe.uri, why)

@@ -1,7 +1,7 @@
-"""Reads a checkpoint through, byte for byte, and says meanwhile how far it is.
+"""Reads every byte of a checkpoint, compares it with the manifest, and reports progress meanwhile.
 
-It ends when it is done, when the storage is silent for too long, or soon after nobody listens any
-more. Only its last word says what the checkpoint is worth.
+A verification ends when all is read, when the storage is silent for too long, or soon after its
+caller stops iterating. Only the last report says whether the checkpoint is good.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ from holdfast_workers.checkpoint.manifest import (
 )
 from holdfast_workers.checkpoint.storage import Storage, StorageError
 
-_PAUSE_S = 0.25  # between two words to whoever listens
+_REPORT_INTERVAL_S = 0.25
 
 
-class _NobodyListens(Exception):
+class _CallerGone(Exception):
     pass
 
 
 class Verification:
-    def __init__(self, at: Storage, checkpoint: Checkpoint) -> None:
-        self._at = at
+    def __init__(self, storage: Storage, checkpoint: Checkpoint) -> None:
+        self._storage = storage
         self._checkpoint = checkpoint
         self._read_bytes = 0
         self._abandoned = False
 
     async def progress(
-        self, storages: StorageCalls, silence_s: float
+        self, storage_calls: StorageCalls, silence_s: float
     ) -> AsyncGenerator[VerificationView, None]:
-        """The last word has `done`, or a `problem`: then nothing is known."""
-        reading = storages.start_reading(self._read)
-        last, since = -1, time.monotonic()
+        """Reports until the last one, which has `done`; or a `problem`, and then proves nothing."""
+        reading = storage_calls.start_reading(self._read)
+        reported, since = -1, time.monotonic()
         try:
             while not reading.done():
-                await asyncio.wait({reading}, timeout=_PAUSE_S)
+                await asyncio.wait({reading}, timeout=_REPORT_INTERVAL_S)
                 now, read_bytes = time.monotonic(), self._read_bytes
-                if read_bytes != last:
-                    last, since = read_bytes, now
-                    yield self._word()
+                if read_bytes != reported:
+                    reported, since = read_bytes, now
+                    yield self._view()
                 elif now - since > silence_s:
-                    yield self._word(problem=f"no byte came in {silence_s:g} s")
+                    yield self._view(problem=f"the storage sent no byte in {silence_s:g} s")
                     return
             try:
-                yield self._word(done=True, bad=reading.result())
+                yield self._view(done=True, bad=reading.result())
             except StorageError as error:
-                yield self._word(problem=str(error))
+                yield self._view(problem=str(error))
         finally:
             self._abandoned = True
 
-    def _word(
+    def _view(
         self, *, done: bool = False, bad: str | None = None, problem: str | None = None
     ) -> VerificationView:
         return VerificationView(
@@ -71,18 +71,20 @@ class Verification:
         )
 
     def _read(self) -> str | None:
-        """In a thread: what is wrong with it, or None."""
+        """Runs in a thread. Returns what is wrong with the checkpoint, or None."""
         try:
-            verify(self._at, self._count)
+            verify(self._storage, self._count)
         except BadCheckpoint as error:
-            if MANIFEST not in self._at.objects():  # nothing is told of what is not there
-                raise StorageError(self._at.uri, "it was removed meanwhile") from error
+            if MANIFEST not in self._storage.objects():  # removed, which is not the same as bad
+                raise StorageError(
+                    self._storage.uri, "the checkpoint was removed meanwhile"
+                ) from error
             return str(error)
-        except _NobodyListens:
-            return "it was not read to its end"
+        except _CallerGone:
+            return "the checkpoint was not read to its end"
         return None
 
     def _count(self, nbytes: int) -> None:
         if self._abandoned:
-            raise _NobodyListens
+            raise _CallerGone
         self._read_bytes += nbytes

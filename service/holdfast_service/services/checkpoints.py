@@ -1,8 +1,8 @@
-"""What one may do with a job's checkpoints: list, verify, pin, remove, export.
+"""The operations on a job's checkpoints: list, verify, pin, remove, export.
 
-The database says which there are; their storage says which are marked, and is the truth of it. A
-checkpoint is addressed by its step: of several at one step the latest attempt's that is not known
-to be bad. Nothing here is done in a transaction that waits for the storage.
+The database lists the checkpoints; their storage is the authority on which of them are marked. A
+checkpoint is addressed by its step: of several at the same step, the one of the latest attempt
+that is not known to be bad. No transaction is open while a call waits for the storage.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holdfast_service.settings import Settings
 from holdfast_service.store import json_safe, queries, series
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import find_job, spec_of
-from holdfast_service.store.models import Checkpoint, Job
+from holdfast_service.store.models import Checkpoint, JobRecord
 from holdfast_service.store.transaction import job_transaction
 from holdfast_service.views.jobs import (
     CheckpointsView,
@@ -37,7 +37,7 @@ from holdfast_service.views.jobs import (
 )
 from holdfast_workers.checkpoint import export, manifest, marks
 from holdfast_workers.checkpoint.retention import quarantine
-from holdfast_workers.checkpoint.retention_rules import Stored, best
+from holdfast_workers.checkpoint.retention_rules import StoredCheckpoint, best_checkpoints
 from holdfast_workers.checkpoint.storage import ObjectMissing, Storage, StorageError
 
 Answer = TypeVar("Answer")
@@ -53,19 +53,19 @@ class CheckpointPinned(JobError):
 
 
 class CheckpointNeeded(JobError):
-    """Another job was told to begin with it."""
+    """Another job is to start from this checkpoint and has none of its own yet."""
 
     code = "checkpoint_needed"
 
 
 class CheckpointBad(JobError):
-    """It is not as it was saved."""
+    """The bytes in the storage differ from what was saved."""
 
     code = "checkpoint_bad"
 
 
 class LastCheckpoint(JobError):
-    """The job could go on from nothing else in the remote tier."""
+    """The remote tier has no other checkpoint from which the job could continue."""
 
     code = "last_checkpoint"
 
@@ -75,14 +75,14 @@ class CheckpointBeingRemoved(JobError):
 
 
 class CannotExport(JobError):
-    """Not in the form that was asked for."""
+    """The checkpoint cannot be exported in the requested format."""
 
     code = "not_exportable"
 
 
 @dataclass(frozen=True)
 class Export:
-    """A file without a name, whole and verified; whoever has it closes it."""
+    """A complete, verified file without a name on disk; its receiver closes it."""
 
     file: IO[bytes]
     nbytes: int
@@ -90,39 +90,42 @@ class Export:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A checkpoint, whose it is, and where it lies."""
+class FoundCheckpoint:
+    """A checkpoint, the job that owns it, and its storage."""
 
-    job: Job
+    job: JobRecord
     row: Checkpoint
-    at: Storage
+    storage: Storage
 
 
 class CheckpointService:
-    """All calls raise JobNotFound, and CheckpointNotFound for a step without a checkpoint."""
+    """The operations on checkpoints.
+
+    Every call raises JobNotFound, and CheckpointNotFound for a step without a checkpoint.
+    """
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
         self._settings = settings
-        self._storages = StorageCalls(settings)
+        self._storage_calls = StorageCalls(settings)
         self._removals: dict[tuple[str, int], asyncio.Task[None]] = {}
 
     async def list(self, job_id: str) -> CheckpointsView:
-        """By tier. The storage's trouble is told, and leaves what the database knows."""
+        """By tier. If the storage fails, the answer has the problem and the database's content."""
         async with self._store.read() as session:
             job = await find_job(session, job_id)
             rows = await queries.checkpoints(session, job_id)
             protected = await _protected_step(session, job)
-        there = [row for row in rows if row.deleted_at is None]
+        present = [row for row in rows if row.deleted_at is None]
         names: dict[str, set[str]] | None = None
         problem = None
         try:
-            names = await self._names(job, {_root_of(row) for row in there})
+            names = await self._object_names(job, {_root_of(row) for row in present})
         except StorageNotAnswering as error:
             problem = str(error)
         kept_as_best: set[str] = set()
         with contextlib.suppress(SpecUnreadable):
-            kept_as_best = _best(spec_of(job), there)
+            kept_as_best = _uris_kept_as_best(spec_of(job), present)
         return CheckpointsView(
             memory=MemoryTierView(protected_step=protected),
             remote=tuple(
@@ -136,49 +139,56 @@ class CheckpointService:
             storage_problem=problem,
         )
 
-    async def find(self, job_id: str, step: int) -> Found:
+    async def find(self, job_id: str, step: int) -> FoundCheckpoint:
         async with self._store.read() as session:
             job = await find_job(session, job_id)
             row = await _at_step(session, job_id, step)
-        return Found(job, row, self._storages.at(row.uri, job.spec))
+        return FoundCheckpoint(job, row, self._storage_calls.storage_at(row.uri, job.spec))
 
-    async def verify(self, found: Found) -> AsyncGenerator[VerificationView, None]:
-        """Read every byte, and say how far it is, until `done`. What is bad is quarantined."""
-        reading = Verification(found.at, found.row).progress(
-            self._storages, self._settings.storage_deadline_s
+    async def verify(self, found: FoundCheckpoint) -> AsyncGenerator[VerificationView, None]:
+        """Read every byte and report progress until `done`. A bad checkpoint is quarantined."""
+        reading = Verification(found.storage, found.row).progress(
+            self._storage_calls, self._settings.storage_deadline_s
         )
-        async with aclosing(reading) as said:
-            async for word in said:
-                problem = await self._verified(found, word.bad) if word.done else None
-                yield word
+        async with aclosing(reading) as reports:
+            async for report in reports:
+                problem = None
+                if report.done:
+                    problem = await self._record_verification(found, report.bad)
+                yield report
                 if problem is not None:
-                    yield word.model_copy(update={"problem": problem})
+                    yield report.model_copy(update={"problem": problem})
 
     async def pin(self, job_id: str, step: int) -> CheckpointView:
-        """Let retention and users leave it alone; again is the same."""
+        """Protect the checkpoint from retention and from removal by users. Idempotent."""
         found = await self.find(job_id, step)
         try:
-            await self._storages.run(_present, marks.pin, found.at)
+            await self._storage_calls.run(_require_present, marks.pin, found.storage)
         except marks.BeingRemoved as error:
-            raise CheckpointBeingRemoved(f"step {step} is being removed") from error
-        return await self._told(found.row, "checkpoint.pinned")
+            raise CheckpointBeingRemoved(
+                f"step {step} is being removed and cannot be pinned any more"
+            ) from error
+        return await self._emit_and_show(found.row, "checkpoint.pinned")
 
     async def unpin(self, job_id: str, step: int) -> CheckpointView:
+        """Take the pin off. Idempotent."""
         found = await self.find(job_id, step)
-        await self._storages.run(marks.unpin, found.at)
-        return await self._told(found.row, "checkpoint.unpinned")
+        await self._storage_calls.run(marks.unpin, found.storage)
+        return await self._emit_and_show(found.row, "checkpoint.unpinned")
 
     async def remove(self, job_id: str, step: int) -> None:
-        """Raises CheckpointPinned, CheckpointNeeded, LastCheckpoint; StorageNotAnswering while it
-        goes on, too: to ask again is to wait on."""
+        """Raises CheckpointPinned, CheckpointNeeded, LastCheckpoint; StorageNotAnswering also while
+        the removal is still in progress: a further call waits for the same removal."""
         removal = self._removals.get((job_id, step))
         if removal is None:
             found = await self.find(job_id, step)
-            borne = marks.marks_among(await self._storages.run(found.at.objects))
-            if borne.pinned:
+            found_marks = marks.marks_among(await self._storage_calls.run(found.storage.objects))
+            if found_marks.pinned:
                 raise CheckpointPinned(f"step {step} is pinned: unpin it first")
-            await self._refuse_needed(found, borne.needed_by)
-            removal = asyncio.create_task(self._removed(found, await self._whole_others(found)))
+            await self._refuse_needed(found, found_marks.needed_by)
+            removal = asyncio.create_task(
+                self._claim_and_remove(found, await self._other_whole_uris(found))
+            )
             self._removals[job_id, step] = removal
             removal.add_done_callback(lambda _: self._removals.pop((job_id, step)))
         deadline_s = self._settings.storage_deadline_s
@@ -186,122 +196,131 @@ class CheckpointService:
             await asyncio.wait_for(asyncio.shield(removal), deadline_s)
         except TimeoutError as error:
             raise StorageNotAnswering(
-                f"step {step} is being removed, and was not gone in {deadline_s:g} s"
+                f"step {step} is still being removed after {deadline_s:g} s: repeat the call to "
+                "wait for it"
             ) from error
 
-    async def _removed(self, found: Found, whole: set[str]) -> None:
-        """However long the storage takes, and whoever waits: a claim is given back only when
-        nobody removes any more."""
+    async def _claim_and_remove(self, found: FoundCheckpoint, whole: set[str]) -> None:
+        """Runs to its end however long the storage takes, with or without a waiting caller: a
+        claim is undone only when no removal is in progress any more."""
         await self._claim(found, whole)
         why = "removed by a user"
         try:
-            removed = await self._storages.start(marks.remove_unmarked, found.at)
+            removed = await self._storage_calls.start(marks.remove_unmarked, found.storage)
         except StorageError as error:
-            if not await self._storages.start(_is_gone, found.at):
-                await self._give_back(found)
-                raise StorageNotAnswering(f"it was not removed: {error}") from error
-            removed, why = True, f"{why}; files of it are left: {error}"
+            if not await self._storage_calls.start(_is_gone, found.storage):
+                await self._undo_claim(found)
+                raise StorageNotAnswering(
+                    f"step {found.row.step} was not removed: {error}"
+                ) from error
+            removed, why = True, f"{why}; some of its files are left: {error}"
         if not removed:
-            await self._give_back(found)
-            raise CheckpointPinned(f"step {found.row.step} has been marked just now, and was left")
+            await self._undo_claim(found)
+            raise CheckpointPinned(
+                f"step {found.row.step} was pinned or needed by a job just now, and was not removed"
+            )
         async with job_transaction(self._store, found.job.id) as tx:
-            said = {"step": found.row.step, "uri": found.row.uri, "why": why}
-            tx.emit("checkpoint.deleted", said)
+            data = {"step": found.row.step, "uri": found.row.uri, "why": why}
+            tx.emit("checkpoint.deleted", data)
 
     async def export(self, job_id: str, step: int, *, hugging_face: bool = False) -> Export:
         """The model's parameters as safetensors, verified. Raises CannotExport, CheckpointBad."""
-        at = (await self.find(job_id, step)).at
+        storage = (await self.find(job_id, step)).storage
         folder = self._settings.data_dir / "exports"
         try:
-            read = await self._storages.run(_present, manifest.read_manifest, at)
+            read = await self._storage_calls.run(_require_present, manifest.read_manifest, storage)
             plan = export.plan_export(read, hugging_face=hugging_face)
-            file = await self._storages.read_through(
-                self._settings.export_deadline_s, _exported, at, plan, folder
+            file = await self._storage_calls.read_through(
+                self._settings.export_deadline_s, _write_export, storage, plan, folder
             )
         except export.NotExportable as error:
             raise CannotExport(f"step {step}: {error}") from error
         except manifest.CheckpointError as error:
-            raise CheckpointBad(f"step {step} is not as it was saved: {error}") from error
+            raise CheckpointBad(f"step {step} differs from what was saved: {error}") from error
         except OSError as error:
-            why = f"no room for the {plan.nbytes} bytes of the file in {folder}: {error.strerror}"
+            why = (
+                f"cannot write the {plan.nbytes} bytes of the export to {folder}: {error.strerror}"
+            )
             raise StorageNotAnswering(why) from error
         return Export(file, plan.nbytes, f"step-{step:08d}.safetensors")
 
-    async def _names(self, job: Job, roots: set[str]) -> dict[str, set[str]]:
-        """Names of the objects below each root."""
-        found = {}
+    async def _object_names(self, job: JobRecord, roots: set[str]) -> dict[str, set[str]]:
+        """Root -> names of the objects below it."""
+        names = {}
         for root in sorted(roots):
-            at = self._storages.at(root, job.spec)
-            found[root] = set(await self._storages.run(at.objects))
-        return found
+            storage = self._storage_calls.storage_at(root, job.spec)
+            names[root] = set(await self._storage_calls.run(storage.objects))
+        return names
 
-    async def _verified(self, found: Found, bad: str | None) -> str | None:
-        """Known before anything else is tried; why a bad one could not be quarantined, if so."""
+    async def _record_verification(self, found: FoundCheckpoint, bad: str | None) -> str | None:
+        """Store the result, then quarantine a bad checkpoint. Returns why that failed, or None."""
         async with job_transaction(self._store, found.job.id) as tx:
             row = await tx.session.get_one(Checkpoint, (found.job.id, found.row.uri))
-            said = {"step": row.step, "uri": row.uri}
+            data = {"step": row.step, "uri": row.uri}
             if bad is None:
                 row.verified_at = tx.now
-                tx.emit("checkpoint.verified", said)
+                tx.emit("checkpoint.verified", data)
             else:
                 row.bad = json_safe.text(bad)
-                tx.emit("checkpoint.bad", {**said, "message": bad})
+                tx.emit("checkpoint.bad", {**data, "message": bad})
         try:
             if bad is not None:
-                await self._storages.run(quarantine, found.at, bad)
+                await self._storage_calls.run(quarantine, found.storage, bad)
         except StorageNotAnswering as error:
-            return f"it is bad, and could not be put in quarantine: {error}"
+            return f"the checkpoint is bad, and could not be quarantined: {error}"
         return None
 
-    async def _told(self, checkpoint: Checkpoint, kind: str) -> CheckpointView:
+    async def _emit_and_show(self, checkpoint: Checkpoint, kind: str) -> CheckpointView:
         async with job_transaction(self._store, checkpoint.job_id) as tx:
             tx.emit(kind, {"step": checkpoint.step, "uri": checkpoint.uri})
         shown = await self.list(checkpoint.job_id)
-        return next(one for one in shown.remote if one.uri == checkpoint.uri)
+        return next(view for view in shown.remote if view.uri == checkpoint.uri)
 
-    async def _refuse_needed(self, found: Found, jobs: tuple[str, ...]) -> None:
-        """A job that has ended, or was never stored, needs nothing any more."""
+    async def _refuse_needed(self, found: FoundCheckpoint, jobs: tuple[str, ...]) -> None:
+        """Raises CheckpointNeeded. A job that has ended, or was never stored, needs no checkpoint:
+        its mark is taken off."""
         for needing in jobs:
             async with self._store.read() as session:
-                job = await session.get(Job, needing)
+                job = await session.get(JobRecord, needing)
             if job is not None and not State(job.state).terminal:
                 raise CheckpointNeeded(
-                    f"job {job.name} ({job.id}) is to begin with step {found.row.step}, and has "
-                    "saved nothing of its own yet"
+                    f"job {job.name} ({job.id}) is to start from step {found.row.step}, and has no "
+                    "checkpoint of its own yet: wait for it, or cancel that job"
                 )
-            await self._storages.run(marks.need_no_more, found.at, needing)
+            await self._storage_calls.run(marks.unmark_needed, found.storage, needing)
 
-    async def _whole_others(self, found: Found) -> set[str]:
-        """The job's other checkpoints that look whole: a manifest, and every file of the size
-        that it says."""
+    async def _other_whole_uris(self, found: FoundCheckpoint) -> set[str]:
+        """URIs of the job's other checkpoints that look whole: they have a manifest, and every file
+        has the size that it states."""
         async with self._store.read() as session:
             rows = await queries.checkpoints(session, found.job.id)
         whole = set()
         for row in rows:
             if row.uri != found.row.uri and row.deleted_at is None and row.bad is None:
-                at = self._storages.at(row.uri, found.job.spec)
-                if await self._storages.run(_looks_whole, at):
+                storage = self._storage_calls.storage_at(row.uri, found.job.spec)
+                if await self._storage_calls.run(_looks_whole, storage):
                     whole.add(row.uri)
         return whole
 
-    async def _claim(self, found: Found, whole: set[str]) -> None:
-        """Take it off the record, under the job's lock: two that remove different ones at once
-        must not leave a job that has not ended without any. Raises LastCheckpoint."""
+    async def _claim(self, found: FoundCheckpoint, whole: set[str]) -> None:
+        """Mark it as deleted in the database, under the job's lock: two concurrent removals of
+        different checkpoints must not leave a live job without any. Raises LastCheckpoint."""
         async with job_transaction(self._store, found.job.id) as tx:
             rows = await queries.checkpoints(tx.session, found.job.id)
             left = [row for row in rows if row.uri in whole and row.deleted_at is None]
             if not (left or tx.state.terminal or found.row.bad is not None):
                 raise LastCheckpoint(
                     f"step {found.row.step} is the only good checkpoint of a job that is "
-                    f"{tx.job.state}: it may have to go on from it"
+                    f"{tx.job.state}, which may have to continue from it: wait for another "
+                    "checkpoint, or cancel the job first"
                 )
             row = next(row for row in rows if row.uri == found.row.uri)
             if row.deleted_at is not None:
                 raise CheckpointNotFound(f"step {row.step} has just been removed")
             row.deleted_at, row.deleted_why = tx.now, "removed by a user"
 
-    async def _give_back(self, found: Found) -> None:
-        """What was claimed is still there after all."""
+    async def _undo_claim(self, found: FoundCheckpoint) -> None:
+        """The claimed checkpoint was not removed after all."""
         async with job_transaction(self._store, found.job.id) as tx:
             row = await tx.session.get_one(Checkpoint, (found.job.id, found.row.uri))
             row.deleted_at = row.deleted_why = None
@@ -318,8 +337,8 @@ async def _at_step(session: AsyncSession, job_id: str, step: int) -> Checkpoint:
     return max(at_step, key=lambda row: (row.bad is None, row.attempt))
 
 
-async def _protected_step(session: AsyncSession, job: Job) -> int | None:
-    """As the newest row says; nothing is in memory any more once the job has ended."""
+async def _protected_step(session: AsyncSession, job: JobRecord) -> int | None:
+    """From the newest row; None once the job has ended, as its memory tier is gone."""
     if State(job.state).terminal:
         return None
     newest = None
@@ -329,17 +348,17 @@ async def _protected_step(session: AsyncSession, job: Job) -> int | None:
     return newest if newest is not None and newest >= 0 else None
 
 
-def _best(spec: JobSpec, rows: list[Checkpoint]) -> set[str]:
+def _uris_kept_as_best(spec: JobSpec, rows: list[Checkpoint]) -> set[str]:
     rule = spec.checkpoint.remote.keep_best
     if rule is None:
         return set()
     by_age = {(row.step, row.attempt): row.uri for row in rows if row.bad is None}
     stored = [
-        Stored(row.step, row.attempt, metrics=queries.finite(row.metrics))
+        StoredCheckpoint(row.step, row.attempt, metrics=queries.finite_metrics(row.metrics))
         for row in rows
         if row.bad is None
     ]
-    return {by_age[one.age] for one in best(stored, rule)}
+    return {by_age[kept.age] for kept in best_checkpoints(stored, rule)}
 
 
 def _marks(row: Checkpoint, names: dict[str, set[str]]) -> marks.Marks:
@@ -351,36 +370,36 @@ def _root_of(row: Checkpoint) -> str:
     return row.uri.rpartition("/")[0]
 
 
-def _looks_whole(at: Storage) -> bool:
+def _looks_whole(storage: Storage) -> bool:
     try:
-        files = manifest.complete_manifest(at).files
+        files = manifest.complete_manifest(storage).files
     except manifest.BadCheckpoint:
         return False
-    sizes = at.objects()
+    sizes = storage.objects()
     return all(sizes.get(file.name) == file.nbytes for file in files)
 
 
-def _is_gone(at: Storage) -> bool:
-    """After a removal that failed. One that is whole still, or whose storage does not say, may be
-    marked and removed again."""
+def _is_gone(storage: Storage) -> bool:
+    """After a removal that failed. False for a checkpoint that is still whole, or whose storage
+    does not answer: it may be marked and removed again."""
     try:
-        return not marks.undo_removal(at)
+        return not marks.undo_removal(storage)
     except StorageError:
         return False
 
 
-def _present(call: Callable[[Storage], Answer], at: Storage) -> Answer:
+def _require_present(call: Callable[[Storage], Answer], storage: Storage) -> Answer:
     try:
-        return call(at)
+        return call(storage)
     except ObjectMissing as error:
-        raise CheckpointNotFound(f"{at.uri} is not there any more") from error
+        raise CheckpointNotFound(f"{storage.uri} was removed meanwhile") from error
 
 
-def _exported(at: Storage, plan: export.ExportPlan, folder: Path) -> IO[bytes]:
+def _write_export(storage: Storage, plan: export.ExportPlan, folder: Path) -> IO[bytes]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = TemporaryFile(dir=folder)  # noqa: SIM115  (who gets it closes it)
+    file = TemporaryFile(dir=folder)  # noqa: SIM115  (the receiver closes it)
     try:
-        export.write_export(at, plan, file)
+        export.write_export(storage, plan, file)
     except BaseException:
         file.close()
         raise

@@ -1,7 +1,7 @@
-"""Users' code: folders as zip files, each known by the digest of its bytes.
+"""Users' code: folders packed as zip files, each identified by the digest of its bytes.
 
-What a spec names as `sha256:...` never changes, so every later life of an agent has the same code.
-A package is kept while a job names it; one that no job has named for a day is let go.
+The content behind a `sha256:...` reference never changes, so a restarted agent always gets the
+same code. A package is kept while a job refers to it; without a reference for a day, it is deleted.
 """
 
 from __future__ import annotations
@@ -19,82 +19,90 @@ from sqlalchemy import delete, exists, select
 from holdfast_service.job_model.job_errors import JobError
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import CodePackage, Job
+from holdfast_service.store.models import CodePackage, JobRecord
 from holdfast_service.views.jobs import CodeView
 
 PREFIX = "sha256:"
-MOST_FILES = 10_000
-MOST_GROWTH = 20
-"""So many times its own size a package may have once it is unpacked."""
-UNNAMED_S = 86400.0
+MAX_FILES = 10_000
+MAX_UNPACKED_RATIO = 20
+"""Limit of the unpacked size, as a multiple of the largest packed size."""
+UNREFERENCED_S = 86400.0
+"""Time without a reference after which a package is deleted."""
 
 
 class CodeRefused(JobError):
-    """The package is none that could be unpacked on a node."""
+    """The package cannot be unpacked on a node."""
 
     code = "invalid_code"
 
 
-def inspected(content: bytes, most_bytes: int) -> CodeView:
-    """What is in a package. Raises CodeRefused. Pure."""
-    if len(content) > most_bytes:
+def inspect_package(content: bytes, max_bytes: int) -> CodeView:
+    """Digest, size and number of files of a package. Raises CodeRefused. Pure."""
+    if len(content) > max_bytes:
         raise CodeRefused(
-            f"the code has {len(content):,} bytes when packed, {most_bytes:,} are allowed: leave "
-            "out what training does not need by a .holdfastignore file, and bring data by "
-            "other ways"
+            f"the code has {len(content):,} bytes when packed, {max_bytes:,} are allowed: exclude "
+            "what training does not need in a .holdfastignore file, and do not send data as code"
         )
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as package:
-            files = [one for one in package.infolist() if not one.is_dir()]
+            files = [entry for entry in package.infolist() if not entry.is_dir()]
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise CodeRefused(f"the code is no zip file: {error}") from error
+        raise CodeRefused(f"the code is not a readable zip file: {error}") from error
     if not files:
-        raise CodeRefused("the code is empty: there is no file in it")
-    if len(files) > MOST_FILES:
-        raise CodeRefused(f"the code has {len(files):,} files, {MOST_FILES:,} are allowed")
-    for one in files:
-        path = PurePosixPath(one.filename)
-        kind = stat.S_IFMT(one.external_attr >> 16)
-        if path.is_absolute() or ".." in path.parts or "\\" in one.filename or "\0" in one.filename:
-            raise CodeRefused(f"{one.filename!r} leads out of the folder")
+        raise CodeRefused("the code is empty: the zip file has no files")
+    if len(files) > MAX_FILES:
+        raise CodeRefused(f"the code has {len(files):,} files, {MAX_FILES:,} are allowed")
+    for file in files:
+        path = PurePosixPath(file.filename)
+        kind = stat.S_IFMT(file.external_attr >> 16)
+        escapes = path.is_absolute() or ".." in path.parts
+        if escapes or "\\" in file.filename or "\0" in file.filename:
+            raise CodeRefused(
+                f"{file.filename!r} leads out of the code folder: use relative paths without '..'"
+            )
         if kind not in (0, stat.S_IFREG):
-            raise CodeRefused(f"{one.filename!r} is no regular file")
-    unpacked = sum(one.file_size for one in files)
-    if unpacked > MOST_GROWTH * most_bytes:
-        raise CodeRefused(f"the code has {unpacked:,} bytes when unpacked: that is too much")
+            raise CodeRefused(
+                f"{file.filename!r} is not a regular file: exclude it, or replace it by a copy"
+            )
+    unpacked = sum(file.file_size for file in files)
+    if unpacked > MAX_UNPACKED_RATIO * max_bytes:
+        raise CodeRefused(
+            f"the code has {unpacked:,} bytes when unpacked, {MAX_UNPACKED_RATIO * max_bytes:,} "
+            "are allowed: exclude what training does not need in a .holdfastignore file"
+        )
     digest = hashlib.sha256(content).hexdigest()
     return CodeView(code=PREFIX + digest, bytes=len(content), files=len(files))
 
 
 class CodeService:
-    """Takes packages in, and gives them out."""
+    """Stores packages and returns their content."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
-        self._most_bytes = settings.max_code_bytes
+        self._max_bytes = settings.max_code_bytes
 
     async def put(self, content: bytes) -> CodeView:
-        """Keep a package; the same content again is the same package. Raises CodeRefused."""
-        found = await asyncio.to_thread(inspected, content, self._most_bytes)
+        """Store a package. Idempotent: the same content is the same package. Raises CodeRefused."""
+        view = await asyncio.to_thread(inspect_package, content, self._max_bytes)
         now = time.time()
         async with self._store.write() as session:
-            there = await session.get(CodePackage, found.code)
-            if there is not None:
-                there.used_at = now
+            stored = await session.get(CodePackage, view.code)
+            if stored is not None:
+                stored.used_at = now
             else:
-                session.add(CodePackage(id=found.code, content=content, used_at=now))
-            named = exists().where(Job.code == CodePackage.id)
+                session.add(CodePackage(id=view.code, content=content, used_at=now))
+            referenced = exists().where(JobRecord.code == CodePackage.id)
             await session.execute(
-                delete(CodePackage).where(CodePackage.used_at < now - UNNAMED_S, ~named)
+                delete(CodePackage).where(CodePackage.used_at < now - UNREFERENCED_S, ~referenced)
             )
-        return found
+        return view
 
-    async def is_there(self, code: str) -> bool:
+    async def is_stored(self, code: str) -> bool:
         async with self._store.read() as session:
-            found = await session.execute(select(CodePackage.id).where(CodePackage.id == code))
-            return found.first() is not None
+            rows = await session.execute(select(CodePackage.id).where(CodePackage.id == code))
+            return rows.first() is not None
 
     async def content(self, code: str) -> bytes | None:
         async with self._store.read(long=True) as session:
-            there = await session.get(CodePackage, code)
-            return None if there is None else there.content
+            stored = await session.get(CodePackage, code)
+            return None if stored is None else stored.content

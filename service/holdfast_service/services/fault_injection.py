@@ -1,7 +1,8 @@
-"""Faults that users want of a job: kept with it, and brought to its supervisor, each once.
+"""Fault injection: stores the faults that users request for a job, and sends each one to the job's
+supervisor, which carries it out once.
 
-Refused unless the server allows it. A fault that is not told whom to meet meets a random rank,
-which is chosen when it is stored: whatever crashes afterwards, it stays the same fault.
+Requests are refused unless the server allows them. A fault without a target hits a random rank.
+That rank is chosen when the fault is stored, so the fault stays the same after any crash.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from holdfast_service.job_model.supervisor_protocol import (
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import canonical, find_job, not_found, spec_of
-from holdfast_service.store.leases import Lease
+from holdfast_service.store.leases import JobLease
 from holdfast_service.store.models import InjectedFault
 from holdfast_service.store.transaction import JobTransaction, NoSuchJob, job_transaction
 from holdfast_service.views.jobs import FaultView
-from holdfast_workers.fault_injection.kinds import Injection, Victim, faults_of
+from holdfast_workers.fault_injection.kinds import Injection, Victim, injection_faults
 
 log = structlog.get_logger(__name__)
 
 
 class InjectionService:
-    """All calls raise JobNotFound for an id that was never given out."""
+    """Calls raise JobNotFound for an id that belongs to no job."""
 
     def __init__(
         self,
@@ -48,8 +49,8 @@ class InjectionService:
         settings: Settings,
         notify: Callable[[str], None] = lambda _job_id: None,
     ) -> None:
-        """`notify(job_id)`: there is something to do for the job, for a reconciler in this
-        process; others find out by themselves."""
+        """`notify(job_id)` reports new work for a job to the reconciler of this process; those of
+        other processes find it by polling the store."""
         self._store = store
         self._allowed = settings.allow_fault_injection
         self._notify = notify
@@ -57,20 +58,21 @@ class InjectionService:
     async def inject(
         self, job_id: str, document: Mapping[str, Any], idempotency_key: str | None = None
     ) -> tuple[FaultView, bool]:
-        """The fault, and True if this call made it; the same key and document: the first one.
+        """The fault, and True if this call created it; a repeated key and document return the
+        first fault.
 
         Raises InjectionDisabled, InvalidFault, IdempotencyConflict, JobEnded.
         """
         if not self._allowed:
             raise InjectionDisabled(
-                "this server injects no faults: start it with --allow-fault-injection"
+                "fault injection is disabled on this server: start it with --allow-fault-injection"
             )
         try:
             async with job_transaction(self._store, canonical(job_id)) as tx:
-                first = await _made_before(tx, document, idempotency_key)
+                first = await _find_by_key(tx, document, idempotency_key)
                 if first is not None:
                     return _view(first), False
-                row = _wanted(tx, document, idempotency_key)
+                row = _new_fault(tx, document, idempotency_key)
                 view = _view(row)
         except NoSuchJob as error:
             raise not_found(job_id) from error
@@ -84,11 +86,11 @@ class InjectionService:
             return [_view(row) for row in await _rows(session, job_id, after=0)]
 
 
-async def deliver(store: Store, cluster: Cluster, lease: Lease, after: int) -> None:
-    """Bring the faults with a number above `after` to the job's supervisor, in order.
+async def deliver(store: Store, cluster: Cluster, lease: JobLease, after: int) -> None:
+    """Send the faults with a number above `after` to the job's supervisor, in order.
 
-    Each is told as often as it takes: the supervisor takes a number once. One that cannot be
-    brought there now waits, with those after it, for the next call. Raises LeaseLost.
+    A fault may be sent repeatedly: the supervisor accepts a number once. If the supervisor cannot
+    be reached, that fault and those after it wait for the next call. Raises LeaseLost.
     """
     async with store.read() as session:
         rows = await _rows(session, lease.job_id, after)
@@ -100,28 +102,28 @@ async def deliver(store: Store, cluster: Cluster, lease: Lease, after: int) -> N
             return
         async with job_transaction(store, lease.job_id, token=lease.token) as tx:
             if tx.state.terminal:
-                return  # it ended before the fault could befall it
+                return  # the job ended before the fault was injected
             stored = await tx.session.get_one(InjectedFault, (lease.job_id, row.number))
             stored.injected_at = tx.now
             tx.job.faults_injected = row.number
             tx.emit("fault.injected", {"number": row.number, **row.fault})
 
 
-def _wanted(
+def _new_fault(
     tx: JobTransaction, document: Mapping[str, Any], idempotency_key: str | None
 ) -> InjectedFault:
-    """The new row. Raises InvalidFault, JobEnded, SpecUnreadable."""
+    """Add a row to the session. Raises InvalidFault, JobEnded, SpecUnreadable."""
     world_size = spec_of(tx.job).parallel.world_size
-    wrong = faults_of(document, world_size)
-    if wrong:
-        raise InvalidFault(wrong)
+    problems = injection_faults(document, world_size)
+    if problems:
+        raise InvalidFault(problems)
     if tx.state.terminal:
-        raise JobEnded(f"job {tx.job.id} has ended ({tx.state.lower()}) and stays so")
+        raise JobEnded(f"job {tx.job.id} has ended ({tx.state.lower()}): no fault can be injected")
     fault = Injection.of(document).document()
     if Injection.of(fault).victim in (Victim.RANK, Victim.NODE) and "rank" not in fault:
         fault["rank"] = random.randrange(world_size)
     tx.job.faults_wanted += 1
-    tx.job.due_at = 0.0  # whoever drives it looks at once
+    tx.job.due_at = 0.0  # its reconciler acts at once
     row = InjectedFault(
         job_id=tx.job.id,
         number=tx.job.faults_wanted,
@@ -135,7 +137,7 @@ def _wanted(
     return row
 
 
-async def _made_before(
+async def _find_by_key(
     tx: JobTransaction, document: Mapping[str, Any], idempotency_key: str | None
 ) -> InjectedFault | None:
     if idempotency_key is None:
@@ -147,7 +149,8 @@ async def _made_before(
     )
     if row is not None and row.request_digest != _digest(document):
         raise IdempotencyConflict(
-            f"idempotency key {idempotency_key!r} was used for fault {row.number}, another one"
+            f"idempotency key {idempotency_key!r} was used for fault {row.number} with another "
+            "document: use a new key"
         )
     return row
 

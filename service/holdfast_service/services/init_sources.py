@@ -1,8 +1,9 @@
-"""Finds what a job's `init_from` names, when it is submitted, and keeps it until it is not needed.
+"""Resolves a job's `init_from` at submission, and protects that checkpoint until the job no longer
+needs it.
 
-What is found is stored with the job: `{uri, step, what, job, held}`. `held` says that the
-checkpoint bears the job's mark, which keeps retention and users off it until the job has a
-checkpoint of its own, or has ended.
+The result is stored with the job: `{uri, step, what, job, held}`. `held` says that the checkpoint
+bears the job's mark, which protects it from retention and from removal by users until the job has
+a checkpoint of its own, or has ended.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast_service.job_model.init_from import (
     FolderReference,
     JobReference,
-    Saved,
-    misfits,
-    part_to_take,
-    reference,
+    SavedCheckpoint,
+    mismatches,
+    parse_reference,
+    part_to_load,
 )
 from holdfast_service.job_model.job_spec import InvalidSpec, JobSpec
 from holdfast_service.remote_tier.storage_calls import StorageCalls, StorageNotAnswering
 from holdfast_service.settings import Settings
 from holdfast_service.store import queries
 from holdfast_service.store.engine import Store
-from holdfast_service.store.leases import Lease
-from holdfast_service.store.models import Checkpoint, Job
+from holdfast_service.store.leases import JobLease
+from holdfast_service.store.models import Checkpoint, JobRecord
 from holdfast_service.store.transaction import LeaseLost, job_transaction
 from holdfast_workers.checkpoint import marks
 from holdfast_workers.checkpoint.export import model_parameters
@@ -48,56 +49,58 @@ from holdfast_workers.checkpoint.storage import (
     StorageDenied,
     uri_fault,
 )
-from holdfast_workers.protocol.messages import STOCK_URI, InitPart
-from holdfast_workers.spec import Fault
+from holdfast_workers.protocol.messages import DCP_URI_PREFIX, InitPart
+from holdfast_workers.spec import SpecFault
 from holdfast_workers.state.layout import MODEL_PREFIX
 
-_STOCK_METADATA = ".metadata"
+_DCP_METADATA = ".metadata"
 _log = structlog.get_logger()
 
 
-class Origins:
+class InitSources:
+    """Finds the checkpoint named by `init_from`, checks that it fits, and marks it as needed."""
+
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
-        self._storages = StorageCalls(settings)
+        self._storage_calls = StorageCalls(settings)
         self._check_paths = settings.check_data_paths
 
     async def resolve(self, spec: JobSpec, job_id: str | None) -> dict[str, Any] | None:
-        """What the job is to begin with, marked as needed by it; None: its seed. Without a
-        `job_id` it is only looked at.
+        """The checkpoint that the job starts from, marked as needed by it; None: its seed. Without
+        a `job_id` the checkpoint is only checked.
 
         Raises InvalidSpec at `init_from`, StorageNotAnswering.
         """
         if spec.init_from is None:
             return None
         try:
-            named = reference(spec.init_from.source)
+            named = parse_reference(spec.init_from.source)
         except ValueError as error:
             raise _invalid(str(error)) from error
         try:
             if isinstance(named, FolderReference):
                 return await self._of_folder(spec, named, job_id)
             source, uri = await self._of_job(named)
-            return await self._taken(spec, uri, job_id, source)
+            return await self._check_and_hold(spec, uri, job_id, source)
         except BadCheckpoint as error:
             raise _invalid(str(error)) from error
         except StorageNotAnswering as error:
-            if isinstance(error.__cause__, StorageDenied):  # to try again does not help
+            if isinstance(error.__cause__, StorageDenied):  # a retry does not help
                 raise _invalid(str(error)) from error
             raise
 
-    async def let_go(self, job: Job) -> None:
-        """The job needs it no more; again is the same. Raises StorageNotAnswering."""
-        if job.origin is not None and held_for(job):
-            at = self._storages.at(job.origin["uri"], job.spec)
-            await self._storages.run(marks.need_no_more, at, job.id)
+    async def release(self, job: JobRecord) -> None:
+        """Take the job's mark off the checkpoint. Idempotent. Raises StorageNotAnswering."""
+        if job.origin is not None and is_held_for(job):
+            storage = self._storage_calls.storage_at(job.origin["uri"], job.spec)
+            await self._storage_calls.run(marks.unmark_needed, storage, job.id)
 
     async def _of_job(self, named: JobReference) -> tuple[str, str]:
         """Id of the job, URI of its checkpoint."""
         async with self._store.read() as session:
-            job = await _job(session, named.job)
+            job = await _find_job(session, named.job)
             if job is None:
-                raise _invalid(f"there is no job {named.job!r}, by id or by name")
+                raise _invalid(f"there is no job with id or name {named.job!r}")
             rows = [
                 row
                 for row in await queries.checkpoints(session, job.id)
@@ -105,7 +108,7 @@ class Origins:
             ]
         fitting = [row for row in rows if named.step in (None, row.step)]
         if not fitting:
-            raise _invalid(_no_step(named, rows))
+            raise _invalid(_missing_step_message(named, rows))
         return job.id, fitting[0].uri
 
     async def _of_folder(
@@ -114,147 +117,153 @@ class Origins:
         fault = uri_fault(named.uri)
         if fault is not None:
             raise _invalid(f"{named.uri}: {fault}")
-        at = self._storages.at(named.uri, spec.model_dump(mode="json"))
-        stock = named.stock
-        if not stock and named.uri.startswith("/"):
-            stock = await self._storages.run(_is_stock_torchs, at)
-        if not stock:
-            return await self._taken(spec, named.uri.rstrip("/"), job_id, None)
-        return await self._of_stock_torch(spec, named.uri)
+        storage = self._storage_calls.storage_at(named.uri, spec.model_dump(mode="json"))
+        dcp = named.dcp
+        if not dcp and named.uri.startswith("/"):
+            dcp = await self._storage_calls.run(_is_torch_checkpoint, storage)
+        if not dcp:
+            return await self._check_and_hold(spec, named.uri.rstrip("/"), job_id, None)
+        return await self._of_torch_folder(spec, named.uri)
 
-    async def _of_stock_torch(self, spec: JobSpec, folder: str) -> dict[str, Any]:
-        """Looked at from outside alone: its `.metadata` is a pickle, which the workers will read
-        because the user has named it."""
+    async def _of_torch_folder(self, spec: JobSpec, folder: str) -> dict[str, Any]:
+        """Checks only that `.metadata` exists: it is a pickle, which the service must not read; the
+        workers read it because the user has named it."""
         assert spec.init_from is not None
         if not folder.startswith("/"):
-            raise _invalid("stock torch's checkpoints are read from an absolute path alone")
+            raise _invalid("a torch.distributed checkpoint must be given as an absolute path")
         if spec.init_from.what is InitPart.EVERYTHING:
-            raise _invalid("of a checkpoint of stock torch the model alone can be taken")
-        there = Path(folder) / _STOCK_METADATA
+            raise _invalid(
+                "of a torch.distributed checkpoint only the model can be loaded: set `what: model`"
+            )
+        metadata = Path(folder) / _DCP_METADATA
         try:
-            if self._check_paths and not await self._storages.run(there.is_file):
-                raise _invalid(f"{folder} holds no {_STOCK_METADATA}: it is no stock checkpoint")
+            if self._check_paths and not await self._storage_calls.run(metadata.is_file):
+                raise _invalid(
+                    f"{folder} has no {_DCP_METADATA}: it is not a torch.distributed checkpoint"
+                )
         except OSError as error:
-            raise _invalid(f"{there}: {error.strerror}") from error
-        return _origin(STOCK_URI + folder, 0, InitPart.MODEL, None, held=False)
+            raise _invalid(f"cannot read {metadata}: {error.strerror}") from error
+        return _origin(DCP_URI_PREFIX + folder, 0, InitPart.MODEL, None, held=False)
 
-    async def _taken(
+    async def _check_and_hold(
         self, spec: JobSpec, uri: str, job_id: str | None, source: str | None
     ) -> dict[str, Any]:
-        """Judged by its manifest, and held for the job."""
-        at = self._storages.at(uri, spec.model_dump(mode="json"))
-        manifest = await self._storages.run(_manifest, at)
+        """Check the checkpoint by its manifest, and hold it for the job."""
+        storage = self._storage_calls.storage_at(uri, spec.model_dump(mode="json"))
+        manifest = await self._storage_calls.run(_manifest, storage)
         if manifest is None:
-            raise _invalid(f"{uri} holds no complete checkpoint: there is no manifest")
-        saved = _saved(manifest)
-        part = part_to_take(spec, saved)
-        why = misfits(spec, saved, part)
+            raise _invalid(f"{uri} is not a complete checkpoint: it has no manifest")
+        saved = _saved_state(manifest)
+        part = part_to_load(spec, saved)
+        why = mismatches(spec, saved, part)
         if why:
-            raise _invalid(f"{part} of {uri} cannot be begun with: {'; '.join(why)}")
+            raise _invalid(f"cannot start from {part} of {uri}: {'; '.join(why)}")
         try:
-            held = job_id is not None and await self._storages.run(_hold, at, job_id)
+            held = job_id is not None and await self._storage_calls.run(
+                _mark_as_needed, storage, job_id
+            )
         except marks.BeingRemoved as error:
             raise _invalid(str(error)) from error
         step = manifest.step if part is InitPart.EVERYTHING else 0
         return _origin(uri, step, part, source, held=held)
 
 
-class Hold:
-    """The mark on what a driven job began with: taken off once, beside the job's turns."""
+class InitHold:
+    """The mark that a driven job has on its initial checkpoint: removed once, in the background."""
 
-    def __init__(self, store: Store, origins: Origins, lease: Lease, retry_s: float) -> None:
+    def __init__(self, store: Store, sources: InitSources, lease: JobLease, retry_s: float) -> None:
         self._store = store
-        self._origins = origins
+        self._sources = sources
         self._lease = lease
         self._retry_s = retry_s
-        self._letting_go: asyncio.Task[None] | None = None
+        self._releasing: asyncio.Task[None] | None = None
         self._not_before = 0.0  # monotonic
 
-    def let_go_meanwhile(self, job: Job) -> None:
-        """No turn waits for the storage; what fails is tried again later."""
+    def release_in_background(self, job: JobRecord) -> None:
+        """The job's driver does not wait for the storage; a failure is retried later."""
         if time.monotonic() >= self._not_before:
             self._not_before = time.monotonic() + self._retry_s
-            self._letting_go = asyncio.create_task(self._let_go_quietly(job))
+            self._releasing = asyncio.create_task(self._release_quietly(job))
 
-    async def let_go(self, job: Job) -> bool:
-        """What the job began with need not be kept for it any more; False: to be tried again."""
+    async def release(self, job: JobRecord) -> bool:
+        """Remove the mark and record that. False: the storage failed, try again later."""
         try:
-            await self._origins.let_go(job)
+            await self._sources.release(job)
         except StorageNotAnswering as error:
-            _log.warning("what a job began with is still kept for it", job=job.id, why=str(error))
+            _log.warning("cannot release a job's initial checkpoint", job=job.id, why=str(error))
             return False
         async with job_transaction(self._store, job.id, token=self._lease.token) as tx:
             tx.job.origin = {**(tx.job.origin or {}), "held": False}
         return True
 
     async def close(self) -> None:
-        """There will be no further turn; nothing of it goes on afterwards."""
-        if self._letting_go is not None:
-            self._letting_go.cancel()
-            await asyncio.wait([self._letting_go])
+        """Cancel a release that is in progress, and wait until it has stopped."""
+        if self._releasing is not None:
+            self._releasing.cancel()
+            await asyncio.wait([self._releasing])
 
-    async def _let_go_quietly(self, job: Job) -> None:
+    async def _release_quietly(self, job: JobRecord) -> None:
         try:
-            await self.let_go(job)
+            await self.release(job)
         except (LeaseLost, SQLAlchemyError) as error:
-            _log.warning("what a job began with is still kept for it", job=job.id, why=repr(error))
+            _log.warning("cannot release a job's initial checkpoint", job=job.id, why=repr(error))
 
 
-def held_for(job: Job) -> bool:
-    """Whether what the job began with bears its mark."""
+def is_held_for(job: JobRecord) -> bool:
+    """Whether the job's initial checkpoint bears its mark."""
     return job.origin is not None and bool(job.origin["held"])
 
 
 async def has_own_checkpoint(session: AsyncSession, job_id: str) -> bool:
-    """Whether a job could go on without what it began with."""
+    """Whether a job has a usable checkpoint of its own, so that it needs no initial one."""
     usable = (Checkpoint.deleted_at.is_(None), Checkpoint.bad.is_(None))
     found = select(Checkpoint.uri).where(Checkpoint.job_id == job_id, *usable).limit(1)
     return await session.scalar(found) is not None
 
 
-async def _job(session: AsyncSession, named: str) -> Job | None:
-    """By id, or the newest of that name."""
+async def _find_job(session: AsyncSession, named: str) -> JobRecord | None:
+    """The job with that id, or the newest with that name."""
     try:
         if str(UUID(named)) == named:
-            return await session.get(Job, named)
+            return await session.get(JobRecord, named)
     except ValueError:
         pass
-    newest = select(Job).where(Job.name == named).order_by(Job.id.desc()).limit(1)
-    found: Job | None = await session.scalar(newest)
+    newest = select(JobRecord).where(JobRecord.name == named).order_by(JobRecord.id.desc()).limit(1)
+    found: JobRecord | None = await session.scalar(newest)
     return found
 
 
-def _is_stock_torchs(at: Storage) -> bool:
-    """Stock torch writes no manifest. One of ours that was never finished, or is half removed,
-    has none either: it is nothing to begin with."""
-    if _manifest(at) is not None or FOLDER_NAME.fullmatch(at.uri.rpartition("/")[2]):
+def _is_torch_checkpoint(storage: Storage) -> bool:
+    """Whether it was saved by torch.distributed alone, which writes no manifest. An unfinished or
+    half removed checkpoint of Holdfast has none either: a job cannot start from it."""
+    if _manifest(storage) is not None or FOLDER_NAME.fullmatch(storage.uri.rpartition("/")[2]):
         return False
-    names = at.objects()
-    return _STOCK_METADATA in names and not marks.was_ours(names)
+    names = storage.objects()
+    return _DCP_METADATA in names and not marks.has_own_marks(names)
 
 
-def _manifest(at: Storage) -> Manifest | None:
+def _manifest(storage: Storage) -> Manifest | None:
     try:
-        return read_manifest(at)
+        return read_manifest(storage)
     except ObjectMissing:
         return None
 
 
-def _hold(at: Storage, job_id: str) -> bool:
-    """False where nothing may be written: then it is not ours to keep."""
+def _mark_as_needed(storage: Storage, job_id: str) -> bool:
+    """False where the storage is read-only: then Holdfast cannot protect the checkpoint."""
     try:
-        marks.need(at, job_id)
+        marks.mark_needed(storage, job_id)
     except StorageDenied:
         return False
     return True
 
 
-def _saved(manifest: Manifest) -> Saved:
+def _saved_state(manifest: Manifest) -> SavedCheckpoint:
     shapes = {
-        name.removeprefix(MODEL_PREFIX): one.global_shape
-        for name, one in model_parameters(manifest).items()
+        name.removeprefix(MODEL_PREFIX): tensor.global_shape
+        for name, tensor in model_parameters(manifest).items()
     }
-    return Saved(manifest.step, shapes, manifest.extra.get("training"))
+    return SavedCheckpoint(manifest.step, shapes, manifest.extra.get("training"))
 
 
 def _origin(
@@ -263,12 +272,12 @@ def _origin(
     return {"uri": uri, "step": step, "what": part.value, "job": source, "held": held}
 
 
-def _no_step(named: JobReference, rows: list[Checkpoint]) -> str:
+def _missing_step_message(named: JobReference, rows: list[Checkpoint]) -> str:
     if not rows:
         return f"job {named.job} has no remote checkpoint"
     steps = ", ".join(str(step) for step in sorted({row.step for row in rows}))
-    return f"job {named.job} has no checkpoint of step {named.step}; there are {steps}"
+    return f"job {named.job} has no checkpoint of step {named.step}; it has steps {steps}"
 
 
 def _invalid(why: str) -> InvalidSpec:
-    return InvalidSpec([Fault(path="init_from", message=why)])
+    return InvalidSpec([SpecFault(path="init_from", message=why)])

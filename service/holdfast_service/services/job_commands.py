@@ -1,8 +1,8 @@
-"""What users may want of a job that is there: its end, a pause, that it goes on.
+"""Commands of users to a submitted job: cancel, pause, resume.
 
-A wish is written to the job's row, with its event, and a reconciler brings it about; to wish the
-same again changes nothing. What needs no cluster happens at once. All raise JobNotFound for an
-id that was never given out, and JobEnded where it is too late.
+A command writes the desired state to the job's row, with its event, and a reconciler carries it
+out; repeating a command changes nothing. A change that needs no cluster happens at once. All
+commands raise JobNotFound for an id that belongs to no job, and JobEnded where it is too late.
 """
 
 from __future__ import annotations
@@ -25,54 +25,56 @@ from holdfast_service.views.jobs import JobView
 
 
 async def cancel(store: Store, job_id: str, now: bool) -> JobView:
-    """The job is to end, with its last state saved; `now`: without waiting for that."""
+    """End the job after its last state is saved; with `now`, without waiting for that."""
     async with _transaction(store, job_id) as tx:
         if tx.state.terminal and tx.state is not State.CANCELLED:
-            raise JobEnded(f"job {job_id} has ended ({tx.state.lower()}) and stays so")
+            raise JobEnded(f"job {job_id} has already ended ({tx.state.lower()})")
         if tx.state.terminal:
             return await queries.job_view(tx.session, tx.job)
-        if _wish(tx, Desired.CANCELLED, "job.cancel_requested") and tx.state in (
+        if _set_desired(tx, Desired.CANCELLED, "job.cancel_requested") and tx.state in (
             State.QUEUED,
             State.PAUSED,
         ):
-            # Nothing of it is there: it needs no cluster to end.
+            # Nothing of the job is on the cluster, so that it can end at once.
             tx.end(State.CANCELLED, "cancelled", f"cancelled while it was {tx.state.lower()}")
         elif now:
-            await tx.intend(Effect.CANCEL_NOW)
+            await tx.record_intent(Effect.CANCEL_NOW)
         return await queries.job_view(tx.session, tx.job)
 
 
 async def pause(store: Store, job_id: str) -> JobView:
-    """The job is to save its state and to leave the cluster until it is resumed."""
+    """Save the job's state and release its resources until it is resumed."""
     async with _transaction(store, job_id) as tx:
         _refuse_ended(tx)
-        if _wish(tx, Desired.PAUSED, "job.pause_requested") and tx.state is State.QUEUED:
+        if _set_desired(tx, Desired.PAUSED, "job.pause_requested") and tx.state is State.QUEUED:
             tx.transition(State.PAUSED, reason="paused while it was queued")
         return await queries.job_view(tx.session, tx.job)
 
 
 async def resume(store: Store, job_id: str) -> JobView:
-    """A paused job is to go on from its newest checkpoint; one that is still pausing, after it."""
+    """Continue a paused job from its newest checkpoint; a job that is still pausing, after that."""
     async with _transaction(store, job_id) as tx:
         _refuse_ended(tx)
-        if _wish(tx, Desired.RUNNING, "job.resume_requested") and tx.state is State.PAUSED:
+        if _set_desired(tx, Desired.RUNNING, "job.resume_requested") and tx.state is State.PAUSED:
             tx.transition(State.QUEUED, reason="the user resumed it")
         return await queries.job_view(tx.session, tx.job)
 
 
-def _wish(tx: JobTransaction, desired: Desired, event: str) -> bool:
-    """False if that is what was wanted anyway."""
+def _set_desired(tx: JobTransaction, desired: Desired, event: str) -> bool:
+    """False if that state is desired already."""
     if tx.job.desired == desired:
         return False
     tx.job.desired = desired
-    tx.job.due_at = 0.0  # whoever drives it looks at once
+    tx.job.due_at = 0.0  # its reconciler acts at once
     tx.emit(event, {})
     return True
 
 
 def _refuse_ended(tx: JobTransaction) -> None:
     if tx.state.terminal:
-        raise JobEnded(f"job {tx.job.id} has ended ({tx.state.lower()}) and stays so")
+        raise JobEnded(
+            f"job {tx.job.id} has already ended ({tx.state.lower()}): submit it again to continue"
+        )
     if tx.job.desired == Desired.CANCELLED:
         raise JobEnded(f"job {tx.job.id} is being cancelled")
 

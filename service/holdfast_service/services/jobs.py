@@ -1,6 +1,6 @@
-"""What one may do with jobs: the calls that the REST layer translates to.
+"""The operations on jobs, which the REST layer translates requests into.
 
-Everything is read from and written to the store; the cluster is asked for its capacity alone.
+All state is read from and written to the store; the cluster is asked only for its capacity.
 A submitted job is durable when :meth:`JobService.submit` returns.
 """
 
@@ -38,27 +38,27 @@ from holdfast_service.job_model.job_spec import InvalidSpec, JobSpec, parse
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.job_model.log_filters import LogFilter
 from holdfast_service.job_model.supervisor_protocol import Capacity, Cluster, ClusterUnavailable
-from holdfast_service.readers.goodput_cache import KeptAccounts
+from holdfast_service.readers.goodput_cache import GoodputCache
 from holdfast_service.readers.logs import LogReader
 from holdfast_service.readers.metric_series import (
     METRICS,
     Row,
     charted,
+    discarded_point_budget,
+    evenly_thinned,
     point,
-    share,
-    thinned,
-    with_extremes,
+    thinned_with_extremes,
 )
 from holdfast_service.remote_tier import location
 from holdfast_service.remote_tier.storage_calls import StorageNotAnswering
 from holdfast_service.services import job_commands
 from holdfast_service.services.code_packages import CodeService
-from holdfast_service.services.init_sources import Origins
+from holdfast_service.services.init_sources import InitSources
 from holdfast_service.settings import Settings
 from holdfast_service.store import accounts, json_safe, queries, series
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import find_job, spec_of
-from holdfast_service.store.models import Event, Job
+from holdfast_service.store.models import Event, JobRecord
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.jobs import (
     AttemptView,
@@ -71,17 +71,17 @@ from holdfast_service.views.jobs import (
     LogPage,
     MetricPage,
 )
-from holdfast_workers.spec import Fault
+from holdfast_workers.spec import SpecFault
 
-_LONGEST_KEY = 255
-_ACCOUNTS_KEPT_S = 60.0
-_MOST_DISCARDED = 1000
-_MOST_ATTEMPTS_DISCARDED = 100
+_MAX_KEY_LENGTH = 255
+_GOODPUT_CACHE_S = 60.0
+_MAX_DISCARDED_POINTS = 1000
+_MAX_DISCARDED_ATTEMPTS = 100
 _log = structlog.get_logger()
 
 
 class JobService:
-    """All calls raise :class:`JobNotFound` for an id that was never given out."""
+    """The operations on jobs. Calls raise :class:`JobNotFound` for an id that belongs to no job."""
 
     def __init__(
         self,
@@ -89,36 +89,40 @@ class JobService:
         cluster: Cluster,
         settings: Settings,
         notify: Callable[[str], None] = lambda _job_id: None,
-        accounts: KeptAccounts | None = None,
+        accounts: GoodputCache | None = None,
     ) -> None:
-        """`notify(job_id)`: there is something to do for the job, for a reconciler in this
-        process; others find out by themselves. `accounts`: those that other services made."""
+        """`notify(job_id)` reports new work for a job to the reconciler of this process; those of
+        other processes find it by polling the store. `accounts`: a cache shared with other
+        services."""
         self._store = store
         self._cluster = cluster
         self._settings = settings
-        self._crossing = crash_points.chosen(settings.crash_at)
+        self._crash_hook = crash_points.hook_from_setting(settings.crash_at)
         self._notify = notify
-        self._origins = Origins(store, settings)
+        self._init_sources = InitSources(store, settings)
         self.log_reader = LogReader(store, settings)
         self._goodputs: dict[str, tuple[float, GoodputView]] = {}
-        self._accounts = accounts or KeptAccounts()
+        self._accounts = accounts or GoodputCache()
 
     async def submit(
         self, document: Mapping[str, Any], idempotency_key: str | None = None
     ) -> tuple[JobView, bool]:
-        """The job, and True if this call created it; the same key and document: the first job.
+        """The job, and True if this call created it; a repeated key and document return the first
+        job.
 
         Raises InvalidSpec, IdempotencyConflict, InvalidKey, StorageNotAnswering.
         """
         digest = _request_digest(document)
         if idempotency_key is not None:
-            if not 0 < len(idempotency_key) <= _LONGEST_KEY or not idempotency_key.isprintable():
-                raise InvalidKey(f"an idempotency key has 1 to {_LONGEST_KEY} printable characters")
-            first = await self._submitted_before(idempotency_key, digest)
+            if not 0 < len(idempotency_key) <= _MAX_KEY_LENGTH or not idempotency_key.isprintable():
+                raise InvalidKey(
+                    f"the idempotency key must have 1 to {_MAX_KEY_LENGTH} printable characters"
+                )
+            first = await self._find_by_key(idempotency_key, digest)
             if first is not None:
                 return first, False
         capacity = await self._capacity()
-        # Looking for a data path may take a slow file system's time.
+        # In a thread: a check of a data path can block on a slow file system.
         spec = await asyncio.to_thread(
             parse, document, capacity, check_paths=self._settings.check_data_paths
         )
@@ -126,41 +130,41 @@ class JobService:
             await self._check_remote(spec)
         await self._check_code(spec)
         job = _new_job(spec, idempotency_key, digest, time.time())
-        job.origin = await self._origins.resolve(spec, job.id)
+        job.origin = await self._init_sources.resolve(spec, job.id)
         try:
-            first = await self._stored(job, digest)
+            first = await self._store_job(job, digest)
         except BaseException:
-            await self._let_go_unless_stored(job)
+            await self._release_unless_stored(job)
             raise
         if first is not None:
-            await self._let_go_unless_stored(job)
+            await self._release_unless_stored(job)
             return first, False
-        await self._crossing(crash_points.Point.SUBMITTED)
+        await self._crash_hook(crash_points.CrashPoint.SUBMITTED)
         self._notify(job.id)
         async with self._store.read() as session:
             return await queries.job_view(session, job), True
 
     async def _check_code(self, spec: JobSpec) -> None:
         code = CodeService(self._store, self._settings)
-        if spec.code is not None and not await code.is_there(spec.code):
-            message = f"there is no code {spec.code} here: send it with POST /api/v1/code first"
-            raise InvalidSpec([Fault(path="code", message=message)])
+        if spec.code is not None and not await code.is_stored(spec.code):
+            message = f"the server has no code {spec.code}: send it with POST /api/v1/code first"
+            raise InvalidSpec([SpecFault(path="code", message=message)])
 
     async def get(self, job_id: str) -> JobView:
         async with self._store.read() as session:
             return await queries.job_view(session, await find_job(session, job_id))
 
     async def cancel(self, job_id: str, now: bool = False) -> JobView:
-        """See :func:`desires.cancel`."""
-        return await self._wanted(job_commands.cancel(self._store, job_id, now))
+        """See :func:`job_commands.cancel`."""
+        return await self._run_command(job_commands.cancel(self._store, job_id, now))
 
     async def pause(self, job_id: str) -> JobView:
-        """See :func:`desires.pause`."""
-        return await self._wanted(job_commands.pause(self._store, job_id))
+        """See :func:`job_commands.pause`."""
+        return await self._run_command(job_commands.pause(self._store, job_id))
 
     async def resume(self, job_id: str) -> JobView:
-        """See :func:`desires.resume`."""
-        return await self._wanted(job_commands.resume(self._store, job_id))
+        """See :func:`job_commands.resume`."""
+        return await self._run_command(job_commands.resume(self._store, job_id))
 
     async def attempts(self, job_id: str) -> Sequence[AttemptView]:
         """Oldest first."""
@@ -173,21 +177,21 @@ class JobService:
         async with self._store.read() as session:
             job = await find_job(session, job_id)
             lost: Mapping[int, float] = {}
-            with contextlib.suppress(SpecUnreadable):  # how many devices it has is not known then
-                lost = await self._lost(session, job) if job.incidents else {}
+            with contextlib.suppress(SpecUnreadable):  # then its number of devices is unknown
+                lost = await self._lost_by_incident(session, job) if job.incidents else {}
             return await queries.incident_views(session, job_id, lost)
 
     async def goodput(self, job_id: str, max_age_s: float = 0.0) -> GoodputView:
-        """Where the job's time went so far. It is read from every row of every step: one that is
-        not older than `max_age_s` is good enough for whoever asks often. Raises SpecUnreadable."""
+        """Where the job's time went so far. It is computed from every row of every step, so that
+        callers that ask often accept a result up to `max_age_s` old. Raises SpecUnreadable."""
         known = self._goodputs.get(job_id)
         if known is not None and time.monotonic() - known[0] < max_age_s:
             return known[1]
         async with self._store.read() as session:
-            return await self._account(session, await find_job(session, job_id))
+            return await self._compute_goodput(session, await find_job(session, job_id))
 
     async def events(self, job_id: str, after: int = 0, limit: int = 200) -> EventPage:
-        """Events with a number above `after`, at most `limit`, at once."""
+        """Events with a number above `after`, at most `limit`, without waiting."""
         async with self._store.read() as session:
             job = await find_job(session, job_id)
             events = await queries.event_views(session, job_id, after, limit)
@@ -205,7 +209,7 @@ class JobService:
     ) -> EventPage:
         """As :meth:`events`, but waits up to `timeout_s` for the first one; then an empty page.
 
-        Returns at once when the job is over: `ended` tells a stream to close.
+        Returns at once when the job is over: `ended` means that a stream can close.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -213,7 +217,7 @@ class JobService:
             left = deadline - time.monotonic()
             if page.events or page.ended or left <= 0:
                 return page
-            # No session is held while waiting, and any process may have written the event.
+            # Any process can write the event, so this polls; no session is held meanwhile.
             await asyncio.sleep(min(left, self._settings.event_poll_s))
 
     async def metrics(
@@ -227,21 +231,22 @@ class JobService:
         until_step: int | None = None,
         discarded: bool = False,
     ) -> MetricPage:
-        """The committed history: one point per step, of the latest attempt that made it.
+        """The committed history: one point per step, from the latest attempt that computed it.
 
-        `names` None: all. `max_points`: every k-th point of the whole rest of the series and the
-        last one, instead of a page of `limit`; `points`: those in which something is extreme.
-        `discarded`: with what a rollback threw away. Raises UnknownMetric.
+        `names` None: all metrics. `max_points`: every k-th point of the whole rest of the series
+        and the last one, instead of a page of `limit`; `points`: at most so many, among them the
+        extremes of each metric. `discarded`: also the points that rollbacks discarded. Raises
+        UnknownMetric.
         """
         found: list[Row] = []
         more = False
-        thrown: Mapping[int, Sequence[Row]] = {}
+        rolled_back: Mapping[int, Sequence[Row]] = {}
         async with self._store.read() as session:
             job = await find_job(session, job_id)
-            wanted = _wanted_metrics(job, names)
+            selected = _select_metrics(job, names)
             if points is not None:
                 until = job.steps if until_step is None else until_step
-                found = await self._charted(session, job, wanted, after_step, until, points)
+                found = await self._charted(session, job, selected, after_step, until, points)
             else:
                 async with aclosing(series.read_rows(session, job_id, after_step)) as rows:
                     async for row in rows:
@@ -253,38 +258,42 @@ class JobService:
                         found.append(row)
             if discarded:
                 history = History(await accounts.runs(session, job.id, set()))
-                thrown = await series.read_discarded(session, job.id, after_step, history)
+                rolled_back = await series.read_discarded(session, job.id, after_step, history)
         if max_points is not None and points is None:
-            found = thinned(found, max_points)
+            found = evenly_thinned(found, max_points)
         return MetricPage(
-            names=wanted,
-            points=tuple(point(wanted, *row) for row in found),
+            names=selected,
+            points=tuple(point(selected, *row) for row in found),
             last_step=found[-1][0] if found else after_step,
             more=more,
             discarded=tuple(
                 DiscardedView(
                     attempt=attempt,
                     points=tuple(
-                        point(wanted, *row)
-                        for row in with_extremes(
-                            rows, wanted, share(len(rows), found, points or _MOST_DISCARDED)
+                        point(selected, *row)
+                        for row in thinned_with_extremes(
+                            rows,
+                            selected,
+                            discarded_point_budget(
+                                len(rows), found, points or _MAX_DISCARDED_POINTS
+                            ),
                         )
                     ),
                 )
-                for attempt, rows in sorted(thrown.items())[-_MOST_ATTEMPTS_DISCARDED:]
+                for attempt, rows in sorted(rolled_back.items())[-_MAX_DISCARDED_ATTEMPTS:]
             ),
         )
 
     async def _charted(
         self,
         session: AsyncSession,
-        job: Job,
+        job: JobRecord,
         names: Sequence[str],
         after_step: int,
         until_step: int,
         points: int,
     ) -> list[Row]:
-        """From outlines where a bucket of the chart is no shorter than a chunk."""
+        """Rows for a chart, read from outlines where a bucket of the chart spans a whole chunk."""
         last = min(until_step, max(job.step, job.cursor_step))
         buckets = max(1, points // (2 * len(charted(names))))
         if (last - after_step) // series.WINDOW > buckets:
@@ -297,8 +306,8 @@ class JobService:
                         break
                     rows.append(row)
         if len(rows) <= points:
-            return rows  # as `with_extremes` would
-        return await asyncio.to_thread(with_extremes, rows, names, points)
+            return rows  # as `thinned_with_extremes` would
+        return await asyncio.to_thread(thinned_with_extremes, rows, names, points)
 
     async def logs(
         self,
@@ -311,11 +320,11 @@ class JobService:
         tail: int | None = None,
     ) -> LogPage:
         """Lines with a number above `after`; or the last `tail` lines that match."""
-        wanted = LogFilter(rank=rank, attempt=attempt)
-        return await self.log_reader.page(job_id, wanted, after=after, limit=limit, tail=tail)
+        selected = LogFilter(rank=rank, attempt=attempt)
+        return await self.log_reader.page(job_id, selected, after=after, limit=limit, tail=tail)
 
     async def validate(self, document: Mapping[str, Any]) -> JobSpec:
-        """The spec that a submission of this document would resolve to; nothing is made.
+        """The spec that a submission of this document would resolve to; no job is created.
 
         Raises InvalidSpec, StorageNotAnswering.
         """
@@ -324,7 +333,7 @@ class JobService:
             parse, document, capacity, check_paths=self._settings.check_data_paths
         )
         await self._check_code(spec)
-        await self._origins.resolve(spec, None)
+        await self._init_sources.resolve(spec, None)
         return spec
 
     async def digests(self, job_id: str, after_step: int = 0, limit: int = 10_000) -> DigestPage:
@@ -349,16 +358,16 @@ class JobService:
         name: str | None = None,
         ids: Collection[str] | None = None,
     ) -> JobPage:
-        """Newest first. `name` matches exactly; `ids`: of these alone. Raises InvalidCursor."""
-        query = select(Job).order_by(Job.id.desc()).limit(limit + 1)
+        """Newest first. `name` matches exactly; `ids`: only these jobs. Raises InvalidCursor."""
+        query = select(JobRecord).order_by(JobRecord.id.desc()).limit(limit + 1)
         if cursor is not None:
-            query = query.where(Job.id < _from_cursor(cursor))
+            query = query.where(JobRecord.id < _from_cursor(cursor))
         if state:
-            query = query.where(Job.state.in_(state))
+            query = query.where(JobRecord.state.in_(state))
         if name is not None:
-            query = query.where(Job.name == json_safe.text(name))
+            query = query.where(JobRecord.name == json_safe.text(name))
         if ids:
-            query = query.where(Job.id.in_([json_safe.text(one) for one in ids]))
+            query = query.where(JobRecord.id.in_([json_safe.text(job_id) for job_id in ids]))
         async with self._store.read() as session:
             jobs = (await session.scalars(query)).all()
             page = await queries.job_views(session, jobs[:limit])
@@ -367,70 +376,79 @@ class JobService:
             next_cursor=_to_cursor(page[-1].id) if len(jobs) > limit else None,
         )
 
-    async def _lost(self, session: AsyncSession, job: Job) -> Mapping[int, float]:
-        """Incident → device-seconds that it cost."""
-        told = await self._accounts.of(session, job)
+    async def _lost_by_incident(self, session: AsyncSession, job: JobRecord) -> Mapping[int, float]:
+        """Incident -> device-seconds that it cost."""
+        account = await self._accounts.get(session, job)
         devices = stored_world_size(job.spec)
-        return {one: took * devices for one, took in told.lost_s.items() if one is not None}
+        return {
+            incident: lost_s * devices
+            for incident, lost_s in account.lost_s.items()
+            if incident is not None
+        }
 
-    async def _account(self, session: AsyncSession, job: Job) -> GoodputView:
-        told = await accounts.goodput(session, job, time.time())
+    async def _compute_goodput(self, session: AsyncSession, job: JobRecord) -> GoodputView:
+        account = await accounts.goodput(session, job, time.time())
         devices = spec_of(job).parallel.world_size
-        view = queries.goodput_view(job, told, devices)
-        oldest = time.monotonic() - _ACCOUNTS_KEPT_S
-        fresh = {key: one for key, one in self._goodputs.items() if one[0] > oldest}
+        view = queries.goodput_view(job, account, devices)
+        oldest = time.monotonic() - _GOODPUT_CACHE_S
+        fresh = {key: entry for key, entry in self._goodputs.items() if entry[0] > oldest}
         self._goodputs = {**fresh, job.id: (time.monotonic(), view)}
         return view
 
     async def _check_remote(self, spec: JobSpec) -> None:
-        """Better now than after an hour. Raises InvalidSpec."""
+        """Test the remote storage now, not an hour into training. Raises InvalidSpec."""
         settings = self._settings
         remote = spec.checkpoint.remote
-        fault = await location.fault_of(remote, settings.secrets_dir, settings.storage_probe_s)
+        fault = await location.find_storage_fault(remote, settings.secrets_dir, settings.storage_probe_s)
         if fault is not None:
             raise InvalidSpec([fault])
 
-    async def _stored(self, job: Job, digest: str) -> JobView | None:
-        """None: it is durable. Otherwise the job that the same call made a moment before."""
+    async def _store_job(self, job: JobRecord, digest: str) -> JobView | None:
+        """None: the job is durable. Otherwise the job that an identical call created before."""
         try:
             async with self._store.write() as session:
                 session.add(job)
                 await session.flush()
-                session.add(_submitted(job))
+                session.add(_submitted_event(job))
         except IntegrityError:
-            # Two calls with one key at the same moment: the database let one of them through.
+            # Two concurrent calls used the same key: the database accepted the other one.
             if job.idempotency_key is None:
                 raise
-            first = await self._submitted_before(job.idempotency_key, digest)
+            first = await self._find_by_key(job.idempotency_key, digest)
             if first is None:
                 raise
             return first
         return None
 
-    async def _let_go_unless_stored(self, job: Job) -> None:
-        """Nothing is kept for a job that there is not. A mark that stays all the same is taken off
-        by whoever removes the checkpoint."""
+    async def _release_unless_stored(self, job: JobRecord) -> None:
+        """Release the initial checkpoint of a job that was not stored. If that fails, a later
+        removal of the checkpoint takes the mark off."""
         try:
             async with self._store.read() as session:
-                stored = await session.get(Job, job.id) is not None
+                stored = await session.get(JobRecord, job.id) is not None
             if not stored:
-                await self._origins.let_go(job)
+                await self._init_sources.release(job)
         except (SQLAlchemyError, StorageNotAnswering) as error:
-            _log.warning("the mark of a job that was not stored stays", job=job.id, why=str(error))
+            _log.warning(
+                "cannot release the initial checkpoint of a job that was not stored",
+                job=job.id,
+                why=str(error),
+            )
 
-    async def _wanted(self, asking: Awaitable[JobView]) -> JobView:
-        job = await asking
+    async def _run_command(self, command: Awaitable[JobView]) -> JobView:
+        job = await command
         self._notify(job.id)
         return job
 
-    async def _submitted_before(self, key: str, digest: str) -> JobView | None:
+    async def _find_by_key(self, key: str, digest: str) -> JobView | None:
         async with self._store.read() as session:
-            job = await session.scalar(select(Job).where(Job.idempotency_key == key))
+            job = await session.scalar(select(JobRecord).where(JobRecord.idempotency_key == key))
             if job is None:
                 return None
             if job.request_digest != digest:
                 raise IdempotencyConflict(
-                    f"idempotency key {key!r} was used for job {job.id} with another spec"
+                    f"idempotency key {key!r} was used for job {job.id} with another spec: use a "
+                    "new key"
                 )
             return await queries.job_view(session, job)
 
@@ -438,11 +456,11 @@ class JobService:
         try:
             return await self._cluster.capacity()
         except ClusterUnavailable:
-            return None  # accepted all the same; it waits in the queue and says for what
+            return None  # the job is accepted all the same, and waits in the queue with that reason
 
 
-def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> Job:
-    return Job(
+def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> JobRecord:
+    return JobRecord(
         id=str(uuid_utils.uuid7()),
         name=spec.name,
         spec=spec.model_dump(mode="json"),
@@ -460,8 +478,8 @@ def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> Job:
     )
 
 
-def _submitted(job: Job) -> Event:
-    """The first of its events."""
+def _submitted_event(job: JobRecord) -> Event:
+    """The job's first event."""
     return Event(
         job_id=job.id,
         seq=job.event_seq,
@@ -471,16 +489,16 @@ def _submitted(job: Job) -> Event:
     )
 
 
-def _wanted_metrics(job: Job, names: Collection[str] | None) -> tuple[str, ...]:
-    """Those named; all that the job has if none are. Raises UnknownMetric."""
-    there = (*METRICS, *job.own_metrics)
+def _select_metrics(job: JobRecord, names: Collection[str] | None) -> tuple[str, ...]:
+    """The metrics in `names`, or all of the job's metrics if it is None. Raises UnknownMetric."""
+    available = (*METRICS, *job.own_metrics)
     if names is None:
-        return there
+        return available
     for name in names:
-        if name not in there:
+        if name not in available:
             raise UnknownMetric(
-                f"there is no metric {name!r}: use {', '.join(there)}; a function's own numbers "
-                "are there once it has told them by ctx.step(metrics=...)"
+                f"the job has no metric {name!r}: use {', '.join(available)}; a function's own "
+                "metrics appear once it has reported them with ctx.step(metrics=...)"
             )
     return tuple(dict.fromkeys(names))
 
@@ -499,4 +517,4 @@ def _from_cursor(cursor: str) -> str:
         raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
         return str(UUID(bytes=raw))
     except (ValueError, binascii.Error) as error:
-        raise InvalidCursor(f"{cursor[:64]!r} is no cursor of a list of jobs") from error
+        raise InvalidCursor(f"{cursor[:64]!r} is not a cursor of the job list") from error

@@ -1,7 +1,7 @@
-"""What one may do with nodes: look at them, set them aside, take them back.
+"""The operations on nodes: list, show, cordon, uncordon.
 
-Everything is read from and written to the store. Supervisors hear of it at once where this process
-drives their jobs, otherwise with the next look at the nodes and the poll after it.
+All state is read from and written to the store. Supervisors receive a decision at once if this
+process drives their jobs, otherwise after the reconciler's next read of the nodes.
 """
 
 from __future__ import annotations
@@ -14,87 +14,97 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_model.job_errors import InvalidTime, NodeNotFound
 from holdfast_service.job_model.lifecycle import TERMINAL
-from holdfast_service.policy.quarantine import Standings, cordoned, lifted, node_name, present
+from holdfast_service.policy.quarantine import (
+    NodeDecision,
+    cordoned,
+    node_name,
+    standing_at,
+    uncordoned,
+)
 from holdfast_service.store import nodes, queries
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import AttemptMember, Job, Node
+from holdfast_service.store.models import AttemptMember, JobRecord, NodeRow
 from holdfast_service.views.jobs import NodeFindingView, NodePage, NodeTroubleView, NodeView
 
-SHORTEST_NAME = 6
-"""Characters of a name's beginning that may stand for it."""
-TROUBLES_SHOWN = 50
+MIN_PREFIX_LENGTH = 6
+"""Shortest prefix of a node's name that is accepted for it."""
+MAX_INCIDENTS_SHOWN = 50
 
 
 class NodeService:
-    """Calls about one node raise NodeNotFound for a name that no node has."""
+    """The operations on nodes. Calls about one node raise NodeNotFound for an unknown name."""
 
     def __init__(
-        self, store: Store, ring: Callable[[Iterable[str]], None] = lambda _jobs: None
+        self, store: Store, notify: Callable[[Iterable[str]], None] = lambda _jobs: None
     ) -> None:
-        """`ring(jobs)`: what was decided concerns these jobs, for a reconciler in this process."""
+        """`notify(jobs)` reports to the reconciler of this process that a decision concerns these
+        jobs."""
         self._store = store
-        self._ring = ring
+        self._notify = notify
 
     async def list(self) -> NodePage:
-        """Every node that was ever seen, those that are there first."""
+        """Every node that was ever seen; present nodes first."""
         now = time.time()
         async with self._store.read() as session:
             users = await _users(session)
-            found = await session.scalars(select(Node).order_by(Node.id))
+            found = await session.scalars(select(NodeRow).order_by(NodeRow.id))
             views = [await _view(session, node, users.get(node.id, ()), now) for node in found]
-        return NodePage(nodes=tuple(sorted(views, key=lambda one: not one.there)))
+        return NodePage(nodes=tuple(sorted(views, key=lambda view: not view.there)))
 
     async def get(self, name: str) -> NodeView:
         async with self._store.read() as session:
             node = await _find(session, name)
-            return await self._look(session, node, time.time())
+            return await self._show(session, node, time.time())
 
     async def cordon(self, name: str, reason: str, until: float | None) -> NodeView:
-        """Let no new rank be seated there; again changes reason and time. Raises InvalidTime."""
+        """Place no new ranks on the node. A repeated call changes reason and end. Raises
+        InvalidTime."""
         now = time.time()
         if until is not None and until <= now:
-            raise InvalidTime(f"`until` is {now - until:.0f} s ago: give a time to come, or none")
+            raise InvalidTime(
+                f"`until` is {now - until:.0f} s ago: give a time in the future, or none"
+            )
         return await self._decide(name, lambda before: cordoned(before, reason, until, now), now)
 
     async def uncordon(self, name: str) -> NodeView:
-        """Take a node back, whoever had set it aside; again is the same."""
+        """Use a node again after a cordon or a quarantine. Idempotent."""
         now = time.time()
-        return await self._decide(name, lambda before: lifted(before, now), now)
+        return await self._decide(name, lambda before: uncordoned(before, now), now)
 
     async def _decide(
-        self, name: str, how: Callable[[Standings], Standings], now: float
+        self, name: str, change: Callable[[NodeDecision], NodeDecision], now: float
     ) -> NodeView:
         async with self._store.write() as session:
             node = await _find(session, name)
             await session.refresh(node, with_for_update=True)
-            nodes.decide(node, how(nodes.decided(node)))
-            view = await self._look(session, node, now)
-        self._ring(view.jobs)
+            nodes.set_quarantine(node, change(nodes.quarantine_of(node)))
+            view = await self._show(session, node, now)
+        self._notify(view.jobs)
         return view
 
-    async def _look(self, session: AsyncSession, node: Node, now: float) -> NodeView:
+    async def _show(self, session: AsyncSession, node: NodeRow, now: float) -> NodeView:
         users = await _users(session)
         return await _view(session, node, users.get(node.id, ()), now)
 
 
-async def _find(session: AsyncSession, name: str) -> Node:
-    node = await session.get(Node, name)
+async def _find(session: AsyncSession, name: str) -> NodeRow:
+    node = await session.get(NodeRow, name)
     if node is not None:
         return node
-    begins = Node.id.startswith(name, autoescape=True)
-    found = list(await session.scalars(select(Node).where(begins).limit(2)))
-    if len(found) != 1 or len(name) < SHORTEST_NAME:
-        several = ": the beginning of several names" if len(found) > 1 else ""
+    has_prefix = NodeRow.id.startswith(name, autoescape=True)
+    found = list(await session.scalars(select(NodeRow).where(has_prefix).limit(2)))
+    if len(found) != 1 or len(name) < MIN_PREFIX_LENGTH:
+        several = ": several names start with it, give more of it" if len(found) > 1 else ""
         raise NodeNotFound(f"there is no node {name}{several}")
     return found[0]
 
 
 async def _users(session: AsyncSession) -> dict[str, tuple[str, ...]]:
-    """Node → jobs that have ranks there now."""
+    """Node -> jobs that have ranks there now."""
     rows = await session.execute(
         select(AttemptMember.job_id, AttemptMember.node_id, AttemptMember.host)
-        .join(Job, Job.id == AttemptMember.job_id)
-        .where(Job.state.not_in(list(TERMINAL)), AttemptMember.attempt == Job.attempt)
+        .join(JobRecord, JobRecord.id == AttemptMember.job_id)
+        .where(JobRecord.state.not_in(list(TERMINAL)), AttemptMember.attempt == JobRecord.attempt)
         .order_by(AttemptMember.job_id)
         .distinct()
     )
@@ -106,11 +116,13 @@ async def _users(session: AsyncSession) -> dict[str, tuple[str, ...]]:
     return found
 
 
-async def _view(session: AsyncSession, node: Node, jobs: tuple[str, ...], now: float) -> NodeView:
-    decided = nodes.decided(node)
-    standing = present(decided, now)
-    in_force = standing is decided.state
-    troubles = await nodes.troubles(session, node.id)
+async def _view(
+    session: AsyncSession, node: NodeRow, jobs: tuple[str, ...], now: float
+) -> NodeView:
+    decision = nodes.quarantine_of(node)
+    standing = standing_at(decision, now)
+    in_force = standing is decision.state
+    incidents = await nodes.troubles(session, node.id)
     return NodeView(
         id=node.id,
         host=node.host,
@@ -119,16 +131,18 @@ async def _view(session: AsyncSession, node: Node, jobs: tuple[str, ...], now: f
         since=(node.since or None) if in_force else None,
         until=node.until if in_force else None,
         quarantines=node.strikes,
-        there=nodes.is_there(node, now),
+        there=nodes.is_present(node, now),
         cpus=node.cpus,
         gpus=node.gpus,
         first_seen=node.first_seen,
         last_seen=node.last_seen,
         jobs=jobs,
-        findings=tuple(NodeFindingView(**one) for one in node.findings),
-        memory_gb_per_s=queries.finite(node.measured),
+        findings=tuple(NodeFindingView(**finding) for finding in node.findings),
+        memory_gb_per_s=queries.finite_metrics(node.measured),
         incidents=tuple(
-            NodeTroubleView(job=one.job, incident=one.incident, cause=one.cause, at=one.at)
-            for one in troubles[:TROUBLES_SHOWN]
+            NodeTroubleView(
+                job=incident.job, incident=incident.incident, cause=incident.cause, at=incident.at
+            )
+            for incident in incidents[:MAX_INCIDENTS_SHOWN]
         ),
     )

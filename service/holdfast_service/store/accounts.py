@@ -1,8 +1,9 @@
-"""What is stored of a job's time: read for `goodput.account`, which decides.
+"""Reads the stored inputs of `goodput.account`: state intervals, runs, steps, outages.
 
-Steps are read as the outlines of their chunks tell, and of these the sums alone, which the
-database takes out of them; only where a rollback cut a chunk in two are its rows read, so that the
-account of a hundred thousand steps costs a few milliseconds.
+This module only reads; `goodput.account` decides which time counts as productive. Steps come from
+the outlines of their chunks, and of an outline the database extracts only the sums. Full rows are
+read only where a rollback cut a chunk in two, so the account of a hundred thousand steps costs a
+few milliseconds.
 """
 
 from __future__ import annotations
@@ -12,25 +13,35 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.job_model.goodput import Goodput, History, Outage, Row, Run, Stretch, account
+from holdfast_service.job_model.goodput import (
+    AttemptRun,
+    CommittedStep,
+    Goodput,
+    History,
+    Outage,
+    StepRange,
+    account,
+)
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.store import queries, series
 from holdfast_service.store.json_safe import number
-from holdfast_service.store.models import Attempt, Event, Job, MetricChunk
+from holdfast_service.store.models import AttemptRow, Event, JobRecord, MetricChunk
 from holdfast_service.store.statement import JOB, Statement
 
 _AT = series.COLUMNS.index("at")
 _STEP_TIME = series.COLUMNS.index("step_time_s")
-_WITH_ROWS = Statement(select(MetricChunk.attempt).where(MetricChunk.job_id == JOB).distinct())
-_MOVES = Statement(
+_ATTEMPTS_WITH_ROWS = Statement(
+    select(MetricChunk.attempt).where(MetricChunk.job_id == JOB).distinct()
+)
+_STATE_CHANGES = Statement(
     select(Event.at, Event.data)
     .where(Event.job_id == JOB, Event.kind.in_(("job.submitted", "job.state")))
     .order_by(Event.seq)
 )
 _ATTEMPTS = Statement(
-    select(Attempt.number, Attempt.restore, Attempt.cause_incident, Attempt.running_at).where(
-        Attempt.job_id == JOB
-    )
+    select(
+        AttemptRow.number, AttemptRow.restore, AttemptRow.cause_incident, AttemptRow.running_at
+    ).where(AttemptRow.job_id == JOB)
 )
 _OUTLINES = Statement(
     select(
@@ -44,23 +55,24 @@ _OUTLINES = Statement(
 
 
 @dataclass(frozen=True)
-class Stay:
-    """Some time that a job was on the cluster, or off it in one state."""
+class StateInterval:
+    """A period during which a job was on the cluster, or off it in a single state."""
 
     since: float
     until: float
     state: State
-    """The first of them."""
+    """The state at the start of the interval."""
 
     @property
     def held(self) -> bool:
         return self.state.on_cluster
 
 
-async def goodput(session: AsyncSession, job: Job, now: float) -> Goodput:
-    """Where the job's time went until `now`, or until it ended."""
-    held = [(stay.since, stay.until) for stay in await stays(session, job.id, now) if stay.held]
-    with_rows = set(await _WITH_ROWS.values(session, job=job.id))
+async def goodput(session: AsyncSession, job: JobRecord, now: float) -> Goodput:
+    """The goodput account of the job until `now`, or until the job ended."""
+    intervals = await state_intervals(session, job.id, now)
+    held = [(interval.since, interval.until) for interval in intervals if interval.held]
+    with_rows = set(await _ATTEMPTS_WITH_ROWS.values(session, job=job.id))
     found = await runs(session, job.id, with_rows)
     return account(
         held,
@@ -71,74 +83,76 @@ async def goodput(session: AsyncSession, job: Job, now: float) -> Goodput:
     )
 
 
-async def stays(session: AsyncSession, job_id: str, now: float) -> list[Stay]:
-    """When the job had, or was getting, resources on the cluster, and when it had none."""
-    moves = await _MOVES.all(session, job=job_id)
-    found: list[Stay] = []
+async def state_intervals(session: AsyncSession, job_id: str, now: float) -> list[StateInterval]:
+    """The periods in which the job held, or acquired, cluster resources, and those without."""
+    moves = await _STATE_CHANGES.all(session, job=job_id)
+    found: list[StateInterval] = []
     since, state, newest = 0.0, None, 0.0
     for at, data in moves:
-        newest = max(newest, at)  # told by several clocks
+        newest = max(newest, at)  # several clocks stamp these events
         new = State(data["to"]) if "to" in data else State.QUEUED
         if state is None:
             since, state = newest, new
         elif not (new.on_cluster and state.on_cluster):
-            found.append(Stay(since, newest, state))
+            found.append(StateInterval(since, newest, state))
             since, state = newest, new
     if state is not None and not state.terminal:
-        found.append(Stay(since, max(since, now), state))
+        found.append(StateInterval(since, max(since, now), state))
     return found
 
 
-async def runs(session: AsyncSession, job_id: str, with_rows: set[int]) -> list[Run]:
-    """Attempts that came to make steps: only they take the place of what was before."""
+async def runs(session: AsyncSession, job_id: str, with_rows: set[int]) -> list[AttemptRun]:
+    """The attempts that reached the training loop: only these replace earlier steps."""
     attempts = await _ATTEMPTS.all(session, job=job_id)
     return [
-        Run(number_, int(restore.get("step") or 0), incident)
+        AttemptRun(number_, int(restore.get("step") or 0), incident)
         for number_, restore, incident, running_at in attempts
         if running_at is not None or number_ in with_rows
     ]
 
 
-async def _steps(session: AsyncSession, job_id: str, history: History) -> list[Row | Stretch]:
-    """Of all attempts, also those that were replaced."""
-    found: list[Row | Stretch] = []
+async def _steps(
+    session: AsyncSession, job_id: str, history: History
+) -> list[CommittedStep | StepRange]:
+    """The steps of all attempts, replaced steps included."""
+    found: list[CommittedStep | StepRange] = []
     in_full: list[tuple[int, int]] = []
     chunks = await _OUTLINES.all(session, job=job_id)
-    for place, attempt, first, last, *sums in chunks:
-        if first is None or not history.is_one(attempt, first, last):
-            in_full.append((place, attempt))
+    for window, attempt, first, last, *sums in chunks:
+        if first is None or not history.has_one_fate(attempt, first, last):
+            in_full.append((window, attempt))
         else:
-            found.append(Stretch(attempt, first, last, *sums))
-    for place, attempt in in_full:
-        chunk = await session.get_one(MetricChunk, (job_id, place, attempt))
+            found.append(StepRange(attempt, first, last, *sums))
+    for window, attempt in in_full:
+        chunk = await session.get_one(MetricChunk, (job_id, window, attempt))
         found += rows_of(chunk)
     return found
 
 
-def rows_of(chunk: MetricChunk) -> list[Row]:
-    """Its steps whose times are readable."""
-    found: list[Row] = []
+def rows_of(chunk: MetricChunk) -> list[CommittedStep]:
+    """The steps of the chunk whose times are readable."""
+    found: list[CommittedStep] = []
     for step, values in chunk.rows.items():
         at, step_time_s = number(values[_AT]), number(values[_STEP_TIME])
         if at is not None and step_time_s is not None:
-            found.append(Row(chunk.attempt, int(step), at, step_time_s))
+            found.append(CommittedStep(chunk.attempt, int(step), at, step_time_s))
     return found
 
 
 async def _outages(session: AsyncSession, job_id: str) -> list[Outage]:
-    """Incidents that ended an attempt: others cost no time."""
+    """The incidents that ended an attempt; other incidents cost no time."""
     incidents = await queries.INCIDENTS.all(session, job=job_id)
     return [
         Outage(
-            signalled_at=number(one.data.get("signalled_at")) or one.opened_at,
-            closed_at=one.closed_at,
+            signalled_at=number(incident.data.get("signalled_at")) or incident.opened_at,
+            closed_at=incident.closed_at,
             phases_s={
                 phase: seconds
-                for phase, said in (one.data.get("phases_s") or {}).items()
-                if (seconds := number(said)) is not None
+                for phase, stored_s in (incident.data.get("phases_s") or {}).items()
+                if (seconds := number(stored_s)) is not None
             },
-            incident=one.number,
+            incident=incident.number,
         )
-        for one in incidents
-        if one.data.get("failures") or one.data.get("preemptions")
+        for incident in incidents
+        if incident.data.get("failures") or incident.data.get("preemptions")
     ]

@@ -1,9 +1,10 @@
-"""Numbers that grow with the writing of jobs, so that a reader finds what changed since it looked.
+"""Growing change numbers of job rows, by which a reader finds the rows changed since its last poll.
 
-SQLite has one writer at a time: the next number is one more than the largest. PostgreSQL has many,
-whose numbers would become visible out of order; there a change bears the number of its transaction,
-and a reader goes on from the oldest transaction that had not ended when it looked. So it may read
-a change twice, and never misses one. Readers of jobs drop what they have seen.
+SQLite has one writer at a time: the next number is the largest number plus one. PostgreSQL has many
+writers, and a counter would become visible out of order; there the change number is the id of the
+writing transaction, and a reader continues from the oldest transaction that was still running at
+its last poll. A reader may therefore see a change twice, and never misses a change. Readers of jobs
+drop the rows that they have already seen.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from sqlalchemy import BigInteger
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 
-NOT_YET_READ = "CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)"
-"""PostgreSQL: changes from this number on may not be visible yet, in the transaction that asks."""
+OLDEST_RUNNING_TRANSACTION = "CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)"
+"""PostgreSQL: changes from this number on may not be visible yet in the current transaction."""
 
-FORGET_THOSE_TO_COME = """
+RESET_FUTURE_NUMBERS = """
     UPDATE jobs SET changed = 0
     WHERE changed >= CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint)
 """
-"""PostgreSQL: numbers that no transaction has had yet are those of another server, out of whose
-dump the database was restored; readers would take them for new again and again."""
+"""PostgreSQL: resets numbers above every transaction id of this server. Such numbers come from
+another server whose dump was restored here; readers would report those rows as new forever."""
 
 
 class NextChange(FunctionElement[int]):
-    """The number of a change that is being written."""
+    """The change number of the row being written."""
 
     type = BigInteger()
     inherit_cache = True

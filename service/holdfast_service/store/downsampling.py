@@ -1,8 +1,8 @@
-"""An outline of a chunk of metric rows: what long looks at a series read instead of its rows. Pure.
+"""Outlines of metric chunks: a downsampled summary for long charts and time accounting. Pure.
 
-It holds the rows of the extremes, so that a chart of a hundred thousand steps shows every spike
-that there was, and the sums that the account of a job's time needs. It is made anew whenever its
-chunk is written; a chunk of before there were outlines has none, and is read in full.
+An outline holds the rows with extreme values, so that a chart of a hundred thousand steps shows
+every spike, and the sums that the goodput account needs. It is recomputed whenever its chunk is
+written. Chunks written before outlines existed have none; readers read their full rows.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import Any
 from holdfast_service.store.json_safe import number
 
 CHARTED = ("loss", "grad_norm", "step_time_s", "loader_wait_s", "checkpoint_wait_s")
-"""Columns whose extremes are kept; one that derives from another has its extremes with it."""
+"""Columns whose extremes are kept; a derived column has its extremes in the same rows."""
 OWN = "own"
-"""The column of the numbers that a user's function tells, by name."""
+"""The column with the metrics reported by the user's function, by name."""
 
 
 @dataclass(frozen=True)
 class Outline:
-    """`since`: when its first step began, `until`: when its last one ended, Unix seconds; `busy_s`:
-    in its steps alone. `rows`: first, last and extreme ones, step -> values, ascending."""
+    """Summary of a chunk. `since`: start of its first step; `until`: end of its last step, both in
+    Unix seconds; `busy_s`: time spent inside steps. `rows`: the first, last and extreme rows,
+    step -> values, ascending."""
 
     steps: int
     first: int
@@ -45,8 +46,8 @@ class Outline:
 
 
 def outline(columns: tuple[str, ...], rows: Mapping[str, list[Any]]) -> Outline | None:
-    """Of a chunk's rows, values in the order of `columns`; None where their times are unreadable:
-    then the rows themselves must be read."""
+    """The outline of a chunk's rows, whose values are in the order of `columns`. Returns None if a
+    row's times are unreadable; readers then read the full rows."""
     at, step_time = columns.index("at"), columns.index("step_time_s")
     ordered = sorted((int(step), values) for step, values in rows.items())
     times = [(number(values[at]), number(values[step_time])) for _, values in ordered]
@@ -82,20 +83,20 @@ def outline(columns: tuple[str, ...], rows: Mapping[str, list[Any]]) -> Outline 
 
 
 def _own_extremes(columns: tuple[str, ...], ordered: list[tuple[int, list[Any]]]) -> set[int]:
-    """The same of every series that the user's function tells."""
+    """The steps of the extremes of every metric reported by the user's function."""
     if OWN not in columns:
         return set()
     column = columns.index(OWN)
     by_name: dict[str, list[tuple[int, Any]]] = {}
     for step, values in ordered:
-        told = values[column] if column < len(values) else None
-        for name, value in (told or {}).items():
+        reported = values[column] if column < len(values) else None
+        for name, value in (reported or {}).items():
             by_name.setdefault(name, []).append((step, value))
-    return {step for one in by_name.values() for step in _extremes(one)}
+    return {step for series in by_name.values() for step in _extremes(series)}
 
 
 def _extremes(stored: list[tuple[int, Any]]) -> set[int]:
-    """The steps of the least and the largest of (step, value); also of one that is not finite."""
+    """The steps of the smallest and largest value, and of the first value that is not finite."""
     kept: set[int] = set()
     finite: list[tuple[float, int]] = []
     for step, stored_value in stored:

@@ -1,8 +1,8 @@
-"""One database, SQLite or PostgreSQL, behind the same two kinds of transaction.
+"""The database engine: SQLite or PostgreSQL behind the same two kinds of transaction.
 
-`read()` sees one snapshot; `write()` holds the right to write from its first statement, so that
-what is read in it cannot have changed when it is written (BEGIN IMMEDIATE on SQLite, row locks on
-PostgreSQL). No transaction is ever held across I/O to elsewhere.
+`read()` sees one snapshot. `write()` holds the right to write from its first statement, so values
+read inside it cannot change before they are written (BEGIN IMMEDIATE on SQLite, row locks on
+PostgreSQL). No transaction is ever held across I/O to another system.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from sqlalchemy.sql import ColumnElement
 
 from holdfast_service.settings import Settings
 from holdfast_service.store import sqlite
-from holdfast_service.store.change_numbers import FORGET_THOSE_TO_COME
+from holdfast_service.store.change_numbers import RESET_FUTURE_NUMBERS
 from holdfast_service.store.group_commit import GroupCommit
 from holdfast_service.store.json_safe import to_json
 from holdfast_service.store.latency_histogram import Distribution
 from holdfast_service.store.migrate import migrate
-from holdfast_service.store.request_priority import Serving
+from holdfast_service.store.request_priority import ActiveRequests
 
 _DRIVERS = {
     "sqlite": "sqlite+holdfast",
@@ -42,49 +42,49 @@ _DRIVERS = {
 }
 
 
-_PREPARED = 500
-"""Statements that each connection to PostgreSQL remembers; there are fewer."""
-_ORDERS = 4
-_WATCHING = 2
-"""Of those who work behind users: transactions at a time that bring about what users want, and that
-store what jobs have to say."""
-_USERS_FIRST_S = 0.05
-"""So long a request may keep those waiting who watch; it takes less, nearly always."""
+_PREPARED_STATEMENTS = 500
+"""Size of each PostgreSQL connection's cache of prepared statements; fewer statements exist."""
+_MAX_COMMAND_TRANSACTIONS = 4
+_MAX_POLL_TRANSACTIONS = 2
+"""Concurrent low-priority transactions: `_MAX_COMMAND_TRANSACTIONS` for work that carries out user
+commands, `_MAX_POLL_TRANSACTIONS` for work that stores polled reports."""
+_REQUESTS_FIRST_S = 0.05
+"""Maximum time for which active requests delay a poll transaction; nearly always it is shorter."""
 
 
 class UnsupportedDatabase(Exception):
-    """The database URL names something that is neither SQLite nor PostgreSQL."""
+    """The database URL names neither SQLite nor PostgreSQL."""
 
 
 class Store:
-    """Made by :meth:`open`; the schema is up to date from then on."""
+    """Access to the database. Created by :meth:`open`, which brings the schema up to date."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self.transitions: Counter[tuple[str, str, str]] = Counter()
-        """Of jobs, stored by this process: how many of each (from, to, outcome's code)."""
+        """Job state transitions stored by this process: (from, to, outcome code) -> count."""
         self.checkpoints: defaultdict[tuple[str, str], Distribution] = defaultdict(Distribution)
-        """Stored by this process: how long each took, by tier and operation."""
+        """Durations of the checkpoint operations stored by this process, by (tier, operation)."""
         self.reconcile_lag = Distribution()
-        """How late this process did what was due for a job."""
-        self.tells = False
-        """Whether a webhook is to be told of incidents and ends."""
-        self.on_incident_closed: Callable[[str, Mapping[str, Any]], None] = lambda job_id, told: (
+        """Delay between the time a job was due and the time this process handled it."""
+        self.sends_webhooks = False
+        """Whether incidents and job ends are queued as webhook messages."""
+        self.on_incident_closed: Callable[[str, Mapping[str, Any]], None] = lambda job_id, data: (
             None
         )
-        """Called once the end of an incident is stored; must neither wait nor raise."""
-        self.serving = Serving()
-        """Whom this process answers, told by whoever takes requests."""
-        # PostgreSQL's default shows each statement a newer state; SQLite has one snapshot anyway.
+        """Called after the end of an incident is stored; must neither block nor raise."""
+        self.active_requests = ActiveRequests()
+        """The HTTP requests in flight in this process; the HTTP server registers them."""
+        # By default each PostgreSQL statement sees a newer snapshot; SQLite keeps one anyway.
         snapshot = {"isolation_level": "REPEATABLE READ"} if self.postgres else {}
         self._reader = engine.execution_options(**snapshot)
         self._long_reader = engine.execution_options(**snapshot, **{sqlite.LONG: True})
         self._writer = engine.execution_options(**{sqlite.WRITING: True})
-        # SQLite lets one write at a time, and those who wait for it poll in no order: of many, some
-        # would starve, and hold all connections meanwhile. There they stand in line without one.
-        self._line = None if self.postgres else GroupCommit(self._writer)
-        self._orders = asyncio.Semaphore(_ORDERS)
-        self._watching = _AfterUsers(self.serving)
+        # SQLite allows one writer at a time, and waiting writers poll the lock in no order: of
+        # many, some would starve while they hold all connections. Here they queue without one.
+        self._group_commit = None if self.postgres else GroupCommit(self._writer)
+        self._commands = asyncio.Semaphore(_MAX_COMMAND_TRANSACTIONS)
+        self._polling = _AfterRequests(self.active_requests)
         self._gate: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
 
     @classmethod
@@ -98,26 +98,26 @@ class Store:
                 url,
                 pool_size=settings.database_pool,
                 max_overflow=0,
-                pool_use_lifo=True,  # whoever was used last has most statements prepared
-                connect_args={"prepared_statement_cache_size": _PREPARED},
+                pool_use_lifo=True,  # the last used connection has most statements prepared
+                connect_args={"prepared_statement_cache_size": _PREPARED_STATEMENTS},
                 json_serializer=to_json,
             )
-            event.listen(engine.sync_engine, "checkout", _refuse_closed)
+            event.listen(engine.sync_engine, "checkout", _reject_closed_connection)
         store = cls(engine)
-        store.tells = settings.webhook_url is not None
+        store.sends_webhooks = settings.webhook_url is not None
         try:
             await migrate(store._writer)
             if store.postgres:
                 async with store.write() as session:
-                    await session.execute(text(FORGET_THOSE_TO_COME))
+                    await session.execute(text(RESET_FUTURE_NUMBERS))
         except BaseException:
             await store.close()
             raise
         return store
 
     async def close(self) -> None:
-        if self._line is not None:
-            await self._line.close()
+        if self._group_commit is not None:
+            await self._group_commit.close()
         await self._engine.dispose()
 
     async def ping(self) -> None:
@@ -125,32 +125,32 @@ class Store:
         async with self.read() as session:
             await session.execute(text("SELECT 1"))
 
-    def behind_users(self, *, watching: bool = False) -> Store:
-        """The same store for work that can wait: of all who use it so, few have a transaction at a
-        time, and whoever uses it as it is stands in line behind those few at most. `watching`:
-        nobody asked for this work; it keeps nothing waiting that somebody did ask for, and begins
-        when no request is being answered, if that is soon."""
+    def low_priority(self, *, polling: bool = False) -> Store:
+        """The same store for work that can wait. Few of its transactions run at a time, so a
+        transaction of normal priority waits for at most those few. `polling`: work that no user
+        requested; it never delays low-priority work that a user did request, and it waits a short
+        time (`_REQUESTS_FIRST_S`) for active requests to finish."""
         store = copy.copy(self)
-        store._gate = self._watching if watching else self._orders
+        store._gate = self._polling if polling else self._commands
         return store
 
     @asynccontextmanager
     async def read(self, *, long: bool = False) -> AsyncIterator[AsyncSession]:
-        """`long`: one statement may look at many rows, or fetch megabytes."""
+        """`long`: a statement may scan many rows or fetch megabytes."""
         engine = self._long_reader if long else self._reader
         async with self._gate, AsyncSession(engine, expire_on_commit=False) as session:
             yield session
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncSession]:
-        """Committed when the block ends, rolled back when it raises."""
-        async with self._gate, self._written() as session:
+        """A transaction that commits when the block ends and rolls back when the block raises."""
+        async with self._gate, self._write_session() as session:
             yield session
 
     @asynccontextmanager
-    async def _written(self) -> AsyncIterator[AsyncSession]:
-        if self._line is not None:
-            async with self._line.transaction() as session:
+    async def _write_session(self) -> AsyncIterator[AsyncSession]:
+        if self._group_commit is not None:
+            async with self._group_commit.transaction() as session:
                 yield session
             return
         async with AsyncSession(self._writer, expire_on_commit=False) as session, session.begin():
@@ -163,44 +163,44 @@ class Store:
     def clock(self) -> ColumnElement[float]:
         """The database's own time, in Unix seconds.
 
-        Leases are judged by it alone: the clocks of the machines that run reconcilers may differ.
+        Lease expiry uses only this clock: the clocks of the reconcilers' machines may differ.
         """
         if self.postgres:
             return literal_column("CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
         return literal_column("((julianday('now') - 2440587.5) * 86400.0)")
 
 
-class _AfterUsers:
-    """Lets _WATCHING at a time in, each when no user is being served."""
+class _AfterRequests:
+    """Admits `_MAX_POLL_TRANSACTIONS` at a time, each when no request is in flight."""
 
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
-        self._room = asyncio.Semaphore(_WATCHING)
+    def __init__(self, active_requests: ActiveRequests) -> None:
+        self._active_requests = active_requests
+        self._slots = asyncio.Semaphore(_MAX_POLL_TRANSACTIONS)
 
     async def __aenter__(self) -> None:
-        await self._room.acquire()
+        await self._slots.acquire()
         try:
-            await self._serving.quiet(_USERS_FIRST_S)
+            await self._active_requests.wait_until_idle(_REQUESTS_FIRST_S)
         except BaseException:
-            self._room.release()
+            self._slots.release()
             raise
 
     async def __aexit__(self, *_raised: object) -> None:
-        self._room.release()
+        self._slots.release()
 
 
-def _refuse_closed(connection: Any, _record: Any, _proxy: Any) -> None:
-    """Of a connection that the server has closed meanwhile another one is made. To ask the server
-    each time, as the pool can do by itself, would cost three times what a statement costs."""
+def _reject_closed_connection(connection: Any, _record: Any, _proxy: Any) -> None:
+    """Makes the pool replace a connection that the server has closed. The pool's own check queries
+    the server each time, which costs three times as much as a statement."""
     if connection.driver_connection.is_closed():
-        raise DisconnectionError("the server has closed it")
+        raise DisconnectionError("the server closed the connection")
 
 
 def is_refused(error: DBAPIError) -> bool:
-    """Whether the database will not have what it was given, however often it is asked.
+    """Whether the database rejects the given values permanently, so that a retry is useless.
 
-    Its driver for PostgreSQL has no class of its own for that: SQLSTATE's class 22 says it, or, if
-    it was noticed before anything was sent, a ValueError.
+    The PostgreSQL driver has no exception class for this case: the SQLSTATE is of class 22, or the
+    cause is a ValueError if the driver noticed it before sending anything.
     """
     if isinstance(error, DataError | IntegrityError):
         return True
@@ -210,11 +210,11 @@ def is_refused(error: DBAPIError) -> bool:
 
 
 def database_url(given: str) -> URL:
-    """The URL with the asynchronous driver that this store uses; raises UnsupportedDatabase."""
+    """The URL with the asynchronous driver of this store. Raises UnsupportedDatabase."""
     forms = "use sqlite:///<path> or postgresql://<user>@<host>/<database>"
     try:
         url = make_url(given)
-    except (ArgumentError, ValueError) as error:  # a port that is no number, for one
+    except (ArgumentError, ValueError) as error:  # for example, a port that is not a number
         raise UnsupportedDatabase(f"the database URL cannot be read: {forms}") from error
     driver = _DRIVERS.get(url.get_backend_name())
     if driver is None:

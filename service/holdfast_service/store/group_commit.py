@@ -1,8 +1,8 @@
-"""Several transactions, one COMMIT: what it waits for, the disk, it waits for once.
+"""Group commit for SQLite: several transactions share one COMMIT and one wait for the disk.
 
-SQLite has one writer at a time. Here writers stand in line; those who stand there when one begins
-are written together with it, each but the first within a savepoint of its own: one that fails takes
-none of the others with it. Nobody hears that it is stored before the COMMIT of all has come back.
+SQLite has one writer at a time. Writers queue here; the writers waiting when a transaction begins
+join it, each except the first within its own savepoint, so a failing writer rolls back only its own
+changes. No writer returns before the shared COMMIT has completed.
 """
 
 from __future__ import annotations
@@ -22,29 +22,33 @@ class _Group:
 
 
 class GroupCommit:
-    """The line of those who write to one database in this process."""
+    """The queue of writers to one database in this process."""
 
     def __init__(self, engine: AsyncEngine) -> None:
-        """`engine`: its transactions begin with the right to write."""
+        """`engine`: an engine whose transactions begin with the right to write."""
         self._engine = engine
-        self._turn = asyncio.Lock()  # in the order in which it was asked for
+        self._order = asyncio.Lock()  # grants in request order
         self._group: _Group | None = None
         self._committing: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSession]:
-        """Stored when the block has ended, rolled back when it raises: what it raises is heard once
-        that is stored which it may have seen of those before it."""
+        """A transaction that is stored when the block has ended and rolled back when it raises. An
+        exception propagates only after the earlier writes of the group, which the block may have
+        read, are stored."""
         failed: Exception | None = None
-        async with self._turn:
+        async with self._order:
             first = self._group is None
             group = self._group or await self._begin()
             try:
-                async with _within(group.connection, first=first) as session, session.begin():
+                async with (
+                    _joined_session(group.connection, first=first) as session,
+                    session.begin(),
+                ):
                     yield session
             except BaseException as error:
                 if first:
-                    self._group = None  # nothing of it is left
+                    self._group = None  # the whole transaction was rolled back
                 if not isinstance(error, Exception):
                     raise
                 failed = error
@@ -55,7 +59,7 @@ class GroupCommit:
         raise failed
 
     async def _begin(self) -> _Group:
-        """Whoever is in line by now comes before the COMMIT, and whoever comes later after it."""
+        """Start a group. Writers that queue before its COMMIT join it; later ones form the next."""
         async with AsyncExitStack() as opened:
             connection = await opened.enter_async_context(self._engine.connect())
             await connection.begin()
@@ -68,7 +72,7 @@ class GroupCommit:
 
     async def _commit(self, group: _Group) -> None:
         try:
-            async with self._turn:
+            async with self._order:
                 if self._group is group:
                     self._group = None
                 if group.connection.in_transaction():
@@ -83,13 +87,13 @@ class GroupCommit:
             await group.connection.close()
 
     async def close(self) -> None:
-        """What has been written is stored; nobody writes any more."""
+        """Wait until pending commits are stored. Callers must not write after this call."""
         await asyncio.gather(*self._committing, return_exceptions=True)
 
 
-def _within(connection: AsyncConnection, *, first: bool) -> AsyncSession:
-    """A session that writes with others: what it takes back is its own alone, in a savepoint; or,
-    of the `first` one, all that there is."""
+def _joined_session(connection: AsyncConnection, *, first: bool) -> AsyncSession:
+    """A session within the shared transaction. A rollback undoes only its own savepoint; for the
+    `first` session it undoes the whole transaction."""
     return AsyncSession(
         connection,
         expire_on_commit=False,

@@ -1,4 +1,4 @@
-"""From the id that somebody gave to a job's row, or JobNotFound."""
+"""Looks a job up by the id that a user gave; raises JobNotFound if there is none."""
 
 from __future__ import annotations
 
@@ -10,42 +10,46 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_model.job_errors import JobNotFound, SpecUnreadable
 from holdfast_service.job_model.job_spec import JobSpec
-from holdfast_service.store.models import Job
+from holdfast_service.store.models import JobRecord
 from holdfast_service.store.statement import JOB, Statement
 
-_JOB = Statement(select(Job.__table__).where(Job.id == JOB))
+_JOB = Statement(select(JobRecord.__table__).where(JobRecord.id == JOB))
 
 
-async def find_job(session: AsyncSession, job_id: str) -> Job:
-    """Its row as it is now: it has a Job's attributes, and nothing is written through it."""
-    job: Job | None = await _JOB.first(session, job=canonical(job_id))
+async def find_job(session: AsyncSession, job_id: str) -> JobRecord:
+    """The current row of the job. It has the attributes of a JobRecord and is read-only.
+
+    Raises JobNotFound.
+    """
+    job: JobRecord | None = await _JOB.first(session, job=canonical(job_id))
     if job is None:
         raise not_found(job_id)
     return job
 
 
-def spec_of(job: Job) -> JobSpec:
-    """Raises SpecUnreadable."""
+def spec_of(job: JobRecord) -> JobSpec:
+    """The stored spec of the job. Raises SpecUnreadable."""
     try:
         return JobSpec.model_validate(job.spec)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or "its root"
+        where = ".".join(map(str, first["loc"])) or "the top level"
         raise SpecUnreadable(
-            f"the spec of job {job.id} was stored by another version of Holdfast, and this one "
-            f"cannot read it ({where}: {first['msg']}): ask a server of that version"
+            f"the spec of job {job.id} was stored by another version of Holdfast and cannot be "
+            f"read by this one ({where}: {first['msg']}): use a server of that version"
         ) from error
 
 
 def canonical(job_id: str) -> str:
-    """The id, if it could be one: what else a path may hold, a database need not understand."""
+    """`job_id` if it is a well-formed UUID; raises JobNotFound otherwise, so that arbitrary path
+    text never reaches the database."""
     try:
         if str(UUID(job_id)) == job_id:
             return job_id
     except ValueError:
         pass
-    whole = "a job is called by its whole id here, and `GET /api/v1/jobs?q=` finds it by its name"
-    raise JobNotFound(f"{not_found(job_id)}: {whole}")
+    hint = "give the complete id; `GET /api/v1/jobs?q=` finds a job by its name"
+    raise JobNotFound(f"{not_found(job_id)}: {hint}")
 
 
 def not_found(job_id: str) -> JobNotFound:

@@ -1,4 +1,4 @@
-"""The nodes that jobs are on now, and what health probes have found of them."""
+"""The nodes that jobs run on at present, and the health findings about these nodes."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_model.lifecycle import ON_CLUSTER
 from holdfast_service.policy.quarantine import node_name
-from holdfast_service.store.models import Attempt, AttemptMember, Job, Node
+from holdfast_service.store.models import AttemptMember, AttemptRow, JobRecord, NodeRow
 from holdfast_service.store.statement import Statement
 from holdfast_service.views.jobs import NodeFindingView, UnwellNodeView
 
-_UNWELL = Statement(select(Node.id, Node.findings).where(func.json_array_length(Node.findings) > 0))
+_UNWELL = Statement(
+    select(NodeRow.id, NodeRow.findings).where(func.json_array_length(NodeRow.findings) > 0)
+)
 
-Seats = dict[str, dict[str, set[int]]]
-"""Job → name of a node → the ranks that the job has there; a standby's node has none."""
+RanksByNode = dict[str, dict[str, set[int]]]
+"""Job id → node name → ranks of the job on that node; empty for the node of a standby."""
 
 
-async def unwell(
-    session: AsyncSession, jobs: Collection[Job]
+async def unwell_nodes(
+    session: AsyncSession, jobs: Collection[JobRecord]
 ) -> dict[str, tuple[UnwellNodeView, ...]]:
-    """Job → its nodes of which something was found. Jobs that have none are left out."""
+    """Job id → the job's nodes with health findings. Jobs without such nodes are left out."""
     on_cluster = [job.id for job in jobs if job.state in ON_CLUSTER]
     if not on_cluster:
         return {}
     found = {
-        node_id: tuple(NodeFindingView(**one) for one in findings)
+        node_id: tuple(NodeFindingView(**finding) for finding in findings)
         for node_id, findings in await _UNWELL.all(session)
     }
     if not found:
-        return {}  # as nearly always: thousands of ranks need not be looked through
-    seats = await _seats(session, on_cluster)
+        return {}  # the common case: avoids reading thousands of ranks
+    seats = await _ranks_by_node(session, on_cluster)
     views = {
         job: tuple(
             UnwellNodeView(node=name, ranks=tuple(sorted(ranks)), findings=found[name])
@@ -41,27 +43,27 @@ async def unwell(
         )
         for job, of_job in seats.items()
     }
-    return {job: told for job, told in views.items() if told}
+    return {job: nodes for job, nodes in views.items() if nodes}
 
 
-async def _seats(session: AsyncSession, jobs: Collection[str]) -> Seats:
-    seats: Seats = {}
+async def _ranks_by_node(session: AsyncSession, jobs: Collection[str]) -> RanksByNode:
+    seats: RanksByNode = {}
     if not jobs:
         return seats
     members = await session.execute(
         select(AttemptMember.job_id, AttemptMember.node_id, AttemptMember.host, AttemptMember.rank)
-        .join(Job, Job.id == AttemptMember.job_id)
-        .where(Job.id.in_(jobs), AttemptMember.attempt == Job.attempt)
+        .join(JobRecord, JobRecord.id == AttemptMember.job_id)
+        .where(JobRecord.id.in_(jobs), AttemptMember.attempt == JobRecord.attempt)
     )
     for job, node_id, host, rank in members:
         seats.setdefault(job, {}).setdefault(node_name(node_id, host), set()).add(rank)
     attempts = await session.execute(
-        select(Attempt.job_id, Attempt.standbys)
-        .join(Job, Job.id == Attempt.job_id)
-        .where(Job.id.in_(jobs), Attempt.number == Job.attempt)
+        select(AttemptRow.job_id, AttemptRow.standbys)
+        .join(JobRecord, JobRecord.id == AttemptRow.job_id)
+        .where(JobRecord.id.in_(jobs), AttemptRow.number == JobRecord.attempt)
     )
     for job, standbys in attempts:
-        for one in standbys:
-            name = node_name(str(one.get("node_id") or ""), str(one.get("host") or ""))
+        for standby in standbys:
+            name = node_name(str(standby.get("node_id") or ""), str(standby.get("host") or ""))
             seats.setdefault(job, {}).setdefault(name, set())
     return seats

@@ -1,8 +1,7 @@
-"""The figures of a job that lists show, kept beside the job as its rows come in.
+"""Statistics of a job for lists (pace, productive time), updated in its row as metric rows arrive.
 
-They follow the account of the job's time (`job_model/goodput.py`) to within what two clocks differ;
-whoever wants it exact asks for the account itself. A job of before there were such figures has
-none.
+They match the goodput account (`job_model/goodput.py`) up to the skew between two clocks; the
+account itself is exact. Jobs older than these columns have no statistics.
 """
 
 from __future__ import annotations
@@ -12,43 +11,43 @@ from typing import Any
 
 from sqlalchemy import select
 
-from holdfast_service.job_model.goodput import History, Row
+from holdfast_service.job_model.goodput import CommittedStep, History
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.store import accounts, series
 from holdfast_service.store.json_safe import number
-from holdfast_service.store.models import Job, MetricChunk
+from holdfast_service.store.models import JobRecord, MetricChunk
 from holdfast_service.store.transaction import JobTransaction
 from holdfast_workers.protocol.messages import StepRow
 
-_NEWEST_WEIGHS = 0.3
+_PACE_WEIGHT = 0.3
 
 
-async def note_rows(tx: JobTransaction, rows: Sequence[StepRow], known_attempt: int) -> None:
-    """Rows that were stored in this transaction, and the events that came with them; before,
-    `known_attempt` was the newest attempt with rows."""
+async def update_stats(tx: JobTransaction, rows: Sequence[StepRow], known_attempt: int) -> None:
+    """Update the job's statistics for the metric rows stored in this transaction. `known_attempt`:
+    the newest attempt with rows before this transaction."""
     job = tx.job
     job.told_at = tx.now
     if rows:
-        _note_pace(job, rows, known_attempt)
+        _update_pace(job, rows, known_attempt)
         if job.productive_s is not None:
             job.productive_s += sum(number(row.step_time_s) or 0.0 for row in rows)
             for attempt in sorted({row.attempt for row in rows if row.attempt > known_attempt}):
-                job.productive_s = max(0.0, job.productive_s - await _taken_back(tx, attempt))
-    tx.count_goodput()
+                job.productive_s = max(0.0, job.productive_s - await _rolled_back_s(tx, attempt))
+    tx.update_goodput()
 
 
 def eta_s(job: Any) -> float | None:
-    """At the present pace; None where it makes no steps."""
-    if job.step_s is None or State(job.state) not in _STEPPING:
+    """Seconds until the last step at the present pace; None if the job makes no steps."""
+    if job.step_s is None or State(job.state) not in _STEPPING_STATES:
         return None
     left: float = max(0, job.steps - job.step) * job.step_s
     return left
 
 
-_STEPPING = (State.RUNNING, State.RECOVERING, State.RESIZING)
+_STEPPING_STATES = (State.RUNNING, State.RECOVERING, State.RESIZING)
 
 
-def _note_pace(job: Job, rows: Sequence[StepRow], known_attempt: int) -> None:
+def _update_pace(job: JobRecord, rows: Sequence[StepRow], known_attempt: int) -> None:
     newest = max(row.attempt for row in rows)
     latest = sorted((row for row in rows if row.attempt == newest), key=lambda row: row.step)
     first, last = latest[0], latest[-1]
@@ -57,11 +56,11 @@ def _note_pace(job: Job, rows: Sequence[StepRow], known_attempt: int) -> None:
     if pace is None or pace < 0:
         return
     before = job.step_s if newest == known_attempt else None
-    job.step_s = pace if before is None else before + _NEWEST_WEIGHS * (pace - before)
+    job.step_s = pace if before is None else before + _PACE_WEIGHT * (pace - before)
 
 
-async def _taken_back(tx: JobTransaction, attempt: int) -> float:
-    """Seconds in steps that were part of history until this attempt started before them."""
+async def _rolled_back_s(tx: JobTransaction, attempt: int) -> float:
+    """Productive seconds discarded because `attempt` restarted from an earlier step."""
     job_id = tx.job.id
     found = await accounts.runs(tx.session, job_id, {attempt})
     this = next((run for run in found if run.attempt == attempt), None)
@@ -75,7 +74,7 @@ async def _taken_back(tx: JobTransaction, attempt: int) -> float:
             MetricChunk.attempt < attempt,
         )
     )
-    lost: list[Row] = [
+    lost: list[CommittedStep] = [
         row
         for chunk in chunks
         for row in accounts.rows_of(chunk)

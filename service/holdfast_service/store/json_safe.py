@@ -1,7 +1,7 @@
-"""Values as both databases can keep them and as every JSON reader can read them again.
+"""Converts values to forms that both databases can store and every JSON parser can read.
 
-What comes from user programs (tracebacks, log lines, losses) may hold NUL characters, halves of
-surrogate pairs, NaN: none of them may make a transaction fail, which would hold up a job.
+Values from user programs (tracebacks, log lines, losses) may contain NUL characters, unpaired
+surrogates or NaN. None of them may fail a transaction, because that would block the job.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ def text(value: object) -> str:
 
 
 def to_json(value: Any) -> str:
-    """JSON without NaN (they become the strings NaN, Infinity, -Infinity) and NUL."""
+    """JSON without NUL characters and non-finite numbers; the latter become the strings "NaN",
+    "Infinity" and "-Infinity"."""
     try:
         encoded = _dumps(value)
     except ValueError:
         encoded = _dumps(_finite(value))
     if "\\u0000" in encoded:
-        # Rare, and a reader in C would take it for the end of the text.
+        # Rare. A parser written in C would treat it as the end of the text.
         encoded = _dumps(_without_nul(json.loads(encoded)))
     return encoded.encode("utf-8", "replace").decode("utf-8")
 
 
 def number(value: object) -> float | None:
-    """A stored number; None where it is none, or not finite, as JSON has no word for that."""
-    if type(value) is float:  # as nearly always
+    """A stored number; None if it is not a number or not finite, which JSON cannot express."""
+    if type(value) is float:  # the common case
         return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None

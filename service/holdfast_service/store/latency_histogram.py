@@ -1,4 +1,4 @@
-"""Durations by bucket, as histograms tell them. Pure."""
+"""Histogram of durations with fixed buckets, in the form that Prometheus expects. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BUCKETS_S = (0.001, 0.005, 0.02, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0,
 
 @dataclass
 class Distribution:
-    """`counts` by bucket of BUCKETS_S, the last for what is above all of them."""
+    """`counts` per bucket of BUCKETS_S; the last count is for durations above every bound."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
     total_s: float = 0.0
@@ -21,6 +21,6 @@ class Distribution:
         self.total_s += taken_s
 
     def buckets(self) -> list[tuple[str, float]]:
-        """(upper bound, how many were no longer), as Prometheus has it."""
+        """(upper bound, number of durations up to it): cumulative, as in Prometheus."""
         bounds = [*map(str, BUCKETS_S), "+Inf"]
         return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))

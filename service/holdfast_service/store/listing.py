@@ -1,7 +1,7 @@
-"""Lists of jobs out of the store: filtered, sorted, counted, page by page.
+"""Job lists: filtered, sorted, counted and paged in the database.
 
-Filters and counts look at one index (`ix_jobs_search`) and never at a spec, so that a list of
-twenty thousand jobs stays quick; only the page's own rows are then read.
+Filters and counts use one index (`ix_jobs_search`) and never a spec, so a list of twenty thousand
+jobs stays fast; full rows are read only for the requested page.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.job_model.sort_order import Sort
 from holdfast_service.store import job_row_stats
 from holdfast_service.store.json_safe import number, text
-from holdfast_service.store.models import Job
+from holdfast_service.store.models import JobRecord
 from holdfast_service.store.statement import AnySelect, Statement
 from holdfast_service.views.jobs import WaitingView
 from holdfast_service.views.lists import JobRow, JobRowPage
@@ -43,55 +43,55 @@ STATES = (
     State.CANCELLED,
     State.SUCCEEDED,
 )
-"""What needs looking at first."""
-SHOWN = (
-    Job.id,
-    Job.name,
-    Job.owner,
-    Job.state,
-    Job.desired,
-    Job.step,
-    Job.steps,
-    Job.attempt,
-    Job.incidents,
-    Job.loss,
-    Job.tokens_per_second,
-    Job.goodput,
-    Job.step_s,
-    Job.waiting,
-    Job.outcome_code,
-    Job.created_at,
-    Job.started_at,
-    Job.ended_at,
-    Job.event_seq,
-    Job.changed,
+"""Sort order of the states: those that need attention come first."""
+ROW_COLUMNS = (
+    JobRecord.id,
+    JobRecord.name,
+    JobRecord.owner,
+    JobRecord.state,
+    JobRecord.desired,
+    JobRecord.step,
+    JobRecord.steps,
+    JobRecord.attempt,
+    JobRecord.incidents,
+    JobRecord.loss,
+    JobRecord.tokens_per_second,
+    JobRecord.goodput,
+    JobRecord.step_s,
+    JobRecord.waiting,
+    JobRecord.outcome_code,
+    JobRecord.created_at,
+    JobRecord.started_at,
+    JobRecord.ended_at,
+    JobRecord.event_seq,
+    JobRecord.changed,
 )
-"""The columns that a row is made of."""
+"""The columns of a list row."""
 
 
 @dataclass(frozen=True)
 class Filters:
-    """`q`: part of a name or of an owner, or the beginning of an id, in any case of letters."""
+    """`q`: part of a name or owner, or a prefix of an id; not case-sensitive."""
 
     q: str | None = None
     owner: str | None = None
     states: frozenset[State] = frozenset()
 
     def values(self) -> dict[str, str]:
-        """Condition -> the word that it compares with, as it takes it."""
+        """Condition name -> its parameter, escaped as the condition expects."""
         found = {}
         if self.q:
-            asked = text(self.q).lower()
+            pattern = text(self.q).lower()
             for special in (_ESCAPE, "%", "_"):
-                asked = asked.replace(special, _ESCAPE + special)
-            found["part"] = asked
+                pattern = pattern.replace(special, _ESCAPE + special)
+            found["part"] = pattern
         if self.owner is not None:
             found["owner"] = text(self.owner)
         return found
 
 
 class _Lower(FunctionElement[str]):
-    """A column in lower case, to be compared by LIKE."""
+    """A column in lower case, for a comparison with LIKE."""
 
     name = "lower"
     type = String()
@@ -99,34 +99,34 @@ class _Lower(FunctionElement[str]):
 
 
 @compiles(_Lower)
-def _lower(element: _Lower, compiler: Any, **how: Any) -> str:
-    return f"lower({compiler.process(element.clauses, **how)})"
+def _lower(element: _Lower, compiler: Any, **options: Any) -> str:
+    return f"lower({compiler.process(element.clauses, **options)})"
 
 
 @compiles(_Lower, "sqlite")
-def _as_it_is(element: _Lower, compiler: Any, **how: Any) -> str:
-    """SQLite's LIKE does not see the case, and takes a third of the time without `lower`."""
-    return str(compiler.process(element.clauses, **how))
+def _unchanged(element: _Lower, compiler: Any, **options: Any) -> str:
+    """SQLite's LIKE ignores case by itself and takes a third of the time without `lower`."""
+    return str(compiler.process(element.clauses, **options))
 
 
 _ESCAPE = "/"
 _CONDITIONS: dict[str, ColumnElement[bool]] = {
     "part": or_(
-        _Lower(Job.name).contains(bindparam("part"), escape=_ESCAPE),
-        _Lower(Job.owner).contains(bindparam("part"), escape=_ESCAPE),
-        Job.id.startswith(bindparam("part"), escape=_ESCAPE),
+        _Lower(JobRecord.name).contains(bindparam("part"), escape=_ESCAPE),
+        _Lower(JobRecord.owner).contains(bindparam("part"), escape=_ESCAPE),
+        JobRecord.id.startswith(bindparam("part"), escape=_ESCAPE),
     ),
-    "owner": Job.owner == bindparam("owner"),
+    "owner": JobRecord.owner == bindparam("owner"),
 }
 
 
 async def page(
     session: AsyncSession, filters: Filters, sort: Sort, limit: int, cursor: str | None
 ) -> JobRowPage:
-    """Raises InvalidCursor."""
+    """One page of job rows, with the total and the counts by state. Raises InvalidCursor."""
     values = filters.values()
-    words = tuple(values)
-    counted = await _counting(words).all(session, **values)
+    condition_names = tuple(values)
+    counted = await _count_by_state(condition_names).all(session, **values)
     counts = {State(state): count for state, count in counted}
     total = sum(
         count for state, count in counts.items() if not filters.states or state in filters.states
@@ -135,8 +135,8 @@ async def page(
     if cursor is not None:
         key, job_id = _from_cursor(cursor, sort)
         last = {"last_id": job_id} if sort is Sort.CREATED else {"last": key, "last_id": job_id}
-    wanted = _paging(words, filters.states, sort, bool(last))
-    found = await wanted.all(session, **values, **last, most=limit + 1)
+    statement = _select_page(condition_names, filters.states, sort, bool(last))
+    found = await statement.all(session, **values, **last, most=limit + 1)
     shown = found[:limit]
     return JobRowPage(
         rows=tuple(map(row, shown)),
@@ -147,7 +147,7 @@ async def page(
 
 
 def row(job: Any) -> JobRow:
-    """Of a job, or of a result with the columns in SHOWN."""
+    """The list row of a JobRecord, or of a result row with the columns in `ROW_COLUMNS`."""
     state = State(job.state)
     return JobRow(
         id=job.id,
@@ -173,17 +173,21 @@ def row(job: Any) -> JobRow:
 
 
 _STATE_ORDER: ColumnElement[int] = case(
-    {state.value: place for place, state in enumerate(STATES)}, value=Job.state, else_=len(STATES)
+    {state.value: place for place, state in enumerate(STATES)},
+    value=JobRecord.state,
+    else_=len(STATES),
 )
-_GOODPUT: ColumnElement[float] = func.coalesce(Job.goodput, 2.0)  # beyond every goodput
+_GOODPUT: ColumnElement[float] = func.coalesce(
+    JobRecord.goodput, 2.0
+)  # sorts after every real goodput
 
 
-def _keys(sort: Sort) -> list[ColumnElement[Any]]:
+def _sort_keys(sort: Sort) -> list[ColumnElement[Any]]:
     match sort:
         case Sort.CREATED:
             return []
         case Sort.NAME:
-            return [Job.name.expression]
+            return [JobRecord.name.expression]
         case Sort.STATE:
             return [_STATE_ORDER]
         case Sort.GOODPUT:
@@ -191,38 +195,45 @@ def _keys(sort: Sort) -> list[ColumnElement[Any]]:
 
 
 @lru_cache
-def _counting(words: tuple[str, ...]) -> Statement:
-    """How many jobs of each state fulfil these conditions."""
-    conditions = [_CONDITIONS[word] for word in words]
-    return Statement(select(Job.state, func.count()).where(*conditions).group_by(Job.state))
+def _count_by_state(condition_names: tuple[str, ...]) -> Statement:
+    """Counts the jobs of each state that match these conditions."""
+    conditions = [_CONDITIONS[name] for name in condition_names]
+    return Statement(
+        select(JobRecord.state, func.count()).where(*conditions).group_by(JobRecord.state)
+    )
 
 
 @lru_cache(1024)
-def _paging(words: tuple[str, ...], states: frozenset[State], sort: Sort, after: bool) -> Statement:
-    """The `most` first rows that fulfil these conditions, or those `after` the last of a page."""
-    keys = _keys(sort)
-    ids: AnySelect = select(Job.id, *(key.label("key") for key in keys))
-    ids = ids.where(*(_CONDITIONS[word] for word in words))
+def _select_page(
+    condition_names: tuple[str, ...], states: frozenset[State], sort: Sort, after: bool
+) -> Statement:
+    """Selects the first `most` rows that match these conditions; with `after`, those that follow
+    the last row of the previous page."""
+    keys = _sort_keys(sort)
+    ids: AnySelect = select(JobRecord.id, *(key.label("key") for key in keys))
+    ids = ids.where(*(_CONDITIONS[name] for name in condition_names))
     if states:
-        ids = ids.where(Job.state.in_(sorted(states)))
+        ids = ids.where(JobRecord.state.in_(sorted(states)))
     if after:
-        earlier = Job.id < bindparam("last_id")
+        earlier = JobRecord.id < bindparam("last_id")
         for key in keys:
             last = bindparam("last", type_=key.type)
             earlier = or_(key > last, and_(key == last, earlier))
         ids = ids.where(earlier)
-    ids = ids.order_by(*keys, Job.id.desc()).limit(bindparam("most", type_=Integer))
+    ids = ids.order_by(*keys, JobRecord.id.desc()).limit(bindparam("most", type_=Integer))
     chosen = ids.subquery()
     shown = [*chosen.c][1:]
     return Statement(
-        select(*SHOWN, *shown).join(chosen, chosen.c.id == Job.id).order_by(*shown, Job.id.desc())
+        select(*ROW_COLUMNS, *shown)
+        .join(chosen, chosen.c.id == JobRecord.id)
+        .order_by(*shown, JobRecord.id.desc())
     )
 
 
 def _to_cursor(sort: Sort, last: Any) -> str:
     key = None if sort is Sort.CREATED else last.key
-    told = json.dumps([sort, key, last.id], separators=(",", ":"))
-    return base64.urlsafe_b64encode(told.encode()).decode().rstrip("=")
+    encoded = json.dumps([sort, key, last.id], separators=(",", ":"))
+    return base64.urlsafe_b64encode(encoded.encode()).decode().rstrip("=")
 
 
 _KEY_TYPES: dict[Sort, Collection[type]] = {
@@ -235,10 +246,10 @@ _KEY_TYPES: dict[Sort, Collection[type]] = {
 
 def _from_cursor(cursor: str, sort: Sort) -> tuple[Any, str]:
     try:
-        told = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-        of, key, job_id = told
-        if of != sort or type(key) not in _KEY_TYPES[sort] or not isinstance(job_id, str):
-            raise ValueError(of)
+        decoded = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        cursor_sort, key, job_id = decoded
+        if cursor_sort != sort or type(key) not in _KEY_TYPES[sort] or not isinstance(job_id, str):
+            raise ValueError(cursor_sort)
         if isinstance(key, int) and not 0 <= key <= len(STATES):
             raise ValueError(key)
         job_id.encode()
@@ -246,5 +257,5 @@ def _from_cursor(cursor: str, sort: Sort) -> tuple[Any, str]:
             key.encode()
     except (ValueError, TypeError, binascii.Error, RecursionError) as error:
         shown = cursor[:64]
-        raise InvalidCursor(f"{shown!r} is no cursor of a list sorted by {sort}") from error
+        raise InvalidCursor(f"{shown!r} is not a cursor of a list sorted by {sort}") from error
     return (text(key) if isinstance(key, str) else key), text(job_id)

@@ -1,6 +1,6 @@
-"""Bring a database's schema up to date, at start, however many processes start at once.
+"""Migrates the database schema at start; safe when several processes start at once.
 
-The revisions are in `migrations/` and travel in the wheel. Nobody creates tables any other way.
+The revisions are in `migrations/` and ship in the wheel. Tables are created only by migrations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ADVISORY_LOCK = 0x486F6C64  # "Hold": one migration at a time in a PostgreSQL d
 async def migrate(writer: AsyncEngine) -> None:
     """Run every revision that is missing, in one transaction that excludes other writers."""
     if writer.dialect.name == "sqlite":
-        # Readers and the writer do not wait for each other; kept in the file once set.
+        # In WAL mode readers and the writer do not block each other; the file keeps the setting.
         async with writer.connect() as connection:
             await connection.run_sync(_write_ahead)
     async with writer.begin() as connection:
@@ -38,13 +38,13 @@ def _write_ahead(connection: Connection) -> None:
 
 
 def newest() -> str:
-    """The last revision; their files begin with their numbers."""
+    """The last revision; the file names of revisions begin with their numbers."""
     return max(file.name.partition("_")[0] for file in (_MIGRATIONS / "versions").glob("[0-9]*.py"))
 
 
 def _upgrade(connection: Connection) -> None:
     if MigrationContext.configure(connection).get_current_revision() == newest():
-        return  # without reading every revision, which takes longer than all else at a start
+        return  # reading every revision would take longer than the rest of the start
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection

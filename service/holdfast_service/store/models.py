@@ -1,7 +1,8 @@
-"""The tables. A job's row is the lock of all that belongs to it; rows of a step do not exist.
+"""The tables. A job's row is the lock for everything that belongs to the job.
 
-Series (metrics, digests, log lines) are kept in chunks that a key derived from the step or the
-line number names, so that storing a report twice changes nothing. Times are Unix seconds.
+No table has a row per step: series (metrics, digests, log lines) are stored in chunks whose keys
+derive from the step or the line number, so storing a report twice changes nothing. Times are Unix
+seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Json = dict[str, Any]
 
 
 class Base(DeclarativeBase):
-    # Named constraints, so that a later migration can address each of them on either database.
+    # Constraints have names, so that a later migration can address them on both databases.
     metadata = MetaData(
         naming_convention={
             "ix": "ix_%(column_0_label)s",
@@ -45,8 +46,8 @@ class Base(DeclarativeBase):
     }
 
 
-class Job(Base):
-    """A job: what was asked for, what was observed, and how far its supervisor has been read."""
+class JobRecord(Base):
+    """A job: the requested spec, the observed state, the cursors into its supervisor's reports."""
 
     __tablename__ = "jobs"
 
@@ -62,12 +63,14 @@ class Job(Base):
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
-    # A second submission with the same key is the first job; with another body, a conflict.
+    # A second submission with the same key returns the first job; a different body is a conflict.
     idempotency_key: Mapped[str | None] = mapped_column(String(255), unique=True)
     request_digest: Mapped[str] = mapped_column(String(64))
-    # What it begins with instead of its seed: {uri, step, what, job, held}; see origins.py.
+    # The initial state, unless seeded: {uri, step, what, job, held}; see services/init_sources.py.
     origin: Mapped[Json | None]
-    code: Mapped[str | None] = mapped_column(String(80), index=True)  # of the user, by its digest
+    code: Mapped[str | None] = mapped_column(
+        String(80), index=True
+    )  # id of the user's code package
 
     step: Mapped[int] = mapped_column(default=0)
     steps: Mapped[int]
@@ -75,25 +78,27 @@ class Job(Base):
     incidents: Mapped[int] = mapped_column(default=0)
     loss: Mapped[float | None]
     tokens_per_second: Mapped[float | None]
-    intervals: Mapped[Json] = mapped_column(default=dict)  # tier -> as its event told
+    intervals: Mapped[Json] = mapped_column(default=dict)  # tier -> fields of its event
     guards: Mapped[Json] = mapped_column(default=dict)  # {trips, ledger, recent}
-    slow: Mapped[Json] = mapped_column(default=dict)  # rank -> as its event told
+    slow: Mapped[Json] = mapped_column(default=dict)  # rank -> fields of its event
 
-    # For lists, which read no series; see row_figures.py.
+    # For lists, which read no series; see job_row_stats.py.
     owner: Mapped[str | None] = mapped_column(String(64))
     goodput: Mapped[float | None]
-    productive_s: Mapped[float | None]  # None: the job is older than the figure
+    productive_s: Mapped[float | None]  # None: the job is older than this column
     held_s: Mapped[float] = mapped_column(default=0.0, server_default="0")
-    held_since: Mapped[float | None]  # on the cluster since; None: it is not
-    step_s: Mapped[float | None]  # between two steps, at the present pace
-    told_at: Mapped[float | None]  # when its supervisor was last heard
-    # Which writing of a job this is; grows. See change_numbers.py.
+    held_since: Mapped[float | None]  # start of the current stay on the cluster; None: not on it
+    step_s: Mapped[float | None]  # seconds per step at the present pace
+    told_at: Mapped[float | None]  # time of the supervisor's last report
+    # Change number of the last write; only grows. See change_numbers.py.
     changed: Mapped[int] = mapped_column(
         default=NextChange(), onupdate=NextChange(), server_default="0"
     )
 
     faults_wanted: Mapped[int] = mapped_column(default=0)  # number of the newest injected fault
-    faults_injected: Mapped[int] = mapped_column(default=0)  # the newest its supervisor has taken
+    faults_injected: Mapped[int] = mapped_column(
+        default=0
+    )  # the newest that its supervisor accepted
     event_seq: Mapped[int] = mapped_column(default=0)  # number of the newest event
     log_lines: Mapped[int] = mapped_column(default=0)  # number of the newest log line
     epoch: Mapped[int] = mapped_column(default=0)  # the supervisor's
@@ -102,24 +107,24 @@ class Job(Base):
     cursor_step: Mapped[int] = mapped_column(default=0)
     cursor_logs: Mapped[Json] = mapped_column(default=dict)
 
-    own_metrics: Mapped[list[Any]] = mapped_column(default=list)  # names that its function told
+    own_metrics: Mapped[list[Any]] = mapped_column(default=list)  # names reported by its function
 
-    # Who may drive the job: the holder of the token, as long as its owner renews; see leases.py.
+    # The reconciler that drives the job; valid while the owner renews its time. See leases.py.
     lease_owner: Mapped[str | None] = mapped_column(String(64))
     lease_token: Mapped[str | None] = mapped_column(String(36))
-    due_at: Mapped[float] = mapped_column(default=0.0)  # nobody looks at it before
-    cleaned: Mapped[bool] = mapped_column(default=False)  # ended, and off the cluster
+    due_at: Mapped[float] = mapped_column(default=0.0)  # no reconciler handles the job before
+    cleaned: Mapped[bool] = mapped_column(default=False)  # ended and released from the cluster
 
     __table_args__ = (
         Index("ix_jobs_work", "cleaned", "lease_owner", "due_at"),
         Index("ix_jobs_changed", "changed"),
         Index("ix_jobs_goodput", "goodput", "id"),
-        Index("ix_jobs_search", "state", "name", "owner", "id"),  # all that filters look at
+        Index("ix_jobs_search", "state", "name", "owner", "id"),  # covers all filters
     )
 
 
 class LeaseOwner(Base):
-    """A reconciler that is there until `until`, by the database's clock; see leases.py."""
+    """A reconciler that is alive until `until`, by the database's clock; see leases.py."""
 
     __tablename__ = "lease_owners"
 
@@ -128,17 +133,17 @@ class LeaseOwner(Base):
 
 
 class CodePackage(Base):
-    """A folder of a user as a zip file; see code.py."""
+    """A user's code folder as a zip file; see services/code_packages.py."""
 
     __tablename__ = "code_packages"
 
-    id: Mapped[str] = mapped_column(String(80), primary_key=True)  # sha256:..., of its bytes
+    id: Mapped[str] = mapped_column(String(80), primary_key=True)  # sha256:<digest of the content>
     content: Mapped[bytes] = mapped_column(LargeBinary)
     used_at: Mapped[float]
 
 
 class Outbox(Base):
-    """A message to the webhook that has not been taken yet; see webhooks.py."""
+    """A webhook message that is not delivered yet; see reconcile/webhook_sender.py."""
 
     __tablename__ = "outbox"
 
@@ -162,7 +167,7 @@ class Event(Base):
 
 
 class Intent(Base):
-    """What is about to be done to the cluster: written before, marked done after."""
+    """An intended effect on the cluster: written before the call and marked done after it."""
 
     __tablename__ = "intents"
 
@@ -170,10 +175,10 @@ class Intent(Base):
     name: Mapped[str] = mapped_column(String(32), primary_key=True)
     at: Mapped[float]
     done_at: Mapped[float | None]
-    times: Mapped[int] = mapped_column(Integer, default=0)  # how often it took effect
+    times: Mapped[int] = mapped_column(Integer, default=0)  # number of times it took effect
 
 
-class Attempt(Base):
+class AttemptRow(Base):
     __tablename__ = "attempts"
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
@@ -195,7 +200,7 @@ class Attempt(Base):
 
 
 class InjectedFault(Base):
-    """A fault that a user wants; `injected_at` once the supervisor has taken it."""
+    """A fault requested by a user; `injected_at` is set once the supervisor has accepted it."""
 
     __tablename__ = "injected_faults"
 
@@ -222,18 +227,18 @@ class AttemptMember(Base):
     role: Mapped[str] = mapped_column(Text)
 
 
-class Incident(Base):
+class IncidentRow(Base):
     __tablename__ = "incidents"
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     opened_at: Mapped[float]
     closed_at: Mapped[float | None]
-    data: Mapped[Json]  # as the supervisor's last word on it
+    data: Mapped[Json]  # the supervisor's latest report of it
 
 
-class Node(Base):
-    """A machine of the cluster, as `quarantine.node_name` names it; one that is gone stays."""
+class NodeRow(Base):
+    """A machine of the cluster, named by `quarantine.node_name`. Rows of removed machines stay."""
 
     __tablename__ = "nodes"
 
@@ -243,18 +248,18 @@ class Node(Base):
     gpus: Mapped[float]
     first_seen: Mapped[float]
     last_seen: Mapped[float]
-    # What was decided about it last; see quarantine.Standings.
+    # The last decision about the node; see policy/quarantine.py.
     state: Mapped[str] = mapped_column(String(16))
     reason: Mapped[str] = mapped_column(Text)
     since: Mapped[float]
     until: Mapped[float | None]
     strikes: Mapped[int]
-    findings: Mapped[list[Any]]  # of its health, as the last job on it told
-    measured: Mapped[Json]  # device -> GB/s of its memory
+    findings: Mapped[list[Any]]  # health findings reported by the last job on it
+    measured: Mapped[Json]  # device -> memory bandwidth in GB/s
 
 
 class NodeTrouble(Base):
-    """A node had a part in an incident."""
+    """An incident that was attributed to a node."""
 
     __tablename__ = "node_troubles"
 
@@ -266,7 +271,7 @@ class NodeTrouble(Base):
 
 
 class Checkpoint(Base):
-    """A remote checkpoint; a deleted or bad one stays on record."""
+    """A remote checkpoint; rows of deleted or bad checkpoints stay."""
 
     __tablename__ = "checkpoints"
 
@@ -277,16 +282,16 @@ class Checkpoint(Base):
     tier: Mapped[str] = mapped_column(String(16))
     nbytes: Mapped[int]
     mesh: Mapped[Json]
-    metrics: Mapped[Json]  # of its step, as its manifest tells
+    metrics: Mapped[Json]  # metrics of its step, from its manifest
     saved_at: Mapped[float]
-    verified_at: Mapped[float | None]  # when every byte was last read and found as it was saved
+    verified_at: Mapped[float | None]  # when every byte was last read and verified
     deleted_at: Mapped[float | None]
     deleted_why: Mapped[str | None] = mapped_column(Text)
     bad: Mapped[str | None] = mapped_column(Text)
 
 
 class MetricChunk(Base):
-    """Rows of one attempt whose steps fall in one window (series.WINDOW steps)."""
+    """The metric rows of one attempt whose steps are in one window of series.WINDOW steps."""
 
     __tablename__ = "metric_chunks"
 
@@ -294,7 +299,7 @@ class MetricChunk(Base):
     window: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     rows: Mapped[Json]  # step -> values in the order of series.COLUMNS
-    outline: Mapped[Json | None]  # what long looks read instead of `rows`; see outlines.py
+    outline: Mapped[Json | None]  # summary of `rows` for long charts; see downsampling.py
 
 
 class DigestChunk(Base):
@@ -317,8 +322,8 @@ class LogChunk(Base):
 
 
 class RankChunk(Base):
-    """What the ranks took, in `rank_series.BUCKETS` buckets of `width_s` seconds; all chunks of a
-    job have the same width. Little-endian float16 seconds; NaN: no step."""
+    """Step and compute times of the ranks in `rank_series.BUCKETS` buckets of `width_s` seconds;
+    all chunks of a job have the same width. Little-endian float16 seconds; NaN: no step."""
 
     __tablename__ = "rank_chunks"
 
@@ -326,13 +331,13 @@ class RankChunk(Base):
     place: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     width_s: Mapped[int]
     ranks: Mapped[int]
-    counts: Mapped[list[Any]]  # of steps, by bucket
-    steps: Mapped[bytes] = mapped_column(LargeBinary)  # by bucket
-    compute: Mapped[bytes] = mapped_column(LargeBinary)  # by bucket, and by rank in it
+    counts: Mapped[list[Any]]  # number of steps, by bucket
+    steps: Mapped[bytes] = mapped_column(LargeBinary)  # step time, by bucket
+    compute: Mapped[bytes] = mapped_column(LargeBinary)  # compute time, by bucket and rank
 
 
 class RankStates(Base):
-    """The ranks of a job as last seen; see rank_series.store_states."""
+    """The last reported state of each rank of a job; see rank_series.store_states."""
 
     __tablename__ = "rank_states"
 

@@ -1,8 +1,8 @@
-"""A supervisor's report becomes rows: its events, the tables they speak of, and its cursors.
+"""Stores supervisor reports: their events, the tables that the events change, and the cursors.
 
-All of a report is stored in one transaction with the cursors that say so, so a crash between two
-reports loses nothing and stores nothing twice. An event that cannot be read is kept as it came,
-and said to be unreadable: it must not hold up the job.
+A report is stored in one transaction together with the cursors that mark it as stored, so a crash
+between two reports loses nothing and stores nothing twice. An unreadable event is stored as it came
+and followed by an `event.unreadable` event: it must not block the job.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.exc import DBAPIError, StatementError
 
-from holdfast_service.job_model.lifecycle import State, observed
+from holdfast_service.job_model.lifecycle import State, state_after_report
 from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
     EventKind,
@@ -24,28 +24,28 @@ from holdfast_service.job_model.supervisor_protocol import (
 from holdfast_service.policy.quarantine import QuarantineRules
 from holdfast_service.store import job_row_stats, nodes, rank_series, series
 from holdfast_service.store.engine import is_refused
-from holdfast_service.store.event_rows import move, project
+from holdfast_service.store.event_rows import apply_event, apply_phase
 from holdfast_service.store.json_safe import number, text
-from holdfast_service.store.models import Job
+from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import JobTransaction
 from holdfast_workers.protocol.messages import StepRow
 
-_RANKS_AGE_S = 5.0
-MOST_OWN_METRICS = 256
-"""Of a job; its function may tell fewer in each attempt."""
+_BEATS_PERIOD_S = 5.0
+MAX_OWN_METRICS = 256
+"""Maximum number of metric names kept per job; a function may report fewer in each attempt."""
 _UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, StatementError)
-_ENDED_BY_AN_ANSWER = ("supervisor", "cluster", "reconciler")  # resources a job waits for
+_WAITS_ENDED_BY_A_REPORT = ("supervisor", "cluster", "reconciler")  # waits that any report ends
 
 
 @dataclass(frozen=True)
-class Absorbed:
-    """What storing a report came to."""
+class StoredReport:
+    """The result of storing a report."""
 
-    rows: int  # rows and digests that were not known before
-    end_held: bool  # the report says ENDED, and that was left for the next one
+    rows: int  # number of new rows and digests
+    end_held: bool  # the report's ENDED event was left for the next report
 
 
-def cursors_of(job: Job) -> Cursors:
+def cursors_of(job: JobRecord) -> Cursors:
     return Cursors(
         event=job.cursor_event,
         row=(job.cursor_attempt, job.cursor_step),
@@ -53,65 +53,68 @@ def cursors_of(job: Job) -> Cursors:
     )
 
 
-def brings_news(job: Job, report: SupervisorReport, now: float) -> bool:
-    """Whether storing the report would change anything; without that no transaction is needed.
-    That the ranks stand where they stood is told again after a while."""
+def has_changes(job: JobRecord, report: SupervisorReport, now: float) -> bool:
+    """Whether storing the report would change anything; if not, the caller needs no transaction.
+    Unchanged rank states are stored again after `_BEATS_PERIOD_S`."""
     return bool(
         report.events
         or report.rows
         or report.digests
         or report.logs
         or (report.epoch, report.step, report.attempt) != (job.epoch, job.step, job.attempt)
-        or (job.waiting and job.waiting["resource"] in _ENDED_BY_AN_ANSWER)
-        or observed(State(job.state), report.phase)
+        or (job.waiting and job.waiting["resource"] in _WAITS_ENDED_BY_A_REPORT)
+        or state_after_report(State(job.state), report.phase)
         or report.phase is Phase.ENDED
-        or (report.beats and now - (job.told_at or 0.0) > _RANKS_AGE_S)
+        or (report.beats and now - (job.told_at or 0.0) > _BEATS_PERIOD_S)
     )
 
 
-async def absorb(
+async def store_report(
     tx: JobTransaction, report: SupervisorReport, rules: QuarantineRules, *, hold_end: bool
-) -> Absorbed:
-    """Store the report. The end comes last: see `hold_end`.
+) -> StoredReport:
+    """Store the report. The ENDED event comes last; see `hold_end`.
 
-    A job that is seen to have ended must have all its rows: whoever waits for the end reads them
-    next. So ENDED is left for the next report as long as one brings rows that are new, or, with
-    `hold_end`, log lines.
+    A job that is seen as ended must have all its rows, because a client that waits for the end
+    reads them next. ENDED is therefore left for the next report while reports bring new rows or,
+    with `hold_end`, new log lines.
     """
     job = tx.job
-    tx.waits_no_more(*_ENDED_BY_AN_ANSWER)
+    tx.clear_wait(*_WAITS_ENDED_BY_A_REPORT)
     job.epoch = max(job.epoch, report.epoch)
-    await _take_back(tx, report)
+    await _forget_rolled_back_digests(tx, report)
     known_attempt = job.cursor_attempt
-    with tx.session.no_autoflush:  # each looks at a table of its own, once
-        fresh = await _rows(tx, report)
-        rows = len(fresh) + await _digests(tx, report)
+    with tx.session.no_autoflush:  # each call reads its own table, once
+        fresh = await _store_rows(tx, report)
+        rows = len(fresh) + await _store_digests(tx, report)
         lines = await series.store_logs(tx.session, job, report.logs)
         await rank_series.store_rows(tx.session, job.id, fresh)
     end_held = False
     events = [event for event in report.events if event.seq > job.cursor_event]
-    await nodes.lock_named(tx, events)
+    await nodes.lock_nodes_of(tx, events)
     if rows or (hold_end and lines):
-        until_end = list(itertools.takewhile(lambda one: one.kind is not EventKind.ENDED, events))
+        until_end = list(
+            itertools.takewhile(lambda event: event.kind is not EventKind.ENDED, events)
+        )
         end_held = len(until_end) < len(events)
         events = until_end
     await _store_events(tx, events, rules)
     if not tx.state.terminal:
-        job.step = report.step or job.step  # a supervisor that has just begun knows of none
+        job.step = report.step or job.step  # a supervisor that has just started reports step 0
         job.attempt = max(job.attempt, report.attempt)
-        move(tx, report.phase)
-    await job_row_stats.note_rows(tx, fresh, known_attempt)
+        apply_phase(tx, report.phase)
+    await job_row_stats.update_stats(tx, fresh, known_attempt)
     if report.beats:
-        took = rank_series.means(fresh)
+        took = rank_series.mean_compute_s(fresh)
         with tx.session.no_autoflush:
             await rank_series.store_states(
                 tx.session, job.id, tx.now, report.attempt, report.beats, took
             )
-    return Absorbed(rows=rows, end_held=end_held)
+    return StoredReport(rows=rows, end_held=end_held)
 
 
-async def _take_back(tx: JobTransaction, report: SupervisorReport) -> None:
-    """Before the report's digests are compared with those of steps that will be computed anew."""
+async def _forget_rolled_back_digests(tx: JobTransaction, report: SupervisorReport) -> None:
+    """Forget the digests of rolled back steps, before the report's digests are compared with them:
+    those steps will be computed again with different data."""
     for event in report.events:
         back_to = event.data.get("back_to")
         new = event.kind is EventKind.GUARD_TRIPPED and event.seq > tx.job.cursor_event
@@ -119,15 +122,15 @@ async def _take_back(tx: JobTransaction, report: SupervisorReport) -> None:
             await series.forget_digests(tx.session, tx.job.id, back_to)
 
 
-async def _rows(tx: JobTransaction, report: SupervisorReport) -> list[StepRow]:
-    """Those that are new; they are stored."""
+async def _store_rows(tx: JobTransaction, report: SupervisorReport) -> list[StepRow]:
+    """Store the new rows of the report, and return them."""
     job = tx.job
     known = (job.cursor_attempt, job.cursor_step)
     rows = [row for row in report.rows if (row.attempt, row.step) > known]
     if not rows:
         return []
     await series.store_rows(tx.session, job.id, rows)
-    _note_names(job, rows)
+    _add_metric_names(job, rows)
     newest: StepRow = max(rows, key=lambda row: (row.attempt, row.step))
     job.cursor_attempt, job.cursor_step = newest.attempt, newest.step
     job.loss = number(newest.loss)
@@ -140,26 +143,26 @@ async def _rows(tx: JobTransaction, report: SupervisorReport) -> list[StepRow]:
     return rows
 
 
-def _note_names(job: Job, rows: list[StepRow]) -> None:
-    """Of the numbers that the user's function tells."""
+def _add_metric_names(job: JobRecord, rows: list[StepRow]) -> None:
+    """Add the names of metrics reported by the user's function."""
     names = {text(name) for row in rows for name in row.own}
     if not names <= set(job.own_metrics):
-        job.own_metrics = sorted({*job.own_metrics, *names})[:MOST_OWN_METRICS]
+        job.own_metrics = sorted({*job.own_metrics, *names})[:MAX_OWN_METRICS]
 
 
-async def _digests(tx: JobTransaction, report: SupervisorReport) -> int:
+async def _store_digests(tx: JobTransaction, report: SupervisorReport) -> int:
     digests = {row.step: row.digest for row in report.rows if row.digest}
     digests.update(report.digests)
     if not digests:
         return 0
     fresh, mismatches = await series.store_digests(tx.session, tx.job.id, digests)
-    for found in mismatches:
+    for mismatch in mismatches:
         tx.emit(
             "digest.mismatch",
             {
-                "step": found.step,
-                "stored": found.stored,
-                "seen": found.seen,
+                "step": mismatch.step,
+                "stored": mismatch.stored,
+                "seen": mismatch.seen,
                 "attempt": report.attempt,
             },
         )
@@ -169,37 +172,37 @@ async def _digests(tx: JobTransaction, report: SupervisorReport) -> int:
 async def _store_events(
     tx: JobTransaction, events: Sequence[SupervisorEvent], rules: QuarantineRules
 ) -> None:
-    """Together, as they can nearly always be read; otherwise each by itself."""
+    """Store the events in one savepoint; if one of them is unreadable, store each by itself."""
     if len(events) > 1:
-        told = tx.told()
+        mark = tx.effects_mark()
         try:
             async with tx.session.begin_nested():
                 for event in events:
-                    _note_event(tx, event)
-                    await project(tx, event, rules)
+                    _record_event(tx, event)
+                    await apply_event(tx, event, rules)
             return
         except _UNREADABLE as error:
-            _raise_if_of_the_database(error)
+            _raise_database_errors(error)
             await tx.session.refresh(tx.job)
-            tx.tell_again_from(told)
+            tx.roll_back_to(mark)
     for event in events:
         await _store_event(tx, event, rules)
 
 
 async def _store_event(tx: JobTransaction, event: SupervisorEvent, rules: QuarantineRules) -> None:
-    _note_event(tx, event)
-    told = tx.told()
+    _record_event(tx, event)
+    mark = tx.effects_mark()
     try:
         async with tx.session.begin_nested():
-            await project(tx, event, rules)
+            await apply_event(tx, event, rules)
     except _UNREADABLE as error:
-        _raise_if_of_the_database(error)
+        _raise_database_errors(error)
         await tx.session.refresh(tx.job)
-        tx.tell_again_from(told)
+        tx.roll_back_to(mark)
         tx.emit("event.unreadable", {"kind": event.kind, "error": repr(error)}, at=event.at)
 
 
-def _note_event(tx: JobTransaction, event: SupervisorEvent) -> None:
+def _record_event(tx: JobTransaction, event: SupervisorEvent) -> None:
     job = tx.job
     if event.seq != job.cursor_event + 1:
         tx.emit("events.lost", {"after": job.cursor_event, "before": event.seq})
@@ -207,7 +210,7 @@ def _note_event(tx: JobTransaction, event: SupervisorEvent) -> None:
     tx.emit(event.kind, event.data, at=event.at)
 
 
-def _raise_if_of_the_database(error: Exception) -> None:
-    """Trouble of the database's, not of the event's: all of it is tried again."""
+def _raise_database_errors(error: Exception) -> None:
+    """Re-raise `error` if the database failed, not the event: the whole report is then retried."""
     if isinstance(error, DBAPIError) and not is_refused(error):
         raise error

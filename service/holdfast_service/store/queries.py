@@ -1,4 +1,4 @@
-"""Rows to views. Each function reads; none decides."""
+"""Builds views from rows. The functions read and convert; they make no decisions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from holdfast_service.job_model.log_filters import level_of
 from holdfast_service.store import job_nodes
 from holdfast_service.store.json_safe import number
 from holdfast_service.store.models import (
-    Attempt,
     AttemptMember,
+    AttemptRow,
     Checkpoint,
     Event,
-    Incident,
-    Job,
+    IncidentRow,
+    JobRecord,
 )
 from holdfast_service.store.statement import JOB, Statement
 from holdfast_service.views.goodput import GoodputView
@@ -48,8 +48,12 @@ from holdfast_workers.checkpoint.marks import Marks
 _MEMBERS = Statement(
     select(AttemptMember).where(AttemptMember.job_id == JOB).order_by(AttemptMember.rank)
 )
-_ATTEMPTS = Statement(select(Attempt).where(Attempt.job_id == JOB).order_by(Attempt.number))
-INCIDENTS = Statement(select(Incident).where(Incident.job_id == JOB).order_by(Incident.number))
+_ATTEMPTS = Statement(
+    select(AttemptRow).where(AttemptRow.job_id == JOB).order_by(AttemptRow.number)
+)
+INCIDENTS = Statement(
+    select(IncidentRow).where(IncidentRow.job_id == JOB).order_by(IncidentRow.number)
+)
 _EVENTS = Statement(
     select(Event)
     .where(Event.job_id == JOB, Event.seq > bindparam("after"))
@@ -58,16 +62,16 @@ _EVENTS = Statement(
 )
 
 
-async def job_view(session: AsyncSession, job: Job) -> JobView:
+async def job_view(session: AsyncSession, job: JobRecord) -> JobView:
     return (await job_views(session, [job]))[0]
 
 
-async def job_views(session: AsyncSession, jobs: Sequence[Job]) -> list[JobView]:
-    unwell = await job_nodes.unwell(session, jobs)
+async def job_views(session: AsyncSession, jobs: Sequence[JobRecord]) -> list[JobView]:
+    unwell = await job_nodes.unwell_nodes(session, jobs)
     return [_job_view(job, unwell.get(job.id, ())) for job in jobs]
 
 
-def _job_view(job: Job, unwell: tuple[UnwellNodeView, ...]) -> JobView:
+def _job_view(job: JobRecord, unwell: tuple[UnwellNodeView, ...]) -> JobView:
     state = State(job.state)
     outcome = None
     if state.terminal:
@@ -95,7 +99,7 @@ def _job_view(job: Job, unwell: tuple[UnwellNodeView, ...]) -> JobView:
         guards=GuardsView.model_validate(job.guards),
         stragglers=_stragglers(job) if state.on_cluster else (),
         unwell_nodes=unwell,
-        intervals={tier: IntervalView(**told) for tier, told in job.intervals.items()},
+        intervals={tier: IntervalView(**fields) for tier, fields in job.intervals.items()},
         waiting=WaitingView(**job.waiting) if job.waiting and not state.terminal else None,
         created_at=job.created_at,
         started_at=job.started_at,
@@ -105,18 +109,18 @@ def _job_view(job: Job, unwell: tuple[UnwellNodeView, ...]) -> JobView:
     )
 
 
-def _stragglers(job: Job) -> tuple[StragglerView, ...]:
-    told = [one for _, one in sorted(job.slow.items(), key=lambda item: int(item[0]))]
+def _stragglers(job: JobRecord) -> tuple[StragglerView, ...]:
+    stragglers = [entry for _, entry in sorted(job.slow.items(), key=lambda item: int(item[0]))]
     return tuple(
         StragglerView(
-            rank=one["rank"],
-            agent=one["agent"],
-            node=one["node"],
-            factor=one["factor"],
-            since_step=one["since_step"],
-            since=one["since"],
+            rank=straggler["rank"],
+            agent=straggler["agent"],
+            node=straggler["node"],
+            factor=straggler["factor"],
+            since_step=straggler["since_step"],
+            since=straggler["since"],
         )
-        for one in told
+        for straggler in stragglers
     )
 
 
@@ -141,24 +145,24 @@ async def attempt_views(session: AsyncSession, job_id: str) -> list[AttemptView]
 async def incident_views(
     session: AsyncSession, job_id: str, lost: Mapping[int, float]
 ) -> list[IncidentView]:
-    """`lost`: incident → device-seconds that it cost, of those that cost any."""
+    """The job's incidents. `lost`: incident number → device-seconds that the incident cost."""
     incidents = await INCIDENTS.all(session, job=job_id)
     return [_incident_view(incident, lost.get(incident.number, 0.0)) for incident in incidents]
 
 
-def goodput_view(job: Job, told: Goodput, devices: int) -> GoodputView:
-    lost_s = {one: seconds * devices for one, seconds in told.lost_s.items()}
+def goodput_view(job: JobRecord, goodput: Goodput, devices: int) -> GoodputView:
+    lost_s = {incident: seconds * devices for incident, seconds in goodput.lost_s.items()}
     return GoodputView(
-        held_s=told.held_s,
-        by_kind_s=dict(told.by_kind_s),
-        goodput=told.goodput,
-        effective_training_time_ratio=told.effective_training_time_ratio,
-        steps=told.steps,
-        steps_replayed=told.steps_replayed,
+        held_s=goodput.held_s,
+        by_kind_s=dict(goodput.by_kind_s),
+        goodput=goodput.goodput,
+        effective_training_time_ratio=goodput.effective_training_time_ratio,
+        steps=goodput.steps,
+        steps_replayed=goodput.steps_replayed,
         devices=devices,
         device_seconds_lost=sum(lost_s.values()),
         device_seconds_lost_by_incident={
-            one: seconds for one, seconds in lost_s.items() if one is not None
+            incident: seconds for incident, seconds in lost_s.items() if incident is not None
         },
         device_seconds_lost_otherwise=lost_s.get(None, 0.0),
         final=State(job.state).terminal,
@@ -175,7 +179,7 @@ async def event_views(
 
 
 async def checkpoints(session: AsyncSession, job_id: str) -> list[Checkpoint]:
-    """Remote checkpoints, newest first, deleted and bad ones included."""
+    """The job's remote checkpoints, newest first, including deleted and bad ones."""
     found = await session.scalars(
         select(Checkpoint)
         .where(Checkpoint.job_id == job_id)
@@ -185,7 +189,7 @@ async def checkpoints(session: AsyncSession, job_id: str) -> list[Checkpoint]:
 
 
 def checkpoint_view(row: Checkpoint, marks: Marks | None, *, best: bool) -> CheckpointView:
-    """`marks` None: it is not known which it bears."""
+    """`marks`: the checkpoint's marks on the storage; None: not known."""
     return CheckpointView(
         step=row.step,
         attempt=row.attempt,
@@ -193,7 +197,7 @@ def checkpoint_view(row: Checkpoint, marks: Marks | None, *, best: bool) -> Chec
         uri=row.uri,
         nbytes=row.nbytes,
         mesh=row.mesh,
-        metrics=finite(row.metrics),
+        metrics=finite_metrics(row.metrics),
         saved_at=row.saved_at,
         verified_at=row.verified_at,
         deleted_at=row.deleted_at,
@@ -205,15 +209,15 @@ def checkpoint_view(row: Checkpoint, marks: Marks | None, *, best: bool) -> Chec
     )
 
 
-def finite(metrics: dict[str, Any]) -> dict[str, float]:
-    """The stored metrics that are numbers."""
+def finite_metrics(metrics: dict[str, Any]) -> dict[str, float]:
+    """The stored metrics that are finite numbers."""
     known = {name: number(value) for name, value in metrics.items()}
     return {name: value for name, value in known.items() if value is not None}
 
 
 def log_line_view(line: int, stored: list[Any]) -> LogLineView:
-    """A line as `series.store_logs` keeps it."""
-    at, rank, attempt, agent, worker, stream, said = stored
+    """The view of a line in the form that `series.store_logs` stores."""
+    at, rank, attempt, agent, worker, stream, content = stored
     return LogLineView(
         line=line,
         at=at,
@@ -222,12 +226,12 @@ def log_line_view(line: int, stored: list[Any]) -> LogLineView:
         agent=agent,
         worker=worker,
         stream=stream,
-        text=said,
-        level=level_of(said),
+        text=content,
+        level=level_of(content),
     )
 
 
-def _attempt_view(attempt: Attempt, members: list[MemberView]) -> AttemptView:
+def _attempt_view(attempt: AttemptRow, members: list[MemberView]) -> AttemptView:
     return AttemptView(
         number=attempt.number,
         state=attempt.state,
@@ -248,35 +252,35 @@ def _attempt_view(attempt: Attempt, members: list[MemberView]) -> AttemptView:
     )
 
 
-def _incident_view(incident: Incident, lost: float) -> IncidentView:
-    said = incident.data
+def _incident_view(incident: IncidentRow, lost: float) -> IncidentView:
+    fields = incident.data
     return IncidentView(
         number=incident.number,
-        cause=str(said.get("cause") or "unknown"),
-        causes=tuple(map(str, said.get("causes") or ())),
-        attempt=said.get("attempt") or 0,
-        lost=tuple(said.get("lost") or ()),
-        evidence=tuple(said.get("evidence") or ()),
-        suspects=tuple(said.get("suspects") or ()),
-        stacks=tuple(said.get("stacks") or ()),
-        decision=_words(said.get("decision")),
-        reason=_words(said.get("reason")),
-        refused=tuple(RefusedView(**one) for one in said.get("refused") or ()),
-        budget=BudgetView(**said["budget"]) if said.get("budget") else None,
-        attempts_lost=len([*(said.get("failures") or ()), *(said.get("preemptions") or ())]),
-        restored_step=said.get("restored_step"),
-        steps_lost=said.get("steps_lost"),
+        cause=str(fields.get("cause") or "unknown"),
+        causes=tuple(map(str, fields.get("causes") or ())),
+        attempt=fields.get("attempt") or 0,
+        lost=tuple(fields.get("lost") or ()),
+        evidence=tuple(fields.get("evidence") or ()),
+        suspects=tuple(fields.get("suspects") or ()),
+        stacks=tuple(fields.get("stacks") or ()),
+        decision=_text_or_none(fields.get("decision")),
+        reason=_text_or_none(fields.get("reason")),
+        refused=tuple(RefusedView(**refused) for refused in fields.get("refused") or ()),
+        budget=BudgetView(**fields["budget"]) if fields.get("budget") else None,
+        attempts_lost=len([*(fields.get("failures") or ()), *(fields.get("preemptions") or ())]),
+        restored_step=fields.get("restored_step"),
+        steps_lost=fields.get("steps_lost"),
         device_seconds_lost=lost,
-        tiers={str(rank): str(tier) for rank, tier in (said.get("tiers") or {}).items()},
+        tiers={str(rank): str(tier) for rank, tier in (fields.get("tiers") or {}).items()},
         phases_s={
-            str(phase): number(seconds) for phase, seconds in (said.get("phases_s") or {}).items()
+            str(phase): number(seconds) for phase, seconds in (fields.get("phases_s") or {}).items()
         },
-        signalled_at=number(said.get("signalled_at")),
+        signalled_at=number(fields.get("signalled_at")),
         opened_at=incident.opened_at,
         closed_at=incident.closed_at,
-        resolution=_words(said.get("resolution")),
+        resolution=_text_or_none(fields.get("resolution")),
     )
 
 
-def _words(said: object) -> str | None:
-    return None if said is None else str(said)
+def _text_or_none(value: object) -> str | None:
+    return None if value is None else str(value)

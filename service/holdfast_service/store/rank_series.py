@@ -1,9 +1,9 @@
-"""What single ranks took, over time, in a bounded space: never a row per step or per rank.
+"""Compute times of single ranks over time, in bounded space: never a row per step or per rank.
 
-Time is cut into buckets; a chunk holds BUCKETS of them, with the mean of each rank's compute time.
-A job begins with buckets of a second; once it has more than MOST_CHUNKS chunks, its buckets become
-twice as wide. So a job of any length has at most MOST_CHUNKS * BUCKETS buckets, of two bytes a
-rank: 4 MB for 1,024 ranks.
+Time is divided into buckets; a chunk holds `BUCKETS` buckets with the mean compute time of each
+rank. A job starts with buckets of one second; once it has more than `MAX_CHUNKS` chunks, the bucket
+width doubles. A job of any length therefore has at most `MAX_CHUNKS` * `BUCKETS` buckets of two
+bytes per rank: 4 MB for 1,024 ranks.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.store.json_safe import text
 from holdfast_service.store.models import RankChunk, RankStates
-from holdfast_service.store.statement import JOB, Put, Statement
+from holdfast_service.store.statement import JOB, Statement, Upsert
 from holdfast_workers.protocol.messages import Beat, StepRow
 
 BUCKETS = 64
-MOST_CHUNKS = 32
-MOST_RANKS = 16_384
+MAX_CHUNKS = 32
+MAX_RANKS = 16_384
 
 Values = npt.NDArray[np.float32]
 
-_PUT_CHUNK, _PUT_STATES = Put(RankChunk), Put(RankStates)
+_PUT_CHUNK, _PUT_STATES = Upsert(RankChunk), Upsert(RankStates)
 _CHUNK = Statement(
     select(RankChunk).where(RankChunk.job_id == JOB, RankChunk.place == bindparam("place"))
 )
@@ -52,19 +52,19 @@ _BETWEEN = Statement(
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Buckets in a row, from `since` (Unix seconds), each `width_s` long."""
+class RankTimes:
+    """Consecutive buckets from `since` (Unix seconds), each `width_s` seconds long."""
 
     since: int
     width_s: int
     steps: Values
-    """By bucket: mean seconds of a step; NaN: there was none."""
+    """Mean seconds per step, by bucket; NaN: no step."""
     compute: Values
-    """By bucket and rank: the same of what each rank computed."""
+    """Mean compute seconds per step, by bucket and rank; NaN: no step."""
 
 
 class _Buckets:
-    """A chunk, unpacked."""
+    """The unpacked content of a chunk."""
 
     def __init__(self, ranks: int) -> None:
         self.counts = np.zeros(BUCKETS, np.int64)
@@ -73,7 +73,7 @@ class _Buckets:
 
     @classmethod
     def of(cls, chunk: Any) -> _Buckets:
-        """`chunk`: a RankChunk, or a row with its columns."""
+        """Unpack `chunk`: a RankChunk, or a result row with its columns."""
         found = cls(chunk.ranks)
         found.counts = np.asarray(chunk.counts, np.int64)
         found.steps = np.frombuffer(chunk.steps, "<f2").astype(np.float32)
@@ -87,21 +87,21 @@ class _Buckets:
             self.compute = np.pad(self.compute, ((0, 0), (0, more)), constant_values=np.nan)
 
     def add(self, bucket: int, count: int, step_s: float, compute: Values) -> None:
-        """Means of `count` steps more."""
+        """Merge the means of `count` further steps into `bucket`."""
         before = int(self.counts[bucket])
         self.widen(len(compute))
-        if not before:  # as nearly always
+        if not before:  # the common case
             self.counts[bucket], self.steps[bucket] = count, step_s
             self.compute[bucket, : len(compute)] = compute
             return
         weight = count / (before + count)
-        self.steps[bucket] = _mixed(self.steps[bucket], np.float32(step_s), weight)
-        mine = self.compute[bucket, : len(compute)]
-        self.compute[bucket, : len(compute)] = _mixed(mine, compute, weight)
+        self.steps[bucket] = _weighted_mean(self.steps[bucket], np.float32(step_s), weight)
+        known = self.compute[bucket, : len(compute)]
+        self.compute[bucket, : len(compute)] = _weighted_mean(known, compute, weight)
         self.counts[bucket] = before + count
 
     def packed(self) -> dict[str, Any]:
-        """The columns of a chunk that hold it."""
+        """The values of the chunk's columns."""
         return {
             "ranks": self.compute.shape[1],
             "counts": self.counts.tolist(),
@@ -111,26 +111,26 @@ class _Buckets:
 
 
 async def store_rows(session: AsyncSession, job_id: str, rows: Iterable[StepRow]) -> None:
-    """Rows that were not stored before."""
-    told = [row for row in rows if 0 < len(row.compute_s) <= MOST_RANKS and row.at > 0]
-    if not told:
+    """Add rows that were not stored before."""
+    valid = [row for row in rows if 0 < len(row.compute_s) <= MAX_RANKS and row.at > 0]
+    if not valid:
         return
     width, first, _ = await _extent(session, job_id)
-    newest = max(int(row.at) for row in told)
-    while first is not None and newest // (width * BUCKETS) - first >= MOST_CHUNKS:
-        await _double(session, job_id, width)
+    newest = max(int(row.at) for row in valid)
+    while first is not None and newest // (width * BUCKETS) - first >= MAX_CHUNKS:
+        await _double_bucket_width(session, job_id, width)
         width, first = 2 * width, first // 2
-    oldest = newest // (width * BUCKETS) - MOST_CHUNKS + 1
+    oldest = newest // (width * BUCKETS) - MAX_CHUNKS + 1
     places: dict[int, dict[int, list[StepRow]]] = defaultdict(lambda: defaultdict(list))
-    for row in told:
+    for row in valid:
         bucket = int(row.at) // width
         places[max(bucket // BUCKETS, oldest)][bucket % BUCKETS].append(row)
     for place, buckets in sorted(places.items()):
         await _add(session, job_id, place, width, buckets)
 
 
-async def read(session: AsyncSession, job_id: str, since: float, until: float) -> Stretch | None:
-    """All buckets that lie between, as far as they go; None: there is none."""
+async def read(session: AsyncSession, job_id: str, since: float, until: float) -> RankTimes | None:
+    """All stored buckets between `since` and `until`; None if there are none."""
     width, _, _ = await _extent(session, job_id)
     span = width * BUCKETS
     found = await _BETWEEN.all(
@@ -144,11 +144,11 @@ async def read(session: AsyncSession, job_id: str, since: float, until: float) -
         return None
     first, last = min(chunks), max(chunks)
     ranks = max(chunk.compute.shape[1] for chunk in chunks.values())
-    none = _Buckets(ranks)
-    parts = [chunks.get(place, none) for place in range(first, last + 1)]
+    empty = _Buckets(ranks)
+    parts = [chunks.get(place, empty) for place in range(first, last + 1)]
     for part in parts:
         part.widen(ranks)
-    return Stretch(
+    return RankTimes(
         since=first * span,
         width_s=width,
         steps=np.concatenate([part.steps for part in parts]),
@@ -157,7 +157,7 @@ async def read(session: AsyncSession, job_id: str, since: float, until: float) -
 
 
 async def extent(session: AsyncSession, job_id: str) -> tuple[float, float] | None:
-    """From when to when there are buckets."""
+    """The time range that the stored buckets cover; None if there are none."""
     width, first, last = await _extent(session, job_id)
     if first is None or last is None:
         return None
@@ -172,7 +172,7 @@ async def store_states(
     beats: Sequence[Beat],
     compute_s: Mapping[int, float],
 ) -> None:
-    """The ranks as they were seen at `at`; of those without new steps the compute time stays."""
+    """Store the rank states observed at `at`. Ranks without new steps keep their compute time."""
     states = await STATES.first(session, job=job_id)
     before = states.seen if states is not None and states.attempt == attempt else {}
     seen: dict[str, list[Any]] = {}
@@ -185,13 +185,13 @@ async def store_states(
     await _PUT_STATES.row(session, job_id=job_id, at=at, attempt=attempt, seen=seen)
 
 
-def means(rows: Sequence[StepRow]) -> dict[int, float]:
-    """Rank -> its mean compute time in the newest attempt of these rows."""
+def mean_compute_s(rows: Sequence[StepRow]) -> dict[int, float]:
+    """Rank -> mean compute time in the newest attempt of these rows."""
     newest = max((row.attempt for row in rows), default=0)
-    told = [row.compute_s for row in rows if row.attempt == newest and row.compute_s]
-    if not told or len({len(one) for one in told}) != 1:
+    samples = [row.compute_s for row in rows if row.attempt == newest and row.compute_s]
+    if not samples or len({len(sample) for sample in samples}) != 1:
         return {}
-    mean = np.asarray(told, np.float64).mean(axis=0)
+    mean = np.asarray(samples, np.float64).mean(axis=0)
     return {rank: round(float(seconds), 6) for rank, seconds in enumerate(mean)}
 
 
@@ -216,13 +216,14 @@ async def _add(
     await _PUT_CHUNK.row(session, job_id=job_id, place=place, width_s=width, **unpacked.packed())
 
 
-async def _double(session: AsyncSession, job_id: str, width: int) -> None:
-    """Make all buckets of a job twice as wide."""
+async def _double_bucket_width(session: AsyncSession, job_id: str, width: int) -> None:
+    """Double the width of all buckets of a job."""
     chunks = await _CHUNKS.all(session, job=job_id)
     old = {chunk.place: (chunk.ranks, _Buckets.of(chunk)) for chunk in chunks}
     await session.execute(delete(RankChunk).where(RankChunk.job_id == job_id))
-    for place in sorted({one // 2 for one in old}):
-        merged = _Buckets(max(old[one][0] for one in (2 * place, 2 * place + 1) if one in old))
+    for place in sorted({old_place // 2 for old_place in old}):
+        halves = (2 * place, 2 * place + 1)
+        merged = _Buckets(max(old[half][0] for half in halves if half in old))
         for half in (0, 1):
             part = old.get(2 * place + half)
             if part is None:
@@ -234,23 +235,23 @@ async def _double(session: AsyncSession, job_id: str, width: int) -> None:
 
 def _merge_pairs(part: _Buckets, into: _Buckets, at: int) -> None:
     for bucket in range(0, BUCKETS, 2):
-        for one in (bucket, bucket + 1):
-            if part.counts[one]:
+        for source in (bucket, bucket + 1):
+            if part.counts[source]:
                 into.add(
                     at + bucket // 2,
-                    int(part.counts[one]),
-                    float(part.steps[one]),
-                    part.compute[one],
+                    int(part.counts[source]),
+                    float(part.steps[source]),
+                    part.compute[source],
                 )
 
 
-def _mixed(before: Any, more: Any, weight: float) -> Any:
-    """A mean, with `weight` of what is new; NaN on either side counts for nothing."""
+def _weighted_mean(before: Any, more: Any, weight: float) -> Any:
+    """The mean of both with `weight` on `more`; a NaN on either side is ignored."""
     mixed = before + weight * (more - before)
     return np.where(np.isnan(before), more, np.where(np.isnan(more), before, mixed))
 
 
 async def _extent(session: AsyncSession, job_id: str) -> tuple[int, int | None, int | None]:
-    """Width of the buckets, first and last place."""
+    """Width of the buckets in seconds, and the first and last chunk place."""
     width, first, last = (await _EXTENT.all(session, job=job_id))[0]
     return width or 1, first, last

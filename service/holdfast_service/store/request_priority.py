@@ -1,5 +1,7 @@
-"""Whom this process serves right now: what nobody asked for lets requests finish first, and a job
-that somebody looks at is looked at often.
+"""Tracks in-flight requests and watched jobs, so that background work yields to users.
+
+Background work waits briefly until no request is in flight. A job that a live stream watches is
+polled more often.
 """
 
 from __future__ import annotations
@@ -9,42 +11,43 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 
-class Serving:
-    """Counts the requests of users that have no answer yet, and knows which jobs are watched. One
-    per process, in its loop."""
+class ActiveRequests:
+    """Counts the requests without a response, and knows which jobs are watched. One instance per
+    process, used in its event loop only."""
 
     def __init__(self) -> None:
-        self.on_watched: Callable[[str], None] = lambda job_id: None
-        """Called when a job begins to be watched."""
+        self.on_watch_started: Callable[[str], None] = lambda job_id: None
+        """Called when the first watcher of a job arrives."""
         self._watched: set[str] = set()
         self._count = 0
-        self._quiet: asyncio.Event | None = None  # where somebody waits for it
+        self._idle: asyncio.Event | None = None  # set only while a caller waits
 
     @contextlib.contextmanager
-    def one(self) -> Iterator[None]:
+    def request(self) -> Iterator[None]:
+        """Marks a request as in flight for the duration of the block."""
         self._count += 1
         try:
             yield
         finally:
             self._count -= 1
-            if not self._count and self._quiet is not None:
-                self._quiet.set()
-                self._quiet = None
+            if not self._count and self._idle is not None:
+                self._idle.set()
+                self._idle = None
 
-    async def quiet(self, most_s: float) -> None:
-        """Returns once nobody is being served, and after `most_s` at the latest."""
+    async def wait_until_idle(self, timeout_s: float) -> None:
+        """Return once no request is in flight, and after `timeout_s` at the latest."""
         if not self._count:
             return
-        if self._quiet is None:
-            self._quiet = asyncio.Event()
+        if self._idle is None:
+            self._idle = asyncio.Event()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._quiet.wait(), most_s)
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
 
-    def begin_to_watch(self, job_id: str) -> None:
+    def start_watching(self, job_id: str) -> None:
         self._watched.add(job_id)
-        self.on_watched(job_id)
+        self.on_watch_started(job_id)
 
-    def end_to_watch(self, job_id: str) -> None:
+    def stop_watching(self, job_id: str) -> None:
         self._watched.discard(job_id)
 
     def is_watched(self, job_id: str) -> bool:

@@ -1,8 +1,8 @@
-"""Metrics, digests and log lines: in chunks, idempotent, with the committed history on top.
+"""Stores and reads metrics, digests and log lines in chunks. Writes are idempotent.
 
 A step belongs to the window `(step - 1) // WINDOW`; a chunk holds the rows of one attempt in one
-window. When attempts overlap, because a recovery computed steps again, the later one's row is
-the history. Storing what is stored already changes nothing.
+window. When attempts overlap, because a recovery computed steps again, the row of the later attempt
+is the committed history. Storing rows that are already stored changes nothing.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast_service.job_model.goodput import History
 from holdfast_service.store.downsampling import OWN, outline
 from holdfast_service.store.json_safe import number, text
-from holdfast_service.store.models import DigestChunk, Job, LogChunk, MetricChunk
-from holdfast_service.store.statement import JOB, Put, Statement
+from holdfast_service.store.models import DigestChunk, JobRecord, LogChunk, MetricChunk
+from holdfast_service.store.statement import JOB, Statement, Upsert
 from holdfast_workers.protocol.messages import LogLine, StepRow
 
 WINDOW = 128
-LINES_PER_CHUNK = 500
-CHARACTERS_PER_CHUNK = 64 * 1024
-LONGEST_LINE = 16 * 1024
+MAX_CHUNK_LINES = 500
+MAX_CHUNK_CHARACTERS = 64 * 1024
+MAX_LINE_LENGTH = 16 * 1024
 _CHUNKS_READ = 8
-"""Chunks that are fetched together."""
+"""Number of chunks per query."""
 _LAST_CHUNKS_READ = 2
-"""The same from the newest down: who asks for the last lines wants few."""
-_CLOCKS_DIFFER_S = 60.0
+"""The same when reading from the newest down: a client that asks for the last lines wants few."""
+_CLOCK_SKEW_S = 60.0
 COLUMNS = (
     "at",
     "loss",
@@ -45,11 +45,11 @@ COLUMNS = (
     "checkpoint_wait_s",
     OWN,
 )
-"""What is kept of a StepRow beside its step and attempt, in this order. Append only."""
+"""The stored fields of a StepRow besides step and attempt, in this order. Append only."""
 
 
 _OWN = COLUMNS.index(OWN)
-_PUT_ROWS, _PUT_DIGESTS, _PUT_LINES = Put(MetricChunk), Put(DigestChunk), Put(LogChunk)
+_PUT_ROWS, _PUT_DIGESTS, _PUT_LINES = Upsert(MetricChunk), Upsert(DigestChunk), Upsert(LogChunk)
 _STORED = Statement(
     select(MetricChunk.rows).where(
         MetricChunk.job_id == JOB,
@@ -101,13 +101,13 @@ _LINES = select(LogChunk.first, LogChunk.last, cast(LogChunk.lines, Text).label(
 _LINES_UP = Statement(_LINES.order_by(LogChunk.first).limit(_MOST))
 _LINES_DOWN = Statement(_LINES.order_by(LogChunk.first.desc()).limit(_MOST))
 _NO_LINE = 2**31 - 1
-"""Beyond every line."""
+"""A number above every line number."""
 
 
 @dataclass(frozen=True)
-class LogPart:
-    """The lines of a chunk that have a number above `after` and below `before`, as they are stored:
-    to make values of them takes longer than all else that is done with them."""
+class LogSlice:
+    """The lines of a chunk with numbers above `after` and below `before`, as stored JSON: parsing
+    costs more than everything else that a reader does with them."""
 
     first: int
     last: int
@@ -121,20 +121,21 @@ class LogPart:
         if self.first > self.after and (self.before is None or self.last < self.before):
             return list(numbered)
         end = self.last + 1 if self.before is None else self.before
-        return [one for one in numbered if self.after < one[0] < end]
+        return [line for line in numbered if self.after < line[0] < end]
 
 
 @dataclass(frozen=True)
 class DigestMismatch:
-    """A step computed twice with different bits: P2 is broken, and this says where."""
+    """A step that was computed twice with different bits: a violation of promise P2."""
 
     step: int
     stored: str
     seen: str
 
 
-def own_of(stored: Sequence[Any]) -> dict[str, Any]:
-    """Of a stored row, which may be older than the column."""
+def own_metrics(stored: Sequence[Any]) -> dict[str, Any]:
+    """The metrics reported by the user's function in a stored row; rows older than the column have
+    none."""
     own = stored[_OWN] if len(stored) > _OWN else None
     return own if isinstance(own, dict) else {}
 
@@ -148,33 +149,33 @@ async def store_rows(session: AsyncSession, job_id: str, rows: Iterable[StepRow]
     for row in rows:
         values = [getattr(row, column) for column in COLUMNS]
         chunks[window(row.step), row.attempt][str(row.step)] = values
-    for (place, attempt), steps in chunks.items():
-        stored = await _STORED.value(session, job=job_id, window=place, attempt=attempt)
+    for (index, attempt), steps in chunks.items():
+        stored = await _STORED.value(session, job=job_id, window=index, attempt=attempt)
         all_steps = {**(stored or {}), **steps}
-        told = outline(COLUMNS, all_steps)
+        summary = outline(COLUMNS, all_steps)
         await _PUT_ROWS.row(
             session,
             job_id=job_id,
-            window=place,
+            window=index,
             attempt=attempt,
             rows=all_steps,
-            outline=None if told is None else told.data(),
+            outline=None if summary is None else summary.data(),
         )
 
 
 async def store_digests(
     session: AsyncSession, job_id: str, digests: Mapping[int, str]
 ) -> tuple[int, list[DigestMismatch]]:
-    """How many steps' digests were new or different, and the different ones."""
-    news = 0
+    """Store the digests. Returns the number of new or different digests, and the mismatches."""
+    changed_count = 0
     mismatches: list[DigestMismatch] = []
     windows: dict[int, dict[str, str]] = defaultdict(dict)
     for step, digest in digests.items():
         windows[window(step)][str(step)] = digest
-    for place, steps in sorted(windows.items()):
-        known: dict[str, str] = await _DIGESTS.value(session, job=job_id, window=place) or {}
+    for index, steps in sorted(windows.items()):
+        known: dict[str, str] = await _DIGESTS.value(session, job=job_id, window=index) or {}
         changed = {step: digest for step, digest in steps.items() if known.get(step) != digest}
-        news += len(changed)
+        changed_count += len(changed)
         mismatches += [
             DigestMismatch(step=int(step), stored=known[step], seen=digest)
             for step, digest in changed.items()
@@ -182,19 +183,20 @@ async def store_digests(
         ]
         if changed:
             stored = {**known, **changed}
-            await _PUT_DIGESTS.row(session, job_id=job_id, window=place, digests=stored)
-    return news, sorted(mismatches, key=lambda found: found.step)
+            await _PUT_DIGESTS.row(session, job_id=job_id, window=index, digests=stored)
+    return changed_count, sorted(mismatches, key=lambda mismatch: mismatch.step)
 
 
 async def forget_digests(session: AsyncSession, job_id: str, after: int) -> None:
-    """Those of the steps after `after`: they were taken back, and will be computed otherwise."""
+    """Delete the digests of steps above `after`: these steps were rolled back, and will be computed
+    with different data."""
     for chunk in await _DIGESTS_FROM.all(session, job=job_id, window=window(after + 1)):
-        kept = {step: hex for step, hex in chunk.digests.items() if int(step) <= after}
+        kept = {step: digest for step, digest in chunk.digests.items() if int(step) <= after}
         await _PUT_DIGESTS.row(session, job_id=job_id, window=chunk.window, digests=kept)
 
 
-async def store_logs(session: AsyncSession, job: Job, lines: Iterable[LogLine]) -> int:
-    """Append the lines that are beyond the job's log cursors; returns how many they were."""
+async def store_logs(session: AsyncSession, job: JobRecord, lines: Iterable[LogLine]) -> int:
+    """Append the lines above the job's log cursors; returns the number of appended lines."""
     cursors: dict[str, int] = dict(job.cursor_logs)
     fresh: list[list[Any]] = []
     for line in lines:
@@ -202,16 +204,18 @@ async def store_logs(session: AsyncSession, job: Job, lines: Iterable[LogLine]) 
         if line.seq <= cursors.get(source, 0):
             continue
         cursors[source] = line.seq
-        said = text(line.text[:LONGEST_LINE])
-        fresh.append([line.at, line.rank, line.attempt, line.agent, line.worker, line.stream, said])
+        content = text(line.text[:MAX_LINE_LENGTH])
+        fresh.append(
+            [line.at, line.rank, line.attempt, line.agent, line.worker, line.stream, content]
+        )
     if not fresh:
         return 0
     job.cursor_logs = cursors
     last = await _LAST_LINES.first(session, job=job.id) if job.log_lines else None
-    room = _room(last.lines) if last is not None else 0
+    room = _free_lines(last.lines) if last is not None else 0
     parts = [(last.first, [*last.lines, *fresh[:room]])] if last is not None and room else []
-    for start in range(room, len(fresh), LINES_PER_CHUNK):
-        parts.append((job.log_lines + start + 1, fresh[start : start + LINES_PER_CHUNK]))
+    for start in range(room, len(fresh), MAX_CHUNK_LINES):
+        parts.append((job.log_lines + start + 1, fresh[start : start + MAX_CHUNK_LINES]))
     for first, part in parts:
         end = first + len(part) - 1
         await _PUT_LINES.row(session, job_id=job.id, first=first, last=end, lines=part)
@@ -222,21 +226,21 @@ async def store_logs(session: AsyncSession, job: Job, lines: Iterable[LogLine]) 
 async def read_rows(
     session: AsyncSession, job_id: str, after_step: int
 ) -> AsyncGenerator[tuple[int, int, list[Any]], None]:
-    """(step, attempt, values) of the committed history, ascending, beyond `after_step`."""
-    place, attempt = window(after_step + 1), -1
+    """(step, attempt, values) of the committed history above `after_step`, ascending."""
+    index, attempt = window(after_step + 1), -1
     merged: dict[int, tuple[int, list[Any]]] = {}
     more = True
     while more:
         chunks = await _ROWS.all(
-            session, job=job_id, window=place, attempt=attempt, most=_CHUNKS_READ
+            session, job=job_id, window=index, attempt=attempt, most=_CHUNKS_READ
         )
         more = len(chunks) == _CHUNKS_READ
         for chunk in chunks:
-            if chunk.window != place:
+            if chunk.window != index:
                 for step in sorted(merged):
                     yield step, *merged[step]
                 merged = {}
-            place, attempt = chunk.window, chunk.attempt
+            index, attempt = chunk.window, chunk.attempt
             for step_text, values in chunk.rows.items():
                 if int(step_text) > after_step:
                     merged[int(step_text)] = (attempt, values)
@@ -244,8 +248,8 @@ async def read_rows(
         yield step, *merged[step]
 
 
-async def made_at(session: AsyncSession, job_id: str, step: int, attempt: int) -> float | None:
-    """When that attempt ended this step, Unix seconds; None: no such row is stored."""
+async def row_time(session: AsyncSession, job_id: str, step: int, attempt: int) -> float | None:
+    """When the attempt finished this step, in Unix seconds; None if no such row is stored."""
     chunk = await session.get(MetricChunk, (job_id, window(step), attempt))
     values = chunk.rows.get(str(step)) if chunk is not None else None
     return number(values[COLUMNS.index("at")]) if values else None
@@ -259,8 +263,8 @@ async def rows_beyond(
     upto: tuple[int, int],
     limit: int,
 ) -> list[tuple[int, int, list[Any]]]:
-    """(step, attempt, values) in the order in which they were made, beyond a step of an attempt and
-    up to (attempt, step): also of what a rollback has taken back since."""
+    """(step, attempt, values) in the order of computation, after `step` of `attempt` and up to
+    `upto` (attempt, step); includes steps that were rolled back since."""
     chunks = await session.stream_scalars(
         select(MetricChunk)
         .where(
@@ -276,11 +280,11 @@ async def rows_beyond(
     )
     found: list[tuple[int, int, list[Any]]] = []
     async for chunk in chunks:
-        rows = sorted((int(made), values) for made, values in chunk.rows.items())
+        rows = sorted((int(row_step), values) for row_step, values in chunk.rows.items())
         found += [
-            (made, chunk.attempt, values)
-            for made, values in rows
-            if (attempt, step) < (chunk.attempt, made) <= upto
+            (row_step, chunk.attempt, values)
+            for row_step, values in rows
+            if (attempt, step) < (chunk.attempt, row_step) <= upto
         ]
         if len(found) >= limit:
             await chunks.close()
@@ -291,7 +295,7 @@ async def rows_beyond(
 async def read_outlined(
     session: AsyncSession, job_id: str, after_step: int, until_step: int
 ) -> list[tuple[int, int, list[Any]]]:
-    """As `read_rows`, but of each chunk only what its outline holds, where that is enough."""
+    """Like `read_rows`, but uses the outline of a chunk instead of its rows where possible."""
     chunks = await session.execute(
         select(MetricChunk.window, MetricChunk.attempt, MetricChunk.outline)
         .where(
@@ -302,18 +306,18 @@ async def read_outlined(
         .order_by(MetricChunk.window, MetricChunk.attempt)
     )
     by_window: dict[int, list[tuple[int, Any]]] = defaultdict(list)
-    for place, attempt, told in chunks:
-        by_window[place].append((attempt, told))
+    for index, attempt, outlined in chunks:
+        by_window[index].append((attempt, outlined))
     edges = {window(after_step + 1), window(until_step)}
     found: dict[int, tuple[int, list[Any]]] = {}
-    for place, told_of in by_window.items():
-        if len(told_of) == 1 and told_of[0][1] is not None and place not in edges:
-            attempt, told = told_of[0]
-            rows = told["rows"]
+    for index, outlines in by_window.items():
+        if len(outlines) == 1 and outlines[0][1] is not None and index not in edges:
+            attempt, outlined = outlines[0]
+            rows = outlined["rows"]
             found.update({int(step): (attempt, values) for step, values in rows.items()})
             continue
-        for attempt, _ in told_of:
-            chunk = await session.get_one(MetricChunk, (job_id, place, attempt))
+        for attempt, _ in outlines:
+            chunk = await session.get_one(MetricChunk, (job_id, index, attempt))
             found.update({int(s): (attempt, v) for s, v in chunk.rows.items()})
     return [(step, *found[step]) for step in sorted(found) if after_step < step <= until_step]
 
@@ -321,20 +325,20 @@ async def read_outlined(
 async def read_discarded(
     session: AsyncSession, job_id: str, after_step: int, history: History
 ) -> dict[int, list[tuple[int, int, list[Any]]]]:
-    """Attempt -> (step, attempt, values), ascending, of what is not part of history."""
+    """Attempt -> (step, attempt, values), ascending, of the steps that are not part of history."""
     chunks = await session.execute(
         select(MetricChunk.window, MetricChunk.attempt, MetricChunk.outline["last"].as_integer())
         .where(MetricChunk.job_id == job_id, MetricChunk.window >= window(after_step + 1))
         .order_by(MetricChunk.attempt, MetricChunk.window)
     )
     cut = [
-        (place, attempt)
-        for place, attempt, last in chunks
-        if not history.keeps(attempt, (place + 1) * WINDOW if last is None else last)
+        (index, attempt)
+        for index, attempt, last in chunks
+        if not history.keeps(attempt, (index + 1) * WINDOW if last is None else last)
     ]
     found: dict[int, list[tuple[int, int, list[Any]]]] = defaultdict(list)
-    for place, attempt in cut:
-        chunk = await session.get_one(MetricChunk, (job_id, place, attempt))
+    for index, attempt in cut:
+        chunk = await session.get_one(MetricChunk, (job_id, index, attempt))
         found[attempt] += sorted(
             (int(step), attempt, values)
             for step, values in chunk.rows.items()
@@ -365,28 +369,28 @@ async def read_log_chunks(
     *,
     before: int | None = None,
     backwards: bool = False,
-) -> AsyncGenerator[LogPart, None]:
-    """The lines beyond `after` and below `before`, in parts, none of them empty; from the oldest
-    on, or from the newest down."""
+) -> AsyncGenerator[LogSlice, None]:
+    """The lines above `after` and below `before`, in non-empty parts, from the oldest to the newest
+    or, with `backwards`, from the newest to the oldest."""
     start = await _START.value(session, job=job_id, line=after + 1)
     low, high = start or 0, _NO_LINE if before is None else before
-    wanted = _LINES_DOWN if backwards else _LINES_UP
-    together = _LAST_CHUNKS_READ if backwards else _CHUNKS_READ
+    statement = _LINES_DOWN if backwards else _LINES_UP
+    batch_size = _LAST_CHUNKS_READ if backwards else _CHUNKS_READ
     more = True
     while more:
-        chunks = await wanted.all(
-            session, job=job_id, low=low, high=high, after=after, most=together
+        chunks = await statement.all(
+            session, job=job_id, low=low, high=high, after=after, most=batch_size
         )
-        more = len(chunks) == together
+        more = len(chunks) == batch_size
         for first, last, stored in chunks:
-            yield LogPart(first, last, stored, after, before)
+            yield LogSlice(first, last, stored, after, before)
             low, high = (low, first) if backwards else (first + 1, high)
 
 
 async def line_before(session: AsyncSession, job_id: str, since: float) -> int:
-    """The number of a line before which nothing was written at `since` or later. Lines of several
-    nodes arrive together, not quite in the order of their times: hence a margin."""
-    edge = since - _CLOCKS_DIFFER_S
+    """A line number such that all earlier lines were written before `since`. The lines of several
+    nodes arrive interleaved and not strictly in time order, hence the margin."""
+    edge = since - _CLOCK_SKEW_S
     low, high = (
         0,
         await session.scalar(select(func.max(LogChunk.first)).where(LogChunk.job_id == job_id)),
@@ -416,13 +420,13 @@ async def line_before(session: AsyncSession, job_id: str, since: float) -> int:
 
 
 def ends_before(newest: float, since: float) -> bool:
-    """Whether nothing in or before a chunk was written at `since` or later, as far as one can tell
-    from it: by its newest line, for others may have come late."""
-    return newest < since - _CLOCKS_DIFFER_S
+    """Whether a chunk and all earlier chunks were written before `since`, as far as its newest line
+    shows; lines may arrive late, hence the margin."""
+    return newest < since - _CLOCK_SKEW_S
 
 
-def _room(lines: Sequence[Sequence[Any]]) -> int:
-    """Lines that may still be appended to the newest chunk, which has these."""
-    if sum(len(line[-1]) for line in lines) >= CHARACTERS_PER_CHUNK:
+def _free_lines(lines: Sequence[Sequence[Any]]) -> int:
+    """Number of lines that can still be appended to the newest chunk, which holds `lines`."""
+    if sum(len(line[-1]) for line in lines) >= MAX_CHUNK_CHARACTERS:
         return 0
-    return max(0, LINES_PER_CHUNK - len(lines))
+    return max(0, MAX_CHUNK_LINES - len(lines))

@@ -1,4 +1,4 @@
-"""How SQLite is opened, and how its transactions begin."""
+"""Opens SQLite databases, and begins their transactions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from holdfast_service.store.json_safe import to_json
 
 WRITING = "holdfast_writing"
 LONG = "holdfast_long"
-"""Execution options: the transaction will write; one of its statements may take long."""
+"""Execution options: WRITING, the transaction will write; LONG, a statement may take long."""
 
 
 def engine_for(url: URL, busy_s: float, pool: int) -> AsyncEngine:
-    """`busy_s`: longest wait for another's lock."""
+    """The engine for the database file in `url`. `busy_s`: maximum wait for a lock."""
     if url.database:
         Path(url.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     registry.register("sqlite.holdfast", sqlite_driver.__name__, "Dialect")
@@ -40,21 +40,21 @@ def engine_for(url: URL, busy_s: float, pool: int) -> AsyncEngine:
 
 def _prepare(connection: Any, _record: Any) -> None:
     cursor = connection.cursor()
-    # An accepted job is on disk when its submitter hears of it, also if the power goes.
+    # A submitted job is on disk before the response is sent, so it survives a power failure.
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
 
 
 def _begin(connection: Connection) -> None:
-    """A deferred transaction that turns into a writer may find its snapshot outdated and fail; an
-    immediate one waits for its turn instead."""
+    """Begin a transaction. A deferred transaction that turns into a writer can fail because its
+    snapshot is outdated; an immediate one waits for the write lock instead."""
     options = connection.get_execution_options()
     file: Any = connection.connection.dbapi_connection
     writing = bool(options.get(WRITING, False))
-    # Others wait for whoever writes: it is not to wait for its turn in the loop meanwhile.
-    file.begins(in_one_go=writing)
+    # Other writers wait for this transaction, so it does not yield the loop between statements.
+    file.begin_transaction(without_yielding=writing)
     cursor = file.cursor()
     cursor.execute("BEGIN IMMEDIATE" if writing else "BEGIN")
     cursor.close()
-    file.beside = bool(options.get(LONG, False))
+    file.in_threads = bool(options.get(LONG, False))

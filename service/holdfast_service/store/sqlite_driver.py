@@ -1,10 +1,10 @@
-"""SQLite for SQLAlchemy's asyncio: statements in the event loop's thread, waiting beside it.
+"""An asyncio SQLite driver for SQLAlchemy: statements run in the event loop's thread.
 
-A statement of a few rows takes less time than waking another thread twice, on a busy machine much
-less. So it runs where it is awaited, and what may wait does not: COMMIT, which waits for the disk,
-runs in a thread; for a lock that another process has it is asked again and again. Whoever has many
-statements lets others have the loop every few milliseconds. Who is about to look at many rows at
-once, or to fetch megabytes, says so when it begins: then all runs in threads.
+A statement over a few rows takes less time than waking another thread twice, on a busy machine much
+less. It therefore runs directly in the loop; only blocking work does not: COMMIT, which waits for
+the disk, runs in a thread, and a lock held by another process is polled. A long series of
+statements yields the loop every few milliseconds. A transaction that scans many rows or fetches
+megabytes declares this when it begins; all its statements then run in threads.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from sqlalchemy.engine import AdaptedConnection
 
 T = TypeVar("T")
 
-_FIRST_PAUSE_S = 0.001
-_LONGEST_PAUSE_S = 0.02
-"""Between two tries to get a lock that somebody else has."""
-_LOOP_HELD_S = 0.005
-"""Of statements in a row, before the loop has its turn."""
+_MIN_PAUSE_S = 0.001
+_MAX_PAUSE_S = 0.02
+"""Minimum and maximum pause between two attempts to get a lock held elsewhere."""
+_MAX_LOOP_HELD_S = 0.005
+"""Maximum time of consecutive statements before the connection yields the event loop."""
 
 
 class _File(sqlite3.Connection):
-    """Holds no lock once it is closed. SQLite itself keeps a closed connection's transaction open
-    for as long as anybody refers to a cursor of it, as the traceback of a cancelled task does."""
+    """A connection that releases its locks when closed. SQLite itself keeps the transaction of a
+    closed connection open while any reference to one of its cursors exists, for example in the
+    traceback of a cancelled task."""
 
     def close(self) -> None:
         with contextlib.suppress(sqlite3.Error):  # it may be closed already
@@ -43,47 +44,47 @@ class _File(sqlite3.Connection):
 
 
 class Connection(AdaptedConnection):
-    """What SQLAlchemy takes for a connection of a driver. Its file is never used by two threads at
-    the same time: what a cancelled task has left in one is waited for."""
+    """A driver connection for SQLAlchemy. Two threads never use the file at the same time: the
+    connection waits for work that a cancelled task left running in a thread."""
 
     __slots__ = (
         "_busy_s",
-        "_commits",
-        "_in_one_go",
+        "_commit_executor",
         "_loop_held_since",
-        "_under_way",
-        "beside",
+        "_running",
+        "_without_yielding",
+        "in_threads",
     )
 
-    beside: bool
+    in_threads: bool
     """Statements run in threads."""
 
     _connection: Any
 
     def __init__(self, path: str, busy_s: float, commits: Executor) -> None:
-        """`busy_s`: longest wait for another's lock. `commits`: runs COMMITs."""
+        """`busy_s`: maximum wait for a lock held elsewhere. `commits`: the executor for COMMITs."""
         self._connection = sqlite3.connect(
             path, timeout=0.0, isolation_level=None, check_same_thread=False, factory=_File
         )
         self._busy_s = busy_s
-        self._commits = commits
-        self._under_way: asyncio.Future[Any] | None = None
-        self.beside = False
-        self._in_one_go = False
+        self._commit_executor = commits
+        self._running: asyncio.Future[Any] | None = None
+        self.in_threads = False
+        self._without_yielding = False
         self._loop_held_since = time.perf_counter()
 
-    def begins(self, *, in_one_go: bool) -> None:
-        """A transaction. `in_one_go`: the loop has no turn between its statements, so that nobody
-        is cancelled there either."""
-        self.beside = False
-        self._in_one_go = in_one_go
+    def begin_transaction(self, *, without_yielding: bool) -> None:
+        """Start a transaction. `without_yielding`: the loop does not run other tasks between its
+        statements, so the transaction cannot be cancelled there either."""
+        self.in_threads = False
+        self._without_yielding = without_yielding
         self._loop_held_since = time.perf_counter()
 
-    # ---- what SQLAlchemy calls, in a greenlet where something is awaited
+    # ---- called by SQLAlchemy, inside a greenlet if the call awaits
 
     @property
     def isolation_level(self) -> str | None:
-        return None  # transactions are begun by whoever uses the engine, and say of which kind
+        return None  # the engine's user begins each transaction and states its kind
 
     def create_function(self, *args: Any, **kwargs: Any) -> None:
         self._connection.create_function(*args, **kwargs)
@@ -93,56 +94,56 @@ class Connection(AdaptedConnection):
 
     def commit(self) -> None:
         try:
-            self.run_async(lambda file: self._in_thread(file.commit, self._commits))
+            self.run_async(lambda file: self._in_thread(file.commit, self._commit_executor))
         except sqlite3.Error:
-            self.rollback()  # else it could be tried again, of which nobody is told
+            self.rollback()  # otherwise a retry could succeed unnoticed
             raise
 
     def rollback(self) -> None:
-        self.beside = False  # it takes no time
-        self.run_async(lambda file: self.wait(file.rollback))
+        self.in_threads = False  # a rollback is fast
+        self.run_async(lambda file: self.run_when_unlocked(file.rollback))
 
     def close(self) -> None:
-        self.run_async(lambda file: self.wait(file.close))
+        self.run_async(lambda file: self.run_when_unlocked(file.close))
 
     def terminate(self) -> None:
-        """Close it, if need be later; wait for nothing."""
-        if self._under_way is not None and not self._under_way.done():
-            self._under_way.add_done_callback(lambda _ended: self._connection.close())
+        """Close without waiting; the connection closes after any running statement."""
+        if self._running is not None and not self._running.done():
+            self._running.add_done_callback(lambda _ended: self._connection.close())
         else:
             self._connection.close()
 
     # ---- for cursors
 
-    async def wait(self, work: Callable[[], T]) -> T:
-        """What `work` returns, once nobody else has a lock that it needs."""
-        if self._under_way is not None:
-            await asyncio.wait([self._under_way])
+    async def run_when_unlocked(self, work: Callable[[], T]) -> T:
+        """The result of `work`, retried until no other connection holds a lock that it needs."""
+        if self._running is not None:
+            await asyncio.wait([self._running])
         held_s = time.perf_counter() - self._loop_held_since
-        if held_s > _LOOP_HELD_S and not self._in_one_go:
+        if held_s > _MAX_LOOP_HELD_S and not self._without_yielding:
             await asyncio.sleep(0)
             self._loop_held_since = time.perf_counter()
-        pause_s, deadline = _FIRST_PAUSE_S, time.monotonic() + self._busy_s
+        pause_s, deadline = _MIN_PAUSE_S, time.monotonic() + self._busy_s
         while True:
             try:
-                return await self._in_thread(work, None) if self.beside else work()
+                return await self._in_thread(work, None) if self.in_threads else work()
             except sqlite3.OperationalError as error:
                 if not _is_locked(error) or time.monotonic() > deadline:
                     raise
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     async def _in_thread(self, work: Callable[[], T], threads: Executor | None) -> T:
         ending = asyncio.get_running_loop().run_in_executor(threads, work)
-        self._under_way = ending
+        self._running = ending
         found = await asyncio.shield(ending)
-        self._under_way = None
+        self._running = None
         self._loop_held_since = time.perf_counter()
         return found
 
 
 class Cursor:
-    """Rows are fetched with the statement, or, of a `server_side` one, as they are asked for."""
+    """A cursor that fetches all rows with the statement, or on demand if it is `server_side`."""
 
     __slots__ = ("_adapted", "_cursor", "_rows", "arraysize", "server_side")
 
@@ -173,13 +174,13 @@ class Cursor:
 
     def _run(self, statement: Callable[[], sqlite3.Cursor]) -> None:
         def work() -> list[Any]:
-            there = statement()
-            return [] if there.description is None or self.server_side else there.fetchall()
+            cursor = statement()
+            return [] if cursor.description is None or self.server_side else cursor.fetchall()
 
         self._rows = deque(self._fetched(work))
 
     def _fetched(self, work: Callable[[], list[Any]]) -> list[Any]:
-        return self._adapted.run_async(lambda _file: self._adapted.wait(work))
+        return self._adapted.run_async(lambda _file: self._adapted.run_when_unlocked(work))
 
     def fetchone(self) -> Any:
         if self.server_side:
@@ -187,10 +188,10 @@ class Cursor:
         return self._rows.popleft() if self._rows else None
 
     def fetchmany(self, size: int | None = None) -> list[Any]:
-        wanted = self.arraysize if size is None else size
+        count = self.arraysize if size is None else size
         if self.server_side:
-            return self._fetched(lambda: self._cursor.fetchmany(wanted))
-        return [self._rows.popleft() for _ in range(min(wanted, len(self._rows)))]
+            return self._fetched(lambda: self._cursor.fetchmany(count))
+        return [self._rows.popleft() for _ in range(min(count, len(self._rows)))]
 
     def fetchall(self) -> list[Any]:
         if self.server_side:
@@ -206,7 +207,7 @@ class Cursor:
         self._cursor.close()
 
     async def _async_soft_close(self) -> None:
-        """SQLAlchemy's word for: all rows are here, the driver's own cursor is needed no more."""
+        """Called by SQLAlchemy once all rows are fetched; the driver's cursor needs no action."""
 
 
 class _Context(SQLiteExecutionContext):

@@ -1,9 +1,9 @@
-"""Statements that are written once and executed often.
+"""Statements that are compiled once per dialect and executed often.
 
-SQLAlchemy looks at a statement anew each time that one is executed: which of those that it has
-compiled it is, which columns its rows have, what becomes of each value. That takes ten times what a
-small database takes to answer. These are looked at once for each kind of database, and their rows
-are plain: columns by name or place, no objects that a session follows.
+SQLAlchemy analyses a statement on each execution: its cache key, the columns of its rows, the
+processors of its values. That takes ten times as long as a small database takes to answer. The
+statements of this module are analysed once per dialect, and their rows are named tuples, not
+objects tracked by a session.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sqlalchemy.sql import visitors
 from sqlalchemy.types import TypeEngine
 
 JOB: BindParameter[str] = bindparam("job", type_=String)
-"""The id of the job that a query is about."""
+"""The id of the job in a query."""
 
 AnySelect = Select[*tuple[Any, ...]]
 Process = Callable[[Any], Any]
@@ -32,15 +32,15 @@ Process = Callable[[Any], Any]
 class _Compiled:
     text: str
     parameters: tuple[str, ...]
-    """By place."""
+    """Parameter names, in positional order."""
     fixed: Mapping[str, Any]
-    """What the statement says itself, as the driver takes it."""
+    """Constants of the statement, in the driver's format."""
     processes: Mapping[str, Process]
-    """What makes of a value what the driver takes, where it does not take it as it is."""
+    """Converters to the driver's format, for the parameters that need one."""
     row: Callable[[Sequence[Any]], Any] | None = None
-    """Known once the database has said of which types the columns are."""
+    """Builds result rows; known once the database has reported the column types."""
 
-    def placed(self, values: Mapping[str, object]) -> tuple[Any, ...]:
+    def positional(self, values: Mapping[str, object]) -> tuple[Any, ...]:
         given = {**self.fixed, **values}
         for name, process in self.processes.items():
             if name in values:
@@ -48,8 +48,8 @@ class _Compiled:
         return tuple([given[name] for name in self.parameters])
 
 
-class _Once:
-    """Compiled once for each kind of database."""
+class _CompiledOnce:
+    """Base of statements that are compiled once per dialect."""
 
     def __init__(self) -> None:
         self._by_dialect: dict[str, _Compiled] = {}
@@ -64,15 +64,15 @@ class _Once:
         raise NotImplementedError
 
 
-class Statement(_Once):
-    """What varies in the query are `bindparam`s, of strings or numbers, given by name."""
+class Statement(_CompiledOnce):
+    """A query. Its variable parts are `bindparam`s of strings or numbers, given by name."""
 
     def __init__(self, query: AnySelect) -> None:
         super().__init__()
         self._query = query
 
     async def all(self, session: AsyncSession, **values: object) -> list[Any]:
-        """Its rows, as named tuples."""
+        """All rows, as named tuples."""
         return await session.run_sync(self._rows, values)
 
     async def first(self, session: AsyncSession, **values: object) -> Any | None:
@@ -90,110 +90,114 @@ class Statement(_Once):
 
     def _rows(self, session: Session, values: Mapping[str, object]) -> list[Any]:
         if session.autoflush:
-            session.flush()  # what is written in this session is seen
+            session.flush()  # the query sees pending writes of this session
         connection = session.connection()
         compiled = self._for(connection.dialect)
-        rows, types = _executed(connection, compiled.text, compiled.placed(values))
+        rows, types = _execute(connection, compiled.text, compiled.positional(values))
         if compiled.row is None:
-            compiled.row = _maker(self._query, connection.dialect, types)
-        return [compiled.row(one) for one in rows]
+            compiled.row = _row_factory(self._query, connection.dialect, types)
+        return [compiled.row(row) for row in rows]
 
     def _compile(self, dialect: Dialect) -> _Compiled:
-        return _compiled(self._query, dialect)
+        return _compile_query(self._query, dialect)
 
 
-class Put(_Once):
-    """A row of a model's table, written whole: a new one, or in place of the one with its key. No
-    session follows it: who has the same row as an object in a session sees nothing of it."""
+class Upsert(_CompiledOnce):
+    """Inserts a complete row into a model's table, or replaces the row with the same key. Sessions
+    do not track the write: an object of the same row in a session keeps its old values."""
 
     def __init__(self, model: type[Any]) -> None:
         super().__init__()
         self._table: Table = model.__table__
 
     async def row(self, session: AsyncSession, **columns: object) -> None:
-        """All columns of the table."""
-        await session.run_sync(self._put, columns)
+        """Write one row; `columns` must name all columns of the table."""
+        await session.run_sync(self._execute_upsert, columns)
 
-    def _put(self, session: Session, columns: Mapping[str, object]) -> None:
+    def _execute_upsert(self, session: Session, columns: Mapping[str, object]) -> None:
         connection = session.connection()
         compiled = self._for(connection.dialect)
-        _executed(connection, compiled.text, compiled.placed(columns))
+        _execute(connection, compiled.text, compiled.positional(columns))
 
     def _compile(self, dialect: Dialect) -> _Compiled:
-        return _put(self._table, dialect)
+        return _compile_upsert(self._table, dialect)
 
 
-def _executed(
+def _execute(
     connection: Connection, text: str, values: tuple[object, ...]
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Rows as the driver makes them, and the types of their columns, as it names them. Its errors
-    are raised as SQLAlchemy raises them."""
+    """The driver's rows, and the driver's types of their columns. Wraps the driver's errors in
+    those of SQLAlchemy."""
     cursor = connection.connection.cursor()
     try:
         cursor.execute(text, values)
         columns: Sequence[Any] | None = cursor.description
-        return (cursor.fetchall(), [one[1] for one in columns]) if columns else ((), ())
+        return (cursor.fetchall(), [column[1] for column in columns]) if columns else ((), ())
     except Exception as error:
         dialect = connection.dialect
-        of_driver: Any = dialect.loaded_dbapi.Error
-        if not isinstance(error, of_driver):
+        driver_error: Any = dialect.loaded_dbapi.Error
+        if not isinstance(error, driver_error):
             raise
         lost = dialect.is_disconnect(error, connection.connection, cursor)
         if lost:
             connection.invalidate(error)
         raise DBAPIError.instance(
-            text, values, error, of_driver, connection_invalidated=lost, dialect=dialect
+            text, values, error, driver_error, connection_invalidated=lost, dialect=dialect
         ) from error
-    except BaseException as error:  # cancelled: what the database is about is not known
+    except BaseException as error:  # cancelled: the state of the connection is unknown
         connection.invalidate(error)
         raise
     finally:
         cursor.close()
 
 
-def _compiled(query: AnySelect, dialect: Dialect) -> _Compiled:
+def _compile_query(query: AnySelect, dialect: Dialect) -> _Compiled:
     parts = visitors.iterate(query)
-    wanted = {one.key for one in parts if isinstance(one, BindParameter) and one.required}
+    required = {part.key for part in parts if isinstance(part, BindParameter) and part.required}
     compiled: Any = query.compile(dialect=dialect)
-    expanded = compiled.construct_expanded_state(dict.fromkeys(wanted))
-    processes = _processes(compiled, dialect) | expanded.processors
+    expanded = compiled.construct_expanded_state(dict.fromkeys(required))
+    processes = _bind_processors(compiled, dialect) | expanded.processors
     fixed = {
         name: processes[name](value) if name in processes else value
         for name, value in expanded.parameters.items()
-        if name not in wanted
+        if name not in required
     }
     return _Compiled(expanded.statement, tuple(expanded.positiontup), fixed, processes)
 
 
-def _put(table: Table, dialect: Dialect) -> _Compiled:
+def _compile_upsert(table: Table, dialect: Dialect) -> _Compiled:
     postgres = dialect.name == "postgresql"
     insert: Any = postgresql.insert(table) if postgres else sqlite.insert(table)
-    rest = {one.name: insert.excluded[one.name] for one in table.columns if not one.primary_key}
+    rest = {
+        column.name: insert.excluded[column.name]
+        for column in table.columns
+        if not column.primary_key
+    }
     whole = insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=rest)
-    names = [one.name for one in table.columns]
+    names = [column.name for column in table.columns]
     compiled: Any = whole.compile(dialect=dialect, column_keys=names)
     text, places = compiled.string, tuple(compiled.positiontup)
-    return _Compiled(text, places, {}, _processes(compiled, dialect))
+    return _Compiled(text, places, {}, _bind_processors(compiled, dialect))
 
 
-def _processes(compiled: Any, dialect: Dialect) -> dict[str, Process]:
+def _bind_processors(compiled: Any, dialect: Dialect) -> dict[str, Process]:
     found = {
-        name: _impl(one.type, dialect).bind_processor(dialect)
-        for name, one in compiled.binds.items()
+        name: _dialect_type(bind.type, dialect).bind_processor(dialect)
+        for name, bind in compiled.binds.items()
     }
     return {name: process for name, process in found.items() if process is not None}
 
 
-def _maker(
+def _row_factory(
     query: AnySelect, dialect: Dialect, types: Sequence[Any]
 ) -> Callable[[Sequence[Any]], Any]:
-    """From a row of the driver to one of ours."""
+    """A function that converts a driver row to a named tuple."""
     columns = list(query.selected_columns)
-    row_type: Any = namedtuple("row_type", [str(one.key) for one in columns], rename=True)  # type: ignore[misc]
+    row_type: Any = namedtuple("row_type", [str(column.key) for column in columns], rename=True)  # type: ignore[misc]
     make: Callable[[Sequence[Any]], Any] = row_type._make
     processed: list[tuple[int, Process]] = []
     for place, (column, kind) in enumerate(zip(columns, types, strict=True)):
-        process = _impl(column.type, dialect).result_processor(dialect, kind)
+        process = _dialect_type(column.type, dialect).result_processor(dialect, kind)
         if process is not None:
             processed.append((place, process))
     if not processed:
@@ -208,5 +212,5 @@ def _maker(
     return made
 
 
-def _impl(kind: TypeEngine[Any], dialect: Dialect) -> Any:
+def _dialect_type(kind: TypeEngine[Any], dialect: Dialect) -> Any:
     return kind.dialect_impl(dialect)

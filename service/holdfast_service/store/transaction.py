@@ -1,8 +1,8 @@
-"""One job's transaction: what changes a job, its events and their numbers, all or nothing.
+"""Job transactions: change a job, append its events and number them, atomically.
 
-The job's row is locked from the first statement, so numbers have no gaps and no twins, and the
-state that a transition starts from is the state it replaces. A writer that drives the job gives
-the token of its lease: once somebody else holds the job, none of its writes succeeds any more.
+The job's row is locked from the first statement, so event numbers have no gaps or duplicates, and a
+transition replaces exactly the state that it started from. A reconciler passes the token of its
+lease: once another reconciler holds the job, all writes with the old token fail.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_model.lifecycle import TERMINAL, State, require
-from holdfast_service.job_model.webhook_messages import is_told, message
+from holdfast_service.job_model.webhook_messages import is_sent, message
 from holdfast_service.store.engine import Store
 from holdfast_service.store.json_safe import text
-from holdfast_service.store.models import AttemptMember, Event, Intent, Job, Outbox
+from holdfast_service.store.models import AttemptMember, Event, Intent, JobRecord, Outbox
 
 INCIDENT_CLOSED = "incident.closed"
 
 
 class Effect(StrEnum):
-    """What is brought about on the cluster for a job; the names of its intents."""
+    """An effect on the cluster on behalf of a job; the values name its intents."""
 
     START = "start"
     CANCEL = "cancel"
@@ -36,7 +36,7 @@ class Effect(StrEnum):
 
 
 class LeaseLost(Exception):
-    """Another reconciler drives the job by now; the writer must let go of it."""
+    """Another reconciler drives the job now; the writer must stop driving it."""
 
 
 class NoSuchJob(Exception):
@@ -44,21 +44,24 @@ class NoSuchJob(Exception):
 
 
 class JobTransaction:
-    """A job, locked, for the length of a transaction. Made by :func:`job_transaction`."""
+    """A locked job during one transaction. Created by :func:`job_transaction`."""
 
-    def __init__(self, session: AsyncSession, job: Job, now: float, *, tells: bool = False) -> None:
-        """`tells`: somebody is to hear of incidents and ends; see webhooks.py."""
-        self._tells = tells
+    def __init__(
+        self, session: AsyncSession, job: JobRecord, now: float, *, sends_webhooks: bool = False
+    ) -> None:
+        """`sends_webhooks`: queue webhook messages for incidents and job ends; see
+        reconcile/webhook_sender.py."""
+        self._sends_webhooks = sends_webhooks
         self.session = session
         self.job = job
         self.now = now
         self.transitions: list[tuple[str, str, str]] = []
-        """(from, to, code of the outcome or "")."""
+        """State transitions: (from, to, outcome code or "")."""
         self.closed_incidents: list[dict[str, Any]] = []
         self.checkpoints: list[tuple[str, str, float]] = []
-        """(tier, operation, seconds)."""
-        self.seats: dict[int, dict[int, AttemptMember]] = {}
-        """Attempt -> rank -> who has it, of those attempts that were looked at."""
+        """Checkpoint operations: (tier, operation, seconds)."""
+        self.members_by_attempt: dict[int, dict[int, AttemptMember]] = {}
+        """Attempt -> rank -> member, of the attempts read so far in this transaction."""
 
     @property
     def state(self) -> State:
@@ -78,24 +81,24 @@ class JobTransaction:
                 data=data,
             )
         )
-        if self._tells and is_told(kind, data):
-            self._tell(kind, data, self.now if at is None else at)
+        if self._sends_webhooks and is_sent(kind, data):
+            self._queue_webhook_message(kind, data, self.now if at is None else at)
         return self.job.event_seq
 
-    def _tell(self, kind: str, data: dict[str, Any], at: float) -> None:
-        told = message(self.job.id, self.job.name, self.job.event_seq, at, kind, data)
-        self.session.add(Outbox(id=told["id"], at=at, message=told, due_at=0.0, tries=0))
+    def _queue_webhook_message(self, kind: str, data: dict[str, Any], at: float) -> None:
+        queued = message(self.job.id, self.job.name, self.job.event_seq, at, kind, data)
+        self.session.add(Outbox(id=queued["id"], at=at, message=queued, due_at=0.0, tries=0))
 
-    def told(self) -> tuple[int, int, int]:
-        """How much this transaction has to tell once it is stored; see `tell_again_from`."""
+    def effects_mark(self) -> tuple[int, int, int]:
+        """A mark of the effects collected so far, for `roll_back_to`."""
         return len(self.transitions), len(self.closed_incidents), len(self.checkpoints)
 
-    def tell_again_from(self, told: tuple[int, int, int]) -> None:
-        """What came after that was rolled back, to a savepoint."""
-        self.seats.clear()
-        del self.transitions[told[0] :]
-        del self.closed_incidents[told[1] :]
-        del self.checkpoints[told[2] :]
+    def roll_back_to(self, mark: tuple[int, int, int]) -> None:
+        """Discard the effects collected after `mark`, whose savepoint was rolled back."""
+        self.members_by_attempt.clear()
+        del self.transitions[mark[0] :]
+        del self.closed_incidents[mark[1] :]
+        del self.checkpoints[mark[2] :]
 
     def transition(self, new: State, *, reason: str | None = None, at: float | None = None) -> None:
         """Move the job to `new`, with its event. Raises ForbiddenTransition."""
@@ -108,13 +111,13 @@ class JobTransaction:
         if new in TERMINAL:
             self.job.ended_at = when
         self.job.waiting = None
-        self._note_hold(new, when)
+        self._update_held_time(new, when)
         self.emit("job.state", {"from": old, "to": new, "reason": reason}, at=when)
         code = (self.job.outcome_code or "") if new in TERMINAL else ""
         self.transitions.append((old.value, new.value, code))
 
-    def count_goodput(self) -> None:
-        """As lists show it: time in steps that are part of history over time on the cluster."""
+    def update_goodput(self) -> None:
+        """Update the goodput shown in lists: productive time over time on the cluster."""
         job = self.job
         held_s = job.held_s
         if job.held_since is not None:
@@ -122,14 +125,14 @@ class JobTransaction:
         if job.productive_s is not None and held_s > 0:
             job.goodput = min(1.0, job.productive_s / held_s)
 
-    def _note_hold(self, new: State, when: float) -> None:
+    def _update_held_time(self, new: State, when: float) -> None:
         job = self.job
         if new.on_cluster and job.held_since is None:
             job.held_since = when
         elif not new.on_cluster and job.held_since is not None:
             job.held_s += max(0.0, when - job.held_since)
             job.held_since = None
-            self.count_goodput()
+            self.update_goodput()
 
     def end(
         self,
@@ -139,7 +142,7 @@ class JobTransaction:
         traceback: str | None = None,
         at: float | None = None,
     ) -> None:
-        """Move the job to a terminal state, with the cause that users see."""
+        """Move the job to a terminal state, with the reason that users see."""
         self.job.outcome_code = text(code)[:64]
         self.job.outcome_message = text(message)
         self.job.outcome_traceback = None if traceback is None else text(traceback)
@@ -148,7 +151,7 @@ class JobTransaction:
     def wait_for(
         self, resource: str, reason: str, *, until: float | None = None, event: str = "waiting"
     ) -> None:
-        """Say what the job waits for; an event only when it did not wait for that before."""
+        """Store what the job waits for; emits an event only if the resource has changed."""
         known = self.job.waiting
         same = known is not None and known["resource"] == resource
         self.job.waiting = {
@@ -160,37 +163,39 @@ class JobTransaction:
         if not same:
             self.emit(event, {"resource": resource, "reason": reason, "until": until})
 
-    def waits_no_more(self, *resources: str) -> None:
-        """Forget a wait for one of `resources`, if that is what the job waited for."""
+    def clear_wait(self, *resources: str) -> None:
+        """Clear the job's wait if it waits for one of `resources`."""
         if self.job.waiting and self.job.waiting["resource"] in resources:
             self.job.waiting = None
 
-    async def intend(self, name: Effect, known: Mapping[str, Intent] | None = None) -> Intent:
-        """Write down that an effect is about to be asked for; the first time counts. `known`: all
-        intents, as the holder of the lease, who alone has them, knows them."""
-        intent = await self._intent(name, known)
+    async def record_intent(
+        self, name: Effect, known: Mapping[str, Intent] | None = None
+    ) -> Intent:
+        """Record that an effect is about to be requested; only the first call has an effect.
+        `known`: all intents of the job, as known to the lease holder, their only writer."""
+        intent = await self._find_intent(name, known)
         if intent is None:
             intent = Intent(job_id=self.job.id, name=name, at=self.now, done_at=None, times=0)
             self.session.add(intent)
         return intent
 
-    async def done(self, name: Effect, known: Mapping[str, Intent] | None = None) -> Intent:
-        """Write down that the effect is there, and count it."""
-        intent = await self.intend(name, known)
+    async def record_done(self, name: Effect, known: Mapping[str, Intent] | None = None) -> Intent:
+        """Record that the effect took place, and count it."""
+        intent = await self.record_intent(name, known)
         intent.done_at = self.now
         intent.times += 1
         return intent
 
-    async def _intent(self, name: Effect, known: Mapping[str, Intent] | None) -> Intent | None:
+    async def _find_intent(self, name: Effect, known: Mapping[str, Intent] | None) -> Intent | None:
         if known is None:
             return await self.session.get(Intent, (self.job.id, name))
         if name in known:
-            # Not read again; what a transaction before this one has left undone is not in it.
+            # No second read: `known` holds no uncommitted change of an earlier transaction.
             return await self.session.merge(known[name], load=False)
         return None
 
-    async def forget(self, *names: Effect) -> None:
-        """Forget intents: what they brought about is undone, and may be intended anew."""
+    async def forget_intents(self, *names: Effect) -> None:
+        """Delete intents whose effects were undone, so that they can be recorded again."""
         await self.session.execute(
             delete(Intent).where(Intent.job_id == self.job.id, Intent.name.in_(names))
         )
@@ -200,22 +205,24 @@ class JobTransaction:
 async def job_transaction(
     store: Store, job_id: str, *, token: str | None = None, now: float | None = None
 ) -> AsyncIterator[JobTransaction]:
-    """Lock the job and change it; committed at the end of the block, rolled back if it raises.
+    """Lock the job for changes; commits at the end of the block and rolls back if it raises.
 
     Raises NoSuchJob, and LeaseLost if `token` is not the job's.
     """
     async with store.write() as session:
-        job = await session.scalar(select(Job).where(Job.id == job_id).with_for_update())
+        job = await session.scalar(
+            select(JobRecord).where(JobRecord.id == job_id).with_for_update()
+        )
         if job is None:
             raise NoSuchJob(job_id)
         if token is not None and job.lease_token != token:
             raise LeaseLost(job_id)
         transaction = JobTransaction(
-            session, job, time.time() if now is None else now, tells=store.tells
+            session, job, time.time() if now is None else now, sends_webhooks=store.sends_webhooks
         )
         yield transaction
     store.transitions.update(transaction.transitions)
     for tier, operation, seconds in transaction.checkpoints:
         store.checkpoints[tier, operation].add(seconds)
-    for told in transaction.closed_incidents:
-        store.on_incident_closed(job_id, told)
+    for incident in transaction.closed_incidents:
+        store.on_incident_closed(job_id, incident)

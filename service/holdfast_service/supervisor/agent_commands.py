@@ -15,7 +15,7 @@ from holdfast_service.recovery.core_state import inputs as say
 from holdfast_service.supervisor.agent_watch import Agents
 from holdfast_service.supervisor.event_log import EventLog
 from holdfast_service.supervisor.fence_file import FenceFile
-from holdfast_workers.agent.remote_saves import RemoteRefused
+from holdfast_workers.agent.remote_saves import RemoteTierRefused
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class AgentCommands:
                         why=f"{type(error).__name__}: {str(error)[:500]}",
                         incarnation=effect.incarnation,
                         step=getattr(effect, "step", 0),
-                        refused=isinstance(error, RemoteRefused),
+                        refused=isinstance(error, RemoteTierRefused),
                         number=getattr(effect, "number", 0),
                     )
                 )

@@ -222,7 +222,7 @@ class AgentWatch:
             words = "answers" if answers else "does not answer"
             time.sleep(ENQUIRY_PAUSE_S)
         evidence = f"the raylet of {seat}'s node {node_id[:12]} {words}"
-        self._tell(say.NodeWord(seat, silences >= 2, evidence))
+        self._tell(say.NodeStatus(seat, silences >= 2, evidence))
 
 
 def _standing(report: AgentReport) -> tuple[str, bool, bool]:

@@ -3,12 +3,15 @@ of the core. A cluster that does not answer says nothing."""
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import structlog
+
 from holdfast_service.recovery.core_state.inputs import NodesDraining
 from holdfast_service.supervisor.agent_watch import Agents
+
+_log = structlog.get_logger()
 
 
 class DrainWatch:
@@ -35,7 +38,7 @@ class DrainWatch:
             found = self._agents.draining()
         except Exception:  # whatever the cluster's client raises means that it cannot say
             if not self._troubled:
-                traceback.print_exc()
+                _log.exception("the cluster does not report which nodes it drains")
             self._troubled = True
             return
         self._troubled = False

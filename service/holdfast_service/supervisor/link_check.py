@@ -10,15 +10,17 @@ from __future__ import annotations
 import math
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+import structlog
+
 from holdfast_service.diagnosis.link_pairs import Pair, culprits, first_round, second_round
-from holdfast_service.recovery.core_state.inputs import Exchanged
+from holdfast_service.recovery.core_state.inputs import LinkChecked
 from holdfast_service.supervisor.agent_watch import Agents
 from holdfast_workers.protocol.messages import AgentReport
 
+_log = structlog.get_logger()
 TRIES = 3
 """As often is it tried before anybody is accused."""
 
@@ -31,7 +33,7 @@ class Exchanges:
     def __init__(
         self,
         agents: Agents,
-        tell: Callable[[Exchanged], None],
+        tell: Callable[[LinkChecked], None],
         deadline_s: float,
         pause_s: float = 1.0,
         again_s: float = 30.0,
@@ -78,11 +80,11 @@ class Exchanges:
             if one.agent in problems:
                 self._accused.add(life)
                 self._checked[life] = time.monotonic() + self._again_s
-                self._tell(Exchanged(*life, problems[one.agent]))
+                self._tell(LinkChecked(*life, problems[one.agent]))
             elif life in self._accused and one in new:
                 if one.agent in well:
                     self._accused.remove(life)
-                    self._tell(Exchanged(*life, ""))
+                    self._tell(LinkChecked(*life, ""))
                 else:
                     self._checked[life] = time.monotonic() + self._again_s
 
@@ -132,7 +134,7 @@ class Exchanges:
             try:
                 found[pair] = call.result(3 * self._deadline_s)
             except Exception:  # the agent is gone, or obeys another supervisor: nothing is measured
-                traceback.print_exc()
+                _log.exception("an agent cannot be asked to exchange bytes", agents=pair)
         return found
 
 

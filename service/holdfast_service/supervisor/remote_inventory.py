@@ -5,15 +5,18 @@ One question at a time, in a thread of its own; answers come by callback.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+
+import structlog
 
 from holdfast_service.placement.restore_points import RemoteCheckpoint
 from holdfast_service.recovery.core_state.inputs import DamagedCheckpoint
 from holdfast_workers.checkpoint.manifest import FOLDER_NAME, list_checkpoints
 from holdfast_workers.checkpoint.storage import Storage
+
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class RemoteListing:
             self.problem = f"it was silent for {timeout_s:g} s"
             return Found()
         if (error := asked.exception()) is not None:
-            traceback.print_exception(error)
+            _log.error("cannot list the remote tier", exc_info=error)
             self.problem = str(error) or repr(error)
             return Found()
         self.answered = True
@@ -68,7 +71,7 @@ class RemoteListing:
         if asked.cancelled():
             return
         if (error := asked.exception()) is not None:  # it will be asked again, or time is up
-            traceback.print_exception(error)
+            _log.error("cannot list the remote tier", exc_info=error)
             if not self.answered:
                 self._on_problem(str(error))
             return

@@ -23,12 +23,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
     EventKind,
     JobLaunch,
     Phase,
-    Stopping,
+    StopOrder,
     SupervisorReport,
 )
 from holdfast_service.policy.quarantine import Avoided
@@ -50,7 +52,9 @@ from holdfast_service.supervisor.run_buffer import RunRecord
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.fault_injection.kinds import Injection, Victim
 from holdfast_workers.protocol.lease import STEPPING_SHARE, Grant
-from holdfast_workers.protocol.messages import AgentReport, Polled, Signal
+from holdfast_workers.protocol.messages import AgentReport, PollAnswer, Signal
+
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ class Supervisor:
         self._polled: dict[str, Future[Any]] = {}
         self._ended = False
         self._gone = False
-        self._stopping: Stopping | None = None
+        self._stopping: StopOrder | None = None
         self._next_look = 0.0
         self._next_poll = 0.0
         self._next_listing = 0.0
@@ -145,7 +149,7 @@ class Supervisor:
         """An agent saw something."""
         self._inputs.put(say.Signals((seen,)))
 
-    def stop(self, order: Stopping) -> None:
+    def stop(self, order: StopOrder) -> None:
         self._stopping = order
         self._inputs.put(say.StopRequested(order.kind, order.reason, order.deadline))
 
@@ -155,7 +159,7 @@ class Supervisor:
             if fault.victim is Victim.SUPERVISOR:
                 self._die()
             else:
-                self._inputs.put(say.FaultWanted(number, fault))
+                self._inputs.put(say.FaultRequested(number, fault))
 
     def avoid(self, nodes: dict[str, Avoided]) -> None:
         """These nodes are set aside by now, and no others."""
@@ -312,7 +316,7 @@ class Supervisor:
             try:
                 events.update({event["seq"]: event for event in call.result()})
             except Exception:  # another agent keeps the same events
-                traceback.print_exc()
+                _log.exception("an agent does not return its kept events", agent=report.agent)
         return [events[seq] for seq in sorted(events)]
 
     def _collect(self, seat: str) -> None:
@@ -337,9 +341,9 @@ class Supervisor:
         if call.cancelled() or call.exception() is not None:
             return  # the lifeline says whether it is gone
         self._events.kept(seat, incarnation, events)
-        told: Polled = call.result()
+        told: PollAnswer = call.result()
         self._beats.note(seat, told.beats)
-        self._inputs.put(say.WorkersSeen(seat, incarnation, told.workers, told.shards))
+        self._inputs.put(say.WorkersPolled(seat, incarnation, told.workers, told.shards))
         newest = self._record.add(seat, incarnation, told.rows, told.digests, told.lines)
         if told.rows:
             self._inputs.put(say.StepsMeasured(tuple(told.rows)))
@@ -353,7 +357,7 @@ class Supervisor:
         try:
             self._agents.restart(effect.agent)
         except Exception:  # it is gone already, or its node is
-            traceback.print_exc()
+            _log.exception("cannot restart an agent", agent=effect.agent)
 
     def _emit(self, effect: do.Emit) -> None:
         if effect.kind is EventKind.ENDED:

@@ -1,1 +1,4 @@
-"""What users see of stored rows: pure functions from records to the API's models."""
+"""The API's response models: read-only pydantic values, built from stored rows.
+
+Field names are part of the public API.
+"""

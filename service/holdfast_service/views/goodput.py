@@ -1,4 +1,4 @@
-"""What the control plane shows of a job's time."""
+"""The response model of a job's goodput account."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from holdfast_service.views.jobs import View
 
 
 class GoodputView(View):
-    """Where the time went that a job was on the cluster, to the microsecond."""
+    """How a job's time on the cluster was spent, to the microsecond."""
 
-    held_s: float = Field(description="time on the cluster; neither queued nor paused")
+    held_s: float = Field(description="time on the cluster, neither queued nor paused")
     by_kind_s: dict[str, float] = Field(
         description="sums to held_s: productive (in steps that are part of history), "
-        "between_steps, replayed (in steps that had to be made again), starting, detection (from "
+        "between_steps, replayed (in steps that were computed again), starting, detection (from "
         "the last finished step to the first signal), recovery.<phase>, finishing"
     )
-    goodput: float | None = Field(description="productive / held_s; null: nothing was held yet")
+    goodput: float | None = Field(
+        description="productive / held_s; null: no time on the cluster yet"
+    )
     effective_training_time_ratio: float | None = Field(
         description="(productive + between_steps) / held_s"
     )
@@ -24,13 +26,13 @@ class GoodputView(View):
     steps_replayed: int
     devices: int
     device_seconds_lost: float = Field(
-        description="of steps made again, detection and recovery, times devices"
+        description="time in repeated steps, detection and recovery, times devices"
     )
     device_seconds_lost_by_incident: dict[int, float] = Field(
-        description="the same, by number of the incident that cost it"
+        description="the same, by number of the responsible incident"
     )
     device_seconds_lost_otherwise: float = Field(
-        description="what no incident tells of, as when a job begins again because all that it "
-        "had on the cluster is gone; this and the incidents sum to device_seconds_lost"
+        description="losses without an incident, for example when a job starts again because its "
+        "whole cluster was lost; this and the incidents sum to device_seconds_lost"
     )
-    final: bool = Field(description="the job has ended: nothing will change any more")
+    final: bool = Field(description="the job has ended and these values are final")

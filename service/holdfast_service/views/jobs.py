@@ -1,7 +1,7 @@
-"""What the control plane shows of a job: read-only values, made for JSON.
+"""The response models of jobs and their parts: read-only values for JSON.
 
 Times are Unix seconds. A number that was not measured is null, never zero. Everything here is
-derived from the store alone, so any API server gives the same answer.
+derived from the store alone, so all API servers return the same values.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.job_model.log_filters import LogLevel
-from holdfast_service.policy.quarantine import Standing
+from holdfast_service.policy.quarantine import NodeStanding
 from holdfast_workers.health.findings import Level
 from holdfast_workers.protocol.messages import InitPart
 
 
 class View(BaseModel):
-    model_config = ConfigDict(frozen=True, defer_build=True)  # a command needs few of them
+    model_config = ConfigDict(frozen=True, defer_build=True)  # a CLI command uses few of them
 
 
 class ProgressView(View):
@@ -26,14 +26,14 @@ class ProgressView(View):
 
     step: int = Field(description="optimizer steps applied, as last reported")
     steps: int = Field(description="optimizer steps the spec asks for")
-    attempt: int = Field(description="0: no world was formed yet")
+    attempt: int = Field(description="0: no attempt has formed yet")
     loss: float | None
     tokens_per_second: float | None
-    incidents: int = Field(description="faults so far, the open one included")
+    incidents: int = Field(description="number of incidents so far, including an open one")
 
 
 class OutcomeView(View):
-    """Why a job ended. `code` is stable; `traceback` is the user program's own, if it raised."""
+    """Why a job ended. `code` is stable; `traceback` is from the user's program, if it raised."""
 
     code: str
     message: str
@@ -41,63 +41,67 @@ class OutcomeView(View):
 
 
 class WaitingView(View):
-    """The named thing a job waits for."""
+    """The resource that a job waits for."""
 
     resource: str
     reason: str
     since: float
-    until: float | None = Field(description="when the wait ends with a reason; null: it retries")
+    until: float | None = Field(
+        description="time at which the wait fails; null: it retries without limit"
+    )
 
 
 class OriginView(View):
-    """The state that a job begins with, as `init_from` was resolved when it was submitted."""
+    """The initial state of a job: `init_from` as resolved at submission."""
 
     uri: str
-    step: int = Field(description="the step that the job goes on from")
+    step: int = Field(description="the step from which the job continues")
     what: InitPart
-    job: str | None = Field(description="id of the job whose checkpoint it is")
+    job: str | None = Field(description="id of the job that saved the checkpoint")
 
 
 class IntervalView(View):
-    """How often a tier of `every_steps: auto` is saved, and what that follows from."""
+    """The save interval of a tier with `every_steps: auto`, and the measurements behind it."""
 
     every_steps: int
-    before: int = Field(description="the interval until then")
-    cost_s: float | None = Field(description="what one save adds to training")
-    mtbf_s: float | None = Field(description="expected between two failures that the tier is for")
+    before: int = Field(description="the previous interval")
+    cost_s: float | None = Field(description="training time added by one save")
+    mtbf_s: float | None = Field(
+        description="expected time between two failures that this tier covers"
+    )
     step_s: float | None
     why: str
 
 
 class TripView(View):
-    """A guard that tripped: a step whose loss or gradients were out of bounds."""
+    """A guard trip: a step whose loss or gradients were out of bounds."""
 
     at: float
     attempt: int
     kind: str = Field(description="nonfinite, loss_spike or grad_norm_spike")
     step: int
-    window: int = Field(description="of data, that the step had read; window 0 is the first")
+    window: int = Field(description="the data window that the step read; the first is window 0")
     loss: float | None = Field(description="null: not finite")
     grad_norm: float | None = Field(description="null: not finite")
-    limit: float | None = Field(description="of a spike: what the value may be")
+    limit: float | None = Field(description="for a spike: the largest allowed value")
     decision: str = Field(description="report, retry, skip, rollback or stop")
     why: str
-    skipped: tuple[int, int] | None = Field(description="windows passed over: first, and end")
-    back_to: int | None = Field(description="of a rollback: the newest step that may be kept")
-    ranks: tuple[int, ...] = Field(description="on which it began")
+    skipped: tuple[int, int] | None = Field(description="skipped data windows: first, and end")
+    back_to: int | None = Field(description="for a rollback: the newest step that may be kept")
+    ranks: tuple[int, ...] = Field(description="ranks where it started")
     micro_batch: int | None
-    layer: str | None = Field(description="the module or parameter where it began")
+    layer: str | None = Field(description="the module or parameter where it started")
     what: str | None = Field(description="output, loss, gradient or state")
 
 
 class GuardsView(View):
-    """What the guards of the step loop have found and done."""
+    """The trips of the step loop's guards, and the data windows skipped because of them."""
 
-    trips: int = Field(default=0, description="how often one tripped, in the whole job")
+    trips: int = Field(default=0, description="number of guard trips in the whole job")
     ledger: tuple[tuple[int, int], ...] = Field(
-        default=(), description="windows of data passed over, as ranges: first, and end"
+        default=(), description="skipped data windows, as ranges: first, and end"
     )
-    recent: tuple[TripView, ...] = Field(default=(), description="the last of them, oldest first")
+    recent: tuple[TripView, ...] = Field(default=(), description="the latest trips, oldest first")
 
 
 class StragglerView(View):
@@ -106,13 +110,13 @@ class StragglerView(View):
     rank: int
     agent: str
     node: str = Field(description="name of its node, as in `/nodes`; empty: not known")
-    factor: float = Field(description="how many times as long as its peers it takes")
+    factor: float = Field(description="its compute time relative to its peers")
     since_step: int
-    since: float = Field(description="when that was noticed")
+    since: float = Field(description="time of detection")
 
 
 class NodeFindingView(View):
-    """What a health probe found of a node."""
+    """A finding of a health probe about a node."""
 
     probe: str = Field(description="accelerator, host, network, preflight or exchange")
     kind: str
@@ -120,14 +124,14 @@ class NodeFindingView(View):
     what: str
     where: str = Field(description="device, folder or interface")
     code: int | None = Field(description="XID number")
-    lost: bool = Field(description="nothing can run there")
+    lost: bool = Field(description="the device or node cannot run anything")
 
 
 class UnwellNodeView(View):
-    """A node of a job of whose health something was found."""
+    """A node of a job with health findings."""
 
     node: str = Field(description="its name, as in `/nodes`")
-    ranks: tuple[int, ...] = Field(description="that the job has there; none: a standby")
+    ranks: tuple[int, ...] = Field(description="ranks of the job on the node; empty: a standby")
     findings: tuple[NodeFindingView, ...]
 
 
@@ -137,10 +141,10 @@ class JobView(View):
     state: State
     desired: Desired
     spec: dict[str, Any] = Field(description="the resolved spec, defaults filled in")
-    origin: OriginView | None = Field(description="null: it begins with the state of its seed")
+    origin: OriginView | None = Field(description="null: the job starts from its seed")
     progress: ProgressView
     intervals: dict[str, IntervalView] = Field(
-        description="of the tiers `memory` and `remote` whose interval was chosen by measurement"
+        description="of the tiers `memory` and `remote` with a measured interval"
     )
     guards: GuardsView
     stragglers: tuple[StragglerView, ...] = Field(
@@ -148,16 +152,16 @@ class JobView(View):
     )
     unwell_nodes: tuple[UnwellNodeView, ...] = Field(
         default=(),
-        description="nodes of the present attempt, standbys too, of whose health something was "
-        "found; of a job that is on the cluster",
+        description="nodes of the present attempt, including standbys, with health findings; "
+        "empty while the job is not on the cluster",
     )
-    outcome: OutcomeView | None = Field(description="null while the job has not ended")
+    outcome: OutcomeView | None = Field(description="null until the job has ended")
     waiting: WaitingView | None
     created_at: float
     started_at: float | None
     ended_at: float | None
-    released: bool = Field(description="the job has ended and nothing of it is left on the cluster")
-    event_seq: int = Field(description="number of its newest event")
+    released: bool = Field(description="the job has ended and left the cluster")
+    event_seq: int = Field(description="number of the newest event")
 
 
 class JobPage(View):
@@ -183,18 +187,18 @@ class OddsView(View):
 
 
 class MemoryProtectionView(View):
-    """What memory checkpoints survive, as the partners of an attempt are placed now."""
+    """The failures that memory checkpoints survive, given the present partners."""
 
     copies: int = Field(description="copies wanted on other nodes")
     partners: dict[int, tuple[str, ...]] = Field(
-        description="rank -> agents that keep its copies; none where replicas make them needless"
+        description="rank -> agents that hold its copies; empty where replicas replace copies"
     )
     recoverable: dict[int, OddsView] = Field(
-        description="k -> probability that training goes on from memory when k of the nodes that "
+        description="k -> probability that training continues from memory when k of the nodes that "
         "hold state are lost at once"
     )
     unprotected: tuple[str, ...] = Field(
-        description="groups, domains and nodes whose loss would lose state, and why"
+        description="groups, domains and nodes whose loss would lose state, with the reason"
     )
 
 
@@ -206,8 +210,8 @@ class AttemptView(View):
     members: tuple[MemberView, ...]
     standbys: tuple[dict[str, Any], ...]
     restore: dict[str, Any] = Field(
-        description="step restored; tier and source agent per rank; `newest` step that each tier "
-        "could have given, and `found`: what there was, and which ranks it lacked"
+        description="restored step; tier and source agent per rank; `newest`: newest step that "
+        "each tier could restore; `found`: available saved states, with the ranks they lacked"
     )
     cause_incident: int | None
     joined: dict[str, Any] = Field(description="per rank: seconds of each phase of joining")
@@ -219,23 +223,23 @@ class AttemptView(View):
     forming_at: float
     running_at: float | None
     ended_at: float | None
-    reason: str | None = Field(description="why it ended")
+    reason: str | None = Field(description="why the attempt ended")
 
 
 class RefusedView(View):
-    """A decision that was not taken."""
+    """A rejected alternative of a decision."""
 
     decision: str
     why: str
 
 
 class BudgetView(View):
-    """What a job had used of what it may within the window, when a decision was taken."""
+    """The use of a job's failure budget at the time of a decision."""
 
     failures: int
     max_failures: int
     failures_left: int
-    preemptions: int = Field(description="attempts that ended because something was taken away")
+    preemptions: int = Field(description="attempts that ended by preemption")
     max_preemptions: int
     without_progress: int = Field(description="attempts in a row without a new step")
     max_without_progress: int
@@ -246,53 +250,58 @@ class IncidentView(View):
     """One fault, from its first signal to the first new step."""
 
     number: int
-    cause: str = Field(description="the deepest of `causes`")
+    cause: str = Field(description="the root cause among `causes`")
     causes: tuple[str, ...] = ()
     attempt: int
     lost: tuple[Any, ...]
-    evidence: tuple[Any, ...] = Field(description="all signals of it, the first one first")
+    evidence: tuple[Any, ...] = Field(
+        description="all signals of the incident, in order of arrival"
+    )
     suspects: tuple[dict[str, Any], ...] = Field(
         default=(),
-        description="ranks that may be to blame, the likeliest first: score (up to 1), reasons, "
-        "agent, node_id, worker",
+        description="ranks that may have caused the incident, the most likely first: score (up to "
+        "1), reasons, agent, node_id, worker",
     )
     stacks: tuple[dict[str, Any], ...] = Field(
         default=(),
-        description="of a hang: where the ranks stood (frames, the innermost first), told once for "
-        "those that stood alike",
+        description="for a hang: stacks of the ranks (frames, the innermost first); ranks with "
+        "equal stacks share an entry",
     )
     decision: str | None
     reason: str | None
     refused: tuple[RefusedView, ...] = Field(
-        default=(), description="every other decision, the cheapest first, and why it was not taken"
+        default=(),
+        description="all other decisions, the cheapest first, with the rejection reason",
     )
-    budget: BudgetView | None = Field(default=None, description="null: nothing was decided yet")
-    attempts_lost: int = Field(default=0, description="attempts that it ended")
+    budget: BudgetView | None = Field(default=None, description="null: no decision yet")
+    attempts_lost: int = Field(default=0, description="number of attempts that the incident ended")
     restored_step: int | None
     steps_lost: int | None
     device_seconds_lost: float = Field(
         default=0.0,
-        description="by the account of the job's time (`/goodput`): of its detection, its recovery "
-        "and the steps made again, times devices; until now, while it is open",
+        description="from the goodput account (`/goodput`): time of detection, recovery and "
+        "repeated steps, times devices; up to now while the incident is open",
     )
     tiers: dict[str, str]
     phases_s: dict[str, float | None]
-    signalled_at: float | None = Field(default=None, description="of the first signal")
+    signalled_at: float | None = Field(default=None, description="time of the first signal")
     opened_at: float
     closed_at: float | None
     resolution: str | None
 
 
 class FaultView(View):
-    """A fault that somebody injected."""
+    """A fault injected by a user."""
 
     number: int = Field(description="per job, from 1, without gaps")
     kind: str
-    fault: dict[str, Any] = Field(description="as asked for; a rank that was left to chance too")
+    fault: dict[str, Any] = Field(
+        description="the requested fault, including a randomly chosen rank"
+    )
     requested_at: float
     injected_at: float | None = Field(
-        description="when the job's supervisor took it; one that names a step or phase waits for "
-        "it there. null: not yet"
+        description="time at which the job's supervisor accepted it; a fault with a step or phase "
+        "waits for it there. null: not yet"
     )
 
 
@@ -305,9 +314,11 @@ class EventView(View):
 
 class EventPage(View):
     events: tuple[EventView, ...]
-    last_seq: int = Field(description="pass it as `after` to go on; `after` itself if none came")
+    last_seq: int = Field(
+        description="pass it as `after` to continue; equals `after` if there are no events"
+    )
     state: State = Field(description="the job's state when these events were read")
-    ended: bool = Field(description="the job is over and nothing of its run is left to be told")
+    ended: bool = Field(description="the job has ended and all its events were returned")
 
 
 class MetricPoint(View):
@@ -318,7 +329,7 @@ class MetricPoint(View):
 
 
 class DiscardedView(View):
-    """Steps of an attempt that a rollback threw away."""
+    """Steps of an attempt that a rollback discarded."""
 
     attempt: int
     points: tuple[MetricPoint, ...] = Field(description="ascending by step")
@@ -327,10 +338,10 @@ class DiscardedView(View):
 class MetricPage(View):
     names: tuple[str, ...]
     points: tuple[MetricPoint, ...] = Field(description="ascending by step, one per step")
-    last_step: int = Field(description="pass it as `after_step` to go on")
+    last_step: int = Field(description="pass it as `after_step` to continue")
     more: bool
     discarded: tuple[DiscardedView, ...] = Field(
-        default=(), description="if asked for: what is not part of history, by attempt"
+        default=(), description="on request: the steps that are not part of history, by attempt"
     )
 
 
@@ -343,20 +354,23 @@ class LogLineView(View):
     worker: str
     stream: str
     text: str
-    level: LogLevel | None = Field(default=None, description="as its text says; null: it does not")
+    level: LogLevel | None = Field(
+        default=None, description="parsed from the text; null: not found"
+    )
 
 
 class LogPage(View):
     lines: tuple[LogLineView, ...]
-    last_line: int = Field(description="pass it as `after` to go on")
-    more: bool = Field(description="there may be more beyond `last_line`, also if none came")
+    last_line: int = Field(description="pass it as `after` to continue")
+    more: bool = Field(description="more lines may follow `last_line`, even if `lines` is empty")
     first_line: int | None = Field(
-        default=None, description="backwards: pass it as `before` to go on; null: nothing before"
+        default=None,
+        description="when reading backwards: pass it as `before` to continue; null: no more",
     )
 
 
 class NodeTroubleView(View):
-    """An incident that a node had a part in."""
+    """An incident attributed to a node."""
 
     job: str
     incident: int
@@ -367,30 +381,36 @@ class NodeTroubleView(View):
 class NodeView(View):
     id: str = Field(description="the machine's address; on the embedded cluster, Ray's id")
     host: str
-    state: Standing
-    reason: str | None = Field(description="why it is set aside; null: it is not")
+    state: NodeStanding
+    reason: str | None = Field(description="why the node is not used; null: it is")
     since: float | None
-    until: float | None = Field(description="when it is back by itself; null: when it is lifted")
-    quarantines: int = Field(description="in a row; each is twice as long as the one before")
-    there: bool = Field(description="the cluster has it now")
+    until: float | None = Field(description="when it ends by itself; null: when a user lifts it")
+    quarantines: int = Field(
+        description="consecutive quarantines; each is twice as long as the previous"
+    )
+    there: bool = Field(description="the node is in the cluster now")
     cpus: float
     gpus: float
     first_seen: float
     last_seen: float
-    jobs: tuple[str, ...] = Field(description="that have ranks there now")
-    findings: tuple[NodeFindingView, ...] = Field(description="as the last job on it told")
+    jobs: tuple[str, ...] = Field(description="jobs with ranks on the node now")
+    findings: tuple[NodeFindingView, ...] = Field(
+        description="reported by the last job on the node"
+    )
     memory_gb_per_s: dict[str, float] = Field(
-        description="device -> how fast its memory was copied when it was checked before use"
+        description="device -> memory copy bandwidth measured by the check before use"
     )
     incidents: tuple[NodeTroubleView, ...] = Field(description="newest first, 50 at most")
 
 
 class NodePage(View):
-    nodes: tuple[NodeView, ...] = Field(description="all that were ever seen, present ones first")
+    nodes: tuple[NodeView, ...] = Field(
+        description="all nodes ever seen; nodes in the cluster first"
+    )
 
 
 class CheckpointView(View):
-    """A checkpoint of the remote tier; a deleted or bad one stays on record."""
+    """A checkpoint of the remote tier; deleted and bad checkpoints stay listed."""
 
     step: int
     attempt: int
@@ -398,52 +418,52 @@ class CheckpointView(View):
     uri: str
     nbytes: int
     mesh: dict[str, int]
-    metrics: dict[str, float] = Field(description="of its step, as far as they were known")
+    metrics: dict[str, float] = Field(description="metrics of its step, as far as known")
     saved_at: float
-    verified_at: float | None = Field(description="when every byte was last found as it was saved")
+    verified_at: float | None = Field(description="when all bytes were last verified")
     deleted_at: float | None
     deleted_why: str | None
-    bad: str | None = Field(description="what verification said, if it failed")
-    best: bool = Field(description="kept as one of the best by `checkpoint.remote.keep_best`")
-    pinned: bool | None = Field(description="null: the storage could not be asked")
+    bad: str | None = Field(description="the verification error, if any")
+    best: bool = Field(description="kept as a best checkpoint by `checkpoint.remote.keep_best`")
+    pinned: bool | None = Field(description="null: the storage did not answer")
     needed_by: tuple[str, ...] | None = Field(
-        description="jobs that are to begin with it and have saved nothing yet; null: as above"
+        description="jobs that start from it and have no own checkpoint yet; null: as above"
     )
 
 
 class MemoryTierView(View):
     protected_step: int | None = Field(
-        description="newest step whose state every rank's partner holds too; null: none, or "
+        description="newest step whose state is also held by every rank's partner; null: none, or "
         "the job has ended"
     )
 
 
 class CodeView(View):
-    """A package of a user's code."""
+    """A user's code package."""
 
-    code: str = Field(description="`sha256:` and the digest of its bytes: what a spec names")
+    code: str = Field(description="`sha256:` and the digest of its bytes, as used in a spec")
     bytes: int
     files: int
 
 
 class CheckpointsView(View):
-    """What a job can go on from, by tier."""
+    """The saved states from which a job can continue, by tier."""
 
     memory: MemoryTierView
     remote: tuple[CheckpointView, ...] = Field(description="newest step first")
-    storage_problem: str | None = Field(description="why the storage could not be asked, if so")
+    storage_problem: str | None = Field(description="why the storage did not answer, if so")
 
 
 class VerificationView(View):
-    """How far a verification is. The last one of a stream has `done`."""
+    """Progress of a verification. The last message of a stream has `done` set."""
 
     step: int
     attempt: int
     read_bytes: int
     nbytes: int
     done: bool
-    bad: str | None = Field(description="once done, what is wrong with it; null: nothing")
-    problem: str | None = Field(description="why it ended without an answer, if it did")
+    bad: str | None = Field(description="once done: the error in the checkpoint; null: none")
+    problem: str | None = Field(description="why the verification could not complete, if so")
 
 
 class DigestPage(View):

@@ -1,6 +1,6 @@
-"""What lists show: rows of jobs, the cluster at a glance, a spec before it is submitted.
+"""The response models of lists: job rows, the cluster overview, the validation of a spec.
 
-Made to be cheap: a row is read from the job's own row in the store, never from its series.
+They are cheap to build: a row comes from the job's own row in the store, never from its series.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from holdfast_service.views.jobs import NodeView, View, WaitingView
 
 
 class JobRow(View):
-    """A job as one line of a list."""
+    """A job in a list."""
 
     id: str
     name: str
-    owner: str | None = Field(description="`labels.owner` of its spec; null: it names none")
+    owner: str | None = Field(description="`labels.owner` of its spec; null: not set")
     state: State
     desired: Desired
     step: int
@@ -27,8 +27,8 @@ class JobRow(View):
     incidents: int
     loss: float | None
     tokens_per_second: float | None
-    goodput: float | None = Field(description="as last counted; `/goodput` has the exact account")
-    eta_s: float | None = Field(description="at the present pace; null: it makes no steps")
+    goodput: float | None = Field(description="as last updated; `/goodput` has the exact account")
+    eta_s: float | None = Field(description="at the present pace; null: the job makes no steps")
     waiting: WaitingView | None
     outcome_code: str | None
     created_at: float
@@ -40,10 +40,9 @@ class JobRow(View):
 class JobRowPage(View):
     rows: tuple[JobRow, ...]
     next_cursor: str | None = Field(description="null: no more")
-    total: int = Field(description="jobs that the filters let through, on all pages")
+    total: int = Field(description="number of jobs that match the filters, on all pages")
     counts: dict[State, int] = Field(
-        description="the same by state, as if no state had been asked for; states without a job "
-        "are left out"
+        description="the same by state, without the state filter; states without a job are left out"
     )
 
 
@@ -53,16 +52,16 @@ class QueuedJobView(View):
     job: str
     name: str
     since: float
-    waiting: WaitingView | None = Field(description="null: nobody has looked at it yet")
+    waiting: WaitingView | None = Field(description="null: no reconciler has handled it yet")
 
 
 class ClusterCapacityView(View):
-    """Of the nodes that are there and not set aside; free is what no job has asked for."""
+    """Capacity of the present and usable nodes; free capacity is not requested by any job."""
 
     nodes: int
     cpus: float
     gpus: float
-    free_nodes: int = Field(description="on which no job has a rank or a standby")
+    free_nodes: int = Field(description="nodes without ranks or standbys")
     free_cpus: float
     free_gpus: float
 
@@ -70,7 +69,7 @@ class ClusterCapacityView(View):
 class ClusterView(View):
     nodes: tuple[NodeView, ...]
     queue: tuple[QueuedJobView, ...] = Field(description="oldest first, 500 at most")
-    queued: int = Field(description="jobs in the queue, also those not listed")
+    queued: int = Field(description="jobs in the queue, including those not listed")
     capacity: ClusterCapacityView
     fault_injection: bool = Field(description="whether this server lets users inject faults")
 
@@ -80,6 +79,6 @@ class ValidSpecView(View):
 
 
 class SpecDifferenceView(View):
-    path: str = Field(description="dotted, as in the faults of a spec")
-    left: Any = Field(description="of the job asked about; null: it does not have it")
-    right: Any = Field(description="of the other job")
+    path: str = Field(description="dotted, as in the errors of a spec")
+    left: Any = Field(description="value in this job; null: not set")
+    right: Any = Field(description="value in the other job; null: not set")

@@ -1,4 +1,4 @@
-"""What the live stream tells beside what other calls return too."""
+"""The messages that only the live stream sends."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from holdfast_service.views.jobs import MetricPoint, View
 
 
 class LiveHello(View):
-    """The first message of a stream: what is fetched after it is not older than the stream."""
+    """The first message of a stream: data fetched after it is at least as new as the stream."""
 
     server_time: float
 
 
 class LiveReset(View):
-    """The stream cannot be resumed without a gap: fetch everything anew."""
+    """The stream cannot resume without a gap: the client must fetch everything again."""
 
     reason: str
 
 
 class LiveMetrics(View):
-    points: tuple[MetricPoint, ...] = Field(description="ascending; a rollback makes steps again")
+    points: tuple[MetricPoint, ...] = Field(description="ascending; steps repeat after a rollback")
 
 
 class LiveLogs(View):
-    """There are new log lines; `/logs` has them."""
+    """New log lines are available at `/logs`."""
 
     last_line: int

@@ -1,4 +1,4 @@
-"""What is shown of single ranks: where they are, how fast they compute, since when."""
+"""The response models of single ranks: location, speed and history."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from holdfast_service.views.jobs import View
 
 
 class RankMeasure(StrEnum):
-    """What a history of ranks tells of each."""
+    """The measure of a rank history."""
 
-    COMPUTE_S = "compute_s"  # seconds of a step without any waiting for others
-    STEP_S = "step_s"  # seconds of a whole step: of all ranks alike
-    LAG = "lag"  # seconds of a step beyond the fastest rank's, that others wait for
+    COMPUTE_S = "compute_s"  # compute seconds per step, without waiting for other ranks
+    STEP_S = "step_s"  # seconds per whole step, equal for all ranks
+    LAG = "lag"  # compute seconds per step beyond the fastest rank
 
 
 class RankView(View):
-    """A rank as it stands now."""
+    """The present state of a rank."""
 
     rank: int
     node: str = Field(description="name of its node, as in `/nodes`; empty: not known")
@@ -26,32 +26,36 @@ class RankView(View):
     agent: str
     worker: str
     role: str
-    step: int | None = Field(description="that it is in, as its beacon says; null: not known")
-    phase: str | None = Field(description="of the step; null: not known")
-    lag_steps: int | None = Field(description="behind the rank that has come furthest")
-    step_time_s: float | None = Field(description="of its last steps, without waiting for others")
+    step: int | None = Field(description="its current step, from its beacon; null: not known")
+    phase: str | None = Field(description="phase of the step; null: not known")
+    lag_steps: int | None = Field(description="steps behind the most advanced rank")
+    step_time_s: float | None = Field(
+        description="compute time of its last steps, without waiting for other ranks"
+    )
     slow_factor: float | None = Field(
         description="its step time over the median of all ranks'; null: not known"
     )
-    silent_s: float | None = Field(description="since its beacon last changed, at `at`")
-    coordinates: dict[str, int] = Field(description="axis of the mesh -> place on it")
+    silent_s: float | None = Field(description="time since its beacon last changed, as of `at`")
+    coordinates: dict[str, int] = Field(description="mesh axis -> coordinate")
 
 
 class RanksView(View):
-    at: float | None = Field(description="when the ranks were looked at; null: never yet")
+    at: float | None = Field(description="time of the report; null: none yet")
     attempt: int
-    front_step: int | None = Field(description="of the rank that has come furthest")
-    ranks: tuple[RankView, ...] = Field(description="of the newest attempt, ascending")
+    front_step: int | None = Field(description="step of the most advanced rank")
+    ranks: tuple[RankView, ...] = Field(description="ranks of the newest attempt, ascending")
 
 
 class HistoryRankView(View):
     rank: int
     node: str
-    workers: tuple[str, ...] = Field(description="that had the rank in this time, oldest first")
+    workers: tuple[str, ...] = Field(
+        description="workers that ran the rank in this time, oldest first"
+    )
 
 
 class RankHistoryView(View):
-    """A value for each rank and bucket of time; null where the rank made no step."""
+    """A value per rank and time bucket; null where the rank made no step."""
 
     of: RankMeasure
     since: float
@@ -65,7 +69,7 @@ class RankHistoryView(View):
 
 
 class RankHeatView(View):
-    """The same for a picture: packed, for there may be a hundred thousand values and more."""
+    """The same in packed form for a heatmap, which may have a hundred thousand values and more."""
 
     of: RankMeasure
     since: float
@@ -74,7 +78,9 @@ class RankHeatView(View):
     buckets: int
     ranks: tuple[int, ...] = Field(description="ascending")
     nodes: tuple[str, ...] = Field(description="names of nodes; empty: not known")
-    node_of: tuple[int, ...] = Field(description="by entry of `ranks`: the last place in `nodes`")
+    node_of: tuple[int, ...] = Field(
+        description="per entry of `ranks`: index of its last node in `nodes`"
+    )
     values: str = Field(
         description="base64 of half-precision floats, little-endian: one row per entry of `ranks`, "
         "one value per bucket; NaN where the rank made no step"
@@ -82,7 +88,7 @@ class RankHeatView(View):
 
 
 class RankWorkerView(View):
-    """A process that had the rank in one attempt."""
+    """A process that ran the rank in an attempt."""
 
     attempt: int
     worker: str
@@ -91,11 +97,11 @@ class RankWorkerView(View):
     host: str
     pid: int | None
     since: float
-    until: float | None = Field(description="null: it has it now")
+    until: float | None = Field(description="null: it runs the rank now")
 
 
 class RankStackView(View):
-    """Where the rank stood when an incident looked."""
+    """The stack of the rank, as recorded by an incident."""
 
     incident: int
     at: float
@@ -104,8 +110,8 @@ class RankStackView(View):
 
 class RankDetailView(View):
     rank: int
-    now: RankView | None = Field(description="null: the newest attempt has no such rank")
+    now: RankView | None = Field(description="null: the rank is not in the newest attempt")
     workers: tuple[RankWorkerView, ...] = Field(description="newest first, 200 at most")
     stacks: tuple[RankStackView, ...] = Field(description="newest first, 20 at most")
-    incidents: tuple[int, ...] = Field(description="that it had a part in, newest first")
-    memory_bytes: int | None = Field(description="of its process; null: not known")
+    incidents: tuple[int, ...] = Field(description="incidents that involved the rank, newest first")
+    memory_bytes: int | None = Field(description="memory of its process; null: not known")

@@ -1,4 +1,4 @@
-"""What a job's page tells of its life: a verdict, and what every moment went into."""
+"""The response models of a job's page: the verdict, and the timeline of its whole life."""
 
 from __future__ import annotations
 
@@ -11,44 +11,48 @@ from holdfast_service.views.ranks import RankHeatView
 
 
 class VerdictView(View):
-    """How a job stands, in words made for reading."""
+    """The situation of a job in plain sentences."""
 
-    headline: str = Field(description="a few words: `Training`, `Recovering from a lost node`")
-    doing: str = Field(description="what it is doing now, one sentence")
-    last: str | None = Field(description="the last thing that happened to it; null: nothing yet")
-    next: str | None = Field(description="what comes next; null: nothing does")
+    headline: str = Field(
+        description="short, for example `Training` or `Recovering from a lost node`"
+    )
+    doing: str = Field(description="the present activity, in a sentence")
+    last: str | None = Field(description="the last event; null: none yet")
+    next: str | None = Field(description="the next step; null: none")
     eta_s: float | None
     goodput: float | None
     device_hours_used: float
     device_hours_lost: float
-    fresh_at: float = Field(description="when the job's supervisor was last heard, or the end")
+    fresh_at: float = Field(description="time of the supervisor's last report, or of the job's end")
 
 
 class SpanKind(StrEnum):
-    """What a stretch of a job's life was spent on."""
+    """The activity during a span of a job's life."""
 
     WAITING = "waiting"  # in the queue
     STARTING = "starting"  # on the cluster, before the first step
     PRODUCTIVE = "productive"  # in steps that are part of history, and between them
     DETECTING = "detecting"  # from the last finished step to the first signal of a fault
     RECOVERING = "recovering"
-    RESTORING = "restoring"  # the part of a recovery that brings the state back
-    REPLAYING = "replaying"  # in steps that a rollback threw away: they are made again later
-    FINISHING = "finishing"  # after the last step: its checkpoint
+    RESTORING = "restoring"  # the part of a recovery that restores the state
+    REPLAYING = "replaying"  # in steps that a rollback discarded
+    FINISHING = "finishing"  # after the last step: the last checkpoint
     STOPPED = "stopped"  # paused
 
 
 class SpanView(View):
     kind: SpanKind
-    attempt: int | None = Field(description="the newest at its beginning; null: none was formed")
+    attempt: int | None = Field(
+        description="the newest attempt at its start; null: none had formed"
+    )
     since: float
     until: float
-    incident: int | None = Field(description="whose fault it was; null: no incident's")
+    incident: int | None = Field(description="number of the responsible incident; null: none")
 
 
 class TimelineIncidentView(View):
     number: int
-    at: float = Field(description="of its first signal")
+    at: float = Field(description="time of the first signal")
     closed_at: float | None
     cause: str
     decision: str | None
@@ -61,8 +65,8 @@ class TimelineCheckpointView(View):
 
 
 class TimelineView(View):
-    """Spans in order, without gaps or overlaps, from `since` to `until`; those on the cluster sum
-    to what `/goodput` tells."""
+    """Spans in order, without gaps or overlaps, from `since` to `until`; the spans on the cluster
+    sum to the values of `/goodput`."""
 
     since: float
     until: float
@@ -72,7 +76,7 @@ class TimelineView(View):
 
 
 class GlanceView(View):
-    """All that a page about a job shows first."""
+    """The data that a job's page shows first."""
 
     job: JobView
     verdict: VerdictView

@@ -20,7 +20,7 @@ from holdfast_workers.fault_injection.kinds import FaultKind
 
 
 @pytest.fixture
-def job(server: LiveServer, client: Client) -> str:
+def running_job(server: LiveServer, client: Client) -> str:
     """A job that runs."""
     submitted = client.submit(SPEC)
     server.run_job(submitted.id, end=False)
@@ -39,82 +39,103 @@ def test_a_server_that_was_not_told_to_allow_it_injects_nothing(tmp_path: Path) 
         assert client.faults(job.id) == []
 
 
-def test_everything_wrong_with_a_fault_is_named(client: Client, job: str) -> None:
+def test_everything_wrong_with_a_fault_is_named(client: Client, running_job: str) -> None:
     with pytest.raises(InvalidSpec) as refused:
-        client.inject(job, "kill", rank=4, duration_s=3, colour="red")
+        client.inject(running_job, "kill", rank=4, duration_s=3, colour="red")
     assert refused.value.code == "invalid_fault"
     assert {fault["path"] for fault in refused.value.faults} == {"rank", "duration_s", "colour"}
 
 
 def test_a_fault_is_told_to_the_supervisor_and_recorded(
-    server: LiveServer, client: Client, job: str
+    server: LiveServer, client: Client, running_job: str
 ) -> None:
-    chosen = client.inject(job, "kill")
-    client.inject(job, "bit_flip", rank=2, at_step=50, where="moment")
-    told = server.supervisor(job).wanted_faults
+    chosen = client.inject(running_job, "kill")
+    client.inject(running_job, "bit_flip", rank=2, at_step=50, where="moment")
+    told = server.supervisor(running_job).wanted_faults
     eventually(lambda: len(told) == 2)
     assert chosen.fault["rank"] in range(4)  # left to chance, and then kept
     assert told == [
         (1, {"kind": "kill", "rank": chosen.fault["rank"]}),
         (2, {"kind": "bit_flip", "rank": 2, "at_step": 50, "where": "moment"}),
     ]
-    eventually(lambda: all(one.injected_at for one in client.faults(job)))
-    events = [one for one in client.events(job).events if one.kind == "fault.injected"]
+    eventually(lambda: all(one.injected_at for one in client.faults(running_job)))
+    events = [one for one in client.events(running_job).events if one.kind == "fault.injected"]
     assert [one.data["number"] for one in events] == [1, 2]
 
 
 def test_the_same_key_is_the_same_fault_and_another_document_a_conflict(
-    client: Client, job: str
+    client: Client, running_job: str
 ) -> None:
-    first = client.inject(job, "stop", rank=1, idempotency_key="k")
-    assert client.inject(job, "stop", rank=1, idempotency_key="k").number == first.number
+    first = client.inject(running_job, "stop", rank=1, idempotency_key="k")
+    assert client.inject(running_job, "stop", rank=1, idempotency_key="k").number == first.number
     with pytest.raises(Conflict):
-        client.inject(job, "stop", rank=2, idempotency_key="k")
-    assert len(client.faults(job)) == 1
+        client.inject(running_job, "stop", rank=2, idempotency_key="k")
+    assert len(client.faults(running_job)) == 1
 
 
 def test_a_supervisor_that_does_not_answer_is_told_again_and_the_event_comes_once(
-    server: LiveServer, client: Client, job: str
+    server: LiveServer, client: Client, running_job: str
 ) -> None:
-    server.cluster.silent.add(job)
-    fault = client.inject(job, "supervisor_death")
-    eventually(lambda: client.get(job).waiting is not None)
-    assert client.faults(job)[0].injected_at is None
-    server.cluster.silent.discard(job)
-    eventually(lambda: client.faults(job)[0].injected_at is not None)
-    events = [one for one in client.events(job).events if one.kind == "fault.injected"]
+    server.cluster.silent.add(running_job)
+    fault = client.inject(running_job, "supervisor_death")
+    eventually(lambda: client.get(running_job).waiting is not None)
+    assert client.faults(running_job)[0].injected_at is None
+    server.cluster.silent.discard(running_job)
+    eventually(lambda: client.faults(running_job)[0].injected_at is not None)
+    events = [one for one in client.events(running_job).events if one.kind == "fault.injected"]
     assert [one.data["number"] for one in events] == [fault.number]
 
 
 def test_an_ended_job_takes_no_fault(
-    server: LiveServer, client: Client, http: httpx.Client, job: str
+    server: LiveServer, client: Client, http: httpx.Client, running_job: str
 ) -> None:
-    server.supervisor(job).end()
-    eventually(lambda: client.get(job).state.terminal)
-    answer = http.post(f"/api/v1/jobs/{job}/faults", json={"kind": "kill"})
+    server.supervisor(running_job).end()
+    eventually(lambda: client.get(running_job).state.terminal)
+    answer = http.post(f"/api/v1/jobs/{running_job}/faults", json={"kind": "kill"})
     assert (answer.status_code, answer.json()["code"]) == (409, "job_ended")
-    assert run(["inject", job, "kill", "--address", client.address]) == ExitCode.CONFLICT
+    assert run(["inject", running_job, "kill", "--address", client.address]) == ExitCode.CONFLICT
 
 
 def test_the_command_injects_and_shows_what_was_chosen(
-    server: LiveServer, client: Client, job: str, capsys: pytest.CaptureFixture[str]
+    server: LiveServer, client: Client, running_job: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["inject", job, "slow", "--rank", "3", "--set", "factor=2.5", "--set", "steps=4"]
+    words = [
+        "inject",
+        running_job,
+        "slow",
+        "--rank",
+        "3",
+        "--set",
+        "factor=2.5",
+        "--set",
+        "steps=4",
+    ]
     assert run([*words, "--json", "--address", client.address]) == ExitCode.OK
     shown = json.loads(capsys.readouterr().out)
     assert shown["fault"] == {"kind": "slow", "rank": 3, "factor": 2.5, "steps": 4}
-    words = ["inject", job, "gil", "--phase", "forward", "--duration", "500ms"]
+    words = ["inject", running_job, "gil", "--phase", "forward", "--duration", "500ms"]
     assert run([*words, "--address", client.address]) == ExitCode.OK
-    assert client.faults(job)[1].fault["duration_s"] == 0.5
-    assert run(["inject", job, "gil", "--duration", "soon"]) == ExitCode.USAGE
+    assert client.faults(running_job)[1].fault["duration_s"] == 0.5
+    assert run(["inject", running_job, "gil", "--duration", "soon"]) == ExitCode.USAGE
 
 
 def test_a_storm_is_the_same_for_a_seed_and_lasts_as_long_as_was_said(
-    server: LiveServer, client: Client, job: str
+    server: LiveServer, client: Client, running_job: str
 ) -> None:
-    words = ["inject", job, "kill", "stop", "--storm", "mtbf=30ms", "--seed", "3", "--for", "1s"]
+    words = [
+        "inject",
+        running_job,
+        "kill",
+        "stop",
+        "--storm",
+        "mtbf=30ms",
+        "--seed",
+        "3",
+        "--for",
+        "1s",
+    ]
     assert run([*words, "--address", client.address]) == ExitCode.OK
-    struck = [(one.kind, one.fault["rank"]) for one in client.faults(job)]
+    struck = [(one.kind, one.fault["rank"]) for one in client.faults(running_job)]
     coming = fault_storm.strikes(0.03, 3, (FaultKind.KILL, FaultKind.STOP), 4)
     drawn = list(itertools.takewhile(lambda one: one.at_s <= 1.0, coming))
     assert struck == [(one.fault.kind, one.fault.rank) for one in drawn]

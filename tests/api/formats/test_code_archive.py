@@ -112,11 +112,11 @@ def link(name: str) -> zipfile.ZipInfo:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"no zip at all", "no zip file"),
+        (b"no zip at all", "not a readable zip file"),
         (zipped(), "empty"),
         (zipped(("../out.py", b"")), "leads out"),
         (zipped(("/etc/out.py", b"")), "leads out"),
-        (zipped((link("passwd"), b"/etc/passwd")), "no regular file"),
+        (zipped((link("passwd"), b"/etc/passwd")), "not a regular file"),
     ],
 )
 def test_a_package_that_could_do_harm_is_refused(

@@ -29,8 +29,8 @@ from holdfast_workers.checkpoint.manifest import (
     checkpoint_folder,
     list_checkpoints,
 )
-from holdfast_workers.checkpoint.marks import need, pin
-from holdfast_workers.checkpoint.storage import Storage, StorageDenied, StorageUnavailable
+from holdfast_workers.checkpoint.marks import mark_needed, pin
+from holdfast_workers.checkpoint.storage import Storage, StorageDenied, TransientStorageError
 
 BEST = {"keep": 3, "keep_best": {"metric": "loss"}}
 LOSSES = {2: 1.5, 4: 1.1, 6: 1.3}
@@ -56,7 +56,7 @@ def _folder(server: LiveServer, job_id: str, step: int) -> Path:
 def test_the_list_says_what_each_tier_holds(
     server: LiveServer, client: Client, job_id: str
 ) -> None:
-    need(root_of(server, job_id).below(checkpoint_folder(2, 1)), "job-b")
+    mark_needed(root_of(server, job_id).below(checkpoint_folder(2, 1)), "job-b")
     client.pin_checkpoint(job_id, 6)
     found = client.checkpoints(job_id)
     assert found.memory.protected_step is None  # its rows say that nothing is
@@ -175,11 +175,11 @@ def test_a_removal_that_fails_leaves_it_whole_and_free_or_gone(
 
     def keeps_manifests(self: LocalStorage, name: str) -> None:
         if name == MANIFEST:
-            raise StorageUnavailable(self.uri, "not now")
+            raise TransientStorageError(self.uri, "not now")
         delete(self, name)
 
     def fails(self: LocalStorage) -> None:
-        raise StorageUnavailable(self.uri, "not now")
+        raise TransientStorageError(self.uri, "not now")
 
     with monkeypatch.context() as patched:
         patched.setattr(LocalStorage, "delete", keeps_manifests)
@@ -203,7 +203,7 @@ def test_what_another_living_job_needs_is_not_removed(
 ) -> None:
     other = client.submit(SPEC)
     at = root_of(server, job_id).below(checkpoint_folder(2, 1))
-    need(at, other.id)
+    mark_needed(at, other.id)
     with pytest.raises(Conflict, match=other.id) as refused:
         client.remove_checkpoint(job_id, 2)
     assert refused.value.code == "checkpoint_needed"
@@ -249,7 +249,7 @@ def test_a_storage_that_fails_is_told_and_hides_nothing(
     client: Client, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(self: LocalStorage) -> dict[str, int]:
-        raise StorageUnavailable(self.uri, "the disk is gone")
+        raise TransientStorageError(self.uri, "the disk is gone")
 
     monkeypatch.setattr(LocalStorage, "objects", fails)
     found = client.checkpoints(job_id)
@@ -264,7 +264,7 @@ def test_a_verification_that_cannot_go_on_says_nothing_of_the_checkpoint(
     client: Client, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(self: LocalStorage, name: str) -> None:
-        raise StorageUnavailable(self.uri, f"{name} cannot be read")
+        raise TransientStorageError(self.uri, f"{name} cannot be read")
 
     monkeypatch.setattr(LocalStorage, "open", fails)
     with pytest.raises(ServerError, match="cannot be read"):
@@ -290,7 +290,7 @@ def test_what_is_gone_without_a_word_is_not_found(
     server: LiveServer, client: Client, job_id: str
 ) -> None:
     shutil.rmtree(_folder(server, job_id, 6))
-    with pytest.raises(NotFound, match="not there any more"):
+    with pytest.raises(NotFound, match="was removed meanwhile"):
         client.pin_checkpoint(job_id, 6)
     with pytest.raises(ServerError, match="removed meanwhile"):
         list(client.verify_checkpoint(job_id, 6))

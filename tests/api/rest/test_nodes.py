@@ -14,10 +14,10 @@ from holdfast import Client
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
 from holdfast_service.job_model.supervisor_protocol import EventKind
-from holdfast_service.policy.quarantine import Standing
-from holdfast_workers.health.findings import Finding, Level
+from holdfast_service.policy.quarantine import NodeStanding
+from holdfast_workers.health.findings import HealthFinding, Level
 
-HOT = Finding("accelerator", "hw_thermal", Level.SUSPECT, "clocks halved [hot]", "GPU-1")
+HOT = HealthFinding("accelerator", "hw_thermal", Level.SUSPECT, "clocks halved [hot]", "GPU-1")
 
 
 @pytest.fixture
@@ -31,10 +31,10 @@ def nodes(server: LiveServer, client: Client, monkeypatch: pytest.MonkeyPatch) -
 def test_a_node_is_cordoned_and_taken_back_over_rest(nodes: Client, http: httpx.Client) -> None:
     until = time.time() + 60
     cordoned = nodes.cordon("node1", "new cables", until=until)
-    assert (cordoned.state, cordoned.reason) == (Standing.CORDONED, "new cables")
+    assert (cordoned.state, cordoned.reason) == (NodeStanding.CORDONED, "new cables")
     assert cordoned.until == pytest.approx(until)
     assert [one.state for one in nodes.nodes()] == ["ready", "cordoned", "ready"]
-    assert nodes.uncordon("node1").state is Standing.READY
+    assert nodes.uncordon("node1").state is NodeStanding.READY
     assert nodes.uncordon("node1").reason is None, "again is the same"
     answer = http.get("/api/v1/nodes/node1").json()
     assert answer["state"] == "ready" and answer["cpus"] == 1.0 and answer["there"]
@@ -49,7 +49,7 @@ def test_what_cannot_be_done_is_a_problem_with_a_code(nodes: Client, http: httpx
     assert refused("nobody/cordon", {"reason": "x"}) == (404, "node_not_found")
     assert refused("node1/cordon", {"reason": ""}) == (422, "invalid_parameters")
     assert refused("node1/cordon", {"reason": "x", "until": 5.0}) == (422, "invalid_time")
-    assert nodes.node("node1").state is Standing.READY
+    assert nodes.node("node1").state is NodeStanding.READY
 
 
 def test_the_command_line_lists_describes_cordons_and_uncordons(

@@ -64,7 +64,7 @@ def test_the_culprit_is_named_exactly_in_nearly_all_worlds() -> None:
     for seed in range(2000):
         hung = draw(seed)
         verdict = judge(hung.mesh, hung.look, hung.look)
-        missed[hung.way] += verdict.accused != (hung.culprit,)
+        missed[hung.hang_kind] += verdict.accused != (hung.culprit,)
     assert missed.total() <= 0.05 * 2000, missed
     assert missed.total() == missed["left out"], "all others are named without fail"
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from holdfast_service.diagnosis.silent_corruption import Evidence, Seated, after_repeat, judge
 from holdfast_service.job_model.supervisor_protocol import EventKind, SupervisorEvent
 from holdfast_service.recovery.core_state.event_replay import Facts
-from holdfast_workers.state.replicas import Finding
+from holdfast_workers.state.replicas import ReplicaFinding
 
 
 def seen(
@@ -16,7 +16,7 @@ def seen(
 ) -> Evidence:
     """One group of replicas, in rank order."""
     differ = len(set(digests)) > 1
-    finding = Finding(
+    finding = ReplicaFinding(
         attempt=1,
         step=step,
         bad_from=step,
@@ -40,7 +40,7 @@ def test_of_three_replicas_the_odd_one_is_named() -> None:
 
 def test_each_group_of_replicas_is_judged_by_itself() -> None:
     digests = {0: "a", 2: "a", 4: "x", 1: "b", 3: "y", 5: "b"}
-    finding = Finding(1, 5, 5, groups=((0, 2, 4), (1, 3, 5)), digests=digests)
+    finding = ReplicaFinding(1, 5, 5, groups=((0, 2, 4), (1, 3, 5)), digests=digests)
     assert judge(Evidence(finding)).ranks == (4, 3)
 
 
@@ -115,6 +115,6 @@ def test_a_restarted_supervisor_knows_what_is_corrupt() -> None:
     facts = Facts.from_events(
         SupervisorEvent(seq, float(seq), kind, data) for seq, (kind, data) in enumerate(told, 1)
     )
-    assert facts.line.holds(1, 8)
-    assert not facts.line.holds(1, 9)
-    assert facts.line.holds(2, 9)
+    assert facts.line.contains(1, 8)
+    assert not facts.line.contains(1, 9)
+    assert facts.line.contains(2, 9)

@@ -29,14 +29,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 IS_TOLD_TO_END_IN_A_CALLBACK = """
 import signal, weakref
-from holdfast_service.embedded_cluster.keeper import Ending
+from holdfast_service.embedded_cluster.keeper import StopRequest
 class Thing: pass
-ending = Ending()
+stop_request = StopRequest()
 thing = Thing()
 watched = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGTERM))
 del thing
-assert ending.asked
-assert ending.door.recv(1)
+assert stop_request.requested
+assert stop_request.wakeup.recv(1)
 """
 
 LISTS_NODES = """

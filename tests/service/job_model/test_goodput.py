@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast_service.job_model.goodput import Goodput, Kind, Outage, Row, Run, account, is_lost
+from holdfast_service.job_model.goodput import Goodput, TimeKind, Outage, CommittedStep, AttemptRun, account, is_lost
 
 STEP_S = 1.0
 
 
-def steps(attempt: int, first: int, last: int, at: float, gap_s: float = 0.0) -> list[Row]:
+def steps(attempt: int, first: int, last: int, at: float, gap_s: float = 0.0) -> list[CommittedStep]:
     """Steps of one second, the first of which ends at `at`."""
     each = STEP_S + gap_s
     return [
-        Row(attempt, step, at + (step - first) * each, STEP_S) for step in range(first, last + 1)
+        CommittedStep(attempt, step, at + (step - first) * each, STEP_S) for step in range(first, last + 1)
     ]
 
 
@@ -24,7 +24,7 @@ def spent(of: Goodput) -> dict[str, float]:
 
 
 def test_a_job_without_faults_starts_steps_and_finishes() -> None:
-    told = account([(0.0, 20.0)], steps(1, 1, 10, 6.0, 0.1), [Run(1, 0)], [], ended=True)
+    told = account([(0.0, 20.0)], steps(1, 1, 10, 6.0, 0.1), [AttemptRun(1, 0)], [], ended=True)
     assert spent(told) == {
         "starting": 5.0,
         "productive": 10.0,
@@ -41,7 +41,7 @@ def test_a_fault_costs_detection_its_phases_and_the_steps_made_again() -> None:
     rows = [*steps(1, 1, 5, 6.0), *steps(2, 4, 8, 14.0)]
     phases_s = {"detect": 0.25, "fence": 0.5, "form": 1.0, "total": 3.5}
     outage = Outage(10.5, 14.0, phases_s, incident=7)
-    told = account([(0.0, 18.0)], rows, [Run(1, 0), Run(2, 3, incident=7)], [outage], ended=True)
+    told = account([(0.0, 18.0)], rows, [AttemptRun(1, 0), AttemptRun(2, 3, incident=7)], [outage], ended=True)
     assert spent(told) == {
         "starting": 5.0,
         "productive": 8.0,
@@ -60,7 +60,7 @@ def test_a_fault_costs_detection_its_phases_and_the_steps_made_again() -> None:
 def test_what_is_lost_is_put_down_to_the_incident_that_cost_it() -> None:
     # Incident 1 goes back to step 3, incident 2 to step 1: steps 2 and 3 of attempt 1 are its loss.
     rows = [*steps(1, 1, 4, 1.0), *steps(2, 4, 5, 7.0), *steps(3, 2, 6, 11.0)]
-    runs = [Run(1, 0), Run(2, 3, incident=1), Run(3, 1, incident=2)]
+    runs = [AttemptRun(1, 0), AttemptRun(2, 3, incident=1), AttemptRun(3, 1, incident=2)]
     outages = [Outage(4.5, 6.0, incident=1), Outage(8.25, 10.0, {"form": 1.0}, incident=2)]
     told = account([(0.0, 15.0)], rows, runs, outages, ended=True)
     assert told.lost_s == {1: 2.0 + 1.0, 2: 2.0 + 4.0}
@@ -69,23 +69,23 @@ def test_what_is_lost_is_put_down_to_the_incident_that_cost_it() -> None:
 
 def test_what_no_incident_tells_of_is_put_down_to_none() -> None:
     rows = [*steps(1, 1, 3, 1.0), *steps(2, 2, 4, 6.0)]
-    told = account([(0.0, 8.0)], rows, [Run(1, 0), Run(2, 1)], [], ended=True)
+    told = account([(0.0, 8.0)], rows, [AttemptRun(1, 0), AttemptRun(2, 1)], [], ended=True)
     assert told.lost_s == {None: 2.0 + 2.0}
-    live = account([(0.0, 6.0)], steps(1, 1, 3, 1.0), [Run(1, 0)], [Outage(4.0, None)], ended=False)
+    live = account([(0.0, 6.0)], steps(1, 1, 3, 1.0), [AttemptRun(1, 0)], [Outage(4.0, None)], ended=False)
     assert sum(live.lost_s.values()) == 3.0
 
 
 def test_time_off_the_cluster_counts_for_nothing() -> None:
     rows = [*steps(1, 1, 3, 3.0), *steps(2, 4, 5, 103.0)]
     held = [(1.0, 6.0), (100.0, 105.0)]
-    told = account(held, rows, [Run(1, 0), Run(2, 3)], [], ended=True)
+    told = account(held, rows, [AttemptRun(1, 0), AttemptRun(2, 3)], [], ended=True)
     assert told.held_s == 10.0
     assert spent(told) == {"starting": 3.0, "productive": 5.0, "finishing": 2.0}
 
 
 def test_a_live_job_in_the_middle_of_a_recovery_says_so() -> None:
     outage = Outage(4.0, None, {"fence": 0.5})
-    told = account([(0.0, 6.0)], steps(1, 1, 3, 1.0), [Run(1, 0)], [outage], ended=False)
+    told = account([(0.0, 6.0)], steps(1, 1, 3, 1.0), [AttemptRun(1, 0)], [outage], ended=False)
     assert spent(told) == {
         "productive": 3.0,
         "detection": 1.0,
@@ -105,11 +105,11 @@ TIMES = st.floats(0.0, 1000.0, allow_nan=False)
 @given(
     held=st.lists(st.tuples(TIMES, TIMES), max_size=3),
     rows=st.lists(
-        st.builds(Row, st.integers(1, 4), st.integers(1, 30), TIMES, st.floats(0.0, 50.0)),
+        st.builds(CommittedStep, st.integers(1, 4), st.integers(1, 30), TIMES, st.floats(0.0, 50.0)),
         max_size=30,
     ),
     runs=st.lists(
-        st.builds(Run, st.integers(1, 4), st.integers(0, 20), st.none() | st.integers(1, 4)),
+        st.builds(AttemptRun, st.integers(1, 4), st.integers(0, 20), st.none() | st.integers(1, 4)),
         max_size=4,
     ),
     outages=st.lists(
@@ -127,8 +127,8 @@ TIMES = st.floats(0.0, 1000.0, allow_nan=False)
 @settings(max_examples=300)
 def test_the_kinds_sum_to_the_time_held_and_incidents_to_what_was_lost_whatever_the_clocks_said(
     held: list[tuple[float, float]],
-    rows: list[Row],
-    runs: list[Run],
+    rows: list[CommittedStep],
+    runs: list[AttemptRun],
     outages: list[Outage],
     ended: bool,
 ) -> None:
@@ -141,7 +141,7 @@ def test_the_kinds_sum_to_the_time_held_and_incidents_to_what_was_lost_whatever_
     assert sum(microseconds) == sum(round(b * 1e6) - round(a * 1e6) for a, b in stretches)
     assert all(each >= 0 for each in microseconds)
     assert told.steps + told.steps_replayed == (len(rows) if stretches else 0)
-    assert set(Kind) <= set(told.by_kind_s)
+    assert set(TimeKind) <= set(told.by_kind_s)
     lost = [round(seconds * 1e6) for kind, seconds in told.by_kind_s.items() if is_lost(kind)]
     assert sum(round(seconds * 1e6) for seconds in told.lost_s.values()) == sum(lost)
     known = {one.incident for one in (*runs, *outages)}

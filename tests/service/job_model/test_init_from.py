@@ -7,10 +7,10 @@ import pytest
 from holdfast_service.job_model.init_from import (
     FolderReference,
     JobReference,
-    Saved,
-    misfits,
-    part_to_take,
-    reference,
+    SavedCheckpoint,
+    mismatches,
+    part_to_load,
+    parse_reference,
 )
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_workers.models.llama_parameters import parameter_shapes
@@ -22,9 +22,9 @@ def _spec(**changes: Any) -> JobSpec:
     return JobSpec(**{"name": "b", "init_from": "a/6", **changes})
 
 
-def _saved(spec: JobSpec, step: int = 6) -> Saved:
+def _saved(spec: JobSpec, step: int = 6) -> SavedCheckpoint:
     shapes = parameter_shapes(spec.model, 256)
-    return Saved(step, shapes, spec.training().model_dump(mode="json"))
+    return SavedCheckpoint(step, shapes, spec.training().model_dump(mode="json"))
 
 
 @pytest.mark.parametrize(
@@ -32,47 +32,47 @@ def _saved(spec: JobSpec, step: int = 6) -> Saved:
     [
         ("job", JobReference("job", None)),
         ("job/7", JobReference("job", 7)),
-        ("/a/b", FolderReference("/a/b", stock=False)),
-        ("s3://a/b", FolderReference("s3://a/b", stock=False)),
-        ("file:///a/b", FolderReference("file:///a/b", stock=False)),
-        ("dcp:/a/b", FolderReference("/a/b", stock=True)),
+        ("/a/b", FolderReference("/a/b", dcp=False)),
+        ("s3://a/b", FolderReference("s3://a/b", dcp=False)),
+        ("file:///a/b", FolderReference("file:///a/b", dcp=False)),
+        ("dcp:/a/b", FolderReference("/a/b", dcp=True)),
     ],
 )
 def test_references_are_told_apart(text: str, meant: object) -> None:
-    assert reference(text) == meant
+    assert parse_reference(text) == meant
 
 
 @pytest.mark.parametrize("text", ["job/", "job/x", "/".join("abc"), "job/-1", "job/1/2", "job/²"])
 def test_what_is_no_reference_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="JOB/STEP"):
-        reference(text)
+        parse_reference(text)
 
 
 def test_everything_is_taken_of_the_same_model_and_the_model_of_another() -> None:
     here = _spec()
-    assert part_to_take(here, _saved(here)) is InitPart.EVERYTHING
+    assert part_to_load(here, _saved(here)) is InitPart.EVERYTHING
     longer = _spec(model=ModelSpec(sequence_length=512))
-    assert part_to_take(longer, _saved(here)) is InitPart.MODEL
-    assert part_to_take(here, Saved(6, {}, None)) is InitPart.MODEL
+    assert part_to_load(longer, _saved(here)) is InitPart.MODEL
+    assert part_to_load(here, SavedCheckpoint(6, {}, None)) is InitPart.MODEL
     asked = _spec(init_from={"from": "a", "what": "model"})
-    assert part_to_take(asked, _saved(here)) is InitPart.MODEL
+    assert part_to_load(asked, _saved(here)) is InitPart.MODEL
 
 
 def test_the_same_run_on_another_mesh_fits() -> None:
     there = _spec(parallel={"dp_shard": 2, "tp": 2})
     here = _spec(parallel={"dp_shard": 4, "tp": 1})
     for part in InitPart:
-        assert misfits(here, _saved(there), part) == []
+        assert mismatches(here, _saved(there), part) == []
 
 
 def test_shapes_and_names_that_differ_are_named() -> None:
     there, here = _spec(), _spec(model=ModelSpec(dim=64, layers=5))
-    said = misfits(here, _saved(there), InitPart.MODEL)
-    assert said[0] == "embedding.weight has the shape (256, 128) there, (256, 64) here"
+    said = mismatches(here, _saved(there), InitPart.MODEL)
+    assert said[0] == "embedding.weight has shape (256, 128) in the checkpoint, (256, 64) in the model"
     assert said[-1].endswith("more")
-    deeper = misfits(_spec(model=ModelSpec(layers=5)), _saved(there), InitPart.MODEL)
+    deeper = mismatches(_spec(model=ModelSpec(layers=5)), _saved(there), InitPart.MODEL)
     assert deeper == [
-        "it has no blocks.4.attention_norm.weight, blocks.4.attention.query.weight, "
+        "the checkpoint has no blocks.4.attention_norm.weight, blocks.4.attention.query.weight, "
         "blocks.4.attention.key.weight and 6 more"
     ]
 
@@ -82,7 +82,7 @@ def test_everything_needs_the_same_samples_and_a_step_to_go() -> None:
     here = _spec(
         train={**there.train.model_dump(), "seed": 8, "steps": 6, "schedule": {"warmup_steps": 3}}
     )
-    said = misfits(here, _saved(there), InitPart.EVERYTHING)
-    assert said[0] == "it stands at step 6, train.steps is 6"
+    said = mismatches(here, _saved(there), InitPart.EVERYTHING)
+    assert said[0] == "the checkpoint is at step 6, and train.steps is only 6"
     assert [words.split(" is ")[0] for words in said[1:]] == ["train.seed", "train.schedule"]
-    assert misfits(here, _saved(there), InitPart.MODEL) == []
+    assert mismatches(here, _saved(there), InitPart.MODEL) == []

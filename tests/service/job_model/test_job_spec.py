@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast_service.job_model.job_spec import InvalidSpec, JobSpec, parse
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
-from holdfast_workers.spec import Fault
+from holdfast_workers.spec import SpecFault
 
 THREE_NODES = Capacity(
     nodes=tuple(NodeCapacity(f"n{n}", "127.0.0.1", cpus=1.0, gpus=0.0) for n in range(3)),
@@ -37,7 +37,7 @@ recovery: {max_failures: 20, window_s: 3600, wait_for_replacement_s: 60}
 def faults(text: str, capacity: Capacity | None = THREE_NODES) -> dict[str, str]:
     with pytest.raises(InvalidSpec) as refused:
         parse(yaml.safe_load(text), capacity)
-    found: list[Fault] = refused.value.faults
+    found: list[SpecFault] = refused.value.faults
     return {fault.path: fault.message for fault in found}
 
 

@@ -12,7 +12,7 @@ from holdfast_service.job_model.lifecycle import (
     ForbiddenTransition,
     State,
     may,
-    observed,
+    state_after_report,
     require,
 )
 from holdfast_service.job_model.supervisor_protocol import Phase
@@ -41,7 +41,7 @@ def test_every_state_can_still_end(state: State) -> None:
 @given(st.sampled_from(State), st.lists(st.sampled_from(Phase), max_size=30))
 def test_no_sequence_of_reports_makes_a_forbidden_move(state: State, phases: list[Phase]) -> None:
     for phase in phases:
-        new = observed(state, phase)
+        new = state_after_report(state, phase)
         if new is not None:
             assert may(state, new)
             assert not new.terminal  # a phase alone never ends a job
@@ -50,7 +50,7 @@ def test_no_sequence_of_reports_makes_a_forbidden_move(state: State, phases: lis
 
 @given(st.lists(st.sampled_from(Phase), max_size=30))
 def test_a_cancelled_job_does_not_come_back_to_life(phases: list[Phase]) -> None:
-    assert all(observed(State.CANCELLING, phase) is None for phase in phases)
+    assert all(state_after_report(State.CANCELLING, phase) is None for phase in phases)
 
 
 def test_a_job_is_queued_only_before_it_starts_or_after_a_pause() -> None:

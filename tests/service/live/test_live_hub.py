@@ -1,4 +1,4 @@
-"""Who watches live gets everything once, in order, also across connections and servers."""
+"""A live listener gets every message once and in order, across connections and servers."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from tests.support.service.fake_cluster import row
 
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.live import hub as live_hub
-from holdfast_service.live import one_job, rows
+from holdfast_service.live import job_channel, rows
 from holdfast_service.live.hub import LiveHub
-from holdfast_service.live.stream_cursor import Batch, Message, Position
+from holdfast_service.live.stream_cursor import Batch, Position, StreamMessage
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store import queries, series
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import Job
+from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import job_transaction
 from holdfast_service.views.jobs import JobView
 
 
 class Listener:
-    """Collects what a stream tells."""
+    """Collects the messages of a stream."""
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
+        self.messages: list[StreamMessage] = []
 
     @property
     def cursor(self) -> Position:
-        found = Position.of(self.messages[-1].position.cursor())
+        found = Position.parse(self.messages[-1].position.cursor())
         assert found is not None
         return found
 
-    def told(self, kind: str) -> list[Any]:
-        return [json.loads(one.payload) for one in self.messages if one.kind == kind]
+    def received(self, kind: str) -> list[Any]:
+        return [json.loads(message.payload) for message in self.messages if message.kind == kind]
 
     async def until(self, met: Callable[[Listener], bool]) -> None:
         async with asyncio.timeout(20):
@@ -61,7 +61,7 @@ async def listening(
 
     task = asyncio.create_task(listen())
     try:
-        await listener.until(lambda one: bool(one.messages))
+        await listener.until(lambda it: bool(it.messages))
         yield listener
     finally:
         task.cancel()
@@ -74,42 +74,42 @@ def hub_of(store: Store, settings: Settings, **changed: float) -> LiveHub:
     return LiveHub(store, settings.model_copy(update={"live_poll_s": 0.02, **changed}))
 
 
-async def test_every_job_that_changes_is_told_to_everybody(
+async def test_every_changed_job_is_sent_to_every_listener(
     store: Store, settings: Settings, jobs: JobService
 ) -> None:
     hub = hub_of(store, settings)
     old, _ = await jobs.submit({"name": "old"})
-    async with listening(hub) as one, listening(hub) as other:
-        assert one.messages[0].kind == "hello"
+    async with listening(hub) as first, listening(hub) as second:
+        assert first.messages[0].kind == "hello"
         new, _ = await jobs.submit({"name": "new"})
         await jobs.cancel(old.id)
-        for listener in (one, other):
-            await listener.until(lambda it: len(it.told("row")) >= 2)
-            told = [(found["name"], found["state"]) for found in listener.told("row")]
-            assert told == [("new", "QUEUED"), ("old", "CANCELLED")]
+        for listener in (first, second):
+            await listener.until(lambda it: len(it.received("row")) >= 2)
+            states = [(found["name"], found["state"]) for found in listener.received("row")]
+            assert states == [("new", "QUEUED"), ("old", "CANCELLED")]
         assert hub.listeners == 2
-        assert new.id == one.told("row")[0]["id"]
+        assert new.id == first.received("row")[0]["id"]
     assert hub.listeners == 0
 
 
-async def test_the_drive_of_a_job_hears_that_somebody_looks_at_it(
+async def test_the_first_listener_of_a_job_triggers_the_watch_callback(
     store: Store, settings: Settings, jobs: JobService
 ) -> None:
     hub = hub_of(store, settings)
     job, _ = await jobs.submit({"name": "x"})
-    told: list[str] = []
-    store.serving.on_watched = told.append
+    watched: list[str] = []
+    store.active_requests.on_watch_started = watched.append
     async with listening(hub):
-        assert not told
+        assert not watched
         async with listening(hub, job.id):
             async with listening(hub, job.id):
                 pass
-            assert store.serving.is_watched(job.id)
-        assert not store.serving.is_watched(job.id)
-    assert told == [job.id]
+            assert store.active_requests.is_watched(job.id)
+        assert not store.active_requests.is_watched(job.id)
+    assert watched == [job.id]
 
 
-async def test_a_cut_stream_goes_on_without_a_gap_or_a_repeat(
+async def test_a_reconnected_stream_has_no_gaps_or_repeats(
     store: Store, settings: Settings, jobs: JobService
 ) -> None:
     hub = hub_of(store, settings)
@@ -121,9 +121,9 @@ async def test_a_cut_stream_goes_on_without_a_gap_or_a_repeat(
             async with job_transaction(store, job.id) as tx:
                 tx.emit("while.connected", {"n": number})
             await listener.until(
-                lambda it: any(e["kind"] == "while.connected" for e in it.told("event"))
+                lambda it: any(e["kind"] == "while.connected" for e in it.received("event"))
             )
-            seen += [event["seq"] for event in listener.told("event")]
+            seen += [event["seq"] for event in listener.received("event")]
             cursor = listener.cursor
         async with job_transaction(store, job.id) as tx:
             tx.emit("while.cut", {"n": number})
@@ -131,7 +131,7 @@ async def test_a_cut_stream_goes_on_without_a_gap_or_a_repeat(
     assert seen[-1] >= 12
 
 
-async def test_another_server_takes_a_stream_over(
+async def test_a_stream_continues_on_another_server(
     store: Store, settings: Settings, jobs: JobService
 ) -> None:
     job, _ = await jobs.submit({"name": "x"})
@@ -139,7 +139,7 @@ async def test_another_server_takes_a_stream_over(
     async with listening(hub_of(store, settings), job.id) as first:
         async with job_transaction(store, job.id) as tx:
             tx.emit("one", {})
-        await first.until(lambda it: bool(it.told("event")))
+        await first.until(lambda it: bool(it.received("event")))
         cursor = first.cursor
     async with job_transaction(store, job.id) as tx:
         tx.emit("two", {})
@@ -147,15 +147,19 @@ async def test_another_server_takes_a_stream_over(
         tx.job.cursor_attempt, tx.job.cursor_step, tx.job.log_lines = 1, 3, 7
     await jobs.cancel(other.id)
     async with listening(hub_of(store, settings), job.id, cursor) as second:
-        await second.until(lambda it: bool(it.told("logs")))
-        assert [event["kind"] for event in second.told("event")] == ["two"]
-        steps = [point["step"] for told in second.told("metrics") for point in told["points"]]
+        await second.until(lambda it: bool(it.received("logs")))
+        assert [event["kind"] for event in second.received("event")] == ["two"]
+        steps = [
+            point["step"] for metrics in second.received("metrics") for point in metrics["points"]
+        ]
         assert steps == [1, 2, 3]
-        assert second.told("logs") == [{"last_line": 7}]
-        assert ("other", "CANCELLED") in [(r["name"], r["state"]) for r in second.told("row")]
+        assert second.received("logs") == [{"last_line": 7}]
+        assert ("other", "CANCELLED") in [(r["name"], r["state"]) for r in second.received("row")]
 
 
-async def test_one_job_is_told_in_full(store: Store, settings: Settings, jobs: JobService) -> None:
+async def test_a_job_stream_sends_all_parts_of_the_job(
+    store: Store, settings: Settings, jobs: JobService
+) -> None:
     hub = hub_of(store, settings)
     job, _ = await jobs.submit({"name": "x"})
     async with listening(hub, job.id) as listener:
@@ -165,41 +169,43 @@ async def test_one_job_is_told_in_full(store: Store, settings: Settings, jobs: J
                 tx.job.cursor_attempt, tx.job.cursor_step, tx.job.step = 1, step, step
         await jobs.pause(job.id)
         await listener.until(
-            lambda it: any(told["state"] == State.PAUSED for told in it.told("job"))
+            lambda it: any(job["state"] == State.PAUSED for job in it.received("job"))
         )
-        points = [point for told in listener.told("metrics") for point in told["points"]]
+        points = [point for metrics in listener.received("metrics") for point in metrics["points"]]
         assert [point["step"] for point in points] == [1, 2, 3]
-        assert listener.told("job")[-1]["progress"]["step"] == 3
+        assert listener.received("job")[-1]["progress"]["step"] == 3
         counted = ("row", "event", "metrics", "logs")
-        cursors = [one.position.cursor() for one in listener.messages if one.kind in counted]
+        cursors = [
+            message.position.cursor() for message in listener.messages if message.kind in counted
+        ]
         assert len(set(cursors)) == len(cursors)
 
 
-async def test_jobs_that_merely_advance_share_a_rate_and_changes_of_state_do_not(
+async def test_progress_rows_are_rate_limited_and_state_changes_are_not(
     store: Store, settings: Settings, jobs: JobService
 ) -> None:
     hub = hub_of(store, settings, live_rows_per_s=1.0)
     ids = [(await jobs.submit({"name": f"j{n}"}))[0].id for n in range(10)]
     async with listening(hub) as listener:
         for step in range(1, 4):
-            for one in ids:
-                async with job_transaction(store, one) as tx:
+            for job_id in ids:
+                async with job_transaction(store, job_id) as tx:
                     tx.job.step = step
         await jobs.cancel(ids[4])
         await listener.until(
-            lambda it: any(told["state"] == "CANCELLED" for told in it.told("row"))
+            lambda it: any(row["state"] == "CANCELLED" for row in it.received("row"))
         )
-        assert len(listener.told("row")) < 8
+        assert len(listener.received("row")) < 8
 
 
-async def test_a_database_that_is_away_for_a_while_silences_nobody(
+async def test_streams_survive_a_database_outage(
     store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_hub, "_WAKE_S", 0.02)
     hub = hub_of(store, settings)
     async with listening(hub) as listener:
-        with monkeypatch.context() as away:
-            away.setattr(store, "read", refuses)
+        with monkeypatch.context() as outage:
+            outage.setattr(store, "read", refuses)
             stop = asyncio.Event()
             beats = 0
             stream = hub._listen(None, None, stop, 0.05)
@@ -209,14 +215,16 @@ async def test_a_database_that_is_away_for_a_while_silences_nobody(
                     if beats == 3:
                         stop.set()
         await jobs.submit({"name": "afterwards"})
-        await listener.until(lambda it: [one["name"] for one in it.told("row")] == ["afterwards"])
+        await listener.until(
+            lambda it: [row["name"] for row in it.received("row")] == ["afterwards"]
+        )
 
 
 def refuses() -> AsyncIterator[None]:
     raise ConnectionRefusedError("no database here")
 
 
-async def test_a_job_that_cannot_be_shown_silences_no_other(
+async def test_an_unreadable_job_does_not_affect_other_jobs(
     store: Store, settings: Settings, jobs: JobService
 ) -> None:
     hub = hub_of(store, settings)
@@ -226,48 +234,48 @@ async def test_a_job_that_cannot_be_shown_silences_no_other(
         async with job_transaction(store, bad.id) as tx:
             tx.job.waiting = {"of": "another version"}
         await jobs.cancel(good.id)
-        await of_good.until(lambda it: bool(it.told("event")))
+        await of_good.until(lambda it: bool(it.received("event")))
         async with job_transaction(store, bad.id) as tx:
             tx.job.waiting = None
-        await of_bad.until(lambda it: bool(it.told("row")))
+        await of_bad.until(lambda it: bool(it.received("row")))
         await jobs.cancel(bad.id)
-        await of_bad.until(lambda it: bool(it.told("job")))
+        await of_bad.until(lambda it: bool(it.received("job")))
 
 
-async def test_what_happens_while_a_stream_begins_is_told(
+async def test_events_during_the_start_of_a_stream_are_sent(
     store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = hub_of(store, settings)
     job, _ = await jobs.submit({"name": "x"})
     shown = queries.job_view
 
-    async def shown_late(session: AsyncSession, of: Job) -> JobView:
+    async def shown_late(session: AsyncSession, of: JobRecord) -> JobView:
         found = await shown(session, of)
         monkeypatch.setattr(queries, "job_view", shown)
-        number = hub._rows.number
+        number = hub._job_rows.number
         async with job_transaction(store, job.id) as tx:
             tx.emit("meanwhile", {})
         async with asyncio.timeout(10):
-            while hub._rows.number == number:  # noqa: ASYNC110
+            while hub._job_rows.number == number:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         return found
 
     async with listening(hub):
         monkeypatch.setattr(queries, "job_view", shown_late)
         async with listening(hub, job.id) as listener:
-            await listener.until(lambda it: bool(it.told("event")))
-            assert listener.told("event")[0]["kind"] == "meanwhile"
+            await listener.until(lambda it: bool(it.received("event")))
+            assert listener.received("event")[0]["kind"] == "meanwhile"
 
 
-async def test_a_job_that_could_not_be_read_is_read_again(
+async def test_a_failed_read_of_a_job_is_retried(
     store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_job, "RETRY_S", 0.02)
+    monkeypatch.setattr(job_channel, "RETRY_S", 0.02)
     hub = hub_of(store, settings)
     job, _ = await jobs.submit({"name": "x"})
     shown = queries.job_view
 
-    async def fails_once(_session: AsyncSession, _job: Job) -> JobView:
+    async def fails_once(_session: AsyncSession, _job: JobRecord) -> JobView:
         monkeypatch.setattr(queries, "job_view", shown)
         raise ConnectionResetError
 
@@ -276,14 +284,14 @@ async def test_a_job_that_could_not_be_read_is_read_again(
         monkeypatch.setattr(queries, "job_view", fails_once)
         async with job_transaction(store, job.id) as tx:
             tx.job.step = 7
-        await listener.until(lambda it: bool(it.told("job")))
-        assert listener.told("job")[-1]["progress"]["step"] == 7
+        await listener.until(lambda it: bool(it.received("job")))
+        assert listener.received("job")[-1]["progress"]["step"] == 7
 
 
-async def test_who_missed_very_much_of_a_job_reads_it_anew(
+async def test_a_listener_far_behind_gets_a_reset(
     store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_job, "CATCH_UP_POINTS", 500)
+    monkeypatch.setattr(job_channel, "MAX_CATCH_UP_POINTS", 500)
     hub = hub_of(store, settings)
     job, _ = await jobs.submit({"name": "x"})
     async with listening(hub, job.id) as first:
@@ -292,92 +300,92 @@ async def test_who_missed_very_much_of_a_job_reads_it_anew(
         await series.store_rows(tx.session, job.id, [row(1, step) for step in range(1, 1201)])
         tx.job.cursor_attempt, tx.job.cursor_step = 1, 1200
     async with listening(hub, job.id, cursor) as second:
-        assert len(second.told("metrics")) == 1
-        assert len(second.told("reset")) == 1
+        assert len(second.received("metrics")) == 1
+        assert len(second.received("reset")) == 1
         assert (second.cursor.attempt, second.cursor.step) == (1, 1200)
 
 
-async def test_jobs_that_have_ended_are_not_remembered_for_ever(
+async def test_remembered_ended_jobs_are_bounded(
     store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "KEPT_ENDED", 2)
+    monkeypatch.setattr(rows, "MAX_ENDED_KEPT", 2)
     hub = hub_of(store, settings)
     async with listening(hub) as listener:
         ids = [(await jobs.submit({"name": f"j{n}"}))[0].id for n in range(6)]
-        for one in ids[:5]:
-            await jobs.cancel(one)
+        for job_id in ids[:5]:
+            await jobs.cancel(job_id)
         await listener.until(
             lambda it: (
-                (ids[4], "CANCELLED") in [(row["id"], row["state"]) for row in it.told("row")]
+                (ids[4], "CANCELLED") in [(row["id"], row["state"]) for row in it.received("row")]
             )
         )
-        assert sorted(hub._rows.known) == sorted([*ids[3:5], ids[5]])
+        assert sorted(hub._job_rows.known) == sorted([*ids[3:5], ids[5]])
 
 
-async def test_more_than_one_look_may_read_is_read_by_several(
+async def test_more_rows_than_the_poll_limit_are_read_by_several_polls(
     store: Store, settings: Settings, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(rows, "MAX_ROWS_PER_POLL", 2)
     hub = hub_of(store, settings)
     ids = [(await jobs.submit({"name": f"j{n}"}))[0].id for n in range(7)]
     async with listening(hub) as listener:
-        async with store.write() as session:  # all with one number
-            await session.execute(update(Job).values(incidents=1))
-        await listener.until(lambda it: len(it.told("row")) >= 7)
-        assert sorted(one["id"] for one in listener.told("row")) == sorted(ids)
+        async with store.write() as session:  # all rows get the same change number
+            await session.execute(update(JobRecord).values(incidents=1))
+        await listener.until(lambda it: len(it.received("row")) >= 7)
+        assert sorted(row["id"] for row in listener.received("row")) == sorted(ids)
 
 
 @pytest.mark.parametrize("settings", ["postgresql"], indirect=True)
-async def test_a_position_is_below_all_that_waits_to_be_told(
+async def test_a_position_is_below_all_pending_rows(
     store: Store, settings: Settings, jobs: JobService
 ) -> None:
     hub = hub_of(store, settings, live_rows_per_s=1e-6)
     early, _ = await jobs.submit({"name": "early"})
     late, _ = await jobs.submit({"name": "x"})
     async with listening(hub) as listener:
-        for one in (early, late):  # so that the hub knows them
-            await jobs.pause(one.id)
-        await listener.until(lambda it: len(it.told("row")) >= 2)
+        for job in (early, late):  # so that the hub knows both jobs
+            await jobs.pause(job.id)
+        await listener.until(lambda it: len(it.received("row")) >= 2)
         async with job_transaction(store, early.id) as slow:
             slow.job.step = 1
             await slow.session.flush()
             async with job_transaction(store, late.id) as quick:
                 quick.job.step = 1
-            await listener.until(lambda _: len(hub._rows.pending) == 1)
-        await listener.until(lambda _: len(hub._rows.pending) == 2)
+            await listener.until(lambda _: len(hub._job_rows.pending) == 1)
+        await listener.until(lambda _: len(hub._job_rows.pending) == 2)
         async with store.read() as session:
-            numbers = await session.scalars(select(Job.changed))
-        assert hub._rows.told_upto() < min(numbers)
+            numbers = await session.scalars(select(JobRecord.changed))
+        assert hub._job_rows.sent_up_to() < min(numbers)
 
 
 @pytest.mark.parametrize("settings", ["postgresql"], indirect=True)
-async def test_a_restored_database_tells_of_what_is_new(
+async def test_a_restored_database_sends_new_changes(
     store: Store, settings: Settings, jobs: JobService
 ) -> None:
     old, _ = await jobs.submit({"name": "old"})
     async with store.write() as session:
-        await session.execute(update(Job).values(changed=10**12))
+        await session.execute(update(JobRecord).values(changed=10**12))
     before = Position("elsewhere", 5, 10**12)
     restored = await Store.open(settings)
     try:
         async with restored.read() as session:
-            assert list(await session.scalars(select(Job.changed))) == [0]
+            assert list(await session.scalars(select(JobRecord.changed))) == [0]
         async with listening(hub_of(restored, settings), None, before) as listener:
-            assert len(listener.told("reset")) == 1
+            assert len(listener.received("reset")) == 1
             await jobs.cancel(old.id)
-            await listener.until(lambda it: len(it.told("row")) == 1)
+            await listener.until(lambda it: len(it.received("row")) == 1)
     finally:
         await restored.close()
 
 
-def test_what_is_no_cursor_is_known_as_such() -> None:
+def test_an_invalid_cursor_is_rejected() -> None:
     here = Position("abc", 5, 7, "job", 1, 2, 3, 4)
-    assert Position.of(here.cursor()) == here
+    assert Position.parse(here.cursor()) == here
     for cursor in ("", "1", "a.b.c.d.e.f.g.h", "a.1.2.j.-1.0.0.0", f"a.{'9' * 30}.1.j.0.0.0.0"):
-        assert Position.of(cursor) is None
+        assert Position.parse(cursor) is None
 
 
 def test_a_batch_is_encoded_once() -> None:
-    batch = Batch([Message("row", "{}", Position("h", 1, 2))])
+    batch = Batch([StreamMessage("row", "{}", Position("h", 1, 2))])
     assert batch.encoded is batch.encoded
     assert batch.encoded == b"id: h.1.2.-.0.0.0.0\nevent: row\ndata: {}\n\n"

@@ -14,8 +14,8 @@ from holdfast_service.placement.replica_placement import Placement, Site, place_
 
 
 def holders(placement: Placement) -> list[frozenset[str]]:
-    ground = placement.ground
-    return [frozenset(ground.agents(one.home | one.copies)) for one in placement.shards]
+    topology = placement.topology
+    return [frozenset(topology.agents(one.home | one.copies)) for one in placement.shards]
 
 
 def on_nodes(mesh: dict[str, int], nodes: int, *, copies: int = 1) -> Placement:

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from holdfast_service.placement.rank_assignment import (
     Assignment,
-    Home,
-    Idle,
-    Node,
+    GroupHome,
+    IdleWorker,
+    CandidateNode,
     Shortage,
     assign,
 )
@@ -17,8 +17,8 @@ from holdfast_service.placement.rank_assignment import (
 GROUPS = ((0, 1), (2, 3))
 
 
-def node(agent: str, *workers: Idle, domain: str = "", capacity: int = 2, ready: bool = True):
-    return Node(agent, domain, capacity, ready, tuple(workers))
+def node(agent: str, *workers: IdleWorker, domain: str = "", capacity: int = 2, ready: bool = True):
+    return CandidateNode(agent, domain, capacity, ready, tuple(workers))
 
 
 def seats(result: Assignment | Shortage) -> dict[int, tuple[str, str | None]]:
@@ -27,11 +27,11 @@ def seats(result: Assignment | Shortage) -> dict[int, tuple[str, str | None]]:
 
 
 def test_a_crashed_process_on_a_healthy_agent_is_forked_there() -> None:
-    homes = {0: Home("n0", "", True), 1: Home("n1", "", True)}
+    homes = {0: GroupHome("n0", "", True), 1: GroupHome("n1", "", True)}
     nodes = [
-        node("n0", Idle("a", 0)),
-        node("n1", Idle("c", 2), Idle("d", 3)),
-        node("n2", Idle("x"), Idle("y")),
+        node("n0", IdleWorker("a", 0)),
+        node("n1", IdleWorker("c", 2), IdleWorker("d", 3)),
+        node("n2", IdleWorker("x"), IdleWorker("y")),
     ]
     assert seats(assign(GROUPS, homes, nodes)) == {
         0: ("n0", "a"),
@@ -43,7 +43,7 @@ def test_a_crashed_process_on_a_healthy_agent_is_forked_there() -> None:
 
 def test_a_process_that_had_a_rank_takes_no_other() -> None:
     """It was built for its place in the mesh; what knows no homes forks rather than moves it."""
-    nodes = [node("n1", Idle("c", 2), Idle("d", 3)), node("n2", Idle("x"), Idle("y"))]
+    nodes = [node("n1", IdleWorker("c", 2), IdleWorker("d", 3)), node("n2", IdleWorker("x"), IdleWorker("y"))]
     assert seats(assign(GROUPS, {}, nodes)) == {
         0: ("n1", None),
         1: ("n1", None),
@@ -53,8 +53,8 @@ def test_a_process_that_had_a_rank_takes_no_other() -> None:
 
 
 def test_a_standby_takes_all_ranks_of_a_lost_agent_with_its_warm_workers() -> None:
-    homes = {0: Home("n0", "", False), 1: Home("n1", "", True)}
-    nodes = [node("n1", Idle("c", 2), Idle("d", 3)), node("n2", Idle("x"), Idle("y"))]
+    homes = {0: GroupHome("n0", "", False), 1: GroupHome("n1", "", True)}
+    nodes = [node("n1", IdleWorker("c", 2), IdleWorker("d", 3)), node("n2", IdleWorker("x"), IdleWorker("y"))]
     result = assign(GROUPS, homes, nodes)
     assert seats(result)[0] == ("n2", "x")
     assert seats(result)[1] == ("n2", "y")
@@ -63,37 +63,37 @@ def test_a_standby_takes_all_ranks_of_a_lost_agent_with_its_warm_workers() -> No
 
 
 def test_the_same_failure_domain_comes_first() -> None:
-    homes = {0: Home("n0", "rack-b", False), 1: Home("n1", "rack-a", True)}
+    homes = {0: GroupHome("n0", "rack-b", False), 1: GroupHome("n1", "rack-a", True)}
     nodes = [
-        node("n1", Idle("c", 2), domain="rack-a"),
-        node("n2", Idle("x"), Idle("y"), domain="rack-a"),
+        node("n1", IdleWorker("c", 2), domain="rack-a"),
+        node("n2", IdleWorker("x"), IdleWorker("y"), domain="rack-a"),
         node("n3", domain="rack-b"),
     ]
     assert seats(assign(GROUPS, homes, nodes))[0] == ("n3", None)
 
 
 def test_an_agent_that_came_back_fills_the_hole_when_no_standby_was_there() -> None:
-    homes = {0: Home("n0", "", False), 1: Home("n1", "", True)}
-    nodes = [node("n0", Idle("new")), node("n1", Idle("c", 2), Idle("d", 3))]
+    homes = {0: GroupHome("n0", "", False), 1: GroupHome("n1", "", True)}
+    nodes = [node("n0", IdleWorker("new")), node("n1", IdleWorker("c", 2), IdleWorker("d", 3))]
     assert seats(assign(GROUPS, homes, nodes))[0] == ("n0", "new")
 
 
 def test_free_capacity_beside_other_ranks_is_the_last_resort() -> None:
-    homes = {0: Home("n0", "", False), 1: Home("n1", "", True)}
-    big = node("n1", Idle("c", 2), Idle("d", 3), capacity=4)
+    homes = {0: GroupHome("n0", "", False), 1: GroupHome("n1", "", True)}
+    big = node("n1", IdleWorker("c", 2), IdleWorker("d", 3), capacity=4)
     assert seats(assign(GROUPS, homes, [big]))[0] == ("n1", None)
     assert seats(assign(GROUPS, homes, [big, node("n2")]))[0] == ("n2", None)
 
 
 def test_without_room_the_missing_ranks_are_named() -> None:
-    homes = {0: Home("n0", "", False), 1: Home("n1", "", True)}
+    homes = {0: GroupHome("n0", "", False), 1: GroupHome("n1", "", True)}
     unready = node("n2", ready=False)
     assert assign(GROUPS, homes, [node("n1"), unready]) == Shortage((0, 1))
 
 
 def test_a_home_whose_zygote_is_starting_anew_keeps_its_ranks() -> None:
-    homes = {0: Home("n0", "", True), 1: Home("n1", "", True)}
-    nodes = [node("n0", Idle("a", 0), Idle("b", 1), ready=False), node("n1"), node("n2")]
+    homes = {0: GroupHome("n0", "", True), 1: GroupHome("n1", "", True)}
+    nodes = [node("n0", IdleWorker("a", 0), IdleWorker("b", 1), ready=False), node("n1"), node("n2")]
     assert seats(assign(GROUPS, homes, nodes))[1] == ("n0", "b")
 
 
@@ -105,14 +105,14 @@ def names(result: Assignment | Shortage) -> list[str | None]:
 
 
 def test_who_has_built_for_a_rank_takes_that_one_alone_and_only_if_it_is_free() -> None:
-    homes = {0: Home("n0", "", True), 1: Home("n1", "", True)}
-    spares = [Idle("for 0", 0, spare=True), Idle("for 1", 1, spare=True)]
-    whole = node("n0", *spares, Idle("a", 0), Idle("b", 1))
-    others = node("n1", Idle("c", 2), Idle("d", 3))
+    homes = {0: GroupHome("n0", "", True), 1: GroupHome("n1", "", True)}
+    spares = [IdleWorker("for 0", 0, spare=True), IdleWorker("for 1", 1, spare=True)]
+    whole = node("n0", *spares, IdleWorker("a", 0), IdleWorker("b", 1))
+    others = node("n1", IdleWorker("c", 2), IdleWorker("d", 3))
     assert names(assign(GROUPS, homes, [whole, others])) == ["a", "b"]
-    halved = node("n0", *spares, Idle("a", 0), Idle("any"))
+    halved = node("n0", *spares, IdleWorker("a", 0), IdleWorker("any"))
     assert names(assign(GROUPS, homes, [halved, others])) == ["a", "for 1"]
-    unready = node("n0", spares[0], Idle("a", 0), Idle("any"))
+    unready = node("n0", spares[0], IdleWorker("a", 0), IdleWorker("any"))
     assert names(assign(GROUPS, homes, [unready, others])) == ["a", "any"]
 
 
@@ -130,10 +130,10 @@ def test_every_rank_once_never_beyond_capacity_or_a_named_shortage(
         tuple(range(start, min(start + per_node, world))) for start in range(0, world, per_node)
     ]
     nodes = [
-        node(f"n{i}", *(Idle(f"w{i}.{k}", k) for k in range(warm[i])), capacity=capacity)
+        node(f"n{i}", *(IdleWorker(f"w{i}.{k}", k) for k in range(warm[i])), capacity=capacity)
         for i, capacity in enumerate(capacities)
     ]
-    homes = {i: Home(f"n{i}", "", i in alive) for i in range(len(groups)) if i < len(nodes)}
+    homes = {i: GroupHome(f"n{i}", "", i in alive) for i in range(len(groups)) if i < len(nodes)}
     result = assign(groups, homes, nodes)
     assert result == assign(groups, homes, nodes), "deterministic"
     if isinstance(result, Shortage):

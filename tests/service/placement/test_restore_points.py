@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from holdfast_service.placement.restore_points import (
     BadCopy,
-    Copy,
-    Line,
+    HeldCopy,
+    HistoryLine,
     RemoteCheckpoint,
     RestorePoint,
-    Source,
+    RestoreSource,
     find_restore_point,
     restore_for,
-    shelves,
+    copies_by_step,
 )
 from holdfast_workers.protocol.messages import Held, Place, Tier
-from holdfast_workers.state.replicas import shards
+from holdfast_workers.state.replicas import ranks_by_shard
 
 MESH = {"dp_shard": 2, "tp": 1}
 
@@ -26,48 +26,48 @@ def held(
     attempt: int = 1,
     place: Place = Place.OWN,
     mesh: str = "dp_shard=2,tp=1",
-) -> Copy:
-    return Copy(agent, "i1", agent, 1, Held(rank, step, attempt, mesh, "d", 1, place))
+) -> HeldCopy:
+    return HeldCopy(agent, "i1", agent, 1, Held(rank, step, attempt, mesh, "d", 1, place))
 
 
-def find(*copies: Copy, remotes=(), line: Line | None = None, **bad) -> RestorePoint:
+def find(*copies: HeldCopy, remotes=(), line: HistoryLine | None = None, **bad) -> RestorePoint:
     return find_restore_point(
-        world_size=2, mesh=MESH, copies=copies, remotes=remotes, line=line or Line(), **bad
+        world_size=2, mesh=MESH, copies=copies, remotes=remotes, line=line or HistoryLine(), **bad
     )
 
 
 def test_the_newest_step_that_every_rank_has() -> None:
     point = find(held("a", 0, 7), held("a", 0, 8), held("b", 1, 7))
-    assert (point.source, point.step) == (Source.MEMORY, 7)
+    assert (point.source, point.step) == (RestoreSource.MEMORY, 7)
 
 
 def test_steps_of_different_attempts_are_never_mixed() -> None:
     point = find(held("a", 0, 8, attempt=1), held("b", 1, 8, attempt=2))
-    assert point.source is Source.INIT
+    assert point.source is RestoreSource.INIT
 
 
 def test_what_a_later_attempt_has_replaced_never_comes_back() -> None:
-    line = Line().formed(1, 0).ran(1).formed(2, 5).ran(2)
+    line = HistoryLine().with_attempt(1, 0).with_run(1).with_attempt(2, 5).with_run(2)
     copies = (held("a", 0, 7), held("b", 1, 7), held("a", 0, 5), held("b", 1, 5))
     assert find(*copies, line=line).step == 5
-    assert find(*copies, line=Line().formed(1, 0).ran(1).formed(2, 5)).step == 7
+    assert find(*copies, line=HistoryLine().with_attempt(1, 0).with_run(1).with_attempt(2, 5)).step == 7
 
 
 def test_what_was_taken_back_never_comes_back_whoever_ran_since() -> None:
-    line = Line().formed(1, 0).ran(1).taken_back(1, 6).formed(2, 6)
+    line = HistoryLine().with_attempt(1, 0).with_run(1).with_rollback(1, 6).with_attempt(2, 6)
     copies = [held(a, r, step) for a, r in (("a", 0), ("b", 1)) for step in (6, 8)]
     later = (held("a", 0, 7, attempt=2), held("b", 1, 7, attempt=2))
     remotes = (RemoteCheckpoint(8, 1, "taken back"), RemoteCheckpoint(5, 1, "older"))
     assert find(*copies, remotes=remotes, line=line).step == 6
-    assert find(*copies, *later, remotes=remotes, line=line.ran(2)).step == 7
+    assert find(*copies, *later, remotes=remotes, line=line.with_run(2)).step == 7
     assert find(remotes=remotes, line=line).uri == "older"
 
 
 def test_a_newer_remote_checkpoint_wins_and_an_equal_one_does_not() -> None:
     copies = (held("a", 0, 7), held("b", 1, 7))
     newer = find(*copies, remotes=(RemoteCheckpoint(8, 1, "u"),))
-    assert (newer.source, newer.uri) == (Source.REMOTE, "u")
-    assert find(*copies, remotes=(RemoteCheckpoint(7, 1, "u"),)).source is Source.MEMORY
+    assert (newer.source, newer.uri) == (RestoreSource.REMOTE, "u")
+    assert find(*copies, remotes=(RemoteCheckpoint(7, 1, "u"),)).source is RestoreSource.MEMORY
 
 
 def test_bad_copies_and_bad_checkpoints_are_passed_over() -> None:
@@ -87,14 +87,14 @@ def test_a_restarted_agent_has_verified_its_segments_again() -> None:
 
 
 def test_ranks_of_two_meshes_do_not_make_a_state() -> None:
-    assert find(held("a", 0, 8), held("b", 1, 8, mesh="dp_shard=1,tp=2")).source is Source.INIT
+    assert find(held("a", 0, 8), held("b", 1, 8, mesh="dp_shard=1,tp=2")).source is RestoreSource.INIT
 
 
 def test_a_whole_state_of_another_mesh_is_taken_apart() -> None:
     mesh = "dp_shard=1,tp=4"
     others = tuple(held("a" if rank < 2 else "b", rank, 9, 2, mesh=mesh) for rank in range(4))
     point = find(*others, held("a", 0, 8), held("b", 1, 8))
-    assert (point.source, point.step, point.attempt, point.mesh) == (Source.RESHARD, 9, 2, mesh)
+    assert (point.source, point.step, point.attempt, point.mesh) == (RestoreSource.RESHARD, 9, 2, mesh)
     restore = restore_for(1, "c", point)
     assert (restore.tier, restore.mesh, restore.step) == (Tier.RESHARD, mesh, 9)
     assert [(one.rank, one.agent) for one in restore.origins] == [
@@ -104,28 +104,28 @@ def test_a_whole_state_of_another_mesh_is_taken_apart() -> None:
 
 def test_the_meshs_own_copies_come_before_those_of_another_at_the_same_step() -> None:
     others = tuple(held("c", rank, 8, mesh="dp_shard=1,tp=2") for rank in range(2))
-    assert find(*others, held("a", 0, 8), held("b", 1, 8)).source is Source.MEMORY
+    assert find(*others, held("a", 0, 8), held("b", 1, 8)).source is RestoreSource.MEMORY
 
 
 def test_another_mesh_that_lacks_a_rank_is_not_enough() -> None:
     others = tuple(held("a", rank, 9, mesh="dp_shard=4,tp=1") for rank in (0, 1, 3))
-    assert find(*others).source is Source.INIT
-    assert shelves(others, frozenset())[0].missing_shards() == [(2,)]
+    assert find(*others).source is RestoreSource.INIT
+    assert copies_by_step(others, frozenset())[0].missing_shards() == [(2,)]
 
 
 def test_one_replica_of_every_shard_is_enough_for_another_mesh() -> None:
     mesh = "dp_replicate=2,dp_shard=2,tp=1"
-    assert shards({"dp_replicate": 2, "dp_shard": 2, "tp": 1}) == [(0, 2), (1, 3)]
-    assert find(held("a", 2, 9, mesh=mesh), held("b", 1, 9, mesh=mesh)).source is Source.RESHARD
-    assert find(held("a", 2, 9, mesh=mesh), held("b", 0, 9, mesh=mesh)).source is Source.INIT
+    assert ranks_by_shard({"dp_replicate": 2, "dp_shard": 2, "tp": 1}) == [(0, 2), (1, 3)]
+    assert find(held("a", 2, 9, mesh=mesh), held("b", 1, 9, mesh=mesh)).source is RestoreSource.RESHARD
+    assert find(held("a", 2, 9, mesh=mesh), held("b", 0, 9, mesh=mesh)).source is RestoreSource.INIT
 
 
 def test_bad_copies_of_another_mesh_are_no_sources() -> None:
     mesh = "dp_shard=1,tp=2"
     copies = (held("a", 0, 9, mesh=mesh), held("a", 1, 9, mesh=mesh))
     bad = frozenset({BadCopy("a", Place.OWN, 1, 1, 9)})
-    assert find(*copies).source is Source.RESHARD
-    assert find(*copies, bad=bad).source is Source.INIT
+    assert find(*copies).source is RestoreSource.RESHARD
+    assert find(*copies, bad=bad).source is RestoreSource.INIT
 
 
 def test_own_memory_comes_before_the_partners() -> None:
@@ -137,15 +137,15 @@ def test_own_memory_comes_before_the_partners() -> None:
 
 
 def test_what_was_taken_back_is_not_restored_whoever_holds_it() -> None:
-    line = Line().formed(1, 0).ran(1).formed(2, 6).ran(2).taken_back(2, 8)
-    assert line.holds(2, 8)
-    assert not line.holds(2, 9)
-    assert line.formed(3, 8).ran(3).holds(3, 9)  # computed anew
+    line = HistoryLine().with_attempt(1, 0).with_run(1).with_attempt(2, 6).with_run(2).with_rollback(2, 8)
+    assert line.contains(2, 8)
+    assert not line.contains(2, 9)
+    assert line.with_attempt(3, 8).with_run(3).contains(3, 9)  # computed anew
     copies = [held(f"a{rank}", rank, step, 2) for rank in range(2) for step in (8, 9)]
     remotes = [RemoteCheckpoint(9, 2, "r9"), RemoteCheckpoint(6, 1, "r6")]
     point = find_restore_point(world_size=2, mesh=MESH, copies=copies, remotes=remotes, line=line)
-    assert (point.source, point.step) == (Source.MEMORY, 8)
+    assert (point.source, point.step) == (RestoreSource.MEMORY, 8)
     point = find_restore_point(
         world_size=2, mesh=MESH, copies=copies[1::2], remotes=remotes, line=line
     )
-    assert (point.source, point.uri) == (Source.REMOTE, "r6")
+    assert (point.source, point.uri) == (RestoreSource.REMOTE, "r6")

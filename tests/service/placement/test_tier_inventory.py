@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from holdfast_service.placement.restore_points import (
     BadCopy,
-    Copy,
-    Line,
+    HeldCopy,
+    HistoryLine,
     RemoteCheckpoint,
-    Source,
+    RestoreSource,
     find_restore_point,
 )
-from holdfast_service.placement.tier_inventory import Holding, holdings, restorable, why_not_newer
+from holdfast_service.placement.tier_inventory import Holding, holdings, newest_restorable, why_not_newer
 from holdfast_workers.protocol.messages import Held, Place
 
 MESHES = [
@@ -30,8 +30,8 @@ def tag(mesh: dict[str, int]) -> str:
     return ",".join(f"{axis}={size}" for axis, size in mesh.items())
 
 
-def copy(agent: str, rank: int, step: int, attempt: int, mesh: dict[str, int]) -> Copy:
-    return Copy(agent, "i", agent, 1, Held(rank, step, attempt, tag(mesh), "d", 1, Place.OWN))
+def copy(agent: str, rank: int, step: int, attempt: int, mesh: dict[str, int]) -> HeldCopy:
+    return HeldCopy(agent, "i", agent, 1, Held(rank, step, attempt, tag(mesh), "d", 1, Place.OWN))
 
 
 @st.composite
@@ -53,7 +53,7 @@ def inventories(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "copies": copies,
         "remotes": [RemoteCheckpoint(step, 1, f"u{step}") for step in draw(st.sets(st.just(2)))],
-        "line": Line().formed(1, 0).ran(1).formed(2, started).ran(2),
+        "line": HistoryLine().with_attempt(1, 0).with_run(1).with_attempt(2, started).with_run(2),
         "bad": frozenset(bad),
     }
 
@@ -63,10 +63,10 @@ def test_the_newest_holding_is_what_a_world_of_the_mesh_starts_from(
     known: dict[str, Any], mesh: dict[str, int]
 ) -> None:
     point = find_restore_point(world_size=prod(mesh.values()), mesh=mesh, **known)
-    complete = restorable(holdings(mesh, **known))
+    complete = newest_restorable(holdings(mesh, **known))
     best = max(complete.values(), key=lambda one: one.step, default=None)
     if best is None:
-        assert point.source is Source.INIT
+        assert point.source is RestoreSource.INIT
     else:
         assert point.step == best.step
         assert point.step == complete[point.source].step
@@ -76,13 +76,13 @@ def test_the_newest_holding_is_what_a_world_of_the_mesh_starts_from(
 def test_a_step_that_is_not_whole_says_which_ranks_it_lacks() -> None:
     mesh = {"dp_replicate": 2, "dp_shard": 2, "tp": 1}
     copies = [copy("a", rank, 5, 1, mesh) for rank in (0, 3)]
-    found = holdings(mesh, copies, [], Line())
+    found = holdings(mesh, copies, [], HistoryLine())
     assert found == [
-        Holding(Source.MEMORY, 5, 1, tag(mesh), ((1,), (2,))),
-        Holding(Source.RESHARD, 5, 1, tag(mesh)),
+        Holding(RestoreSource.MEMORY, 5, 1, tag(mesh), ((1,), (2,))),
+        Holding(RestoreSource.RESHARD, 5, 1, tag(mesh)),
     ]
     other = {"dp_replicate": 1, "dp_shard": 1, "tp": 1}
-    (lacking,) = holdings(other, copies[:1], [], Line())
+    (lacking,) = holdings(other, copies[:1], [], HistoryLine())
     assert (lacking.complete, lacking.missing) == (False, ((1, 3),))
     assert lacking.data() == {
         "tier": "reshard",
@@ -99,16 +99,16 @@ def test_each_tier_has_its_newest_complete_step() -> None:
     whole = [copy("a", rank, 7, 1, mesh) for rank in (0, 1)]
     half = [copy("a", 0, 8, 1, mesh)]
     remotes = [RemoteCheckpoint(4, 1, "u"), RemoteCheckpoint(6, 1, "bad")]
-    found = restorable(holdings(mesh, whole + half, remotes, Line(), bad_uris=frozenset({"bad"})))
+    found = newest_restorable(holdings(mesh, whole + half, remotes, HistoryLine(), bad_uris=frozenset({"bad"})))
     assert {source: one.step for source, one in found.items()} == {
-        Source.MEMORY: 7,
-        Source.REMOTE: 4,
+        RestoreSource.MEMORY: 7,
+        RestoreSource.REMOTE: 4,
     }
 
 
 def test_what_a_newer_step_lacks_is_said_in_words() -> None:
     mesh = {"dp_replicate": 1, "dp_shard": 3, "tp": 1}
     whole = [copy("a", rank, 7, 1, mesh) for rank in (0, 1, 2)]
-    found = holdings(mesh, [*whole, copy("a", 1, 8, 1, mesh)], [], Line())
+    found = holdings(mesh, [*whole, copy("a", 1, 8, 1, mesh)], [], HistoryLine())
     assert why_not_newer(found, 7) == "step 8 is in memory without rank 0, 2"
     assert why_not_newer(found, 8) == ""

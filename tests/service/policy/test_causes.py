@@ -6,8 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast_service.policy.causes import Cause, Fault, blames_node, comes_back, mark_of, primary
-from holdfast_workers.protocol.messages import ErrorKind, WorkerError
+from holdfast_service.policy.causes import (
+    Cause,
+    Fault,
+    blames_node,
+    error_mark_of,
+    is_repeat_of,
+    primary_fault,
+)
+from holdfast_workers.protocol.messages import ErrorKind, ErrorReport
 
 TRACEBACK = """Traceback (most recent call last):
   File "/code/train.py", line 12, in main
@@ -23,39 +30,39 @@ def fault(cause: Cause, at: float = 0.0, rank: int = 0, ended_by: str = "") -> F
 
 
 def raised(message: str = "no", step: int = 10, line: int = 40, type_: str = "ValueError") -> Fault:
-    error = WorkerError(ErrorKind.USER, type_, message, TRACEBACK.format(line=line), step)
+    error = ErrorReport(ErrorKind.USER, type_, message, TRACEBACK.format(line=line), step)
     return Fault(Cause.USER_ERROR, 1, 0.0, "raised", rank=0, agent="n0", step=step, error=error)
 
 
 def test_a_death_explains_what_its_peers_felt_before_it_was_seen() -> None:
     faults = (fault(Cause.COMMUNICATION, 1.0), fault(Cause.WORKER_CRASH, 2.0, rank=3))
-    assert primary(faults).rank == 3
+    assert primary_fault(faults).rank == 3
 
 
 def test_an_error_is_the_same_by_type_step_message_and_place_numbers_apart() -> None:
-    first = mark_of(raised("rank 0 at 0x7f12 lost 12.5"))
-    assert first == mark_of(raised("rank 3 at 0x7aa0 lost 1"))
+    first = error_mark_of(raised("rank 0 at 0x7f12 lost 12.5"))
+    assert first == error_mark_of(raised("rank 3 at 0x7aa0 lost 1"))
     assert first is not None
     assert first.location == "/code/train.py:40 in step"
     for other in (raised(step=11), raised(line=41), raised("yes"), raised(type_="KeyError")):
-        assert mark_of(other) != mark_of(raised())
+        assert error_mark_of(other) != error_mark_of(raised())
 
 
 def test_what_a_process_does_to_itself_comes_back_if_it_had_not_come_further() -> None:
     for left in (fault(Cause.WORKER_CRASH, ended_by="exit code 3"), fault(Cause.OUT_OF_MEMORY)):
-        before = mark_of(left)
-        assert comes_back(before, replace(left, rank=2))
-        assert comes_back(before, replace(left, step=0)), "before it had joined"
-        assert not comes_back(before, replace(left, step=11))
-        assert not comes_back(None, left)
-        assert not comes_back(before, fault(Cause.WORKER_CRASH, ended_by="exit code 4"))
-    assert mark_of(fault(Cause.WORKER_CRASH, ended_by="SIGKILL")) is None
+        before = error_mark_of(left)
+        assert is_repeat_of(before, replace(left, rank=2))
+        assert is_repeat_of(before, replace(left, step=0)), "before it had joined"
+        assert not is_repeat_of(before, replace(left, step=11))
+        assert not is_repeat_of(None, left)
+        assert not is_repeat_of(before, fault(Cause.WORKER_CRASH, ended_by="exit code 4"))
+    assert error_mark_of(fault(Cause.WORKER_CRASH, ended_by="SIGKILL")) is None
 
 
 def test_an_exception_comes_back_at_its_very_step() -> None:
-    before = mark_of(raised())
-    assert comes_back(before, raised())
-    assert not comes_back(before, raised(step=9)) and not comes_back(before, raised("yes"))
+    before = error_mark_of(raised())
+    assert is_repeat_of(before, raised())
+    assert not is_repeat_of(before, raised(step=9)) and not is_repeat_of(before, raised("yes"))
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_service.policy.checkpoint_intervals import (
-    MOST_LOST_S,
+    MAX_LOST_S,
     AutoTier,
-    Costs,
-    choose,
+    SaveCosts,
+    choose_interval,
     mean_time_between_failures_s,
     optimum_s,
 )
@@ -30,11 +30,11 @@ TIERS = st.sampled_from(AutoTier)
 def test_both_bounds_hold_and_the_overhead_goes_first(
     cost_s: float, mtbf_s: float, step_s: float, target: float, tier: AutoTier
 ) -> None:
-    chosen = choose(tier, cost_s, mtbf_s, step_s, target)
+    chosen = choose_interval(tier, cost_s, mtbf_s, step_s, target)
     between_s = chosen.every_steps * step_s
     assert chosen.every_steps >= 1
     assert cost_s / between_s <= target * (1 + 1e-9)
-    assert between_s <= max(MOST_LOST_S, cost_s / target + step_s) * (1 + 1e-9) + step_s
+    assert between_s <= max(MAX_LOST_S, cost_s / target + step_s) * (1 + 1e-9) + step_s
 
 
 @given(SECONDS, SECONDS, MTBFS, MTBFS, STEPS, TARGETS, TIERS)
@@ -44,9 +44,9 @@ def test_dearer_saves_and_rarer_failures_never_make_saves_more_frequent(
 ) -> None:  # fmt: skip
     cheap, dear = sorted((one_s, two_s))
     soon, rare = sorted((early_s, late_s))
-    usual = choose(tier, cheap, soon, step_s, target).every_steps
-    assert choose(tier, dear, soon, step_s, target).every_steps >= usual
-    assert choose(tier, cheap, rare, step_s, target).every_steps >= usual
+    usual = choose_interval(tier, cheap, soon, step_s, target).every_steps
+    assert choose_interval(tier, dear, soon, step_s, target).every_steps >= usual
+    assert choose_interval(tier, cheap, rare, step_s, target).every_steps >= usual
 
 
 def test_the_optimum_is_youngs_where_a_save_costs_little() -> None:
@@ -59,7 +59,9 @@ def test_what_is_lost_is_within_a_twentieth_of_the_best_by_trial(
     cost_s: float, mtbf_s: float
 ) -> None:
     """A run with failures at random times, played with every interval."""
-    chosen = choose(AutoTier.MEMORY, cost_s, mtbf_s, step_s=1.0, overhead_target=1.0).every_steps
+    chosen = choose_interval(
+        AutoTier.MEMORY, cost_s, mtbf_s, step_s=1.0, overhead_target=1.0
+    ).every_steps
     tried = {every: _lost(every, cost_s, mtbf_s) for every in range(5, 600, 5)}
     assert _lost(chosen, cost_s, mtbf_s) <= 1.05 * min(tried.values())
 
@@ -106,29 +108,29 @@ def row(step: int, step_s: float, *, memory: bool = False, remote: bool = False)
 
 
 def test_costs_are_what_steps_beside_a_save_take_longer() -> None:
-    costs = Costs()
+    costs = SaveCosts()
     assert costs.memory_s is costs.remote_s is costs.step_s is None
     for step in range(1, 101):
         memory, remote = step % 2 == 0, step % 20 in (0, 1, 2)
         step_s = 0.1 + 0.01 * memory + 0.2 * remote
         if step % 33 == 0:
             step_s += 5.0  # a hiccup is no cost of a save
-        costs.take([row(step, step_s, memory=memory, remote=remote)])
+        costs.add_rows([row(step, step_s, memory=memory, remote=remote)])
     assert costs.step_s == pytest.approx(0.105, abs=0.006)
     assert costs.memory_s == pytest.approx(0.01, abs=0.001)
     assert costs.remote_s == pytest.approx(0.6, abs=0.03)
 
 
 def test_rows_that_come_twice_or_late_change_nothing() -> None:
-    costs, again = Costs(), Costs()
+    costs, again = SaveCosts(), SaveCosts()
     rows = [row(step, 0.1, memory=step % 2 == 0) for step in range(1, 60)]
-    costs.take(rows)
+    costs.add_rows(rows)
     for step in range(1, 60):
-        again.take(rows[:step])
+        again.add_rows(rows[:step])
     assert (costs.memory_s, costs.step_s) == (again.memory_s, again.step_s)
 
 
 def test_what_training_waited_is_the_least_that_a_save_costs() -> None:
-    costs = Costs()
-    costs.take([row(step, 0.1, memory=step % 2 == 0) for step in range(1, 60)])
+    costs = SaveCosts()
+    costs.add_rows([row(step, 0.1, memory=step % 2 == 0) for step in range(1, 60)])
     assert costs.memory_s == 0.004

@@ -10,15 +10,15 @@ from holdfast_service.policy.decision_ladder import (
     Action,
     Budget,
     Decision,
-    Seating,
+    SeatingResult,
     Situation,
-    carried_out,
+    applied_decision,
     decide,
     is_tolerable,
 )
-from holdfast_workers.protocol.messages import ErrorKind, WorkerError
+from holdfast_workers.protocol.messages import ErrorKind, ErrorReport
 
-ERROR = WorkerError(ErrorKind.USER, "ValueError", "no", "Traceback", 10)
+ERROR = ErrorReport(ErrorKind.USER, "ValueError", "no", "Traceback", 10)
 
 SITUATIONS = st.builds(
     Situation,
@@ -144,10 +144,10 @@ def test_the_end_of_a_budget_is_named() -> None:
 
 def test_what_the_fence_showed_amends_the_decision_and_keeps_what_was_meant() -> None:
     meant = decision(Cause.COMMUNICATION)
-    same = carried_out(meant, Seating())
+    same = applied_decision(meant, SeatingResult())
     assert same.action is Action.REFORM
-    other = carried_out(meant, Seating(forked=(1,)))
+    other = applied_decision(meant, SeatingResult(forked=(1,)))
     assert other.action is Action.REPLACE_WORKER
     assert {one.action for one in other.refused} == set(Action) - {Action.REPLACE_WORKER}
     (refused,) = [one.why for one in other.refused if one.action is Action.REFORM]
-    assert "meant at first" in refused
+    assert "decided at first" in refused

@@ -6,14 +6,19 @@ from pathlib import Path
 
 from holdfast_service.policy.causes import Cause
 from holdfast_service.policy.decision_ladder import Action
-from holdfast_service.policy.decision_table import decided, into, possible, rows
+from holdfast_service.policy.decision_table import (
+    decision_for,
+    possible_situations,
+    rows,
+    updated_page,
+)
 
 PAGE = Path(__file__).parents[3] / "docs" / "recovery-policy.md"
 
 
 def test_the_page_has_the_table_of_the_present_code() -> None:
     page = PAGE.read_text()
-    assert into(page) == page, (
+    assert updated_page(page) == page, (
         "decisions have changed: run python -m holdfast_service.policy.decision_table " + PAGE.name
     )
 
@@ -22,8 +27,8 @@ def test_every_cause_has_a_decision_for_all_that_can_be_known_and_at_hand() -> N
     told = list(rows())
     assert {cause for cause, *_ in told} == {f"`{cause.value}`" for cause in Cause}
     for cause in Cause:
-        for known in possible(cause):
-            decision = f"`{decided(cause, known).action.value}`"
+        for known in possible_situations(cause):
+            decision = f"`{decision_for(cause, known).action.value}`"
             assert any(row[0] == f"`{cause.value}`" and decision in row[3] for row in told)
     reached = {action for action in Action for row in told if f"`{action.value}`" in row[3]}
     assert reached == set(Action) - {Action.SHRINK}

@@ -8,45 +8,45 @@ from hypothesis import strategies as st
 
 from holdfast_service.policy.causes import Cause
 from holdfast_service.policy.quarantine import (
-    COUNTED,
+    COUNTED_CAUSES,
+    NodeDecision,
+    NodeIncident,
+    NodeStanding,
     QuarantineRules,
-    Standing,
-    Standings,
-    Trouble,
-    after_trouble,
     cordoned,
-    lifted,
+    decide_quarantine,
     node_name,
-    present,
     quarantined,
+    standing_at,
+    uncordoned,
 )
 
 RULES = QuarantineRules()
 
 
-def troubles(*at: float, cause: Cause = Cause.NODE_LOST) -> list[Trouble]:
-    return [Trouble("j", number, cause, when) for number, when in enumerate(at)]
+def troubles(*at: float, cause: Cause = Cause.NODE_LOST) -> list[NodeIncident]:
+    return [NodeIncident("j", number, cause, when) for number, when in enumerate(at)]
 
 
 def test_several_incidents_within_the_window_set_a_node_aside_with_a_reason_and_a_time() -> None:
-    assert after_trouble(Standings(), troubles(1000, 1100), RULES, 1200.0) is None
-    new = after_trouble(Standings(), troubles(1000, 1100, 1200), RULES, 1200.0)
-    assert new is not None and new.state is Standing.QUARANTINED
+    assert decide_quarantine(NodeDecision(), troubles(1000, 1100), RULES, 1200.0) is None
+    new = decide_quarantine(NodeDecision(), troubles(1000, 1100, 1200), RULES, 1200.0)
+    assert new is not None and new.state is NodeStanding.QUARANTINED
     assert new.until == 1200 + RULES.first_s
     assert "3 incidents within 3600 s" in new.reason and "node_lost (job j" in new.reason
 
 
 def test_old_incidents_and_those_that_say_nothing_of_the_node_do_not_count() -> None:
     now = 10_000.0
-    assert after_trouble(Standings(), troubles(now - 3601, now - 1, now), RULES, now) is None
-    assert not COUNTED & {Cause.OUT_OF_MEMORY, Cause.WORKER_CRASH, Cause.PREEMPTED}
-    for cause in set(Cause) - COUNTED:
-        assert after_trouble(Standings(), troubles(1, 2, 3, cause=cause), RULES, 4.0) is None
+    assert decide_quarantine(NodeDecision(), troubles(now - 3601, now - 1, now), RULES, now) is None
+    assert not COUNTED_CAUSES & {Cause.OUT_OF_MEMORY, Cause.WORKER_CRASH, Cause.PREEMPTED}
+    for cause in set(Cause) - COUNTED_CAUSES:
+        assert decide_quarantine(NodeDecision(), troubles(1, 2, 3, cause=cause), RULES, 4.0) is None
 
 
 def test_zero_incidents_means_that_none_is_set_aside() -> None:
     off = QuarantineRules(incidents=0)
-    assert after_trouble(Standings(), troubles(1, 2, 3), off, 4.0) is None
+    assert decide_quarantine(NodeDecision(), troubles(1, 2, 3), off, 4.0) is None
     assert not off.leaves_enough(0, 100)
 
 
@@ -60,7 +60,7 @@ def test_no_more_than_a_share_of_the_nodes_is_quarantined(
 
 
 def test_each_further_quarantine_is_twice_as_long_until_a_node_behaved_for_long() -> None:
-    now, standing = 1e6, Standings()
+    now, standing = 1e6, NodeDecision()
     lengths = []
     for _ in range(10):
         standing = quarantined(standing, "again", RULES, now)
@@ -76,22 +76,22 @@ def test_each_further_quarantine_is_twice_as_long_until_a_node_behaved_for_long(
 
 def test_a_quarantine_that_was_lifted_wipes_the_slate() -> None:
     history = troubles(1000, 1100, 1200)
-    standing = after_trouble(Standings(), history, RULES, 1200.0)
+    standing = decide_quarantine(NodeDecision(), history, RULES, 1200.0)
     assert standing is not None
-    free = lifted(standing, 1300.0)
-    assert present(free, 1300.0) is Standing.READY
-    assert after_trouble(free, [*history, *troubles(1400, 1500)], RULES, 1500.0) is None
-    again = after_trouble(free, [*history, *troubles(1400, 1500, 1600)], RULES, 1600.0)
+    free = uncordoned(standing, 1300.0)
+    assert standing_at(free, 1300.0) is NodeStanding.READY
+    assert decide_quarantine(free, [*history, *troubles(1400, 1500)], RULES, 1500.0) is None
+    again = decide_quarantine(free, [*history, *troubles(1400, 1500, 1600)], RULES, 1600.0)
     assert again is not None and again.strikes == 2
 
 
 def test_what_somebody_cordoned_stays_so_until_its_time_or_for_ever() -> None:
-    for_ever = cordoned(Standings(), "repair", None, 10.0)
-    assert present(for_ever, 1e12) is Standing.CORDONED
-    assert after_trouble(for_ever, troubles(11, 12, 13), RULES, 14.0) is None
-    a_while = cordoned(Standings(), "repair", 20.0, 10.0)
-    assert present(a_while, 19.9) is Standing.CORDONED
-    assert present(a_while, 20.0) is Standing.READY
+    for_ever = cordoned(NodeDecision(), "repair", None, 10.0)
+    assert standing_at(for_ever, 1e12) is NodeStanding.CORDONED
+    assert decide_quarantine(for_ever, troubles(11, 12, 13), RULES, 14.0) is None
+    a_while = cordoned(NodeDecision(), "repair", 20.0, 10.0)
+    assert standing_at(a_while, 19.9) is NodeStanding.CORDONED
+    assert standing_at(a_while, 20.0) is NodeStanding.READY
 
 
 def test_a_node_is_its_machine_and_on_loopback_its_raylet() -> None:
@@ -106,28 +106,28 @@ def test_a_node_is_its_machine_and_on_loopback_its_raylet() -> None:
     st.lists(st.tuples(st.floats(0, 1e5), st.sampled_from(list(Cause))), max_size=20),
     st.floats(0, 1e5),
     st.integers(1, 5),
-    st.sampled_from(list(Standing)),
+    st.sampled_from(list(NodeStanding)),
     st.none() | st.floats(0, 2e5),
 )
 def test_a_node_is_quarantined_exactly_when_enough_that_it_is_blamed_for_is_recent(
     events: list[tuple[float, Cause]],
     now: float,
     limit: int,
-    state: Standing,
+    state: NodeStanding,
     until: float | None,
 ) -> None:
     rules = QuarantineRules(incidents=limit)
-    before = Standings(state, "", 100.0, until, 1)
-    history = [Trouble("j", n, cause, at) for n, (at, cause) in enumerate(events)]
+    before = NodeDecision(state, "", 100.0, until, 1)
+    history = [NodeIncident("j", n, cause, at) for n, (at, cause) in enumerate(events)]
     counted = [
         at
         for at, cause in events
-        if cause in COUNTED and at > max(now - rules.window_s, before.since)
+        if cause in COUNTED_CAUSES and at > max(now - rules.window_s, before.since)
     ]
-    new = after_trouble(before, history, rules, now)
-    ready = state is Standing.READY or (until is not None and until <= now)
+    new = decide_quarantine(before, history, rules, now)
+    ready = state is NodeStanding.READY or (until is not None and until <= now)
     assert (new is not None) == (ready and len(counted) >= limit)
     if new is not None:
         assert new.until is not None and now < new.until <= now + rules.longest_s
-        assert present(new, now) is Standing.QUARANTINED
-        assert after_trouble(new, history, rules, now) is None
+        assert standing_at(new, now) is NodeStanding.QUARANTINED
+        assert decide_quarantine(new, history, rules, now) is None

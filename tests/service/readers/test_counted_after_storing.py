@@ -1,4 +1,4 @@
-"""What others hear of a job's transaction they hear once it is stored, and only then."""
+"""Callbacks and statistics see a job's transaction only after it is stored."""
 
 from __future__ import annotations
 
@@ -8,48 +8,55 @@ from typing import Any
 import pytest
 
 from holdfast_service.job_model.lifecycle import State
-from holdfast_service.readers.fleet_metrics import Fleet
+from holdfast_service.readers.fleet_metrics import FleetReader
 from holdfast_service.services.jobs import JobService
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import Incident
+from holdfast_service.store.models import IncidentRow
 from holdfast_service.store.transaction import job_transaction
 
 
-async def test_an_incident_is_told_once_it_is_stored(store: Store, jobs: JobService) -> None:
+async def test_an_incident_is_reported_after_it_is_stored(store: Store, jobs: JobService) -> None:
     job = (await jobs.submit({"name": "x"}))[0]
-    told: list[tuple[str, Mapping[str, Any]]] = []
-    store.on_incident_closed = lambda job_id, incident: told.append((job_id, incident))
+    reported: list[tuple[str, Mapping[str, Any]]] = []
+    store.on_incident_closed = lambda job_id, incident: reported.append((job_id, incident))
     with pytest.raises(RuntimeError):
         async with job_transaction(store, job.id) as tx:
             tx.emit("incident.closed", {"incident": 1})
             tx.transition(State.STARTING)
             raise RuntimeError("rolled back")
-    assert not told and not store.transitions
+    assert not reported and not store.transitions
     async with job_transaction(store, job.id) as tx:
         tx.emit("incident.closed", {"incident": 1})
         tx.transition(State.STARTING)
-        assert not told
-    assert told == [(job.id, {"incident": 1})]
+        assert not reported
+    assert reported == [(job.id, {"incident": 1})]
     assert store.transitions == {("QUEUED", "STARTING", ""): 1}
 
 
-async def test_the_fleet_counts_each_incident_once(store: Store, jobs: JobService) -> None:
+async def test_fleet_statistics_count_each_incident_once(store: Store, jobs: JobService) -> None:
     job = (await jobs.submit({"name": "x"}))[0]
-    fleet = Fleet(store)
+    fleet = FleetReader(store)
 
     async def close(number: int, at: float) -> None:
-        said = {"cause": "hang", "decision": "ignore", "steps_lost": 2, "phases_s": {"total": 0.3}}
+        fields = {
+            "cause": "hang",
+            "decision": "ignore",
+            "steps_lost": 2,
+            "phases_s": {"total": 0.3},
+        }
         async with store.write() as session:
             session.add(
-                Incident(job_id=job.id, number=number, opened_at=at - 1, closed_at=at, data=said)
+                IncidentRow(
+                    job_id=job.id, number=number, opened_at=at - 1, closed_at=at, data=fields
+                )
             )
 
     await close(1, 1000.0)
-    assert (await fleet.figures(2000.0)).lost_steps == 2
-    await close(2, 990.0)  # stored later than one that closed after it
+    assert (await fleet.statistics(2000.0)).lost_steps == 2
+    await close(2, 990.0)  # stored after an incident that closed later
     for _ in range(2):
-        figures = await fleet.figures(2000.0)
-        assert figures.incidents == {("hang", "ignore"): 2}
-        assert (figures.lost_steps, sum(figures.phases["total"].counts)) == (4, 2)
-    assert figures.jobs == {"QUEUED": 1}
-    assert figures.goodput is None
+        statistics = await fleet.statistics(2000.0)
+        assert statistics.incidents == {("hang", "ignore"): 2}
+        assert (statistics.lost_steps, sum(statistics.phases["total"].counts)) == (4, 2)
+    assert statistics.jobs == {"QUEUED": 1}
+    assert statistics.goodput is None

@@ -1,4 +1,4 @@
-"""One account of a job's time for all who look at it at once."""
+"""Concurrent readers of a job share a goodput account."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from tests.support.service.job_drives import JOB
 
 from holdfast_service.readers import goodput_cache
-from holdfast_service.readers.goodput_cache import KeptAccounts
+from holdfast_service.readers.goodput_cache import GoodputCache
 from holdfast_service.services.jobs import JobService
 from holdfast_service.store import accounts
 from holdfast_service.store.engine import Store
@@ -16,27 +16,27 @@ from holdfast_service.store.job_lookup import find_job
 from holdfast_service.store.transaction import job_transaction
 
 
-async def test_whoever_looks_at_once_shares_an_account_and_a_new_event_makes_another(
+async def test_concurrent_readers_share_an_account_until_a_new_event(
     store: Store, jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, _ = await jobs.submit(JOB)
-    made = []
+    computed = []
 
     async def counted(*given: object) -> object:
-        made.append(given)
+        computed.append(given)
         return await accounts.goodput(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(goodput_cache, "accounts", type("_", (), {"goodput": counted}))
-    kept = KeptAccounts()
+    cache = GoodputCache()
 
-    async def look() -> object:
+    async def read() -> object:
         async with store.read() as session:
-            return await kept.of(session, await find_job(session, job.id))
+            return await cache.get(session, await find_job(session, job.id))
 
-    first, second = await asyncio.gather(look(), look())
+    first, second = await asyncio.gather(read(), read())
     assert first is second
-    assert len(made) == 1
+    assert len(computed) == 1
     async with job_transaction(store, job.id) as tx:
         tx.emit("job.pausing", {})
-    assert await look() is not first
-    assert len(made) == 2
+    assert await read() is not first
+    assert len(computed) == 2

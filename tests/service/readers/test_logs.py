@@ -1,4 +1,4 @@
-"""Log lines are found by what they say, forwards and backwards, in a bounded time."""
+"""Log lines are searched forwards and backwards by their content, in bounded time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.support.service.fake_cluster import line
 
 from holdfast_service.job_model.job_errors import InvalidRegex
 from holdfast_service.job_model.log_filters import (
-    Expression,
     LogFilter,
     LogLevel,
-    compiled,
+    LogPattern,
+    compile_pattern,
     level_of,
 )
 from holdfast_service.services.jobs import JobService
@@ -45,10 +45,10 @@ async def test_lines_are_found_by_rank_level_time_and_expression(
     job = await job_with_lines(store, jobs, 1200)
     reader = jobs.log_reader
 
-    async def found(wanted: LogFilter, **asked: int) -> list[int]:
-        return [one.line for one in (await reader.page(job, wanted, **asked)).lines]  # type: ignore[arg-type]
+    async def found(log_filter: LogFilter, **query: int) -> list[int]:
+        return [line.line for line in (await reader.page(job, log_filter, **query)).lines]  # type: ignore[arg-type]
 
-    assert await found(LogFilter(grep=compiled(r"line 11\d$"))) == list(range(110, 120))
+    assert await found(LogFilter(grep=compile_pattern(r"line 11\d$"))) == list(range(110, 120))
     assert await found(LogFilter(level=LogLevel.WARNING), limit=3) == [10, 20, 30]
     assert await found(LogFilter(rank=2, level=LogLevel.ERROR), limit=2) == [10, 30]
     assert (await found(LogFilter(since=1000.0 + 1190)))[0] == 1190
@@ -57,26 +57,28 @@ async def test_lines_are_found_by_rank_level_time_and_expression(
     assert await found(LogFilter(), tail=2) == [1199, 1200]
 
 
-async def test_pages_backwards_meet_without_a_gap(store: Store, jobs: JobService) -> None:
+async def test_backward_pages_have_no_gaps(store: Store, jobs: JobService) -> None:
     job = await job_with_lines(store, jobs, 1100)
-    wanted = LogFilter(grep=compiled("line .*[05]$"))
+    log_filter = LogFilter(grep=compile_pattern("line .*[05]$"))
     seen: list[int] = []
     before: int | None = 1050
     while before is not None:
-        page = await jobs.log_reader.page(job, wanted, before=before, limit=17)
-        seen = [one.line for one in page.lines] + seen
+        page = await jobs.log_reader.page(job, log_filter, before=before, limit=17)
+        seen = [line.line for line in page.lines] + seen
         before = page.first_line
     assert seen == [n for n in range(1, 1050) if n % 5 == 0]
 
 
-async def test_a_search_that_takes_long_says_how_far_it_came(
+async def test_a_slow_search_returns_its_position(
     store: Store, jobs: JobService, settings: Settings
 ) -> None:
     job = await job_with_lines(store, jobs, 60, each=20)
-    hasty = JobService(store, jobs._cluster, settings.model_copy(update={"log_search_s": 1e-6}))
+    impatient = JobService(store, jobs._cluster, settings.model_copy(update={"log_search_s": 1e-6}))
     after, rounds, seen = 0, 0, 0
     while True:
-        page = await hasty.log_reader.page(job, LogFilter(grep=compiled("line 60$")), after=after)
+        page = await impatient.log_reader.page(
+            job, LogFilter(grep=compile_pattern("line 60$")), after=after
+        )
         assert page.last_line > after
         after, rounds, seen = page.last_line, rounds + 1, seen + len(page.lines)
         if not page.more:
@@ -85,37 +87,35 @@ async def test_a_search_that_takes_long_says_how_far_it_came(
     assert rounds > 2
 
 
-class SlowExpression(Expression):
-    """Runs until it is allowed to end, as a hard one on long lines would."""
+class SlowExpression(LogPattern):
+    """Blocks until it is allowed to end, like an expensive expression on long lines."""
 
     def __init__(self) -> None:
         super().__init__(None)
         self.began = threading.Event()
         self.may_end = threading.Event()
 
-    def search(self, said: str) -> bool:
+    def search(self, content: str) -> bool:
         self.began.set()
         return self.may_end.wait(5)
 
 
-async def test_others_have_their_turn_while_an_expression_runs(
+async def test_the_loop_is_not_blocked_while_an_expression_runs(
     store: Store, jobs: JobService
 ) -> None:
     job = await job_with_lines(store, jobs, 3)
-    for asked in ({}, {"tail": 3}):
+    for query in ({}, {"tail": 3}):
         slow = SlowExpression()
-        page = asyncio.create_task(jobs.log_reader.page(job, LogFilter(grep=slow), **asked))
+        page = asyncio.create_task(jobs.log_reader.page(job, LogFilter(grep=slow), **query))
         while not slow.began.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         slow.may_end.set()
-        assert [one.line for one in (await page).lines] == [1, 2, 3]
+        assert [line.line for line in (await page).lines] == [1, 2, 3]
 
 
-async def test_lines_that_came_late_do_not_end_a_search_from_the_end(
-    store: Store, jobs: JobService
-) -> None:
+async def test_late_lines_do_not_end_a_backward_search(store: Store, jobs: JobService) -> None:
     job, _ = await jobs.submit({"name": "x"})
-    times = [10_000.0] * 500 + [100.0] + [10_001.0] * 99  # a chunk begins with the late one
+    times = [10_000.0] * 500 + [100.0] + [10_001.0] * 99  # a chunk starts with the late line
     lines = [replace(line(n, "said"), at=at) for n, at in enumerate(times, 1)]
     async with job_transaction(store, job.id) as tx:
         await series.store_logs(tx.session, tx.job, lines)
@@ -124,7 +124,7 @@ async def test_lines_that_came_late_do_not_end_a_search_from_the_end(
     assert len((await jobs.log_reader.page(job.id, late)).lines) == 599
 
 
-async def test_a_download_is_every_line_that_matches(store: Store, jobs: JobService) -> None:
+async def test_a_download_contains_every_matching_line(store: Store, jobs: JobService) -> None:
     job = await job_with_lines(store, jobs, 1200)
     parts = [part async for part in await jobs.log_reader.text(job, LogFilter(rank=1))]
     lines = "".join(parts).splitlines()
@@ -133,16 +133,16 @@ async def test_a_download_is_every_line_that_matches(store: Store, jobs: JobServ
 
 
 def test_no_expression_takes_long() -> None:
-    evil = compiled("(a*)*(a|aa)+$")
+    evil = compile_pattern("(a*)*(a|aa)+$")
     began = time.monotonic()
-    LogFilter(grep=evil).lets_through([0.0, 0, 1, "", "", "stdout", "a" * 16_000 + "b"])
+    LogFilter(grep=evil).matches([0.0, 0, 1, "", "", "stdout", "a" * 16_000 + "b"])
     assert time.monotonic() - began < 1.0
 
 
 @pytest.mark.parametrize("expression", ["(", "a{1000}{1000}", r"(?=x)", "x" * 501, "\ud800"])
-def test_what_is_no_expression_is_refused(expression: str) -> None:
+def test_an_invalid_expression_is_rejected(expression: str) -> None:
     with pytest.raises(InvalidRegex):
-        compiled(expression)
+        compile_pattern(expression)
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def test_what_is_no_expression_is_refused(expression: str) -> None:
         ("step 3", None),
     ],
 )
-def test_a_level_is_read_from_a_line(said: str, level: LogLevel | None) -> None:
-    assert level_of(said) is level
+def test_the_level_is_parsed_from_a_line(content: str, level: LogLevel | None) -> None:
+    assert level_of(content) is level
 
 
 @pytest.mark.parametrize(
@@ -181,9 +181,9 @@ def test_a_level_is_read_from_a_line(said: str, level: LogLevel | None) -> None:
         "x*$",
     ],
 )
-def test_a_chunk_is_passed_over_only_if_no_line_of_it_matches(expression: str) -> None:
-    wanted = compiled(expression)
-    assert wanted is not None
+def test_a_chunk_is_skipped_only_if_no_line_matches(expression: str) -> None:
+    searched = compile_pattern(expression)
+    assert searched is not None
     lines = [
         "a",
         "b",
@@ -199,10 +199,10 @@ def test_a_chunk_is_passed_over_only_if_no_line_of_it_matches(expression: str) -
         "a\tb",
     ]
     for pair in itertools.product(lines, repeat=2):
-        if any(wanted.search(said) for said in pair):
-            assert wanted.may_be_in(pair), pair
-            stored = to_json([[1.0, 0, 1, "n0", "w", "output", said] for said in pair])
-            assert wanted.may_be_stored(stored), pair
-    nowhere = compiled("nowhere")
-    assert nowhere is not None and not nowhere.may_be_in(lines)
-    assert not nowhere.may_be_stored(to_json([[1.0, 0, 1, "n0", "w", "output", "here"]]))
+        if any(searched.search(content) for content in pair):
+            assert searched.may_match_any(pair), pair
+            stored = to_json([[1.0, 0, 1, "n0", "w", "output", content] for content in pair])
+            assert searched.may_match_stored(stored), pair
+    nowhere = compile_pattern("nowhere")
+    assert nowhere is not None and not nowhere.may_match_any(lines)
+    assert not nowhere.may_match_stored(to_json([[1.0, 0, 1, "n0", "w", "output", "here"]]))

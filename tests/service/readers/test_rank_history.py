@@ -1,4 +1,4 @@
-"""What single ranks took is kept in a bounded space, and read as a heatmap shows it."""
+"""Rank times are stored in bounded space, and are read in the form of a heatmap."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.support.service.fake_cluster import FakeCluster, row
 from tests.support.service.job_drives import reconciling, submitted, until
 
 from holdfast_service.job_model.supervisor_protocol import Phase
-from holdfast_service.readers.ranks import Asked
+from holdfast_service.readers.ranks import RankHistoryQuery
 from holdfast_service.services.jobs import JobService
 from holdfast_service.services.nodes import NodeService
 from holdfast_service.services.overview import Overview
 from holdfast_service.settings import Settings
 from holdfast_service.store import rank_series
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import Attempt, AttemptMember, RankChunk
+from holdfast_service.store.models import AttemptMember, AttemptRow, RankChunk
 from holdfast_service.views.ranks import RankMeasure
 from holdfast_workers.protocol.messages import Beat, StepRow
 
@@ -28,24 +28,22 @@ def step(number: int, at: float, *compute_s: float) -> StepRow:
     return replace(row(1, number), at=at, compute_s=compute_s, step_time_s=1.0)
 
 
-async def test_a_bucket_holds_the_mean_however_its_steps_come(
-    store: Store, jobs: JobService
-) -> None:
+async def test_a_bucket_holds_the_mean_in_any_arrival_order(store: Store, jobs: JobService) -> None:
     job, _ = await jobs.submit({"name": "x"})
     rows = [step(1, 1000.1, 1.0, 2.0), step(2, 1000.5, 3.0, 2.0), step(3, 1001.5, 5.0, 6.0)]
     for part in (rows[:1], rows[1:], []):
         async with store.write() as session:
             await rank_series.store_rows(session, job.id, part)
     async with store.read() as session:
-        told = await rank_series.read(session, job.id, 1000.0, 1002.0)
-    assert told is not None and told.width_s == 1
-    first = 1000 - told.since
-    assert told.compute[first].tolist() == [2.0, 2.0]
-    assert told.compute[first + 1].tolist() == [5.0, 6.0]
-    assert np.isnan(told.compute[first + 2]).all()
+        found = await rank_series.read(session, job.id, 1000.0, 1002.0)
+    assert found is not None and found.width_s == 1
+    first = 1000 - found.since
+    assert found.compute[first].tolist() == [2.0, 2.0]
+    assert found.compute[first + 1].tolist() == [5.0, 6.0]
+    assert np.isnan(found.compute[first + 2]).all()
 
 
-async def test_a_long_job_takes_no_more_space_and_forgets_nothing(
+async def test_a_long_job_has_bounded_space_and_keeps_all_steps(
     store: Store, jobs: JobService
 ) -> None:
     job, _ = await jobs.submit({"name": "x"})
@@ -58,27 +56,27 @@ async def test_a_long_job_takes_no_more_space_and_forgets_nothing(
     async with store.read() as session:
         chunks = await session.scalar(select(func.count()).select_from(RankChunk))
         counts = await session.scalars(select(RankChunk.counts))
-        told = await rank_series.read(session, job.id, 0.0, 1e9)
-        total = sum(sum(one) for one in counts)
-    assert chunks is not None and chunks <= rank_series.MOST_CHUNKS
+        found = await rank_series.read(session, job.id, 0.0, 1e9)
+        total = sum(sum(buckets) for buckets in counts)
+    assert chunks is not None and chunks <= rank_series.MAX_CHUNKS
     assert total == 160
-    assert told is not None
-    assert np.nanmin(told.compute[:, 0]) == 1.0
-    assert np.nanmax(told.compute[:, 0]) == 40.0
+    assert found is not None
+    assert np.nanmin(found.compute[:, 0]) == 1.0
+    assert np.nanmax(found.compute[:, 0]) == 40.0
 
 
-async def test_a_world_that_grows_keeps_what_was_before(store: Store, jobs: JobService) -> None:
+async def test_a_growing_world_keeps_earlier_times(store: Store, jobs: JobService) -> None:
     job, _ = await jobs.submit({"name": "x"})
     async with store.write() as session:
         await rank_series.store_rows(session, job.id, [step(1, 1000.1, 1.0, 2.0)])
         await rank_series.store_rows(session, job.id, [step(2, 1001.1, 1.0, 2.0, 3.0)])
     async with store.read() as session:
-        told = await rank_series.read(session, job.id, 1000.0, 1002.0)
-    assert told is not None and told.compute.shape[1] == 3
-    assert np.isnan(told.compute[1000 - told.since, 2])
+        found = await rank_series.read(session, job.id, 1000.0, 1002.0)
+    assert found is not None and found.compute.shape[1] == 3
+    assert np.isnan(found.compute[1000 - found.since, 2])
 
 
-async def test_a_slow_rank_and_a_silent_one_are_seen(
+async def test_slow_and_silent_ranks_are_visible(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     overview = Overview(store, NodeService(store), settings)
@@ -95,30 +93,32 @@ async def test_a_slow_rank_and_a_silent_one_are_seen(
         ]
         job_id = supervisor.launch.job_id
 
-        async def there() -> bool:
+        async def has_states() -> bool:
             return (await overview.ranks(job_id)).at is not None
 
-        await until(there)
-        told = await overview.ranks(job_id)
-        assert (told.front_step, told.attempt) == (4, 1)
-        assert [one.lag_steps for one in told.ranks] == [0, 0, 0, 1]
-        assert [one.slow_factor for one in told.ranks] == [1.0, 1.0, 1.0, 3.0]
-        assert told.ranks[3].silent_s == 0.5
-        assert told.ranks[3].coordinates == {"dp_shard": 1, "tp": 1}
-        history = await overview.rank_history(job_id, Asked(now, now + 6, buckets=6))
-        assert [one.rank for one in history.ranks] == [0, 1, 2, 3]
+        await until(has_states)
+        found = await overview.ranks(job_id)
+        assert (found.front_step, found.attempt) == (4, 1)
+        assert [rank.lag_steps for rank in found.ranks] == [0, 0, 0, 1]
+        assert [rank.slow_factor for rank in found.ranks] == [1.0, 1.0, 1.0, 3.0]
+        assert found.ranks[3].silent_s == 0.5
+        assert found.ranks[3].coordinates == {"dp_shard": 1, "tp": 1}
+        history = await overview.rank_history(job_id, RankHistoryQuery(now, now + 6, buckets=6))
+        assert [rank.rank for rank in history.ranks] == [0, 1, 2, 3]
         assert history.ranks[2].workers == ("n1.a.2",)
         seen = {value for value in history.values[3] if value is not None}
         assert len(seen) == 1 and abs(seen.pop() - 0.3) < 1e-3
-        lag = await overview.rank_history(job_id, Asked(now, now + 6, of=RankMeasure.LAG))
+        lag = await overview.rank_history(
+            job_id, RankHistoryQuery(now, now + 6, of=RankMeasure.LAG)
+        )
         assert max(value or 0 for value in lag.values[3]) > 0.19
         assert max(value or 0 for value in lag.values[0]) == 0
-        one = await overview.rank(job_id, 3)
-        assert one.now == told.ranks[3]
-        assert [worker.worker for worker in one.workers] == ["n1.a.3"]
+        detail = await overview.rank(job_id, 3)
+        assert detail.now == found.ranks[3]
+        assert [worker.worker for worker in detail.workers] == ["n1.a.3"]
 
 
-async def test_a_thousand_ranks_are_read_quickly(
+async def test_reading_a_thousand_ranks_is_fast(
     store: Store, jobs: JobService, settings: Settings
 ) -> None:
     job, _ = await jobs.submit({"name": "x"})
@@ -130,13 +130,13 @@ async def test_a_thousand_ranks_are_read_quickly(
         await rank_series.store_rows(session, job.id, rows)
     overview = Overview(store, NodeService(store), settings)
     began = time.monotonic()
-    told = await overview.rank_history(job.id, Asked(start, start + 400, buckets=200))
+    found = await overview.rank_history(job.id, RankHistoryQuery(start, start + 400, buckets=200))
     took = time.monotonic() - began
-    assert len(told.values) == 1024 and len(told.values[0]) == 200
-    assert took < 3.0, took  # some 0.3 s; machines differ
+    assert len(found.values) == 1024 and len(found.values[0]) == 200
+    assert took < 3.0, took  # about 0.3 s; machines differ
 
 
-async def test_a_picture_tells_the_same_as_the_numbers(
+async def test_a_heatmap_has_the_same_values_as_the_history(
     store: Store, jobs: JobService, settings: Settings
 ) -> None:
     job, _ = await jobs.submit({"name": "x"})
@@ -146,27 +146,27 @@ async def test_a_picture_tells_the_same_as_the_numbers(
         await rank_series.store_rows(session, job.id, [step(2, start + 2.5, 0.5, 0.125, 2.0)])
         for attempt, hosts in ((1, ("a", "a")), (2, ("b", "b"))):
             session.add(world(job.id, attempt, start + attempt, len(hosts)))
-            session.add_all(member(job.id, attempt, *one) for one in enumerate(hosts))
+            session.add_all(member(job.id, attempt, rank, host) for rank, host in enumerate(hosts))
     overview = Overview(store, NodeService(store), settings)
-    asked = Asked(start, start + 4, buckets=4)
-    numbers = await overview.rank_history(job.id, asked)
-    picture = await overview.heat(job.id, asked)
-    values = np.frombuffer(b64decode(picture.values), "<f2").reshape(-1, picture.buckets)
-    assert [[None if np.isnan(one) else one for one in row] for row in values.tolist()] == [
-        list(row) for row in numbers.values
+    query = RankHistoryQuery(start, start + 4, buckets=4)
+    history = await overview.rank_history(job.id, query)
+    heat = await overview.heat(job.id, query)
+    values = np.frombuffer(b64decode(heat.values), "<f2").reshape(-1, heat.buckets)
+    assert [[None if np.isnan(value) else value for value in row] for row in values.tolist()] == [
+        list(row) for row in history.values
     ]
-    assert picture.ranks == tuple(one.rank for one in numbers.ranks) == (0, 1)
-    places = [picture.nodes[one] for one in picture.node_of]
-    assert places == [one.node for one in numbers.ranks]
-    glance = await overview.glance(job.id, asked)
-    assert glance.heat == picture
+    assert heat.ranks == tuple(rank.rank for rank in history.ranks) == (0, 1)
+    nodes = [heat.nodes[index] for index in heat.node_of]
+    assert nodes == [rank.node for rank in history.ranks]
+    glance = await overview.glance(job.id, query)
+    assert glance.heat == heat
     assert glance.job == await jobs.get(job.id)
     assert glance.timeline.spans[0].since == glance.job.created_at
     assert glance.verdict.headline == (await overview.verdict(job.id)).headline
 
 
-def world(job_id: str, number: int, forming_at: float, size: int) -> Attempt:
-    return Attempt(
+def world(job_id: str, number: int, forming_at: float, size: int) -> AttemptRow:
+    return AttemptRow(
         job_id=job_id,
         number=number,
         state="running",

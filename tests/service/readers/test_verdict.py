@@ -1,4 +1,4 @@
-"""A job's verdict is true, short and made for reading, in every state."""
+"""A job's verdict is true, short and readable in every state."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.policy.causes import Cause
 from holdfast_service.readers.verdict import (
+    JobStanding,
     LastIncident,
-    Standing,
-    cause_in_words,
+    describe_cause,
     duration,
     verdict,
 )
 
-RUNNING = Standing(
+RUNNING = JobStanding(
     state=State.RUNNING,
     desired=Desired.RUNNING,
     now=10_000.0,
@@ -31,9 +31,9 @@ RUNNING = Standing(
     goodput=0.9,
     held_s=8_000.0,
     lost_s=360.0,
-    told_at=9_999.0,
+    reported_at=9_999.0,
 )
-FAULT = LastIncident(
+INCIDENT = LastIncident(
     number=3,
     cause="node_lost",
     closed_at=9_400.0,
@@ -44,40 +44,43 @@ FAULT = LastIncident(
 )
 
 
-def test_a_job_that_trains() -> None:
-    told = verdict(RUNNING)
-    assert told.headline == "Training"
-    assert told.doing == "It trains, step 400 of 1,000."
-    assert told.last == "It started 2 h 13 min ago; no fault so far."
-    assert told.next == "600 steps to go: about 20 min at this pace."
-    assert told.device_hours_used == pytest.approx(8_000 * 8 / 3600)
-    assert told.device_hours_lost == pytest.approx(0.8)
-    assert told.fresh_at == 9_999.0
+def test_a_training_job() -> None:
+    result = verdict(RUNNING)
+    assert result.headline == "Training"
+    assert result.doing == "Training at step 400 of 1,000."
+    assert result.last == "The job started 2 h 13 min ago; no faults so far."
+    assert result.next == "600 steps left: about 20 min at this pace."
+    assert result.device_hours_used == pytest.approx(8_000 * 8 / 3600)
+    assert result.device_hours_lost == pytest.approx(0.8)
+    assert result.fresh_at == 9_999.0
 
 
-def test_a_recovered_fault_is_what_happened_last() -> None:
-    told = verdict(replace(RUNNING, incidents=3, last=FAULT))
-    assert told.last == "Incident 3 of 3, a lost node, was over in 0.8 s, 1 step lost, 10 min ago."
+def test_a_resolved_incident_is_the_last_event() -> None:
+    result = verdict(replace(RUNNING, incidents=3, last=INCIDENT))
+    assert (
+        result.last
+        == "Incident 3 of 3, a lost node, was resolved 10 min ago in 0.8 s; 1 step lost."
+    )
 
 
-def test_a_job_that_recovers_says_from_what_and_what_it_waits_for() -> None:
-    told = verdict(
+def test_a_recovering_job_names_the_cause_and_the_wait() -> None:
+    result = verdict(
         replace(
             RUNNING,
             state=State.RECOVERING,
             incidents=3,
-            last=replace(FAULT, closed_at=None),
+            last=replace(INCIDENT, closed_at=None),
             waiting_for="a replacement node",
             waiting_until=10_030.0,
         )
     )
-    assert told.headline == "Recovering from a lost node"
-    assert "It waits, for 30 s more at most: a replacement node." in told.doing
-    assert told.last is not None and "is open; decided: replace node" in told.last
+    assert result.headline == "Recovering from a lost node"
+    assert "Waiting (at most 30 s more): a replacement node." in result.doing
+    assert result.last is not None and "is still open; decision: replace node" in result.last
 
 
-def test_one_that_failed_says_why_and_what_is_kept() -> None:
-    told = verdict(
+def test_a_failed_job_names_the_error_and_the_saved_state() -> None:
+    result = verdict(
         replace(
             RUNNING,
             state=State.FAILED,
@@ -87,25 +90,27 @@ def test_one_that_failed_says_why_and_what_is_kept() -> None:
             saved_step=300,
         )
     )
-    assert (told.headline, told.doing) == ("Failed: user error", "ValueError: no such column.")
-    assert told.next == "Its state at step 300 is kept: another job can begin with it."
-    assert told.fresh_at == 9_000.0
+    assert (result.headline, result.doing) == ("Failed: user error", "ValueError: no such column.")
+    assert result.next == "The state at step 300 is saved; another job can start from it."
+    assert result.fresh_at == 9_000.0
 
 
 @pytest.mark.parametrize("state", list(State))
-def test_every_state_has_words(state: State) -> None:
+def test_every_state_has_a_description(state: State) -> None:
     for desired in Desired:
-        told = verdict(replace(RUNNING, state=state, desired=desired, ended_at=9_000.0, last=FAULT))
-        assert told.headline and told.doing.endswith(".")
-        assert "None" not in " ".join(filter(None, (told.doing, told.last, told.next)))
+        result = verdict(
+            replace(RUNNING, state=state, desired=desired, ended_at=9_000.0, last=INCIDENT)
+        )
+        assert result.headline and result.doing.endswith(".")
+        assert "None" not in " ".join(filter(None, (result.doing, result.last, result.next)))
 
 
 @pytest.mark.parametrize("cause", list(Cause))
-def test_every_cause_has_words(cause: Cause) -> None:
-    assert cause_in_words(cause) != cause.replace("_", " ") or cause in (Cause.HANG,)
-    assert "_" not in cause_in_words(cause)
+def test_every_cause_has_a_description(cause: Cause) -> None:
+    assert describe_cause(cause) != cause.replace("_", " ") or cause in (Cause.HANG,)
+    assert "_" not in describe_cause(cause)
 
 
-def test_durations_are_read_at_a_glance() -> None:
-    told = [duration(one) for one in (0.2, 45, 720, 12_000, 7_200, 187_200)]
-    assert told == ["0.2 s", "45 s", "12 min", "3 h 20 min", "2 h", "2 d 4 h"]
+def test_durations_are_short() -> None:
+    shown = [duration(seconds) for seconds in (0.2, 45, 720, 12_000, 7_200, 187_200)]
+    assert shown == ["0.2 s", "45 s", "12 min", "3 h 20 min", "2 h", "2 d 4 h"]

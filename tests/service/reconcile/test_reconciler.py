@@ -233,7 +233,7 @@ async def test_a_job_whose_claim_was_never_heard_of_is_driven_all_the_same(
     """The COMMIT came through, the connection broke before its answer."""
     claim, lost = leases.claim, asyncio.Event()
 
-    async def unheard(*args: Any) -> list[leases.Lease]:
+    async def unheard(*args: Any) -> list[leases.JobLease]:
         taken = await claim(*args)
         if taken and not lost.is_set():
             lost.set()
@@ -260,7 +260,7 @@ async def test_what_is_wanted_of_a_job_while_it_is_given_back_waits_for_no_inter
     seldom = settings.model_copy(update={"claim_interval_s": 60.0, "paused_look_s": 60.0})
     async with reconciling(store, cluster, seldom) as reconciler:
 
-        async def give_back(store: Store, lease: leases.Lease, due_in_s: float) -> None:
+        async def give_back(store: Store, lease: leases.JobLease, due_in_s: float) -> None:
             if (await jobs.get(lease.job_id)).state is State.PAUSED:
                 await jobs.resume(lease.job_id)
                 reconciler.ring(lease.job_id)
@@ -324,7 +324,7 @@ async def test_a_job_that_somebody_looks_at_is_polled_as_if_there_were_few(
     job_id = chosen.launch.job_id
     await asyncio.sleep(0.3)
     chosen.run(1, 1, 5)
-    store.serving.begin_to_watch(job_id)
+    store.active_requests.start_watching(job_id)
     began = time.monotonic()
     for last in (5, 10):
 
@@ -334,5 +334,5 @@ async def test_a_job_that_somebody_looks_at_is_polled_as_if_there_were_few(
         await until(there, what=f"step {last}")
         chosen.run(1, last + 1, last + 5)
     assert time.monotonic() - began < MANY / POLLS_PER_S / 4
-    store.serving.end_to_watch(job_id)
-    assert not store.serving.is_watched(job_id)
+    store.active_requests.stop_watching(job_id)
+    assert not store.active_requests.is_watched(job_id)

@@ -15,7 +15,7 @@ import pytest
 from tests.support.service.durable_cluster import STEPS, DurableCluster
 from tests.support.service.job_drives import JOB, until, until_released, until_state
 
-from holdfast_service.crash_points import Point
+from holdfast_service.crash_points import CrashPoint
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.services.jobs import JobService
@@ -23,8 +23,8 @@ from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 
 pytestmark = pytest.mark.chaos
-CANCELS = {Point.CANCEL_INTENDED, Point.CANCEL_DONE}
-PAUSES = {Point.PAUSE_INTENDED, Point.PAUSE_DONE, Point.PAUSED}
+CANCELS = {CrashPoint.CANCEL_INTENDED, CrashPoint.CANCEL_DONE}
+PAUSES = {CrashPoint.PAUSE_INTENDED, CrashPoint.PAUSE_DONE, CrashPoint.PAUSED}
 
 
 async def reconciler_process(settings: Settings, folder: Path) -> asyncio.subprocess.Process:
@@ -38,9 +38,9 @@ async def reconciler_process(settings: Settings, folder: Path) -> asyncio.subpro
     )
 
 
-@pytest.mark.parametrize("point", sorted(set(Point) - PAUSES - {Point.SUBMITTED}))
+@pytest.mark.parametrize("point", sorted(set(CrashPoint) - PAUSES - {CrashPoint.SUBMITTED}))
 async def test_a_crash_at_any_crossing_loses_nothing(
-    settings: Settings, store: Store, tmp_path: Path, point: Point
+    settings: Settings, store: Store, tmp_path: Path, point: CrashPoint
 ) -> None:
     settings = settings.model_copy(update={"lease_s": 0.5})
     folder = tmp_path / "cluster"
@@ -78,7 +78,7 @@ async def test_a_crash_at_any_crossing_loses_nothing(
 
 @pytest.mark.parametrize("point", sorted(PAUSES))
 async def test_a_crash_in_a_pause_loses_nothing_and_the_job_goes_on(
-    settings: Settings, store: Store, tmp_path: Path, point: Point
+    settings: Settings, store: Store, tmp_path: Path, point: CrashPoint
 ) -> None:
     settings = settings.model_copy(update={"lease_s": 0.5})
     folder = tmp_path / "cluster"

@@ -47,7 +47,7 @@ async def waiting(store: Store) -> int:
 
 
 async def one_incident(store: Store, jobs: JobService) -> str:
-    store.tells = True
+    store.sends_webhooks = True
     job = (await jobs.submit({"name": "x"}))[0]
     async with job_transaction(store, job.id) as tx:
         tx.emit("attempt.forming", {"attempt": 1})  # of which nobody is told
@@ -63,7 +63,7 @@ async def test_it_is_stored_with_what_it_tells_of(store: Store, jobs: JobService
             tx.emit("incident.opened", CLOSED)
             raise RuntimeError("rolled back")
     assert await waiting(store) == 1
-    store.tells = False  # nobody is to be told
+    store.sends_webhooks = False  # nobody is to be told
     async with job_transaction(store, job_id) as tx:
         tx.emit("incident.opened", CLOSED)
     assert await waiting(store) == 1
@@ -125,4 +125,4 @@ def test_slack_gets_a_line_of_text() -> None:
     assert line("incident.opened", CLOSED) == ":warning: *llm* incident 1: hang"
     ended = {"from": "RUNNING", "to": "FAILED", "reason": "no node"}
     assert line("job.state", ended) == ":x: *llm* FAILED: no node"
-    assert not webhook_messages.is_told("job.state", {"to": "RUNNING"})
+    assert not webhook_messages.is_sent("job.state", {"to": "RUNNING"})

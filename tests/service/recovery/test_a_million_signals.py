@@ -19,15 +19,15 @@ from holdfast_service.policy.causes import within_window
 from holdfast_service.policy.decision_ladder import Action
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import effects as fx
-from holdfast_service.recovery.core_state import inputs as given
+from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.recovery.core_state.state import Stage
 from holdfast_workers.protocol.messages import ErrorKind, Signal, SignalKind
-from holdfast_workers.state.replicas import Finding
+from holdfast_workers.state.replicas import ReplicaFinding
 
 SIGNALS = 250_000
 SEEDS = (20_261, 20_262, 20_263, 20_264)
-"""Each is heard as many signals as that: a million in all."""
+"""Each is sent as many signals as that: a million in all."""
 TYPES = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 MESH = {"dp_shard": 2, "tp": 2}
 ENDINGS = {f"exit_code {code}": {"exit_code": code} for code in (1, 3)} | {
@@ -60,8 +60,8 @@ def config(rng: random.Random) -> RecoveryConfig:
     )
 
 
-class Story:
-    """One job from its start to its end, or until it has heard enough."""
+class RandomJob:
+    """One job from its start to its end, or until it has sent enough."""
 
     def __init__(self, rng: random.Random) -> None:
         self.random = rng
@@ -80,31 +80,31 @@ class Story:
         """Rank → who has it in the newest attempt; worker names of former ones are in `past`."""
         self.past: list[str] = ["n0.i1.1"]
         self.ends: list[fx.End] = []
-        self.feed(given.RemoteCheckpoints(()))
+        self.feed(inputs.RemoteCheckpoints(()))
         for agent in self.agents.values():
             agent.become_ready()
-            self.feed(given.AgentUp(agent.report()))
+            self.feed(inputs.AgentUp(agent.report()))
 
     # --- what is asked, and how it is answered ----------------------------------------------------
 
-    def feed(self, value: given.Input) -> None:
+    def feed(self, value: inputs.Input) -> None:
         effects = self.core.handle(value, self.now)
         self.watchdog.check(self.core, value, effects)
         for effect in effects:
             if isinstance(effect, fx.Emit):
-                self._told(effect)
+                self._check_incident(effect)
             elif isinstance(effect, fx.End):
                 self.ends.append(effect)
             else:
                 self.pending.append(effect)
         if self.core.stage is Stage.ENDED:
-            assert self.core.handle(given.Tick(), self.now + 1e6) == ()
+            assert self.core.handle(inputs.Tick(), self.now + 1e6) == ()
         assert self.core.attempt >= self.attempt, "attempts only grow"
         self.attempt = self.core.attempt
         if self.core.stage is Stage.RUNNING:
             self._check_budget()
 
-    def _told(self, effect: fx.Emit) -> None:
+    def _check_incident(self, effect: fx.Emit) -> None:
         if effect.kind is not EventKind.INCIDENT_CLOSED:
             return
         data = effect.data
@@ -112,9 +112,11 @@ class Story:
             return
         assert data["decision"] in set(Action) and data["reason"]
         self.decisions[data["decision"]] += 1
-        assert all(one["why"] and one["decision"] in set(Action) for one in data["refused"])
+        assert all(
+            refused["why"] and refused["decision"] in set(Action) for refused in data["refused"]
+        )
         if data["decision"] != Action.WAIT:
-            named = {one["decision"] for one in data["refused"]} | {data["decision"]}
+            named = {refused["decision"] for refused in data["refused"]} | {data["decision"]}
             assert named == set(Action), "all others are refused, with why"
 
     def _check_budget(self) -> None:
@@ -125,7 +127,7 @@ class Story:
         assert state.without_progress <= self.config.max_without_progress
 
     def answer(self) -> None:
-        """One of the commands under way gets through, fails, or is never heard of again."""
+        """One of the commands under way gets through, fails, or is never sent of again."""
         if not self.pending:
             return
         effect = self.pending.pop(0)
@@ -137,13 +139,13 @@ class Story:
             case fx.Fence() if agent.alive and effect.incarnation == agent.incarnation:
                 agent.fence(effect.attempt, kill=False)
                 agent.warm_up()
-                self.feed(given.Fenced(agent.name, effect.attempt, agent.report()))
-            case fx.Form() if agent.alive and effect.attempt >= agent.told:
+                self.feed(inputs.Fenced(agent.name, effect.attempt, agent.report()))
+            case fx.Form() if agent.alive and effect.attempt >= agent.known_attempt:
                 self._form(agent, effect)
             case fx.RemoveAgent():
                 self.restart(agent)
             case fx.Fence() | fx.Form():
-                why = given.CommandFailed(
+                why = inputs.CommandFailed(
                     agent.name,
                     type(effect).__name__.lower(),
                     effect.attempt,
@@ -153,14 +155,14 @@ class Story:
                 self.feed(why)
 
     def _form(self, agent: SimAgent, effect: fx.Form) -> None:
-        agent.told = effect.attempt
+        agent.known_attempt = effect.attempt
         self.step = effect.order.seats[0].restore.step
         for seat in effect.order.seats:
             worker = agent.seat(seat, effect.attempt)
             if worker is None:
                 continue
             self.seats[seat.rank] = (agent, worker.name)
-            self.hear(
+            self.send(
                 self.signal(SignalKind.WORKER_JOINED, agent, seat.rank, worker.name, self.attempt)
             )
 
@@ -168,10 +170,10 @@ class Story:
         life = agent.incarnation
         agent.die()
         certain = self.random.random() < 0.8
-        self.feed(given.AgentLost(agent.name, "gone", incarnation=life, certain=certain))
+        self.feed(inputs.AgentLost(agent.name, "gone", incarnation=life, certain=certain))
         agent.start_again()
         agent.become_ready()
-        self.feed(given.AgentUp(agent.report()))
+        self.feed(inputs.AgentUp(agent.report()))
 
     def commit(self) -> None:
         """The newest world makes a step, if all of it is there, and every rank keeps its state."""
@@ -188,21 +190,21 @@ class Story:
             held = agent.commit(rank, self.attempt, self.step)
             for partner in agent.partners.get(rank, ()):
                 self.agents[partner].keep_replica(held)
-        self.feed(given.StepCommitted(self.attempt, self.step, self.step))
+        self.feed(inputs.StepCommitted(self.attempt, self.step, self.step))
 
-    # --- what is heard ----------------------------------------------------------------------------
+    # --- what is sent ----------------------------------------------------------------------------
 
-    def noise(self, count: int) -> None:
+    def send_noise(self, count: int) -> None:
         """Signals about anything."""
-        self.hear(*(self._any_signal() for _ in range(count)))
+        self.send(*(self._any_signal() for _ in range(count)))
 
-    def hear(self, *signals: Signal) -> None:
+    def send(self, *signals: Signal) -> None:
         self.signals += len(signals)
         for one in signals:
             if one.kind is SignalKind.WORKER_EXITED:
                 for agent in self.agents.values():
                     agent.workers.pop(one.worker or "", None)
-        self.feed(given.Signals(signals))
+        self.feed(inputs.Signals(signals))
 
     def signal(
         self, kind: SignalKind, agent: SimAgent, rank: int, worker: str, attempt: int
@@ -241,8 +243,8 @@ class Story:
         match kind:
             case SignalKind.WORKER_EXITED:
                 short = "0 MiB available" if rng.random() < 0.1 else ""
-                how = ENDINGS[rng.choice(list(ENDINGS))]
-                return {**how, "step": self.step, "out_of_memory": short}
+                ending = ENDINGS[rng.choice(list(ENDINGS))]
+                return {**ending, "step": self.step, "out_of_memory": short}
             case SignalKind.WORKER_FAILED:
                 error = {
                     "kind": rng.choice(list(ErrorKind)),
@@ -257,13 +259,13 @@ class Story:
             case SignalKind.PARTNER_LOST:
                 return {"partner": rng.choice(list(self.agents)), "why": "reset"}
             case _:
-                words = {"message": "no", "unfit": "", "beat": {"step": self.step}}
-                return {"step": self.step, "phases_s": {}, **words}
+                texts = {"message": "no", "unfit": "", "beat": {"step": self.step}}
+                return {"step": self.step, "phases_s": {}, **texts}
 
     def _finding(self) -> dict[str, object]:
         """What ranks may say of replicas; only what comes with its kind of error is looked at."""
         differ = self.random.random() < 0.8
-        return Finding(
+        return ReplicaFinding(
             attempt=self.attempt,
             step=self.step,
             bad_from=self.step,
@@ -273,43 +275,43 @@ class Story:
         ).data()
 
 
-def tell(story: Story, most: int) -> None:
-    """Let it go on until the job has ended, or `most` signals were heard."""
-    rng = story.random
-    while story.core.stage is not Stage.ENDED and story.signals < most:
+def play(job: RandomJob, max_signals: int) -> None:
+    """Let it go on until the job has ended, or `max_signals` signals were sent."""
+    rng = job.random
+    while job.core.stage is not Stage.ENDED and job.signals < max_signals:
         for _ in range(rng.randint(1, 6)):
-            story.answer()
-        story.now += rng.random() * 0.1
-        story.commit()
-        story.noise(rng.randint(5, 60))
+            job.answer()
+        job.now += rng.random() * 0.1
+        job.commit()
+        job.send_noise(rng.randint(5, 60))
         if rng.random() < 0.02:
-            story.restart(rng.choice(list(story.agents.values())))
-        deadline = story.core.next_deadline()
-        waits = story.core.stage not in (Stage.RUNNING, Stage.FINISHING)
-        if deadline is not None and waits and (not story.pending or rng.random() < 0.1):
-            story.now = max(story.now, deadline)
-            story.feed(given.Tick())
+            job.restart(rng.choice(list(job.agents.values())))
+        deadline = job.core.next_deadline()
+        waits = job.core.stage not in (Stage.RUNNING, Stage.FINISHING)
+        if deadline is not None and waits and (not job.pending or rng.random() < 0.1):
+            job.now = max(job.now, deadline)
+            job.feed(inputs.Tick())
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_signals_break_no_promise(seed: int) -> None:
+def test_random_signals_break_no_invariant(seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
-    heard, stories = 0, 0
+    sent, jobs = 0, 0
     endings: Counter[str] = Counter()
     decisions: Counter[str] = Counter()
-    while heard < SIGNALS:
-        story = Story(rng)
-        tell(story, 20_000)
-        heard += story.signals
-        stories += 1
-        decisions += story.decisions
-        if story.core.stage is Stage.ENDED:
-            (end,) = story.ends
+    while sent < SIGNALS:
+        job = RandomJob(rng)
+        play(job, 20_000)
+        sent += job.signals
+        jobs += 1
+        decisions += job.decisions
+        if job.core.stage is Stage.ENDED:
+            (end,) = job.ends
             assert end.code and end.message
             endings[end.code] += 1
         else:
             endings["goes on"] += 1
-    print(f"{heard} signals in {stories} stories; {dict(endings)}; {dict(decisions)}")
+    print(f"{sent} signals in {jobs} jobs; {dict(endings)}; {dict(decisions)}")
     assert set(decisions) >= {"re-form in place", "replace the worker", "replace the node", "stop"}
     assert {"too_many_failures", "no_progress", "user_error", "out_of_memory"} <= set(endings)

@@ -11,7 +11,7 @@ from tests.support.simulation.simulated_jobs import cluster, running
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state.event_replay import Facts
-from holdfast_service.recovery.core_state.inputs import NodeWord
+from holdfast_service.recovery.core_state.inputs import NodeStatus
 from holdfast_service.recovery.core_state.state import Stage
 
 
@@ -32,32 +32,32 @@ def lost_its_agent() -> SimulatedCluster:
     return job
 
 
-def told_again(job: SimulatedCluster) -> RecoveryCore:
+def replayed_core(job: SimulatedCluster) -> RecoveryCore:
     """A supervisor that knows the job from its events alone."""
     return RecoveryCore(job.config, job.now, Facts.from_events(job.events))
 
 
-def test_what_a_closed_incident_counted_is_not_counted_again_when_it_is_amended() -> None:
+def test_an_amended_closed_incident_is_not_counted_again() -> None:
     job = lost_its_agent()
     before = account(job.core)
-    told = len(job.told(EventKind.INCIDENT_UPDATED))
-    job.feed(NodeWord("n0", lost=True, evidence="the raylet is gone"))
-    assert len(job.told(EventKind.INCIDENT_UPDATED)) == told + 1
-    assert account(told_again(job)) == account(job.core) == before
+    updates = len(job.emitted(EventKind.INCIDENT_UPDATED))
+    job.feed(NodeStatus("n0", lost=True, evidence="the raylet is gone"))
+    assert len(job.emitted(EventKind.INCIDENT_UPDATED)) == updates + 1
+    assert account(replayed_core(job)) == account(job.core) == before
 
 
-def test_an_open_incident_outlasts_the_amendment_of_an_older_one() -> None:
+def test_an_open_incident_survives_the_amendment_of_an_older_one() -> None:
     job = lost_its_agent()
     job.kill_rank(2, "SIGSEGV")
     job.run_until(lambda: job.core.stage not in (Stage.RUNNING, Stage.GATHERING))
     before = account(job.core)
     assert before[-1] == 2
-    job.feed(NodeWord("n0", lost=True, evidence="the raylet is gone"))
-    assert account(told_again(job)) == account(job.core) == before
+    job.feed(NodeStatus("n0", lost=True, evidence="the raylet is gone"))
+    assert account(replayed_core(job)) == account(job.core) == before
 
 
-def test_an_incident_that_is_told_closed_twice_was_one_restore() -> None:
+def test_an_incident_closed_twice_counts_as_one_restore() -> None:
     job = lost_its_agent()
-    last = next(one for one in reversed(job.events) if one.kind is EventKind.INCIDENT_CLOSED)
+    last = next(event for event in reversed(job.events) if event.kind is EventKind.INCIDENT_CLOSED)
     facts = Facts.from_events([*job.events, replace(last, seq=last.seq + 1)])
     assert facts.restores == job.core._state.restores == 1

@@ -25,7 +25,7 @@ def by_attempt(cluster: SimulatedCluster) -> dict[int, int]:
     return {attempt: attempts.count(attempt) for attempt in sorted(set(attempts))}
 
 
-def test_a_world_that_nobody_can_reach_holds_before_it_is_missed_and_is_then_replaced() -> None:
+def test_an_unreachable_world_holds_before_its_loss_is_detected_and_is_then_replaced() -> None:
     cluster = prepared(ONE_NODE, [], 0.0, 1)
     cut_at, missed_s = 1.5, 3.0
     cluster.at(cut_at, lambda: cluster.cut_off("n0", for_s=1000.0))
@@ -44,14 +44,14 @@ def test_without_leases_there_is_no_replacement_without_proof() -> None:
     assert set(by_attempt(cluster)) == {1}
 
 
-def test_a_lease_outlasts_a_supervisor_and_no_step_is_lost_by_it() -> None:
+def test_a_lease_outlasts_its_supervisor_and_a_restart_costs_no_step() -> None:
     cluster = prepared(ONE_NODE, [], 0.0, 1)
     cluster.at(1.5, cluster.restart_supervisor)
     assert cluster.run().outcome == "SUCCEEDED"
     assert by_attempt(cluster) == {1: cluster.config.steps}
 
 
-def test_a_new_supervisor_grants_a_lost_world_all_the_time_its_predecessor_may_have() -> None:
+def test_a_new_supervisor_waits_for_all_leases_that_its_predecessor_may_have_granted() -> None:
     cluster = prepared(ONE_NODE, [], 0.0, 1)
     cluster.at(1.5, lambda: cluster.cut_off("n0", for_s=1000.0))
     cluster.at(1.6, cluster.restart_supervisor)
@@ -60,7 +60,7 @@ def test_a_new_supervisor_grants_a_lost_world_all_the_time_its_predecessor_may_h
     assert first >= START + 1.6 + LEASE_S + 2 * MARGIN_S
 
 
-def test_a_lease_that_ended_proves_nothing_of_an_agent_that_is_back() -> None:
+def test_an_ended_lease_proves_nothing_about_an_agent_that_returned() -> None:
     cluster = prepared(ONE_NODE, [], 0.0, 1)
     cluster.run_until(lambda: len(cluster.committed) >= 3)
     life = cluster.agents["n0"].incarnation
@@ -73,7 +73,7 @@ def test_a_lease_that_ended_proves_nothing_of_an_agent_that_is_back() -> None:
     assert cluster.now >= cut_at + 1.5
 
 
-def test_one_that_has_left_proves_nothing_of_another_that_may_step() -> None:
+def test_a_stopped_host_proves_nothing_about_a_host_that_may_still_step() -> None:
     """What it brought to the last agreement may get there late: each host is proven by itself."""
     cluster = prepared(TWO_NODES, [], 0.0, 1)
     cluster.run_until(lambda: len(cluster.committed) >= 3)
@@ -86,26 +86,26 @@ def test_one_that_has_left_proves_nothing_of_another_that_may_step() -> None:
     assert cluster.now >= cut_at + 5.0
 
 
-def test_an_answer_to_the_fence_that_is_heard_after_its_agents_end_does_not_bring_it_back() -> None:
+def test_a_report_received_after_its_agents_end_does_not_revive_the_agent() -> None:
     cluster = prepared(TWO_NODES, [], 0.0, 1)
     cluster.run_until(lambda: len(cluster.committed) >= 3)
     agent = cluster.agents["n0"]
     report = agent.report()
     cluster.feed(inputs.AgentLost("n0", "its process died", incarnation=report.incarnation))
     cluster.feed(inputs.AgentUp(report))
-    record = cluster.core._state.roster.record("n0")
+    record = cluster.core._state.roster.find("n0")
     assert record is not None and not record.live
     agent.die()
     cluster.at(1.0, lambda: cluster._restart(agent, report.incarnation))
     assert cluster.run().outcome == "SUCCEEDED"
 
 
-def test_the_wait_that_is_taken_over_lasts_until_a_former_lease_has_ended() -> None:
+def test_an_adopted_wait_lasts_until_the_former_leases_have_ended() -> None:
     cluster = prepared(TWO_NODES, [], 0.0, 1, wait_for_replacement_s=4.0, lease_s=10.0)
     cluster.run_until(lambda: len(cluster.committed) >= 3)
     cluster.kill_agent("n2", back_after_s=None)
     cluster.cut_off("n0", for_s=2.5, noticed_after_s=1.0)
-    cluster.run_until(lambda: len(cluster.told(EventKind.WAITING)) == 1)
+    cluster.run_until(lambda: len(cluster.emitted(EventKind.WAITING)) == 1)
     cluster.restart_supervisor()
     cluster.kill_agent("n0", back_after_s=0.5)
     assert cluster.run().outcome == "SUCCEEDED", cluster.ended
@@ -126,7 +126,7 @@ def test_the_wait_that_is_taken_over_lasts_until_a_former_lease_has_ended() -> N
     seed=st.integers(0, 2**16),
 )
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
-def test_whoever_is_cut_off_from_whom_one_world_steps_at_a_time(
+def test_only_one_world_steps_at_a_time_under_any_partition(
     layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int
 ) -> None:
     cluster = play(layout, faults, chaos, seed)

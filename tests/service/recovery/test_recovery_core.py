@@ -18,18 +18,18 @@ def test_an_undisturbed_job_needs_one_attempt_and_no_incident() -> None:
     job = cluster()
     assert job.run().outcome == "SUCCEEDED"
     assert len(forming(job)) == 1
-    assert not job.told(EventKind.INCIDENT_OPENED)
-    phases = [data["phase"] for data in job.told(EventKind.PHASE)]
+    assert not job.emitted(EventKind.INCIDENT_OPENED)
+    phases = [data["phase"] for data in job.emitted(EventKind.PHASE)]
     assert phases == ["STARTING", "RUNNING", "FINISHING", "ENDED"]
-    assert job.told(EventKind.CHECKPOINT_SAVED)[-1]["step"] == 30
+    assert job.emitted(EventKind.CHECKPOINT_SAVED)[-1]["step"] == 30
 
 
 def test_a_killed_rank_is_forked_on_its_agent_and_the_others_keep_their_processes() -> None:
     job = running(cluster())
-    before = members(job.told(EventKind.ATTEMPT_RUNNING)[-1])
+    before = members(job.emitted(EventKind.ATTEMPT_RUNNING)[-1])
     job.kill_rank(1)
     assert job.run().outcome == "SUCCEEDED"
-    after = members(job.told(EventKind.ATTEMPT_RUNNING)[-1])
+    after = members(job.emitted(EventKind.ATTEMPT_RUNNING)[-1])
     assert {rank for rank in range(4) if before[rank] != after[rank]} == {1}
     assert after[1][0] == before[1][0]
     (incident,) = closed(job)
@@ -46,7 +46,7 @@ def test_a_lost_node_is_replaced_by_the_standby_from_its_partners_memory() -> No
     job.kill_node("n0")
     assert job.run().outcome == "SUCCEEDED"
     event = forming(job)[-1]
-    assert [one["agent"] for one in event["members"]] == ["n2", "n2", "n1", "n1"]
+    assert [member["agent"] for member in event["members"]] == ["n2", "n2", "n1", "n1"]
     assert event["restore"]["tiers"]["0"] == "partner_ram"
     assert event["restore"]["tiers"]["2"] == "own_ram"
     assert closed(job)[0]["steps_lost"] <= 1
@@ -59,10 +59,10 @@ def test_two_ranks_at_once_are_one_incident() -> None:
     job.kill_rank(3)
     assert job.run().outcome == "SUCCEEDED"
     (incident,) = closed(job)
-    assert {one["rank"] for one in incident["lost"]} == {0, 3}
+    assert {fault["rank"] for fault in incident["lost"]} == {0, 3}
 
 
-def test_a_fault_during_the_recovery_is_folded_into_its_incident_and_counted() -> None:
+def test_a_fault_during_a_recovery_joins_its_incident_and_is_counted() -> None:
     job = running(cluster())
     job.kill_rank(0)
     job.run_until(lambda: job.core.stage is Stage.FORMING)
@@ -78,22 +78,22 @@ def test_the_loss_of_a_standby_costs_no_attempt() -> None:
     job.kill_agent("n2")
     assert job.run().outcome == "SUCCEEDED"
     assert len(forming(job)) == 1
-    states = [data["state"] for data in job.told(EventKind.STANDBY)]
+    states = [data["state"] for data in job.emitted(EventKind.STANDBY)]
     assert states == ["ready", "lost", "warming", "ready"]
 
 
-def test_without_a_replacement_the_job_waits_and_then_ends_with_that_reason() -> None:
+def test_without_a_replacement_the_job_waits_and_then_fails_with_that_reason() -> None:
     job = running(cluster(standbys=0, wait_for_replacement_s=7.0))
     job.kill_node("n1", back_after_s=None)
     end = job.run()
     assert (end.outcome, end.code) == ("FAILED", "no_replacement")
     assert "ranks 2, 3" in end.message
-    (waiting,) = job.told(EventKind.WAITING)
+    (waiting,) = job.emitted(EventKind.WAITING)
     assert waiting["until"] == pytest.approx(job.now)
     assert job.core.next_deadline() is None
 
 
-def test_an_agent_that_comes_back_fills_the_hole_with_what_its_segments_kept() -> None:
+def test_a_returning_agent_restores_its_ranks_from_its_own_memory_segments() -> None:
     job = running(cluster(standbys=0))
     job.kill_agent("n1")
     assert job.run().outcome == "SUCCEEDED"
@@ -102,7 +102,7 @@ def test_an_agent_that_comes_back_fills_the_hole_with_what_its_segments_kept() -
     assert closed(job)[0]["steps_lost"] <= 1
 
 
-def test_a_users_error_is_tried_once_more_in_the_same_processes_and_burns_no_standby() -> None:
+def test_a_user_error_is_retried_once_in_the_same_processes_and_uses_no_standby() -> None:
     job = cluster()
     job.user_error_at = 10
     end = job.run()
@@ -113,14 +113,14 @@ def test_a_users_error_is_tried_once_more_in_the_same_processes_and_burns_no_sta
     assert (incident["cause"], incident["decision"]) == ("user_error", "stop")
 
 
-def test_an_error_that_does_not_come_back_costs_one_incident() -> None:
+def test_an_error_that_does_not_recur_costs_one_incident() -> None:
     job = cluster()
     job.user_error_at, job.user_errors = 10, 1
     assert job.run().outcome == "SUCCEEDED"
-    assert [one["decision"] for one in closed(job)] == ["re-form in place"]
+    assert [incident["decision"] for incident in closed(job)] == ["re-form in place"]
 
 
-def test_a_rank_that_dies_again_and_again_is_ended_by_the_budget() -> None:
+def test_a_rank_that_dies_repeatedly_ends_the_job_by_its_budget() -> None:
     job = cluster(max_failures=3, steps=200)
 
     def again() -> None:
@@ -135,7 +135,7 @@ def test_a_rank_that_dies_again_and_again_is_ended_by_the_budget() -> None:
     assert len(forming(job)) == 4
 
 
-def test_a_glitch_that_killed_nobody_re_forms_in_place() -> None:
+def test_a_communication_error_without_deaths_re_forms_in_place() -> None:
     job = running(cluster())
     job.glitch()
     assert job.run().outcome == "SUCCEEDED"
@@ -147,7 +147,7 @@ def test_a_glitch_that_killed_nobody_re_forms_in_place() -> None:
 
 def test_a_worker_that_never_arrives_is_replaced_after_the_deadline() -> None:
     job = running(cluster(form_timeout_s=5.0))
-    job.stick("n0")
+    job.lose_next_worker("n0")
     job.kill_rank(3)
     assert job.run().outcome == "SUCCEEDED"
     (incident,) = closed(job)
@@ -167,12 +167,12 @@ def test_an_agent_that_does_not_answer_the_fence_is_removed_and_replaced() -> No
     assert job.run().outcome == "SUCCEEDED"
 
 
-def test_nobody_forms_a_second_world_beside_one_that_may_still_live() -> None:
+def test_no_second_world_forms_beside_a_world_that_may_still_step() -> None:
     job = running(cluster(standbys=2, wait_for_replacement_s=30.0, lease_s=0.0))
     job.cut_off("n0", for_s=12.0, noticed_after_s=1.0)
     job.cut_off("n1", for_s=12.0, noticed_after_s=1.0)
     job.run_until(lambda: job.core.stage is Stage.WAITING)
-    assert "proof" in job.told(EventKind.WAITING)[0]["resource"]
+    assert "proof" in job.emitted(EventKind.WAITING)[0]["resource"]
     assert len(forming(job)) == 1
     assert job.run().outcome == "SUCCEEDED"
 
@@ -189,14 +189,14 @@ def test_too_few_nodes_end_the_start_with_a_named_reason() -> None:
     assert "0 of 2 training nodes were ready within 30 s; not ready: n0" in end.message
 
 
-def test_a_standby_that_is_late_does_not_hold_up_the_start() -> None:
+def test_a_late_standby_does_not_delay_the_start() -> None:
     job = cluster(standbys=1, standby_wait_s=2.0)
     job.agents["n2"].alive = False
     assert job.run().outcome == "SUCCEEDED"
     assert forming(job)[0]["standbys"] == []
 
 
-def test_a_resumed_job_waits_for_its_nodes_as_one_that_starts() -> None:
+def test_a_resumed_job_waits_for_its_nodes_like_a_new_job() -> None:
     job = cluster(wait_for_replacement_s=0.1)
     job.core = RecoveryCore(job.config, job.now, Facts(attempt=3))
     assert job.run().outcome == "SUCCEEDED"

@@ -13,7 +13,7 @@ from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_network import START
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
-from holdfast_service.policy.quarantine import Standing
+from holdfast_service.policy.quarantine import NodeStanding
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 
@@ -35,21 +35,21 @@ OPS: dict[str, Callable[[SimulatedCluster, str, int], None]] = {
     "slow agent": lambda cluster, agent, _: cluster.kill_agent(agent, back_after_s=8.0),
     "node": lambda cluster, agent, _: cluster.kill_node(agent),
     "partition": lambda cluster, agent, number: cluster.cut_off(agent, for_s=1.0 + 2 * number),
-    "rot": lambda cluster, agent, _: cluster.forget_copies(agent),
+    "rot": lambda cluster, agent, _: cluster.make_copies_unreadable(agent),
     "unheard": lambda cluster, agent, number: cluster.lose_signals(agent, 1.0 + number),
-    "stick": lambda cluster, agent, _: cluster.stick(agent),
+    "stick": lambda cluster, agent, _: cluster.lose_next_worker(agent),
     "link": lambda cluster, _, number: cluster.break_link(number),
     "shard": lambda cluster, _, number: setattr(cluster, "shard_failures", number % 3),
     "glitch": lambda cluster, _agent, _number: cluster.glitch(),
     "hang": lambda cluster, _, number: cluster.hang_rank(number % 4, "TRDS"[number % 4]),
     "slow": lambda cluster, _, number: cluster.slow_down(for_s=1.0 + number),
-    "blind": lambda cluster, agent, _: cluster.blind_for(agent, 4.0),
+    "blind": lambda cluster, agent, _: cluster.stop_inspections_for(agent, 4.0),
     "drain": lambda cluster, agent, number: cluster.drain_node(agent, in_s=number),
     "cordon": lambda cluster, agent, number: cluster.set_aside(
-        agent, 1.0 + number, Standing.CORDONED
+        agent, 1.0 + number, NodeStanding.CORDONED
     ),
     "quarantine": lambda cluster, agent, number: cluster.set_aside(
-        agent, 1.0 + number, Standing.QUARANTINED
+        agent, 1.0 + number, NodeStanding.QUARANTINED
     ),
     "supervisor": lambda cluster, _agent, _number: cluster.restart_supervisor(),
 }
@@ -114,7 +114,7 @@ def prepared(
     seed=st.integers(0, 2**16),
 )
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
-def test_when_faults_stop_and_agents_suffice_the_job_succeeds(
+def test_the_job_succeeds_when_faults_stop_and_enough_agents_remain(
     layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int
 ) -> None:
     cluster = play(layout, faults, chaos, seed)
@@ -139,7 +139,7 @@ def test_when_faults_stop_and_agents_suffice_the_job_succeeds(
     max_failures=3,
     patience=0.5,
 )
-def test_every_job_ends_with_a_named_reason_however_tight_its_limits(
+def test_every_job_ends_with_a_named_reason_under_tight_limits(
     layout: int,
     faults: list[tuple[float, str, int, int]],
     seed: int,
@@ -177,7 +177,7 @@ def test_every_job_ends_with_a_named_reason_however_tight_its_limits(
     patience=st.sampled_from((0.5, 3.0, 60.0)),
 )
 @settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
-def test_a_job_that_is_to_stop_does_so_in_time_or_keeps_its_work(
+def test_a_stopping_job_ends_in_time_or_keeps_its_work(
     layout: int,
     faults: list[tuple[float, str, int, int]],
     chaos: float,
@@ -191,11 +191,11 @@ def test_a_job_that_is_to_stop_does_so_in_time_or_keeps_its_work(
     order = inputs.StopRequested(kind, "enough", deadline)
     cluster.at(asked_at, lambda: cluster.feed(order))
     end = cluster.run()
-    if cluster.told(EventKind.STOP_UNDONE):
+    if cluster.emitted(EventKind.STOP_UNDONE):
         assert (kind, end.outcome) == (StopKind.PAUSE, "SUCCEEDED")
     elif end.outcome != "SUCCEEDED":
         assert end.outcome == {"cancel": "CANCELLED", "pause": "PAUSED"}[kind], end
         assert cluster.now <= deadline + 0.001
     if end.outcome == "PAUSED":
-        (told,) = cluster.told(EventKind.ENDED)
-        assert told["durable_step"] is not None or cluster.core.committed == 0
+        (event,) = cluster.emitted(EventKind.ENDED)
+        assert event["durable_step"] is not None or cluster.core.committed == 0

@@ -15,7 +15,7 @@ from holdfast_service.recovery.faults import judgement
 
 
 def agents(job: SimulatedCluster) -> list[str]:
-    return [one["agent"] for one in forming(job)[-1]["members"]]
+    return [event["agent"] for event in forming(job)[-1]["members"]]
 
 
 def recovered(job: SimulatedCluster, incidents: int) -> None:
@@ -33,9 +33,9 @@ def accuse(
     state = job.core._state
     what = f"{cause} on {agent}"
     fault = Fault(cause, job.core.attempt, job.now, what, rank, agent=agent, worker=worker)
-    state.out = []
-    judgement.accuse(state, fault, job.now)
-    for effect in tuple(state.out):
+    state.effects = []
+    judgement.report_fault(state, fault, job.now)
+    for effect in tuple(state.effects):
         job._carry_out(effect)
 
 
@@ -48,19 +48,19 @@ def crash_twice(job: SimulatedCluster) -> None:
     recovered(job, 2)
 
 
-def test_a_node_whose_ranks_crash_twice_gives_them_to_the_standby() -> None:
+def test_ranks_that_crash_twice_on_a_node_move_to_the_standby() -> None:
     job = running(cluster(steps=200))
     crash_twice(job)
     assert agents(job) == ["n2", "n2", "n1", "n1"]
     incident = closed(job)[1]
     assert incident["decision"] == "replace the node"
     assert "to blame 2 times" in incident["reason"]
-    assert [one["node"] for one in incident["offences"]] == ["n0"]
-    assert {one["decision"] for one in incident["refused"]} >= {"re-form in place", "stop"}
+    assert [offence["node"] for offence in incident["offences"]] == ["n0"]
+    assert {refused["decision"] for refused in incident["refused"]} >= {"re-form in place", "stop"}
     assert job.run().outcome == "SUCCEEDED"
 
 
-def test_an_avoided_node_is_taken_again_only_where_there_is_no_other() -> None:
+def test_a_blamed_node_is_used_again_only_as_a_last_resort() -> None:
     job = running(cluster(steps=400))
     crash_twice(job)
     job.kill_agent("n2", back_after_s=5.0)
@@ -72,7 +72,7 @@ def test_an_avoided_node_is_taken_again_only_where_there_is_no_other() -> None:
     assert agents(job) == ["n2", "n2", "n1", "n1"]
 
 
-def test_a_restarted_supervisor_remembers_who_was_to_blame() -> None:
+def test_a_restarted_supervisor_remembers_blamed_nodes() -> None:
     job = running(cluster(steps=200))
     job.kill_rank(1, "SIGSEGV")
     recovered(job, 1)
@@ -83,7 +83,7 @@ def test_a_restarted_supervisor_remembers_who_was_to_blame() -> None:
     assert agents(job) == ["n2", "n2", "n1", "n1"]
 
 
-def test_a_node_is_not_to_blame_for_processes_that_somebody_ended() -> None:
+def test_a_node_is_not_blamed_for_processes_killed_from_outside() -> None:
     job = running(cluster(steps=200))
     for done in range(1, 4):
         job.kill_rank(1)
@@ -91,7 +91,7 @@ def test_a_node_is_not_to_blame_for_processes_that_somebody_ended() -> None:
     assert agents(job) == ["n0", "n0", "n1", "n1"]
 
 
-def test_a_program_that_ends_itself_twice_at_a_step_is_at_fault_itself() -> None:
+def test_a_program_that_exits_twice_at_a_step_is_a_user_error() -> None:
     job = running(cluster())
     job.kill_rank(1, "exit code 3")
     job.run_until(lambda: 1 in job.worlds.get(2, {}))
@@ -101,7 +101,7 @@ def test_a_program_that_ends_itself_twice_at_a_step_is_at_fault_itself() -> None
     assert "exit code 3" in end.message
 
 
-def test_out_of_memory_twice_at_a_step_ends_the_job_with_the_figures() -> None:
+def test_out_of_memory_twice_at_a_step_ends_the_job_with_the_memory_figures() -> None:
     job = running(cluster())
     job.kill_rank(1, "SIGKILL", out_of_memory="3 MiB of 16384 MiB available")
     job.run_until(lambda: 1 in job.worlds.get(2, {}))
@@ -112,7 +112,7 @@ def test_out_of_memory_twice_at_a_step_ends_the_job_with_the_figures() -> None:
     assert closed(job)[0]["cause"] == "out_of_memory"
 
 
-def test_out_of_memory_a_step_further_on_is_new_also_where_older_steps_are_made_again() -> None:
+def test_out_of_memory_at_a_later_step_is_new_even_after_an_older_restore() -> None:
     job = running(cluster(steps=200), 120)
     job.kill_node("n0", back_after_s=2.0)
     job.kill_node("n1", back_after_s=2.0)  # what is left is the remote checkpoint of step 100
@@ -123,11 +123,11 @@ def test_out_of_memory_a_step_further_on_is_new_also_where_older_steps_are_made_
         job.run_until(lambda began=began: job.core.committed > began)  # type: ignore[misc]
         if done < 3:
             job.kill_rank(1, "SIGKILL", out_of_memory="3 MiB of 16384 MiB available")
-    assert [one["cause"] for one in closed(job)][1:] == ["out_of_memory"] * 2
+    assert [incident["cause"] for incident in closed(job)][1:] == ["out_of_memory"] * 2
     assert job.run().outcome == "SUCCEEDED"
 
 
-def test_only_other_bits_for_a_second_time_end_a_job_that_has_no_other_node() -> None:
+def test_a_job_without_another_node_ends_at_the_second_corruption() -> None:
     job = running(cluster(standbys=0, steps=200))
     job.kill_rank(1, "SIGSEGV")
     recovered(job, 1)
@@ -139,12 +139,12 @@ def test_only_other_bits_for_a_second_time_end_a_job_that_has_no_other_node() ->
 
     corrupt()
     recovered(job, 2)
-    assert [one["decision"] for one in closed(job)] == ["replace the worker"] * 2
+    assert [incident["decision"] for incident in closed(job)] == ["replace the worker"] * 2
     corrupt()
     assert job.run().code == "corruption"
 
 
-def test_preemptions_are_counted_apart() -> None:
+def test_preemptions_are_counted_separately() -> None:
     job = running(cluster(steps=200, max_failures=0))
     job.kill_rank(1, "SIGTERM")
     recovered(job, 1)
@@ -182,7 +182,7 @@ def lose_memory(job: SimulatedCluster) -> None:
         job.kill_node(name, back_after_s=5.0)
 
 
-def test_steps_after_an_older_state_was_taken_are_progress_though_they_were_made_before() -> None:
+def test_repeated_steps_after_an_older_restore_count_as_progress() -> None:
     """Six faults, each of them 15 new steps after the last, far below the newest step ever."""
     job = cluster(steps=400, max_failures=100)
     job.remote_every = 100
@@ -199,7 +199,7 @@ def test_steps_after_an_older_state_was_taken_are_progress_though_they_were_made
     assert job.run().outcome == "SUCCEEDED"
 
 
-def test_steps_made_again_and_again_from_one_state_are_no_progress() -> None:
+def test_the_same_steps_repeated_from_one_state_are_no_progress() -> None:
     """A process that crashes always at the same step, well past the only state that is left."""
     job = cluster(steps=400, max_failures=100)
     job.remote_every = 100
@@ -215,7 +215,7 @@ def test_steps_made_again_and_again_from_one_state_are_no_progress() -> None:
     assert job.run().code == "no_progress"
 
 
-def test_processes_that_somebody_ends_while_a_world_forms_are_no_lack_of_progress() -> None:
+def test_processes_killed_from_outside_while_a_world_forms_are_no_lack_of_progress() -> None:
     job = running(cluster())
     for _ in range(8):
         attempt = job.core.attempt
@@ -227,18 +227,18 @@ def test_processes_that_somebody_ends_while_a_world_forms_are_no_lack_of_progres
     assert job.run().outcome == "SUCCEEDED"
 
 
-def test_a_straggler_without_a_better_node_is_told_once_and_costs_no_attempt() -> None:
+def test_a_straggler_without_a_better_node_is_emitted_once_and_costs_no_attempt() -> None:
     job = running(cluster(standbys=0))
     accuse(job, Cause.STRAGGLER, "n0", rank=0)
     accuse(job, Cause.STRAGGLER, "n0", rank=0)
     (incident,) = closed(job)
     assert (incident["decision"], incident["failures"]) == ("ignore", [])
     assert incident["resolution"] == "training goes on"
-    assert [one["node"] for one in incident["offences"]] == ["n0"]
+    assert [offence["node"] for offence in incident["offences"]] == ["n0"]
     assert Facts.from_events(job.events).offences == tuple(job.core._state.offences)
     assert job.run().outcome == "SUCCEEDED"
     assert len(forming(job)) == 1
-    assert len(job.told(EventKind.INCIDENT_OPENED)) == 1
+    assert len(job.emitted(EventKind.INCIDENT_OPENED)) == 1
 
 
 def test_a_straggler_is_replaced_by_a_standby() -> None:
@@ -252,7 +252,7 @@ def test_a_straggler_is_replaced_by_a_standby() -> None:
 
 @pytest.mark.parametrize("spent", ["max_failures", "max_preemptions", "max_without_progress"])
 @pytest.mark.parametrize("cause", [Cause.STRAGGLER, Cause.NODE_UNWELL, Cause.PREEMPTED])
-def test_a_spent_budget_never_ends_a_job_that_still_makes_steps(cause: Cause, spent: str) -> None:
+def test_a_spent_budget_never_ends_a_job_that_still_commits_steps(cause: Cause, spent: str) -> None:
     job = running(cluster(**{spent: 0}))
     accuse(job, cause, "n0")
     assert job.run().outcome == "SUCCEEDED"
@@ -261,7 +261,7 @@ def test_a_spent_budget_never_ends_a_job_that_still_makes_steps(cause: Cause, sp
     assert len(forming(job)) == (1 if counted else 2)
 
 
-def test_the_last_of_a_budget_is_still_used_to_leave_a_slow_node() -> None:
+def test_the_last_budget_unit_is_used_to_leave_a_slow_node() -> None:
     job = running(cluster(max_failures=1, steps=100))
     accuse(job, Cause.STRAGGLER, "n0", rank=0)
     recovered(job, 1)
@@ -272,7 +272,7 @@ def test_the_last_of_a_budget_is_still_used_to_leave_a_slow_node() -> None:
     assert job.run().outcome == "SUCCEEDED"
 
 
-def test_what_ended_an_attempt_beside_a_slow_node_is_still_bounded() -> None:
+def test_a_fault_beside_an_unhealthy_node_still_counts_against_the_budget() -> None:
     job = running(cluster(max_failures=0, gather_s=0.05, straggler_patience_s=1000.0))
     job.kill_rank(1)
     job.run_until(lambda: job.core.stage is Stage.GATHERING)

@@ -8,13 +8,13 @@ from tests.support.simulation.simulated_jobs import closed, cluster, forming, ru
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core_state.state import Stage
 from holdfast_workers.protocol.messages import ErrorKind, SignalKind
-from holdfast_workers.state.replicas import Finding
+from holdfast_workers.state.replicas import ReplicaFinding
 
 
 def differ(job: SimulatedCluster, step: int) -> None:
     """Both replicas leave their attempt because they have other bits than each other."""
     attempt = job.core.attempt
-    finding = Finding(attempt, step, step, groups=((0, 1),), digests={0: "a", 1: "b"}).data()
+    finding = ReplicaFinding(attempt, step, step, groups=((0, 1),), digests={0: "a", 1: "b"}).data()
     for _, agent, worker in job._members(attempt):
         assert worker is not None
         job._failed(agent, worker, ErrorKind.CORRUPTION, "replicas differ", finding=finding)
@@ -35,13 +35,13 @@ def differed_twice() -> tuple[SimulatedCluster, int]:
 
 
 def agents(job: SimulatedCluster) -> list[str]:
-    return [one["agent"] for one in forming(job)[-1]["members"]]
+    return [event["agent"] for event in forming(job)[-1]["members"]]
 
 
-def test_a_node_is_not_kept_away_for_ever_by_an_outcome_that_was_lost() -> None:
+def test_a_lost_recheck_outcome_does_not_sideline_a_node_for_ever() -> None:
     job, _ = differed_twice()
     job.run_until(lambda: not job.core._state.sidelined)
-    assert "nobody heard" in job.told(EventKind.INCIDENT_UPDATED)[-1]["evidence"][-1]
+    assert "was lost" in job.emitted(EventKind.INCIDENT_UPDATED)[-1]["evidence"][-1]
     job.kill_agent("n2", back_after_s=None)
     job.run_until(lambda: len(closed(job)) == 3)
     assert agents(job) == ["n0", "n1"]
@@ -49,7 +49,7 @@ def test_a_node_is_not_kept_away_for_ever_by_an_outcome_that_was_lost() -> None:
     assert job.run().outcome == "SUCCEEDED"
 
 
-def test_an_outcome_that_is_merely_late_names_whoever_had_other_bits() -> None:
+def test_a_late_recheck_outcome_names_the_differing_rank() -> None:
     job, step = differed_twice()
     job.run_until(lambda: job.core.committed >= step + 10)
     detail = {"step": step, "digests": ("a", "a")}
@@ -57,11 +57,11 @@ def test_an_outcome_that_is_merely_late_names_whoever_had_other_bits() -> None:
     job.run_until(lambda: not job.core._state.sidelined)
     job.run_until(lambda: len(closed(job)) == 3)
     lost = closed(job)[-1]["lost"]
-    assert [one["rank"] for one in lost if one["cause"] == "corruption"] == [1]
+    assert [fault["rank"] for fault in lost if fault["cause"] == "corruption"] == [1]
     assert job.run().outcome == "SUCCEEDED"
 
 
-def test_an_outcome_that_is_known_before_all_are_known_to_have_joined_names_somebody_too() -> None:
+def test_a_recheck_outcome_received_before_all_ranks_joined_names_the_differing_rank() -> None:
     """Signals of other agents may be slower than that of the rank that reports."""
     mesh = {"dp_replicate": 2}
     job = running(cluster(mesh=mesh, world_size=2, workers_per_node=1, steps=200))
@@ -72,5 +72,5 @@ def test_an_outcome_that_is_known_before_all_are_known_to_have_joined_names_some
     job.signal(job.agents["n0"], SignalKind.RECOMPUTED, 2, rank=0, detail=detail)
     job.run_until(lambda: bool(closed(job)))
     lost = closed(job)[0]["lost"]
-    assert [one["rank"] for one in lost if one["cause"] == "corruption"] == [None, 1]
+    assert [fault["rank"] for fault in lost if fault["cause"] == "corruption"] == [None, 1]
     assert job.run().outcome == "SUCCEEDED"

@@ -19,10 +19,10 @@ def test_a_restarted_supervisor_adopts_the_running_attempt_without_touching_it()
     assert job.run().outcome == "SUCCEEDED"
     assert len(forming(job)) == 1
     assert [step for _, step in job.committed] == list(range(1, 31)), "it cost no step"
-    assert not job.told(EventKind.INCIDENT_OPENED)
+    assert not job.emitted(EventKind.INCIDENT_OPENED)
 
 
-def test_a_restarted_supervisor_finds_the_fault_of_meanwhile() -> None:
+def test_a_restarted_supervisor_detects_a_fault_during_its_absence() -> None:
     job = running(cluster())
     job.restart_supervisor()
     job.kill_rank(2)
@@ -33,34 +33,34 @@ def test_a_restarted_supervisor_finds_the_fault_of_meanwhile() -> None:
     assert attempts == [1, 2]
 
 
-def test_a_supervisor_that_dies_amid_a_recovery_leaves_one_incident() -> None:
+def test_a_supervisor_restart_during_a_recovery_leaves_one_incident() -> None:
     job = running(cluster())
     job.kill_node("n0")
     job.run_until(lambda: job.core.stage is Stage.FENCING)
     job.restart_supervisor()
     assert job.run().outcome == "SUCCEEDED"
-    numbers = {data["incident"] for data in job.told(EventKind.INCIDENT_OPENED)}
+    numbers = {data["incident"] for data in job.emitted(EventKind.INCIDENT_OPENED)}
     assert numbers == {1}
     assert closed(job)[0]["restored_step"] is not None
 
 
-def test_a_world_that_formed_meanwhile_ends_the_wait_that_a_supervisor_took_over() -> None:
+def test_a_formed_world_ends_the_wait_that_a_supervisor_adopted() -> None:
     job = running(cluster(standbys=0, wait_for_replacement_s=30.0))
     job.kill_node("n0", back_after_s=15.0)
     job.run_until(lambda: job.core.stage is Stage.WAITING)
-    (first,) = job.told(EventKind.WAITING)
+    (first,) = job.emitted(EventKind.WAITING)
     back_at = job.now + 15.0
     job.run_until(lambda: job.now >= back_at - 0.05)
     job.restart_supervisor()  # it finds the node there, and waits for nothing
     formed = len(forming(job))
     job.run_until(lambda: len(forming(job)) > formed)
-    assert len(job.told(EventKind.WAITING)) == 1
+    assert len(job.emitted(EventKind.WAITING)) == 1
     job.kill_node("n0", back_after_s=25.0)
     assert job.run().outcome == "SUCCEEDED"
-    assert job.told(EventKind.WAITING)[-1]["until"] > first["until"]
+    assert job.emitted(EventKind.WAITING)[-1]["until"] > first["until"]
 
 
-def test_a_journal_that_was_cut_short_does_not_cost_the_running_attempt() -> None:
+def test_a_truncated_journal_does_not_cost_the_running_attempt() -> None:
     job = running(cluster())
     del job.events[:-1]
     job.events[0] = job.events[0].__class__(99, job.now, EventKind.STANDBY, {})

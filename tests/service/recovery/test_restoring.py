@@ -28,18 +28,18 @@ def forming_by_reshard() -> SimulatedCluster:
     return job
 
 
-def test_the_sources_of_a_failed_reshard_are_not_taken_again_in_their_agents_life() -> None:
+def test_sources_of_a_failed_reshard_are_excluded_for_their_agents_incarnation() -> None:
     state = forming_by_reshard().core._state
     judgement.distrust_source(state, 3, for_ever=False, why="not covered")
-    assert {(one.agent, one.place, one.rank, one.attempt, one.step) for one in state.bad} == {
+    assert {(copy.agent, copy.place, copy.rank, copy.attempt, copy.step) for copy in state.bad} == {
         ("n0", Place.OWN, 0, 1, 9),
         ("n1", Place.REPLICA, 1, 1, 9),
     }
-    assert all(one.incarnation for one in state.bad)
+    assert all(copy.incarnation for copy in state.bad)
     assert not state.saves.bad_uris
 
 
-def test_of_a_failed_reshard_only_the_sources_that_failed_are_distrusted() -> None:
+def test_a_failed_reshard_excludes_only_the_sources_that_failed() -> None:
     job = forming_by_reshard()
     state = job.core._state
     agent = job.agents["n1"]
@@ -52,13 +52,13 @@ def test_of_a_failed_reshard_only_the_sources_that_failed_are_distrusted() -> No
     )
     job.run_until(lambda: bool(state.bad))
     judgement.distrust_source(state, 3, for_ever=False, why="RestoreFailed: not covered")
-    assert {(one.agent, one.place, one.rank) for one in state.bad} == {("n1", Place.REPLICA, 1)}
-    assert all(one.incarnation for one in state.bad)
+    assert {(copy.agent, copy.place, copy.rank) for copy in state.bad} == {("n1", Place.REPLICA, 1)}
+    assert all(copy.incarnation for copy in state.bad)
 
 
-def test_a_copy_that_cannot_be_loaded_is_passed_over_for_the_next() -> None:
+def test_an_unreadable_copy_is_skipped_for_the_next_copy() -> None:
     job = running(cluster())
-    job.forget_copies("n0")
+    job.make_copies_unreadable("n0")
     job.kill_rank(2)
     assert job.run().outcome == "SUCCEEDED"
     first, second = forming(job)[1:3]
@@ -67,7 +67,7 @@ def test_a_copy_that_cannot_be_loaded_is_passed_over_for_the_next() -> None:
     assert "bad_state" in closed(job)[0]["causes"]
 
 
-def test_a_step_that_is_not_finite_after_a_restore_sends_it_down_the_ladder() -> None:
+def test_a_nonfinite_step_after_a_restore_falls_back_to_an_older_state() -> None:
     """Then an older step, and that one is good; the partners' copies of the first are no better."""
     job = running(cluster())
     newest = max(held.step for held in job.agents["n0"].memory[Place.OWN, 0])
@@ -76,7 +76,7 @@ def test_a_step_that_is_not_finite_after_a_restore_sends_it_down_the_ladder() ->
     job.run_until(lambda: len(closed(job)) == 1)
     (incident,) = closed(job)
     assert incident["causes"][:2] == ["worker_crash", "not_finite"]
-    steps = [one["restore"]["step"] for one in forming(job)]
+    steps = [event["restore"]["step"] for event in forming(job)]
     assert steps[1] >= newest > steps[-1] > 0
     assert len(set(steps)) == len(steps)
     assert {(one["place"], one["step"]) for one in incident["bad"]} >= {("own", steps[1])}
@@ -84,7 +84,7 @@ def test_a_step_that_is_not_finite_after_a_restore_sends_it_down_the_ladder() ->
     assert job.run().outcome == "SUCCEEDED"
 
 
-def test_a_damaged_remote_checkpoint_is_told_once_also_over_a_restart() -> None:
+def test_a_damaged_remote_checkpoint_is_emitted_once_despite_a_restart() -> None:
     job = running(cluster(steps=60), step=5)
     damaged = inputs.DamagedCheckpoint(3, "mem://3.1", "the manifest is torn")
     for _ in range(2):
@@ -92,11 +92,11 @@ def test_a_damaged_remote_checkpoint_is_told_once_also_over_a_restart() -> None:
     job.restart_supervisor()
     job.run_until(lambda: job.core.phase is Phase.RUNNING)
     job.feed(inputs.RemoteCheckpoints((), (damaged,)))
-    (told,) = job.told(EventKind.CHECKPOINT_BAD)
-    assert (told["step"], told["uri"], told["message"]) == (3, damaged.uri, damaged.why)
+    (event,) = job.emitted(EventKind.CHECKPOINT_BAD)
+    assert (event["step"], event["uri"], event["message"]) == (3, damaged.uri, damaged.why)
 
 
-def test_a_remote_checkpoint_is_taken_where_no_state_in_memory_gives_a_finite_step() -> None:
+def test_a_remote_checkpoint_is_restored_if_no_state_in_memory_gives_a_finite_step() -> None:
     job = running(cluster(steps=60), step=25)
     job.remotes["mem://20.1"] = RemoteCheckpoint(20, 1, "mem://20.1")
     job.feed(inputs.RemoteCheckpoints(tuple(job.remotes.values())))
@@ -107,7 +107,7 @@ def test_a_remote_checkpoint_is_taken_where_no_state_in_memory_gives_a_finite_st
     assert set(forming(job)[-1]["restore"]["tiers"].values()) == {"remote"}
 
 
-def test_where_no_saved_state_gives_a_finite_step_the_job_ends_and_says_so() -> None:
+def test_the_job_fails_with_a_reason_if_no_saved_state_gives_a_finite_step() -> None:
     job = running(cluster())
     job.poisoned = {(place, step) for place in Place for step in range(60)}
     job.kill_rank(1)
@@ -117,9 +117,9 @@ def test_where_no_saved_state_gives_a_finite_step_the_job_ends_and_says_so() -> 
     assert len(forming(job)) < 10
 
 
-def test_a_step_that_is_not_finite_by_itself_is_the_users_and_no_state_is_blamed() -> None:
+def test_a_step_that_is_nonfinite_by_itself_is_a_user_error_and_blames_no_state() -> None:
     job = cluster()
     job.not_finite_at = 12
     end = job.run()
     assert (end.outcome, end.code) == ("FAILED", "user_error")
-    assert not any(one["bad"] for one in job.told(EventKind.INCIDENT_UPDATED))
+    assert not any(event["bad"] for event in job.emitted(EventKind.INCIDENT_UPDATED))

@@ -10,7 +10,7 @@ import pytest
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.remote_tier.storage_calls import StorageCalls, StorageNotAnswering
 from holdfast_service.settings import Settings
-from holdfast_workers.checkpoint.storage import StorageUnavailable
+from holdfast_workers.checkpoint.storage import TransientStorageError
 
 
 def _spec(**remote: Any) -> dict[str, Any]:
@@ -46,7 +46,7 @@ async def test_what_a_storage_says_reaches_the_caller(tmp_path: Path) -> None:
     calls = StorageCalls(Settings(data_dir=tmp_path))
 
     def fails() -> None:
-        raise StorageUnavailable("s3://bucket", "503 slow down")
+        raise TransientStorageError("s3://bucket", "503 slow down")
 
     with pytest.raises(StorageNotAnswering, match="slow down"):
         await calls.run(fails)

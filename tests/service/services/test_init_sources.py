@@ -17,16 +17,17 @@ from holdfast_service.job_model.job_errors import IdempotencyConflict
 from holdfast_service.job_model.job_spec import InvalidSpec, JobSpec
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.services import jobs as job_service
-from holdfast_service.services.init_sources import Origins
+from holdfast_service.services.init_sources import InitSources
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import Checkpoint, Job
+from holdfast_service.store.models import Checkpoint, JobRecord
 from holdfast_service.views.jobs import JobView
 from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.checkpoint.manifest import MANIFEST
 from holdfast_workers.checkpoint.marks import marks_among
-from holdfast_workers.checkpoint.storage import Storage, StorageUnavailable, open_storage
+from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.checkpoint.storage import Storage, TransientStorageError
 from holdfast_workers.protocol.messages import InitPart
 
 SMALL = {"model": {"dim": 32, "layers": 2, "heads": 2, "sequence_length": 16}}
@@ -107,9 +108,9 @@ async def test_what_is_not_there_is_a_fault(
     jobs: JobService, source: JobView, settings: Settings, tmp_path: Path
 ) -> None:
     assert "no job 'x'" in await _fault(jobs, "x")
-    assert "there are 3, 6" in await _fault(jobs, "a/4")
+    assert "it has steps 3, 6" in await _fault(jobs, "a/4")
     assert "JOB/STEP" in await _fault(jobs, "a/b/c")
-    assert "no complete checkpoint" in await _fault(jobs, str(tmp_path))
+    assert "not a complete checkpoint" in await _fault(jobs, str(tmp_path))
     assert "use an absolute path" in await _fault(jobs, "http://host/x")
     assert ".metadata" in await _fault(jobs, f"dcp:{tmp_path}")
     fresh, _ = await jobs.submit({**JOB, "name": "fresh"})
@@ -123,11 +124,11 @@ async def test_what_is_not_there_is_a_fault(
 
 async def test_what_does_not_fit_is_a_fault(jobs: JobService, source: JobView) -> None:
     wider = {"model": {**SMALL["model"], "dim": 64}}
-    assert "embedding.weight has the shape (256, 32) there" in await _fault(jobs, "a", **wider)
+    assert "embedding.weight has shape (256, 32) in the checkpoint" in await _fault(jobs, "a", **wider)
     assert "train.seed is 7 there, 8 here" in await _fault(jobs, "a", train={"seed": 8})
     with pytest.raises(InvalidSpec) as caught:
         await jobs.submit(_spec({"from": "dcp:/x", "what": "everything"}))
-    assert "the model alone" in str(caught.value)
+    assert "only the model can be loaded" in str(caught.value)
 
 
 async def test_a_folder_of_stock_torch_is_known_by_its_metadata(
@@ -153,7 +154,7 @@ async def test_what_is_left_of_one_of_ours_is_not_taken_for_stock_torchs(
     left.mkdir()
     for name in (".metadata", beside):
         (left / name).write_bytes(b"of a checkpoint that was never finished, or is half removed")
-    assert "there is no manifest" in await _fault(jobs, str(left))
+    assert "it has no manifest" in await _fault(jobs, str(left))
 
 
 async def test_what_is_damaged_or_may_not_be_read_is_a_fault(
@@ -232,7 +233,7 @@ async def test_a_mark_that_cannot_be_taken_off_holds_no_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails(self: LocalStorage, name: str) -> None:
-        raise StorageUnavailable(self.uri, f"{name} cannot be removed")
+        raise TransientStorageError(self.uri, f"{name} cannot be removed")
 
     await jobs.cancel(source.id)
     job, _ = await jobs.submit(_spec("a/6"))
@@ -281,14 +282,14 @@ async def test_a_storage_that_is_silent_holds_up_no_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
-    let_go = Origins.let_go
+    release = InitSources.release
 
-    async def silent(self: Origins, job: Job) -> None:
+    async def silent(self: InitSources, job: JobRecord) -> None:
         asked.set()
         await answer.wait()
-        await let_go(self, job)
+        await release(self, job)
 
-    monkeypatch.setattr(Origins, "let_go", silent)
+    monkeypatch.setattr(InitSources, "release", silent)
     await jobs.cancel(source.id)
     job, _ = await jobs.submit(_spec("a/6"))
     async with reconciling(store, cluster, settings):

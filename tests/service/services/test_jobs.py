@@ -27,7 +27,7 @@ from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store import projection, series
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import Job
+from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import job_transaction
 
 
@@ -181,7 +181,7 @@ async def test_logs_are_filtered_followed_and_tailed(store: Store, jobs: JobServ
     job, _ = await jobs.submit({"name": "x"})
     lines = [line(seq, f"{seq}", rank=seq % 2, attempt=1 + seq // 900) for seq in range(1, 1201)]
     async with store.write() as session:
-        owner = await session.get_one(Job, job.id)
+        owner = await session.get_one(JobRecord, job.id)
         for start in range(0, 1200, 400):
             part = lines[start : start + 400]
             assert await series.store_logs(session, owner, part) == 400
@@ -217,7 +217,7 @@ async def test_a_rollback_is_told_and_its_steps_may_have_other_digests(
     for events, digests in (((), old), ((tripped,), {4: "old4", 5: "new5"})):
         report = SupervisorReport(1, Phase.STARTING, 0, 1, events=events, digests=digests)
         async with job_transaction(store, job.id) as tx:
-            await projection.absorb(tx, report, Settings().quarantine_rules, hold_end=False)
+            await projection.store_report(tx, report, Settings().quarantine_rules, hold_end=False)
     guards = (await jobs.get(job.id)).guards
     assert (guards.trips, guards.ledger) == (1, ((4, 6),))
     assert (guards.recent[0].ranks, guards.recent[0].layer) == ((2,), "blocks.1")

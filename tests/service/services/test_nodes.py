@@ -19,14 +19,14 @@ from tests.support.service.job_drives import JOB, kinds, reconciling, submitted,
 from holdfast_service.job_model.job_errors import InvalidTime, NodeNotFound
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.supervisor_protocol import Capacity, EventKind, NodeCapacity, Phase
-from holdfast_service.policy.quarantine import Standing, closed
+from holdfast_service.policy.quarantine import NodeStanding, closed
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.services.jobs import JobService
 from holdfast_service.services.nodes import NodeService
 from holdfast_service.settings import Settings
 from holdfast_service.store import nodes as stored_nodes
 from holdfast_service.store.engine import Store, is_refused
-from holdfast_workers.health.findings import Finding, Level
+from holdfast_workers.health.findings import HealthFinding, Level
 
 NO_STANDBY = {"resources": {"workers_per_node": 2, "standby_nodes": 0}}
 Start = Callable[..., Awaitable[FakeSupervisor]]
@@ -47,7 +47,7 @@ def incident(number: int, agent: str = "n0", attempt: int = 1, **changes: Any) -
 
 
 def unfit(node_id: str) -> dict[str, Any]:
-    found = Finding("accelerator", "xid", Level.UNFIT, "XID 48 of GPU-1", "GPU-1", 48)
+    found = HealthFinding("accelerator", "xid", Level.UNFIT, "XID 48 of GPU-1", "GPU-1", 48)
     return {"agent": "n", "node_id": node_id, "host": "127.0.0.1", "findings": [found.data()]}
 
 
@@ -108,7 +108,7 @@ async def test_nodes_are_seen_by_machine_and_stay_on_record(
         cluster.nodes = Capacity(two_on_one[2:], can_grow=False)
     first, second = (await service.list()).nodes
     assert (first.id, first.cpus, first.gpus) == ("10.0.0.1", 6.0, 2.0)
-    assert (second.id, second.state, second.there) == ("c", Standing.READY, True)
+    assert (second.id, second.state, second.there) == ("c", NodeStanding.READY, True)
     assert first.reason is first.until is None and first.incidents == ()
 
 
@@ -119,14 +119,14 @@ async def test_a_node_of_several_incidents_is_quarantined_and_told_to_every_job(
         await until_seen(service)
         supervisor = await start()
         for number in (1, 2, 3):
-            assert (await service.get("node0")).state is Standing.READY
+            assert (await service.get("node0")).state is NodeStanding.READY
             supervisor.say(EventKind.INCIDENT_OPENED, **incident(number))
             supervisor.say(EventKind.INCIDENT_CLOSED, **incident(number, closed_at=time.time()))
             await until_node(service, "node0", lambda one, n=number: len(one.incidents) == n)
-        await until_node(service, "node0", lambda one: one.state is Standing.QUARANTINED)
+        await until_node(service, "node0", lambda one: one.state is NodeStanding.QUARANTINED)
         await until(lambda: bool(supervisor.avoided and "node0" in supervisor.avoided[-1]))
         told = supervisor.avoided[-1]["node0"]
-        assert told.standing is Standing.QUARANTINED and "3 incidents" in told.reason
+        assert told.standing is NodeStanding.QUARANTINED and "3 incidents" in told.reason
     node = await service.get("node0")
     assert node.quarantines == 1 and node.until is not None
     assert node.until > time.time() + 500
@@ -145,8 +145,8 @@ async def test_an_unfit_node_is_quarantined_at_once_but_never_more_than_a_share_
         for node in ("node1", "node0"):
             await until_node(service, node, lambda one: one.findings)
     first, second = await service.get("node1"), await service.get("node0")
-    assert first.state is Standing.QUARANTINED and first.reason == "XID 48 of GPU-1"
-    assert second.state is Standing.READY, "two of three nodes: hardly the nodes' fault"
+    assert first.state is NodeStanding.QUARANTINED and first.reason == "XID 48 of GPU-1"
+    assert second.state is NodeStanding.READY, "two of three nodes: hardly the nodes' fault"
     assert second.findings[0].code == 48
 
 
@@ -163,10 +163,10 @@ async def test_a_job_that_needs_a_node_in_quarantine_is_started_and_may_come_to_
         await until(lambda: later.id in cluster.supervisors)
         events = (await jobs.events(later.id, 0, 200)).events
     (begun,) = [one.data for one in events if one.data.get("to") == State.STARTING]
-    assert begun["reason"].startswith("nodes in quarantine are used, for 3 nodes")
+    assert begun["reason"].startswith("nodes in quarantine are used, because 3 nodes")
     assert begun["reason"].endswith("set aside: node0 (quarantined: XID 48 of GPU-1)")
     launch = cluster.supervisors[later.id].launch
-    assert launch.avoid["node0"].standing is Standing.QUARANTINED
+    assert launch.avoid["node0"].standing is NodeStanding.QUARANTINED
     assert closed(launch.avoid) == {}
 
 
@@ -181,7 +181,7 @@ async def test_a_node_that_can_run_nothing_is_none_of_those_of_which_a_share_is_
         supervisor = await start(**NO_STANDBY)
         supervisor.say(EventKind.NODE_HEALTH, **unfit("node0"))
         await until_node(service, "node0", lambda one: one.findings)
-    assert (await service.get("node0")).state is Standing.READY
+    assert (await service.get("node0")).state is NodeStanding.READY
 
 
 async def test_news_of_two_jobs_that_name_the_same_nodes_do_not_wait_for_each_other(
@@ -193,14 +193,14 @@ async def test_news_of_two_jobs_that_name_the_same_nodes_do_not_wait_for_each_ot
 ) -> None:
     cluster.nodes = three_nodes(can_grow=True)
     both = asyncio.Barrier(2)
-    note_health = stored_nodes.note_health
+    record_health = stored_nodes.record_health
 
     async def note_and_meet(*given: Any) -> None:
-        await note_health(*given)
+        await record_health(*given)
         with contextlib.suppress(TimeoutError, asyncio.BrokenBarrierError):
             await asyncio.wait_for(both.wait(), 0.5)  # until each has news of its first node
 
-    monkeypatch.setattr(stored_nodes, "note_health", note_and_meet)
+    monkeypatch.setattr(stored_nodes, "record_health", note_and_meet)
     async with drive():
         there = [await start(**NO_STANDBY) for _ in range(2)]
         for supervisor, names in zip(there, (("node0", "node1"), ("node1", "node0")), strict=True):
@@ -220,14 +220,14 @@ async def test_news_that_the_database_could_not_take_are_tried_again(
     start: Start,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    note_health, failures = stored_nodes.note_health, [DBAPIError("", {}, Exception("deadlock"))]
+    record_health, failures = stored_nodes.record_health, [DBAPIError("", {}, Exception("deadlock"))]
 
     async def note(*given: Any) -> None:
         if failures:
             raise failures.pop()
-        await note_health(*given)
+        await record_health(*given)
 
-    monkeypatch.setattr(stored_nodes, "note_health", note)
+    monkeypatch.setattr(stored_nodes, "record_health", note)
     async with drive():
         supervisor = await start()
         supervisor.say(EventKind.NODE_HEALTH, **unfit("node0"))
@@ -322,12 +322,12 @@ async def test_an_incident_that_is_told_again_does_not_set_aside_anew(
         supervisor = await start()
         for number in (1, 2, 3):
             supervisor.say(EventKind.INCIDENT_OPENED, **incident(number))
-        await until_node(service, "node0", lambda one: one.state is Standing.QUARANTINED)
+        await until_node(service, "node0", lambda one: one.state is NodeStanding.QUARANTINED)
         await service.uncordon("node0")
         supervisor.say(EventKind.INCIDENT_CLOSED, **incident(3, closed_at=time.time()))
         supervisor.say(EventKind.INCIDENT_OPENED, **incident(4, agent="n1"))
         await until_node(service, "node1", lambda one: one.incidents)
-        assert (await service.get("node0")).state is Standing.READY
+        assert (await service.get("node0")).state is NodeStanding.READY
 
 
 async def test_cordons_are_lifted_by_hand_and_by_time(
@@ -340,12 +340,12 @@ async def test_cordons_are_lifted_by_hand_and_by_time(
         await service.cordon("node1", "repair", None)
         await until(lambda: len(supervisor.avoided[-1:] and supervisor.avoided[-1]) == 2)
         await until(lambda: set(supervisor.avoided[-1]) == {"node1"})  # its time is over
-        assert (await service.get("node2")).state is Standing.READY
+        assert (await service.get("node2")).state is NodeStanding.READY
         supervisor.epoch += 1  # it begins anew, and knows of nothing
         told = len(supervisor.avoided)
         await until(lambda: len(supervisor.avoided) > told)
         assert set(supervisor.avoided[-1]) == {"node1"}
-        assert (await service.uncordon("node1")).state is Standing.READY
+        assert (await service.uncordon("node1")).state is NodeStanding.READY
         await until(lambda: supervisor.avoided[-1] == {})
 
 

@@ -1,4 +1,4 @@
-"""A task may be cancelled anywhere in a transaction: nobody else waits for its lock."""
+"""A task may be cancelled anywhere in a transaction without leaving a lock behind."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import random
 from sqlalchemy import func, select, update
 
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import Job, Outbox
-from holdfast_service.store.statement import Put, Statement
+from holdfast_service.store.models import JobRecord, Outbox
+from holdfast_service.store.statement import Statement, Upsert
 
 TIMES = 100
-PATIENCE_S = 10.0  # far below the time that a transaction waits for another's lock
-_COUNT, _PUT = Statement(select(func.count(Job.id))), Put(Outbox)
+TIMEOUT_S = 10.0  # far below the time for which a transaction waits for a lock
+_COUNT, _PUT = Statement(select(func.count(JobRecord.id))), Upsert(Outbox)
 
 
 async def _reads_and_writes(store: Store) -> None:
     async with store.write() as session:
-        await session.execute(select(func.count(Job.id)))
-        await session.execute(update(Job).values(name="x"))
+        await session.execute(select(func.count(JobRecord.id)))
+        await session.execute(update(JobRecord).values(name="x"))
         await _COUNT.value(session)
         await _PUT.row(session, id="x", at=0.0, message={}, due_at=0.0, tries=0)
 
@@ -32,5 +32,5 @@ async def test_a_cancelled_transaction_leaves_no_lock(store: Store) -> None:
             await asyncio.sleep(rng.choice([0, 0, 0.0001, 0.0005]))
         cancelled.cancel()
         await asyncio.wait([cancelled])
-        # `cancelled` is still there, and with it all that its traceback refers to.
-        await asyncio.wait_for(_reads_and_writes(store), PATIENCE_S)
+        # `cancelled` still exists, and so does everything that its traceback refers to.
+        await asyncio.wait_for(_reads_and_writes(store), TIMEOUT_S)

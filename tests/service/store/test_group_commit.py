@@ -1,4 +1,4 @@
-"""Several writers of one SQLite database, one COMMIT."""
+"""Several writers of an SQLite database share a COMMIT."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 async def write(store: Store, name: str, *, fails: bool = False) -> None:
     async with store.write() as session:
         await session.execute(ADD, {"id": name})
-        await asyncio.sleep(0.01)  # the others get in line
+        await asyncio.sleep(0.01)  # the other writers queue
         if fails:
             raise Refused
 
@@ -43,7 +43,7 @@ async def stored(store: Store) -> list[str]:
 
 @pytest.fixture
 def commits(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """One for each."""
+    """One entry per COMMIT."""
     done: list[None] = []
     commit = sqlite_driver._File.commit
 
@@ -55,16 +55,14 @@ def commits(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     return done
 
 
-async def test_those_who_stand_in_line_are_stored_together(
-    store: Store, commits: list[None]
-) -> None:
+async def test_queued_writers_share_a_commit(store: Store, commits: list[None]) -> None:
     await asyncio.gather(*(write(store, f"{n}") for n in range(6)))
     assert await stored(store) == [f"{n}" for n in range(6)]
     assert len(commits) <= 2
 
 
 @pytest.mark.parametrize("bad", [0, 2, 5])
-async def test_one_that_fails_takes_no_other_with_it(store: Store, bad: int) -> None:
+async def test_a_failing_writer_does_not_affect_other_writers(store: Store, bad: int) -> None:
     ends = await asyncio.gather(
         *(write(store, f"{n}", fails=n == bad) for n in range(6)), return_exceptions=True
     )
@@ -73,7 +71,7 @@ async def test_one_that_fails_takes_no_other_with_it(store: Store, bad: int) -> 
 
 
 @pytest.mark.parametrize("gone", [0, 2, 5])
-async def test_one_that_is_cancelled_takes_no_other_with_it(store: Store, gone: int) -> None:
+async def test_a_cancelled_writer_does_not_affect_other_writers(store: Store, gone: int) -> None:
     writing = [asyncio.create_task(write(store, f"{n}")) for n in range(6)]
     while not (await asyncio.sleep(0.001), writing[max(0, gone - 1)].done())[1]:
         if gone == 0:
@@ -86,7 +84,7 @@ async def test_one_that_is_cancelled_takes_no_other_with_it(store: Store, gone: 
     assert "later" in await stored(store)
 
 
-async def test_nobody_hears_of_it_before_it_is_stored(
+async def test_a_failed_commit_fails_every_writer_of_the_group(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(file: sqlite3.Connection) -> None:
@@ -103,7 +101,9 @@ async def test_nobody_hears_of_it_before_it_is_stored(
     assert await stored(store) == ["later"]
 
 
-async def test_what_a_failure_may_have_seen_is_stored_when_it_is_heard(store: Store) -> None:
+async def test_an_error_propagates_after_the_writes_it_may_have_seen_are_stored(
+    store: Store,
+) -> None:
     ends = await asyncio.gather(write(store, "same"), write(store, "same"), return_exceptions=True)
     assert sorted(end is None for end in ends) == [False, True]
 

@@ -1,4 +1,4 @@
-"""Leases: one holder at a time, and no write of a holder that lost its job."""
+"""Job leases: a job has at most a single holder, and a former holder cannot write."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def ids(store: Store, settings: Settings) -> list[str]:
     return [(await jobs.submit({"name": "x"}))[0].id for _ in range(6)]
 
 
-async def test_claims_at_once_never_share_a_job(store: Store, ids: list[str]) -> None:
+async def test_concurrent_claims_never_share_a_job(store: Store, ids: list[str]) -> None:
     taken = await asyncio.gather(*(leases.claim(store, f"o{n}", 2, 30.0) for n in range(6)))
     claimed = [lease.job_id for batch in taken for lease in batch]
     assert len(claimed) == len(set(claimed))
@@ -32,9 +32,9 @@ async def test_claims_at_once_never_share_a_job(store: Store, ids: list[str]) ->
     assert await leases.claim(store, "later", 10, 30.0) == []
 
 
-async def test_a_holder_that_is_late_loses_every_write(store: Store, ids: list[str]) -> None:
+async def test_an_expired_holder_loses_every_write(store: Store, ids: list[str]) -> None:
     slow = {lease.job_id: lease for lease in await leases.claim(store, "slow", 10, 0.05)}
-    found: list[leases.Lease] = []
+    found: list[leases.JobLease] = []
 
     async def taken_over() -> bool:
         found.extend(await leases.claim(store, "next", 10, 30.0))
@@ -45,12 +45,12 @@ async def test_a_holder_that_is_late_loses_every_write(store: Store, ids: list[s
         async with job_transaction(store, ids[0], token=slow[ids[0]].token):
             pass
     assert await leases.renew(store, "slow", ids, 30.0) == set()
-    await leases.release(store, slow[ids[0]], 0.0)  # no harm
+    await leases.release(store, slow[ids[0]], 0.0)  # has no effect
     async with job_transaction(store, ids[0], token=found[0].token) as tx:
         tx.emit("mine", {})
 
 
-async def test_a_renewed_lease_does_not_run_out(store: Store, ids: list[str]) -> None:
+async def test_a_renewed_lease_does_not_expire(store: Store, ids: list[str]) -> None:
     await leases.claim(store, "holder", 10, 0.3)
     for _ in range(6):
         await asyncio.sleep(0.1)
@@ -58,26 +58,26 @@ async def test_a_renewed_lease_does_not_run_out(store: Store, ids: list[str]) ->
     assert await leases.claim(store, "other", 10, 1.0) == []
 
 
-async def test_a_job_given_back_rests_as_long_as_it_was_told(store: Store, ids: list[str]) -> None:
+async def test_a_released_job_is_due_after_the_given_time(store: Store, ids: list[str]) -> None:
     for lease in await leases.claim(store, "holder", 10, 30.0):
         await leases.release(store, lease, 30.0 if lease.job_id != ids[3] else 0.0)
     again = await leases.claim(store, "other", 10, 30.0)
     assert [lease.job_id for lease in again] == [ids[3]]
 
 
-async def test_a_job_that_a_user_wants_something_of_meanwhile_does_not_rest(
+async def test_a_job_with_a_new_user_command_is_due_at_once_after_release(
     store: Store, ids: list[str]
 ) -> None:
     held = await leases.claim(store, "holder", 10, 30.0)
     async with job_transaction(store, ids[2]) as tx:
-        tx.job.due_at = 0.0  # as a call on the job does
+        tx.job.due_at = 0.0  # as a user command does
     for lease in held:
         await leases.release(store, lease, 30.0)
     again = await leases.claim(store, "other", 10, 30.0)
     assert [lease.job_id for lease in again] == [ids[2]]
 
 
-async def test_a_holder_that_was_late_hears_what_it_still_holds(
+async def test_an_expired_holder_learns_which_jobs_it_still_holds(
     store: Store, ids: list[str]
 ) -> None:
     await leases.claim(store, "slow", 10, 0.05)
@@ -89,7 +89,7 @@ async def test_a_holder_that_was_late_hears_what_it_still_holds(
     assert await leases.claim(store, "next", 10, 30.0) == []
 
 
-async def test_claims_and_late_renewals_at_once_never_share_a_job(
+async def test_concurrent_claims_and_late_renewals_never_share_a_job(
     store: Store, ids: list[str]
 ) -> None:
     for _ in range(5):
@@ -105,7 +105,7 @@ async def test_claims_and_late_renewals_at_once_never_share_a_job(
             await leases.release(store, lease, 0.0)
 
 
-async def test_who_leaves_leaves_its_jobs_to_others_at_once(store: Store, ids: list[str]) -> None:
+async def test_jobs_of_a_leaving_owner_are_claimable_at_once(store: Store, ids: list[str]) -> None:
     await leases.claim(store, "gone", 10, 30.0)
     await leases.leave(store, "gone")
     assert len(await leases.claim(store, "next", 10, 30.0)) == len(ids)
@@ -113,9 +113,7 @@ async def test_who_leaves_leaves_its_jobs_to_others_at_once(store: Store, ids: l
         assert list(await session.scalars(select(LeaseOwner.id))) == ["next"]
 
 
-async def test_what_an_owner_holds_and_does_not_drive_is_found(
-    store: Store, ids: list[str]
-) -> None:
+async def test_leases_held_but_not_driven_are_found(store: Store, ids: list[str]) -> None:
     held = await leases.claim(store, "holder", 10, 30.0)
     assert await leases.undriven(store, "holder", set(ids)) == set()
     assert await leases.undriven(store, "holder", set(ids[1:])) == {held[0]}

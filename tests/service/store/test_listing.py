@@ -1,4 +1,4 @@
-"""Rows of jobs: filtered, sorted, counted, walked page by page."""
+"""Job lists: filtered, sorted, counted and paged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast_service.services.nodes import NodeService
 from holdfast_service.services.overview import Overview
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import Job
+from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import job_transaction
 
 
@@ -33,18 +33,18 @@ async def submitted(jobs: JobService, name: str, owner: str | None = None) -> st
     return (await jobs.submit({"name": name, **labels}))[0].id
 
 
-async def names(overview: Overview, **asked: object) -> list[str]:
-    return [row.name for row in (await overview.rows(**asked)).rows]  # type: ignore[arg-type]
+async def names(overview: Overview, **query: object) -> list[str]:
+    return [row.name for row in (await overview.rows(**query)).rows]  # type: ignore[arg-type]
 
 
-async def test_a_search_looks_at_names_owners_and_the_beginning_of_ids(
+async def test_a_search_matches_names_owners_and_id_prefixes(
     jobs: JobService, overview: Overview
 ) -> None:
     first = await submitted(jobs, "Llama-7b", "ada")
     await submitted(jobs, "llama_70b", "bob")
     await submitted(jobs, "bert")
     assert await names(overview, q="LLAMA") == ["llama_70b", "Llama-7b"]
-    assert await names(overview, q="a_7") == ["llama_70b"]  # no wildcard
+    assert await names(overview, q="a_7") == ["llama_70b"]  # the underscore is not a wildcard
     assert await names(overview, q="%") == []
     assert await names(overview, q="ad") == ["Llama-7b"]
     assert await names(overview, q=first) == ["Llama-7b"]
@@ -52,12 +52,12 @@ async def test_a_search_looks_at_names_owners_and_the_beginning_of_ids(
     assert await names(overview, q="\0\ud800") == []
 
 
-async def test_counts_tell_of_all_states_and_the_total_of_those_asked_for(
+async def test_counts_cover_all_states_and_the_total_only_the_requested(
     jobs: JobService, overview: Overview
 ) -> None:
     ids = [await submitted(jobs, f"j{n}") for n in range(5)]
-    for one in ids[:2]:
-        await jobs.cancel(one)
+    for job_id in ids[:2]:
+        await jobs.cancel(job_id)
     page = await overview.rows(states=[State.CANCELLED], limit=1)
     assert page.counts == {State.QUEUED: 3, State.CANCELLED: 2}
     assert (page.total, len(page.rows)) == (2, 1)
@@ -65,12 +65,12 @@ async def test_counts_tell_of_all_states_and_the_total_of_those_asked_for(
 
 
 @pytest.mark.parametrize("sort", list(Sort))
-async def test_every_order_is_walked_without_a_gap_or_a_repeat(
+async def test_paging_in_every_order_has_no_gaps_or_repeats(
     jobs: JobService, overview: Overview, store: Store, sort: Sort
 ) -> None:
     ids = [await submitted(jobs, f"j{n % 3}") for n in range(7)]
-    for number, one in enumerate(ids[:4]):
-        async with job_transaction(store, one) as tx:
+    for number, job_id in enumerate(ids[:4]):
+        async with job_transaction(store, job_id) as tx:
             tx.job.goodput = [0.5, 0.25, 0.5, 0.75][number]
     await jobs.cancel(ids[5])
     seen: list[str] = []
@@ -93,9 +93,7 @@ async def test_every_order_is_walked_without_a_gap_or_a_repeat(
             assert seen[:4] == [ids[1], ids[2], ids[0], ids[3]]
 
 
-async def test_what_is_no_cursor_of_the_order_is_refused(
-    jobs: JobService, overview: Overview
-) -> None:
+async def test_a_cursor_of_another_order_is_rejected(jobs: JobService, overview: Overview) -> None:
     for n in range(3):
         await submitted(jobs, f"j{n}")
     of_names = (await overview.rows(sort=Sort.NAME, limit=1)).next_cursor
@@ -103,8 +101,8 @@ async def test_what_is_no_cursor_of_the_order_is_refused(
         with pytest.raises(InvalidCursor):
             await overview.rows(cursor=cursor)
     states = ["state", 10**30, "x"], ["state", -(10**30), "x"], ["state", True, "x"]
-    for told in states:
-        cursor = base64.urlsafe_b64encode(json.dumps(told).encode()).decode()
+    for fields in states:
+        cursor = base64.urlsafe_b64encode(json.dumps(fields).encode()).decode()
         with pytest.raises(InvalidCursor):
             await overview.rows(sort=Sort.STATE, cursor=cursor)
 
@@ -112,7 +110,7 @@ async def test_what_is_no_cursor_of_the_order_is_refused(
 @pytest.mark.parametrize(
     "spec", [{}, {"resources": None}, {"resources": {"workers_per_node": 0}, "parallel": {}}]
 )
-async def test_the_spec_of_another_version_is_that_jobs_trouble_alone(
+async def test_an_unreadable_spec_affects_only_its_own_job(
     jobs: JobService, overview: Overview, store: Store, spec: dict[str, object]
 ) -> None:
     job = await submitted(jobs, "of-another-version")
@@ -123,12 +121,12 @@ async def test_the_spec_of_another_version_is_that_jobs_trouble_alone(
     assert (await overview.verdict(job)).headline == "Training"
 
 
-async def test_twenty_thousand_jobs_are_listed_quickly(
+async def test_listing_twenty_thousand_jobs_is_fast(
     jobs: JobService, overview: Overview, store: Store
 ) -> None:
     await submitted(jobs, "first", "ada")
     async with store.write() as session:
-        first = dict((await session.execute(select(Job.__table__))).mappings().one())
+        first = dict((await session.execute(select(JobRecord.__table__))).mappings().one())
         states = [State.SUCCEEDED, State.RUNNING, State.FAILED, State.QUEUED]
         for start in range(0, 20_000, 5_000):
             rows = [
@@ -141,17 +139,17 @@ async def test_twenty_thousand_jobs_are_listed_quickly(
                 }
                 for n in range(start, start + 5_000)
             ]
-            await session.execute(insert(Job), rows)
-    asked: list[dict[str, Any]] = [
+            await session.execute(insert(JobRecord), rows)
+    queries: list[dict[str, Any]] = [
         {},
         {"q": "JOB-1999", "sort": Sort.NAME},
         {"states": [State.RUNNING], "sort": Sort.GOODPUT},
         {"owner": "ada", "sort": Sort.STATE},
     ]
-    for filters in asked:
-        await overview.rows(**filters)  # statements are compiled once
+    for filters in queries:
+        await overview.rows(**filters)  # compiles the statements
         began = time.process_time()
         page = await overview.rows(**filters)
         took = time.process_time() - began
         assert page.total >= 11 and len(page.rows) >= 11
-        assert took < 0.3, (filters, took)  # some 40 ms
+        assert took < 0.3, (filters, took)  # about 40 ms

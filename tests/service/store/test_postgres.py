@@ -1,4 +1,4 @@
-"""The store on PostgreSQL: connections that end while nobody looks."""
+"""The store on PostgreSQL: connections that the server closes while they are idle."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.support.service.databases import fast_settings, new_database
 from tests.support.service.job_drives import until
 
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import Node
+from holdfast_service.store.models import NodeRow
 from holdfast_service.store.statement import Statement
 
 
 async def end_connections(url: str) -> None:
-    """The server ends all that others have to this database."""
+    """Make the server close all other connections to this database."""
     own = await asyncpg.connect(url)
     await own.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -28,7 +28,7 @@ async def end_connections(url: str) -> None:
     await own.close()
 
 
-async def test_what_the_server_has_closed_is_opened_anew(
+async def test_closed_connections_are_replaced(
     postgres_server: Any, postgres_template: str, tmp_path: Path
 ) -> None:
     url = await new_database(postgres_server, postgres_template)
@@ -50,18 +50,18 @@ async def test_what_the_server_has_closed_is_opened_anew(
         await store.close()
 
 
-async def test_a_statement_on_a_connection_that_was_closed_says_so_and_the_next_has_another(
+async def test_a_closed_connection_fails_its_statement_and_is_then_replaced(
     postgres_server: Any, postgres_template: str, tmp_path: Path
 ) -> None:
     url = await new_database(postgres_server, postgres_template)
     store = await Store.open(fast_settings(tmp_path, url))
-    nodes = Statement(select(Node.id))
+    nodes = Statement(select(NodeRow.id))
     try:
         async with store.read() as session:
             assert await nodes.all(session) == []
             await end_connections(url)
             with pytest.raises(DBAPIError) as caught:
-                for _ in range(1000):  # until it is gone
+                for _ in range(1000):  # until the connection is closed
                     await nodes.all(session)
         assert caught.value.connection_invalidated
         async with store.read() as session:

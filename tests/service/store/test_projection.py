@@ -1,4 +1,4 @@
-"""What reports of supervisors leave in the store, on both databases."""
+"""The stored results of supervisor reports, on both databases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 
 
-async def test_all_rows_are_there_when_a_job_is_seen_to_have_ended(
+async def test_all_rows_are_stored_before_a_job_is_seen_as_ended(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     async with reconciling(store, cluster, settings):
@@ -26,7 +26,7 @@ async def test_all_rows_are_there_when_a_job_is_seen_to_have_ended(
         assert len((await jobs.digests(supervisor.launch.job_id)).digests) == 100
 
 
-async def test_a_fault_shows_as_an_incident_and_the_later_attempt_is_the_history(
+async def test_a_fault_becomes_an_incident_and_the_later_attempt_is_the_history(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     async with reconciling(store, cluster, settings):
@@ -70,7 +70,7 @@ async def test_a_fault_shows_as_an_incident_and_the_later_attempt_is_the_history
     assert "digest.mismatch" not in await kinds(jobs, job_id)
 
 
-async def test_a_step_computed_again_with_other_bits_is_reported(
+async def test_a_recomputed_step_with_different_bits_is_reported(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     async with reconciling(store, cluster, settings):
@@ -90,7 +90,7 @@ async def _has_digests(jobs: JobService, job_id: str, count: int) -> bool:
     return len((await jobs.digests(job_id)).digests) == count
 
 
-async def test_a_users_error_ends_the_job_with_its_traceback(
+async def test_a_user_error_ends_the_job_with_its_traceback(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     async with reconciling(store, cluster, settings):
@@ -101,7 +101,7 @@ async def test_a_users_error_ends_the_job_with_its_traceback(
     assert (job.outcome.code, job.outcome.traceback) == ("user_error", "Tr \ufffd ?")
 
 
-async def test_attempts_whose_end_nobody_told_end_with_the_next_one(
+async def test_an_attempt_without_a_reported_end_ends_with_the_next(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     async with reconciling(store, cluster, settings):
@@ -124,14 +124,14 @@ async def test_chosen_intervals_are_shown_with_their_reasons(
 ) -> None:
     async with reconciling(store, cluster, settings):
         supervisor = await submitted(jobs, cluster)
-        told = {"cost_s": 0.2, "mtbf_s": 1e6, "step_s": 0.1, "why": "a save costs 0.2 s"}
+        measured = {"cost_s": 0.2, "mtbf_s": 1e6, "step_s": 0.1, "why": "a save costs 0.2 s"}
         for before, after in ((20, 40), (40, 500)):
             supervisor.say(
                 EventKind.CHECKPOINT_INTERVAL,
                 tier="remote",
                 every_steps=after,
                 before=before,
-                **told,
+                **measured,
             )
         supervisor.end()
         job = await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
@@ -141,7 +141,7 @@ async def test_chosen_intervals_are_shown_with_their_reasons(
     assert chosen[1].why == "a save costs 0.2 s"
 
 
-async def test_an_event_that_cannot_be_read_is_kept_and_passed_over(
+async def test_an_unreadable_event_is_stored_and_skipped(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     async with reconciling(store, cluster, settings):

@@ -1,4 +1,4 @@
-"""Requests that are being answered, and those who let them finish first."""
+"""In-flight requests, and background work that yields to them."""
 
 from __future__ import annotations
 
@@ -10,47 +10,49 @@ from tests.service.store.test_sqlite import written
 
 from holdfast_service.store import engine
 from holdfast_service.store.engine import Store
-from holdfast_service.store.request_priority import Serving
+from holdfast_service.store.request_priority import ActiveRequests
 
 
-async def test_quiet_is_when_the_last_one_is_answered() -> None:
-    serving = Serving()
-    await serving.quiet(0.0)
-    with serving.one():
-        with serving.one():
-            waiting = [asyncio.create_task(serving.quiet(30.0)) for _ in range(3)]
+async def test_idle_begins_when_the_last_request_ends() -> None:
+    active_requests = ActiveRequests()
+    await active_requests.wait_until_idle(0.0)
+    with active_requests.request():
+        with active_requests.request():
+            waiting = [asyncio.create_task(active_requests.wait_until_idle(30.0)) for _ in range(3)]
             await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert not any(one.done() for one in waiting)
+        assert not any(task.done() for task in waiting)
     await asyncio.wait_for(asyncio.gather(*waiting), 5.0)
-    with serving.one():
+    with active_requests.request():
         began = time.monotonic()
-        await serving.quiet(0.05)  # as long as that, and no longer
+        await active_requests.wait_until_idle(0.05)  # times out after that
         assert time.monotonic() - began >= 0.05
 
 
-async def test_who_was_cancelled_while_it_waited_keeps_nobody_else_out(store: Store) -> None:
-    watching = store.behind_users(watching=True)
+async def test_a_cancelled_waiter_does_not_block_other_writers(store: Store) -> None:
+    polling = store.low_priority(polling=True)
     order: list[str] = []
-    with store.serving.one():
-        cut = [asyncio.create_task(written(watching, f"cut {n}", order)) for n in range(8)]
+    with store.active_requests.request():
+        cut = [asyncio.create_task(written(polling, f"cut {n}", order)) for n in range(8)]
         await asyncio.sleep(0)
-        for one in cut:
-            one.cancel()
+        for task in cut:
+            task.cancel()
         await asyncio.gather(*cut, return_exceptions=True)
-    await asyncio.wait_for(written(watching, "poll", order), 5.0)
+    await asyncio.wait_for(written(polling, "poll", order), 5.0)
     assert order == ["poll"]
 
 
-async def test_a_poll_is_stored_after_the_request_that_is_being_answered(
+async def test_a_polling_write_waits_for_the_active_request(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "_USERS_FIRST_S", 30.0)  # two writes may take longer than it is
+    monkeypatch.setattr(
+        engine, "_REQUESTS_FIRST_S", 30.0
+    )  # the two writes may take longer than the default
     order: list[str] = []
-    with store.serving.one():
-        poll = asyncio.create_task(written(store.behind_users(watching=True), "poll", order))
+    with store.active_requests.request():
+        poll = asyncio.create_task(written(store.low_priority(polling=True), "poll", order))
         await asyncio.sleep(0)
-        await written(store.behind_users(), "order", order)
+        await written(store.low_priority(), "order", order)
         await written(store, "user", order)
     await poll
     assert order == ["order", "user", "poll"]

@@ -1,4 +1,4 @@
-"""The schema: migrations and models agree, and any number of processes may start at once."""
+"""The schema: migrations match the models, and any number of processes may start concurrently."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ asyncio.run(main())
 """
 
 
-async def test_migrations_lead_to_the_models(store: Store) -> None:
+async def test_migrations_match_the_models(store: Store) -> None:
     def differences(connection: Connection) -> list[Any]:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         return list(compare_metadata(context, Base.metadata))
@@ -38,7 +38,7 @@ async def test_migrations_lead_to_the_models(store: Store) -> None:
         assert await connection.run_sync(differences) == []
 
 
-async def test_processes_that_start_at_once_migrate_once(bare: Settings) -> None:
+async def test_concurrently_started_processes_migrate_once(bare: Settings) -> None:
     command = [sys.executable, "-c", _OPEN, str(bare.data_dir)]
     url = bare.resolved_database_url()
     started = [
@@ -50,7 +50,7 @@ async def test_processes_that_start_at_once_migrate_once(bare: Settings) -> None
         assert process.returncode == 0, errors.decode()
 
 
-async def test_opening_again_changes_nothing(bare: Settings) -> None:
+async def test_reopening_changes_nothing(bare: Settings) -> None:
     for _ in range(2):
         store = await Store.open(bare)
         await store.ping()

@@ -1,4 +1,4 @@
-"""The store on SQLite: what runs where, and who waits for whom."""
+"""The store on SQLite: the threads that statements run in, and the order of waiting writers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
     await opened.close()
 
 
-async def test_a_writer_waits_for_anothers_lock_beside_the_loop(
+async def test_a_writer_waiting_for_a_lock_does_not_block_the_loop(
     store: Store, tmp_path: Path
 ) -> None:
     other = sqlite3.connect(tmp_path / "holdfast.db", isolation_level=None)
@@ -34,7 +34,7 @@ async def test_a_writer_waits_for_anothers_lock_beside_the_loop(
             await session.execute(text("UPDATE jobs SET name = 'x'"))
 
     writing = asyncio.create_task(write())
-    for _ in range(1000):  # a loop that waits for the lock takes no turns, for it has no end
+    for _ in range(1000):  # a blocked loop would never get through these
         await asyncio.sleep(0)
     assert not writing.done()
     other.execute("COMMIT")
@@ -43,7 +43,7 @@ async def test_a_writer_waits_for_anothers_lock_beside_the_loop(
 
 
 async def threads_of(store: Store, *, long: bool) -> set[int]:
-    """Where a statement of a read runs."""
+    """The threads in which a statement of a read runs."""
     threads: set[int] = set()
     async with store.read(long=long) as session:
         connection = (await (await session.connection()).get_raw_connection()).driver_connection
@@ -53,12 +53,12 @@ async def threads_of(store: Store, *, long: bool) -> set[int]:
     return threads
 
 
-async def test_only_what_is_said_to_be_long_runs_beside_the_loop(store: Store) -> None:
+async def test_only_long_reads_run_in_a_thread(store: Store) -> None:
     assert await threads_of(store, long=False) == {threading.get_ident()}
     assert threading.get_ident() not in await threads_of(store, long=True)
 
 
-async def test_nobody_waits_for_the_disk_in_the_loop(
+async def test_commits_do_not_run_in_the_loop_thread(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: set[int] = set()
@@ -74,8 +74,8 @@ async def test_nobody_waits_for_the_disk_in_the_loop(
     assert threads and threading.get_ident() not in threads
 
 
-async def test_many_statements_in_a_row_let_others_have_the_loop(store: Store) -> None:
-    turns = 0
+async def test_a_long_series_of_statements_yields_the_loop(store: Store) -> None:
+    iterations = 0
 
     async def read() -> None:
         async with store.read() as session:
@@ -85,12 +85,12 @@ async def test_many_statements_in_a_row_let_others_have_the_loop(store: Store) -
     reading = asyncio.create_task(read())
     while not reading.done():
         await asyncio.sleep(0)
-        turns += 1
+        iterations += 1
     await reading
-    assert turns > 3
+    assert iterations > 3
 
 
-async def test_rows_are_fetched_as_they_are_asked_for(store: Store) -> None:
+async def test_streamed_rows_are_fetched_on_demand(store: Store) -> None:
     numbers = """
         WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 1000000000)
         SELECT x FROM n
@@ -107,23 +107,23 @@ async def written(by: Store, name: str, order: list[str]) -> None:
         order.append(name)
 
 
-async def test_users_stand_before_those_who_are_behind_them(store: Store) -> None:
+async def test_normal_writes_overtake_low_priority_writes(store: Store) -> None:
     order: list[str] = []
-    behind = store.behind_users()
-    waiting = [asyncio.create_task(written(behind, f"driver {n}", order)) for n in range(40)]
+    low_priority = store.low_priority()
+    waiting = [asyncio.create_task(written(low_priority, f"driver {n}", order)) for n in range(40)]
     await asyncio.sleep(0)
     await written(store, "user", order)
     await asyncio.gather(*waiting)
-    assert order.index("user") <= 6  # as many as may have a transaction at a time
+    assert order.index("user") <= 6  # the limit of concurrent transactions
     assert len(order) == 41
 
 
-async def test_what_somebody_asked_for_stands_before_what_nobody_did(store: Store) -> None:
+async def test_user_commands_overtake_polling_writes(store: Store) -> None:
     order: list[str] = []
-    watching = store.behind_users(watching=True)
-    waiting = [asyncio.create_task(written(watching, f"poll {n}", order)) for n in range(40)]
+    polling = store.low_priority(polling=True)
+    waiting = [asyncio.create_task(written(polling, f"poll {n}", order)) for n in range(40)]
     await asyncio.sleep(0)
-    await written(store.behind_users(), "order", order)
+    await written(store.low_priority(), "order", order)
     await asyncio.gather(*waiting)
-    assert order.index("order") <= 3  # as many as may watch at a time
+    assert order.index("order") <= 3  # the limit of concurrent polling transactions
     assert len(order) == 41

@@ -1,4 +1,4 @@
-"""Statements that are looked at once, on both kinds of database."""
+"""Statements compiled once per dialect, on both databases."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.services.jobs import JobService
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import Event, Job, MetricChunk, Outbox, RankChunk
-from holdfast_service.store.statement import JOB, Put, Statement
+from holdfast_service.store.models import Event, JobRecord, MetricChunk, Outbox, RankChunk
+from holdfast_service.store.statement import JOB, Statement, Upsert
 
 KINDS = Statement(
     select(Event.seq, Event.kind, Event.data)
@@ -27,7 +27,7 @@ ROWS = Statement(
     .where(MetricChunk.job_id == JOB, MetricChunk.window >= bindparam("window"))
     .order_by(MetricChunk.attempt)
 )
-PUT = Put(MetricChunk)
+PUT = Upsert(MetricChunk)
 
 
 @pytest.fixture
@@ -40,25 +40,25 @@ async def put(session: AsyncSession, job: str, attempt: int, **rows: list[float]
     await PUT.row(session, job_id=job, window=0, attempt=attempt, rows=rows, outline=outline)
 
 
-async def test_its_rows_have_names_places_and_values_of_python(store: Store, job: str) -> None:
+async def test_rows_are_named_tuples_of_python_values(store: Store, job: str) -> None:
     async with store.read() as session:
         (row,) = await KINDS.all(session, job=job)
-        whole = await Statement(select(Job).where(Job.id == JOB)).first(session, job=job)
+        whole = await Statement(select(JobRecord).where(JobRecord.id == JOB)).first(
+            session, job=job
+        )
     assert (row.seq, row.kind, row.data) == tuple(row) == (1, "job.submitted", {"name": "one"})
     assert whole is not None
     assert whole.spec["name"] == "one" and whole.cleaned is False and whole.waiting is None
 
 
-async def test_nothing_there_is_none_and_no_rows(store: Store, job: str) -> None:
+async def test_an_empty_result_is_none_or_no_rows(store: Store, job: str) -> None:
     async with store.read() as session:
         assert await ROWS.all(session, job=job, window=0) == []
         assert await ROWS.first(session, job=job, window=0) is None
         assert await ROWS.value(session, job=job, window=0) is None
 
 
-async def test_a_row_is_put_anew_or_in_place_of_the_one_with_its_key(
-    store: Store, job: str
-) -> None:
+async def test_an_upsert_inserts_or_replaces_the_row_with_its_key(store: Store, job: str) -> None:
     async with store.write() as session:
         await put(session, job, 1, a=[1.5])
         await put(session, job, 2, b=[2.5])
@@ -69,10 +69,10 @@ async def test_a_row_is_put_anew_or_in_place_of_the_one_with_its_key(
     assert found == [(1, {"a": [1.5]}, None, None), (2, {"c": [3.5, 4.5]}, {"last": 7}, 7)]
 
 
-async def test_bytes_and_lists_come_back_as_they_were(store: Store, job: str) -> None:
+async def test_bytes_and_lists_round_trip(store: Store, job: str) -> None:
     columns = {"job_id": job, "place": 3, "width_s": 1, "ranks": 2, "counts": [0, 2]}
     async with store.write() as session:
-        await Put(RankChunk).row(session, **columns, steps=b"\x00\xff", compute=b"")
+        await Upsert(RankChunk).row(session, **columns, steps=b"\x00\xff", compute=b"")
     async with store.read() as session:
         row = await Statement(select(RankChunk).where(RankChunk.job_id == JOB)).first(
             session, job=job
@@ -81,9 +81,7 @@ async def test_bytes_and_lists_come_back_as_they_were(store: Store, job: str) ->
     assert row._asdict() == {**columns, "steps": b"\x00\xff", "compute": b""}
 
 
-async def test_what_a_session_has_not_yet_written_is_seen_unless_it_says_no(
-    store: Store, job: str
-) -> None:
+async def test_pending_writes_are_flushed_unless_autoflush_is_off(store: Store, job: str) -> None:
     async with store.write() as session:
         session.add(Event(job_id=job, seq=2, at=1.0, kind="job.state", data={"to": "QUEUED"}))
         with session.no_autoflush:
@@ -91,7 +89,7 @@ async def test_what_a_session_has_not_yet_written_is_seen_unless_it_says_no(
         assert len(await KINDS.all(session, job=job)) == 2
 
 
-async def test_what_is_put_is_taken_back_with_its_transaction(store: Store, job: str) -> None:
+async def test_an_upsert_rolls_back_with_its_transaction(store: Store, job: str) -> None:
     with pytest.raises(ZeroDivisionError):
         async with store.write() as session:
             await put(session, job, 1, a=[1.5])
@@ -100,23 +98,23 @@ async def test_what_is_put_is_taken_back_with_its_transaction(store: Store, job:
         assert await ROWS.all(session, job=job, window=0) == []
 
 
-async def test_errors_are_those_of_sqlalchemy(store: Store, job: str) -> None:
-    nobody = "00000000-0000-7000-8000-000000000000"
+async def test_errors_are_wrapped_as_sqlalchemy_errors(store: Store, job: str) -> None:
+    missing_job = "00000000-0000-7000-8000-000000000000"
     with pytest.raises(IntegrityError):
         async with store.write() as session:
-            await put(session, nobody, 1, a=[1.5])
+            await put(session, missing_job, 1, a=[1.5])
     with pytest.raises(KeyError):
         async with store.read() as session:
             await ROWS.all(session, job=job)
-    async with store.read() as session:  # the connection is as good as before
+    async with store.read() as session:  # the connection is still usable
         assert len(await KINDS.all(session, job=job)) == 1
 
 
-async def test_each_kind_of_database_is_compiled_for_once(
+async def test_a_statement_is_compiled_once_per_dialect(
     store: Store, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     statement = Statement(select(Outbox.id))
     async with store.read() as session:
         assert await statement.all(session) == []
-        monkeypatch.setattr("holdfast_service.store.statement._compiled", None)
+        monkeypatch.setattr("holdfast_service.store.statement._compile_query", None)
         assert await statement.all(session) == []

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.support.faults.faulty_link import Fault, FaultyLink, Kind, Way
 
-from holdfast_service.recovery.core_state.inputs import Exchanged
+from holdfast_service.recovery.core_state.inputs import LinkChecked
 from holdfast_service.supervisor.link_check import Exchanges
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.data_server import DataServer
@@ -32,7 +32,7 @@ class Nodes:
     def __init__(self, folder: Path, count: int) -> None:
         self.servers = {
             f"n{index}": DataServer(
-                SegmentStore(folder / f"n{index}", "dp_shard=1", on_bad=lambda _: None),
+                SegmentStore(folder / f"n{index}", "dp_shard=1", on_quarantine=lambda _: None),
                 SECRET,
                 "127.0.0.1",
             )
@@ -83,7 +83,7 @@ def nodes(shm: Path) -> Iterator[Nodes]:
 
 
 def test_a_node_that_nothing_reaches_is_told_from_its_partners(nodes: Nodes) -> None:
-    told: queue.Queue[Exchanged] = queue.Queue()
+    told: queue.Queue[LinkChecked] = queue.Queue()
     nodes.cut = {"n1"}
     Exchanges(nodes, told.put, 2.0, 0.01, 0.01).look(nodes.reports(), 1)  # type: ignore[arg-type]
     failed = told.get(timeout=10)
@@ -94,7 +94,7 @@ def test_a_node_that_nothing_reaches_is_told_from_its_partners(nodes: Nodes) -> 
 def test_a_node_that_is_reached_again_is_cleared_and_a_single_failure_accuses_nobody(
     nodes: Nodes,
 ) -> None:
-    told: queue.Queue[Exchanged] = queue.Queue()
+    told: queue.Queue[LinkChecked] = queue.Queue()
     exchanges = Exchanges(nodes, told.put, 2.0, 0.01, 0.0)  # type: ignore[arg-type]
     nodes.fail_once = {"n1"}
     exchanges.look(nodes.reports(), 1)
@@ -106,12 +106,12 @@ def test_a_node_that_is_reached_again_is_cleared_and_a_single_failure_accuses_no
     nodes.cut = set()
     exchanges.look(nodes.reports(), 1)
     assert exchanges.wait(10)
-    assert told.get(timeout=1) == Exchanged("n1", "i", "")
+    assert told.get(timeout=1) == LinkChecked("n1", "i", "")
     assert told.empty()
 
 
 def test_nodes_that_are_well_are_asked_once_and_nothing_is_told(nodes: Nodes) -> None:
-    told: queue.Queue[Exchanged] = queue.Queue()
+    told: queue.Queue[LinkChecked] = queue.Queue()
     exchanges = Exchanges(nodes, told.put, 2.0, 0.01, 0.01)  # type: ignore[arg-type]
     exchanges.look(nodes.reports()[:1], 1)
     assert not nodes.asked, "there is nobody to exchange with"

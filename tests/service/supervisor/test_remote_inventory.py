@@ -9,7 +9,8 @@ import pytest
 
 from holdfast_service.supervisor.remote_inventory import Found, RemoteListing
 from holdfast_workers.checkpoint.local_files import LocalStorage
-from holdfast_workers.checkpoint.storage import StorageDenied, open_storage
+from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.checkpoint.storage import StorageDenied
 
 WAIT_S = 20.0
 

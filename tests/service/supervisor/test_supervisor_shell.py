@@ -129,7 +129,7 @@ def watching(
 
 
 def test_a_life_that_comes_back_is_checked_before_anybody_hears_of_it(shm: Path) -> None:
-    server = DataServer(SegmentStore(shm, "dp_shard=1", on_bad=lambda _: None), SECRET, "127.0.0.1")
+    server = DataServer(SegmentStore(shm, "dp_shard=1", on_quarantine=lambda _: None), SECRET, "127.0.0.1")
     agents = OneSeat(lambda: True)
     agents.life = report("a", server.port)
     watch, heard = watching(agents)
@@ -179,7 +179,7 @@ def test_an_agent_that_dies_after_its_hello_is_told_lost(answers: Any, node_lost
     assert (lost.incarnation, lost.certain) == ("a", True)
     assert watch.seats == []
     word = heard.get(timeout=WAIT_S)
-    assert isinstance(word, say.NodeWord) and word.lost is node_lost
+    assert isinstance(word, say.NodeStatus) and word.lost is node_lost
     watch.close()
 
 
@@ -193,7 +193,7 @@ def test_of_an_agent_that_is_given_up_the_node_is_asked_after_too(tmp_path: Path
     assert isinstance(heard.get(timeout=WAIT_S), say.AgentUp)
     watch.forget("n0")
     word = heard.get(timeout=WAIT_S)
-    assert isinstance(word, say.NodeWord) and word.lost
+    assert isinstance(word, say.NodeStatus) and word.lost
     server.close()
     watch.close()
 
@@ -247,7 +247,7 @@ def test_an_agent_that_is_silent_has_no_lease_any_more_and_one_that_is_let_go_ha
     lost = heard.get(timeout=WAIT_S)
     assert isinstance(lost, say.AgentLost) and not lost.certain
     assert heard.get(timeout=WAIT_S) == say.LeaseEnded("n0", "a")
-    assert isinstance(heard.get(timeout=WAIT_S), say.NodeWord)
+    assert isinstance(heard.get(timeout=WAIT_S), say.NodeStatus)
 
     agents.life = report("b", server.port)
     watch.look(1)
@@ -255,7 +255,7 @@ def test_an_agent_that_is_silent_has_no_lease_any_more_and_one_that_is_let_go_ha
     agents.life = None
     watch.forget("n0")
     let_go = time.monotonic()
-    assert isinstance(heard.get(timeout=WAIT_S), say.NodeWord)
+    assert isinstance(heard.get(timeout=WAIT_S), say.NodeStatus)
     while heard.empty():
         watch.look(1)
         time.sleep(0.02)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast_service.job_model.supervisor_protocol import Cursors, EventKind, SupervisorEvent
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.supervisor.run_buffer import RunRecord
-from holdfast_workers.agent.run_journal import Journal
+from holdfast_workers.agent.run_journal import RunJournal
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.training.skipped_windows import Ledger
 
@@ -24,9 +24,9 @@ def test_a_restarted_supervisor_knows_the_ledger_and_what_was_taken_back() -> No
         for seq, data in enumerate(trips, 1)
     )
     assert facts.ledger == Ledger(((9, 10), (20, 23)))
-    assert facts.line.holds(1, 18)
-    assert not facts.line.holds(1, 19)
-    assert facts.line.holds(2, 19)
+    assert facts.line.contains(1, 18)
+    assert not facts.line.contains(1, 19)
+    assert facts.line.contains(2, 19)
 
 
 def test_digests_that_were_taken_back_are_told_no_more_whoever_still_has_them() -> None:
@@ -46,7 +46,7 @@ def test_digests_that_were_taken_back_are_told_no_more_whoever_still_has_them() 
 
 
 def test_a_journal_forgets_the_digests_of_what_the_next_attempt_computes_anew() -> None:
-    journal = Journal("n0", "i")
+    journal = RunJournal("n0", "i")
     for step in range(1, 6):
         journal.add_row(row(1, step))
         journal.add_digest(step, f"old{step}")

@@ -1,10 +1,11 @@
-"""A checkpoint of the built-in Llama, without a run: right names and shapes, zeros for values."""
+"""Saves a checkpoint of the built-in Llama without a run: real names and shapes, zero values."""
 
 from __future__ import annotations
 
 import math
 
-from holdfast_workers.checkpoint.manifest import Manifest, checkpoint_folder, finalize
+from holdfast_workers.checkpoint.manifest import Manifest, checkpoint_folder
+from holdfast_workers.checkpoint.publish import finalize
 from holdfast_workers.checkpoint.shards import save_shard
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.models.llama_parameters import parameter_shapes
@@ -15,7 +16,7 @@ ALONE = {"dp_shard": 1, "tp": 1}
 
 
 def save_llama(root: Storage, step: int, training: TrainingSpec, attempt: int = 1) -> Manifest:
-    """As a world of one would have saved it, parameters alone."""
+    """Save the parameters only, as a world of one rank would."""
     entries, end = [], 0
     for name, shape in parameter_shapes(training.model, 256).items():
         nbytes = 4 * math.prod(shape)
@@ -23,8 +24,8 @@ def save_llama(root: Storage, step: int, training: TrainingSpec, attempt: int = 
         entry = TensorEntry(MODEL_PREFIX + name, "float32", shape, zeros, shape, end, nbytes)
         entries.append(entry)
         end += aligned(nbytes)
-    at = root.below(checkpoint_folder(step, attempt))
+    checkpoint = root.below(checkpoint_folder(step, attempt))
     record = save_shard(
-        at, memoryview(bytes(end)), StateLayout(tuple(entries), end), 0, attempt, step
+        checkpoint, memoryview(bytes(end)), StateLayout(tuple(entries), end), 0, attempt, step
     )
-    return finalize(at, [record], ALONE, {"training": training.model_dump(mode="json")})
+    return finalize(checkpoint, [record], ALONE, {"training": training.model_dump(mode="json")})

@@ -1,5 +1,7 @@
-"""A job's remote tier in small: written by the real saver and finalizer, listed and loaded by the
-real code, and what must be true of whatever a crash has left of it."""
+"""A small remote tier of a job, and the invariants that hold for it after a crash.
+
+The real saver and finalizer write it; the real code lists and loads it.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def payload_at(saved: Saved, rank: int) -> bytes:
 
 
 class Job:
-    """A job's remote tier: what its agents fork to write it, in this process."""
+    """A job's remote tier; runs the programs that its agents fork in this process."""
 
     def __init__(self, copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._copies = copies
@@ -70,7 +72,7 @@ class Job:
             saver.save(end, request, {})
 
     def copy_path(self, saved: Saved, rank: int) -> Path:
-        """Of the frozen copy that a worker leaves for the saver."""
+        """The path of the frozen copy that a worker leaves for the saver."""
         return self._copies / f"{saved.folder}-{rank}.seg"
 
     def finalize(self, saved: Saved) -> None:
@@ -117,22 +119,25 @@ def loaded(root: Storage, saved: Saved, rank: int) -> bytes:
 
 
 def check(root: Storage, known: Collection[Saved], must_hold: Collection[Saved]) -> None:
-    """After a crash: what is listed was saved, and loads bit for bit; `must_hold` is listed."""
+    """Check after a crash: listed checkpoints were saved and load bit for bit, and `must_hold` is
+    listed."""
     bad: list[str] = []
     listed = [
-        Saved(one.step, one.attempt)
-        for one in list_checkpoints(root, lambda uri, why: bad.append(f"{uri}: {why}"))
+        Saved(manifest.step, manifest.attempt)
+        for manifest in list_checkpoints(root, lambda uri, why: bad.append(f"{uri}: {why}"))
     ]
     assert bad == [], "a crash was taken for damage"
     assert set(listed) <= set(known), f"listed: {listed}"
-    assert set(must_hold) <= set(listed), f"lost: of {must_hold} there is {listed}"
+    assert set(must_hold) <= set(listed), f"lost: of {must_hold} only {listed} exist"
     for saved in listed:
         for rank in range(RANKS):
-            assert loaded(root, saved, rank) == payload_at(saved, rank), f"other bits in {saved}"
+            assert loaded(root, saved, rank) == payload_at(saved, rank), (
+                f"different bytes in {saved}"
+            )
 
 
 def go_on(job: Job, root: Storage) -> None:
-    """The next attempt's checkpoints: they count, and nothing of the crash is left."""
+    """Save the next attempt's checkpoints; they count, and nothing of the crash remains."""
     job.root = root
     following = [Saved(9, 7), Saved(10, 7)]
     for saved in following:

@@ -1,4 +1,4 @@
-"""A real S3-protocol server, in a process of its own: moto's, with its own buckets and clock.
+"""A real S3-protocol server in a process of its own: moto's, with its own buckets and clock.
 
 `python -m tests.support.checkpoint.s3_server FD` serves until the connection closes. `S3Server`
 starts it.
@@ -47,23 +47,23 @@ class S3Server:
         return name
 
     def objects(self, bucket: str) -> list[str]:
-        found = self.client.list_objects_v2(Bucket=bucket).get("Contents", [])
-        return [one["Key"] for one in found]
+        objects = self.client.list_objects_v2(Bucket=bucket).get("Contents", [])
+        return [item["Key"] for item in objects]
 
     def uploads(self, bucket: str) -> list[str]:
         """Keys of multipart uploads that were neither completed nor aborted."""
-        found = self.client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
-        return [one["Key"] for one in found]
+        uploads = self.client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+        return [upload["Key"] for upload in uploads]
 
     def new_user(self, bucket: str, actions: list[str]) -> dict[str, str]:
-        """Credentials of a user who may do this in the bucket, which is made if need be; moto
-        lets anybody do it before credentials are checked."""
+        """Credentials of a new user with the permissions `actions` in `bucket`, which is created if
+        missing. moto admits every user until `check_credentials(True)`."""
         self.check_credentials(False)
         self.client.create_bucket(Bucket=bucket)
         iam = boto3.client("iam", **self._as_tester)
         name = f"user-{uuid.uuid4().hex[:8]}"
-        where = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
-        policy = {"Effect": "Allow", "Action": actions, "Resource": where}
+        resources = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
+        policy = {"Effect": "Allow", "Action": actions, "Resource": resources}
         document = json.dumps({"Version": "2012-10-17", "Statement": [policy]})
         iam.create_user(UserName=name)
         iam.put_user_policy(UserName=name, PolicyName="checkpoints", PolicyDocument=document)
@@ -75,7 +75,7 @@ class S3Server:
         }
 
     def check_credentials(self, check: bool) -> None:
-        """Check signatures and permissions from now on, as AWS does; or let anybody do all."""
+        """Enable or disable the checks of signatures and permissions that AWS makes."""
         unchecked = b"0" if check else b"inf"
         url = f"{self.endpoint}/moto-api/reset-auth"
         plain = {"Content-Type": "text/plain"}

@@ -1,4 +1,4 @@
-"""A small global state, and the layouts and payloads that a mesh's ranks have of it."""
+"""A small global state, with the layouts and payloads of a mesh's ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from holdfast_workers.checkpoint.manifest import Manifest, checkpoint_folder, finalize
+from holdfast_workers.checkpoint.manifest import Manifest, checkpoint_folder
+from holdfast_workers.checkpoint.publish import finalize
 from holdfast_workers.checkpoint.shards import save_shard
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.state.layout import SMALL_STATE, StateLayout, TensorEntry, aligned
@@ -33,7 +34,7 @@ def global_state(seed: int = 1) -> dict[str, np.ndarray]:
 
 
 def _span(length: int, parts: int, index: int) -> tuple[int, int]:
-    """Start and length of the piece `index`, cut as FSDP does: ceil, the last ones may be empty."""
+    """Start and length of piece `index`, split like FSDP: rounded up, the last may be empty."""
     piece = math.ceil(length / parts)
     start = min(index * piece, length)
     return start, min(start + piece, length) - start
@@ -54,14 +55,14 @@ def _box(
 
 def layout_of(mesh: dict[str, int], rank: int) -> StateLayout:
     dp, tp = divmod(rank, mesh["tp"])
-    entries, at = [], 0
+    entries, offset = [], 0
     for name, (shape, _dp, _tp) in STATE.items():
         offsets, lengths, primary = _box(name, mesh, dp, tp)
         nbytes = 4 * math.prod(lengths)
         entries.append(
-            TensorEntry(name, "float32", shape, offsets, lengths, at, nbytes, primary=primary)
+            TensorEntry(name, "float32", shape, offsets, lengths, offset, nbytes, primary=primary)
         )
-        at += aligned(nbytes)
+        offset += aligned(nbytes)
     entries.append(
         TensorEntry(
             SMALL_STATE,
@@ -69,12 +70,12 @@ def layout_of(mesh: dict[str, int], rank: int) -> StateLayout:
             (SMALL_BYTES,),
             (0,),
             (SMALL_BYTES,),
-            at,
+            offset,
             SMALL_BYTES,
             per_rank=True,
         )
     )
-    return StateLayout(tuple(entries), at + aligned(SMALL_BYTES))
+    return StateLayout(tuple(entries), offset + aligned(SMALL_BYTES))
 
 
 def small_state(rank: int) -> bytes:
@@ -94,14 +95,14 @@ def payload_of(layout: StateLayout, state: dict[str, np.ndarray], rank: int) -> 
     return payload
 
 
-def save_shards(at: Storage, mesh: dict[str, int], seed: int = 1) -> list[dict[str, Any]]:
-    name = at.uri.rpartition("/")[2]
+def save_shards(checkpoint: Storage, mesh: dict[str, int], seed: int = 1) -> list[dict[str, Any]]:
+    name = checkpoint.uri.rpartition("/")[2]
     step, attempt = int(name[5:13]), int(name.rsplit("-", 1)[1])
     records = []
     for rank in range(math.prod(mesh.values())):
         layout = layout_of(mesh, rank)
         payload = payload_of(layout, global_state(seed), rank)
-        record = save_shard(at, payload.toreadonly(), layout, rank, attempt, step)
+        record = save_shard(checkpoint, payload.toreadonly(), layout, rank, attempt, step)
         records.append(json.loads(json.dumps(record)))
     return records
 
@@ -114,7 +115,6 @@ def save_world(
     seed: int = 1,
     metrics: dict[str, float] | None = None,
 ) -> Manifest:
-    at = root.below(checkpoint_folder(step, attempt))
-    return finalize(
-        at, save_shards(at, mesh, seed), mesh, {"job": "test", "metrics": metrics or {}}
-    )
+    checkpoint = root.below(checkpoint_folder(step, attempt))
+    records = save_shards(checkpoint, mesh, seed)
+    return finalize(checkpoint, records, mesh, {"job": "test", "metrics": metrics or {}})

@@ -1,7 +1,7 @@
-"""Counting crash points. What each room must at least try in `make test` stands here, in one place.
+"""The areas of crash-point tests, and the number of points that each must try in `make test`.
 
-A seed says which points a run takes where there are too many to take all; it is printed, and
-`HOLDFAST_SEED` sets it. `make soak` repeats every room with other seeds.
+Where there are too many points to try all of them, a seed selects those of a run. The seed is
+printed, and `HOLDFAST_SEED` sets it. `make soak` repeats every area with other seeds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 import pytest
 
 SOAK_RUNS = 10
-AT_LEAST = {
+MIN_POINTS = {
     "segments: killed or torn": 3000,
     "segments: flipped or cut": 5000,
     "data channel: replication": 1400,
@@ -27,8 +27,8 @@ AT_LEAST = {
     "real processes: partners": 15,
     "real processes: senders": 70,
 }
-assert sum(AT_LEAST.values()) >= 10_000
-assert sum(least for room, least in AT_LEAST.items() if room.startswith("real processes")) >= 300
+assert sum(MIN_POINTS.values()) >= 10_000
+assert sum(least for area, least in MIN_POINTS.items() if area.startswith("real processes")) >= 300
 
 
 seeded_runs = pytest.mark.parametrize(
@@ -36,19 +36,21 @@ seeded_runs = pytest.mark.parametrize(
 )
 
 
-class Points:
-    """The points of one room in one run."""
+class CrashPoints:
+    """Counts and randomly selects the crash points of one area in one run."""
 
-    def __init__(self, room: str, run: int) -> None:
+    def __init__(self, area: str, run: int) -> None:
         seed = int(os.environ.get("HOLDFAST_SEED", time.time_ns() % 1_000_000))
         print(f"HOLDFAST_SEED={seed}")
-        self.room = room
-        self.random = random.Random(f"{room} {seed} {run}")
+        self.area = area
+        self.random = random.Random(f"{area} {seed} {run}")
         self.tried = 0
 
     def moments(self, count: int, within_s: float) -> list[float]:
+        """`count` random times between 0 and `within_s` seconds."""
         return [self.random.uniform(0, within_s) for _ in range(count)]
 
-    def enough(self) -> None:
-        print(f"{self.room}: {self.tried} points")
-        assert self.tried >= AT_LEAST[self.room], f"only {self.tried} points in {self.room}"
+    def assert_enough(self) -> None:
+        """Fail if the run tried fewer points than the area requires."""
+        print(f"{self.area}: {self.tried} points")
+        assert self.tried >= MIN_POINTS[self.area], f"only {self.tried} points in {self.area}"

@@ -1,9 +1,9 @@
-"""Every state that files pass through while real code runs, and what a crash may leave of them.
+"""Records every state that files pass through while real code runs, and derives crash states.
 
-`FolderRecorder` watches the code of the modules it is given, line by line, and keeps what lies in
-a folder whenever it has changed: a store into mapped memory, a new file, a truncation, a rename are
-seen alike, whichever call made them. Between two states lie those of an operation that was cut
-short; `torn` makes them. What a state must still hold is said by whoever drives the code.
+`FolderRecorder` traces the code of given modules line by line and keeps the contents of a folder
+whenever they have changed. So it sees stores into mapped memory, new files, truncations and renames
+alike, whichever call made them. `torn` generates the states of an operation that was interrupted
+between two recorded states. The driver of the code declares what each state must still hold.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Files = dict[str, bytes]
 
 @dataclass(frozen=True)
 class Moment:
-    """What lay in the folder, the line that was to come next, and what must be had from it."""
+    """One recorded state: the files, the next line of code, and what must be recoverable."""
 
     files: Files
     line: str
@@ -32,6 +32,8 @@ class Moment:
 
 @dataclass
 class FolderRecorder:
+    """Records the states of `folder` while the code of `modules` runs."""
+
     folder: Path
     modules: tuple[ModuleType, ...]
     must_hold: frozenset[Any] = frozenset()
@@ -42,17 +44,17 @@ class FolderRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[FolderRecorder]:
-        self._look("before")
+        self._record_if_changed("before")
         sys.settrace(self._enter)
         try:
             yield self
         finally:
             sys.settrace(None)
-        self._look("after")
+        self._record_if_changed("after")
 
     def now_holds(self, *what: Any) -> None:
-        """From here on a crash must leave `what`."""
-        self._look("driver")
+        """Declare that `what` must survive a crash from now on."""
+        self._record_if_changed("driver")
         self.must_hold = frozenset(what)
         self._keep(read_files(self.folder), "driver")
 
@@ -60,10 +62,10 @@ class FolderRecorder:
         return self._step if frame.f_code.co_filename in self._watched else None
 
     def _step(self, frame: FrameType, event: str, argument: Any) -> Any:
-        self._look(f"{frame.f_code.co_name}:{frame.f_lineno}")
+        self._record_if_changed(f"{frame.f_code.co_name}:{frame.f_lineno}")
         return self._step
 
-    def _look(self, line: str) -> None:
+    def _record_if_changed(self, line: str) -> None:
         files = read_files(self.folder)
         if not self.moments or files != self.moments[-1].files:
             self._keep(files, line)
@@ -90,44 +92,49 @@ def put_files(folder: Path, files: Files) -> None:
         path.write_bytes(content)
 
 
-def torn(before: Moment, after: Moment, random_: random.Random, most: int) -> Iterator[Moment]:
-    """States in the middle of the one store that led from `before` to `after`: its first bytes
-    only, its last bytes only (a copy need not go upwards), or any of them."""
+def torn(before: Moment, after: Moment, random_: random.Random, max_count: int) -> Iterator[Moment]:
+    """States during the one write that led from `before` to `after`: only its first bytes, only its
+    last bytes (a copy may run downwards), or any subset of its bytes."""
     changed = [name for name in after.files if before.files.get(name) != after.files[name]]
     if len(changed) != 1 or set(before.files) != set(after.files):
-        return  # a new name, a link, a rename, a removal: at once or not at all
+        return  # creation, link, rename and removal are atomic
     (name,) = changed
     old, new = before.files[name], after.files[name]
     if len(old) != len(new):
-        for cut in _cuts(abs(len(new) - len(old)), random_, most):
+        for cut in _cuts(abs(len(new) - len(old)), random_, max_count):
             length = min(len(old), len(new)) + cut
             yield _with(before, name, (new if len(new) > len(old) else old)[:length], after.line)
         return
-    places = [at for at, (one, other) in enumerate(zip(old, new, strict=True)) if one != other]
-    for cut in _cuts(len(places), random_, most):
-        subsets = (places[:cut], places[cut:], random_.sample(places, cut))
+    offsets = [
+        at
+        for at, (old_byte, new_byte) in enumerate(zip(old, new, strict=True))
+        if old_byte != new_byte
+    ]
+    for cut in _cuts(len(offsets), random_, max_count):
+        subsets = (offsets[:cut], offsets[cut:], random_.sample(offsets, cut))
         yield _with(before, name, _mixed(old, new, random_.choice(subsets)), after.line)
 
 
-def _cuts(length: int, random_: random.Random, most: int) -> list[int]:
+def _cuts(length: int, random_: random.Random, max_count: int) -> list[int]:
     inner = range(1, length)
-    if len(inner) <= most:
+    if len(inner) <= max_count:
         return list(inner)
-    return sorted({1, length - 1, *random_.sample(inner, most - 2)})
+    return sorted({1, length - 1, *random_.sample(inner, max_count - 2)})
 
 
-def _mixed(old: bytes, new: bytes, places: list[int]) -> bytes:
+def _mixed(old: bytes, new: bytes, offsets: list[int]) -> bytes:
     mixed = bytearray(old)
-    for at in places:
+    for at in offsets:
         mixed[at] = new[at]
     return bytes(mixed)
 
 
 def _with(moment: Moment, name: str, content: bytes, line: str) -> Moment:
-    return Moment({**moment.files, name: content}, f"in the middle of {line}", moment.must_hold)
+    return Moment({**moment.files, name: content}, f"during {line}", moment.must_hold)
 
 
 def flipped(content: bytes, bit: int) -> bytes:
+    """`content` with one bit inverted."""
     damaged = bytearray(content)
     damaged[bit // 8] ^= 1 << bit % 8
     return bytes(damaged)

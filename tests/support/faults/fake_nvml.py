@@ -1,7 +1,7 @@
 # ruff: noqa: N802  (the functions of NVML have their own names)
-"""A device library with recorded behaviours, in place of `pynvml`.
+"""A fake of `pynvml` with settable values.
 
-A value that is an exception is raised; so is NOT_SUPPORTED for what a device has not.
+A value that is an exception is raised; NOT_SUPPORTED stands for a feature that the device lacks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOST = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 
 @dataclass
 class FakeDevice:
-    """As an H100 with ECC and four NVLinks answers when all is well."""
+    """The values of a healthy H100 with ECC and four NVLinks."""
 
     uuid: str = "GPU-1"
     ecc: Any = 0
@@ -34,6 +34,8 @@ class FakeDevice:
 
 
 class FakeNvml:
+    """The functions of NVML that Holdfast uses, over `FakeDevice`s."""
+
     NVMLError = pynvml.NVMLError
     NVMLError_GpuIsLost = pynvml.NVMLError_GpuIsLost
     NVMLError_ResetRequired = pynvml.NVMLError_ResetRequired
@@ -43,10 +45,10 @@ class FakeNvml:
         self.fails = fails
         self.events: deque[Any] = deque()
         self.open = 0
-        self.hears = True
+        self.supports_events = True
 
     def xid(self, number: int, device: int = 0) -> None:
-        """The driver tells of an XID."""
+        """Queue an XID event of the driver."""
         kind = pynvml.nvmlEventTypeXidCriticalError
         event = SimpleNamespace(device=self.devices[device], eventType=kind, eventData=number)
         self.events.append(event)
@@ -66,44 +68,44 @@ class FakeNvml:
         return self.devices[index]
 
     def nvmlDeviceGetUUID(self, device: FakeDevice) -> str:
-        return str(_told(device, device.uuid))
+        return str(_answer(device, device.uuid))
 
     def nvmlDeviceGetTotalEccErrors(self, device: FakeDevice, kind: int, counter: int) -> int:
         assert kind == pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
         assert counter == pynvml.NVML_VOLATILE_ECC
-        return int(_told(device, device.ecc))
+        return int(_answer(device, device.ecc))
 
     def nvmlDeviceGetRemappedRows(self, device: FakeDevice) -> tuple[int, int, int, int]:
-        rows: tuple[int, int, int, int] = _told(device, device.rows)
+        rows: tuple[int, int, int, int] = _answer(device, device.rows)
         return rows
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, device: FakeDevice) -> int:
-        return int(_told(device, device.clocks))
+        return int(_answer(device, device.clocks))
 
     def nvmlDeviceGetTemperature(self, device: FakeDevice, sensor: int) -> int:
         assert sensor == pynvml.NVML_TEMPERATURE_GPU
-        return int(_told(device, device.temperature))
+        return int(_answer(device, device.temperature))
 
     def nvmlDeviceGetNvLinkErrorCounter(self, device: FakeDevice, link: int, kind: int) -> int:
         if link >= len(device.links):
             raise NOT_SUPPORTED
-        return int(_told(device, device.links[link][kind]))
+        return int(_answer(device, device.links[link][kind]))
 
     def nvmlDeviceGetPcieReplayCounter(self, device: FakeDevice) -> int:
-        return int(_told(device, device.pcie))
+        return int(_answer(device, device.pcie))
 
     def nvmlDeviceGetMemoryInfo(self, device: FakeDevice) -> Any:
-        return SimpleNamespace(used=_told(device, device.used), total=80 << 30)
+        return SimpleNamespace(used=_answer(device, device.used), total=80 << 30)
 
     def nvmlDeviceGetComputeRunningProcesses(self, device: FakeDevice) -> list[Any]:
-        return list(_told(device, device.processes))
+        return list(_answer(device, device.processes))
 
     def nvmlEventSetCreate(self) -> Any:
         return self.events
 
     def nvmlDeviceRegisterEvents(self, device: FakeDevice, kinds: int, events: Any) -> None:
         assert kinds == pynvml.nvmlEventTypeXidCriticalError and events is self.events
-        if not self.hears:
+        if not self.supports_events:
             raise NOT_SUPPORTED
 
     def nvmlEventSetWait_v2(self, events: Any, timeout_ms: int) -> Any:
@@ -116,7 +118,7 @@ class FakeNvml:
         self.events.clear()
 
 
-def _told(device: FakeDevice, value: Any) -> Any:
+def _answer(device: FakeDevice, value: Any) -> Any:
     if device.gone:
         raise LOST
     if isinstance(value, Exception):

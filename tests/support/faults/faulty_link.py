@@ -1,7 +1,7 @@
-"""A link between two agents that breaks where it is told to: after the n-th byte of a direction.
+"""A TCP link between two agents that fails at a given byte of one direction.
 
-Both sides run the real client and server over it. A fault strikes the next connection only, so
-what is tried again afterwards gets through.
+Both sides run the real client and server over it. A fault applies to the next connection only, so a
+retry succeeds.
 """
 
 from __future__ import annotations
@@ -16,34 +16,39 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Way(StrEnum):
+class Direction(StrEnum):
+    """The direction in which bytes travel."""
+
     UP = "from client to server"
     DOWN = "from server to client"
 
 
-class Kind(StrEnum):
+class FaultType(StrEnum):
+    """What happens at the byte of a fault."""
+
     CUT = "the connection ends"
     FLIP = "a bit changes"
     STALL = "nothing more comes"
-    STRIKE = "something else happens"  # see `FaultyLink.on_strike`
+    CALLBACK = "something else happens"  # calls `FaultyLink.on_fault`
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Before byte `at` of one direction. `bit` is the one that changes in it."""
+    """A fault before byte `at` of one direction. `bit`: the bit of that byte that `FLIP`
+    inverts."""
 
-    kind: Kind
-    way: Way
+    kind: FaultType
+    way: Direction
     at: int
     bit: int = 0
 
 
 @dataclass(eq=False)
 class _End:
-    """One side of a connection under way: what comes from it goes to `other`."""
+    """One side of an open connection: bytes received from it are forwarded to `other`."""
 
     sock: socket.socket
-    way: Way
+    way: Direction
     fault: Fault | None
     other: _End | None = None
     passed: int = 0
@@ -52,14 +57,14 @@ class _End:
 
 @dataclass
 class FaultyLink:
-    """Listens on `port` of this machine and carries to `target` until `close`."""
+    """Listens on `port` and forwards to port `target` of this machine until `close`."""
 
     target: int
-    on_strike: Callable[[], None] = lambda: None
+    on_fault: Callable[[], None] = lambda: None
     fault: Fault | None = None
     fired: bool = False
-    carried: dict[Way, bytearray] = field(default_factory=dict)
-    """All of the last connection's bytes."""
+    forwarded: dict[Direction, bytearray] = field(default_factory=dict)
+    """All bytes of the last connection, by direction."""
 
     def __post_init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=16)
@@ -103,9 +108,9 @@ class FaultyLink:
             client.close()
             return
         fault, self.fault = self.fault, None
-        up, down = _End(client, Way.UP, fault), _End(server, Way.DOWN, fault)
+        up, down = _End(client, Direction.UP, fault), _End(server, Direction.DOWN, fault)
         up.other, down.other = down, up
-        self.carried = {way: bytearray() for way in Way}
+        self.forwarded = {way: bytearray() for way in Direction}
         for end in (up, down):
             end.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._selector.register(end.sock, selectors.EVENT_READ, end)
@@ -116,15 +121,15 @@ class FaultyLink:
             piece = bytearray(end.sock.recv(1 << 16))
             if not piece:
                 self._end(end)
-            elif self._goes_on(end, piece):
-                self.carried[end.way] += piece
+            elif self._pass_or_fail(end, piece):
+                self.forwarded[end.way] += piece
                 end.passed += len(piece)
                 end.other.sock.sendall(piece)
         except OSError:
             self._end(end)
 
-    def _goes_on(self, end: _End, piece: bytearray) -> bool:
-        """Let the fault strike if it lies in this piece; whether all of the piece passes."""
+    def _pass_or_fail(self, end: _End, piece: bytearray) -> bool:
+        """Apply the fault if it lies in `piece`. True if the whole piece is to be forwarded."""
         fault = end.fault
         if end.stalled:
             return False
@@ -132,22 +137,22 @@ class FaultyLink:
         if fault is None or not 0 <= at < len(piece):
             return True
         self.fired = True
-        if fault.kind is Kind.FLIP:
+        if fault.kind is FaultType.FLIP:
             piece[at] ^= 1 << fault.bit
             return True
         assert end.other is not None
         end.other.sock.sendall(piece[:at])
-        if fault.kind is Kind.STALL:
+        if fault.kind is FaultType.STALL:
             end.stalled = True
             return False
-        if fault.kind is Kind.STRIKE:
-            self.on_strike()
+        if fault.kind is FaultType.CALLBACK:
+            self.on_fault()
         self._end(end)
         return False
 
     def _end(self, end: _End) -> None:
-        for one in (end, end.other):
-            if one is not None and one.sock.fileno() >= 0:
+        for side in (end, end.other):
+            if side is not None and side.sock.fileno() >= 0:
                 with contextlib.suppress(KeyError):
-                    self._selector.unregister(one.sock)
-                one.sock.close()
+                    self._selector.unregister(side.sock)
+                side.sock.close()

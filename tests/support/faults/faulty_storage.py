@@ -1,7 +1,7 @@
-"""A bucket in memory that keeps every state it passes through.
+"""An in-memory bucket that records every state it passes through.
 
-What a crash may leave of an operation here is what an object store leaves: all of an object or
-nothing, and of the removal of many objects any part.
+A crash leaves what an object store would leave: an object is complete or absent, and a removal of
+many objects may have removed any subset of them.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ REMOVALS = 4
 
 @dataclass
 class Bucket:
-    """The objects, and every moment since the beginning."""
+    """The objects, and the recorded history of their states."""
 
     objects: Files = field(default_factory=dict)
     must_hold: frozenset[Any] = frozenset()
     moments: list[Moment] = field(default_factory=list)
     unfinished: set[str] = field(default_factory=set)
-    """Objects being written: no reader sees them, and a crash leaves them lying."""
+    """Objects being written: invisible to readers, and left behind by a crash."""
     random: random.Random = field(default_factory=lambda: random.Random(0))
 
     def now_holds(self, *what: Any) -> None:
         self.must_hold = frozenset(what)
-        self.note("driver")
+        self.record("driver")
 
-    def note(self, operation: str, objects: Files | None = None) -> None:
+    def record(self, operation: str, objects: Files | None = None) -> None:
         files = dict(self.objects if objects is None else objects)
         if not self.moments or self.moments[-1].files != files:
             self.moments.append(Moment(files, operation, self.must_hold))
@@ -43,7 +43,7 @@ class Bucket:
 
 @dataclass
 class MemoryStorage:
-    """A `Storage` over a bucket."""
+    """The `Storage` interface over a `Bucket`."""
 
     bucket: Bucket
     prefix: str = ""
@@ -62,7 +62,7 @@ class MemoryStorage:
         try:
             yield stream
             self.bucket.objects[self.prefix + name] = stream.getvalue()
-            self.bucket.note(f"write of {name}")
+            self.bucket.record(f"write of {name}")
         finally:
             self.bucket.unfinished.discard(self.prefix + name)
 
@@ -70,7 +70,7 @@ class MemoryStorage:
         if self.prefix + name in self.bucket.objects:
             raise ObjectExists(f"{self.uri}/{name}")
         self.bucket.objects[self.prefix + name] = content
-        self.bucket.note(f"put of {name}")
+        self.bucket.record(f"put of {name}")
 
     def read(self, name: str) -> bytes:
         try:
@@ -94,7 +94,7 @@ class MemoryStorage:
 
     def delete(self, name: str) -> None:
         self.bucket.objects.pop(self.prefix + name, None)
-        self.bucket.note(f"removal of {name}")
+        self.bucket.record(f"removal of {name}")
 
     def delete_broken(self) -> None:
         self.bucket.unfinished = {
@@ -102,13 +102,13 @@ class MemoryStorage:
         }
 
     def delete_all(self) -> None:
-        doomed = [self.prefix + name for name in self.objects()]
+        removed = [self.prefix + name for name in self.objects()]
         left = self.bucket.objects.copy()
-        for _order in range(REMOVALS):
+        for _repetition in range(REMOVALS):
             part = left.copy()
-            for name in self.bucket.random.sample(doomed, len(doomed)):
+            for name in self.bucket.random.sample(removed, len(removed)):
                 del part[name]
-                self.bucket.note("removal of a folder", part)
-        for name in doomed:
+                self.bucket.record("removal of a folder", part)
+        for name in removed:
             del self.bucket.objects[name]
-        self.bucket.note("removal of a folder")
+        self.bucket.record("removal of a folder")

@@ -1,6 +1,6 @@
-"""An HTTP proxy before an S3 server that breaks things on purpose: the network of a bad day.
+"""An HTTP proxy before an S3 server that injects network and server faults.
 
-Each request takes the first rule that fits it and is not used up; without one it goes through.
+The first rule that matches a request and is not used up applies; other requests are forwarded.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ SLOW_PIECE = 4096
 
 @dataclass
 class Rule:
-    """`action`: `status` (answer this and do not ask the server), `silence` (never answer), `reset`
-    (close at once), `cut_upload` (close after some bytes of the body), `cut_download` (close after
-    some bytes of the answer), `slow` (let the answer trickle), `lose_answer` (the server does it,
-    nobody hears of it)."""
+    """One fault. `action`: `status` (answer with this status, without the server), `silence` (never
+    answer), `reset` (close at once), `cut_upload` (close after some bytes of the body),
+    `cut_download` (close after some bytes of the answer), `slow` (send the answer slowly),
+    `lose_answer` (the server handles the request, but the answer is dropped)."""
 
     action: str
     method: str = ""
     contains: str = ""
-    """Somewhere in path and query."""
+    """Text that must occur in the path or the query."""
     times: int = 1_000_000
     status: int = 500
     code: str = "InternalError"
     after_bytes: int = 10_000
     every: int = 1
-    """Only every so many-th request that fits."""
-    fitted: int = 0
+    """Apply to every n-th matching request only."""
+    matched: int = 0
     used: int = 0
 
 
 class FlakyProxy:
+    """The proxy; `endpoint` is its URL, `requests` the requests received so far."""
+
     def __init__(self, upstream_port: int) -> None:
         self._upstream = ("127.0.0.1", upstream_port)
         self._lock = threading.Lock()
@@ -50,7 +52,7 @@ class FlakyProxy:
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
-                with contextlib.suppress(OSError):  # a client that gave up
+                with contextlib.suppress(OSError):  # the client has closed the connection
                     proxy.serve(self.request)
 
         class Server(socketserver.ThreadingTCPServer):
@@ -78,7 +80,7 @@ class FlakyProxy:
             return tuple(self._rules)
 
     def unused(self) -> int:
-        """Rules that have more to break."""
+        """Number of rules that are not used up."""
         return sum(rule.used < rule.times for rule in self.rules)
 
     def heal(self) -> None:
@@ -86,7 +88,7 @@ class FlakyProxy:
             self._rules.clear()
 
     def serve(self, client: socket.socket) -> None:
-        """One request; the connection is closed after it."""
+        """Serve one request and close the connection."""
         client.settimeout(UPSTREAM_S)
         head, rest = _head(client)
         if not head:
@@ -125,11 +127,11 @@ class FlakyProxy:
         with self._lock:
             self.requests.append(f"{method} {path}")
             for rule in self._rules:
-                fits = rule.method in ("", method) and rule.contains in path
-                if not fits or rule.used >= rule.times:
+                matches = rule.method in ("", method) and rule.contains in path
+                if not matches or rule.used >= rule.times:
                     continue
-                rule.fitted += 1
-                if rule.fitted % rule.every == 0:
+                rule.matched += 1
+                if rule.matched % rule.every == 0:
                     rule.used += 1
                     return rule
         return None
@@ -149,7 +151,7 @@ class FlakyProxy:
 
 
 def _head(client: socket.socket) -> tuple[str, bytes]:
-    """The request's head, and what came with it of the body."""
+    """The request's head, and the part of the body received with it."""
     raw = b""
     while b"\r\n\r\n" not in raw:
         piece = client.recv(1 << 16)
@@ -179,6 +181,6 @@ def _read_body(client: socket.socket, rest: bytes, length: int) -> bytes:
 
 
 def _error(rule: Rule) -> bytes:
-    text = f"<Error><Code>{rule.code}</Code><Message>on purpose</Message></Error>".encode()
+    text = f"<Error><Code>{rule.code}</Code><Message>injected fault</Message></Error>".encode()
     head = f"HTTP/1.1 {rule.status} Bad Day\r\nContent-Type: application/xml\r\n"
     return f"{head}Content-Length: {len(text)}\r\nConnection: close\r\n\r\n".encode() + text

@@ -1,4 +1,4 @@
-"""Processes that are killed at a given operation, or at a moment: forked, and dead by SIGKILL."""
+"""Forked processes that are killed by SIGKILL at a given operation or at a given time."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Operation = tuple[Any, str]
-"""What has the function or method, and its name."""
+"""The owner of a function or method, and its name."""
 
 
-class Killed:
-    """A child that runs `body` and kills itself as it comes to its `at`-th call of any of
-    `operations`; without them it is killed from outside, by `kill`."""
+class KilledProcess:
+    """A child that runs `body` and kills itself before its `at`-th call (from 0) of any of
+    `operations`. Without operations, `kill` kills it from outside."""
 
     def __init__(
         self, body: Callable[[], None], operations: Sequence[Operation] = (), at: int = -1
     ) -> None:
         self.pid = os.fork()
         if self.pid:
-            self._over = os.pidfd_open(self.pid)
+            self._pidfd = os.pidfd_open(self.pid)
             return
         try:
             numbers = itertools.count()
@@ -39,18 +39,18 @@ class Killed:
 
     def kill(self, after_s: float) -> None:
         time.sleep(after_s)
-        with contextlib.suppress(ProcessLookupError):  # it has ended, and waits to be reaped
-            signal.pidfd_send_signal(self._over, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended and is not reaped yet
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def end(self, timeout_s: float = 20.0) -> bool:
-        """Wait for its end: True if it was killed, False if it got to the end of `body`."""
-        gone = bool(select.select([self._over], [], [], timeout_s)[0])
-        if not gone:
+        """Wait for its end. True if it was killed, False if `body` completed."""
+        ended = bool(select.select([self._pidfd], [], [], timeout_s)[0])
+        if not ended:
             os.kill(self.pid, signal.SIGKILL)
         _pid, status = os.waitpid(self.pid, 0)
-        os.close(self._over)
-        assert gone, "it neither ended nor came to the operation at which it was to be killed"
-        assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "it failed by itself"
+        os.close(self._pidfd)
+        assert ended, "it neither ended nor reached the operation at which it must be killed"
+        assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "it failed on its own"
         return os.WIFSIGNALED(status)
 
 

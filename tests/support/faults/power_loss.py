@@ -1,8 +1,9 @@
-"""What a loss of power may leave on a disk: everything that was synced, and any part of the rest.
+"""Disk states after a power loss: everything that was synced, and any part of the rest.
 
-`PowerRecorder` watches code as `FolderRecorder` does and also what that code syncs: the bytes of
-a file by `fsync` of the file, the entries of a folder by `fsync` of the folder. After the loss
-each entry is as it was last synced or as it is now, each file's bytes too, or they are cut short.
+`PowerRecorder` records states as `FolderRecorder` does, and also what the code syncs: the bytes of
+a file by `fsync` of the file, the entries of a folder by `fsync` of the folder. After the loss,
+each entry is as last synced or as it is now. So are the bytes of each file, which may also be
+truncated.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import pytest
 from tests.support.faults.crash_states import Files, FolderRecorder, Moment
 
 Entries = dict[int, dict[str, int]]
-"""Inodes by name, by the folder's inode."""
+"""Inode by name, by inode of the folder."""
 Contents = dict[int, bytes]
 
 
 @dataclass(frozen=True)
 class Disk:
-    """Now and as of the last sync."""
+    """The contents of a disk now, and as of the last syncs."""
 
     root: int
     entries: Entries
@@ -33,6 +34,7 @@ class Disk:
     synced_contents: Contents
 
     def after_power_loss(self, random_: random.Random) -> Files:
+        """A random state that a power loss may leave."""
         found: Files = {}
         self._survivors(self.root, "", found, random_)
         return found
@@ -59,8 +61,10 @@ class Disk:
 
 @dataclass
 class PowerRecorder(FolderRecorder):
+    """A `FolderRecorder` that also records which data is synced."""
+
     disks: list[Disk] = field(default_factory=list)
-    """One for each moment."""
+    """The disk at each recorded moment."""
     _entries: Entries = field(default_factory=dict)
     _contents: Contents = field(default_factory=dict)
 
@@ -69,12 +73,12 @@ class PowerRecorder(FolderRecorder):
         with pytest.MonkeyPatch.context() as patch:
             sync = os.fsync
 
-            def noted(fd: int) -> None:
+            def recording_fsync(fd: int) -> None:
                 sync(fd)
                 self._synced(Path(f"/proc/self/fd/{fd}").resolve())
                 self._keep(self.moments[-1].files, "fsync")
 
-            patch.setattr(os, "fsync", noted)
+            patch.setattr(os, "fsync", recording_fsync)
             yield
 
     def _synced(self, path: Path) -> None:

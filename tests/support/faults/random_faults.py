@@ -1,7 +1,8 @@
-"""A seeded storm over a running job, and what must be true after it.
+"""A storm: a seeded sequence of random faults in a running job, and checks of its outcome.
 
-Faults come as the job advances, so that all of them fit into it; about every third brings another
-at once, which meets the recovery from the first. A lost node comes back as another.
+Faults are injected as the job advances, so that all of them fit into it. About every third fault is
+followed by another at once, which hits the recovery from the first. A lost node returns as a new
+node.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ KINDS: dict[FaultKind, int] = {
     FaultKind.SUPERVISOR_DEATH: 3,
     FaultKind.REMOTE_DOWN: 1,
 }
-"""How often each comes, against the others."""
+"""Relative frequency of each fault."""
 
 WITH_PARTITIONS = {**KINDS, FaultKind.PARTITION: 3}
 
-IN_A_RECOVERY = (
+DURING_RECOVERY = (
     FaultKind.KILL,
     FaultKind.SEGFAULT,
     FaultKind.ABORT,
@@ -48,91 +49,91 @@ IN_A_RECOVERY = (
     FaultKind.AGENT_DEATH,
     FaultKind.SUPERVISOR_DEATH,
 )
-"""What the second of two may be: a hang while a world forms ends with that stage's deadline, which
-is longer than a test should take."""
+"""Faults that may be injected during a recovery. A hang while a world forms ends only with the
+deadline of that stage, which is longer than a test should take."""
 
-ANOTHER = 0.35
+FOLLOW_UP_SHARE = 0.35
 ADVANCE_S = 120.0
 NODE_AWAY_S = 0.5
-MENDING_S = 5.0
-"""Until a node that was cut off holds copies again, about."""
+REPAIR_S = 5.0
+"""Approximate time until a node that was cut off holds replicas again."""
 
 
 @dataclass
 class Storm:
-    """`faults` of them over the run, the same for a seed; the last well before its end."""
+    """Injects `faults` faults over the run, determined by `seed`; the last well before its end."""
 
     run: SupervisedRun
     seed: int
     faults: int
     kinds: dict[FaultKind, int] = field(default_factory=lambda: dict(KINDS))
-    struck: list[tuple[float, FaultKind]] = field(default_factory=list)
+    injected: list[tuple[float, FaultKind]] = field(default_factory=list)
     processes: set[psutil.Process] = field(default_factory=set)
-    """All that were seen to run for the job, in whatever life of its agents."""
-    _mended_at: float = 0.0
+    """All processes seen to run for the job, in any incarnation of its agents."""
+    _repaired_at: float = 0.0
 
-    def blow(self) -> None:
-        drawn = random.Random(self.seed)
+    def inject_all(self) -> None:
+        generator = random.Random(self.seed)
         steps = self.run.training.train.steps
-        while len(self.struck) < self.faults:
-            due = 2 + (steps - 10) * len(self.struck) // self.faults
+        while len(self.injected) < self.faults:
+            due = 2 + (steps - 10) * len(self.injected) // self.faults
             self.run.wait(lambda due=due: self._step() >= due, ADVANCE_S)  # type: ignore[misc]
-            burst = len(self.struck)
-            self._strike(drawn, list(self.kinds))
-            while len(self.struck) < self.faults and drawn.random() < ANOTHER:
-                time.sleep(drawn.uniform(0.0, 0.3))  # somewhere in the recovery
-                so_far = {kind for _, kind in self.struck[burst:]}
-                self._strike(drawn, [kind for kind in self.kinds if may_follow(kind, so_far)])
+            burst = len(self.injected)
+            self._inject(generator, list(self.kinds))
+            while len(self.injected) < self.faults and generator.random() < FOLLOW_UP_SHARE:
+                time.sleep(generator.uniform(0.0, 0.3))  # at a random time of the recovery
+                so_far = {kind for _, kind in self.injected[burst:]}
+                self._inject(generator, [kind for kind in self.kinds if may_follow(kind, so_far)])
             self._let_nodes_return()
 
-    def assert_all_came(self) -> None:
-        """Kinds that were to come have come: a storm without them shows less than it says."""
-        assert len(self.struck) == self.faults
-        assert len({kind for _, kind in self.struck}) >= min(len(self.kinds), self.faults // 4)
+    def assert_all_injected(self) -> None:
+        """Check the number and the variety of the faults: a storm with few kinds proves less."""
+        assert len(self.injected) == self.faults
+        assert len({kind for _, kind in self.injected}) >= min(len(self.kinds), self.faults // 4)
 
     def summary(self) -> str:
-        """Seconds from the first signal to the first new step, by the kind that came first."""
+        """Seconds from the first signal to the first new step, by the kind of the first fault."""
         closed = [
-            one
-            for one in self.run.of(EventKind.INCIDENT_CLOSED)
-            if one["cause"] != "remote_unavailable"
+            entry
+            for entry in self.run.of(EventKind.INCIDENT_CLOSED)
+            if entry["cause"] != "remote_unavailable"
         ]
-        found: dict[str, list[float]] = {}
+        by_kind: dict[str, list[float]] = {}
         for incident in closed:
-            before = [k for at, k in self.struck if at <= incident["opened_at"]]
-            found.setdefault(before[-1] if before else "?", []).append(
+            before = [k for at, k in self.injected if at <= incident["opened_at"]]
+            by_kind.setdefault(before[-1] if before else "?", []).append(
                 incident["phases_s"]["total"]
             )
-        counts = Counter(kind.value for _, kind in self.struck)
+        counts = Counter(kind.value for _, kind in self.injected)
         lines = [f"seed {self.seed}: {dict(counts)}; {len(closed)} incidents"]
-        for kind, times in sorted(found.items()):
+        for kind, times in sorted(by_kind.items()):
             lines.append(f"{kind:>17}: {percentiles(times)}")
         return "\n".join(lines)
 
-    def _strike(self, drawn: random.Random, kinds: list[FaultKind]) -> None:
-        self._look_at_processes()
-        kind = drawn.choices(kinds, [self.kinds[one] for one in kinds])[0]
-        rank = drawn.randrange(self.run.training.parallel.world_size)
-        if kind in (FaultKind.NODE_LOSS, FaultKind.PARTITION) and self._away():
-            kind = FaultKind.KILL  # two nodes at once may take both copies of a state
-        how: dict[str, Any] = {}
+    def _inject(self, generator: random.Random, kinds: list[FaultKind]) -> None:
+        self._record_processes()
+        kind = generator.choices(kinds, [self.kinds[candidate] for candidate in kinds])[0]
+        rank = generator.randrange(self.run.training.parallel.world_size)
+        if kind in (FaultKind.NODE_LOSS, FaultKind.PARTITION) and self._node_is_away():
+            kind = FaultKind.KILL  # losing two nodes at once may lose both copies of a state
+        parameters: dict[str, Any] = {}
         if Injection(kind).victim in (Victim.RANK, Victim.NODE):
-            how["rank"] = rank
+            parameters["rank"] = rank
         if kind is FaultKind.REMOTE_DOWN:
-            how["duration_s"] = 2.0
+            parameters["duration_s"] = 2.0
         if kind is FaultKind.PARTITION:
-            how["duration_s"] = drawn.uniform(0.2, 4.0)
-            self._mended_at = time.time() + how["duration_s"] + MENDING_S
-        self.struck.append((time.time(), kind))
+            parameters["duration_s"] = generator.uniform(0.2, 4.0)
+            self._repaired_at = time.time() + parameters["duration_s"] + REPAIR_S
+        self.injected.append((time.time(), kind))
         before = self.run.supervisor
-        self.run.inject(kind, **how)
+        self.run.inject(kind, **parameters)
         if kind is FaultKind.SUPERVISOR_DEATH:
             self.run.wait(lambda: self.run.supervisor is not before)
 
-    def _away(self) -> bool:
-        return bool(self.run.agents.lost_seats) or time.time() < self._mended_at
+    def _node_is_away(self) -> bool:
+        return bool(self.run.agents.lost_seats) or time.time() < self._repaired_at
 
-    def _look_at_processes(self) -> None:
+    def _record_processes(self) -> None:
         for agent in self.run.agents.agents.values():
             if agent.process is not None:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -150,11 +151,12 @@ class Storm:
 
 
 def may_follow(kind: FaultKind, so_far: Collection[FaultKind]) -> bool:
-    """A program that ends itself twice at one step is its user's error, and ends the job."""
-    return kind in IN_A_RECOVERY and not (kind is FaultKind.EXIT and kind in so_far)
+    """Whether `kind` may follow `so_far`. A program that exits twice at one step is a user error
+    and ends the job."""
+    return kind in DURING_RECOVERY and not (kind is FaultKind.EXIT and kind in so_far)
 
 
 def percentiles(times: Sequence[float]) -> str:
-    found = sorted(times)
-    at = [found[min(len(found) - 1, int(share * len(found)))] for share in (0.5, 0.9, 0.99)]
-    return f"{len(found):4d} incidents, p50 {at[0]:.2f} p90 {at[1]:.2f} p99 {at[2]:.2f} s"
+    ordered = sorted(times)
+    at = [ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.9, 0.99)]
+    return f"{len(ordered):4d} incidents, p50 {at[0]:.2f} p90 {at[1]:.2f} p99 {at[2]:.2f} s"

@@ -1,4 +1,4 @@
-"""The two ends of a replication: a worker's node that saves, and the node that keeps its copies."""
+"""The two ends of a replication: a worker's node that saves, and its partner's node."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ TIMES = Timeouts(connect_s=1.0, handshake_s=0.2, stall_s=0.2, idle_s=20.0)
 
 
 class Receiver:
-    """The node that states arrive at; `check` looks at it as its restarted agent would."""
+    """The node that receives states; `check` reads them as its restarted agent would."""
 
     def __init__(self, root: Path, place: Place) -> None:
         self.root = root
         self.place = place
         self.bad: list[Quarantined] = []
-        self.store = SegmentStore(root, MESH, on_bad=self.bad.append)
+        self.store = SegmentStore(root, MESH, on_quarantine=self.bad.append)
 
     def check(self, newest: int, must_hold: int) -> None:
-        """Every commit is one of steps 1 to `newest`, bit for bit, and `must_hold` is there."""
-        store = SegmentStore(self.root, MESH, on_bad=self.bad.append)
+        """Every commit equals one of the steps 1 to `newest` bit for bit, and `must_hold`
+        exists."""
+        store = SegmentStore(self.root, MESH, on_quarantine=self.bad.append)
         segment = store.find(RANK, self.place)
         assert segment is not None
         steps = []
@@ -42,7 +43,7 @@ class Receiver:
 
 
 class Sender:
-    """The node of the worker, which saves one step after the other."""
+    """The worker's node, which saves one step after the other."""
 
     def __init__(self, root: Path) -> None:
         self.store = SegmentStore(root, MESH)

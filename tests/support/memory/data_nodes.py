@@ -1,4 +1,4 @@
-"""Nodes' memory tiers with their data channels, in the process of a test."""
+"""Memory tiers of several nodes with their data channels, in the test's process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUICK = Timeouts(connect_s=1.0, handshake_s=1.0, stall_s=1.0, idle_s=30.0)
 
 @dataclass
 class Node:
-    """One node agent's memory tier, in this process."""
+    """The memory tier of one node agent, in this process."""
 
     name: str
     store: SegmentStore
@@ -36,21 +36,21 @@ class Node:
     def start(cls, root: Path, name: str, mesh: str = MESH) -> Node:
         node: Node
         bad: list[Quarantined] = []
-        store = SegmentStore(root / name, mesh, on_bad=bad.append)
+        store = SegmentStore(root / name, mesh, on_quarantine=bad.append)
         server = DataServer(
             store,
             SECRET,
             "127.0.0.1",
-            on_replica=lambda *what: node.received.append(what),
+            on_replica=lambda *commit: node.received.append(commit),
             timeouts=QUICK,
         )
         replicator = Replicator(
             store,
             SECRET,
-            lambda *what: node.replicated.append(what),
-            lambda rank, partner, why, others: (
+            lambda *commit: node.replicated.append(commit),
+            lambda rank, partner, reason, others: (
                 node.others.append(others),
-                node.lost.append((rank, partner.agent, why)),
+                node.lost.append((rank, partner.agent, reason)),
             ),
             timeouts=QUICK,
             retry_s=0.05,
@@ -66,8 +66,8 @@ class Node:
         return self.store.ensure(rank, Place.OWN, layout_of(nbytes))
 
     def holds(self, place: Place) -> list[tuple[int, int, int]]:
-        every = self.store.held(verified=True)
-        return [(h.rank, h.attempt, h.step) for h in every if h.place is place]
+        held = self.store.held(verified=True)
+        return [(entry.rank, entry.attempt, entry.step) for entry in held if entry.place is place]
 
     def close(self) -> None:
         self.replicator.close()

@@ -1,5 +1,5 @@
-"""A rank's memory checkpoints as crash points see them: small states with several tensors, written
-by the real copy, and what must be true of whatever a crash or a flipped bit has left of them."""
+"""Memory checkpoints for crash-point tests: small states with several tensors, written by the real
+copy code, and the checks of what a crash or a flipped bit leaves of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PIN_MOST_NS = 60 * 10**9
 
 @dataclass(frozen=True)
 class Saved:
-    """Which state it is: all that names one commit of one rank."""
+    """Identifies one commit of one rank."""
 
     attempt: int
     step: int
@@ -46,7 +46,7 @@ def layout_of(sizes: tuple[int, ...]) -> StateLayout:
 
 
 def snapshot_of(saved: Saved) -> Snapshot:
-    """The live state at that step of that attempt."""
+    """The live state of that attempt at that step."""
     numbers = np.random.default_rng((saved.attempt, saved.step))
     tensors = [numbers.integers(0, 256, size, dtype=np.uint8) for size in saved.sizes]
     return Snapshot(layout_of(saved.sizes), tensors)
@@ -60,29 +60,29 @@ def payload_of(saved: Saved) -> bytes:
 
 
 def save(segment: Segment, saved: Saved) -> Commit:
-    """As a worker's copying thread does it."""
+    """Save a state as a worker's copying thread does."""
     digest = snapshot_of(saved).write(segment.begin(saved.step))
     return segment.commit(attempt=saved.attempt, step=saved.step, digest=digest)
 
 
 def open_or_create(path: Path, sizes: tuple[int, ...] = SIZES) -> Segment:
-    """As a worker comes by its own segment."""
+    """Open the own segment of a rank, or create it, as a worker does."""
     layout = layout_of(sizes)
-    return rank_checkpoints._opened(path, layout) or Segment.create(path, layout)
+    return rank_checkpoints._open_matching(path, layout) or Segment.create(path, layout)
 
 
 @dataclass
-class Recovered:
-    """A node's memory as its restarted agent finds it."""
+class RecoveredNode:
+    """The memory of a node as its restarted agent finds it."""
 
     root: Path
     bad: list[Quarantined] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # Neither brood nor teller has a part in what an agent removes as it starts.
+        # Removing leftovers uses neither the child processes nor the signal sender.
         saves = RemoteSaves(cast(Any, None), self.root, cast(Any, None), cast(Any, None))
         saves.remove_leftovers()
-        self.store = SegmentStore(self.root, MESH, on_bad=self.bad.append)
+        self.store = SegmentStore(self.root, MESH, on_quarantine=self.bad.append)
 
     def accepted(self, *, verified: bool) -> dict[tuple[Place, int, int], bytes]:
         """The payload of every commit that this node would offer for a restore."""
@@ -98,27 +98,27 @@ class Recovered:
     def check(
         self, known: Collection[Saved], must_hold: Collection[Saved], *, verified: bool
     ) -> None:
-        """Nothing is accepted but what was saved, bit for bit; and `must_hold` is there."""
+        """Only saved states are accepted, bit for bit, and all of `must_hold` are present."""
         accepted = self.accepted(verified=verified)
-        by_name = {(one.attempt, one.step): one for one in known}
+        by_name = {(saved.attempt, saved.step): saved for saved in known}
         for (place, *name), payload in accepted.items():
             saved = by_name.get((name[0], name[1]))
-            assert saved is not None, f"accepted {place} {name}, which nobody saved"
-            assert payload == payload_of(saved), f"other bits accepted as {place} {saved}"
+            assert saved is not None, f"accepted {place} {name}, which was never saved"
+            assert payload == payload_of(saved), f"wrong bits accepted as {place} {saved}"
         held = {(attempt, step) for _place, attempt, step in accepted}
-        assert {(one.attempt, one.step) for one in must_hold} <= held, f"there is only {held}"
+        assert {(saved.attempt, saved.step) for saved in must_hold} <= held, f"there is only {held}"
 
-    def go_on(self, known: Collection[Saved]) -> None:
-        """The worker's next save: it is held afterwards, the newest before it still is (or what a
-        reader may have pinned just now), and nothing else is left."""
-        following = Saved(9, 1 + max(one.step for one in known))
+    def save_next(self, known: Collection[Saved]) -> None:
+        """The worker saves its next step. Afterwards the node holds it and the newest earlier
+        commit (or the commit that a reader may have pinned), and no other files are left."""
+        following = Saved(9, 1 + max(saved.step for saved in known))
         segment = open_or_create(self.store.path(RANK, Place.OWN))
         whole = [commit for commit in segment.commits() if segment.verify(commit)]
         _slot, deadline_ns = segment_module._PIN.unpack_from(segment._view, segment_module._PIN_AT)
         if deadline_ns < time.monotonic_ns() + PIN_MOST_NS:
             whole.sort(key=lambda commit: commit.slot != segment._pinned())
         save(segment, following)
-        must_hold = [following, *(Saved(one.attempt, one.step) for one in whole[:1])]
+        must_hold = [following, *(Saved(saved.attempt, saved.step) for saved in whole[:1])]
         self.check([*known, following], must_hold, verified=True)
         segment.close()
         files = (path for path in self.root.rglob("*") if path.is_file())

@@ -1,4 +1,4 @@
-"""What the memory tests share: layouts, commits, waiting on a condition, agents as processes."""
+"""Fixtures of the memory tests: layouts, payloads, commits, and agents as processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def content(nbytes: int, attempt: int, step: int) -> bytes:
 
 
 def write(segment: Segment, attempt: int, step: int) -> Commit:
-    """Commit the state that `content` says this step has."""
+    """Commit `content(...)` of this attempt and step."""
     raw = content(segment.layout.payload_bytes, attempt, step)
     with segment.begin(step) as slot:
         slot[:] = raw
@@ -52,7 +52,7 @@ sys.stdin.read()
 
 @dataclass
 class AgentProcess:
-    """A data server in a process of its own, as a node agent has it."""
+    """A data server in its own process, like that of a node agent."""
 
     process: subprocess.Popen[str]
     port: int

@@ -1,4 +1,4 @@
-"""The settings of a node agent that a test only needs to have."""
+"""A node agent's configuration for tests that do not depend on its values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast_workers.agent.agent_config import AgentConfig
 
 
 def agent_config(root: Path, **changes: Any) -> AgentConfig:
-    """Of agent `n0`, all whose folders lie under `root`; `changes` are fields of their own."""
+    """The configuration of agent `n0`, with all folders under `root`; `changes` override fields."""
     fields: dict[str, Any] = {
         "job_id": "job",
         "agent": "n0",

@@ -1,11 +1,10 @@
-"""A node agent in a process of its own, without Ray: what `LocalAgents` starts.
+"""A node agent in a process of its own, without Ray; `LocalAgents` starts it.
 
 `python -m tests.support.nodes.agent_process FD`: the first object on the connection is the
-AgentConfig; then requests (number, method, arguments) are answered as (number, "ok" | "error",
-value), and signals are sent as (0, "signal", signal); a node that is to be lost says (0,
-"node_lost", None). A nursery (`nursery.py`) calls `local` in a process that has imported everything
-already. `... remote`: is called over the network (`namespaces.py`), as long as its standard input
-is open.
+AgentConfig. Requests (number, method, arguments) are answered as (number, "ok" | "error", value),
+signals are sent as (0, "signal", signal), and the request to lose the node as (0, "node_lost",
+None). A nursery (`nursery.py`) calls `local` in a process that has already imported everything.
+`... remote`: serves calls over the network (`namespaces.py`) as long as its standard input is open.
 """
 
 from __future__ import annotations
@@ -15,18 +14,21 @@ import pickle
 import queue
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
+import structlog
 from tests.support.nodes import namespaces
 
+from holdfast_workers import log_setup
 from holdfast_workers.agent.node_agent import NodeAgent
 from holdfast_workers.fault_injection.link_cut import link_cutter
 from holdfast_workers.ipc.children import ZygoteProcess, start_zygote
 from holdfast_workers.protocol.messages import Signal
+
+_log = structlog.get_logger()
 
 
 def main() -> None:
@@ -37,11 +39,12 @@ def main() -> None:
 
 
 def remote() -> None:
+    log_setup.configure(timestamps=True)
     config, port, supervisor = pickle.load(sys.stdin.buffer)
     signals: queue.SimpleQueue[Signal] = queue.SimpleQueue()
 
     def lose_node() -> None:
-        namespaces.tell(supervisor, namespaces.NodeGoes(config.agent))
+        namespaces.send(supervisor, namespaces.NodeLost(config.agent))
 
     agent = NodeAgent(config, signals.put, lose_node, cut_links=link_cutter())
 
@@ -53,7 +56,7 @@ def remote() -> None:
 
     def send() -> None:
         while True:
-            namespaces.tell(supervisor, signals.get())
+            namespaces.send(supervisor, signals.get())
 
     for body in (
         lambda: _start(agent),
@@ -61,7 +64,7 @@ def remote() -> None:
         lambda: namespaces.serve(port, config.host, answer),
     ):
         threading.Thread(target=body, daemon=True).start()
-    sys.stdin.buffer.read()  # until who started us is gone
+    sys.stdin.buffer.read()  # until the process that started this one ends
     os._exit(0)
 
 
@@ -69,18 +72,19 @@ def local(
     connection: Connection,
     zygote: Callable[[int, dict[str, str]], ZygoteProcess] = start_zygote,
 ) -> None:
+    log_setup.configure(timestamps=True)
     config = connection.recv()
     lock = threading.Lock()
 
-    def tell(number: int, kind: str, value: Any) -> None:
+    def send(number: int, kind: str, value: Any) -> None:
         with lock:
             connection.send((number, kind, value))
 
     def on_signal(signal: Signal) -> None:
-        tell(0, "signal", signal)
+        send(0, "signal", signal)
 
     def lose_node() -> None:
-        tell(0, "node_lost", None)
+        send(0, "node_lost", None)
 
     agent = NodeAgent(config, on_signal, lose_node, zygote)
     threading.Thread(target=_start, args=(agent,), daemon=True).start()
@@ -90,9 +94,9 @@ def local(
         try:
             value = getattr(agent, method)(*arguments)
         except Exception as error:
-            tell(number, "error", error)
+            send(number, "error", error)
         else:
-            tell(number, "ok", value)
+            send(number, "ok", value)
 
     while True:
         try:
@@ -107,7 +111,7 @@ def _start(agent: NodeAgent) -> None:
     try:
         agent.start()
     except Exception:
-        traceback.print_exc()
+        _log.exception("the agent cannot start")
 
 
 if __name__ == "__main__":

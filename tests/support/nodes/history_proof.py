@@ -1,4 +1,4 @@
-"""What must hold after any fault: the same bits, every sample once."""
+"""The invariants after any fault: the same bits, and every sample exactly once."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def incidents(run: SupervisedRun) -> list[dict[str, Any]]:
 
 
 def not_fired(run: SupervisedRun, plan: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Planned faults that never happened: a test that broke nothing proves nothing."""
-    happened = {int(path.name.split(".")[2]) for path in run.folder.glob("chaos.json.*.*")}
-    return [fault for index, fault in enumerate(plan) if index not in happened]
+    """Planned faults that never fired: a test without its faults proves nothing."""
+    fired = {int(path.name.split(".")[2]) for path in run.folder.glob("chaos.json.*.*")}
+    return [fault for index, fault in enumerate(plan) if index not in fired]

@@ -1,7 +1,7 @@
-"""Node agents as plain local processes: the supervisor's `Agents` without Ray.
+"""Node agents as plain local processes: implements the supervisor's `Agents` without Ray.
 
-Real zygotes, workers, segments and signals; only the transport differs from production. A killed
-agent is started again after `restart_delay_s`, as Ray would, unless its node is marked dead.
+Zygotes, workers, segments and signals are real; only the transport differs from production. A
+killed agent is restarted after `restart_delay_s`, as by Ray, unless its node is marked dead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast_workers.protocol.messages import Signal
 
 
 class LocalAgent:
-    """One seat: a process, and another after it when it dies."""
+    """A seat: its agent's process, and a new process after each death."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class LocalAgent:
                 self._on_node_lost(self.config.agent)
                 continue
             future = self._waiting.pop(number)
-            with contextlib.suppress(InvalidStateError):  # it has timed out
+            with contextlib.suppress(InvalidStateError):  # the call has timed out
                 if kind == "ok":
                     future.set_result(value)
                 else:
@@ -93,7 +93,7 @@ class LocalAgent:
 
 
 class LocalAgents:
-    """All seats of one job. `on_signal` is set by whoever owns the supervisor."""
+    """All seats of a job. The owner of the supervisor sets `on_signal`."""
 
     def __init__(
         self,
@@ -132,13 +132,13 @@ class LocalAgents:
                     env={"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
                     **config,
                 ),
-                self._tell,
+                self._receive,
                 self.kill_node,
             )
             for index in range(seats)
         }
 
-    def _tell(self, signal: Signal) -> None:
+    def _receive(self, signal: Signal) -> None:
         self.on_signal(signal)
 
     @property
@@ -149,7 +149,9 @@ class LocalAgents:
         for agent in self.agents.values():
             if agent.process is None:
                 agent.start()
-        if not self._reviving:  # each supervisor asks; two that revive would start agents twice
+        if (
+            not self._reviving
+        ):  # each supervisor calls this; two reviving threads would start agents twice
             self._reviving = True
             threading.Thread(target=self._revive, daemon=True).start()
 
@@ -176,8 +178,8 @@ class LocalAgents:
             process.send_signal(signal.SIGKILL)
 
     def forget_memory(self, seat: str) -> None:
-        """The agent's process and the node's memory are gone; the node is not: as after a
-        restart of the machine."""
+        """End the agent's process and drop the node's memory but keep the node, as a restart of the
+        machine does."""
         process = self.agents[seat].process
         self.kill(seat)
         if process is not None:
@@ -185,19 +187,21 @@ class LocalAgents:
         shutil.rmtree(self.root / seat, ignore_errors=True)
 
     def kill_node(self, seat: str) -> None:
-        """The agent and all its processes, for good, and the node's memory with them."""
+        """Kill the agent and all its processes for good, and drop the node's memory."""
         self._dead_nodes.add(self.agents[seat].config.node_id)
         self.kill(seat)
         shutil.rmtree(self.root / seat, ignore_errors=True)
 
     def return_node(self, seat: str) -> None:
-        """A lost node is there again, as another: with a new id, and nothing in its memory."""
+        """Return a lost node, with a new id and an empty memory."""
         agent = self.agents[seat]
         agent.config = replace(agent.config, node_id=f"{agent.config.node_id}+")
 
     @property
     def lost_seats(self) -> list[str]:
-        return [seat for seat, one in self.agents.items() if one.config.node_id in self._dead_nodes]
+        return [
+            seat for seat, agent in self.agents.items() if agent.config.node_id in self._dead_nodes
+        ]
 
     def close(self) -> None:
         self._closed = True

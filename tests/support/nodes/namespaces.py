@@ -1,8 +1,8 @@
 """Nodes in network namespaces on a bridge, and agents on them that are called over it.
 
 A cut link cuts everything: calls, signals, lifelines, replication and collectives. Needs root and
-`ip` (iproute2); `why_not` says what is missing. Names and addresses are this process's own, and
-all of it is removed by `close`, also what an earlier process of the same number has left.
+`ip` (iproute2); `why_not` returns what is missing. Names and addresses are unique to this process.
+`close` removes everything, also what an earlier process with the same pid left behind.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ INTERFACE = "eth0"
 
 @cache
 def why_not() -> str:
-    """Why this machine cannot have namespaces; "" if it can."""
+    """Why this machine does not support namespaces; "" if it does."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -76,11 +76,11 @@ class Bridge:
         return f"{self._net}.{10 + self._names.index(name)}"
 
     def inside(self, name: str) -> list[str]:
-        """What a command begins with that is to run there."""
+        """The prefix of a command that runs in the namespace."""
         return ["ip", "netns", "exec", f"{self._tag}-{name}"]
 
     def link(self, name: str, *, up: bool) -> None:
-        """Cut or mend the one link that the namespace has. Nobody is told."""
+        """Cut or restore the only link of the namespace, without notifying any process."""
         _ip("link", "set", self._veth(name), "up" if up else "down")
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ def _ip(*arguments: str, check: bool = True) -> None:
 
 
 def over(sock: socket.socket, timeout_s: float) -> Connection:
-    """A connection that pickles, whose reads and writes fail after `timeout_s` without progress."""
+    """A pickling connection whose reads and writes fail after `timeout_s` without progress."""
     sock.settimeout(None)
     limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -122,15 +122,15 @@ def over(sock: socket.socket, timeout_s: float) -> Connection:
 
 
 @dataclass(frozen=True)
-class NodeGoes:
-    """What an agent says whose node is to be lost."""
+class NodeLost:
+    """An agent's message that its node is to be lost."""
 
     seat: str
 
 
 class RemoteAgent(LocalAgent):
-    """One seat in a namespace. Each call has a connection of its own, so that a link that was
-    mended is found at once."""
+    """A seat in a namespace. Each call has a connection of its own, so that it notices a restored
+    link at once."""
 
     def __init__(
         self, local: LocalAgent, bridge: Bridge, signals: int, pool: ThreadPoolExecutor
@@ -173,21 +173,21 @@ class RemoteAgent(LocalAgent):
 
 
 class RemoteAgents(LocalAgents):
-    """All seats of one job, each on its own side of a link."""
+    """All seats of a job, each behind a link of its own."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._bridge = Bridge(list(self.agents))
         self._bridge.__enter__()
         self._pool = ThreadPoolExecutor(64, "remote-call")
-        self._door = socket.create_server((self._bridge.gateway, 0))
-        port = self._door.getsockname()[1]
+        self._listener = socket.create_server((self._bridge.gateway, 0))
+        port = self._listener.getsockname()[1]
         self.agents = {
             seat: RemoteAgent(agent, self._bridge, port, self._pool)
             for seat, agent in self.agents.items()
         }
         self._cut: set[str] = set()
-        threading.Thread(target=self._hear, daemon=True).start()
+        threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self, seat: str) -> None:
         self._cut.add(seat)
@@ -199,7 +199,7 @@ class RemoteAgents(LocalAgents):
 
     @contextmanager
     def out_of_reach(self, seat: str) -> Iterator[None]:
-        """While a link is cut by somebody else."""
+        """Mark a seat as cut off while something else cuts its link."""
         self._cut.add(seat)
         try:
             yield
@@ -211,7 +211,7 @@ class RemoteAgents(LocalAgents):
         return set(self._cut)
 
     def restart(self, seat: str) -> None:
-        """As a cluster could: nobody gets at a process across a cut link."""
+        """Restart only a reachable seat: a cluster cannot reach a process across a cut link."""
         if seat not in self._cut:
             super().restart(seat)
 
@@ -221,32 +221,32 @@ class RemoteAgents(LocalAgents):
 
     def close(self) -> None:
         super().close()
-        self._door.close()
+        self._listener.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._bridge.close()
 
-    def _hear(self) -> None:
+    def _accept(self) -> None:
         while True:
             try:
-                sock, _ = self._door.accept()
+                sock, _ = self._listener.accept()
             except OSError:
                 return
-            self._pool.submit(self._take, sock)
+            self._pool.submit(self._handle, sock)
 
-    def _take(self, sock: socket.socket) -> None:
+    def _handle(self, sock: socket.socket) -> None:
         with over(sock, CONNECT_S) as connection, contextlib.suppress(OSError, EOFError):
-            said = connection.recv()
-            if isinstance(said, NodeGoes):
-                self.kill_node(said.seat)
+            message = connection.recv()
+            if isinstance(message, NodeLost):
+                self.kill_node(message.seat)
             else:
-                self._tell(said)
+                self._receive(message)
 
 
 def serve(port: int, host: str, answer: Callable[[str, tuple[Any, ...]], tuple[str, Any]]) -> None:
-    """The agent's side: answer calls, each on a connection of its own, for ever."""
-    with socket.create_server((host, port)) as door, ThreadPoolExecutor(16) as pool:
+    """The agent's side: answer calls without end, each on a connection of its own."""
+    with socket.create_server((host, port)) as listener, ThreadPoolExecutor(16) as pool:
         while True:
-            sock, _ = door.accept()
+            sock, _ = listener.accept()
             pool.submit(_answer, sock, answer)
 
 
@@ -255,8 +255,9 @@ def _answer(sock: socket.socket, answer: Callable[[str, tuple[Any, ...]], tuple[
         connection.send(answer(*connection.recv()))
 
 
-def tell(supervisor: tuple[str, int], signal: Signal | NodeGoes) -> None:
-    """Best effort, as in production: what a cut link swallows is asked for later."""
+def send(supervisor: tuple[str, int], signal: Signal | NodeLost) -> None:
+    """Best effort, as in production: the supervisor asks later for messages that a cut link
+    drops."""
     with contextlib.suppress(OSError):
         sock = socket.create_connection(supervisor, CONNECT_S)
         with over(sock, CONNECT_S) as connection:
@@ -265,7 +266,7 @@ def tell(supervisor: tuple[str, int], signal: Signal | NodeGoes) -> None:
 
 @contextmanager
 def cut(agents: RemoteAgents, seat: str, for_s: float) -> Iterator[None]:
-    """The link of a node is cut for at least so long, and as long as the body takes."""
+    """Cut the link of a node for at least `for_s`, and for as long as the body takes."""
     agents.cut(seat)
     began = time.monotonic()
     try:

@@ -1,9 +1,9 @@
-"""Agents and zygotes that need not import torch again: forked from a process that has.
+"""Agents and zygotes without the import of torch: they are forked from a process that has done it.
 
-An agent's zygote imports for some seconds, and nearly every test of recovery starts three of them.
-Here one process of the whole test run imports; `NurseryProcess` is an agent forked from it, and
-that forks its zygotes from a copy of the same, made before the agent has threads. All else is as in
-production: what a zygote forks has the agent for its parent, and ends with it.
+A zygote's imports take some seconds, and nearly every recovery test starts three zygotes. Here one
+process of the whole test run imports. A `NurseryProcess` is an agent forked from it; the agent
+forks its zygotes from a copy of that process, made before the agent has threads. All else is as in
+production: a process forked by a zygote has the agent as its parent, and ends with it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ READ_BYTES = 32
 
 
 class NurseryProcess:
-    """A process that is no child of ours, as far as `subprocess.Popen` would tell of it."""
+    """Part of the interface of `subprocess.Popen`, for a process that is not our child."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -40,7 +40,7 @@ class NurseryProcess:
         os.close(self._pidfd)
 
     def poll(self) -> int | None:
-        """None while it lives; how it ended is not known."""
+        """None while the process lives; its real exit code is unknown."""
         return self._ended(0.0)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -62,12 +62,12 @@ class NurseryProcess:
 
 
 def start_agent(connection: int) -> NurseryProcess:
-    """An agent (`agent_process.py`) that is spoken to through this descriptor."""
+    """Start an agent (`agent_process.py`) that communicates over this descriptor."""
     return _shared().fork(connection)
 
 
 class _Nursery:
-    """The process that has imported; one for all tests of this one."""
+    """The process that has imported everything; shared by all tests of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -99,7 +99,7 @@ def _shared() -> _Nursery:
 def main() -> None:
     end = socket.socket(fileno=int(sys.argv[1]))
     _import_all()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever ends is reaped at once
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # an ended child is reaped at once
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(control_channel.ControlClosed):
         while True:
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def _import_all() -> None:
-    """What `child_programs/zygote.py` imports; no threads are started by it."""
+    """Import all that `child_programs/zygote.py` imports; this starts no threads."""
     import torch
     import torch._dynamo
     import torch.distributed.fsdp
@@ -144,7 +144,7 @@ def _run_agent(connection: int, env: dict[str, str]) -> NoReturn:
 
 
 class _Zygotes:
-    """Forks zygotes for one agent. Made while that has one thread only."""
+    """Forks zygotes for an agent. Created while the agent still has a single thread."""
 
     def __init__(self) -> None:
         self._end, theirs = control_channel.pair()
@@ -160,7 +160,7 @@ class _Zygotes:
 
 
 class _AdoptedZygote(NurseryProcess):
-    """The agent is its parent, once the process between them has ended, and reaps it."""
+    """The agent becomes its parent once the process between them has ended, and reaps it."""
 
     def _ended(self, timeout_s: float | None) -> int | None:
         ended = super()._ended(timeout_s)
@@ -208,10 +208,10 @@ def _run_zygote(fd: int, request: dict[str, Any]) -> NoReturn:
 
 
 def _close_all_but(kept: int) -> None:
-    """What was inherited would keep sockets open whose end somebody waits for."""
+    """Inherited descriptors would keep sockets open whose end another process waits for."""
     for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if fd >= KEPT_FDS and fd != kept:
-            with contextlib.suppress(OSError):  # the listing's own
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(fd)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

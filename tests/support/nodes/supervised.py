@@ -1,6 +1,6 @@
-"""One job under a real supervisor on local agents: the whole of recovery, without Ray or REST.
+"""A job under a real supervisor on local agents: the whole recovery, without Ray or REST.
 
-`SupervisedRun` starts it, tells what happens, breaks things for real, and says how it ended.
+`SupervisedRun` starts the job, collects its events, causes real faults, and returns the outcome.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from holdfast_service.job_model.supervisor_protocol import (
     EventKind,
     JobLaunch,
     StopKind,
-    Stopping,
+    StopOrder,
     SupervisorEvent,
 )
 from holdfast_service.policy.checkpoint_intervals import auto_tiers
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.supervisor.supervisor import Supervisor, SupervisorTimes
-from holdfast_workers.checkpoint.storage import StorageOptions, open_storage
+from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.checkpoint.storage import StorageOptions
 from holdfast_workers.fault_injection.kinds import Injection
 from holdfast_workers.protocol.messages import StepRow, WorkerReport
 from holdfast_workers.spec import (
@@ -48,8 +49,8 @@ MICRO_BATCH = 2
 def small_training(
     steps: int = 20, *, blocks: int = 1, micro_batches: int = 1, **changes: Any
 ) -> TrainingSpec:
-    """A job of four ranks whose step takes some 25 ms on two cores: what a step costs is what most
-    tests of recovery cost. `micro_batches` of each rank, in a step."""
+    """A job of four ranks whose step takes some 25 ms on two cores: the step time determines the
+    time of most recovery tests. `micro_batches`: number per rank and step."""
     parallel: ParallelSpec = changes.pop("parallel", ParallelSpec(dp_shard=2, tp=2))
     shares = parallel.dp_replicate * parallel.dp_shard
     fields: dict[str, Any] = {
@@ -70,7 +71,7 @@ def small_training(
 
 
 class SupervisedRun:
-    """A job, its agents and its supervisor. `kill` and its like are real signals."""
+    """A job, its agents and its supervisor. `kill` sends real signals."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class SupervisedRun:
         times: SupervisorTimes | None = None,
         **agent_config: Any,
     ) -> None:
-        """`resumes`: goes on with that one's remote checkpoints and history, on other nodes."""
+        """`resumes`: continues that run from its remote checkpoints and history, on other nodes."""
         self.training = training
         self.folder = folder
         self.remote_root = folder / "job" / "checkpoints"
@@ -152,7 +153,8 @@ class SupervisedRun:
         return supervisor
 
     def lose_supervisor(self) -> None:
-        """The supervisor forgets everything; its successor has only what others hold."""
+        """End the supervisor without cleanup; its successor has only the agents' and the files'
+        state."""
         old = self.supervisor
         self.agents.on_signal = lambda _: None
         old.vanish()
@@ -162,10 +164,10 @@ class SupervisedRun:
         os.environ.pop("HOLDFAST_CHAOS", None)
         self.agents.close()
 
-    # --- looking ----------------------------------------------------------------------------------
+    # --- observing --------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Fetch as the reconciler does."""
+        """Fetch events, rows and logs as the reconciler does."""
         report = self.supervisor.report(self.cursors)
         self.events.extend(report.events)
         for row in report.rows:
@@ -184,7 +186,7 @@ class SupervisedRun:
         )
 
     def wait(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-        """Poll until `condition` holds; the run's story in the error if it does not."""
+        """Poll until `condition` holds; the error contains the run's story."""
         deadline = time.monotonic() + timeout_s
         while True:
             self.poll()
@@ -205,8 +207,8 @@ class SupervisedRun:
         return self.of(EventKind.ENDED)[-1]
 
     def stop(self, kind: StopKind, within_s: float = 60.0) -> None:
-        """Ask for it as the reconciler does."""
-        order = Stopping(kind, "the test asked for it", time.time() + within_s)
+        """Send a stop order as the reconciler does."""
+        order = StopOrder(kind, "requested by the test", time.time() + within_s)
         self.supervisor.stop(order)
 
     def of(self, kind: EventKind) -> list[dict[str, Any]]:
@@ -226,7 +228,7 @@ class SupervisedRun:
         return found
 
     def newest_step(self) -> int:
-        """Of the rows seen so far; 0 for none."""
+        """The newest step of the rows fetched so far; 0 without rows."""
         return max(self.rows, default=0)
 
     def pids(self) -> dict[int, int]:
@@ -239,17 +241,17 @@ class SupervisedRun:
         lines = [f"{e.seq} {e.at:.3f} {e.kind} {json.dumps(e.data)[:1500]}" for e in self.events]
         return "\n".join([*lines, *self.logs[-40:]])
 
-    # --- breaking ---------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------
 
     def kill(self, *ranks: int) -> None:
         pids = self.pids()
         for rank in ranks:
             os.kill(pids[rank], signal.SIGKILL)
 
-    def inject(self, kind: str, **how: Any) -> int:
-        """As the reconciler does; the fault's number."""
+    def inject(self, kind: str, **options: Any) -> int:
+        """Inject a fault as the reconciler does; returns the fault's number."""
         self._injected += 1
-        self.supervisor.inject(self._injected, Injection.of({"kind": kind, **how}))
+        self.supervisor.inject(self._injected, Injection.of({"kind": kind, **options}))
         return self._injected
 
 

@@ -1,4 +1,4 @@
-"""A recipe whose bits flip when a test says so."""
+"""A recipe that flips bits of its own state according to a test's plan."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch import Tensor
 
 from holdfast_workers.recipes.pretrain import PretrainRecipe
 from holdfast_workers.state.rank_state import local_of
-from holdfast_workers.training.recipe import Agree, Gate, Phase, StepOutcome
+from holdfast_workers.training.recipe import Agree, Gate, PhaseReporter, StepOutcome
 
 
 class FlipsBits(PretrainRecipe):
-    """Flips single bits of its own live tensors, as the file named by HOLDFAST_TEST_FLIPS says:
-    a list of {rank, step, phase, tensor: parameter|moment|gradient, index, bit, times}. Each as
-    often as it says, in whatever process and attempt."""
+    """Flips single bits of its own live tensors, according to the file HOLDFAST_TEST_FLIPS: a list
+    of {rank, step, phase, tensor: parameter|moment|gradient, index, bit, times}. Each flip happens
+    `times` times over all processes and attempts."""
 
-    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         plan = json.loads(Path(os.environ["HOLDFAST_TEST_FLIPS"]).read_text())
 
         def flipping(name: str, at_step: int, micro_batch: int = 0) -> None:
@@ -33,24 +33,24 @@ class FlipsBits(PretrainRecipe):
         return super().train_step(step, agree, gate, flipping)
 
     def _is_due(self, flip: dict[str, Any], phase: str, step: int) -> bool:
-        rank = self._alive().world.rank
+        rank = self._require_built().world.rank
         return (flip["rank"], flip["step"], flip["phase"]) == (rank, step, phase)
 
     @torch.no_grad()
     def _flip(self, flip: dict[str, Any]) -> None:
-        living = self._alive()
+        built = self._require_built()
         tensors: list[Tensor] = {
-            "parameter": lambda: living.locals,
-            "moment": lambda: [*living.optimizer.exp_avg, *living.optimizer.exp_avg_sq],
-            "gradient": lambda: [local_of(one.grad) for one in living.parameters],  # type: ignore[arg-type]
+            "parameter": lambda: built.locals,
+            "moment": lambda: [*built.optimizer.exp_avg, *built.optimizer.exp_avg_sq],
+            "gradient": lambda: [local_of(one.grad) for one in built.parameters],  # type: ignore[arg-type]
         }[flip["tensor"]]()
         chosen = tensors[flip["index"] % len(tensors)].view(-1)
-        # The largest: what is flipped in the smallest may be rounded away, and harm nobody.
+        # The largest value: a flip in the smallest may be rounded away without any effect.
         chosen.view(torch.int32)[int(chosen.abs().argmax())] ^= 1 << flip["bit"]
 
 
 def _is_first(number: int, times: int) -> bool:
-    """Whether this flip is still to be made, over all processes."""
+    """Whether this flip has happened less than `times` times, over all processes."""
     for time_ in range(times):
         try:
             Path(f"{os.environ['HOLDFAST_TEST_FLIPS']}.{number}.{time_}").touch(exist_ok=False)
@@ -66,11 +66,11 @@ WHERE = {
     "gradient": ("agree", "optimizer"),  # from here on it has been reduced
 }
 FIRST, APART = 3, 6
-"""The step of the first flip, and steps between two: enough to tell what was found of each."""
+"""The step of the first flip, and the steps between two flips, so that findings stay separate."""
 
 
-def drawn(seed: int | str, ranks: int, count: int) -> list[dict[str, Any]]:
-    """Flips of all kinds, for `FlipsBits`."""
+def random_flips(seed: int | str, ranks: int, count: int) -> list[dict[str, Any]]:
+    """Random flips of all kinds, for `FlipsBits`."""
     draw = random.Random(seed)
     flips = []
     for number in range(count):

@@ -1,4 +1,4 @@
-"""Training functions as users write them, small, with all that a state may be made of."""
+"""Small training functions as users write them, with every kind of state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POINTS = 96
 
 
 class Counter:
-    """State of a user's own kind."""
+    """A user-defined stateful object."""
 
     def __init__(self) -> None:
         self.seen: dict[int, tuple[int, float]] = {}
@@ -44,7 +44,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def everything(ctx: Context) -> None:
-    """Dropout, buffers, an average, a schedule, an object; momentum that comes with a step."""
+    """Dropout, buffers, an average, a schedule, an object; momentum that the first step creates."""
     x, y = data()
     model, average = Net(), Net()
     optimizer = torch.optim.NAdam(model.parameters(), lr=1e-2)
@@ -67,7 +67,7 @@ def everything(ctx: Context) -> None:
 
 
 def plain(ctx: Context) -> None:
-    """A whole model on every rank; the house averages."""
+    """A whole model on every rank; Holdfast averages the gradients."""
     x, y = data()
     model = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -79,7 +79,7 @@ def plain(ctx: Context) -> None:
 
 
 def sharded(ctx: Context) -> None:
-    """Cut over the data-parallel ranks."""
+    """A model sharded over the data-parallel ranks."""
     x, y = data()
     model = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2))
     ctx.shard(model, blocks=[model[0]])
@@ -91,8 +91,8 @@ def sharded(ctx: Context) -> None:
         ctx.step()
 
 
-def telling(ctx: Context) -> None:
-    """Tells numbers of its own: one in each step, another in each second."""
+def reports_metrics(ctx: Context) -> None:
+    """Reports user metrics: one in every step, another in every second step."""
     x, y = data()
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
@@ -103,12 +103,12 @@ def telling(ctx: Context) -> None:
             loss = mse_loss(model(x[samples]), y[samples])
             error = float(loss.detach().sqrt())
             ctx.backward(loss)
-        own = {"error": error} | ({"val/acc": step} if step % 2 == 0 else {})
-        ctx.step(metrics=None if ctx.config.get("silent") else own)
+        metrics = {"error": error} | ({"val/acc": step} if step % 2 == 0 else {})
+        ctx.step(metrics=None if ctx.config.get("silent") else metrics)
 
 
 def swallows(ctx: Context) -> None:
-    """As if nothing could go wrong: catches whatever it can."""
+    """Catches every exception that it can."""
     x, y = data()
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
@@ -123,7 +123,7 @@ def swallows(ctx: Context) -> None:
 
 
 def mistaken(ctx: Context) -> None:
-    """A user's own mistake, at step 5, on every rank."""
+    """A mistake of the user at step 5, on every rank."""
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     ctx.register(model=model, optimizer=optimizer)
@@ -136,7 +136,7 @@ def mistaken(ctx: Context) -> None:
 
 
 def poisoned(ctx: Context) -> None:
-    """Samples of the window of step 4 make a loss that is not finite."""
+    """The samples in `ctx.config["bad"]` make the loss non-finite."""
     x, y = data()
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
@@ -176,7 +176,7 @@ def returns_early(ctx: Context) -> None:
             return
 
 
-def registers_a_stranger(ctx: Context) -> None:
+def registers_foreign_parameters(ctx: Context) -> None:
     ctx.register(model=nn.Linear(4, 2), optimizer=torch.optim.SGD(nn.Linear(4, 2).parameters()))
     for _ in ctx.steps():
         ctx.step(0.0)

@@ -1,6 +1,6 @@
-"""Llama as Hugging Face defines it, written down anew from its definition: names and arithmetic.
+"""Llama as Hugging Face defines it, reimplemented from its definition: names and arithmetic.
 
-`LlamaForCausalLM` in words: pre-norm blocks; RMS norm; rotary positions applied as
+`LlamaForCausalLM` has pre-norm blocks; RMS norm; rotary positions applied as
 `x * cos + rotate_half(x) * sin` with cos and sin of the angles repeated; key and value heads
 repeated for their group of query heads; softmax in float32; SwiGLU; an untied head.
 """
@@ -19,8 +19,8 @@ def forward(weights: dict[str, Tensor], config: dict[str, Any], tokens: Tensor) 
     x = weights["model.embed_tokens.weight"][tokens]
     cos, sin = _tables(config, tokens.shape[1])
     for layer in range(config["num_hidden_layers"]):
-        own = f"model.layers.{layer}."
-        part = {name.removeprefix(own): w for name, w in weights.items() if name.startswith(own)}
+        prefix = f"model.layers.{layer}."
+        part = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
         normed = _norm(x, part["input_layernorm.weight"], config)
         x = x + _attention(part, config, normed, cos, sin)
         normed = _norm(x, part["post_attention_layernorm.weight"], config)
@@ -61,7 +61,7 @@ def _attention(
     query, key, value = split("q"), split("k"), split("v")
     query, key = _rotated(query, cos, sin), _rotated(key, cos, sin)
     groups = heads // config["num_key_value_heads"]
-    key, value = (one.repeat_interleave(groups, dim=1) for one in (key, value))
+    key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
     scores = query @ key.transpose(2, 3) / math.sqrt(head_dim)
     scores = scores + torch.full((length, length), -math.inf).triu(1)
     mixed = torch.softmax(scores, dim=-1) @ value

@@ -1,4 +1,4 @@
-"""What the fork server imports before it forks ranks."""
+"""Imported by the fork server before it forks ranks."""
 
 import os
 

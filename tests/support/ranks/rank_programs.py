@@ -1,4 +1,4 @@
-"""What ranks do in the tests of the training core; each returns plain values."""
+"""The programs of ranks in the tests of the training core; each returns plain values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.support.ranks.rank_worlds import COLLECTIVE_TIMEOUT_S, Watching
+from tests.support.ranks.rank_worlds import COLLECTIVE_TIMEOUT_S, RecordingHooks
 from torch import Tensor
 
 from holdfast_workers.parallelize import in_place_recovery, process_groups, shard
@@ -61,14 +61,14 @@ def undisturbed(
     folder: Path | None = None,
     skipped: tuple[tuple[int, int], ...] = (),
 ) -> dict[str, Any]:
-    """Train from the start; with `folder`, write the state of every step to it. `skipped` stands
-    in the ledger from the start."""
+    """Train from step 0; with `folder`, write the state of every step to it. `skipped` is in the
+    ledger from the start."""
     join(port, world)
     recipe = make(cache_dir, spec)
-    recipe.guard_memory.know(Ledger(skipped))
+    recipe.guard_memory.set_ledger(Ledger(skipped))
     recipe.build(world)
     recipe.initialize()
-    hooks = Watching()
+    hooks = RecordingHooks()
     if folder is not None:
         hooks.on_checkpoint = lambda step, _: save(recipe, folder, world, step)
     train(recipe, world, spec, hooks, 0)
@@ -85,13 +85,13 @@ def undisturbed(
 def resumed(
     port: int, cache_dir: Path, world: World, spec: TrainingSpec, folder: Path, step: int
 ) -> dict[int, str]:
-    """Go on from a written state, in a new process."""
+    """Continue from a written state, in a new process."""
     join(port, world)
     recipe = make(cache_dir, spec)
     recipe.build(world)
     start = load(recipe, folder, world, step)
     assert start == step == recipe.applied_step
-    hooks = Watching()
+    hooks = RecordingHooks()
     train(recipe, world, spec, hooks, start)
     process_groups.leave()
     return hooks.digests
@@ -103,7 +103,7 @@ def states(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> list
     recipe = make(cache_dir, spec)
     recipe.build(world)
     recipe.initialize()
-    hooks = Watching()
+    hooks = RecordingHooks()
     found: list[str] = []
     hooks.on_checkpoint = lambda step, r: found.append(r.state_digest(step))
     train(recipe, world, spec, hooks, 0)
@@ -114,7 +114,7 @@ def states(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> list
 def undisturbed_per_block(
     port: int, cache_dir: Path, world: World, spec: TrainingSpec
 ) -> dict[str, Any]:
-    """As a large model is sharded: every block a communication group of its own."""
+    """Sharded like a large model: every block is a separate communication group."""
     shard.SMALL_MODEL_BYTES = 0
     return undisturbed(port, cache_dir, world, spec)
 
@@ -122,13 +122,14 @@ def undisturbed_per_block(
 def poisoned(
     port: int, cache_dir: Path, world: World, spec: TrainingSpec, stop: int
 ) -> tuple[str, bool, int]:
-    """One rank's gradient is not finite in step `stop`: what is raised, and is state unchanged?"""
+    """One rank's gradient is not finite in step `stop`: the error, and whether the state is
+    unchanged."""
     join(port, world)
     recipe = make(cache_dir, spec)
     recipe.build(world)
     recipe.initialize()
     before = [recipe.state_digest(0)]
-    hooks = Watching()
+    hooks = RecordingHooks()
     hooks.on_checkpoint = lambda step, r: before.append(r.state_digest(step))
 
     def poison(module: torch.nn.Module, args: Any, output: Tensor) -> Tensor | None:
@@ -152,18 +153,18 @@ def digests_both_ways(
     recipe = make(cache_dir, spec)
     recipe.build(world)
     recipe.initialize()
-    train(recipe, world, spec, Watching(), 0)
+    train(recipe, world, spec, RecordingHooks(), 0)
     filled = save(recipe, folder, world, spec.train.steps)
     process_groups.leave()
     return filled, recipe.state_digest(spec.train.steps)
 
 
 def rebound(
-    port: int, cache_dir: Path, world: World, spec: TrainingSpec, stop: int, fall_back: bool
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec, stop: int, rebuild: bool
 ) -> dict[str, Any]:
-    """Leave the groups after step `stop`, meet again under a new attempt, go on living.
+    """Leave the groups after step `stop`, join those of a new attempt, and continue.
 
-    `fall_back` breaks torch's private parts, so that the model is built anew instead.
+    `rebuild` makes the private torch functions fail, so that the model is rebuilt instead.
     """
     join(port, world)
     recipe = make(cache_dir, spec)
@@ -174,7 +175,7 @@ def rebound(
         if (name, step) == ("agree", stop + 1) and hooks.phases.count((name, step)) == 1:
             raise Interrupted
 
-    hooks = Watching(interrupt)
+    hooks = RecordingHooks(interrupt)
     kept = bytearray(recipe.layout().payload_bytes)
     hooks.on_checkpoint = lambda step, r: r.write_state(memoryview(kept), step)
     with contextlib.suppress(Interrupted):
@@ -185,10 +186,10 @@ def rebound(
     process_groups.leave()
     again = World(world.rank, world.world_size, world.mesh, world.attempt + 1000, world.device)
     join(port, again)
-    if fall_back:
+    if rebuild:
         in_place_recovery._mesh_infos = _raise_attribute_error
     recipe.rebind(again)
-    if fall_back:
+    if rebuild:
         recipe.read_state(memoryview(kept))
     hooks.rows.clear()
     train(recipe, again, spec, hooks, stop)
@@ -200,9 +201,11 @@ def rebound(
     }
 
 
-def left_alone(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> list[float]:
-    """How long a collective of the tensor axis waits for a peer that stays away: on the groups
-    that the model was built on, and on those it was rebound to."""
+def waits_for_absent_peer(
+    port: int, cache_dir: Path, world: World, spec: TrainingSpec
+) -> list[float]:
+    """How long a collective of the tensor axis waits for an absent peer: on the groups that the
+    model was built on, and on those that it was rebound to."""
     join(port, world)
     recipe = make(cache_dir, spec)
     recipe.build(world)
@@ -216,17 +219,17 @@ def left_alone(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> 
     return waited
 
 
-def broken_in_backward(
+def interrupted_in_backward(
     port: int, cache_dir: Path, world: World, spec: TrainingSpec, stop: int, per_block: bool
 ) -> dict[int, str]:
-    """An exception in mid-backward of the last micro-batch of a step; then the step again."""
+    """An exception during the backward pass of a step's last micro-batch; then the step again."""
     if per_block:
         shard.SMALL_MODEL_BYTES = 0
     join(port, world)
     recipe = make(cache_dir, spec)
     recipe.build(world)
     recipe.initialize()
-    hooks = Watching()
+    hooks = RecordingHooks()
     kept = bytearray(recipe.layout().payload_bytes)
     hooks.on_checkpoint = lambda step, r: r.write_state(memoryview(kept), step)
     armed = [True]
@@ -258,20 +261,21 @@ def survivor(
     folder: Path,
     kill_at: tuple[str, int],
 ) -> dict[str, Any]:
-    """Train; the highest rank kills itself at `kill_at`; the others go on in the next attempt."""
-    before = process_groups.sockets()
+    """Train; the highest rank kills itself at `kill_at`; the others continue in the next
+    attempt."""
+    before = process_groups.open_sockets()
     join(port, world)
     recipe = make(cache_dir, spec)
     recipe.build(world)
     recipe.initialize()
-    sockets = process_groups.sockets() - before
+    sockets = process_groups.open_sockets() - before
     victim = world.rank == world.world_size - 1
 
     def die(name: str, step: int) -> None:
         if victim and (name, step) == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    hooks = Watching(die)
+    hooks = RecordingHooks(die)
     hooks.on_checkpoint = lambda step, _: save(recipe, folder, world, step)
     failure = None
     try:
@@ -279,7 +283,7 @@ def survivor(
     except Exception as error:
         failure = error
     assert failure is not None and process_groups.is_communication_error(failure), repr(failure)
-    process_groups.cut(sockets)
+    process_groups.disconnect(sockets)
     recipe.abandon_step()
     process_groups.leave()
     again = World(world.rank, world.world_size, world.mesh, world.attempt + 1000, world.device)
@@ -292,14 +296,14 @@ def survivor(
 
 
 def _waits_for_a_peer(recipe: PretrainRecipe, world: World) -> float:
-    mesh, waited_s = recipe._alive().mesh, 0.0
+    mesh, waited_s = recipe._require_built().mesh, 0.0
     assert mesh is not None
     if world.coordinate("tp") == 0:
         began = time.monotonic()
         with contextlib.suppress(RuntimeError):
             dist.all_reduce(torch.ones(1), group=mesh["tp"].get_group())
         waited_s = time.monotonic() - began
-    dist.barrier()  # who stays away has its connections open until then
+    dist.barrier()  # the absent peer keeps its connections open until then
     return waited_s
 
 

@@ -1,7 +1,8 @@
 """Real worlds of real processes for the tests of the training core.
 
-Ranks are forked from a server that has imported torch and started nothing, so a world of four
-stands in a fraction of a second; what a rank's program returns comes back by pipe, in rank order.
+Ranks are forked from a server that has imported torch and started no threads, so a world of four
+ranks starts in a fraction of a second. The return values of the ranks' programs arrive by pipe, in
+rank order.
 """
 
 from __future__ import annotations
@@ -54,15 +55,15 @@ def tiny_spec(mesh: dict[str, int], *, steps: int = 6, **model: Any) -> Training
     )
 
 
-def begin(recipe: Recipe) -> None:
-    """Bring it to step 0, alone in this process."""
+def start_from_seed(recipe: Recipe) -> None:
+    """Bring the recipe to step 0, alone in this process."""
     recipe.prepare()
     recipe.build(ALONE)
     recipe.initialize()
 
 
-class Watching:
-    """Hooks that keep what they see; `on_phase` may raise or kill."""
+class RecordingHooks:
+    """Hooks that record every call; `on_phase` may raise or kill."""
 
     def __init__(self, on_phase: Callable[[str, int], None] | None = None) -> None:
         self.rows: list[StepRow] = []
@@ -109,14 +110,14 @@ class Watching:
 
 
 class Rank:
-    """One running rank: its process, and the pipe that its result comes through."""
+    """One running rank: its process, and the pipe of its result."""
 
     def __init__(self, process: BaseProcess, results: Connection) -> None:
         self.process = process
         self._results = results
 
     def result(self) -> Any:
-        """What the program returned; raises if it raised, died or did not end in time."""
+        """The program's return value; raises if it raised, died or did not end in time."""
         if not wait([self._results, self.process.sentinel], timeout=DEADLINE_S):
             self.process.kill()
             raise TimeoutError(f"rank process {self.process.pid} did not end")
@@ -131,7 +132,7 @@ class Rank:
 
 
 class Worlds:
-    """Starts worlds; hosts the store they meet at."""
+    """Starts worlds and hosts the store for their rendezvous."""
 
     def __init__(self, cache_dir: Path) -> None:
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -158,13 +159,13 @@ class Worlds:
         """Run `program(store_port, cache_dir, world, spec, *extra)` on every rank of a mesh."""
         attempt = self.next_attempt()
         ranks = [
-            self.start(program, place(spec, rank, attempt), spec, *extra)
+            self.start(program, world_of(spec, rank, attempt), spec, *extra)
             for rank in range(spec.parallel.world_size)
         ]
         return [rank.result() for rank in ranks]
 
 
-def place(spec: TrainingSpec, rank: int, attempt: int) -> World:
+def world_of(spec: TrainingSpec, rank: int, attempt: int) -> World:
     return World(rank, spec.parallel.world_size, spec.parallel.mesh, attempt, "cpu")
 
 

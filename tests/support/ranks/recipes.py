@@ -1,4 +1,4 @@
-"""Recipes that misbehave on purpose."""
+"""Recipes that fail or delay on purpose."""
 
 from __future__ import annotations
 
@@ -13,20 +13,27 @@ from torch import Tensor, nn
 from holdfast_workers.progress import beacon
 from holdfast_workers.recipes.pretrain import PretrainRecipe
 from holdfast_workers.state.rank_state import Snapshot
-from holdfast_workers.training.recipe import Agree, Gate, NonFiniteStep, Phase, StepOutcome, World
+from holdfast_workers.training.recipe import (
+    Agree,
+    Gate,
+    NonFiniteStep,
+    PhaseReporter,
+    StepOutcome,
+    World,
+)
 
 
 class RaisesAtStepTen(PretrainRecipe):
-    """A user's mistake that shows itself at step 10, on every rank."""
+    """A mistake of the user at step 10, on every rank."""
 
-    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         if step == 10:
             raise ValueError("the user's own mistake")
         return super().train_step(step, agree, gate, phase)
 
 
 class NotFiniteInAttemptTwo(PretrainRecipe):
-    """As if what attempt 2 restored made its first step not finite, on every rank."""
+    """The state that attempt 2 restores makes its first step non-finite, on every rank."""
 
     _attempt = 0
 
@@ -38,14 +45,14 @@ class NotFiniteInAttemptTwo(PretrainRecipe):
         self._attempt = world.attempt
         super().rebind(world)
 
-    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         if self._attempt == 2:
             raise NonFiniteStep(f"step {step}: loss nan")
         return super().train_step(step, agree, gate, phase)
 
 
 class PoisonedWindow(PretrainRecipe):
-    """Window 9 holds data on which one layer of one rank overflows, in one micro-batch."""
+    """On the data of window 9, one layer of one rank overflows, in one micro-batch."""
 
     WINDOW, RANK, MICRO_BATCH, LAYER = 9, 2, 1, "blocks.1.feed_forward.up"
 
@@ -67,7 +74,7 @@ class PoisonedWindow(PretrainRecipe):
 
 
 class SlowSnapshot(Snapshot):
-    """Takes longer to be copied than the next forward and backward take."""
+    """Its copy takes longer than the next forward and backward."""
 
     takes_s = 0.1
 
@@ -77,7 +84,7 @@ class SlowSnapshot(Snapshot):
 
 
 class CopiesSlowly(PretrainRecipe):
-    """Whoever changes the state before it is captured gets other digests."""
+    """A change of the state before its capture changes the digests."""
 
     def freeze(self, step: int) -> Snapshot:
         frozen = super().freeze(step)
@@ -85,7 +92,7 @@ class CopiesSlowly(PretrainRecipe):
 
 
 class VerySlowSnapshot(SlowSnapshot):
-    """Longer than any step, also on a machine that does much else."""
+    """Its copy takes longer than any step, even on a busy machine."""
 
     takes_s = 0.6
 
@@ -96,29 +103,29 @@ class CopiesVerySlowly(PretrainRecipe):
         return VerySlowSnapshot(frozen.layout, frozen.sources)
 
 
-class RankOneDawdles(PretrainRecipe):
-    """As if rank 1 had a slower processor: the others wait for it. By far more than what ranks that
-    compute at the same time take from each other on a busy machine."""
+class SlowRankOne(PretrainRecipe):
+    """Rank 1 computes more slowly, so the others wait for it. The delay is much larger than the
+    differences between ranks that compute at the same time on a busy machine."""
 
     takes_s = 0.15
-    _dawdles = False
+    _slow = False
 
     def build(self, world: World) -> None:
-        self._dawdles = world.rank == 1
+        self._slow = world.rank == 1
         super().build(world)
 
-    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
-        if self._dawdles:
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
+        if self._slow:
             time.sleep(self.takes_s)
         return super().train_step(step, agree, gate, phase)
 
 
-class EvaluatesNowAndThen(PretrainRecipe):
-    """All ranks do something else for long, once without and once with a word on how long."""
+class EvaluatesTwice(PretrainRecipe):
+    """All ranks run two long evaluations, one without and one with a declared bound."""
 
     takes_s = 1.0
 
-    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         if step == 10:
             with beacon.phase("evaluate"):
                 time.sleep(self.takes_s)
@@ -129,7 +136,7 @@ class EvaluatesNowAndThen(PretrainRecipe):
 
 
 class LeavesOutACollective(PretrainRecipe):
-    """Rank 2 leaves out a sum over its tensor-parallel peers, once, at step 20."""
+    """Rank 2 skips an all-reduce over its tensor-parallel peers, once, at step 20."""
 
     _world: World | None = None
 
@@ -137,15 +144,15 @@ class LeavesOutACollective(PretrainRecipe):
         self._world = world
         super().build(world)
 
-    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         world = self._world
         assert world is not None
         if step == 20 and world.rank == 2 and world.attempt == 1:
-            _leave_out_one(dist, "all_reduce")
+            _skip_next_call(dist, "all_reduce")
         return super().train_step(step, agree, gate, phase)
 
 
-def _leave_out_one(module: ModuleType, name: str) -> None:
+def _skip_next_call(module: ModuleType, name: str) -> None:
     """The next call of the function does nothing."""
     original = getattr(module, name)
 
@@ -156,8 +163,8 @@ def _leave_out_one(module: ModuleType, name: str) -> None:
 
 
 class WaitsInManyWays(PretrainRecipe):
-    """Long stretches in which nothing is wrong: all ranks wait for the loader, all evaluate, one
-    rank alone does what it has declared."""
+    """Long waits without any fault: all ranks wait for the loader, all evaluate, and one rank alone
+    runs a declared phase."""
 
     takes_s = 1.6
     _rank = 0
@@ -166,7 +173,7 @@ class WaitsInManyWays(PretrainRecipe):
         self._rank = world.rank
         super().build(world)
 
-    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         if step == 20:
             phase("load", step)
             time.sleep(self.takes_s)

@@ -1,5 +1,5 @@
-"""A recipe that writes down, on its own node, each step that it is let make: who steps when, seen
-from where it happens, whatever becomes of the news of it."""
+"""A recipe that logs each step on its own node right after the gate: the ranks' steps and times,
+recorded locally, independent of any report to the supervisor."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast_workers.recipes.pretrain import PretrainRecipe
-from holdfast_workers.training.recipe import Agree, Gate, Phase, StepOutcome, World
+from holdfast_workers.training.recipe import Agree, Gate, PhaseReporter, StepOutcome, World
 
 FOLDER = "HOLDFAST_TEST_STEPS"
 PACE = "HOLDFAST_TEST_PACE_S"
 
 
-class Stepped(NamedTuple):
-    """`at` by the monotonic clock, which all processes of the machine share."""
+class LoggedStep(NamedTuple):
+    """`at` is on the monotonic clock, which all processes of the machine share."""
 
     attempt: int
     rank: int
@@ -25,7 +25,7 @@ class Stepped(NamedTuple):
 
 
 class LogsSteps(PretrainRecipe):
-    """`pretrain` at a steady pace; a line to this process's file right after each gate."""
+    """`pretrain` at a steady pace; appends a line to this process's file right after each gate."""
 
     _world: World | None = None
 
@@ -37,7 +37,7 @@ class LogsSteps(PretrainRecipe):
         self._world = world
         super().rebind(world)
 
-    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         time.sleep(float(os.environ.get(PACE, "0")))
 
         def logged(number: int) -> None:
@@ -51,11 +51,11 @@ class LogsSteps(PretrainRecipe):
         return super().train_step(step, agree, logged, phase)
 
 
-def stepped(folder: Path) -> list[Stepped]:
-    """Every step that any process made, in order of time."""
-    found = []
+def logged_steps(folder: Path) -> list[LoggedStep]:
+    """Every step of any process, in order of time."""
+    steps = []
     for path in folder.glob("*.log"):
         for line in path.read_text().splitlines():
             attempt, rank, step, at = line.split()
-            found.append(Stepped(int(attempt), int(rank), int(step), float(at)))
-    return sorted(found, key=lambda one: one.at)
+            steps.append(LoggedStep(int(attempt), int(rank), int(step), float(at)))
+    return sorted(steps, key=lambda logged: logged.at)

@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 def beside_the_loop(work: Coroutine[Any, Any, T]) -> T:
-    """What an async function returns, also for a fixture in whose thread a loop runs."""
+    """Run a coroutine in another thread; works for fixtures whose own thread runs a loop."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()
 
 
 @cache
 def migrated_file() -> bytes:
-    """An SQLite database with the schema and nothing in it: to copy costs less than to migrate."""
+    """An empty SQLite database with the schema: copying is cheaper than migrating."""
     with TemporaryDirectory() as folder:
         data_dir = Path(folder)
         beside_the_loop(_migrate(fast_settings(data_dir)))
@@ -36,7 +36,7 @@ def migrated_file() -> bytes:
 
 
 async def migrated_database(server: Any) -> str:
-    """The same on PostgreSQL, for `new_database`; its name."""
+    """Create a migrated PostgreSQL template for `new_database`; returns its name."""
     url = await new_database(server)
     await _migrate(fast_settings(Path(), url))
     return str(make_url(url).database)
@@ -47,7 +47,7 @@ async def _migrate(settings: Settings) -> None:
 
 
 async def new_database(server: Any, template: str = "template1") -> str:
-    """A fresh database; its URL."""
+    """Create a fresh database; returns its URL."""
     name = f"holdfast_{uuid4().hex}"
     connection = await asyncpg.connect(server.get_uri())
     try:

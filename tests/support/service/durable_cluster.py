@@ -25,7 +25,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     JobLaunch,
     Phase,
     StopKind,
-    Stopping,
+    StopOrder,
     SupervisorReport,
     SupervisorUnavailable,
 )
@@ -67,12 +67,12 @@ class DurableCluster:
         supervisor.run(last_attempt + 1, last_attempt * STEPS + 1, (last_attempt + 1) * STEPS)
         order = self._order(job_id)
         if order.exists():
-            supervisor.stop(Stopping(StopKind(order.read_text()), "asked for", 0.0))
+            supervisor.stop(StopOrder(StopKind(order.read_text()), "asked for", 0.0))
         elif name != "endless" or last_attempt:
             supervisor.end()
         return supervisor.report(cursors)
 
-    async def stop(self, job_id: str, order: Stopping) -> None:
+    async def stop(self, job_id: str, order: StopOrder) -> None:
         self._present(job_id)
         fresh = self._folder / f"{uuid4()}.new"
         fresh.write_text(order.kind.value)

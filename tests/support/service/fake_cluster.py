@@ -15,7 +15,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     NodeCapacity,
     Phase,
     StopKind,
-    Stopping,
+    StopOrder,
     SupervisorEvent,
     SupervisorReport,
     SupervisorUnavailable,
@@ -75,7 +75,7 @@ class FakeSupervisor:
     digests: dict[int, str] = field(default_factory=dict)
     logs: list[LogLine] = field(default_factory=list)
     beats: list[Beat] = field(default_factory=list)
-    orders: list[Stopping] = field(default_factory=list)
+    orders: list[StopOrder] = field(default_factory=list)
     wanted_faults: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     avoided: list[dict[str, Avoided]] = field(default_factory=list)
     obeys: bool = True
@@ -133,7 +133,7 @@ class FakeSupervisor:
         said = {"message": "", "traceback": None, "step": self.step, **data}
         self.say(EventKind.ENDED, outcome=outcome, code=code, **said)
 
-    def stop(self, order: Stopping) -> None:
+    def stop(self, order: StopOrder) -> None:
         outcome = {StopKind.CANCEL: "CANCELLED", StopKind.PAUSE: "PAUSED"}[order.kind]
         self.end(outcome, outcome.lower(), message=order.reason)
 
@@ -190,7 +190,7 @@ class FakeCluster:
             raise RuntimeError("a report that nobody foresaw")
         return self._supervisor(job_id).report(cursors)
 
-    async def stop(self, job_id: str, order: Stopping) -> None:
+    async def stop(self, job_id: str, order: StopOrder) -> None:
         self._reach()
         supervisor = self._supervisor(job_id)
         supervisor.orders.append(order)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor
 
-from holdfast_service.crash_points import Crossing
+from holdfast_service.crash_points import CrashHook
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.services.jobs import JobService
@@ -26,9 +26,9 @@ JOB = {
 
 @asynccontextmanager
 async def reconciling(
-    store: Store, cluster: FakeCluster, settings: Settings, crossing: Crossing | None = None
+    store: Store, cluster: FakeCluster, settings: Settings, crash_hook: CrashHook | None = None
 ) -> AsyncIterator[Reconciler]:
-    reconciler = Reconciler(store, cluster, settings, crossing=crossing)
+    reconciler = Reconciler(store, cluster, settings, crash_hook=crash_hook)
     stop = asyncio.Event()
     task = asyncio.create_task(reconciler.run(stop))
     try:

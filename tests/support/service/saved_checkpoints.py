@@ -12,7 +12,8 @@ from tests.support.waiting import eventually
 from holdfast import Client
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_workers.checkpoint.manifest import Manifest
-from holdfast_workers.checkpoint.storage import Storage, open_storage
+from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.checkpoint.storage import Storage
 
 MESH = {"dp_shard": 2, "tp": 2}
 

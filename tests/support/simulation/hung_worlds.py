@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from holdfast_service.diagnosis.collective_waits import WORLD, all_groups
 from holdfast_service.diagnosis.hang_culprit import Look
-from holdfast_service.placement.replica_placement import Group
+from holdfast_service.placement.replica_placement import AxisGroup
 from holdfast_workers.protocol.messages import Beat, GroupBeat, Inspection
 
-WAYS = ("stopped", "loop", "gil", "read", "device", "unseen", "left out")
+HANG_KINDS = ("stopped", "loop", "gil", "read", "device", "unseen", "left out")
 LIMIT_S = 1.0
 
 
@@ -46,11 +46,11 @@ class Rank:
 
 @dataclass
 class HungWorld:
-    """`culprit` hangs in the way `way` before its operation number `place`."""
+    """`culprit` hangs in the way `hang_kind` before its operation number `place`."""
 
     mesh: dict[str, int]
     culprit: int
-    way: str
+    hang_kind: str
     look: Look
 
 
@@ -71,14 +71,16 @@ def draw(seed: int) -> HungWorld:
     for size in mesh.values():
         world_size *= size
     steps = _program(chance, mesh) * 3
-    culprit, way = chance.randrange(world_size), chance.choice(WAYS)
+    culprit, hang_kind = chance.randrange(world_size), chance.choice(HANG_KINDS)
     length = len(steps) // 3
     place = chance.randrange(length, 2 * length)
-    if way == "left out":
+    if hang_kind == "left out":
         whole = [i for i in range(length, 2 * length) if steps[i].begins and steps[i].ends]
         place = chance.choice(whole)
-    ranks = _run(chance, mesh, world_size, steps, culprit, place, way)
-    return HungWorld(mesh, culprit, way, _seen(chance, ranks, steps, length, culprit, way))
+    ranks = _run(chance, mesh, world_size, steps, culprit, place, hang_kind)
+    return HungWorld(
+        mesh, culprit, hang_kind, _seen(chance, ranks, steps, length, culprit, hang_kind)
+    )
 
 
 def _program(chance: random.Random, mesh: dict[str, int]) -> list[Op]:
@@ -114,7 +116,7 @@ def _run(
     ops: list[Op],
     culprit: int,
     place: int,
-    way: str,
+    hang_kind: str,
 ) -> list[Rank]:
     """Let all go on until nobody can."""
     ranks = [Rank(number) for number in range(world_size)]
@@ -125,7 +127,7 @@ def _run(
         for rank in chance.sample(ranks, len(ranks)):
             clock += 1
             hangs = rank.number == culprit and rank.at == place
-            if hangs and way == "left out":
+            if hangs and hang_kind == "left out":
                 rank.at += 1
             elif hangs or rank.at == len(ops):
                 continue
@@ -134,7 +136,9 @@ def _run(
     return ranks
 
 
-def _advance(rank: Rank, op: Op, ranks: list[Rank], members: dict[tuple[str, int], Group]) -> bool:
+def _advance(
+    rank: Rank, op: Op, ranks: list[Rank], members: dict[tuple[str, int], AxisGroup]
+) -> bool:
     """Whether the rank could do anything of its operation."""
     begun = False
     if op.begins and not rank.inside:
@@ -145,7 +149,7 @@ def _advance(rank: Rank, op: Op, ranks: list[Rank], members: dict[tuple[str, int
         rank.inside = True
         number = rank.left[op.axis] + 1
         group = members[op.axis, rank.number]
-        kinds = {ranks[one].kinds.get((op.axis, number)) for one in group.ranks}
+        kinds = {ranks[rank_number].kinds.get((op.axis, number)) for rank_number in group.ranks}
         if len(kinds) > 1:
             return begun
         rank.left[op.axis] = number
@@ -154,7 +158,12 @@ def _advance(rank: Rank, op: Op, ranks: list[Rank], members: dict[tuple[str, int
 
 
 def _seen(
-    chance: random.Random, ranks: list[Rank], ops: list[Op], length: int, culprit: int, way: str
+    chance: random.Random,
+    ranks: list[Rank],
+    ops: list[Op],
+    length: int,
+    culprit: int,
+    hang_kind: str,
 ) -> Look:
     seen: dict[int, Inspection] = {}
     silent: dict[int, str] = {}
@@ -176,18 +185,18 @@ def _seen(
                 for axis, count in rank.entered.items()
             ),
         )
-        one = Inspection(beat, "S", ("wait (gloo.cc:12)", "collective (distributed.py:99)"))
+        inspection = Inspection(beat, "S", ("wait (gloo.cc:12)", "collective (distributed.py:99)"))
         if rank.number == culprit:
-            if way == "unseen":
+            if hang_kind == "unseen":
                 silent[rank.number] = "agent n3 did not answer"
                 continue
-            one = _of_culprit(beat, way, one)
-        seen[rank.number] = one
+            inspection = _of_culprit(beat, hang_kind, inspection)
+        seen[rank.number] = inspection
     return Look(seen, silent)
 
 
-def _of_culprit(beat: Beat, way: str, waiting: Inspection) -> Inspection:
-    match way:
+def _of_culprit(beat: Beat, hang_kind: str, waiting: Inspection) -> Inspection:
+    match hang_kind:
         case "stopped":
             return Inspection(beat, "T", problem="the process is stopped")
         case "loop":

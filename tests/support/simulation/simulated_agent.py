@@ -41,14 +41,14 @@ class SimAgent:
     alive: bool = True
     reachable: bool = True
     ready: bool = False
-    rotten: bool = False
-    sticky: bool = False
-    unheard: bool = False
-    unready: bool = False
+    copies_unreadable: bool = False
+    loses_next_worker: bool = False
+    loses_signals: bool = False
+    never_ready: bool = False
     failure: dict[str, Any] | None = None
     life: int = 1
     node: int = 1
-    told: int = 0
+    known_attempt: int = 0
     signals: int = 0
     workers: dict[str, SimWorker] = field(default_factory=dict)
     memory: dict[tuple[Place, int], list[Held]] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class SimAgent:
             store_port=2000 + self.life,
             capacity=self.capacity,
             epoch=0,
-            attempt=self.told,
+            attempt=self.known_attempt,
             ready=self.ready,
             workers=tuple(
                 WorkerReport(w.name, w.pid, w.state, w.attempt, w.rank, w.step, w.failure)
@@ -118,7 +118,7 @@ class SimAgent:
 
     def fence(self, attempt: int, *, kill: bool) -> list[SimWorker]:
         """Park what is of an older attempt; with `kill`, one of them does not obey and dies."""
-        self.told = max(self.told, attempt)
+        self.known_attempt = max(self.known_attempt, attempt)
         killed: list[SimWorker] = []
         for worker in list(self.workers.values()):
             if worker.state is WorkerState.WARM or worker.attempt >= attempt:
@@ -133,15 +133,15 @@ class SimAgent:
         if worker is not None:
             worker.state, worker.attempt, worker.rank = WorkerState.JOINING, attempt, seat.rank
             worker.failure = None
-            self.partners[seat.rank] = tuple(one.agent for one in seat.partners)
+            self.partners[seat.rank] = tuple(partner.agent for partner in seat.partners)
         return worker
 
-    def wish_to_stop(self, attempt: int) -> None:
+    def request_stop(self, attempt: int) -> None:
         if any(worker.attempt == attempt for worker in self.workers.values()):
             self.to_finish.add(attempt)
 
     def set_partners(self, effect: SetPartners) -> None:
-        self.partners[effect.rank] = tuple(one.agent for one in effect.partners)
+        self.partners[effect.rank] = tuple(partner.agent for partner in effect.partners)
 
     def free(self, effect: FreeMemory) -> None:
         kept = {Place.OWN: effect.own, Place.REPLICA: effect.replicas}
@@ -152,15 +152,15 @@ class SimAgent:
     def may_save(self, effect: SaveShard) -> bool:
         """Whether it holds what it is asked to save, and does not save it already."""
         slots = self.memory.get((effect.place, effect.rank), [])
-        held = any((one.attempt, one.step) == (effect.attempt, effect.step) for one in slots)
+        held = any((held.attempt, held.step) == (effect.attempt, effect.step) for held in slots)
         shard = {"rank": effect.rank, "attempt": effect.attempt, "step": effect.step}
-        done = any(shard.items() <= one.items() for one in self.shards)
+        done = any(shard.items() <= saved.items() for saved in self.shards)
         return held and not done and (effect.rank, effect.attempt, effect.step) not in self.saving
 
     def newest(self, place: Place, rank: int, attempt: int) -> int:
         """The newest step of that attempt that it holds of the rank; -1 if none."""
         slots = self.memory.get((place, rank), [])
-        return max((one.step for one in slots if one.attempt == attempt), default=-1)
+        return max((held.step for held in slots if held.attempt == attempt), default=-1)
 
     def commit(self, rank: int, attempt: int, step: int) -> Held:
         held = Held(rank, step, attempt, self._mesh(), f"{rank}:{step}", 1, Place.OWN)
@@ -172,7 +172,7 @@ class SimAgent:
 
     def take_copy(self, source: Restore, rank: int, to: SimAgent) -> bool:
         """Bring the copy that `source` names into the own memory of `to`, if it is there."""
-        if self.rotten:
+        if self.copies_unreadable:
             return False
         for held in self.memory.get((source.place, rank), []):
             if (held.attempt, held.step) == (source.attempt, source.step):
@@ -194,13 +194,15 @@ class SimAgent:
     def start_again(self) -> None:
         self.life += 1
         self.health, self.findings = 0, ()
-        self.alive, self.told = True, 0
+        self.alive, self.known_attempt = True, 0
         self.partners.clear()
 
     def _keep(self, held: Held) -> None:
         """Two slots per rank and place: a new step takes that of the older one."""
         slots = self.memory.setdefault((held.place, held.rank), [])
-        slots[:] = [one for one in slots if (one.attempt, one.step) != (held.attempt, held.step)]
+        slots[:] = [
+            other for other in slots if (other.attempt, other.step) != (held.attempt, held.step)
+        ]
         slots.append(held)
         del slots[:-2]
 

@@ -12,9 +12,9 @@ from typing import Any
 from tests.support.simulation.simulated_agent import SimAgent
 from tests.support.simulation.simulated_stalls import SimulatedStalls
 
-from holdfast_service.policy.quarantine import Avoided, Standing, node_name
+from holdfast_service.policy.quarantine import Avoided, NodeStanding, node_name
 from holdfast_service.recovery.core import RecoveryCore
-from holdfast_service.recovery.core_state import inputs as given
+from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_workers.protocol.messages import ErrorKind, SignalKind
 
@@ -25,25 +25,25 @@ class SimulatedCluster(SimulatedStalls):
     # --- faults -------------------------------------------------------------------------------
 
     def kill_worker(
-        self, agent_name: str, index: int = 0, how: str = "SIGKILL", **told: str
+        self, agent_name: str, index: int = 0, ended_by: str = "SIGKILL", **extra: str
     ) -> None:
         """End one of the agent's workers, seated or warm, by a signal or with an exit code."""
         agent = self.agents[agent_name]
         names = sorted(agent.workers)
         if agent.alive and names:
             worker = agent.workers.pop(names[index % len(names)])
-            key, _, code = how.rpartition(" ")
-            detail: dict[str, Any] = {"exit_code": int(code)} if key else {"name": how}
-            self._exited(agent, worker, {**detail, **told})
-            self._upset(worker.attempt)
+            key, _, code = ended_by.rpartition(" ")
+            detail: dict[str, Any] = {"exit_code": int(code)} if key else {"name": ended_by}
+            self._exited(agent, worker, {**detail, **extra})
+            self._break_collectives(worker.attempt)
 
-    def kill_rank(self, rank: int, how: str = "SIGKILL", **told: str) -> None:
+    def kill_rank(self, rank: int, ended_by: str = "SIGKILL", **extra: str) -> None:
         """End the worker that has the rank now."""
         for agent in self.agents.values():
             for worker in list(agent.workers.values()):
                 if worker.rank == rank and worker.attempt == max(self.worlds, default=0):
                     index = sorted(agent.workers).index(worker.name)
-                    self.kill_worker(agent.name, index, how, **told)
+                    self.kill_worker(agent.name, index, ended_by, **extra)
                     return
 
     def kill_agent(
@@ -52,9 +52,9 @@ class SimulatedCluster(SimulatedStalls):
         back_after_s: float | None = 1.0,
         *,
         node: bool = False,
-        let_go: bool = False,
+        removed: bool = False,
     ) -> None:
-        """The agent's process and its workers die; its memory segments stay. With `let_go` it was
+        """The agent's process and its workers die; its memory segments stay. With `removed` it was
         not to live on, and nobody is told of its end but that it has no lease."""
         agent = self.agents[name]
         if not agent.alive:
@@ -62,14 +62,16 @@ class SimulatedCluster(SimulatedStalls):
         attempts = {worker.attempt for worker in agent.workers.values()}
         life = agent.incarnation
         agent.die()
-        lost = given.AgentLost(name, "its process died", incarnation=life)
-        ended = given.LeaseEnded(name, life, certain=True)
+        lost = inputs.AgentLost(name, "its process died", incarnation=life)
+        ended = inputs.LeaseEnded(name, life, certain=True)
         seen_after_s = self.random.uniform(0, 0.5)
-        self.at(seen_after_s, lambda: self.send(ended if let_go else lost))
-        word = given.NodeWord(name, node, f"the raylet {'does not answer' if node else 'answers'}")
+        self.at(seen_after_s, lambda: self.send(ended if removed else lost))
+        word = inputs.NodeStatus(
+            name, node, f"the raylet {'does not answer' if node else 'answers'}"
+        )
         self.at(seen_after_s + 0.05, lambda: self.send(word))
         for attempt in attempts:
-            self._upset(attempt)
+            self._break_collectives(attempt)
         if back_after_s is not None:
             self.at(back_after_s, lambda: self._restart(agent, life))
 
@@ -85,7 +87,7 @@ class SimulatedCluster(SimulatedStalls):
         """The cluster says that it takes the node away, and does; an empty one comes instead."""
         agent = self.agents[name]
         node = agent.report().node_id
-        self.send(given.NodesDraining({node: self.now + in_s}))
+        self.send(inputs.NodesDraining({node: self.now + in_s}))
 
         def go() -> None:
             if agent.alive:
@@ -95,12 +97,12 @@ class SimulatedCluster(SimulatedStalls):
 
         self.at(in_s, go)
 
-    def set_aside(self, name: str, for_s: float, standing: Standing) -> None:
+    def set_aside(self, name: str, for_s: float, standing: NodeStanding) -> None:
         """No new rank is to come to the node for a while; it is alone in that."""
         report = self.agents[name].report()
         named = node_name(report.node_id, report.host)
-        self.send(given.NodesAvoided({named: Avoided(standing, "for a while")}))
-        self.at(for_s, lambda: self.send(given.NodesAvoided({})))
+        self.send(inputs.NodesAvoided({named: Avoided(standing, "for a while")}))
+        self.at(for_s, lambda: self.send(inputs.NodesAvoided({})))
 
     def cut_off(self, name: str, for_s: float, noticed_after_s: float = 3.0) -> None:
         """A partition: the agent lives, but nobody hears it for a while."""
@@ -113,60 +115,70 @@ class SimulatedCluster(SimulatedStalls):
 
         def notice() -> None:
             if not agent.reachable and agent.incarnation == life:
-                silent = given.AgentLost(name, "does not answer", incarnation=life, certain=False)
+                silent = inputs.AgentLost(name, "does not answer", incarnation=life, certain=False)
                 self.feed(silent)
-                self._lease_ends(name, life, 0.0)
+                self._send_lease_end(name, life, 0.0)
 
         def heal() -> None:
             agent.reachable = True
-            for one in agent.unsent:
-                self.send(given.Signals((one,)))
+            for signal in agent.unsent:
+                self.send(inputs.Signals((signal,)))
             agent.unsent.clear()
-            self._introduce(agent)
+            self._announce_agent(agent)
 
         self.at(noticed_after_s, notice)
         self.at(for_s, heal)
-        self._hears_late(agent)
+        self._deliver_late(agent)
 
-    def _hears_late(self, agent: SimAgent) -> None:
+    def _deliver_late(self, agent: SimAgent) -> None:
         """What its peers brought to the agreement was under way when the link was cut, and gets
         through some time: the step that was agreed on is then applied, if it may be."""
         attempt = max(self.worlds, default=0)
-        mine = [one for _, host, one in self._members(attempt) if host is agent] if attempt else []
+        mine = (
+            [worker for _, host, worker in self._members(attempt) if host is agent]
+            if attempt
+            else []
+        )
 
         def hear() -> None:
-            there = [one for one in mine if one is not None and self._is_in(agent, one, attempt)]
+            there = [
+                worker
+                for worker in mine
+                if worker is not None and self._is_in(agent, worker, attempt)
+            ]
             if there and self._may_step(agent, attempt):
                 self.watchdog.committed(attempt, there[0].step + 1)
 
         for _ in range(4):
             self.at(self.random.uniform(0.0, 6.0), hear)
 
-    def forget_copies(self, name: str) -> None:
+    def make_copies_unreadable(self, name: str) -> None:
         """Every memory checkpoint of this agent rots: it is listed, but cannot be loaded."""
-        self.agents[name].rotten = True
+        self.agents[name].copies_unreadable = True
         self.at(6.0, lambda: setattr(self.agents[name], "rotten", False))
 
     def lose_signals(self, name: str, for_s: float) -> None:
         """What the agent says of itself is lost for a while; what it is asked, it answers."""
         agent = self.agents[name]
-        agent.unheard = True
+        agent.loses_signals = True
         self.at(for_s, lambda: setattr(agent, "unheard", False))
-        self._ask(agent)
+        self._poll(agent)
 
-    def _ask(self, agent: SimAgent) -> None:
+    def _poll(self, agent: SimAgent) -> None:
         """What a supervisor does every second with every agent."""
         if self.ended is not None:
             return
         if agent.alive and agent.reachable:
             report = agent.report()
-            seen = given.WorkersSeen(agent.name, report.incarnation, report.workers, report.shards)
+            seen = inputs.WorkersPolled(
+                agent.name, report.incarnation, report.workers, report.shards
+            )
             self.send(seen)
-        self.at(1.0, lambda: self._ask(agent))
+        self.at(1.0, lambda: self._poll(agent))
 
-    def stick(self, name: str) -> None:
+    def lose_next_worker(self, name: str) -> None:
         """The next worker of this agent that is to join never arrives."""
-        self.agents[name].sticky = True
+        self.agents[name].loses_next_worker = True
 
     def break_link(self, rank: int, for_s: float = 2.0) -> None:
         """The rank's replication fails for a while, though its partner lives."""
@@ -188,7 +200,7 @@ class SimulatedCluster(SimulatedStalls):
 
     def glitch(self) -> None:
         """Every rank's collective fails, and nobody has died."""
-        self._upset(max(self.worlds, default=0))
+        self._break_collectives(max(self.worlds, default=0))
 
     def restart_supervisor(self) -> None:
         """The core is lost; a new one starts from the journal and the agents' reports."""
@@ -202,15 +214,15 @@ class SimulatedCluster(SimulatedStalls):
         self.core = RecoveryCore(config, self.now, facts)
         self.watchdog.supervisor_restarted()
         for agent in self.agents.values():
-            self._lease_ends(agent.name, "", self.config.lapse_s)
-            self.at(self.random.uniform(0.0, 0.3), lambda one=agent: self._introduce(one))
+            self._send_lease_end(agent.name, "", self.config.lapse_s)
+            self.at(self.random.uniform(0.0, 0.3), lambda peer=agent: self._announce_agent(peer))
 
     def _restart(self, agent: SimAgent, life: str) -> None:
         if not agent.alive and agent.incarnation == life:
             agent.start_again()
             self._boot(agent)
 
-    def _upset(self, attempt: int) -> None:
+    def _break_collectives(self, attempt: int) -> None:
         """The survivors' collectives break."""
         for _, agent, worker in self._members(attempt) if attempt in self.worlds else ():
             if worker is not None and self._is_in(agent, worker, attempt):

@@ -23,18 +23,18 @@ def cluster(standbys: int = 1, **changes: Any) -> SimulatedCluster:
     return SimulatedCluster(RecoveryConfig(**fields))
 
 
-def running(of: SimulatedCluster, step: int = 10) -> SimulatedCluster:
-    of.run_until(lambda: of.core.stage is Stage.RUNNING and of.core.committed >= step)
-    return of
+def running(job: SimulatedCluster, step: int = 10) -> SimulatedCluster:
+    job.run_until(lambda: job.core.stage is Stage.RUNNING and job.core.committed >= step)
+    return job
 
 
-def closed(of: SimulatedCluster) -> list[dict[str, Any]]:
-    return of.told(EventKind.INCIDENT_CLOSED)
+def closed(job: SimulatedCluster) -> list[dict[str, Any]]:
+    return job.emitted(EventKind.INCIDENT_CLOSED)
 
 
-def forming(of: SimulatedCluster) -> list[dict[str, Any]]:
-    return of.told(EventKind.ATTEMPT_FORMING)
+def forming(job: SimulatedCluster) -> list[dict[str, Any]]:
+    return job.emitted(EventKind.ATTEMPT_FORMING)
 
 
 def members(event: dict[str, Any]) -> dict[int, tuple[str, str | None]]:
-    return {one["rank"]: (one["agent"], one["worker"]) for one in event["members"]}
+    return {member["rank"]: (member["agent"], member["worker"]) for member in event["members"]}

@@ -16,7 +16,7 @@ from holdfast_service.job_model.supervisor_protocol import SupervisorEvent
 from holdfast_service.placement.restore_points import RemoteCheckpoint
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import effects as fx
-from holdfast_service.recovery.core_state import inputs as given
+from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_workers.protocol.messages import FormOrder, Signal, SignalKind
 
@@ -102,13 +102,13 @@ class SimulatedNetwork:
         upcoming = self._queue[0][0] if self._queue else None
         if deadline is not None and (upcoming is None or deadline <= upcoming):
             self.now = max(self.now, deadline)
-            self.feed(given.Tick())
+            self.feed(inputs.Tick())
             return
         assert upcoming is not None, f"nothing will ever happen again; {self.core.stage}"
         self.now, _, act = heapq.heappop(self._queue)
         act()
 
-    def feed(self, value: given.Input) -> None:
+    def feed(self, value: inputs.Input) -> None:
         """Hand one input to the core now, and carry out what it asks for."""
         if self.ended is not None:
             assert self.core.handle(value, self.now) == (), "effects after the end"
@@ -119,12 +119,12 @@ class SimulatedNetwork:
         for effect in effects:
             self._carry_out(effect)
 
-    def send(self, value: given.Input, slowest_s: float = 0.02) -> None:
+    def send(self, value: inputs.Input, slowest_s: float = 0.02) -> None:
         """Hand it in after a network's delay; with chaos, late or twice."""
         supervisor = self.supervisor
 
         def deliver() -> None:
-            if supervisor == self.supervisor or isinstance(value, given.Signals):
+            if supervisor == self.supervisor or isinstance(value, inputs.Signals):
                 self.feed(value)
 
         self.at(self.random.uniform(0, slowest_s), deliver)
@@ -133,7 +133,7 @@ class SimulatedNetwork:
 
     def signal(self, agent: SimAgent, kind: SignalKind, attempt: int, **fields: Any) -> None:
         agent.signals += 1
-        one = Signal(
+        signal = Signal(
             kind=kind,
             agent=agent.name,
             incarnation=agent.incarnation,
@@ -142,13 +142,13 @@ class SimulatedNetwork:
             attempt=attempt,
             **fields,
         )
-        if agent.unheard:
+        if agent.loses_signals:
             return
         if agent.reachable:
             slow = 1.5 if self.random.random() < self.chaos else 0.02
-            self.send(given.Signals((one,)), slow)
+            self.send(inputs.Signals((signal,)), slow)
         else:
-            agent.unsent.append(one)
+            agent.unsent.append(signal)
 
     def _grant_leases(self) -> None:
         """To everybody who is heard at this moment, for the attempt that was announced last."""
@@ -166,20 +166,20 @@ class SimulatedNetwork:
         if agent.alive and agent.reachable and self.now <= agent.granted.get(attempt, -1.0):
             agent.granted[attempt] = self.now + self.config.lease_s
 
-    def _introduce(self, agent: SimAgent) -> None:
+    def _announce_agent(self, agent: SimAgent) -> None:
         """A supervisor meets the agent, if it can: from now on its silence counts."""
         if agent.alive and agent.reachable:
             for attempt, until in agent.granted.items():
                 agent.granted[attempt] = min(until, self.now + STEPPING_S)
-            self.send(given.AgentUp(agent.report()))
+            self.send(inputs.AgentUp(agent.report()))
 
-    def _lease_ends(self, name: str, life: str, in_s: float | None) -> None:
+    def _send_lease_end(self, name: str, life: str, in_s: float | None) -> None:
         """As the supervisor's watch tells it."""
         supervisor = self.supervisor
 
         def tell() -> None:
             if supervisor == self.supervisor:
-                self.feed(given.LeaseEnded(name, life))
+                self.feed(inputs.LeaseEnded(name, life))
 
         if self.config.lapse_s is not None and in_s is not None:
             self.at(in_s, tell)

@@ -11,7 +11,7 @@ from tests.support.simulation.simulated_agent import SimAgent, SimWorker
 from tests.support.simulation.simulated_training import STEP_S, SimulatedTraining
 
 from holdfast_service.recovery.core_state import effects as fx
-from holdfast_service.recovery.core_state import inputs as given
+from holdfast_service.recovery.core_state import inputs
 from holdfast_workers.protocol.messages import Beat, GroupBeat, Inspection, SignalKind, WorkerState
 
 LIMIT_S = 1.0
@@ -23,11 +23,11 @@ class SimulatedStalls(SimulatedTraining):
     """Until then all ranks are in one long phase."""
     slow_limit_s = LIMIT_S
     """How long that phase may take."""
-    blind: frozenset[str] = frozenset()
+    uninspectable: frozenset[str] = frozenset()
     """Agents that do not tell what they see."""
     slow_nodes: Mapping[str, float] = MappingProxyType({})
     """Node → how many times as long as elsewhere a rank takes there."""
-    quiet = False
+    stalls_unreported = False
     """No agent says that a rank stalls."""
 
     def hang_rank(self, rank: int, process: str = "S") -> None:
@@ -36,7 +36,7 @@ class SimulatedStalls(SimulatedTraining):
         for at, agent, worker in self._members(attempt) if attempt else ():
             if at == rank and worker is not None and self._is_in(agent, worker, attempt):
                 worker.hangs = process
-                self._say_stalled(attempt, worker.step + 1, lambda hung=worker: bool(hung.hangs))
+                self._report_stalled(attempt, worker.step + 1, lambda hung=worker: bool(hung.hangs))
 
     def slow_down(self, for_s: float, limit_s: float = LIMIT_S) -> None:
         """All ranks evaluate, or wait for the loader, for so long."""
@@ -45,20 +45,26 @@ class SimulatedStalls(SimulatedTraining):
         if attempt and attempt in self.restored:
             steps = (worker.step for _, _, worker in self._members(attempt) if worker)
             step = max(steps, default=0)
-            self._say_stalled(attempt, step + 1, lambda: self.now < self.slow_until)
+            self._report_stalled(attempt, step + 1, lambda: self.now < self.slow_until)
 
-    def blind_for(self, agent: str, for_s: float) -> None:
+    def stop_inspections_for(self, agent: str, for_s: float) -> None:
         """The agent does not tell what it sees, for a while."""
-        self.blind |= {agent}
-        self.at(for_s, lambda: setattr(self, "blind", self.blind - {agent}))
+        self.uninspectable |= {agent}
+        self.at(for_s, lambda: setattr(self, "uninspectable", self.uninspectable - {agent}))
 
-    def _say_stalled(self, attempt: int, step: int, still: Callable[[], bool]) -> None:
+    def _report_stalled(self, attempt: int, step: int, still: Callable[[], bool]) -> None:
         """Once a rank is beyond its limit, its agent says so."""
 
         def say() -> None:
             for rank, agent, worker in self._members(attempt):
                 there = worker is not None and self._is_in(agent, worker, attempt)
-                if worker is None or not there or not still() or self.quiet or worker.step >= step:
+                if (
+                    worker is None
+                    or not there
+                    or not still()
+                    or self.stalls_unreported
+                    or worker.step >= step
+                ):
                     continue
                 detail = {"beat": {"rank": rank, "step": worker.step + 1}}
                 kind = SignalKind.RANK_STALLED
@@ -76,14 +82,14 @@ class SimulatedStalls(SimulatedTraining):
         before = len(self.committed)
         super()._step(attempt, step)
         if self.slow_nodes and len(self.committed) > before:
-            self._tell_times(attempt, step)
+            self._send_times(attempt, step)
 
-    def _tell_times(self, attempt: int, step: int) -> None:
+    def _send_times(self, attempt: int, step: int) -> None:
         """What each rank took, as the row of the step says."""
         hosts = [agent.report().node_id for _, agent, _ in self._members(attempt)]
         times = (STEP_S * self.slow_nodes.get(node, 1.0) for node in hosts)
         measured = replace(row(attempt, step), step_time_s=1.0, compute_s=tuple(times))
-        self.send(given.StepsMeasured((measured,)))
+        self.send(inputs.StepsMeasured((measured,)))
 
     def _carry_out(self, effect: fx.Effect) -> None:
         if isinstance(effect, fx.Inspect):
@@ -92,12 +98,12 @@ class SimulatedStalls(SimulatedTraining):
             super()._carry_out(effect)
 
     def _inspect(self, agent: SimAgent, effect: fx.Inspect) -> None:
-        if agent.name in self.blind:
+        if agent.name in self.uninspectable:
             return
-        mine = [one for one in agent.workers.values() if one.attempt == effect.attempt]
+        mine = [worker for worker in agent.workers.values() if worker.attempt == effect.attempt]
         seen = tuple(self._see(effect.attempt, worker) for worker in mine)
         self.send(
-            given.Inspected(agent.name, effect.attempt, effect.number, seen, agent.incarnation),
+            inputs.Inspected(agent.name, effect.attempt, effect.number, seen, agent.incarnation),
             0.2,
         )
 

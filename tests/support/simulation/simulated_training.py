@@ -18,15 +18,15 @@ from tests.support.simulation.simulated_network import MISSED_S, SimulatedNetwor
 from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, SupervisorEvent
 from holdfast_service.placement.restore_points import RemoteCheckpoint
 from holdfast_service.recovery.core_state import effects as fx
-from holdfast_service.recovery.core_state import inputs as given
+from holdfast_service.recovery.core_state import inputs
 from holdfast_workers.protocol.messages import (
     ErrorKind,
+    ErrorReport,
     FormOrder,
     Place,
     Seat,
     SignalKind,
     Tier,
-    WorkerError,
     WorkerState,
 )
 
@@ -43,7 +43,7 @@ class SimulatedTraining(SimulatedNetwork):
         back_after_s: float | None = 1.0,
         *,
         node: bool = False,
-        let_go: bool = False,
+        removed: bool = False,
     ) -> None:
         raise NotImplementedError
 
@@ -58,25 +58,25 @@ class SimulatedTraining(SimulatedNetwork):
             case fx.End():
                 self.ended = effect
             case fx.RemoveAgent():
-                self._command(effect, lambda agent: self.kill_agent(agent.name, let_go=True))
-                self._lease_ends(effect.agent, effect.incarnation, MISSED_S)
+                self._command(effect, lambda agent: self.kill_agent(agent.name, removed=True))
+                self._send_lease_end(effect.agent, effect.incarnation, MISSED_S)
             case fx.Fence():
                 self._command(effect, lambda agent: self._fence(agent, effect.attempt))
             case fx.Form():
                 self._command(effect, lambda agent: self._form(agent, effect.order))
             case fx.WarmUp() | fx.CheckNode():
-                self._command(effect, lambda agent: self._tend_standby(agent, effect))
+                self._command(effect, lambda agent: self._handle_standby_command(agent, effect))
             case fx.SetPartners():
                 self._command(effect, lambda agent: self._set_partners(agent, effect))
             case fx.FreeMemory():
                 self._command(effect, lambda agent: agent.free(effect))
             case fx.Finish():
-                self._command(effect, lambda agent: agent.wish_to_stop(effect.attempt))
+                self._command(effect, lambda agent: agent.request_stop(effect.attempt))
             case fx.SaveShard():
                 self.completions.append(effect)
                 self._command(effect, lambda agent: self._save_held(agent, effect))
             case fx.FinalizeCheckpoint() | fx.TidyRemoteTier():
-                self._command(effect, lambda agent: self._tend_remote_tier(agent, effect))
+                self._command(effect, lambda agent: self._handle_remote_command(agent, effect))
             case fx.SetIntervals() | fx.Stop():
                 pass  # what is saved here follows from `remote_every`
 
@@ -95,14 +95,14 @@ class SimulatedTraining(SimulatedNetwork):
             there = agent.alive and agent.reachable and agent.incarnation == life
             if name in agent.refused:
                 agent.refused.discard(name)
-                self.send(given.CommandFailed(agent.name, name, attempt, "timed out", life, step))
-            elif there and not (isinstance(effect, fx.Form) and attempt < agent.told):
+                self.send(inputs.CommandFailed(agent.name, name, attempt, "timed out", life, step))
+            elif there and not (isinstance(effect, fx.Form) and attempt < agent.known_attempt):
                 act(agent)
             elif name == "finalize_checkpoint" or (
                 agent.reachable and self.random.random() >= self.chaos
             ):
                 # Otherwise the failure itself stays unknown: a deadline of the core covers it.
-                failed = given.CommandFailed(agent.name, name, attempt, "gone", life, step)
+                failed = inputs.CommandFailed(agent.name, name, attempt, "gone", life, step)
                 self.send(failed, 0.5)
 
         self.at(self.random.uniform(0.001, 0.01), arrive)
@@ -111,23 +111,23 @@ class SimulatedTraining(SimulatedNetwork):
         killed = agent.fence(attempt, kill=self.random.random() < self.chaos)
         for worker in killed:
             self._exited(agent, worker, {"signal": "SIGKILL"})
-        self.send(given.Fenced(agent.name, attempt, agent.report()))
+        self.send(inputs.Fenced(agent.name, attempt, agent.report()))
 
-    def _tend_standby(self, agent: SimAgent, effect: fx.WarmUp | fx.CheckNode) -> None:
+    def _handle_standby_command(self, agent: SimAgent, effect: fx.WarmUp | fx.CheckNode) -> None:
         if isinstance(effect, fx.WarmUp):
             agent.warm_up()
         else:
             self.checks.append(agent.name)
-            self.send(given.NodeChecked(agent.report()), 1.0)
+            self.send(inputs.NodeChecked(agent.report()), 1.0)
 
     def _set_partners(self, agent: SimAgent, effect: fx.SetPartners) -> None:
         agent.set_partners(effect)
-        names = tuple(one.agent for one in effect.partners)
+        names = tuple(partner.agent for partner in effect.partners)
         life = agent.incarnation
-        self.send(given.PartnersSet(agent.name, effect.attempt, effect.rank, names, life))
+        self.send(inputs.PartnersSet(agent.name, effect.attempt, effect.rank, names, life))
 
     def _form(self, agent: SimAgent, order: FormOrder) -> None:
-        agent.told = max(agent.told, order.attempt)
+        agent.known_attempt = max(agent.known_attempt, order.attempt)
         self.orders[order.attempt] = order
         for seat in order.seats:
             worker = agent.seat(seat, order.attempt)
@@ -142,8 +142,8 @@ class SimulatedTraining(SimulatedNetwork):
                     detail=detail,
                 )
                 continue
-            if agent.sticky:
-                agent.sticky = False
+            if agent.loses_next_worker:
+                agent.loses_next_worker = False
                 continue
             delay = self.random.uniform(0.01, 0.1)
             self.at(delay, lambda w=worker, s=seat: self._arrive(agent, w, s, order))
@@ -215,7 +215,7 @@ class SimulatedTraining(SimulatedNetwork):
         if not all(self._may_step(agent, attempt) for _, agent, _ in self._members(attempt)):
             self.at(HOLD_S, lambda: self._step(attempt, step))
             return
-        poisoned = step == self.restored[attempt] + 1 and self._is_poisoned(attempt)
+        poisoned = step == self.restored[attempt] + 1 and self._restored_poisoned_state(attempt)
         if poisoned or step == self.not_finite_at:
             for _, agent, worker in self._members(attempt):
                 assert worker is not None
@@ -238,10 +238,10 @@ class SimulatedTraining(SimulatedNetwork):
             worker.step = step
             self.at(
                 self.random.uniform(0, STEP_S / 2),
-                lambda r=rank, a=agent, w=worker: self._remember(r, a, w, attempt, step),
+                lambda r=rank, a=agent, w=worker: self._keep_state(r, a, w, attempt, step),
             )
             if due:
-                self._leave_for_saver(rank, agent, attempt, step)
+                self._start_saver(rank, agent, attempt, step)
         rank, agent, worker = self._members(attempt)[0]
         assert worker is not None
         if step == self.restored[attempt] + 1:
@@ -255,20 +255,20 @@ class SimulatedTraining(SimulatedNetwork):
                     worker=worker.name if worker else None,
                     detail=detail,
                 )
-        self.send(given.StepCommitted(attempt, step, self._protected(attempt)))
+        self.send(inputs.StepCommitted(attempt, step, self._protected(attempt)))
         if last:
             self.at(STEP_S, lambda: self._done(attempt, step))
         else:
             self.at(STEP_S, lambda: self._step(attempt, step + 1))
 
-    def _is_poisoned(self, attempt: int) -> bool:
+    def _restored_poisoned_state(self, attempt: int) -> bool:
         """Whether some rank of the attempt took a state that gives no finite step."""
         return any(
-            (one.place if one.agent else one.tier, one.step) in self.poisoned
-            for one in (agent.restores[rank] for rank, agent, _ in self._members(attempt))
+            (restore.place if restore.agent else restore.tier, restore.step) in self.poisoned
+            for restore in (agent.restores[rank] for rank, agent, _ in self._members(attempt))
         )
 
-    def _remember(
+    def _keep_state(
         self, rank: int, agent: SimAgent, worker: SimWorker, attempt: int, step: int
     ) -> None:
         if not self._is_in(agent, worker, attempt):
@@ -290,19 +290,20 @@ class SimulatedTraining(SimulatedNetwork):
             partners = [self.agents[name] for name in agent.partners.get(rank, ())]
             newest.append(agent.newest(Place.OWN, rank, attempt))
             newest.extend(
-                one.newest(Place.REPLICA, rank, attempt) if one.alive else -1 for one in partners
+                partner.newest(Place.REPLICA, rank, attempt) if partner.alive else -1
+                for partner in partners
             )
         return min(newest)
 
-    def _leave_for_saver(self, rank: int, agent: SimAgent, attempt: int, step: int) -> None:
+    def _start_saver(self, rank: int, agent: SimAgent, attempt: int, step: int) -> None:
         agent.saving.add((rank, attempt, step))
-        self.at(0.3, lambda: self._shard(rank, agent, attempt, step))
+        self.at(0.3, lambda: self._finish_shard(rank, agent, attempt, step))
 
     def _save_held(self, agent: SimAgent, effect: fx.SaveShard) -> None:
         if agent.may_save(effect):
-            self._leave_for_saver(effect.rank, agent, effect.attempt, effect.step)
+            self._start_saver(effect.rank, agent, effect.attempt, effect.step)
 
-    def _shard(self, rank: int, agent: SimAgent, attempt: int, step: int) -> None:
+    def _finish_shard(self, rank: int, agent: SimAgent, attempt: int, step: int) -> None:
         """Its saver has ended; a save goes on when its attempt does not, unless its agent died."""
         if (rank, attempt, step) not in agent.saving:
             return
@@ -322,8 +323,8 @@ class SimulatedTraining(SimulatedNetwork):
         for rank, agent, worker in self._members(attempt):
             assert worker is not None
             worker.state = WorkerState.DONE
-            if attempt == agent.told and self.restored[attempt] == step:
-                self._leave_for_saver(rank, agent, attempt, step)
+            if attempt == agent.known_attempt and self.restored[attempt] == step:
+                self._start_saver(rank, agent, attempt, step)
             detail = {"step": step}
             self.signal(
                 agent,
@@ -341,15 +342,15 @@ class SimulatedTraining(SimulatedNetwork):
             uri = f"mem://{effect.step}.{effect.attempt}"
             self.remotes[uri] = RemoteCheckpoint(effect.step, effect.attempt, uri)
             agent.shards = [
-                one
-                for one in agent.shards
-                if (one["step"], one["attempt"]) != (effect.step, effect.attempt)
+                shard
+                for shard in agent.shards
+                if (shard["step"], shard["attempt"]) != (effect.step, effect.attempt)
             ]
-            self.send(given.CheckpointFinalized(effect.step, effect.attempt, uri, 1), 0.1)
+            self.send(inputs.CheckpointFinalized(effect.step, effect.attempt, uri, 1), 0.1)
 
         self.at(0.2, finish)
 
-    def _tend_remote_tier(
+    def _handle_remote_command(
         self, agent: SimAgent, effect: fx.FinalizeCheckpoint | fx.TidyRemoteTier
     ) -> None:
         if isinstance(effect, fx.FinalizeCheckpoint):
@@ -359,7 +360,7 @@ class SimulatedTraining(SimulatedNetwork):
 
     def _tidy(self, agent: SimAgent, effect: fx.TidyRemoteTier) -> None:
         detail = {"step": effect.step, "deleted": {}, "message": ""}
-        self.signal(agent, SignalKind.TIDIED, effect.attempt, detail=detail)
+        self.signal(agent, SignalKind.RETENTION_DONE, effect.attempt, detail=detail)
 
     # --- what becomes of processes --------------------------------------------------------------
 
@@ -367,19 +368,19 @@ class SimulatedTraining(SimulatedNetwork):
         life = agent.incarnation
 
         def ready() -> None:
-            if agent.alive and agent.incarnation == life and not agent.unready:
+            if agent.alive and agent.incarnation == life and not agent.never_ready:
                 agent.become_ready()
                 if agent.reachable:
-                    self.send(given.AgentUp(agent.report()))
+                    self.send(inputs.AgentUp(agent.report()))
 
         if agent.reachable:
-            self.send(given.AgentUp(agent.report()))
+            self.send(inputs.AgentUp(agent.report()))
         self.at(self.random.uniform(0.2, 1.0), ready)
 
     def _list_remotes(self) -> None:
         if self.ended is None:
             if self.core.phase is Phase.FINISHING:
-                self.feed(given.RemoteCheckpoints(tuple(self.remotes.values())))
+                self.feed(inputs.RemoteCheckpoints(tuple(self.remotes.values())))
             self.at(5.0, self._list_remotes)
 
     def _exited(self, agent: SimAgent, worker: SimWorker, detail: dict[str, Any]) -> None:
@@ -400,13 +401,13 @@ class SimulatedTraining(SimulatedNetwork):
         kind: ErrorKind,
         message: str,
         type_: str = "RuntimeError",
-        **told: Any,
+        **extra: Any,
     ) -> None:
         if worker.state is WorkerState.DONE:
             return
         worker.state = WorkerState.PARKED
-        error = WorkerError(kind, type_, message, "Traceback: ...", worker.step)
-        worker.failure = {"error": asdict(error), "step": worker.step, **told}
+        error = ErrorReport(kind, type_, message, "Traceback: ...", worker.step)
+        worker.failure = {"error": asdict(error), "step": worker.step, **extra}
         self.signal(
             agent,
             SignalKind.WORKER_FAILED,
@@ -416,6 +417,6 @@ class SimulatedTraining(SimulatedNetwork):
             detail=worker.failure,
         )
 
-    def told(self, kind: EventKind) -> list[dict[str, Any]]:
+    def emitted(self, kind: EventKind) -> list[dict[str, Any]]:
         """The data of every event of that kind, in order."""
         return [event.data for event in self.events if event.kind is kind]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import effects as fx
-from holdfast_service.recovery.core_state import inputs as given
+from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.recovery.core_state.state import Stage
 from holdfast_workers.protocol.messages import Place, SignalKind, Tier
@@ -21,7 +21,7 @@ class Watchdog:
         self._config = config
         self._attempt = 0
         self._formed: set[int] = set()
-        self._buried: set[str] = set()
+        self._dead: set[str] = set()
         self._capacity: dict[tuple[int, str, str], int] = {}
         self._workers: dict[tuple[int, str, str], set[str]] = {}
         self._offered: dict[tuple[int, str], set[tuple[int, Place, int, int]]] = {}
@@ -39,8 +39,8 @@ class Watchdog:
         assert not self._ended or step <= self._config.steps
         self._stepping = attempt
 
-    def check(self, core: RecoveryCore, value: given.Input, effects: Sequence[fx.Effect]) -> None:
-        self._learn(value)
+    def check(self, core: RecoveryCore, value: inputs.Input, effects: Sequence[fx.Effect]) -> None:
+        self._record_input(value)
         forms: dict[str, fx.Form] = {}
         for effect in effects:
             assert not self._ended, f"{effect} after the end"
@@ -63,19 +63,19 @@ class Watchdog:
         self._check_end(core, effects)
         self._check_deadline(core)
 
-    def _learn(self, value: given.Input) -> None:
-        if isinstance(value, given.Fenced):
+    def _record_input(self, value: inputs.Input) -> None:
+        if isinstance(value, inputs.Fenced):
             report = value.report
             key = (value.attempt, value.agent, report.incarnation)
             self._capacity[key] = report.capacity
-            self._workers.setdefault(key, set()).update(one.worker for one in report.workers)
+            self._workers.setdefault(key, set()).update(worker.worker for worker in report.workers)
             self._offered.setdefault((value.attempt, value.agent), set()).update(
                 (h.rank, h.place, h.attempt, h.step) for h in report.held
             )
-        elif isinstance(value, given.Signals):
-            for one in value.signals:
-                if one.kind is SignalKind.WORKER_EXITED and one.worker is not None:
-                    self._buried.add(one.worker)
+        elif isinstance(value, inputs.Signals):
+            for signal in value.signals:
+                if signal.kind is SignalKind.WORKER_EXITED and signal.worker is not None:
+                    self._dead.add(signal.worker)
 
     def _check_world(self, forms: Sequence[fx.Form]) -> None:
         attempts = {form.order.attempt for form in forms}
@@ -97,30 +97,30 @@ class Watchdog:
             alive = self._workers[key]
             for seat in form.order.seats:
                 if seat.worker is not None:
-                    assert seat.worker not in self._buried, f"{seat.worker} is dead"
+                    assert seat.worker not in self._dead, f"{seat.worker} is dead"
                     assert seat.worker in alive, f"{seat.worker} is not on {form.agent}"
-                partners = [one.agent for one in seat.partners]
+                partners = [partner.agent for partner in seat.partners]
                 assert form.agent not in partners, "never the own agent"
                 assert len(set(partners)) == len(partners) <= self._config.memory_copies
         self._check_restores(attempt, [(agent, seat.rank, seat.restore) for agent, seat in seats])
 
     def _check_restores(self, attempt: int, restores: list[tuple[str, int, object]]) -> None:
-        steps = {(one.step, one.attempt) for _, _, one in restores}  # type: ignore[attr-defined]
+        steps = {(restore.step, restore.attempt) for _, _, restore in restores}  # type: ignore[attr-defined]
         assert len(steps) == 1, "all ranks take the same step of the same attempt"
-        for agent, rank, one in restores:
-            tier = one.tier  # type: ignore[attr-defined]
+        for agent, rank, restore in restores:
+            tier = restore.tier  # type: ignore[attr-defined]
             if tier not in (Tier.OWN_RAM, Tier.PARTNER_RAM):
                 continue
-            holder = one.agent  # type: ignore[attr-defined]
+            holder = restore.agent  # type: ignore[attr-defined]
             assert (holder == agent) == (tier is Tier.OWN_RAM)
             held = self._offered[attempt, holder]
-            wanted = (rank, one.place, one.attempt, one.step)  # type: ignore[attr-defined]
+            wanted = (rank, restore.place, restore.attempt, restore.step)  # type: ignore[attr-defined]
             assert wanted in held, f"{holder} does not hold {wanted}"
 
     def _check_end(self, core: RecoveryCore, effects: Sequence[fx.Effect]) -> None:
         ends = [index for index, effect in enumerate(effects) if isinstance(effect, fx.End)]
-        told = [e for e in effects if isinstance(e, fx.Emit) and e.kind is EventKind.ENDED]
-        assert len(ends) == len(told) <= 1
+        ended_events = [e for e in effects if isinstance(e, fx.Emit) and e.kind is EventKind.ENDED]
+        assert len(ends) == len(ended_events) <= 1
         if ends:
             assert ends[0] == len(effects) - 1, "the end is the last effect"
             assert core.stage is Stage.ENDED

@@ -15,7 +15,7 @@ from uuid_utils import uuid7
 from holdfast_service.job_model.job_spec import parse
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import Job
+from holdfast_service.store.models import JobRecord
 
 NEVER = 1e12
 WORDS = ("llama", "mixtral", "qwen", "pythia", "olmo", "t5", "vit", "whisper")
@@ -44,7 +44,7 @@ async def add_crowd(
         await store.close()
 
 
-def _job(rng: random.Random, place: int, spec: dict[str, Any]) -> Job:
+def _job(rng: random.Random, place: int, spec: dict[str, Any]) -> JobRecord:
     state = rng.choice(STATES)
     owner = rng.choice(PEOPLE)
     steps = rng.choice((2_000, 10_000, 40_000, 120_000))
@@ -55,7 +55,7 @@ def _job(rng: random.Random, place: int, spec: dict[str, Any]) -> Job:
         step = 0
     moving = begun and step > 0
     incidents = rng.choice((0, 0, 0, 1, 2, 5)) if moving else 0
-    return Job(
+    return JobRecord(
         id=str(uuid7()),
         name=f"{rng.choice(WORDS)}-{rng.choice(TASKS)}-{place:04}",
         spec={**spec, "labels": {"owner": owner}},

@@ -12,8 +12,8 @@ from tests.support.web.crowd import add_crowd
 
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import AttemptMember, Job, Node, NodeTrouble
-from holdfast_workers.health.findings import Finding, Level
+from holdfast_service.store.models import AttemptMember, JobRecord, NodeRow, NodeTrouble
+from holdfast_workers.health.findings import HealthFinding, Level
 
 ON_GPUS: dict[str, Any] = {
     **SPEC,
@@ -25,11 +25,11 @@ ON_GPUS: dict[str, Any] = {
 
 MACHINES = 21
 GPUS = 8
-XID = Finding(
+XID = HealthFinding(
     "accelerator", "xid", Level.SUSPECT, "XID 63: a row of memory is to be remapped", "gpu3", 63
 )
-HOT = Finding("accelerator", "throttling", Level.NOTE, "gpu5 runs at 81% of its clock: hot", "gpu5")
-FULL = Finding("host", "disk", Level.SUSPECT, "/var/lib has 2.1 GB left", "/var/lib")
+HOT = HealthFinding("accelerator", "throttling", Level.NOTE, "gpu5 runs at 81% of its clock: hot", "gpu5")
+FULL = HealthFinding("host", "disk", Level.SUSPECT, "/var/lib has 2.1 GB left", "/var/lib")
 
 
 def host(number: int) -> str:
@@ -49,8 +49,8 @@ async def add_fleet(server: LiveServer) -> None:
     try:
         async with store.write() as session:
             session.add_all(_node(number) for number in range(MACHINES))
-            held = Job.state.in_(("RUNNING", "RECOVERING", "STARTING"))
-            jobs = list(await session.scalars(select(Job).where(held)))
+            held = JobRecord.state.in_(("RUNNING", "RECOVERING", "STARTING"))
+            jobs = list(await session.scalars(select(JobRecord).where(held)))
             free = [number for number in range(MACHINES - 1) if number not in (4, 9, 16)]
             rng.shuffle(free)
             for job in jobs:
@@ -60,7 +60,7 @@ async def add_fleet(server: LiveServer) -> None:
         await store.close()
 
 
-def _node(number: int) -> Node:
+def _node(number: int) -> NodeRow:
     now = time.time()
     row: dict[str, Any] = {
         "state": "ready",
@@ -76,7 +76,7 @@ def _node(number: int) -> Node:
         row |= {"state": "quarantined", "reason": reason, "since": now - 900, "strikes": 1}
         row["until"] = now + 2700
     findings = {2: [XID], 7: [HOT], 11: [FULL, HOT]}.get(number, [])
-    return Node(
+    return NodeRow(
         id=host(number),
         host=host(number),
         cpus=96.0,
@@ -89,7 +89,7 @@ def _node(number: int) -> Node:
     )
 
 
-def _members(job: Job, machines: list[int]) -> list[AttemptMember]:
+def _members(job: JobRecord, machines: list[int]) -> list[AttemptMember]:
     return [
         AttemptMember(
             job_id=job.id,
@@ -106,7 +106,7 @@ def _members(job: Job, machines: list[int]) -> list[AttemptMember]:
     ]
 
 
-def _troubles(jobs: list[Job], rng: random.Random) -> list[NodeTrouble]:
+def _troubles(jobs: list[JobRecord], rng: random.Random) -> list[NodeTrouble]:
     now = time.time()
     return [
         NodeTrouble(

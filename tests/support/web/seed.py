@@ -40,8 +40,8 @@ from holdfast_service.policy.quarantine import QuarantineRules
 from holdfast_service.settings import Settings
 from holdfast_service.store import series
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import Job
-from holdfast_service.store.projection import absorb
+from holdfast_service.store.models import JobRecord
+from holdfast_service.store.projection import store_report
 from holdfast_service.store.transaction import JobTransaction, job_transaction
 from holdfast_workers.protocol.messages import Beat, StepRow
 
@@ -100,7 +100,7 @@ async def more_steps(store: Store, seeded: Seeded, count: int) -> None:
                 for row in rows
             ),
         )
-        await absorb(tx, report, QuarantineRules(), hold_end=False)
+        await store_report(tx, report, QuarantineRules(), hold_end=False)
 
 
 async def open_incident(store: Store, seeded: Seeded) -> None:
@@ -147,7 +147,7 @@ async def _submitted(store: Store, size: Size, name: str, at: float) -> str:
         None,
         check_paths=False,
     )
-    job = Job(
+    job = JobRecord(
         id=str(uuid_utils.uuid7()),
         name=spec.name,
         spec=spec.model_dump(mode="json"),
@@ -222,7 +222,7 @@ async def _now(store: Store, job: str, leg: Leg, newest: StepRow, size: Size) ->
             rows=(final,),
             beats=beats,
         )
-        await absorb(tx, report, QuarantineRules(), hold_end=False)
+        await store_report(tx, report, QuarantineRules(), hold_end=False)
 
 
 async def _main(folder: Path) -> None:

@@ -17,7 +17,7 @@ from holdfast_service.job_model.supervisor_protocol import (
 from holdfast_service.policy.quarantine import QuarantineRules
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import AttemptMember
-from holdfast_service.store.projection import absorb
+from holdfast_service.store.projection import store_report
 from holdfast_service.store.transaction import JobTransaction, job_transaction
 
 Told = tuple[float, EventKind | str, dict[str, Any]]
@@ -149,7 +149,7 @@ async def store_events(store: Store, job: str, told: list[Told]) -> None:
                     continue
                 seq = tx.job.cursor_event + 1
                 event = SupervisorEvent(seq=seq, at=at, kind=kind, data=data)
-                await absorb(tx, _report(tx, event), QuarantineRules(), hold_end=False)
+                await store_report(tx, _report(tx, event), QuarantineRules(), hold_end=False)
 
 
 def _report(tx: JobTransaction, event: SupervisorEvent) -> SupervisorReport:

@@ -1,4 +1,4 @@
-"""Workers forked from a process that has built for their rank, on a real zygote."""
+"""Workers forked from a process that has built the model of their rank, with a real zygote."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from tests.support.nodes.agent_config import agent_config
 from tests.support.nodes.supervised import small_training
 from tests.support.waiting import eventually
 
-from holdfast_workers.agent.fork_templates import Place, Templates
+from holdfast_workers.agent.fork_templates import ForkTemplates, TemplatePlace
 from holdfast_workers.ipc import linux_processes
-from holdfast_workers.ipc.children import Brood, Child
+from holdfast_workers.ipc.children import Child, ChildProcesses
 from holdfast_workers.ipc.io_loop import NodeIO
 from holdfast_workers.progress import beacon
 
 pytestmark = pytest.mark.chaos
 MESH = {"dp_shard": 2, "tp": 2}
-PLACE = Place.of({"mesh": MESH, "rank": 1})
+PLACE = TemplatePlace.of({"mesh": MESH, "rank": 1})
 WAIT_S = 30.0
 
 
 class Node:
-    """A zygote, its templates, and the thread that sees them end."""
+    """A zygote, its templates, and the I/O thread that reports their ends."""
 
     def __init__(self, root: Path, **training: Any) -> None:
         spec = small_training(**training).model_dump(mode="json")
         config = agent_config(root, training=spec, mesh=MESH)
         self.root = root
-        self.brood = Brood(config.of_zygote, WAIT_S, WAIT_S)
-        self.templates = Templates(self.brood, "n0.life", WAIT_S, WAIT_S)
+        self.child_processes = ChildProcesses(config.zygote_config, WAIT_S, WAIT_S)
+        self.templates = ForkTemplates(self.child_processes, "n0.life", WAIT_S, WAIT_S)
         self.gone: list[Child] = []
-        self.said: dict[str, threading.Event] = {}
+        self.first_message: dict[str, threading.Event] = {}
         self.io = NodeIO(self)
         self.templates.attach(self.io)
 
     def start(self) -> None:
         linux_processes.become_subreaper()
         self.io.start()
-        self.brood.start()
+        self.child_processes.start()
 
     def stop(self) -> None:
         self.templates.stop(WAIT_S)
@@ -52,29 +52,29 @@ class Node:
             child.kill()
         eventually(lambda: not names(), WAIT_S, "all forks to be gone")
         self.io.stop()
-        self.brood.stop()
+        self.child_processes.stop()
 
     def worker(self, name: str) -> Child:
-        """One forked for the place, once it has said that it is there."""
+        """Fork a worker for the place, and wait for its first message."""
         path = beacon.path_of(self.root, name)
         beacon.create(path)
-        self.said[name] = threading.Event()
+        self.first_message[name] = threading.Event()
         request = {"env": {}, "beacon": str(path), "expected": PLACE.expected()}
         child = self.templates.fork(name, request)
         self.io.watch(child)
-        assert self.said[name].wait(WAIT_S)
+        assert self.first_message[name].wait(WAIT_S)
         return child
 
-    def worker_said(self, name: str, message: dict[str, Any]) -> None:
-        self.said[name].set()
+    def on_worker_message(self, name: str, message: dict[str, Any]) -> None:
+        self.first_message[name].set()
 
-    def child_said(self, child: Child, message: dict[str, Any]) -> None: ...
-    def child_logged(self, child: Child, text: str) -> None: ...
-    def zygote_exited(self) -> None: ...
+    def on_child_message(self, child: Child, message: dict[str, Any]) -> None: ...
+    def on_child_log(self, child: Child, text: str) -> None: ...
+    def on_zygote_exit(self) -> None: ...
 
-    def child_exited(self, child: Child, detail: dict[str, int | str]) -> None:
+    def on_child_exit(self, child: Child, detail: dict[str, int | str]) -> None:
         if child.kind == "template":
-            self.templates.exited(child)
+            self.templates.on_exit(child)
         self.gone.append(child)
 
 
@@ -87,7 +87,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def forked(name: str) -> list[psutil.Process]:
-    """Living children of that name; one may end while they are looked at."""
+    """Living children of that name. A child may end while they are listed."""
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -97,11 +97,13 @@ def forked(name: str) -> list[psutil.Process]:
 
 
 def names() -> list[str]:
-    """Of the processes that were forked, not of the zygote."""
+    """The names of the forked processes, without the zygote."""
     return [name for name in ("hf-template", "hf-worker") for _ in forked(name)]
 
 
-def test_a_worker_comes_from_its_template_which_may_die(node: Node) -> None:
+def test_a_worker_is_forked_from_its_template_and_from_the_zygote_after_the_template_dies(
+    node: Node,
+) -> None:
     node.templates.ensure([PLACE])
     node.templates.ensure([PLACE])
     assert names() == ["hf-template"]
@@ -110,7 +112,7 @@ def test_a_worker_comes_from_its_template_which_may_die(node: Node) -> None:
     assert os.getsid(first.pid) == first.pid
     assert psutil.Process(first.pid).ppid() == os.getpid()
     template.kill()
-    eventually(lambda: bool(node.gone), WAIT_S, "the template's end to be seen")
+    eventually(lambda: bool(node.gone), WAIT_S, "the template's end to be reported")
     assert psutil.Process(first.pid).is_running()
     node.worker("w2")
     assert names() == ["hf-worker", "hf-worker"]
@@ -118,18 +120,18 @@ def test_a_worker_comes_from_its_template_which_may_die(node: Node) -> None:
     assert names() == ["hf-template", "hf-worker", "hf-worker"]
 
 
-def test_a_template_that_stops_answering_is_passed_over(node: Node) -> None:
-    node.templates = Templates(node.brood, "n0.life", WAIT_S, 0.5)
+def test_a_template_that_stops_answering_is_killed_and_not_used(node: Node) -> None:
+    node.templates = ForkTemplates(node.child_processes, "n0.life", WAIT_S, 0.5)
     node.templates.attach(node.io)
     node.templates.ensure([PLACE])
     (template,) = forked("hf-template")
     template.suspend()
     node.worker("w1")
-    eventually(lambda: names() == ["hf-worker"], WAIT_S, "the silent template to be ended")
+    eventually(lambda: names() == ["hf-worker"], WAIT_S, "the silent template to be killed")
 
 
-def test_a_template_for_a_place_that_is_left_is_ended(node: Node) -> None:
-    other = Place.of({"mesh": MESH, "rank": 0})
+def test_a_template_of_a_place_that_is_no_longer_used_is_killed(node: Node) -> None:
+    other = TemplatePlace.of({"mesh": MESH, "rank": 0})
     node.templates.ensure([PLACE, other])
     node.templates.keep({other})
     eventually(lambda: names() == ["hf-template"], WAIT_S, "one template to be left")
@@ -137,7 +139,7 @@ def test_a_template_for_a_place_that_is_left_is_ended(node: Node) -> None:
     assert names() == ["hf-template", "hf-template"]
 
 
-def test_where_nothing_can_be_made_ready_there_is_no_template(tmp_path: Path) -> None:
+def test_no_template_is_kept_if_nothing_can_be_prepared(tmp_path: Path) -> None:
     compiled = small_training().model.model_copy(update={"compile": True})
     node = Node(tmp_path, model=compiled)
     node.start()

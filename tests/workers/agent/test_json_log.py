@@ -1,4 +1,4 @@
-"""Each line of a node's log is one JSON object that says of which job, attempt and rank it is."""
+"""Each line of a node's log is a JSON object that names its job, attempt and rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast_workers.agent.json_log import JsonLog
 from holdfast_workers.protocol.messages import Signal, SignalKind
 
 
-def said(stream: io.StringIO) -> list[dict[str, Any]]:
+def logged_lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
@@ -19,15 +19,15 @@ def signal(kind: SignalKind, **detail: Any) -> Signal:
     return Signal(kind, "n0", "a", 1, 5.0, 3, rank=2, worker="n0.a.1", pid=42, detail=detail)
 
 
-def test_lines_of_ranks_and_signals_say_whose_they_are() -> None:
+def test_lines_of_output_and_signals_name_their_job_attempt_and_rank() -> None:
     stream = io.StringIO()
     log = JsonLog(stream, job="j", agent="n0", node="abc")
-    log.wrote(3, 2, "n0.a.1", 'a "quoted"\nline')
-    log.wrote(0, None, "store", "no rank")
-    log.signalled(signal(SignalKind.WORKER_EXITED, signal=9))
-    log.signalled(signal(SignalKind.GUARD_TRIPPED, loss=math.nan))
-    log.did("fenced", attempt=4)
-    lines = said(stream)
+    log.log_output(3, 2, "n0.a.1", 'a "quoted"\nline')
+    log.log_output(0, None, "store", "no rank")
+    log.log_signal(signal(SignalKind.WORKER_EXITED, signal=9))
+    log.log_signal(signal(SignalKind.GUARD_TRIPPED, loss=math.nan))
+    log.log_event("fenced", attempt=4)
+    lines = logged_lines(stream)
     assert all(line["job"] == "j" and line["agent"] == "n0" for line in lines)
     assert all(line["node"] == "abc" and line["at"] > 0 for line in lines)
     assert (lines[0]["attempt"], lines[0]["rank"], lines[0]["worker"]) == (3, 2, "n0.a.1")
@@ -39,9 +39,9 @@ def test_lines_of_ranks_and_signals_say_whose_they_are() -> None:
     assert (lines[4]["level"], lines[4]["attempt"]) == ("info", 4)
 
 
-def test_a_log_that_cannot_be_written_disturbs_nobody() -> None:
+def test_a_log_that_cannot_be_written_raises_nothing() -> None:
     stream = io.StringIO()
     log = JsonLog(stream, job="j", agent="n0", node="abc")
     stream.close()
-    log.wrote(1, 0, "n0.a.1", "text")
-    JsonLog(None, job="j", agent="n0", node="abc").wrote(1, 0, "n0.a.1", "text")
+    log.log_output(1, 0, "n0.a.1", "text")
+    JsonLog(None, job="j", agent="n0", node="abc").log_output(1, 0, "n0.a.1", "text")

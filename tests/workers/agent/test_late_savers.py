@@ -1,4 +1,4 @@
-"""Savers that hang, as on a mount whose server is gone: real processes, killed by their node."""
+"""Savers that hang, as on a mount whose server is gone: real processes, killed by their agent."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.support.nodes.agent_config import agent_config
 from tests.support.waiting import eventually
 
 from holdfast_workers.agent.remote_saves import RemoteSaves
-from holdfast_workers.agent.signal_sender import Teller
+from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.ipc.children import Child
 from holdfast_workers.ipc.io_loop import NodeIO
 from holdfast_workers.protocol.messages import Signal, SignalKind
 
 
-class Hanging:
-    """Forks what never comes to an end; hands what its processes do to `saves`."""
+class HangingSavers:
+    """Forks processes that never end; passes their exits to `saves`."""
 
     def __init__(self) -> None:
         self.forked: list[subprocess.Popen[bytes]] = []
@@ -36,52 +36,54 @@ class Hanging:
         self.forked.append(process)
         return Child(kind, name, process.pid, os.pidfd_open(process.pid), ours, reader, request)
 
-    def child_exited(self, child: Child, detail: dict[str, int | str]) -> None:
-        self.saves.exited(child, detail)
+    def on_child_exit(self, child: Child, detail: dict[str, int | str]) -> None:
+        self.saves.on_exit(child, detail)
 
 
 @pytest.fixture
-def hanging(tmp_path: Path) -> Iterator[Callable[[float], tuple[Hanging, list[Signal]]]]:
-    """`hanging(save_timeout_s)`: a node whose savers all hang, and what it tells."""
-    brood, signals = Hanging(), list[Signal]()
-    io = NodeIO(cast(Any, brood))
+def hanging(tmp_path: Path) -> Iterator[Callable[[float], tuple[HangingSavers, list[Signal]]]]:
+    """`hanging(save_timeout_s)`: a node whose savers all hang, and the signals that it sends."""
+    child_processes, signals = HangingSavers(), list[Signal]()
+    io = NodeIO(cast(Any, child_processes))
 
-    def start(save_timeout_s: float) -> tuple[Hanging, list[Signal]]:
+    def start(save_timeout_s: float) -> tuple[HangingSavers, list[Signal]]:
         config = agent_config(tmp_path, save_timeout_s=save_timeout_s)
-        teller = Teller("n0", "life", signals.append)
-        brood.saves = RemoteSaves(config, tmp_path, cast(Any, brood), teller)
+        sender = SignalSender("n0", "life", signals.append)
+        child_processes.saves = RemoteSaves(config, tmp_path, cast(Any, child_processes), sender)
         io.start()
-        brood.saves.start(io)
-        return brood, signals
+        child_processes.saves.start(io)
+        return child_processes, signals
 
     yield start
-    brood.saves.stop()
-    for process in brood.forked:
+    child_processes.saves.stop()
+    for process in child_processes.forked:
         process.kill()
-    eventually(lambda: all(not Path(f"/proc/{one.pid}").exists() for one in brood.forked))
+    eventually(
+        lambda: all(not Path(f"/proc/{process.pid}").exists() for process in child_processes.forked)
+    )
     io.stop()
 
 
 def _hand_over(saves: RemoteSaves, folder: Path) -> Path:
     path = folder / "save-copy.seg"
     path.write_bytes(bytes(100))
-    saves.hand_over({"path": str(path), "rank": 0, "attempt": 1, "step": 5, "metrics": {}})
+    saves.take_over({"path": str(path), "rank": 0, "attempt": 1, "step": 5, "metrics": {}})
     return path
 
 
-def test_a_saver_that_hangs_is_killed_told_as_a_refusal_and_its_copy_tried_again(
-    hanging: Callable[[float], tuple[Hanging, list[Signal]]], tmp_path: Path
+def test_a_hanging_saver_is_killed_reported_as_refused_and_its_copy_is_retried(
+    hanging: Callable[[float], tuple[HangingSavers, list[Signal]]], tmp_path: Path
 ) -> None:
     node, signals = hanging(0.05)
     path = _hand_over(node.saves, tmp_path)
     eventually(lambda: len(node.forked) >= 2)
-    assert [one.kind for one in signals] == [SignalKind.SHARD_DELAYED]
+    assert [signal.kind for signal in signals] == [SignalKind.SHARD_DELAYED]
     assert "hang" in signals[0].detail["message"]
     assert path.exists()
 
 
-def test_a_saver_has_as_long_as_its_deadline_says(
-    hanging: Callable[[float], tuple[Hanging, list[Signal]]], tmp_path: Path
+def test_a_saver_is_not_killed_before_its_deadline(
+    hanging: Callable[[float], tuple[HangingSavers, list[Signal]]], tmp_path: Path
 ) -> None:
     node, signals = hanging(600.0)
     _hand_over(node.saves, tmp_path)

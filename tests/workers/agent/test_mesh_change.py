@@ -1,7 +1,7 @@
-"""Training goes on, on another mesh, from memory alone: real agents, real workers, no disk.
+"""Training continues on another mesh from memory alone: real agents, real workers, no disk.
 
-The mesh of a job does not change by itself yet; here the agents are told to, as the supervisor
-would tell them, by its own choice of where to restore from.
+Holdfast does not change the mesh of a job by itself yet. Here the test orders it as the supervisor
+would, with the restore point that the supervisor would choose.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ from holdfast_workers.state.layout import SMALL_STATE
 pytestmark = pytest.mark.chaos
 WAIT_S = 60.0
 EVERY = 40
-"""Steps between memory checkpoints: far enough apart to look at one before it is overwritten."""
+"""Steps between memory checkpoints: far enough apart to read a checkpoint before it is
+overwritten."""
 PER_NODE = 2
 
 
 class Fleet:
-    """Agents, commanded as a supervisor commands them."""
+    """Agents, commanded by the test as by a supervisor."""
 
     def __init__(self, folder: Path, seats: int) -> None:
         training = small_training(
             100_000,
             blocks=2,
-            micro_batches=2,  # one of each rank where four share the batch
+            micro_batches=2,  # one for each rank where four ranks share the batch
             checkpoint=CheckpointSpec(
                 memory=MemoryTierSpec(every_steps=EVERY), remote=RemoteTierSpec(every_steps=0)
             ),
@@ -86,11 +87,11 @@ class Fleet:
     def form(
         self, attempt: int, mesh: dict[str, int], reports: dict[str, AgentReport]
     ) -> RestorePoint:
-        """Seat the ranks on the first agents, each with the next agent as its partner."""
+        """Give the ranks to the first agents, each with the next agent as its partner."""
         copies = [
-            Copy(seat, one.incarnation, one.host, one.data_port, held)
-            for seat, one in reports.items()
-            for held in one.held
+            Copy(seat, report.incarnation, report.host, report.data_port, held)
+            for seat, report in reports.items()
+            for held in report.held
         ]
         world = math.prod(mesh.values())
         point = find_restore_point(
@@ -116,26 +117,26 @@ class Fleet:
 
     def wait_joined(self, attempt: int, world: int) -> None:
         def joined() -> bool:
-            mine = [one for one in self.signals if one.attempt == attempt]
-            assert SignalKind.WORKER_FAILED not in {one.kind for one in mine}, mine
-            return sum(one.kind is SignalKind.WORKER_JOINED for one in mine) == world
+            kinds = [signal.kind for signal in self.signals if signal.attempt == attempt]
+            assert SignalKind.WORKER_FAILED not in kinds, self.signals
+            return kinds.count(SignalKind.WORKER_JOINED) == world
 
         self.wait(joined)
 
     def wait_protected(self, attempt: int, step: int) -> StepRow:
-        """The first row that says that `step` or a later one lies at every partner."""
+        """The first row according to which every partner holds `step` or a later step."""
         found: list[StepRow] = []
 
         def protected() -> bool:
             rows = self.call(self.seats[0], "poll", (attempt, 0), 0).rows
-            found[:] = [one for one in rows if one.protected_step >= step]
+            found[:] = [row for row in rows if row.protected_step >= step]
             return bool(found)
 
         self.wait(protected)
         return found[0]
 
     def state(self, mesh: dict[str, int], attempt: int, step: int) -> dict[str, np.ndarray]:
-        """The global state as the living nodes' own segments and replicas have it, verified."""
+        """The global state from the living nodes' own segments and replicas, verified."""
         whole: dict[str, np.ndarray] = {}
         filled: dict[str, np.ndarray] = {}
         for seat in self.seats:
@@ -173,9 +174,9 @@ def _put(
         mask = filled.setdefault(entry.name, np.zeros(entry.global_shape, bool))
         outer = Box((0,) * len(entry.shape), entry.global_shape)
         part = np.ndarray(entry.shape, entry.dtype, payload, entry.offset)
-        at = Box(entry.offsets, entry.shape).within(outer)
-        assert not mask[at].any() or np.array_equal(array[at], part)
-        array[at], mask[at] = part, True
+        region = Box(entry.offsets, entry.shape).within(outer)
+        assert not mask[region].any() or np.array_equal(array[region], part)
+        array[region], mask[region] = part, True
 
 
 @pytest.fixture
@@ -185,7 +186,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     made.agents.close()
 
 
-def test_training_goes_on_from_memory_on_a_smaller_and_on_another_mesh(fleet: Fleet) -> None:
+def test_training_continues_from_memory_on_a_smaller_and_on_a_different_mesh(fleet: Fleet) -> None:
     first = {"dp_shard": 2, "tp": 2}
     point = fleet.form(1, first, fleet.fence(1))
     assert point.source is Source.INIT
@@ -193,7 +194,7 @@ def test_training_goes_on_from_memory_on_a_smaller_and_on_another_mesh(fleet: Fl
     computed, before = 1, first
     for attempt, mesh in ((2, {"dp_shard": 1, "tp": 2}), (3, {"dp_shard": 4, "tp": 1})):
         reports = fleet.fence(attempt)
-        if attempt == 3:  # what the lost node held, its partner holds too
+        if attempt == 3:  # its partner holds the lost node's checkpoints too
             fleet.lose("n0")
             del reports["n0"]
         point = fleet.form(attempt, mesh, reports)
@@ -215,6 +216,6 @@ def test_training_goes_on_from_memory_on_a_smaller_and_on_another_mesh(fleet: Fl
 
 
 def _meshes_with_ranks(fleet: Fleet, mesh: dict[str, int]) -> set[str]:
-    """The meshes of which agents with ranks hold something."""
+    """The meshes of all checkpoints held by agents with ranks."""
     hosts = fleet.seats[: -(-math.prod(mesh.values()) // PER_NODE)]
     return {held.mesh for seat in hosts for held in fleet.call(seat, "report").held}

@@ -1,4 +1,4 @@
-"""A kill for want of memory is told from any other by what the kernel counts."""
+"""The kernel's counters distinguish kills for lack of memory from other kills."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from holdfast_workers.agent.oom_kills import MemoryShortage
 
 
 def machine(root: Path, *, kills: int, available_kib: int = 8 << 20, group: str = "job") -> None:
-    """A machine of 16 GiB whose kernel has killed `kills` processes for want of memory."""
+    """A machine of 16 GiB whose kernel has killed `kills` processes for lack of memory."""
     for folder in ("proc/self", f"sys/fs/cgroup/{group}"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     (root / "proc/self/cgroup").write_text(f"0::/{group}\n" if group else "4:memory:/x\n")
@@ -24,20 +24,20 @@ def group_counts(root: Path, kills: int, group: str = "job") -> None:
     (folder / "memory.max").write_text(f"{1 << 30}\n")
 
 
-def test_a_kill_that_the_control_group_counted_is_put_down_to_memory_once(tmp_path: Path) -> None:
+def test_a_kill_counted_by_the_control_group_is_attributed_to_memory_once(tmp_path: Path) -> None:
     machine(tmp_path, kills=0)
     group_counts(tmp_path, 2)
     shortage = MemoryShortage(tmp_path)
-    assert shortage.explains_kill() == "", "somebody else ended it"
+    assert shortage.explains_kill() == "", "no kill was counted"
     group_counts(tmp_path, 3)
-    told = shortage.explains_kill()
-    assert "memory.events of its control group" in told
-    assert "8192 MiB of 16384 MiB available" in told
-    assert "900 of 1024 MiB used in its control group" in told
+    reason = shortage.explains_kill()
+    assert "memory.events of its control group" in reason
+    assert "8192 MiB of 16384 MiB available" in reason
+    assert "900 of 1024 MiB used in its control group" in reason
     assert shortage.explains_kill() == ""
 
 
-def test_the_machines_count_is_of_everybody_and_used_only_without_a_group(tmp_path: Path) -> None:
+def test_the_count_of_the_machine_is_used_only_without_a_control_group(tmp_path: Path) -> None:
     machine(tmp_path, kills=1)
     group_counts(tmp_path, 0)
     shortage = MemoryShortage(tmp_path)
@@ -50,10 +50,10 @@ def test_the_machines_count_is_of_everybody_and_used_only_without_a_group(tmp_pa
     assert "oom_kill of the machine" in shortage.explains_kill()
 
 
-def test_a_kill_while_next_to_nothing_is_available_is_put_down_to_memory(tmp_path: Path) -> None:
+def test_a_kill_while_almost_no_memory_is_available_is_attributed_to_memory(tmp_path: Path) -> None:
     machine(tmp_path, kills=0, available_kib=1 << 10)
     assert "while memory was short" in MemoryShortage(tmp_path).explains_kill()
 
 
-def test_where_the_kernel_tells_nothing_no_kill_is_explained(tmp_path: Path) -> None:
+def test_no_kill_is_explained_without_evidence_from_the_kernel(tmp_path: Path) -> None:
     assert MemoryShortage(tmp_path).explains_kill() == ""

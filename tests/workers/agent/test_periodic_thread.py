@@ -1,4 +1,4 @@
-"""A thread of turns: one that fails costs no other, and after the end there is none."""
+"""A periodic thread: an exception ends only its call, and no call follows `stop`."""
 
 from __future__ import annotations
 
@@ -6,45 +6,46 @@ import threading
 
 import pytest
 
-from holdfast_workers.agent.periodic_thread import Turns
+from holdfast_workers.agent.periodic_thread import PeriodicThread
 
 
-def test_a_turn_that_fails_costs_that_turn_alone_and_says_why(
+@pytest.mark.usefixtures("logs_on_stderr")
+def test_an_exception_is_logged_and_ends_only_that_call(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    turns, again = 0, threading.Event()
+    calls, again = 0, threading.Event()
 
-    def turn() -> None:
-        nonlocal turns
-        turns += 1
-        if turns == 1:
-            raise RuntimeError("a turn that fails")
+    def call() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise RuntimeError("a call that fails")
         again.set()
 
-    thread = Turns("t", 0.001, turn)
+    thread = PeriodicThread("t", 0.001, call)
     thread.start()
     assert again.wait(5.0)
     thread.stop(5.0)
-    assert "a turn that fails" in capfd.readouterr().err
+    assert "a call that fails" in capfd.readouterr().err
 
 
-def test_it_ends_when_it_is_told_though_its_next_turn_is_far_off() -> None:
-    turned, ended = threading.Event(), threading.Event()
-    thread = Turns("t", 600.0, turned.set, ended.set)
+def test_stop_ends_the_thread_without_waiting_for_the_next_call() -> None:
+    called, ended = threading.Event(), threading.Event()
+    thread = PeriodicThread("t", 600.0, called.set, ended.set)
     thread.start()
-    assert turned.wait(5.0) and not ended.is_set()
+    assert called.wait(5.0) and not ended.is_set()
     thread.stop(5.0)
     assert ended.is_set()
 
 
-def test_a_turn_that_does_not_return_holds_up_nobody() -> None:
+def test_a_call_that_does_not_return_does_not_block_stop() -> None:
     begun, free, ended = (threading.Event() for _ in range(3))
 
-    def turn() -> None:
+    def call() -> None:
         begun.set()
         free.wait(60.0)
 
-    thread = Turns("t", 0.001, turn, ended.set)
+    thread = PeriodicThread("t", 0.001, call, ended.set)
     thread.start()
     assert begun.wait(5.0)
     thread.stop(0.01)
@@ -53,5 +54,5 @@ def test_a_turn_that_does_not_return_holds_up_nobody() -> None:
     assert ended.wait(5.0)
 
 
-def test_one_that_never_began_is_stopped_like_any_other() -> None:
-    Turns("t", 0.001, lambda: None).stop(5.0)
+def test_a_thread_that_was_never_started_can_be_stopped() -> None:
+    PeriodicThread("t", 0.001, lambda: None).stop(5.0)

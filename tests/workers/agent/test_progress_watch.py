@@ -1,4 +1,4 @@
-"""A node's watch over its ranks goes on, whatever fails in one of its turns."""
+"""A node's watch over its ranks continues after a failed reading."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from tests.support.nodes.agent_config import agent_config
 from tests.support.waiting import eventually
 
 from holdfast_workers.agent import progress_watch
-from holdfast_workers.agent.progress_watch import BeatWatch
-from holdfast_workers.agent.signal_sender import Teller
+from holdfast_workers.agent.progress_watch import ProgressWatch
+from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.progress import beacon as beacons
 from holdfast_workers.progress.beacon import Beacon, BeaconReader
 from holdfast_workers.protocol.messages import Signal, SignalKind, WorkerReport, WorkerState
 
 
 class Node:
-    """Two ranks that have stood still in a phase without patience since they began."""
+    """Two ranks that have made no progress since they entered a phase with a short limit."""
 
     def __init__(self, root: Path) -> None:
         config = agent_config(root, capacity=2, watch_period_s=0.01)
-        self.turns = 0
+        self.readings = 0
         self.failing = 0
-        self.told: list[Signal] = []
-        self.watch = BeatWatch(config, self.workers, Teller("n0", "life", self.told.append))
+        self.sent: list[Signal] = []
+        self.watch = ProgressWatch(
+            config, self.workers, SignalSender("n0", "life", self.sent.append)
+        )
         self.beacons = [self.standing(root, rank) for rank in range(2)]
 
     def standing(self, root: Path, rank: int) -> Beacon:
@@ -39,16 +41,16 @@ class Node:
         return beacon
 
     def workers(self) -> tuple[WorkerReport, ...]:
-        self.turns += 1
-        if self.turns <= self.failing:
-            raise RuntimeError("a turn that fails")
+        self.readings += 1
+        if self.readings <= self.failing:
+            raise RuntimeError("a reading that fails")
         return tuple(
             WorkerReport(f"w{rank}", os.getpid(), WorkerState.TRAINING, 1, rank, 3, None)
             for rank in range(2)
         )
 
     def stalled(self) -> set[int | None]:
-        return {one.rank for one in self.told if one.kind is SignalKind.RANK_STALLED}
+        return {signal.rank for signal in self.sent if signal.kind is SignalKind.RANK_STALLED}
 
 
 @pytest.fixture
@@ -58,24 +60,26 @@ def node(tmp_path: Path) -> Iterator[Node]:
     made.watch.stop()
 
 
-def test_a_turn_that_fails_ends_no_watch_and_says_why(
+@pytest.mark.usefixtures("logs_on_stderr")
+def test_a_failed_reading_is_logged_and_the_watch_continues(
     node: Node, capfd: pytest.CaptureFixture[str]
 ) -> None:
     node.failing = 2
     node.watch.start()
     eventually(lambda: node.stalled() == {0, 1})
-    assert "a turn that fails" in capfd.readouterr().err
+    assert "a reading that fails" in capfd.readouterr().err
 
 
-def test_a_beacon_that_cannot_be_opened_hides_no_other_rank(
+@pytest.mark.usefixtures("logs_on_stderr")
+def test_a_beacon_that_cannot_be_opened_does_not_hide_other_ranks(
     node: Node, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def opened(path: Path) -> BeaconReader:
+    def open_reader(path: Path) -> BeaconReader:
         if path.stem == "w0":
             raise OSError(errno.EMFILE, "Too many open files", str(path))
         return BeaconReader(path)
 
-    monkeypatch.setattr(progress_watch, "BeaconReader", opened)
+    monkeypatch.setattr(progress_watch, "BeaconReader", open_reader)
     node.watch.start()
     eventually(lambda: node.stalled() == {1})
     assert "Too many open files" in capfd.readouterr().err

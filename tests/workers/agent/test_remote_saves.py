@@ -1,4 +1,4 @@
-"""The books of a node's remote saves, without a process: what it owes, and what it lets go."""
+"""The records of a node's remote saves, without processes: the copies that it keeps and removes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.memory.shm import content, layout_of, write
 
 from holdfast_workers.agent.remote_saves import RemoteSaves
 from holdfast_workers.memory import frozen_copies
-from holdfast_workers.memory.segment import Overtaken, Segment
+from holdfast_workers.memory.segment import Overwritten, Segment
 
 NBYTES = 50_000
 
@@ -22,7 +22,7 @@ def replica(tmp_path: Path) -> Segment:
 
 @pytest.fixture
 def saves(tmp_path: Path) -> RemoteSaves:
-    """Not started: nothing is forked."""
+    """Not started: it forks no process."""
     return RemoteSaves(cast(Any, None), tmp_path, cast(Any, None), cast(Any, None))
 
 
@@ -43,7 +43,7 @@ def test_a_held_commit_is_frozen_once_and_no_fence_removes_it(
         assert bytes(frozen.payload(found)) == content(NBYTES, 1, 20)
 
 
-def test_a_held_commit_that_is_gone_or_damaged_leaves_nothing_behind(
+def test_a_commit_that_is_overwritten_or_damaged_leaves_no_copy(
     saves: RemoteSaves, replica: Segment, tmp_path: Path
 ) -> None:
     gone = write(replica, 1, 20)
@@ -53,7 +53,7 @@ def test_a_held_commit_that_is_gone_or_damaged_leaves_nothing_behind(
         slot[:10] = bytes(10)
     damaged = replica.commit(attempt=1, step=23, digest=damaged.digest)
     for commit in (gone, damaged):
-        with pytest.raises(Overtaken):
+        with pytest.raises(Overwritten):
             saves.save_held(3, replica, commit)
     assert saves.saving == ()
     assert not list(tmp_path.glob(frozen_copies.PATTERN))

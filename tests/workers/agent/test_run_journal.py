@@ -1,9 +1,9 @@
-"""What is fetched from an agent's journal, and how often."""
+"""Pages of an agent's journal: each row and line is fetched once."""
 
 from __future__ import annotations
 
 from holdfast_workers.agent import run_journal
-from holdfast_workers.agent.run_journal import Journal
+from holdfast_workers.agent.run_journal import RunJournal
 from holdfast_workers.protocol.messages import StepRow
 
 
@@ -22,12 +22,12 @@ def row(attempt: int, step: int) -> StepRow:
     )
 
 
-def marks(kept: Journal, after: tuple[int, int]) -> list[tuple[int, int]]:
-    return [(one.attempt, one.step) for one in kept.after(after, 0)[0]]
+def marks(kept: RunJournal, after: tuple[int, int]) -> list[tuple[int, int]]:
+    return [(row.attempt, row.step) for row in kept.after(after, 0)[0]]
 
 
-def test_rows_are_fetched_once_in_order_and_over_attempts() -> None:
-    kept = Journal("n0", "life")
+def test_rows_are_fetched_once_in_order_of_attempt_and_step() -> None:
+    kept = RunJournal("n0", "life")
     for attempt, step in ((1, 1), (1, 2), (1, 3), (2, 2), (2, 3)):
         assert kept.add_row(row(attempt, step)) == ((attempt, step) in ((1, 1), (2, 2)))
     assert marks(kept, (0, 0)) == [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3)]
@@ -35,15 +35,15 @@ def test_rows_are_fetched_once_in_order_and_over_attempts() -> None:
     assert marks(kept, (2, 3)) == []
 
 
-def test_a_late_row_of_an_older_attempt_hides_none() -> None:
-    kept = Journal("n0", "life")
+def test_a_late_row_of_an_older_attempt_hides_no_row() -> None:
+    kept = RunJournal("n0", "life")
     for attempt, step in ((1, 1), (2, 2), (1, 2), (2, 3)):
         kept.add_row(row(attempt, step))
     assert marks(kept, (1, 2)) == [(2, 2), (2, 3)]
 
 
-def test_what_is_too_much_for_one_answer_comes_with_the_next() -> None:
-    kept = Journal("n0", "life")
+def test_rows_beyond_a_page_are_in_the_next_page() -> None:
+    kept = RunJournal("n0", "life")
     for step in range(1, run_journal.PAGE_ROWS + 3):
         kept.add_row(row(1, step))
     first = marks(kept, (0, 0))
@@ -55,7 +55,7 @@ def test_what_is_too_much_for_one_answer_comes_with_the_next() -> None:
 
 
 def test_log_lines_are_fetched_once_in_order() -> None:
-    kept = Journal("n0", "life")
+    kept = RunJournal("n0", "life")
     for text in ("a", "b", "c"):
         kept.log("n0.life.1", 1, 0, text)
     assert [line.text for line in kept.after((0, 0), 1)[2]] == ["b", "c"]

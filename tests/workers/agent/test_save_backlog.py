@@ -1,17 +1,19 @@
+"""The queue of copies to save: supersession, retries and the end of an outage."""
+
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_workers.agent.save_backlog import CRASHES, LONGEST_PAUSE_S, Backlog, Copy
+from holdfast_workers.agent.save_backlog import CRASHES, LONGEST_PAUSE_S, QueuedCopy, SaveBacklog
 
 
-def _copy(step: int, rank: int = 0) -> Copy:
-    return Copy(path=f"save-{rank}-{step}-1.seg", rank=rank, attempt=1, step=step)
+def _copy(step: int, rank: int = 0) -> QueuedCopy:
+    return QueuedCopy(path=f"save-{rank}-{step}-1.seg", rank=rank, attempt=1, step=step)
 
 
-def test_a_copy_is_saved_at_once_and_then_forgotten() -> None:
-    backlog = Backlog()
+def test_a_copy_is_started_at_once_and_forgotten_after_its_save() -> None:
+    backlog = SaveBacklog()
     assert backlog.add(_copy(10)) is None
     (copy,) = backlog.start_due(0.0)
     assert backlog.start_due(0.0) == []
@@ -20,8 +22,8 @@ def test_a_copy_is_saved_at_once_and_then_forgotten() -> None:
     assert backlog.next_due() is None
 
 
-def test_of_a_rank_one_is_saved_and_the_newest_waits() -> None:
-    backlog = Backlog()
+def test_one_copy_of_a_rank_is_saved_while_the_newest_waits() -> None:
+    backlog = SaveBacklog()
     backlog.add(_copy(10))
     (running,) = backlog.start_due(0.0)
     assert backlog.add(_copy(20)) is None
@@ -33,8 +35,8 @@ def test_of_a_rank_one_is_saved_and_the_newest_waits() -> None:
     assert [copy.step for copy in backlog.start_due(0.0)] == [30]
 
 
-def test_a_copy_that_comes_late_does_not_supersede_a_newer_one() -> None:
-    backlog = Backlog()
+def test_a_late_copy_does_not_supersede_a_newer_copy() -> None:
+    backlog = SaveBacklog()
     backlog.add(_copy(10))
     backlog.start_due(0.0)
     backlog.add(_copy(30))
@@ -43,8 +45,8 @@ def test_a_copy_that_comes_late_does_not_supersede_a_newer_one() -> None:
     assert {path.split("-")[2] for path in backlog.paths} == {"10", "30"}
 
 
-def test_a_saver_that_keeps_dying_is_given_up() -> None:
-    backlog = Backlog()
+def test_a_copy_whose_savers_keep_dying_is_given_up() -> None:
+    backlog = SaveBacklog()
     backlog.add(_copy(10))
     for _ in range(CRASHES - 1):
         (copy,) = backlog.start_due(0.0)
@@ -58,9 +60,10 @@ def test_a_saver_that_keeps_dying_is_given_up() -> None:
 def test_after_an_outage_all_ranks_save_the_same_newest_step(
     outage: int, every: int, data: st.DataObject
 ) -> None:
-    """Four ranks with their own pauses; a second per tick; then the storage takes everything."""
+    """Four ranks with pauses of their own, one second per tick; then the storage accepts every
+    save."""
     ranks = range(4)
-    nodes = {rank: Backlog() for rank in ranks}
+    nodes = {rank: SaveBacklog() for rank in ranks}
     saved: dict[int, list[int]] = {rank: [] for rank in ranks}
     given_up = dict.fromkeys(ranks, 0)
     newest = 0

@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 from tests.support.checkpoint.s3_server import CREDENTIALS, S3Server
 
-from holdfast_workers.checkpoint.storage import Storage, StorageOptions, open_storage
+from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.checkpoint.storage import Storage, StorageOptions
 
 
 @pytest.fixture
 def s3_root(s3_server: S3Server) -> Storage:
-    """Small parts, so that small objects have several; S3 allows no less than 5 MiB for them."""
+    """A bucket with small parts, so that small objects have several; S3's minimum is 5 MiB."""
     options = StorageOptions(
         endpoint=s3_server.endpoint, credentials=CREDENTIALS, part_bytes=5 * 1024 * 1024
     )
@@ -21,5 +22,5 @@ def s3_root(s3_server: S3Server) -> Storage:
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     if request.param == "local":
         return open_storage(str(tmp_path / "job"))
-    found: Storage = request.getfixturevalue("s3_root")
-    return found
+    storage: Storage = request.getfixturevalue("s3_root")
+    return storage

@@ -25,7 +25,7 @@ def two_boxes(draw: st.DrawFn) -> tuple[tuple[int, ...], Box, Box]:
 
 @st.composite
 def grids(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box]]:
-    """A shape, cut into a grid of boxes."""
+    """A shape and a grid of boxes that covers it."""
     shape = tuple(draw(st.lists(st.integers(1, 8), min_size=0, max_size=3)))
     boxes = [Box((), ())]
     for side in shape:
@@ -46,24 +46,24 @@ def _mask(shape: tuple[int, ...], box: Box) -> np.ndarray:
 
 
 @given(two_boxes())
-def test_intersection_is_what_both_boxes_cover(case: tuple[tuple[int, ...], Box, Box]) -> None:
-    shape, one, other = case
-    both = _mask(shape, one) & _mask(shape, other)
-    common = one.intersect(other)
+def test_an_intersection_covers_the_common_elements(case: tuple[tuple[int, ...], Box, Box]) -> None:
+    shape, box, other = case
+    both = _mask(shape, box) & _mask(shape, other)
+    common = box.intersect(other)
     assert (common.volume if common else 0) == both.sum()
-    assert common == other.intersect(one)
+    assert common == other.intersect(box)
     if common is not None:
         assert np.array_equal(_mask(shape, common), both)
 
 
 @given(two_boxes())
-def test_what_is_left_of_a_box_is_in_pieces_that_do_not_overlap(
+def test_the_rest_of_a_box_consists_of_disjoint_boxes(
     case: tuple[tuple[int, ...], Box, Box],
 ) -> None:
-    shape, one, other = case
-    left = sum((_mask(shape, box).astype(int) for box in one.minus(other)), np.zeros(shape, int))
-    expected = _mask(shape, one) & ~_mask(shape, other)
-    assert np.array_equal(left, expected.astype(int))
+    shape, box, other = case
+    rest = sum((_mask(shape, part).astype(int) for part in box.minus(other)), np.zeros(shape, int))
+    expected = _mask(shape, box) & ~_mask(shape, other)
+    assert np.array_equal(rest, expected.astype(int))
 
 
 @given(grids(), st.data())
@@ -83,7 +83,7 @@ def test_a_box_is_gathered_from_any_grid(
 
 
 @given(grids(), st.data())
-def test_a_grid_tiles_and_one_box_less_or_twice_does_not(
+def test_a_grid_tiles_but_not_with_a_missing_or_duplicate_box(
     case: tuple[tuple[int, ...], list[Box]], data: st.DataObject
 ) -> None:
     shape, boxes = case

@@ -21,7 +21,7 @@ MESHES = [{"dp_shard": 2, "tp": 2}, {"dp_shard": 1, "tp": 4}, {"dp_shard": 1, "t
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_boxes_of_any_mesh_become_whole_tensors(
+def test_boxes_of_any_mesh_are_exported_as_whole_tensors(
     root: Storage, tmp_path: Path, mesh: dict[str, int]
 ) -> None:
     manifest = save_world(root, 7, 1, mesh)
@@ -31,23 +31,25 @@ def test_boxes_of_any_mesh_become_whole_tensors(
         write_export(root.below(manifest.folder), plan, file)
     assert target.stat().st_size == plan.nbytes
     loaded = load_file(target)
-    expected = {n: one for n, one in global_state().items() if n.startswith("model.")}
+    expected = {
+        name: values for name, values in global_state().items() if name.startswith("model.")
+    }
     assert set(loaded) == {name.removeprefix("model.") for name in expected}
     for name, values in expected.items():
         assert np.array_equal(loaded[name.removeprefix("model.")], values)
 
 
-def test_a_flipped_byte_anywhere_is_found(root: Storage, tmp_path: Path) -> None:
+def test_an_export_detects_a_flipped_byte_anywhere(root: Storage, tmp_path: Path) -> None:
     manifest = save_world(root, 7, 1, MESHES[0])
-    at = root.below(manifest.folder)
-    content = bytearray(at.read("__3_0.distcp"))
-    content[-1] ^= 1  # not even a parameter's
-    write_small(at, "__3_0.distcp", bytes(content))
+    checkpoint = root.below(manifest.folder)
+    content = bytearray(checkpoint.read("__3_0.distcp"))
+    content[-1] ^= 1  # no parameter's byte
+    write_small(checkpoint, "__3_0.distcp", bytes(content))
     with (tmp_path / "x").open("w+b") as file, pytest.raises(BadCheckpoint, match="__3_0"):
-        write_export(at, plan_export(manifest), file)
+        write_export(checkpoint, plan_export(manifest), file)
 
 
-def test_hugging_faces_names_are_for_the_llama_alone(root: Storage, tmp_path: Path) -> None:
+def test_hugging_face_names_need_the_built_in_llama(root: Storage, tmp_path: Path) -> None:
     with pytest.raises(NotExportable, match="own names"):
         plan_export(save_world(root, 7, 1, MESHES[0]), hugging_face=True)
     training = TrainingSpec(model=ModelSpec(dim=32, layers=1, heads=2, sequence_length=16))

@@ -33,11 +33,11 @@ from holdfast_workers.checkpoint.manifest import (
     IncompatibleCheckpoint,
     IncompleteCheckpoint,
     checkpoint_folder,
-    finalize,
     list_checkpoints,
     read_manifest,
     verify,
 )
+from holdfast_workers.checkpoint.publish import finalize
 from holdfast_workers.checkpoint.storage import ObjectExists, Storage, write_small
 from holdfast_workers.state.layout import SMALL_STATE, StateLayout
 
@@ -49,10 +49,10 @@ def _saved(root: Storage, step: int = 7, attempt: int = 1) -> Storage:
     return root.below(save_world(root, step, attempt, DP2_TP2).folder)
 
 
-def _loaded(at: Storage, mesh: dict[str, int], rank: int) -> tuple[bytes, list[str]]:
+def _loaded(checkpoint: Storage, mesh: dict[str, int], rank: int) -> tuple[bytes, list[str]]:
     layout = layout_of(mesh, rank)
     payload = memoryview(bytearray(layout.payload_bytes))
-    missing = load_state(at, layout, payload, mesh=mesh, rank=rank)
+    missing = load_state(checkpoint, layout, payload, mesh=mesh, rank=rank)
     return bytes(payload), missing
 
 
@@ -62,21 +62,21 @@ def test_any_mesh_loads_what_any_mesh_saved(
     tmp_path: Path, saved_on: dict[str, int], loaded_on: dict[str, int]
 ) -> None:
     root = LocalStorage(tmp_path)
-    at = root.below(save_world(root, 7, 1, saved_on).folder)
-    _check_loaded(at, saved_on, loaded_on)
+    checkpoint = root.below(save_world(root, 7, 1, saved_on).folder)
+    _check_loaded(checkpoint, saved_on, loaded_on)
 
 
-def test_a_mesh_loads_from_a_bucket_what_another_saved(s3_root: Storage) -> None:
-    at = _saved(s3_root)
+def test_a_mesh_loads_from_a_bucket_the_state_of_another_mesh(s3_root: Storage) -> None:
+    checkpoint = _saved(s3_root)
     for mesh in (DP2_TP2, {"dp_shard": 1, "tp": 4}):
-        _check_loaded(at, DP2_TP2, mesh)
+        _check_loaded(checkpoint, DP2_TP2, mesh)
 
 
-def _check_loaded(at: Storage, saved_on: dict[str, int], loaded_on: dict[str, int]) -> None:
+def _check_loaded(checkpoint: Storage, saved_on: dict[str, int], loaded_on: dict[str, int]) -> None:
     for rank in range(loaded_on["dp_shard"] * loaded_on["tp"]):
         layout = layout_of(loaded_on, rank)
         expected = bytearray(payload_of(layout, global_state(), rank))
-        got, missing = _loaded(at, loaded_on, rank)
+        got, missing = _loaded(checkpoint, loaded_on, rank)
         if saved_on != loaded_on:
             assert missing == [SMALL_STATE]
             expected[layout.tensors[-1].offset :] = bytes(len(expected) - layout.tensors[-1].offset)
@@ -85,33 +85,33 @@ def _check_loaded(at: Storage, saved_on: dict[str, int], loaded_on: dict[str, in
         assert got == bytes(expected)
 
 
-def test_an_entry_that_was_not_saved_is_named_and_left_alone(root: Storage) -> None:
-    at = _saved(root)
+def test_an_entry_that_was_not_saved_is_named_and_left_unchanged(root: Storage) -> None:
+    checkpoint = _saved(root)
     layout = layout_of(DP2_TP2, 0)
     first = layout.tensors[0]
     renamed = type(first)(**{**first.__dict__, "name": "model.unheard_of"})
     changed = StateLayout((renamed, *layout.tensors[1:]), layout.payload_bytes)
     payload = memoryview(bytearray(b"\7" * layout.payload_bytes))
-    assert load_state(at, changed, payload, mesh=DP2_TP2, rank=0) == ["model.unheard_of"]
+    assert load_state(checkpoint, changed, payload, mesh=DP2_TP2, rank=0) == ["model.unheard_of"]
     with pytest.raises(IncompatibleCheckpoint, match=r"has no model\.unheard_of"):
-        load_whole_state(at, changed, payload, mesh=DP2_TP2, rank=0)
+        load_whole_state(checkpoint, changed, payload, mesh=DP2_TP2, rank=0)
     assert bytes(payload[: first.nbytes]) == b"\7" * first.nbytes
 
 
 def test_another_models_shape_is_refused(root: Storage) -> None:
-    at = _saved(root)
+    checkpoint = _saved(root)
     layout = layout_of(DP2_TP2, 0)
     first = layout.tensors[0]
     other = type(first)(**{**first.__dict__, "global_shape": (13, 8)})
     changed = StateLayout((other, *layout.tensors[1:]), layout.payload_bytes)
     payload = memoryview(bytearray(layout.payload_bytes))
     with pytest.raises(IncompatibleCheckpoint, match=r"model\.embed"):
-        load_state(at, changed, payload, mesh=DP2_TP2, rank=0)
+        load_state(checkpoint, changed, payload, mesh=DP2_TP2, rank=0)
 
 
-def test_stock_torch_reads_it(tmp_path: Path) -> None:
-    at = _saved(LocalStorage(tmp_path))
-    folder = Path(at.uri)
+def test_stock_torch_reads_a_checkpoint(tmp_path: Path) -> None:
+    checkpoint = _saved(LocalStorage(tmp_path))
+    folder = Path(checkpoint.uri)
     state = {name: torch.zeros(shape) for name, (shape, _dp, _tp) in STATE.items()}
     state[f"{SMALL_STATE}.rank2"] = torch.zeros(len(small_state(2)), dtype=torch.uint8)
     stock.load(state, storage_reader=FileSystemReader(folder), no_dist=True)
@@ -121,8 +121,8 @@ def test_stock_torch_reads_it(tmp_path: Path) -> None:
 
 
 def test_loading_never_opens_the_pickle(tmp_path: Path) -> None:
-    at = _saved(LocalStorage(tmp_path))
-    folder = Path(at.uri)
+    checkpoint = _saved(LocalStorage(tmp_path))
+    folder = Path(checkpoint.uri)
     trap = tmp_path / "trapped"
 
     class Trap:
@@ -130,29 +130,29 @@ def test_loading_never_opens_the_pickle(tmp_path: Path) -> None:
             return os.mkdir, (str(trap),)
 
     (folder / ".metadata").write_bytes(pickle.dumps(Trap()))
-    _loaded(at, DP2_TP2, 1)
-    verify(at)
+    _loaded(checkpoint, DP2_TP2, 1)
+    verify(checkpoint)
     assert not trap.exists()
 
 
-def test_a_flipped_byte_is_found_and_its_file_named(tmp_path: Path) -> None:
-    at = _saved(LocalStorage(tmp_path))
-    folder = Path(at.uri)
+def test_a_flipped_byte_is_detected_and_its_file_named(tmp_path: Path) -> None:
+    checkpoint = _saved(LocalStorage(tmp_path))
+    folder = Path(checkpoint.uri)
     victim = folder / "__2_0.distcp"
     raw = bytearray(victim.read_bytes())
     raw[len(raw) // 2] ^= 1
     victim.write_bytes(raw)
     with pytest.raises(BadCheckpoint, match="__2_0"):
-        verify(at)
+        verify(checkpoint)
     with pytest.raises(BadCheckpoint, match="__2_0"):
-        _loaded(at, DP2_TP2, 2)
-    _loaded(at, {"dp_shard": 2, "tp": 2}, 1)  # needs nothing of the damaged file
+        _loaded(checkpoint, DP2_TP2, 2)
+    _loaded(checkpoint, {"dp_shard": 2, "tp": 2}, 1)  # does not need the damaged file
 
 
 @pytest.mark.parametrize("harm", ["cut", "missing", "grown"])
 def test_a_file_of_the_wrong_size_is_refused(tmp_path: Path, harm: str) -> None:
-    at = _saved(LocalStorage(tmp_path))
-    folder = Path(at.uri)
+    checkpoint = _saved(LocalStorage(tmp_path))
+    folder = Path(checkpoint.uri)
     victim = folder / "__0_0.distcp"
     if harm == "cut":
         os.truncate(victim, victim.stat().st_size - 1)
@@ -161,60 +161,60 @@ def test_a_file_of_the_wrong_size_is_refused(tmp_path: Path, harm: str) -> None:
     else:
         victim.unlink()
     with pytest.raises(BadCheckpoint, match="__0_0"):
-        _loaded(at, DP2_TP2, 0)
+        _loaded(checkpoint, DP2_TP2, 0)
 
 
-def test_a_damaged_manifest_is_not_listed_but_told(root: Storage) -> None:
+def test_a_damaged_manifest_is_reported_instead_of_listed(root: Storage) -> None:
     good = save_world(root, 5, 1, DP2_TP2)
     bad = _saved(root)
     write_small(bad, MANIFEST, bad.read(MANIFEST).replace(b'"step": 7', b'"step": 9'))
-    told: list[str] = []
-    listed = list_checkpoints(root, lambda uri, _why: told.append(uri))
+    reported: list[str] = []
+    listed = list_checkpoints(root, lambda uri, _reason: reported.append(uri))
     assert [manifest.uri for manifest in listed] == [good.uri]
-    assert told == [bad.uri]
+    assert reported == [bad.uri]
 
 
 def test_a_manifest_cannot_lead_out_of_its_folder(root: Storage) -> None:
-    at = root.below(checkpoint_folder(7, 1))
-    records = save_shards(at, DP2_TP2)
+    checkpoint = root.below(checkpoint_folder(7, 1))
+    records = save_shards(checkpoint, DP2_TP2)
     records[0]["name"] = "../../etc/passwd"
     for tensor in records[0]["tensors"]:
         tensor["file"] = records[0]["name"]
     with pytest.raises(BadCheckpoint, match="passwd"):
-        finalize(at, records, DP2_TP2, {})
+        finalize(checkpoint, records, DP2_TP2, {})
 
 
 def test_nothing_is_published_while_a_rank_or_a_box_is_missing(root: Storage) -> None:
-    at = root.below(checkpoint_folder(7, 1))
-    records = save_shards(at, DP2_TP2)
+    checkpoint = root.below(checkpoint_folder(7, 1))
+    records = save_shards(checkpoint, DP2_TP2)
     with pytest.raises(IncompleteCheckpoint, match="ranks"):
-        finalize(at, records[:3], DP2_TP2, {})
+        finalize(checkpoint, records[:3], DP2_TP2, {})
     with pytest.raises(IncompleteCheckpoint, match="ranks"):
-        finalize(at, [*records[:3], records[0]], DP2_TP2, {})
+        finalize(checkpoint, [*records[:3], records[0]], DP2_TP2, {})
     holed = json.loads(json.dumps(records))
     del holed[1]["tensors"][0]
     with pytest.raises(IncompleteCheckpoint, match="missing"):
-        finalize(at, holed, DP2_TP2, {})
+        finalize(checkpoint, holed, DP2_TP2, {})
     mixed = [{**records[0], "attempt": 2}, *records[1:]]
     with pytest.raises(IncompleteCheckpoint, match="several"):
-        finalize(at, mixed, DP2_TP2, {})
+        finalize(checkpoint, mixed, DP2_TP2, {})
     assert list_checkpoints(root) == []
-    finalize(at, records, DP2_TP2, {})
+    finalize(checkpoint, records, DP2_TP2, {})
     assert len(list_checkpoints(root)) == 1
 
 
 def test_a_manifest_is_never_replaced(root: Storage) -> None:
-    at = root.below(checkpoint_folder(7, 1))
-    records = save_shards(at, DP2_TP2)
-    first = finalize(at, records, DP2_TP2, {"job": "a"})
-    assert finalize(at, records[::-1], DP2_TP2, {"job": "a"}) == first
+    checkpoint = root.below(checkpoint_folder(7, 1))
+    records = save_shards(checkpoint, DP2_TP2)
+    first = finalize(checkpoint, records, DP2_TP2, {"job": "a"})
+    assert finalize(checkpoint, records[::-1], DP2_TP2, {"job": "a"}) == first
     with pytest.raises(CheckpointExists):
-        finalize(at, records, DP2_TP2, {"job": "b"})
+        finalize(checkpoint, records, DP2_TP2, {"job": "b"})
     with pytest.raises(CheckpointExists):
-        save_shards(at, DP2_TP2)
+        save_shards(checkpoint, DP2_TP2)
     with pytest.raises(ObjectExists):
-        at.put_new(MANIFEST, b"a finalizer that saw no manifest yet, and came second")
-    assert read_manifest(at) == first
+        checkpoint.put_new(MANIFEST, b"a second finalizer that saw no manifest yet")
+    assert read_manifest(checkpoint) == first
 
 
 def test_checkpoints_are_listed_newest_first(root: Storage) -> None:
@@ -235,7 +235,7 @@ def test_manifests_are_read_without_torch() -> None:
 
 @pytest.mark.chaos
 def test_a_kill_at_any_moment_of_a_save_leaves_the_previous_one_loadable(tmp_path: Path) -> None:
-    """Forked savers are killed at moments spread over the whole of a save and its publication."""
+    """Forked savers are killed at moments spread over a whole save and its publication."""
     mesh = {"dp_shard": 2, "tp": 1}
     root = LocalStorage(tmp_path)
     previous = save_world(root, 1, 1, mesh)
@@ -243,7 +243,7 @@ def test_a_kill_at_any_moment_of_a_save_leaves_the_previous_one_loadable(tmp_pat
     save_world(root, 2, 1, mesh, seed=2)
     whole_s = time.monotonic() - began
     published = number = 0
-    while published < 3:  # ever later, until the kill has come after the publication
+    while published < 3:  # kills later and later, until after the publication
         number += 1
         assert number < 300, "no save was ever published"
         step = 3 + number
@@ -263,4 +263,4 @@ def test_a_kill_at_any_moment_of_a_save_leaves_the_previous_one_loadable(tmp_pat
             layout = layout_of(mesh, 0)
             got, _ = _loaded(root.below(listed[0].folder), mesh, 0)
             assert got == bytes(payload_of(layout, global_state(step), 0))
-    assert number > 8, "no kill came in the middle of a save"
+    assert number > 8, "no kill happened during a save"

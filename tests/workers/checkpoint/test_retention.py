@@ -9,10 +9,10 @@ from holdfast_workers.checkpoint.manifest import (
     QUARANTINED,
     BadCheckpoint,
     checkpoint_folder,
-    finalize,
     list_checkpoints,
 )
-from holdfast_workers.checkpoint.marks import need, pin
+from holdfast_workers.checkpoint.marks import mark_needed, pin
+from holdfast_workers.checkpoint.publish import finalize
 from holdfast_workers.checkpoint.retention import quarantine, retain
 from holdfast_workers.checkpoint.storage import Storage, write_small
 from holdfast_workers.spec import KeepBestSpec, RemoteTierSpec
@@ -24,7 +24,7 @@ def _steps(root: Storage) -> list[int]:
     return [manifest.step for manifest in list_checkpoints(root)]
 
 
-def test_the_newest_are_kept(root: Storage) -> None:
+def test_the_newest_checkpoints_are_kept(root: Storage) -> None:
     for step in range(1, 6):
         save_world(root, step, 1, ONE)
     removed = retain(root, RemoteTierSpec(keep=2), current_attempt=1)
@@ -34,78 +34,78 @@ def test_the_newest_are_kept(root: Storage) -> None:
     assert sorted(root.folders()) == [checkpoint_folder(4, 1), checkpoint_folder(5, 1)]
 
 
-def test_every_kth_the_best_and_the_marked_are_kept_too(root: Storage) -> None:
+def test_every_kth_best_and_marked_checkpoints_are_kept(root: Storage) -> None:
     losses = {1: 3.0, 2: 1.0, 3: 2.0, 4: 2.5, 5: 2.6, 6: 2.7}
     for step, loss in losses.items():
         save_world(root, step, 1, ONE, metrics={"loss": loss})
     pin(root.below(checkpoint_folder(1, 1)))
-    need(root.below(checkpoint_folder(5, 1)), "another-job")
+    mark_needed(root.below(checkpoint_folder(5, 1)), "another-job")
     rules = RemoteTierSpec(keep=1, keep_every=4, keep_best=KeepBestSpec())
     removed = retain(root, rules, current_attempt=1)
     assert list(removed) == [checkpoint_folder(3, 1)]
     assert _steps(root) == [6, 5, 4, 2, 1]
 
 
-def test_the_newest_that_verifies_is_kept_beyond_the_rule(root: Storage) -> None:
+def test_the_newest_checkpoint_that_verifies_is_kept_beyond_the_rule(root: Storage) -> None:
     for step in range(1, 6):
-        at = root.below(save_world(root, step, 1, ONE).folder)
+        checkpoint = root.below(save_world(root, step, 1, ONE).folder)
         if step > 2:
-            write_small(at, "__0_0.distcp", b"spoiled")
+            write_small(checkpoint, "__0_0.distcp", b"spoiled")
     retain(root, RemoteTierSpec(keep=2), current_attempt=1)
     assert _steps(root) == [5, 4, 2]
 
 
-def test_leftovers_go_unless_they_may_still_be_written(root: Storage) -> None:
-    old, current, newer = (checkpoint_folder(*one) for one in ((2, 1), (3, 2), (9, 1)))
+def test_incomplete_folders_are_removed_unless_still_being_written(root: Storage) -> None:
+    old, current, newer = (checkpoint_folder(*age) for age in ((2, 1), (3, 2), (9, 1)))
     rules = RemoteTierSpec(keep=3)
     for folder in (old, current, newer):
         save_shards(root.below(folder), ONE)
-    assert retain(root, rules, current_attempt=2) == {}  # nothing complete: nothing is touched
+    assert retain(root, rules, current_attempt=2) == {}  # no complete checkpoint: no removal
     save_world(root, 5, 2, ONE)
     assert retain(root, rules, current_attempt=2) == {old: "attempt 1 left it incomplete"}
     assert {current, newer} <= set(root.folders())
 
 
-def test_what_is_to_be_published_yet_or_of_a_later_attempt_stays(root: Storage) -> None:
-    for one in ((2, 1), (3, 1), (4, 3)):
-        save_shards(root.below(checkpoint_folder(*one)), ONE)
+def test_unpublished_checkpoints_and_later_attempts_are_kept(root: Storage) -> None:
+    for age in ((2, 1), (3, 1), (4, 3)):
+        save_shards(root.below(checkpoint_folder(*age)), ONE)
     save_world(root, 5, 2, ONE)
     removed = retain(root, RemoteTierSpec(), current_attempt=2, unfinished={(3, 1)})
     assert list(removed) == [checkpoint_folder(2, 1)]
 
 
 class _Removed:
-    """A storage in which a removal goes on just before the manifest appears."""
+    """A storage in which a removal proceeds just before the manifest appears."""
 
-    def __init__(self, at: Storage, harm: str) -> None:
-        self._at, self._harm = at, harm
+    def __init__(self, checkpoint: Storage, harm: str) -> None:
+        self._storage, self._harm = checkpoint, harm
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._at, name)
+        return getattr(self._storage, name)
 
     def put_new(self, name: str, content: bytes) -> None:
         if self._harm.endswith(".mark"):
-            self._at.put_new(self._harm, b"")
+            self._storage.put_new(self._harm, b"")
         else:
-            self._at.delete(self._harm)
-        self._at.put_new(name, content)
+            self._storage.delete(self._harm)
+        self._storage.put_new(name, content)
 
 
 @pytest.mark.parametrize("harm", ["removing.mark", "__0_0.distcp"])
-def test_nothing_is_published_of_what_was_being_removed_meanwhile(root: Storage, harm: str) -> None:
-    at = root.below(checkpoint_folder(7, 1))
-    records = save_shards(at, ONE)
+def test_a_checkpoint_being_removed_is_not_published(root: Storage, harm: str) -> None:
+    checkpoint = root.below(checkpoint_folder(7, 1))
+    records = save_shards(checkpoint, ONE)
     with pytest.raises(BadCheckpoint, match=harm):
-        finalize(cast(Storage, _Removed(at, harm)), records, ONE, {})
+        finalize(cast(Storage, _Removed(checkpoint, harm)), records, ONE, {})
     assert list_checkpoints(root) == []
 
 
-def test_a_quarantined_checkpoint_is_not_listed_nor_removed(root: Storage) -> None:
+def test_a_quarantined_checkpoint_is_neither_listed_nor_removed(root: Storage) -> None:
     save_world(root, 1, 1, ONE)
-    at = root.below(save_world(root, 2, 1, ONE).folder)
-    quarantine(at, "flipped byte in __0_0.distcp")
-    quarantine(at, "again")
+    checkpoint = root.below(save_world(root, 2, 1, ONE).folder)
+    quarantine(checkpoint, "flipped byte in __0_0.distcp")
+    quarantine(checkpoint, "again")
     assert _steps(root) == [1]
-    assert b"flipped" in at.read(QUARANTINED)
+    assert b"flipped" in checkpoint.read(QUARANTINED)
     assert retain(root, RemoteTierSpec(keep=1), current_attempt=1) == {}
     assert checkpoint_folder(2, 1) in root.folders()

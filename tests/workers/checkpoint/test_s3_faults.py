@@ -1,5 +1,7 @@
-"""A bucket on a bad day: errors, silence, slow and cut transfers, lost answers; a real S3 server
-behind a proxy that breaks things."""
+"""Faults of a bucket: errors, silence, slow and truncated transfers, lost responses.
+
+A real S3 server behind a proxy that injects the faults.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ from tests.support.faults.flaky_proxy import FlakyProxy
 
 from holdfast_workers.checkpoint.load import load_state
 from holdfast_workers.checkpoint.manifest import verify
+from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.storage import (
     ObjectExists,
     Storage,
     StorageDenied,
     StorageOptions,
-    StorageUnavailable,
-    open_storage,
+    TransientStorageError,
     write_small,
 )
 
@@ -57,7 +59,7 @@ def root(proxy: FlakyProxy, bucket: str) -> Storage:
     return open_storage(f"s3://{bucket}/job", options)
 
 
-PASSING: dict[str, Break] = {
+TRANSIENT_FAULTS: dict[str, Break] = {
     "500": lambda proxy: proxy.add("status", times=2),
     "slow_down": lambda proxy: proxy.add("status", times=2, status=503, code="SlowDown"),
     "silence": lambda proxy: proxy.add("silence", times=1),
@@ -73,49 +75,49 @@ PASSING: dict[str, Break] = {
 }
 
 
-@pytest.mark.parametrize("name", PASSING)
-def test_a_large_object_gets_through(
+@pytest.mark.parametrize("name", TRANSIENT_FAULTS)
+def test_a_large_object_survives_transient_faults(
     root: Storage, proxy: FlakyProxy, s3_server: S3Server, bucket: str, name: str
 ) -> None:
     content = random.Random(name).randbytes(LARGE)
-    PASSING[name](proxy)
+    TRANSIENT_FAULTS[name](proxy)
     write_small(root, "large", content)
     assert s3_server.uploads(bucket) == []
     if name.endswith("download"):
-        assert proxy.unused() == 1  # it waits for the way back
+        assert proxy.unused() == 1  # the download fault is still pending
     assert root.read("large") == content
     assert proxy.unused() == 0
 
 
 @pytest.mark.parametrize("action", ["status", "silence", "reset"])
-def test_who_cannot_be_reached_is_given_up_in_time(
+def test_an_unreachable_bucket_raises_in_time(
     root: Storage, proxy: FlakyProxy, action: str
 ) -> None:
     proxy.add(action)
     began = time.monotonic()
-    with pytest.raises(StorageUnavailable, match="job"):
+    with pytest.raises(TransientStorageError, match="job"):
         write_small(root, "large", bytes(LARGE))
-    with pytest.raises(StorageUnavailable):
+    with pytest.raises(TransientStorageError):
         root.objects()
     assert time.monotonic() - began < 15.0
 
 
-def test_an_upload_that_breaks_for_good_is_aborted(
+def test_an_upload_that_fails_permanently_is_aborted(
     root: Storage, proxy: FlakyProxy, s3_server: S3Server, bucket: str
 ) -> None:
     proxy.add("status", contains="partNumber=3")
-    with pytest.raises(StorageUnavailable):
+    with pytest.raises(TransientStorageError):
         write_small(root, "large", bytes(LARGE))
     assert s3_server.uploads(bucket) == []
     assert s3_server.objects(bucket) == []
 
 
-def test_what_could_not_be_aborted_is_removed_later(
+def test_an_upload_that_could_not_be_aborted_is_removed_later(
     root: Storage, proxy: FlakyProxy, s3_server: S3Server, bucket: str
 ) -> None:
     proxy.add("reset", contains="partNumber=3")
     proxy.add("reset", method="DELETE")
-    with pytest.raises(StorageUnavailable):
+    with pytest.raises(TransientStorageError):
         write_small(root, "large", bytes(LARGE))
     assert s3_server.uploads(bucket) == ["job/large"]
     proxy.heal()
@@ -123,7 +125,7 @@ def test_what_could_not_be_aborted_is_removed_later(
     assert s3_server.uploads(bucket) == []
 
 
-def test_an_upload_whose_beginning_was_not_heard_of_is_removed_later(
+def test_an_upload_whose_creation_response_was_lost_is_removed_later(
     root: Storage, proxy: FlakyProxy, s3_server: S3Server, bucket: str
 ) -> None:
     proxy.add("lose_answer", method="POST", times=1)
@@ -134,30 +136,34 @@ def test_an_upload_whose_beginning_was_not_heard_of_is_removed_later(
     assert root.objects() == {"large": LARGE}
 
 
-def test_refused_credentials_are_not_tried_again(root: Storage, proxy: FlakyProxy) -> None:
+def test_refused_credentials_are_not_retried(root: Storage, proxy: FlakyProxy) -> None:
     proxy.add("status", status=403, code="SignatureDoesNotMatch")
     with pytest.raises(StorageDenied, match="SignatureDoesNotMatch"):
         root.put_new("a", b"x")
     assert len(proxy.requests) == 1
 
 
-def test_a_new_object_whose_answer_was_lost_is_there(root: Storage, proxy: FlakyProxy) -> None:
+def test_a_new_object_exists_although_its_response_was_lost(
+    root: Storage, proxy: FlakyProxy
+) -> None:
     proxy.add("lose_answer", method="PUT", times=1)
     with pytest.raises(ObjectExists):
         root.put_new("manifest", b"ours")
     assert root.read("manifest") == b"ours"
 
 
-def test_a_checkpoint_is_saved_and_loaded_on_a_bad_day(root: Storage, proxy: FlakyProxy) -> None:
-    """A good part of all requests fails one way or another: all of it arrives all the same."""
+def test_a_checkpoint_is_saved_and_loaded_despite_frequent_faults(
+    root: Storage, proxy: FlakyProxy
+) -> None:
+    """Many requests fail in different ways; the whole checkpoint arrives nevertheless."""
     actions = {"status": 5, "reset": 7, "lose_answer": 6, "cut_upload": 8, "cut_download": 9}
     for action, every in actions.items():
         proxy.add(action, every=every, after_bytes=300)
     mesh = {"dp_shard": 2, "tp": 1}
-    at = root.below(save_world(root, 7, 1, mesh).folder)
-    verify(at)
+    checkpoint = root.below(save_world(root, 7, 1, mesh).folder)
+    verify(checkpoint)
     for rank in range(2):
         layout = layout_of(mesh, rank)
         payload = memoryview(bytearray(layout.payload_bytes))
-        assert load_state(at, layout, payload, mesh=mesh, rank=rank) == []
+        assert load_state(checkpoint, layout, payload, mesh=mesh, rank=rank) == []
     assert all(rule.used for rule in proxy.rules)

@@ -1,4 +1,4 @@
-"""What every storage keeps of its promises, on a file system and on an S3 server."""
+"""The promises of every storage, on a file system and on an S3 server."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from tests.support.checkpoint.s3_server import S3Server
 
+from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.storage import (
     ObjectExists,
     ObjectMissing,
     Storage,
     StorageDenied,
-    open_storage,
     uri_fault,
     write_small,
 )
@@ -37,7 +37,7 @@ def _read_in_pieces(storage: Storage, name: str, piece: int) -> bytes:
 
 
 @pytest.mark.parametrize("nbytes", SIZES)
-def test_what_was_written_is_read_whatever_its_size(root: Storage, nbytes: int) -> None:
+def test_an_object_of_any_size_is_read_as_written(root: Storage, nbytes: int) -> None:
     content = _content(nbytes)
     with root.write("deep/in/a.bin") as stream:
         for start in range(0, nbytes, 3_000_001):
@@ -64,7 +64,7 @@ def test_a_write_that_raises_leaves_nothing(
         assert [path.name for path in Path(root.uri).iterdir()] == ["other"]
 
 
-def test_an_object_replaces_one_of_its_name_only_at_its_end(root: Storage) -> None:
+def test_a_write_replaces_the_old_object_only_at_its_end(root: Storage) -> None:
     write_small(root, "a", b"before")
     with root.write("a") as stream:
         stream.write(b"after")
@@ -80,7 +80,7 @@ def test_a_new_object_is_never_replaced(root: Storage) -> None:
     assert list(root.objects()) == ["folder/mark"]
 
 
-def test_what_is_not_there_is_missing_and_may_be_deleted(root: Storage) -> None:
+def test_an_absent_object_is_missing_and_can_be_deleted(root: Storage) -> None:
     with pytest.raises(ObjectMissing, match="absent"):
         root.read("absent")
     with pytest.raises(ObjectMissing), root.open("absent"):
@@ -91,7 +91,7 @@ def test_what_is_not_there_is_missing_and_may_be_deleted(root: Storage) -> None:
     assert root.folders() == []
 
 
-def test_folders_come_and_go_with_what_is_in_them(root: Storage) -> None:
+def test_folders_exist_only_while_they_contain_objects(root: Storage) -> None:
     for name in ("one/a", "one/deeper/b", "two/c", "loose", "onerous/d"):
         write_small(root, name, b"x")
     assert root.folders() == ["one", "onerous", "two"]
@@ -101,7 +101,9 @@ def test_folders_come_and_go_with_what_is_in_them(root: Storage) -> None:
     assert sorted(root.objects()) == ["onerous/d", "two/c"]
 
 
-def test_a_killed_upload_is_seen_and_removed(s3_root: Storage, s3_server: S3Server) -> None:
+def test_a_killed_upload_shows_in_folders_and_is_removed(
+    s3_root: Storage, s3_server: S3Server
+) -> None:
     bucket, _, prefix = s3_root.uri.removeprefix("s3://").partition("/")
     for folder in ("step-1", "step-2"):
         s3_server.client.create_multipart_upload(Bucket=bucket, Key=f"{prefix}/{folder}/shard")
@@ -111,7 +113,7 @@ def test_a_killed_upload_is_seen_and_removed(s3_root: Storage, s3_server: S3Serv
     assert s3_server.uploads(bucket) == [f"{prefix}/step-2/shard"]
 
 
-def test_a_folder_that_may_not_be_written_says_who_must_be_able_to(tmp_path: Path) -> None:
+def test_a_write_without_permission_names_the_user(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     me = os.geteuid()
     os.seteuid(65534 if me == 0 else me)  # root may write everywhere
@@ -131,7 +133,7 @@ def test_a_folder_that_may_not_be_written_says_who_must_be_able_to(tmp_path: Pat
         ("s3://bucket/a/b/", "s3://bucket/a/b"),
     ],
 )
-def test_a_uri_opens_the_storage_it_names(uri: str, root: str) -> None:
+def test_a_uri_opens_its_storage(uri: str, root: str) -> None:
     assert open_storage(uri).uri == root
 
 
@@ -145,7 +147,7 @@ def test_a_uri_opens_the_storage_it_names(uri: str, root: str) -> None:
         ("s3://bucket/x?versionId=1", "query"),
     ],
 )
-def test_another_uri_is_refused_with_what_to_write(uri: str, fault: str) -> None:
+def test_an_unsupported_uri_is_refused_with_a_remedy(uri: str, fault: str) -> None:
     assert fault in str(uri_fault(uri))
     with pytest.raises(ValueError, match=fault.replace("?", ".")):
         open_storage(uri)

@@ -1,4 +1,4 @@
-"""Publication and retention are two things: the one is answered for before the other begins."""
+"""Publication and retention are independent: a failed cleanup never fails a publication."""
 
 from __future__ import annotations
 
@@ -18,18 +18,14 @@ from holdfast_workers.checkpoint.manifest import (
     checkpoint_folder,
     list_checkpoints,
 )
-from holdfast_workers.checkpoint.storage import (
-    Storage,
-    StorageUnavailable,
-    joined,
-    open_storage,
-)
+from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.checkpoint.storage import Storage, TransientStorageError, joined
 from holdfast_workers.child_programs import saver
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.memory.segment import Segment
 from holdfast_workers.state.digest import payload_digest
 
-ONE = {"dp_shard": 1, "tp": 1}
+MESH = {"dp_shard": 1, "tp": 1}
 
 
 @pytest.fixture
@@ -46,17 +42,17 @@ def _control() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def _tidy(root: Storage, attempt: int, *, keep: int, **words: Any) -> dict[str, Any]:
+def _tidy(root: Storage, attempt: int, *, keep: int, **fields: Any) -> dict[str, Any]:
     request = {"step": 0, "attempt": attempt, "rules": {"keep": keep}, "unfinished": [], "bad": []}
     with _control() as (ours, theirs):
-        saver.tidy(ours, {**request, **words}, {})
+        saver.tidy(ours, {**request, **fields}, {})
         return control_channel.receive(theirs)
 
 
 def _save(copies: Path, step: int) -> None:
     path = copies / f"{step}.seg"
-    payload = bytes(payload_of(layout_of(ONE, 0), global_state(step), 0))
-    with Segment.create(path, layout_of(ONE, 0)) as copy:
+    payload = bytes(payload_of(layout_of(MESH, 0), global_state(step), 0))
+    with Segment.create(path, layout_of(MESH, 0)) as copy:
         with copy.begin(step) as slot:
             slot[:] = payload
         copy.commit(attempt=1, step=step, digest=payload_digest(payload))
@@ -69,17 +65,17 @@ def _folders(root: Storage) -> list[str]:
     return [manifest.folder for manifest in list_checkpoints(root)]
 
 
-def test_a_publication_is_answered_for_whatever_becomes_of_older_checkpoints(
+def test_a_publication_succeeds_although_the_cleanup_of_older_checkpoints_fails(
     root: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreadable(at: Storage) -> None:
-        raise StorageUnavailable(at.uri, "an old folder cannot be read")
+    def unreadable(folder: Storage) -> None:
+        raise TransientStorageError(folder.uri, "an old folder cannot be read")
 
     monkeypatch.setattr(retention, "verify", unreadable)
     for step in (1, 2):
-        save_world(root, step, 1, ONE)
+        save_world(root, step, 1, MESH)
     _save(tmp_path, 3)
-    request = {"step": 3, "attempt": 1, "world_size": 1, "mesh": ONE, "extra": {}}
+    request = {"step": 3, "attempt": 1, "world_size": 1, "mesh": MESH, "extra": {}}
     with _control() as (ours, theirs):
         saver.finalize(ours, {**request, "rules": {"keep": 1}}, {})
         assert control_channel.receive(theirs)["op"] == "finalized"
@@ -89,12 +85,12 @@ def test_a_publication_is_answered_for_whatever_becomes_of_older_checkpoints(
     assert len(_folders(root)) == 3
 
 
-def test_what_history_has_passed_by_is_not_kept_in_place_of_what_it_has_not(root: Storage) -> None:
+def test_retention_does_not_count_a_quarantined_checkpoint(root: Storage) -> None:
     made: dict[tuple[int, int], Manifest] = {
-        one: save_world(root, *one, ONE) for one in ((100, 1), (110, 2), (120, 1))
+        key: save_world(root, *key, MESH) for key in ((100, 1), (110, 2), (120, 1))
     }
-    passed = made[120, 1]
-    answer = _tidy(root, 2, keep=1, bad=[joined(root.uri, passed.folder), "elsewhere/x"])
+    bad = made[120, 1]
+    answer = _tidy(root, 2, keep=1, bad=[joined(root.uri, bad.folder), "elsewhere/x"])
     assert list(answer["deleted"]) == [made[100, 1].uri]
     assert _folders(root) == [checkpoint_folder(110, 2)]
-    assert b"checkpoint.bad" in root.below(passed.folder).read(QUARANTINED)
+    assert b"checkpoint.bad" in root.below(bad.folder).read(QUARANTINED)

@@ -28,12 +28,12 @@ def test_files_are_joined_in_the_order_of_their_names(texts: Path, tmp_path: Pat
     assert corpus.tokens.tobytes() == b"aaa\0bbbb\0cc\0"
 
 
-def test_a_glob_takes_what_it_matches(texts: Path, tmp_path: Path) -> None:
+def test_a_glob_selects_its_matches(texts: Path, tmp_path: Path) -> None:
     corpus = open_corpus(DataSpec(source=f"{texts}/**/[bc].txt"), tmp_path / "cache", 2)
     assert corpus.tokens.tobytes() == b"bbbb\0cc\0"
 
 
-def test_the_standard_library_is_there_without_its_tests() -> None:
+def test_the_standard_library_source_excludes_its_tests() -> None:
     names = [name for name, _ in source_files("python-stdlib")]
     assert "json/decoder.py" in names
     assert not any("site-packages" in name or "/test/" in name for name in names)
@@ -55,9 +55,7 @@ def test_a_second_opening_builds_nothing(texts: Path, tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in cache.glob("tokens-*")} == before
 
 
-def test_changed_text_is_another_corpus_and_the_same_text_elsewhere_the_same(
-    texts: Path, tmp_path: Path
-) -> None:
+def test_a_corpus_is_identified_by_its_text_not_its_location(texts: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     first = open_corpus(DataSpec(source=str(texts)), cache, 2).fingerprint
     (texts / "a.txt").write_bytes(b"xyz!")
@@ -68,7 +66,7 @@ def test_changed_text_is_another_corpus_and_the_same_text_elsewhere_the_same(
     assert open_corpus(moved, tmp_path / "other", 2).fingerprint == first
 
 
-def test_a_lost_or_cut_token_file_is_built_again(texts: Path, tmp_path: Path) -> None:
+def test_a_lost_or_truncated_token_file_is_rebuilt(texts: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     whole = open_corpus(DataSpec(source=str(texts)), cache, 2).tokens.tobytes()
     (tokens,) = cache.glob("tokens-*")
@@ -78,15 +76,15 @@ def test_a_lost_or_cut_token_file_is_built_again(texts: Path, tmp_path: Path) ->
     assert open_corpus(DataSpec(source=str(texts)), cache, 2).tokens.tobytes() == whole
 
 
-def test_many_may_open_at_once_and_leave_no_part_behind(texts: Path, tmp_path: Path) -> None:
+def test_concurrent_openings_leave_no_temporary_file(texts: Path, tmp_path: Path) -> None:
     cache, data = tmp_path / "cache", DataSpec(source=str(texts))
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: open_corpus(data, cache, 2).fingerprint, range(8)))
-    assert len(set(found)) == 1
+        fingerprints = list(pool.map(lambda _: open_corpus(data, cache, 2).fingerprint, range(8)))
+    assert len(set(fingerprints)) == 1
     assert not list(cache.glob("*.part"))
 
 
-def test_nothing_and_too_little_are_refused(texts: Path, tmp_path: Path) -> None:
+def test_missing_and_too_short_text_is_refused(texts: Path, tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="matches no file"):
         open_corpus(DataSpec(source=str(tmp_path / "nowhere*")), tmp_path / "cache", 2)
     with pytest.raises(CorpusError, match="one sample needs 101"):

@@ -1,4 +1,4 @@
-"""Every sample of an epoch once, in an order that no number of ranks can change."""
+"""Every sample of an epoch once, in an order independent of the number of ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_million_and_three_samples_are_a_permutation() -> None:
     assert np.array_equal(np.bincount(order), np.ones(samples))
 
 
-def test_positions_may_be_asked_for_in_ten_thousand_million_samples() -> None:
+def test_positions_of_ten_billion_samples_can_be_computed() -> None:
     samples = 10**10
     positions = np.array([0, 1, samples - 1], dtype=np.int64)
     order = permute(positions, samples, 7, 0)

@@ -1,4 +1,4 @@
-"""Faults on request: what is refused, when one is due, and that a process really does it."""
+"""Fault injection: invalid requests, the points where faults fire, and their real effects."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_workers.checkpoint.storage import StorageUnavailable, open_storage
-from holdfast_workers.fault_injection.failing_storage import FailingStorage, failing_as_told
+from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.checkpoint.storage import TransientStorageError
+from holdfast_workers.fault_injection.failing_storage import FailingStorage, with_injected_failures
 from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.fault_injection.kinds import (
     KINDS,
@@ -24,13 +25,13 @@ from holdfast_workers.fault_injection.kinds import (
     InjectedError,
     Injection,
     Victim,
-    faults_of,
+    injection_faults,
 )
 
 WAIT_S = 20.0
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- invalid requests -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -53,12 +54,17 @@ WAIT_S = 20.0
     ],
 )
 def test_an_impossible_fault_is_named_at_its_path(document: dict[str, object], path: str) -> None:
-    assert [fault.path for fault in faults_of(document, world_size=4)] == [path]
+    assert [fault.path for fault in injection_faults(document, world_size=4)] == [path]
 
 
 def test_every_fault_of_a_request_is_named() -> None:
     wrong = {"kind": "slow", "rank": 9, "factor": "much", "steps": 0, "bit": 1}
-    assert {fault.path for fault in faults_of(wrong, 4)} == {"rank", "factor", "steps", "bit"}
+    assert {fault.path for fault in injection_faults(wrong, 4)} == {
+        "rank",
+        "factor",
+        "steps",
+        "bit",
+    }
 
 
 @given(
@@ -67,21 +73,19 @@ def test_every_fault_of_a_request_is_named() -> None:
     step=st.integers(1, 10**9),
     phase=st.sampled_from(PHASES),
 )
-def test_a_possible_fault_survives_its_way_through_json(
-    kind: FaultKind, rank: int, step: int, phase: str
-) -> None:
+def test_a_valid_fault_survives_json(kind: FaultKind, rank: int, step: int, phase: str) -> None:
     document: dict[str, object] = {"kind": kind.value}
     victim = KINDS[kind].victim
     if victim in (Victim.RANK, Victim.NODE):
         document["rank"] = rank
     if victim is Victim.RANK:
         document |= {"at_step": step, "phase": phase}
-    assert faults_of(document, 4) == []
+    assert injection_faults(document, 4) == []
     fault = Injection.of(json.loads(json.dumps(document)))
     assert fault.document() == document and Injection.of(fault.document()) == fault
 
 
-# --- when one is due ------------------------------------------------------------------------------
+# --- when a fault is due --------------------------------------------------------------------------
 
 
 def reached(points: FaultPoints, at: str, step: int | None = None, micro_batch: int = 0) -> bool:
@@ -93,28 +97,28 @@ def reached(points: FaultPoints, at: str, step: int | None = None, micro_batch: 
     return False
 
 
-def test_an_order_fires_once_at_its_step_and_phase_and_is_told_before() -> None:
-    points, told = FaultPoints(None), []
-    points.arm(Injection(FaultKind.RAISE, at_step=3, phase="backward"), lambda: told.append(1))
+def test_an_order_fires_once_at_its_step_and_phase_and_is_reported_before() -> None:
+    points, reports = FaultPoints(None), []
+    points.arm(Injection(FaultKind.RAISE, at_step=3, phase="backward"), lambda: reports.append(1))
     steps = [(point, step) for step in (2, 3, 3) for point in ("forward", "backward")]
-    assert [one for one in steps if reached(points, *one)] == [("backward", 3)]
-    assert told == [1]
+    assert [place for place in steps if reached(points, *place)] == [("backward", 3)]
+    assert reports == [1]
     assert not points._active  # a point is one comparison again
 
 
-def test_an_order_for_a_micro_batch_meets_that_one() -> None:
+def test_an_order_for_a_micro_batch_fires_only_there() -> None:
     points = FaultPoints(None)
     points.arm(Injection(FaultKind.RAISE, at_step=5, micro_batch=1), lambda: None)
-    seen = [
+    fired = [
         (step, index)
         for step in (4, 5)
         for index in range(3)
         if reached(points, "forward", step, index)
     ]
-    assert seen == [(5, 1)]
+    assert fired == [(5, 1)]
 
 
-def test_a_plan_may_name_every_kind(tmp_path: Path) -> None:
+def test_a_plan_entry_fires_once_at_its_step_and_rank(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps([{"point": "agree", "rank": 1, "step": 2, "action": "raise"}]))
     points = FaultPoints(plan)
@@ -123,7 +127,7 @@ def test_a_plan_may_name_every_kind(tmp_path: Path) -> None:
     assert (tmp_path / "plan.json.0.0").exists()
 
 
-def test_a_slow_rank_takes_so_many_times_as_long_for_as_many_steps() -> None:
+def test_a_slow_rank_takes_factor_times_as_long_for_the_given_steps() -> None:
     points = FaultPoints(None)
     points.arm(Injection(FaultKind.SLOW, factor=3.0, steps=2), lambda: None)
 
@@ -140,11 +144,11 @@ def test_a_slow_rank_takes_so_many_times_as_long_for_as_many_steps() -> None:
     assert not points._active
 
 
-# --- that a process does it -----------------------------------------------------------------------
+# --- effects on a process -------------------------------------------------------------------------
 
 
 def doing(fault: Injection) -> subprocess.Popen[str]:
-    """A process that carries the fault out in its main thread, while another thread counts."""
+    """A process that executes the fault in its main thread, while another thread counts."""
     program = (
         "import json, sys, threading, time\n"
         "from holdfast_workers.fault_injection.kinds import Injection, carry_out\n"
@@ -172,28 +176,28 @@ def doing(fault: Injection) -> subprocess.Popen[str]:
     ],
     ids=str,
 )
-def test_a_process_ends_as_it_was_told(fault: Injection, ending: int) -> None:
+def test_a_process_ends_as_the_fault_requests(fault: Injection, ending: int) -> None:
     process = doing(fault)
-    said, _ = process.communicate(timeout=WAIT_S)
+    output, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == ending
-    assert f"injected fault: {fault}" in said and "survived" not in said
+    assert f"injected fault: {fault}" in output and "survived" not in output
 
 
 @pytest.mark.parametrize(
     ("kind", "others_live"),
     [("gil", False), ("loop", True), ("read", True), ("collective", True)],
 )
-def test_a_hang_holds_its_thread_and_the_lock_only_if_it_should(
+def test_a_hang_blocks_its_thread_and_holds_the_gil_only_if_requested(
     kind: str, others_live: bool
 ) -> None:
     process = doing(Injection(FaultKind(kind), duration_s=0.5))
-    said, _ = process.communicate(timeout=WAIT_S)
+    output, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
-    during = said.partition("injected fault")[2].partition("survived")[0]
+    during = output.partition("injected fault")[2].partition("survived")[0]
     assert (during.count("alive") > 5) is others_live
 
 
-def test_a_stopped_process_stands_still() -> None:
+def test_a_stop_fault_stops_the_process() -> None:
     process = doing(Injection(FaultKind.STOP))
     try:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
@@ -209,23 +213,25 @@ def test_a_stopped_process_stands_still() -> None:
 
 
 @pytest.mark.parametrize(("kind", "reads"), [("remote_down", False), ("disk_full", True)])
-def test_a_storage_fails_as_told_and_until_then(tmp_path: Path, kind: str, reads: bool) -> None:
-    told = tmp_path / "fault.json"
+def test_a_storage_fails_as_requested_until_the_given_time(
+    tmp_path: Path, kind: str, reads: bool
+) -> None:
+    request = tmp_path / "fault.json"
     real = open_storage(str(tmp_path / "remote"))
     real.put_new("there", b"before")
-    assert failing_as_told(real, told) is real
-    told.write_text(json.dumps({"kind": kind, "until": time.time() + 100}))
-    failing = failing_as_told(real, told).below("deeper")
-    with pytest.raises(StorageUnavailable, match="injected"), failing.write("new"):
+    assert with_injected_failures(real, request) is real
+    request.write_text(json.dumps({"kind": kind, "until": time.time() + 100}))
+    failing = with_injected_failures(real, request).below("deeper")
+    with pytest.raises(TransientStorageError, match="injected"), failing.write("new"):
         pass
-    with pytest.raises(StorageUnavailable, match="injected"):
+    with pytest.raises(TransientStorageError, match="injected"):
         failing.put_new("new", b"")
     if reads:
-        assert failing_as_told(real, told).read("there") == b"before"
+        assert with_injected_failures(real, request).read("there") == b"before"
     else:
-        with pytest.raises(StorageUnavailable, match="does not answer"):
+        with pytest.raises(TransientStorageError, match="does not answer"):
             failing.objects()
     assert real.below("deeper").objects() == {}
     FailingStorage(real, FaultKind(kind), time.time() - 1).put_new("after", b"")
-    told.write_text(json.dumps({"kind": kind, "until": time.time() - 1}))
-    assert failing_as_told(real, told) is real
+    request.write_text(json.dumps({"kind": kind, "until": time.time() - 1}))
+    assert with_injected_failures(real, request) is real

@@ -1,4 +1,4 @@
-"""A fault for a rank comes to the process that has it, at whatever moment it is ordered."""
+"""A fault for a rank reaches the rank's process, at whatever time it is ordered."""
 
 from __future__ import annotations
 
@@ -18,69 +18,69 @@ from holdfast_workers.ipc.children import Child
 from holdfast_workers.protocol.messages import FormOrder, Restore, Seat, Tier
 
 KILL = Injection(FaultKind.KILL, rank=0)
-TOLD = {"number": 7, "fault": KILL.document()}
+ORDER = {"number": 7, "fault": KILL.document()}
 
 
 class Process:
-    """A process of a rank that keeps what it is told."""
+    """A process of a rank that records the messages sent to it."""
 
     def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
+        self.sent: list[dict[str, Any]] = []
 
     def send(self, message: dict[str, Any]) -> bool:
-        self.told.append(message)
+        self.sent.append(message)
         return True
 
 
-def orders_of_nobody(root: Path) -> FaultOrders:
+def orders_without_ranks(root: Path) -> FaultOrders:
     return FaultOrders(root, lambda rank: None, None, None, lambda code: None)
 
 
-def test_a_fault_that_comes_while_its_rank_is_being_forked_reaches_the_new_process(
+def test_a_fault_that_arrives_during_the_fork_of_its_rank_reaches_the_new_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_agent, "join_fields", lambda order, seat, config: {})
-    orders, process = orders_of_nobody(tmp_path), Process()
+    orders, process = orders_without_ranks(tmp_path), Process()
 
     def seat(order: FormOrder, seat: Seat, join: dict[str, Any]) -> Any:
-        orders.take(7, KILL)  # after what is due was looked up, before the rank has a process
+        orders.accept(7, KILL)  # after pending orders were read, before the rank has a process
         process.send({"op": "join", **join})
         return SimpleNamespace(child=process)
 
     memory = SimpleNamespace(
-        set_partners=lambda *_: None, whereabouts=lambda rank: {}, seated=lambda *_: None
+        set_partners=lambda *_: None, segment_fields=lambda rank: {}, on_seated=lambda *_: None
     )
     node = SimpleNamespace(
         _memory=memory,
         _config=None,
-        _crew=SimpleNamespace(seat=seat),
+        _worker_pool=SimpleNamespace(seat=seat),
         _fault_orders=orders,
     )
     place = Seat(0, None, Restore(Tier.INIT, 0), ())
     order = FormOrder(1, {"dp_shard": 1}, 1, "127.0.0.1", 1, (place,))
     NodeAgent._take_seat(cast("NodeAgent", node), order, place)
-    assert process.told == [{"op": "join", "faults": []}, {"op": "inject", **TOLD}]
+    assert process.sent == [{"op": "join", "faults": []}, {"op": "inject", **ORDER}]
 
 
-def test_a_fault_is_handed_on_until_it_has_fired(tmp_path: Path) -> None:
-    orders, process, other = orders_of_nobody(tmp_path), Process(), Process()
-    orders.take(7, KILL)
-    assert orders.due(0) == [TOLD]
-    orders.hand_on(1, cast("Child", other))
-    orders.hand_on(0, cast("Child", process))
+def test_a_fault_is_sent_to_each_new_process_until_it_has_fired(tmp_path: Path) -> None:
+    orders, process, other = orders_without_ranks(tmp_path), Process(), Process()
+    orders.accept(7, KILL)
+    assert orders.pending(0) == [ORDER]
+    orders.send_pending(1, cast("Child", other))
+    orders.send_pending(0, cast("Child", process))
     orders.fired(7)
-    orders.hand_on(0, cast("Child", process))
-    assert process.told == [{"op": "inject", **TOLD}]
-    assert other.told == []
+    orders.send_pending(0, cast("Child", process))
+    assert process.sent == [{"op": "inject", **ORDER}]
+    assert other.sent == []
 
 
-def test_links_are_cut_for_as_long_as_it_was_said_and_only_where_they_may_be(
+def test_links_are_cut_for_the_given_time_and_only_where_allowed(
     tmp_path: Path,
 ) -> None:
     cut: list[float] = []
     orders = FaultOrders(tmp_path, lambda rank: None, None, cut.append, lambda code: None)
-    orders.take(1, Injection(FaultKind.PARTITION, rank=0, duration_s=2.5))
+    orders.accept(1, Injection(FaultKind.PARTITION, rank=0, duration_s=2.5))
     eventually(lambda: cut == [2.5], 5.0)
     with pytest.raises(CannotInject, match=link_cut.VARIABLE):
-        orders_of_nobody(tmp_path).take(1, Injection(FaultKind.PARTITION, rank=0))
+        orders_without_ranks(tmp_path).accept(1, Injection(FaultKind.PARTITION, rank=0))
     assert link_cut.link_cutter({}) is None

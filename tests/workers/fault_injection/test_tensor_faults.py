@@ -1,4 +1,4 @@
-"""Injected faults in the numbers of a living model, on the recipe itself, in one process."""
+"""Injected faults in the tensors of a live model, on the recipe itself, in one process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.ranks.rank_worlds import begin, tiny_spec
+from tests.support.ranks.rank_worlds import start_from_seed, tiny_spec
 
 from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.fault_injection.kinds import FaultKind, Injection
@@ -23,14 +23,14 @@ def make(cache: Path) -> Callable[[], PretrainRecipe]:
 
     def made() -> PretrainRecipe:
         recipe = PretrainRecipe(tiny_spec({}), cache)
-        begin(recipe)
+        start_from_seed(recipe)
         return recipe
 
     return made
 
 
 class NotFinite(Exception):
-    """What a rank brought to the agreement on a step."""
+    """A rank's contribution to the agreement on a step was not finite."""
 
 
 def run(recipe: PretrainRecipe, *faults: Injection) -> list[str]:
@@ -55,7 +55,7 @@ def run(recipe: PretrainRecipe, *faults: Injection) -> list[str]:
 
 @pytest.mark.parametrize("target", [None, "blocks.1"])
 @pytest.mark.parametrize("where", ["output", "gradient"])
-def test_not_a_number_makes_its_step_not_finite_and_no_other(
+def test_a_nan_makes_only_its_step_nonfinite(
     make: Callable[[], PretrainRecipe], where: str, target: str | None
 ) -> None:
     recipe = make()
@@ -65,20 +65,20 @@ def test_not_a_number_makes_its_step_not_finite_and_no_other(
     step, share = caught.value.args
     assert (step, math.isnan(share.loss_sum)) == (3, where == "output")
     recipe.abandon_step()
-    assert run(make()) == run(make())  # nothing of it is left anywhere
+    assert run(make()) == run(make())  # the fault left no trace
 
 
 @pytest.mark.parametrize("where", ["gradient", "parameter", "moment"])
-def test_one_bit_changes_the_digest_from_its_step_on(
+def test_a_bit_flip_changes_the_digest_from_its_step_on(
     make: Callable[[], PretrainRecipe], where: str
 ) -> None:
     untouched = run(make())
     touched = run(make(), Injection(FaultKind.BIT_FLIP, at_step=3, where=where))
-    assert [one == other for one, other in zip(untouched, touched, strict=True)] == [
+    assert [before == after for before, after in zip(untouched, touched, strict=True)] == [
         *(True, True, False, False)
     ]
 
 
-def test_a_target_that_there_is_not_is_named(make: Callable[[], PretrainRecipe]) -> None:
+def test_an_unknown_target_is_named(make: Callable[[], PretrainRecipe]) -> None:
     with pytest.raises(LookupError, match=r"no parameter 'blocks\.9"):
         run(make(), Injection(FaultKind.BIT_FLIP, where="parameter", target="blocks.9.x"))

@@ -1,4 +1,4 @@
-"""A user's function is held like a recipe: its state comes back with the same bits."""
+"""A user's function is protected like a recipe: its state is restored with the same bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.ranks.rank_worlds import Watching
+from tests.support.ranks.rank_worlds import RecordingHooks
 
 from holdfast_workers.functions import FunctionError
 from holdfast_workers.functions.encoding import decode, encode
@@ -31,27 +31,27 @@ def prepared(name: str, **changes: Any) -> Recipe:
             **changes,
         }
     )
-    recipe = lookup.of(spec, Path("/nonexistent"))
+    recipe = lookup.make_recipe(spec, Path("/nonexistent"))
     recipe.prepare()
     recipe.build(ALONE)
     return recipe
 
 
 def ran(
-    recipe: Recipe, hooks: Watching | None = None, payload: bytes | None = None
-) -> tuple[Watching, int]:
+    recipe: Recipe, hooks: RecordingHooks | None = None, payload: bytes | None = None
+) -> tuple[RecordingHooks, int]:
     """From the seed, or from the state in `payload`."""
-    seen = hooks or Watching()
+    used = hooks or RecordingHooks()
 
     def begin() -> Steps:
         recipe.initialize()
         start = recipe.read_state(memoryview(bytearray(payload))) if payload else 0
-        return Steps(recipe, ALONE, recipe.spec, seen, start)
+        return Steps(recipe, ALONE, recipe.spec, used, start)
 
-    return seen, recipe.run(begin)
+    return used, recipe.run(begin)
 
 
-def saved(name: str) -> tuple[Watching, dict[int, bytes]]:
+def saved(name: str) -> tuple[RecordingHooks, dict[int, bytes]]:
     """A whole run, and its state after each step."""
     payloads: dict[int, bytes] = {}
 
@@ -60,14 +60,14 @@ def saved(name: str) -> tuple[Watching, dict[int, bytes]]:
         recipe.write_state(memoryview(payload), step)
         payloads[step] = bytes(payload)
 
-    hooks = Watching()
+    hooks = RecordingHooks()
     hooks.on_checkpoint = keep
     ran(prepared(name), hooks)
     return hooks, payloads
 
 
 @pytest.mark.parametrize("name", ["everything", "plain", "sharded"])
-def test_from_any_step_on_it_is_the_same_run(name: str) -> None:
+def test_a_run_restored_from_any_step_has_the_same_bits(name: str) -> None:
     whole, payloads = saved(name)
     assert sorted(payloads) == list(range(1, STEPS + 1))
     for step in (1, 4, STEPS - 1):
@@ -77,7 +77,7 @@ def test_from_any_step_on_it_is_the_same_run(name: str) -> None:
         assert [row.samples for row in again.rows] == [r.samples for r in whole.rows][step:]
 
 
-def test_the_seed_alone_decides_and_each_seed_otherwise() -> None:
+def test_only_the_seed_determines_the_run() -> None:
     first, second = ran(prepared("everything"))[0], ran(prepared("everything"))[0]
     other = ran(
         prepared(
@@ -89,8 +89,8 @@ def test_the_seed_alone_decides_and_each_seed_otherwise() -> None:
     assert first.digests[STEPS] != other.digests[STEPS]
 
 
-def test_the_first_step_of_an_optimizer_is_that_of_a_fresh_one() -> None:
-    """Its state is laid out before; nothing of that is felt."""
+def test_the_first_step_of_an_optimizer_equals_that_of_a_new_one() -> None:
+    """Its state is laid out before the first step, without any effect on that step."""
     hooks, _ = ran(prepared("plain"))
     from tests.support.ranks.functions import POINTS, data
 
@@ -120,18 +120,18 @@ def test_the_first_step_of_an_optimizer_is_that_of_a_fresh_one() -> None:
     ("name", "message"),
     [
         ("steps_itself", "leave that to the context's step"),
-        ("forgets_to_step", "step.. was not called in the turn of step 1"),
+        ("forgets_to_step", "step.. was not called in the iteration of step 1"),
         ("returns_early", "returned after step 3 of 9"),
-        ("registers_a_stranger", "holds a parameter of no registered module"),
+        ("registers_foreign_parameters", "has a parameter of no registered module"),
         ("no_such_function", "has no callable 'no_such_function'"),
     ],
 )
-def test_a_mistake_is_named(name: str, message: str) -> None:
+def test_a_mistake_of_the_user_is_named(name: str, message: str) -> None:
     with pytest.raises(FunctionError, match=message):
         ran(prepared(name))
 
 
-def test_an_error_of_the_user_leaves_as_it_is() -> None:
+def test_an_exception_of_the_user_passes_unchanged() -> None:
     with pytest.raises(KeyError, match="the user's own mistake"):
         ran(prepared("mistaken"))
 
@@ -140,7 +140,7 @@ class Over(Exception):
     pass
 
 
-class EndsAt(Watching):
+class EndsAt(RecordingHooks):
     """The attempt is over just before a step is applied."""
 
     def __init__(self, step: int) -> None:
@@ -152,8 +152,8 @@ class EndsAt(Watching):
             raise Over
 
 
-def test_no_function_holds_up_the_end_of_its_attempt() -> None:
-    """Not even one that catches every exception; and it can be called again."""
+def test_no_function_can_delay_the_end_of_its_attempt() -> None:
+    """Not even a function that catches every exception; and it can be called again."""
     recipe = prepared("swallows")
     hooks = EndsAt(4)
     with pytest.raises(Over):
@@ -164,7 +164,7 @@ def test_no_function_holds_up_the_end_of_its_attempt() -> None:
     assert ran(recipe)[0].digests == ran(prepared("swallows"))[0].digests
 
 
-def test_a_step_that_is_not_finite_is_left_to_the_next_attempt() -> None:
+def test_a_nonfinite_step_is_left_to_the_next_attempt() -> None:
     whole, _ = ran(prepared("poisoned", config={"bad": []}))
     bad = _samples_of_step(4)
     with pytest.raises(GuardTripped) as tripped:
@@ -181,7 +181,7 @@ def _samples_of_step(step: int) -> list[int]:
     positions = micro_batch_positions(
         step - 1, 0, data_index=0, data_parallel=1, micro_batch=4, global_batch=12
     )
-    return [int(one) for one in samples_at(positions, 96, 5)]
+    return [int(sample) for sample in samples_at(positions, 96, 5)]
 
 
 @pytest.mark.parametrize(
@@ -192,11 +192,11 @@ def _samples_of_step(step: int) -> list[int]:
         [math.inf, -0.0, 0.1 + 0.2],
     ],
 )
-def test_what_is_encoded_comes_back(value: object) -> None:
+def test_encoded_values_are_decoded_unchanged(value: object) -> None:
     assert repr(decode(encode(value, "it"))) == repr(value)
 
 
-def test_tensors_come_back_with_their_bits() -> None:
+def test_encoded_tensors_keep_their_bits() -> None:
     made: list[Callable[[], torch.Tensor]] = [
         lambda: torch.randn(3, 2, dtype=torch.bfloat16),
         lambda: torch.tensor(7),
@@ -209,6 +209,6 @@ def test_tensors_come_back_with_their_bits() -> None:
         assert torch.equal(back, tensor)
 
 
-def test_what_cannot_be_kept_is_named_with_its_place() -> None:
+def test_a_value_that_cannot_be_saved_is_named_with_its_path() -> None:
     with pytest.raises(FunctionError, match=r"schedule\.fns\[1\] is a function"):
         encode({"fns": [1, lambda: 0]}, "schedule")

@@ -1,4 +1,4 @@
-"""What the kernel tells of a machine: this one's own, and one recorded in files."""
+"""Values of a machine from the kernel: of this machine, and of a machine recorded in files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.nodes.agent_config import agent_config
 
-from holdfast_workers.agent.health_watch import XIDS_KEPT, HealthWatch, Probes
+from holdfast_workers.agent.health_watch import XIDS_KEPT, HealthProbes, HealthWatch
 from holdfast_workers.health import host
 from holdfast_workers.health.findings import DiskReading
 
@@ -35,7 +35,7 @@ def recorded(root: Path) -> Path:
     return root
 
 
-def test_a_recorded_machine_is_read_as_it_was(tmp_path: Path) -> None:
+def test_the_values_of_a_recorded_machine_are_read(tmp_path: Path) -> None:
     root = recorded(tmp_path)
     read = host.read_host((), root)
     assert read.stalled_share == 0.125
@@ -46,7 +46,7 @@ def test_a_recorded_machine_is_read_as_it_was(tmp_path: Path) -> None:
     assert (network.up, network.errors, network.packets) == (True, 28, 14)
 
 
-def test_what_is_not_there_is_not_measured(tmp_path: Path) -> None:
+def test_unreadable_files_give_no_value(tmp_path: Path) -> None:
     write(tmp_path, "proc/meminfo", "nonsense\n")
     write(tmp_path, "proc/sys/fs/file-nr", "many\n")
     write(tmp_path, "sys/block/sda/device/ioerr_cnt", "broken\n")
@@ -56,18 +56,18 @@ def test_what_is_not_there_is_not_measured(tmp_path: Path) -> None:
     assert network.up is network.errors is network.packets is None
 
 
-def test_one_counter_that_is_missing_makes_the_sum_unknown(tmp_path: Path) -> None:
+def test_a_missing_counter_makes_the_sum_unknown(tmp_path: Path) -> None:
     root = recorded(tmp_path)
     (root / "sys/class/net/eth0/statistics/tx_errors").unlink()
     assert host.read_network("eth0", root).errors is None
 
 
-def test_a_link_that_is_down_is_seen(tmp_path: Path) -> None:
+def test_a_link_that_is_down_is_detected(tmp_path: Path) -> None:
     write(tmp_path, "sys/class/net/eth0/operstate", "down\n")
     assert host.read_network("eth0", tmp_path).up is False
 
 
-def test_this_machine_is_read(tmp_path: Path) -> None:
+def test_the_values_of_this_machine_are_read(tmp_path: Path) -> None:
     folder = str(tmp_path / "yet" / "to" / "be" / "made")
     read = host.read_host((folder,))
     assert read.memory_total is not None and read.memory_available is not None
@@ -80,11 +80,11 @@ def test_this_machine_is_read(tmp_path: Path) -> None:
     assert loopback.packets is not None and loopback.errors is not None
 
 
-def test_a_cpu_job_looks_at_no_device(tmp_path: Path) -> None:
+def test_a_cpu_job_reads_no_device(tmp_path: Path) -> None:
     config = agent_config(
         tmp_path, memory_root=str(tmp_path / "shm"), env={"GLOO_SOCKET_IFNAME": "lo"}
     )
-    probes = Probes.of(config)
+    probes = HealthProbes.of(config)
     assert probes.accelerators is None
     assert probes.folders == tuple(str(tmp_path / name) for name in ("shm", "cache", "remote"))
     observed, xids = probes.observe(1.0, 0)
@@ -92,7 +92,7 @@ def test_a_cpu_job_looks_at_no_device(tmp_path: Path) -> None:
     assert observed.network is not None and observed.network.interface == "lo"
 
 
-def test_a_disk_that_fails_when_it_is_asked_for_is_not_measured(
+def test_a_disk_that_raises_an_error_is_not_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, exists = tmp_path / "data", Path.exists
@@ -106,20 +106,21 @@ def test_a_disk_that_fails_when_it_is_asked_for_is_not_measured(
     assert host.read_host((str(folder),)).disks == ()
 
 
-def test_a_look_that_fails_costs_that_look_alone_and_says_why(
+@pytest.mark.usefixtures("logs_on_stderr")
+def test_a_failed_check_is_logged_and_the_next_check_follows(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    looks, again = 0, threading.Event()
+    checks, again = 0, threading.Event()
 
     def workers() -> int:
-        nonlocal looks
-        looks += 1
-        if looks == 1:
+        nonlocal checks
+        checks += 1
+        if checks == 1:
             raise OSError(errno.EIO, "a broken disk")
         again.set()
         return 0
 
-    watch = HealthWatch(lambda: Probes((), "", None), 0.001, workers, lambda _: None)
+    watch = HealthWatch(lambda: HealthProbes((), "", None), 0.001, workers, lambda _: None)
     watch.start()
     try:
         assert again.wait(5.0)
@@ -128,10 +129,10 @@ def test_a_look_that_fails_costs_that_look_alone_and_says_why(
     assert "a broken disk" in capfd.readouterr().err
 
 
-def test_a_devices_own_fault_is_not_forgotten_for_a_flood_of_programs_faults() -> None:
-    watch = HealthWatch(lambda: Probes((), "", None), 1.0, lambda: 0, lambda _: None)
-    watch.pretend_xid(79)
+def test_many_xids_of_programs_do_not_displace_an_xid_of_a_device() -> None:
+    watch = HealthWatch(lambda: HealthProbes((), "", None), 1.0, lambda: 0, lambda _: None)
+    watch.inject_xid(79)
     for _ in range(5 * XIDS_KEPT):
-        watch.pretend_xid(31)
-    watch.look(Probes((), "", None), time.monotonic())
-    assert {one.code for one in watch.findings if one.lost} == {79}
+        watch.inject_xid(31)
+    watch.check(HealthProbes((), "", None), time.monotonic())
+    assert {finding.code for finding in watch.findings if finding.lost} == {79}

@@ -1,4 +1,4 @@
-"""The check of a node before its use: what is right is found right, and what is wrong is not."""
+"""The check of a node before its first use: it passes a correct node and fails a faulty one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.support.nodes.agent_config import agent_config
 
 from holdfast_workers.agent import node_health
 from holdfast_workers.agent.node_health import NodeHealth
-from holdfast_workers.agent.signal_sender import Teller
+from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.health import preflight
-from holdfast_workers.health.findings import Finding, Level
-from holdfast_workers.health.preflight import Checked
+from holdfast_workers.health.findings import HealthFinding, Level
+from holdfast_workers.health.preflight import PreflightResult
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.ipc.children import ZygoteFailed
 from holdfast_workers.protocol.messages import Signal, SignalKind
@@ -29,7 +29,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_this_machine_computes_what_is_known_and_its_memory_is_measured() -> None:
+def test_this_machine_computes_the_known_product_and_its_memory_is_measured() -> None:
     found, copied = preflight.check("cpu", 0.0)
     assert found == [] and copied > 0.1
     product = preflight.expected()
@@ -38,10 +38,10 @@ def test_this_machine_computes_what_is_known_and_its_memory_is_measured() -> Non
         ((3 * 7 + k * 13) % 31 - 15) * ((k * 11 + 5 * 5) % 29 - 14) for k in range(preflight.INNER)
     )
     assert int(product[3, 5]) == by_hand
-    assert len(product.unique()) > 300, "a result that is everywhere the same would show little"
+    assert len(product.unique()) > 300, "a product of equal elements would hide errors"
 
 
-def test_a_single_wrong_number_makes_a_node_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_wrong_element_makes_a_node_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
     right = torch.Tensor.__matmul__
     calls = 0
 
@@ -59,7 +59,7 @@ def test_a_single_wrong_number_makes_a_node_unfit(monkeypatch: pytest.MonkeyPatc
     assert "1 numbers of a product" in found.what
 
 
-def test_whole_numbers_that_are_not_the_known_ones_are_found(
+def test_a_wrong_product_of_whole_numbers_is_a_finding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(preflight, "KNOWN_DIGEST", "other")
@@ -67,25 +67,25 @@ def test_whole_numbers_that_are_not_the_known_ones_are_found(
     assert "whole numbers" in found.what
 
 
-def test_memory_below_the_floor_makes_a_node_unfit() -> None:
+def test_memory_slower_than_the_minimum_makes_a_node_unfit() -> None:
     (found,), copied = preflight.check("cpu", 1e6)
     assert (found.kind, found.level) == ("memory_speed", Level.UNFIT)
     assert f"{copied:.1f} GB/s" in found.what
 
 
-def test_a_check_tells_its_agent_what_came_of_it() -> None:
+def test_a_check_sends_its_result_to_the_agent() -> None:
     ours, theirs = control_channel.pair()
     request = {"devices": False, "memory_floor_gb_per_s": 1e6}
     assert preflight.run(theirs, request) == 0
-    checked = Checked.from_message(control_channel.receive(ours))
-    assert [one.kind for one in checked.findings] == ["memory_speed"]
+    checked = PreflightResult.from_message(control_channel.receive(ours))
+    assert [finding.kind for finding in checked.findings] == ["memory_speed"]
     assert set(checked.measured) == {"cpu"}
     ours.close()
-    assert preflight.run(theirs, request) == 0, "nobody waits for it any more"
+    assert preflight.run(theirs, request) == 0, "the agent no longer waits for the result"
 
 
-class Zygote:
-    """Forks nothing: `answer` stands for what the check says, or how it fails."""
+class FakeZygote:
+    """Forks no process: `answer` returns the result of the check, or raises its failure."""
 
     def __init__(self, answer: Callable[[], dict[str, Any]]) -> None:
         self.answer = answer
@@ -96,7 +96,7 @@ class Zygote:
         self.requests.append(request)
         return name
 
-    def run_to_end(self, child: str, timeout_s: float) -> dict[str, Any]:
+    def await_answer(self, child: str, timeout_s: float) -> dict[str, Any]:
         assert timeout_s == 30.0
         return self.answer()
 
@@ -109,40 +109,43 @@ def fails(error: Exception) -> Callable[[], dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("answer", "message"),
     [
-        (fails(TimeoutError()), "was not through in 30 s"),
+        (fails(TimeoutError()), "was not completed within 30 s"),
         (fails(ChildProcessError("preflight-1 failed: SIGSEGV")), "failed: preflight-1"),
         (fails(ZygoteFailed("it is gone")), "failed: it is gone"),
     ],
 )
-def test_a_check_that_does_not_end_well_makes_a_node_unfit_until_a_later_one_does(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: Callable[[], dict[str, Any]], says: str
+def test_an_unfinished_check_makes_a_node_unfit_until_a_later_check_succeeds(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    answer: Callable[[], dict[str, Any]],
+    message: str,
 ) -> None:
     config = agent_config(tmp_path)
     monkeypatch.setattr(node_health, "PAUSE_S", 0.2)
-    heard: list[Signal] = []
-    zygote: Any = Zygote(answer)
-    health = NodeHealth(config, zygote, Teller("n0", "i", heard.append), lambda: 3, lambda: 0)
+    sent: list[Signal] = []
+    zygote: Any = FakeZygote(answer)
+    health = NodeHealth(config, zygote, SignalSender("n0", "i", sent.append), lambda: 3, lambda: 0)
     health.check(zygote)
     (finding,) = health.report().findings
     assert (finding.kind, finding.level) == ("unfinished", Level.UNFIT)
-    assert says in finding.what
+    assert message in finding.what
     zygote.answer = lambda: {"op": "checked", "findings": [], "measured": {"cpu": 9.0}}
     again = health._again
     assert again is not None
     again.join(10)
     report = health.report()
     assert (report.findings, report.measured, report.number) == ((), {"cpu": 9.0}, 2)
-    assert [one.kind for one in heard] == [SignalKind.NODE_UNWELL] * 2
-    assert [one.detail["health"] for one in heard] == [1, 2]
-    assert Finding.from_data(heard[0].detail["findings"][0]) == finding
+    assert [signal.kind for signal in sent] == [SignalKind.NODE_UNWELL] * 2
+    assert [signal.detail["health"] for signal in sent] == [1, 2]
+    assert HealthFinding.from_data(sent[0].detail["findings"][0]) == finding
     assert zygote.requests[0] == {"devices": False, "memory_floor_gb_per_s": 0.0}
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_real_device_computes_what_is_known() -> None:
+def test_a_real_device_computes_the_known_product() -> None:
     for device in preflight.devices(with_accelerators=True):
         found, copied = preflight.check(device, 0.0)
         assert found == [] and copied > 1.0

@@ -1,4 +1,4 @@
-"""What /proc tells of a process: whether it waits, whichever of its threads goes on."""
+"""Process facts from /proc: a process counts as asleep although an ignored thread runs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ time.sleep(600)
 WAIT_S = 20.0
 
 
-def test_a_thread_that_goes_on_can_be_left_out_of_whether_a_process_sleeps() -> None:
+def test_is_asleep_can_ignore_a_running_thread() -> None:
     with subprocess.Popen([sys.executable, "-c", RESTLESS]) as process:
         try:
-            asleep = lambda: linux_processes.sleeps(process.pid, but="restless (one)")  # noqa: E731
+            asleep = lambda: linux_processes.is_asleep(process.pid, ignored_thread="restless (one)")  # noqa: E731
             eventually(asleep, WAIT_S, "it never slept")
-            looks = [linux_processes.sleeps(process.pid) for _ in range(20)]
-            assert not any(looks)
+            results = [linux_processes.is_asleep(process.pid) for _ in range(20)]
+            assert not any(results)
         finally:
             process.kill()

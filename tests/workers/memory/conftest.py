@@ -20,8 +20,8 @@ def node(shm: Path) -> Iterator[Callable[..., Node]]:
 
     before = threading.active_count()
     yield start
-    for one in nodes:
-        one.close()
+    for started in nodes:
+        started.close()
     eventually(lambda: threading.active_count() <= before)
 
 
@@ -34,5 +34,5 @@ def agent(shm: Path) -> Iterator[Callable[[str], AgentProcess]]:
         return agents[-1]
 
     yield start
-    for one in agents:
-        one.end()
+    for process in agents:
+        process.end()

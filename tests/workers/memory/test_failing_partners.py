@@ -1,4 +1,4 @@
-"""Partners that die, hang or cannot be reached while commits are pushed to them."""
+"""Partners that die, hang or become unreachable during pushes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.waiting import eventually
 from holdfast_workers.protocol.messages import Partner, Place
 
 
-def test_an_outage_is_reported_once_however_often_it_is_tried(
+def test_an_outage_is_reported_once_despite_many_retries(
     node: Callable[..., Node],
 ) -> None:
     here = node("a")
@@ -54,7 +54,7 @@ def test_a_partner_that_dies_is_reported_once_and_another_takes_over(
     assert spare.holds(Place.REPLICA) == [(0, 1, 3)]
 
 
-def test_a_stopped_partner_neither_blocks_the_offers_nor_goes_unreported(
+def test_a_stopped_partner_is_reported_and_does_not_block_offers(
     node: Callable[..., Node], agent: Callable[[str], AgentProcess]
 ) -> None:
     here, stopped = node("a"), agent("b")
@@ -67,10 +67,10 @@ def test_a_stopped_partner_neither_blocks_the_offers_nor_goes_unreported(
     assert time.monotonic() - began < 0.1
     eventually(lambda: here.lost)
     os.kill(stopped.process.pid, signal.SIGCONT)
-    eventually(lambda: here.replicated == [(0, 1, 1)])  # tried again, by itself
+    eventually(lambda: here.replicated == [(0, 1, 1)])  # retried automatically
 
 
-def test_closing_in_mid_push_ends_every_thread(
+def test_closing_during_a_push_ends_every_thread(
     node: Callable[..., Node], agent: Callable[[str], AgentProcess]
 ) -> None:
     here, stopped = node("a"), agent("b")

@@ -1,4 +1,4 @@
-"""A commit that is fetched from another node: the right one, whole, in time, or not at all."""
+"""Fetching a commit from another node: it is the right one and complete, or the fetch fails."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ def test_a_commit_is_fetched_into_the_own_segment(node: Callable[..., Node], pla
     assert segment.layout == layout_of(NBYTES)
     assert bytes(segment.payload(segment.commits()[0])) == content(NBYTES, 1, 9)
     there.close()
-    assert fetch(SECRET, source, 5, here.store, 5.0) == held  # it lies here: nobody is asked
+    assert (
+        fetch(SECRET, source, 5, here.store, 5.0) == held
+    )  # already present: no connection is made
 
 
-def test_a_commit_that_is_not_held_is_said_so(node: Callable[..., Node]) -> None:
+def test_fetching_a_commit_that_is_not_held_raises(node: Callable[..., Node]) -> None:
     here, there = node("a"), node("b")
     write(there.worker(0), 1, 9)
     for source in (
@@ -48,20 +50,20 @@ def test_a_commit_that_is_not_held_is_said_so(node: Callable[..., Node]) -> None
     assert here.store.held() == []
 
 
-def test_a_byte_flipped_at_the_source_is_not_taken(node: Callable[..., Node]) -> None:
+def test_a_byte_flipped_at_the_source_is_rejected(node: Callable[..., Node]) -> None:
     here, there = node("a"), node("b")
     segment = there.worker(0)
     commit = write(segment, 1, 9)
     segment._slot(commit.slot)[3] ^= 1
     with pytest.raises(BadShard):
         fetch(SECRET, source_at(there.server.port, 9), 0, here.store, 5.0)
-    with pytest.raises(BadShard, match="wanted"):
+    with pytest.raises(BadShard, match="expected"):
         fetch(SECRET, source_at(there.server.port, 9, digest="ab" * 16), 0, here.store, 5.0)
     assert here.store.held() == []
 
 
 @pytest.mark.chaos
-def test_a_source_killed_in_mid_fetch_is_lost_and_the_next_one_serves(
+def test_a_source_killed_during_a_fetch_is_lost_and_another_serves(
     shm: Path, node: Callable[..., Node], agent: Callable[[str], AgentProcess]
 ) -> None:
     here = node("a")
@@ -84,7 +86,7 @@ def test_a_source_killed_in_mid_fetch_is_lost_and_the_next_one_serves(
     assert here.holds(Place.OWN) == [(0, 1, 9)]
 
 
-def test_a_stopped_source_is_given_up_in_time(
+def test_a_fetch_from_a_stopped_source_ends_within_its_timeout(
     node: Callable[..., Node], agent: Callable[[str], AgentProcess]
 ) -> None:
     here, stopped = node("a"), agent("b")

@@ -20,26 +20,26 @@ from holdfast_workers.memory.lifeline import SILENCE, Lifelines
 TIMEOUT_S = 1.0
 
 
-class Listener:
+class LossRecorder:
     def __init__(self) -> None:
         self.lost: list[tuple[str, str]] = []
         self.at: list[float] = []
 
-    def __call__(self, agent: str, why: str) -> None:
+    def __call__(self, agent: str, reason: str) -> None:
         self.at.append(time.monotonic())
-        self.lost.append((agent, why))
+        self.lost.append((agent, reason))
 
 
 @pytest.fixture
-def heard() -> Listener:
-    return Listener()
+def losses() -> LossRecorder:
+    return LossRecorder()
 
 
 @pytest.fixture
-def lifelines(heard: Listener) -> Iterator[Lifelines]:
-    made = Lifelines(SECRET, heard, TIMEOUT_S)
-    yield made
-    made.close()
+def lifelines(losses: LossRecorder) -> Iterator[Lifelines]:
+    watcher = Lifelines(SECRET, losses, TIMEOUT_S)
+    yield watcher
+    watcher.close()
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def agent(shm: Path) -> Iterator[Callable[[str], AgentProcess]]:
         return agents[-1]
 
     yield start
-    for one in agents:
-        one.end()
+    for process in agents:
+        process.end()
 
 
 def _live(lifelines: Lifelines) -> int:
@@ -60,8 +60,8 @@ def _live(lifelines: Lifelines) -> int:
 
 
 @pytest.mark.chaos
-def test_a_killed_process_is_noticed_within_milliseconds(
-    heard: Listener, lifelines: Lifelines, agent: Callable[[str], AgentProcess]
+def test_a_killed_process_is_reported_within_milliseconds(
+    losses: LossRecorder, lifelines: Lifelines, agent: Callable[[str], AgentProcess]
 ) -> None:
     names = ["n0", "n1", "n2"]
     agents = {name: agent(name) for name in names}
@@ -72,14 +72,14 @@ def test_a_killed_process_is_noticed_within_milliseconds(
     for number, name in enumerate(names):
         killed = time.monotonic()
         agents[name].process.kill()
-        eventually(lambda number=number: len(heard.lost) > number)
-        delays.append(heard.at[number] - killed)
-    assert [name for name, _why in heard.lost] == names
+        eventually(lambda number=number: len(losses.lost) > number)
+        delays.append(losses.at[number] - killed)
+    assert [name for name, _reason in losses.lost] == names
     assert statistics.median(delays) < 0.1, delays
 
 
-def test_silence_is_noticed_after_the_timeout(
-    heard: Listener, lifelines: Lifelines, agent: Callable[[str], AgentProcess]
+def test_silence_is_reported_after_the_timeout(
+    losses: LossRecorder, lifelines: Lifelines, agent: Callable[[str], AgentProcess]
 ) -> None:
     process, other = agent("n0"), agent("n1")
     lifelines.watch("n0", "127.0.0.1", process.port)
@@ -87,18 +87,18 @@ def test_silence_is_noticed_after_the_timeout(
     eventually(lambda: _live(lifelines) == 2)
     stopped = time.monotonic()
     os.kill(process.process.pid, signal.SIGSTOP)
-    eventually(lambda: heard.lost)
-    assert heard.lost[0][0] == "n0"
-    assert "nothing heard" in heard.lost[0][1]
-    assert TIMEOUT_S * 0.5 < heard.at[0] - stopped < TIMEOUT_S * 3
-    assert len(heard.lost) == 1  # n1 went on beating all the while
+    eventually(lambda: losses.lost)
+    assert losses.lost[0][0] == "n0"
+    assert "no heartbeat" in losses.lost[0][1]
+    assert TIMEOUT_S * 0.5 < losses.at[0] - stopped < TIMEOUT_S * 3
+    assert len(losses.lost) == 1  # n1 kept beating
 
 
 _WATCHER = """
 import sys
 from holdfast_workers.memory.lifeline import SILENCE, Lifelines
 from tests.support.memory.shm import SECRET
-lines = Lifelines(SECRET, lambda agent, why: print(agent, why, flush=True), 1.0)
+lines = Lifelines(SECRET, lambda agent, reason: print(agent, reason, flush=True), 1.0)
 lines.watch("n0", "127.0.0.1", int(sys.argv[1]))
 print("watching", flush=True)
 sys.stdin.read()
@@ -106,7 +106,7 @@ sys.stdin.read()
 
 
 @pytest.mark.chaos
-def test_a_machine_that_stood_still_with_the_watcher_is_not_taken_for_silent(
+def test_an_agent_suspended_together_with_the_watcher_is_not_lost(
     agent: Callable[[str], AgentProcess],
 ) -> None:
     process = agent("n0")
@@ -124,83 +124,81 @@ def test_a_machine_that_stood_still_with_the_watcher_is_not_taken_for_silent(
     for pid in (process.process.pid, watcher.pid):
         os.kill(pid, signal.SIGSTOP)
     time.sleep(TIMEOUT_S * 1.5)
-    os.kill(watcher.pid, signal.SIGCONT)  # the first to run again has heard nothing yet
+    os.kill(watcher.pid, signal.SIGCONT)  # the first to resume has received nothing yet
     time.sleep(TIMEOUT_S * 0.3)
     os.kill(process.process.pid, signal.SIGCONT)
     time.sleep(TIMEOUT_S * 1.5)
     assert not select.select([watcher.stdout], [], [], 0)[0], watcher.stdout.readline()
     os.kill(process.process.pid, signal.SIGSTOP)
-    assert "nothing heard" in watcher.stdout.readline()
+    assert "no heartbeat" in watcher.stdout.readline()
     watcher.kill()
     watcher.communicate()
 
 
-def test_who_cannot_be_reached_or_does_not_answer_is_lost(
-    heard: Listener, lifelines: Lifelines
-) -> None:
+def test_an_unreachable_or_mute_agent_is_lost(losses: LossRecorder, lifelines: Lifelines) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         lifelines.watch("mute", "127.0.0.1", mute.getsockname()[1])
         with socket.socket() as closed:
             closed.bind(("127.0.0.1", 0))
             lifelines.watch("closed", "127.0.0.1", closed.getsockname()[1])
-            eventually(lambda: len(heard.lost) == 2)
-    assert [name for name, _why in heard.lost] == ["closed", "mute"]
+            eventually(lambda: len(losses.lost) == 2)
+    assert [name for name, _reason in losses.lost] == ["closed", "mute"]
 
 
 def test_a_wrong_secret_is_a_lost_lifeline(
-    heard: Listener, agent: Callable[[str], AgentProcess]
+    losses: LossRecorder, agent: Callable[[str], AgentProcess]
 ) -> None:
     process = agent("n0")
-    stranger = Lifelines(b"a guess", heard, TIMEOUT_S)
-    stranger.watch("n0", "127.0.0.1", process.port)
-    eventually(lambda: heard.lost)
-    assert "unauthorised" in heard.lost[0][1]
-    stranger.close()
+    impostor = Lifelines(b"a guess", losses, TIMEOUT_S)
+    impostor.watch("n0", "127.0.0.1", process.port)
+    eventually(lambda: losses.lost)
+    assert "unauthorised" in losses.lost[0][1]
+    impostor.close()
 
 
-def test_of_those_let_go_only_the_end_is_told_and_the_lost_can_be_watched_again(
-    heard: Listener, lifelines: Lifelines, agent: Callable[[str], AgentProcess]
+def test_a_released_agent_is_reported_only_if_it_ends_and_a_lost_one_can_be_watched_again(
+    losses: LossRecorder, lifelines: Lifelines, agent: Callable[[str], AgentProcess]
 ) -> None:
     first, second, third = agent("n0"), agent("n1"), agent("n2")
-    for name, one in (("n0", first), ("n1", second), ("n2", third)):
-        lifelines.watch(name, "127.0.0.1", one.port)
+    for name, process in (("n0", first), ("n1", second), ("n2", third)):
+        lifelines.watch(name, "127.0.0.1", process.port)
     eventually(lambda: _live(lifelines) == 3)
     lifelines.forget("n0")
     lifelines.forget("n1")
     first.end()
-    eventually(lambda: heard.lost)
-    assert [name for name, _why in heard.lost] == ["n0"]
-    second.process.send_signal(signal.SIGSTOP)  # silent, and not missed
+    eventually(lambda: losses.lost)
+    assert [name for name, _reason in losses.lost] == ["n0"]
+    second.process.send_signal(signal.SIGSTOP)  # silent, but released
     eventually(lambda: _live(lifelines) == 1)
-    assert len(heard.lost) == 1
+    assert len(losses.lost) == 1
     second.process.send_signal(signal.SIGCONT)
     third.end()
-    eventually(lambda: len(heard.lost) == 2)
+    eventually(lambda: len(losses.lost) == 2)
     again = agent("n1")
     lifelines.watch("n1", "127.0.0.1", again.port)
     eventually(lambda: _live(lifelines) == 1)
     again.end()
-    eventually(lambda: len(heard.lost) == 3)
+    eventually(lambda: len(losses.lost) == 3)
 
 
-def test_an_error_of_the_network_makes_a_silence_no_shorter(
-    heard: Listener, lifelines: Lifelines
+def test_a_network_error_does_not_shorten_the_timeout(
+    losses: LossRecorder, lifelines: Lifelines
 ) -> None:
     began = time.monotonic()
     lifelines.watch("n0", "no such host.invalid", 1)
-    eventually(lambda: heard.lost)
-    assert heard.lost[0][1].startswith(SILENCE)
-    assert heard.at[0] - began >= TIMEOUT_S
+    eventually(lambda: losses.lost)
+    assert losses.lost[0][1].startswith(SILENCE)
+    assert losses.at[0] - began >= TIMEOUT_S
 
 
-def test_one_faulty_listener_does_not_end_the_watch(
+def test_a_faulty_callback_does_not_end_the_other_lifelines(
     agent: Callable[[str], AgentProcess],
 ) -> None:
-    heard: list[str] = []
+    losses: list[str] = []
 
-    def faulty(name: str, _why: str) -> None:
-        heard.append(name)
-        raise RuntimeError("a bug in the listener")
+    def faulty(name: str, _reason: str) -> None:
+        losses.append(name)
+        raise RuntimeError("a bug in the callback")
 
     lifelines = Lifelines(SECRET, faulty, TIMEOUT_S)
     first, second = agent("n0"), agent("n1")
@@ -208,7 +206,7 @@ def test_one_faulty_listener_does_not_end_the_watch(
     lifelines.watch("n1", "127.0.0.1", second.port)
     eventually(lambda: _live(lifelines) == 2)
     first.end()
-    eventually(lambda: heard == ["n0"])
+    eventually(lambda: losses == ["n0"])
     second.end()
-    eventually(lambda: heard == ["n0", "n1"])
+    eventually(lambda: losses == ["n0", "n1"])
     lifelines.close()

@@ -1,4 +1,4 @@
-"""What partners are sent of a rank's commits, and what they are told of it."""
+"""Replication: the commits that partners receive, and the reports about them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.replicate import Replicator
-from holdfast_workers.memory.wire import Refused, Role
+from holdfast_workers.memory.wire import Role, WireRefused
 from holdfast_workers.protocol.messages import Partner, Place
 from holdfast_workers.state.digest import payload_digest
 
@@ -44,7 +44,7 @@ def test_commits_arrive_at_the_partner_with_the_same_bytes(node: Callable[..., N
     assert here.lost == []
 
 
-def test_of_many_offers_the_newest_is_sent(node: Callable[..., Node]) -> None:
+def test_only_the_newest_of_many_offers_is_sent(node: Callable[..., Node]) -> None:
     here, there = node("a"), node("b")
     segment = here.worker(0)
     here.replicator.set_partners(0, (there.partner,))
@@ -55,7 +55,7 @@ def test_of_many_offers_the_newest_is_sent(node: Callable[..., Node]) -> None:
     assert there.holds(Place.REPLICA)[0] == (0, 1, 100)
 
 
-def test_a_worker_faster_than_the_link_cannot_starve_it(node: Callable[..., Node]) -> None:
+def test_a_worker_faster_than_the_link_cannot_starve_replication(node: Callable[..., Node]) -> None:
     here, there = node("a"), node("b")
     nbytes = 8_000_000
     segment = here.worker(0, nbytes)
@@ -85,7 +85,7 @@ def test_a_push_of_a_fenced_attempt_is_refused(node: Callable[..., Node]) -> Non
     there.server.fence(2)
     write(segment, 1, 2)
     here.replicator.offer(0, 1, 2)
-    # What the current attempt was restored from may be pushed by that attempt.
+    # The current attempt may push the state that it was restored from.
     write(segment, 2, 3)
     here.replicator.offer(0, 2, 3)
     eventually(lambda: (0, 2, 3) in here.replicated)
@@ -102,25 +102,25 @@ def _push_by_hand(sock: socket.socket, attempt: int, step: int) -> None:
     wire.send_payload(sock, raw[: NBYTES // 2])
 
 
-def test_a_fence_holds_before_and_in_the_middle_of_a_push(node: Callable[..., Node]) -> None:
+def test_a_fence_takes_effect_before_and_during_a_push(node: Callable[..., Node]) -> None:
     there = node("b")
     write(there.store.ensure(0, Place.REPLICA, layout_of(NBYTES)), 1, 1)
     with wire.connect(SECRET, "127.0.0.1", there.server.port, Role.PUSH, QUICK) as sock:
         _push_by_hand(sock, 1, 2)
         there.server.fence(2)
         wire.send_payload(sock, content(NBYTES, 1, 2)[NBYTES // 2 :])
-        with pytest.raises(Refused, match="fenced"):
+        with pytest.raises(WireRefused, match="fenced"):
             wire.receive_header(sock)
-        with pytest.raises(Refused, match="fenced"):
+        with pytest.raises(WireRefused, match="fenced"):
             _push_by_hand(sock, 1, 3)
-        there.server.fence(1)  # a fence never sinks
-        with pytest.raises(Refused, match="fenced"):
+        there.server.fence(1)  # a fence is never lowered
+        with pytest.raises(WireRefused, match="fenced"):
             _push_by_hand(sock, 1, 3)
     assert there.holds(Place.REPLICA) == [(0, 1, 1)]
     assert there.received == []
 
 
-def test_the_state_restored_from_an_older_attempt_may_be_replicated_anew(
+def test_a_state_restored_from_an_older_attempt_may_be_replicated_again(
     node: Callable[..., Node],
 ) -> None:
     here, there = node("a"), node("b")
@@ -131,7 +131,9 @@ def test_the_state_restored_from_an_older_attempt_may_be_replicated_anew(
     eventually(lambda: here.replicated == [(0, 1, 1)])
 
 
-def test_what_the_partner_holds_already_is_not_sent_again(node: Callable[..., Node]) -> None:
+def test_a_commit_that_the_partner_already_holds_is_not_sent_again(
+    node: Callable[..., Node],
+) -> None:
     here, there = node("a"), node("b")
     write(here.worker(0), 1, 1)
     here.replicator.set_partners(0, (there.partner,))
@@ -141,8 +143,8 @@ def test_what_the_partner_holds_already_is_not_sent_again(node: Callable[..., No
     assert there.received == [(0, 1, 1)]
 
 
-def test_a_replica_gone_back_to_outlives_the_one_after_it(node: Callable[..., Node]) -> None:
-    """The partner holds the state restored from already, and a later one off the line."""
+def test_a_replica_rolled_back_to_outlives_the_later_one(node: Callable[..., Node]) -> None:
+    """The partner already holds the restored state, and a later one that training abandoned."""
     here, there = node("a"), node("b")
     own = here.worker(0)
     here.replicator.set_partners(0, (there.partner,), attempt=1)
@@ -161,41 +163,41 @@ def test_a_replica_gone_back_to_outlives_the_one_after_it(node: Callable[..., No
 
 
 @pytest.mark.parametrize("end", ["fence", "other partners"])
-def test_what_is_being_told_is_told_before_it_is_out_of_date(
+def test_no_report_names_a_former_partner_after_the_partners_changed(
     node: Callable[..., Node], end: str
 ) -> None:
-    """Told later, it would be taken for a step of the next attempt, or of the next partners."""
+    """A later report would be taken for a step of the next attempt, or of the next partners."""
     here, there = node("a"), node("b")
-    telling, go_on = threading.Event(), threading.Event()
+    reporting, proceed = threading.Event(), threading.Event()
     order: list[str] = []
 
-    def tell(*_what: int) -> None:
-        telling.set()
-        assert go_on.wait(10.0)
-        order.append("told")
+    def report(*_what: int) -> None:
+        reporting.set()
+        assert proceed.wait(10.0)
+        order.append("reported")
 
-    def turn() -> None:
+    def change() -> None:
         if end == "fence":
             replicator.fence(2)
         else:
             replicator.set_partners(0, (), attempt=1)
         order.append(end)
 
-    replicator = Replicator(here.store, SECRET, tell, lambda *_: None, timeouts=QUICK)
+    replicator = Replicator(here.store, SECRET, report, lambda *_: None, timeouts=QUICK)
     write(here.worker(0), 1, 15)
     replicator.set_partners(0, (there.partner,), attempt=1)
     replicator.offer(0, 1, 15)
-    assert telling.wait(10.0)
-    turning = threading.Thread(target=turn)
-    turning.start()
-    turning.join(0.2)  # ends at once where it waits for nobody
-    go_on.set()
-    turning.join(10.0)
+    assert reporting.wait(10.0)
+    changing = threading.Thread(target=change)
+    changing.start()
+    changing.join(0.2)  # would end at once if it did not wait for the report
+    proceed.set()
+    changing.join(10.0)
     replicator.close()
-    assert order == ["told", end]
+    assert order == ["reported", end]
 
 
-def test_replicas_of_two_meshes_lie_beside_each_other(node: Callable[..., Node]) -> None:
+def test_replicas_of_two_meshes_coexist(node: Callable[..., Node]) -> None:
     here, there = node("a"), node("b", "dp_shard=4,tp=1")
     write(there.store.ensure(0, Place.REPLICA, layout_of(64)), 1, 1)
     write(here.worker(0), 2, 9)
@@ -203,15 +205,15 @@ def test_replicas_of_two_meshes_lie_beside_each_other(node: Callable[..., Node])
     here.replicator.offer(0, 2, 9)
     eventually(lambda: here.replicated)
     assert there.holds(Place.REPLICA) == [(0, 1, 1)]
-    assert [(h.attempt, h.step) for h in there.store.of(MESH).held(verified=True)] == [(2, 9)]
+    assert [(h.attempt, h.step) for h in there.store.for_mesh(MESH).held(verified=True)] == [(2, 9)]
     assert there.store.meshes() == sorted([MESH, "dp_shard=4,tp=1"])
 
 
-def test_a_mesh_that_would_lead_elsewhere_is_refused(node: Callable[..., Node]) -> None:
+def test_a_mesh_tag_that_leaves_the_folder_is_refused(node: Callable[..., Node]) -> None:
     server = node("b").server
     with wire.connect(SECRET, "127.0.0.1", server.port, Role.FETCH, QUICK) as sock:
         wire.send_header(sock, {"mesh": "..", "rank": 0, "place": "own", "attempt": 1, "step": 1})
-        with pytest.raises(Refused, match="malformed"):
+        with pytest.raises(WireRefused, match="malformed"):
             wire.receive_header(sock)
 
 
@@ -247,9 +249,11 @@ def test_a_step_counts_as_replicated_when_all_partners_hold_it(
     write(segment, 1, 2)
     here.replicator.offer(0, 1, 2)
     eventually(lambda: (0, 1, 2) in there.holds(Place.REPLICA))
-    assert here.replicated == [(0, 1, 1)] or here.lost  # on a busy machine it has failed by now
-    # nobody waits for one that has failed: what the others hold counts, and is told again
-    eventually(lambda: [one[:2] for one in here.lost] == [(0, "c")])
+    assert (
+        here.replicated == [(0, 1, 1)] or here.lost
+    )  # on a busy machine c may have failed already
+    # A failed partner is not waited for: the commits of the others count and are reported again.
+    eventually(lambda: [loss[:2] for loss in here.lost] == [(0, "c")])
     eventually(lambda: here.replicated[1:] == [(0, 1, 2)])
     assert here.others == [True]
     here.replicator.set_partners(0, (there.partner,))

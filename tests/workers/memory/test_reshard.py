@@ -1,4 +1,5 @@
-"""A rank of a new mesh takes its state from what ranks of another have in memory, over sockets."""
+"""Resharding: a rank of a new mesh takes its state from memory checkpoints of another, over
+sockets."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from holdfast_workers.errors import StaleCommand
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.fetch import SourceLost
-from holdfast_workers.memory.reshard import NotGiven, Reshard
+from holdfast_workers.memory.reshard import EntryNotProvided, Reshard
 from holdfast_workers.memory.segment import Segment
 from holdfast_workers.memory.segment_store import Quarantined, SegmentStore, mesh_tag
 from holdfast_workers.memory.wire import Timeouts
@@ -43,9 +44,9 @@ OWN = {RANDOM: bytes(range(RANDOM_BYTES))}
 RANKS_PER_NODE = 2
 
 
-def a_state(seed: int = 1) -> dict[str, np.ndarray]:
+def random_state(seed: int = 1) -> dict[str, np.ndarray]:
     random = np.random.default_rng(seed)
-    found = {one.name: random.standard_normal(one.shape).astype("f4") for one in PARAMETERS}
+    found = {entry.name: random.standard_normal(entry.shape).astype("f4") for entry in PARAMETERS}
     return {**found, SMALL_STATE: np.frombuffer(random.bytes(128), np.uint8)}
 
 
@@ -61,8 +62,8 @@ class Node:
 
 
 @dataclass
-class World:
-    """What is left in the memory of some nodes by an attempt on `mesh`: every rank's state, and a
+class MemoryCluster:
+    """The memory checkpoints of an attempt on `mesh`, on several nodes: every rank's state, and a
     replica of it on the next node."""
 
     root: Path
@@ -70,20 +71,23 @@ class World:
     nodes: dict[str, Node] = field(default_factory=dict)
     origins: list[Origin] = field(default_factory=list)
 
-    def fill(self) -> World:
+    def fill(self) -> MemoryCluster:
         ranks = math.prod(self.mesh.values())
         count = -(-ranks // RANKS_PER_NODE)
         for index in range(max(2, count)):
             self.start(f"n{index}")
         for rank in range(ranks):
-            home = rank // RANKS_PER_NODE
-            for place, node in ((Place.OWN, home), (Place.REPLICA, (home + 1) % len(self.nodes))):
+            node_index = rank // RANKS_PER_NODE
+            for place, node in (
+                (Place.OWN, node_index),
+                (Place.REPLICA, (node_index + 1) % len(self.nodes)),
+            ):
                 self.keep(rank, f"n{node}", place)
         return self
 
     def start(self, name: str) -> None:
         bad: list[Quarantined] = []
-        store = SegmentStore(self.root / name, mesh_tag(self.mesh), on_bad=bad.append)
+        store = SegmentStore(self.root / name, mesh_tag(self.mesh), on_quarantine=bad.append)
         server = DataServer(store, SECRET, "127.0.0.1", timeouts=QUICK)
         self.nodes[name] = Node(store, server, bad)
 
@@ -92,7 +96,7 @@ class World:
         segment = self.nodes[node].store.ensure(rank, place, layout)
         slot = segment.begin(STEP)
         random = np.full(RANDOM_BYTES, 100 + rank, np.uint8)
-        fill(slot, layout, {**a_state(), RANDOM: random})
+        fill(slot, layout, {**random_state(), RANDOM: random})
         digest = payload_digest(slot)
         segment.commit(attempt=ATTEMPT, step=STEP, digest=digest)
         port = self.nodes[node].server.port
@@ -112,21 +116,21 @@ class World:
         assert found is not None
         return found
 
-    def bring(
+    def reshard(
         self,
         mesh: dict[str, int],
         rank: int,
         node: str = "n0",
-        own: dict[str, bytes] = OWN,
+        from_rank: dict[str, bytes] = OWN,
         timeout_s: float = DEADLINE_S,
         on_connected: Callable[[object], None] = lambda _: None,
     ) -> tuple[Held, bytes]:
-        """As a rank of `mesh` on `node` does it: what was committed, and its bytes."""
-        store = self.nodes[node].store.of(mesh_tag(mesh))
+        """Reshard for a rank of `mesh` on `node`; returns the commit and its bytes."""
+        store = self.nodes[node].store.for_mesh(mesh_tag(mesh))
         store.ensure(rank, Place.OWN, layout_of(PARAMETERS, mesh, rank))
         held = Reshard(
             SECRET, node, self.restore(), rank, store, timeouts=QUICK, on_connected=on_connected
-        ).run(own, timeout_s)
+        ).run(from_rank, timeout_s)
         segment = store.find(rank, Place.OWN)
         assert segment is not None
         commit = segment.find(ATTEMPT, STEP)
@@ -140,90 +144,92 @@ class World:
 
 
 @pytest.fixture
-def world(shm: Path) -> Iterator[Callable[..., World]]:
-    worlds: list[World] = []
+def cluster_of(shm: Path) -> Iterator[Callable[..., MemoryCluster]]:
+    clusters: list[MemoryCluster] = []
 
-    def make(**mesh: int) -> World:
-        worlds.append(World(shm / str(len(worlds)), sized(**mesh)).fill())
-        return worlds[-1]
+    def make(**mesh: int) -> MemoryCluster:
+        clusters.append(MemoryCluster(shm / str(len(clusters)), sized(**mesh)).fill())
+        return clusters[-1]
 
     before = threading.active_count()
     yield make
-    for one in worlds:
-        one.close()
+    for cluster in clusters:
+        cluster.close()
     eventually(lambda: threading.active_count() <= before)
 
 
 def expected(mesh: dict[str, int], rank: int) -> bytes:
     layout = layout_of(PARAMETERS, mesh, rank)
     payload = memoryview(bytearray(layout.payload_bytes))
-    own = {name: np.frombuffer(raw, np.uint8) for name, raw in OWN.items()}
-    fill(payload, layout, {**a_state(), **own})
+    from_rank = {name: np.frombuffer(raw, np.uint8) for name, raw in OWN.items()}
+    fill(payload, layout, {**random_state(), **from_rank})
     return bytes(payload)
 
 
 def flip(segment: Segment) -> None:
-    """Damage a tensor in memory, behind everybody's back."""
+    """Damage a tensor in memory through another mapping."""
     commit = segment.commits()[0]
-    with Segment.open(segment.path) as again:
-        again._slot(commit.slot)[segment.layout.tensors[0].offset] ^= 1
+    with Segment.open(segment.path) as mapped:
+        mapped._slot(commit.slot)[segment.layout.tensors[0].offset] ^= 1
 
 
 SAMPLE = list(itertools.permutations(list(meshes(8))[::6], 2))
 
 
 @pytest.mark.parametrize(("old", "new"), SAMPLE, ids=str)
-def test_every_rank_of_the_new_mesh_has_its_part_of_the_same_state(
-    world: Callable[..., World], old: dict[str, int], new: dict[str, int]
+def test_every_rank_of_the_new_mesh_receives_its_part_of_the_same_state(
+    cluster_of: Callable[..., MemoryCluster], old: dict[str, int], new: dict[str, int]
 ) -> None:
-    there = world(**old)
+    cluster = cluster_of(**old)
     for rank in range(math.prod(new.values())):
-        node = f"n{rank % len(there.nodes)}"
-        held, payload = there.bring(new, rank, node)
+        node = f"n{rank % len(cluster.nodes)}"
+        held, payload = cluster.reshard(new, rank, node)
         assert payload == expected(new, rank)
         assert (held.mesh, held.step, held.attempt) == (mesh_tag(new), STEP, ATTEMPT)
 
 
-def test_a_lost_node_is_made_up_for_by_replicas(world: Callable[..., World]) -> None:
-    there = world(dp_shard=4, tp=2)
-    there.nodes["n2"].server.close()
-    assert there.bring(sized(tp=2), 1)[1] == expected(sized(tp=2), 1)
+def test_replicas_replace_a_lost_node(cluster_of: Callable[..., MemoryCluster]) -> None:
+    cluster = cluster_of(dp_shard=4, tp=2)
+    cluster.nodes["n2"].server.close()
+    assert cluster.reshard(sized(tp=2), 1)[1] == expected(sized(tp=2), 1)
 
 
-def test_a_damaged_source_gives_nothing_and_its_replica_does(world: Callable[..., World]) -> None:
-    there = world(dp_shard=4)
-    for origin in there.origins:
+def test_a_replica_replaces_a_damaged_source(cluster_of: Callable[..., MemoryCluster]) -> None:
+    cluster = cluster_of(dp_shard=4)
+    for origin in cluster.origins:
         if origin.place is Place.OWN:
-            flip(there.segment(origin))
-    assert there.bring(sized(), 0)[1] == expected(sized(), 0)
-    assert sum(len(node.bad) for node in there.nodes.values()) > 0
+            flip(cluster.segment(origin))
+    assert cluster.reshard(sized(), 0)[1] == expected(sized(), 0)
+    assert sum(len(node.bad) for node in cluster.nodes.values()) > 0
 
 
-class Flipping:
-    """A way to a server that changes one bit of what comes back, `after` so many bytes."""
+class FlippingProxy:
+    """A proxy to a server that flips one bit of its answers, `after` so many bytes."""
 
     def __init__(self, port: int, after: int) -> None:
         self._server, self._after = port, after
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._door.getsockname()[1])
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._run, daemon=True).start()
 
     def close(self) -> None:
-        wire.shut(self._door)
-        self._door.close()
+        wire.shut(self._listener)
+        self._listener.close()
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):
-            client, _ = self._door.accept()
+            client, _ = self._listener.accept()
             with client, socket.create_connection(("127.0.0.1", self._server)) as server:
-                back = threading.Thread(target=self._back, args=(server, client), daemon=True)
-                back.start()
+                answers = threading.Thread(
+                    target=self._forward_answers, args=(server, client), daemon=True
+                )
+                answers.start()
                 while piece := client.recv(1 << 16):
                     server.sendall(piece)
                 wire.shut(server)
-                back.join()
+                answers.join()
 
-    def _back(self, server: socket.socket, client: socket.socket) -> None:
+    def _forward_answers(self, server: socket.socket, client: socket.socket) -> None:
         passed = 0
         with contextlib.suppress(OSError):
             while piece := bytearray(server.recv(1 << 16)):
@@ -233,112 +239,120 @@ class Flipping:
                 client.sendall(piece)
 
 
-def test_a_bit_that_changes_on_the_way_is_not_believed(world: Callable[..., World]) -> None:
-    there = world(dp_shard=4)
-    honest = there.nodes["n1"].server.port
-    bent = Flipping(honest, after=60_000)
-    there.origins = [
-        replace(one, data_port=bent.port) if one.agent == "n1" else one
-        for one in there.origins
-        if one.place is Place.OWN
+def test_a_bit_flipped_in_transit_is_detected(cluster_of: Callable[..., MemoryCluster]) -> None:
+    cluster = cluster_of(dp_shard=4)
+    server_port = cluster.nodes["n1"].server.port
+    flipping = FlippingProxy(server_port, after=60_000)
+    cluster.origins = [
+        replace(origin, data_port=flipping.port) if origin.agent == "n1" else origin
+        for origin in cluster.origins
+        if origin.place is Place.OWN
     ]
-    with pytest.raises(SourceLost, match="other bytes arrived"):
-        there.bring(sized(), 0)
-    bent.close()
-    assert there.nodes["n0"].store.of(mesh_tag(sized())).held() == []
+    with pytest.raises(SourceLost, match="the bytes received differ"):
+        cluster.reshard(sized(), 0)
+    flipping.close()
+    assert cluster.nodes["n0"].store.for_mesh(mesh_tag(sized())).held() == []
 
 
-def test_what_no_good_source_holds_is_named_and_nothing_is_committed(
-    world: Callable[..., World],
+def test_entries_without_an_intact_source_are_named_and_nothing_is_committed(
+    cluster_of: Callable[..., MemoryCluster],
 ) -> None:
-    there = world(dp_shard=4)
-    for origin in there.origins:
+    cluster = cluster_of(dp_shard=4)
+    for origin in cluster.origins:
         if origin.rank == 2:
-            flip(there.segment(origin))
+            flip(cluster.segment(origin))
     with pytest.raises(SourceLost, match=r"not covered.*damaged") as failed:
-        there.bring(sized(), 0)
-    lost = {(one.agent, one.rank) for one in failed.value.origins}
+        cluster.reshard(sized(), 0)
+    lost = {(origin.agent, origin.rank) for origin in failed.value.origins}
     assert {rank for _, rank in lost} == {2}
-    assert len(lost) == 2, "the replica of it too, and nothing else"
-    assert there.nodes["n0"].store.of(mesh_tag(sized())).held() == []
+    assert len(lost) == 2, "its replica is lost too, and no other origin"
+    assert cluster.nodes["n0"].store.for_mesh(mesh_tag(sized())).held() == []
 
 
-def test_a_commit_that_was_overwritten_is_no_source(world: Callable[..., World]) -> None:
-    there = world(dp_shard=2)
-    for origin in there.origins:
+def test_an_overwritten_commit_is_not_a_source(cluster_of: Callable[..., MemoryCluster]) -> None:
+    cluster = cluster_of(dp_shard=2)
+    for origin in cluster.origins:
         if origin.rank == 1:
-            segment = there.segment(origin)
+            segment = cluster.segment(origin)
             for step in (STEP + 1, STEP + 2):
                 segment.begin(step)
                 segment.commit(attempt=ATTEMPT, step=step, digest="0" * 32)
     with pytest.raises(SourceLost, match="not_held"):
-        there.bring(sized(), 0)
+        cluster.reshard(sized(), 0)
 
 
-def test_a_source_that_answers_no_more_is_given_up_in_time(world: Callable[..., World]) -> None:
-    there = world(dp_shard=2, dp_replicate=2)
-    silent = there.nodes["n1"].server
-    silent._lock.acquire()  # it takes connections, and never serves them
+def test_a_source_that_stops_answering_is_dropped_in_time(
+    cluster_of: Callable[..., MemoryCluster],
+) -> None:
+    cluster = cluster_of(dp_shard=2, dp_replicate=2)
+    silent = cluster.nodes["n1"].server
+    silent._lock.acquire()  # it accepts connections and never serves them
     try:
-        assert there.bring(sized(), 0)[1] == expected(sized(), 0)
+        assert cluster.reshard(sized(), 0)[1] == expected(sized(), 0)
     finally:
         silent._lock.release()
 
 
-def test_a_fence_is_heard_before_anything_is_committed(world: Callable[..., World]) -> None:
-    there = world(dp_shard=4)
+def test_a_fence_stops_a_reshard_before_its_commit(
+    cluster_of: Callable[..., MemoryCluster],
+) -> None:
+    cluster = cluster_of(dp_shard=4)
 
     def fenced(sock: object) -> None:
         if sock is None:
             raise StaleCommand("attempt 1 has ended, 2 is on")
 
     with pytest.raises(StaleCommand):
-        there.bring(sized(), 0, on_connected=fenced)
-    assert there.nodes["n0"].store.of(mesh_tag(sized())).held() == []
+        cluster.reshard(sized(), 0, on_connected=fenced)
+    assert cluster.nodes["n0"].store.for_mesh(mesh_tag(sized())).held() == []
 
 
-def test_a_fence_is_heard_between_any_two_pieces_of_what_is_read(
-    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+def test_a_fence_stops_a_reshard_between_two_pieces_of_a_read(
+    cluster_of: Callable[..., MemoryCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However large the sources are, and the state that was made of them."""
+    """The fence is checked per piece, however large the sources and the resulting state are."""
     monkeypatch.setattr(digest, "PIECE_BYTES", 1 << 12)
-    looks: list[object] = []
-    world(dp_shard=2).bring(sized(), 0, on_connected=looks.append)
-    assert looks == [None] * len(looks), "all of it lies on this node"
+    calls: list[object] = []
+    cluster_of(dp_shard=2).reshard(sized(), 0, on_connected=calls.append)
+    assert calls == [None] * len(calls), "all sources are on this node"
     read = 2 * len(expected(sized(), 0))
-    assert len(looks) > read // digest.PIECE_BYTES
+    assert len(calls) > read // digest.PIECE_BYTES
 
     def fenced(_: object) -> None:
-        looks.pop()
-        if not looks:
+        calls.pop()
+        if not calls:
             raise StaleCommand("attempt 1 has ended, 2 is on")
 
-    there = world(dp_shard=2)
+    cluster = cluster_of(dp_shard=2)
     with pytest.raises(StaleCommand):
-        there.bring(sized(), 0, on_connected=fenced)
-    assert there.nodes["n0"].store.of(mesh_tag(sized())).held() == []
+        cluster.reshard(sized(), 0, on_connected=fenced)
+    assert cluster.nodes["n0"].store.for_mesh(mesh_tag(sized())).held() == []
 
 
-def test_what_lies_there_already_is_not_moved_again(world: Callable[..., World]) -> None:
-    there = world(dp_shard=2)
-    first = there.bring(sized(), 0)
-    for node in there.nodes.values():
+def test_a_state_that_is_already_present_is_not_transferred_again(
+    cluster_of: Callable[..., MemoryCluster],
+) -> None:
+    cluster = cluster_of(dp_shard=2)
+    first = cluster.reshard(sized(), 0)
+    for node in cluster.nodes.values():
         node.server.close()
-    assert there.bring(sized(), 0) == first
+    assert cluster.reshard(sized(), 0) == first
 
 
-def test_a_rank_that_does_not_give_its_own_state_gets_none(world: Callable[..., World]) -> None:
-    with pytest.raises(NotGiven, match=RANDOM):
-        world(dp_shard=2).bring(sized(), 0, own={})
+def test_a_rank_that_does_not_provide_its_own_entries_gets_no_state(
+    cluster_of: Callable[..., MemoryCluster],
+) -> None:
+    with pytest.raises(EntryNotProvided, match=RANDOM):
+        cluster_of(dp_shard=2).reshard(sized(), 0, from_rank={})
 
 
 def test_a_rank_of_the_same_mesh_gets_its_own_random_state_back(
-    world: Callable[..., World],
+    cluster_of: Callable[..., MemoryCluster],
 ) -> None:
-    """Its own copy is gone, so the state is put together again from replicas of all ranks."""
-    there = world(dp_shard=2, tp=2)
-    there.origins = [one for one in there.origins if one.place is Place.REPLICA]
-    there.nodes["n0"].store.drop(1, Place.OWN)
-    payload = there.bring(there.mesh, 1, own={})[1]
-    with there.segment(there.origins[1]) as replica:
+    """Its own copy is gone, so the state is assembled from the replicas of all ranks."""
+    cluster = cluster_of(dp_shard=2, tp=2)
+    cluster.origins = [origin for origin in cluster.origins if origin.place is Place.REPLICA]
+    cluster.nodes["n0"].store.drop(1, Place.OWN)
+    payload = cluster.reshard(cluster.mesh, 1, from_rank={})[1]
+    with cluster.segment(cluster.origins[1]) as replica:
         assert payload == bytes(replica.payload(replica.commits()[0]))

@@ -13,7 +13,7 @@ from tests.support.waiting import eventually
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.replicate import Replicator
-from holdfast_workers.memory.resumable_push import Announced, Intake
+from holdfast_workers.memory.resumable_push import AnnouncedState, ReplicaIntake
 from holdfast_workers.memory.segment import Segment
 from holdfast_workers.memory.segment_store import SegmentStore
 from holdfast_workers.protocol.messages import Partner, Place
@@ -23,7 +23,7 @@ PIECE = 4 << 20
 
 
 class BreakingLink:
-    """A way to a server that breaks once, after `breaks_after` bytes towards it."""
+    """A proxy to a server that breaks once, after `breaks_after` bytes towards the server."""
 
     def __init__(self, port: int, breaks_after: int) -> None:
         self._server = port
@@ -44,19 +44,21 @@ class BreakingLink:
             except OSError:
                 return
             with client, socket.create_connection(("127.0.0.1", self._server)) as server:
-                threading.Thread(target=self._back, args=(server, client), daemon=True).start()
-                self._forth(client, server)
+                threading.Thread(
+                    target=self._forward_answers, args=(server, client), daemon=True
+                ).start()
+                self._forward_requests(client, server)
                 for sock in (client, server):
                     wire.shut(sock)
 
-    def _forth(self, client: socket.socket, server: socket.socket) -> None:
+    def _forward_requests(self, client: socket.socket, server: socket.socket) -> None:
         limit, self._left = self._left, 1 << 40
         self.carried.append(0)
         while self.carried[-1] < limit and (piece := client.recv(1 << 16)):
             server.sendall(piece)
             self.carried[-1] += len(piece)
 
-    def _back(self, server: socket.socket, client: socket.socket) -> None:
+    def _forward_answers(self, server: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while piece := server.recv(1 << 16):
                 client.sendall(piece)
@@ -70,7 +72,7 @@ def partner(shm: Path) -> Iterator[tuple[SegmentStore, DataServer]]:
     server.close()
 
 
-def test_a_push_that_was_cut_off_goes_on_where_it_was(
+def test_a_push_that_was_cut_off_resumes_where_it_stopped(
     shm: Path, partner: tuple[SegmentStore, DataServer]
 ) -> None:
     store, server = partner
@@ -82,7 +84,7 @@ def test_a_push_that_was_cut_off_goes_on_where_it_was(
         own,
         SECRET,
         lambda *_: arrived.set(),
-        lambda _rank, _partner, why, _others: lost.append(why),
+        lambda _rank, _partner, reason, _others: lost.append(reason),
         retry_s=0.05,
     )
     replicator.set_partners(0, (Partner("partner", "127.0.0.1", link.port),))
@@ -94,15 +96,15 @@ def test_a_push_that_was_cut_off_goes_on_where_it_was(
 
     assert len(lost) == 1
     first, second = link.carried
-    assert first + second < NBYTES + 2 * PIECE  # only the piece in flight came twice
+    assert first + second < NBYTES + 2 * PIECE  # only the piece in flight is sent twice
     assert [(held.attempt, held.step) for held in store.held(verified=True)] == [(1, 7)]
 
 
-def test_bytes_that_came_before_the_break_are_checked_too(shm: Path) -> None:
-    """What is taken in after the break does not vouch for what lay there before it."""
+def test_bytes_received_before_the_break_are_verified_too(shm: Path) -> None:
+    """Bytes received after the break do not prove those received before it."""
     segment = Segment.create(shm / "replica-0.seg", layout_of(NBYTES))
     raw = content(NBYTES, 1, 7)
-    intake, state = Intake(), Announced(1, 7, digest="0" * 32)
+    intake, state = ReplicaIntake(), AnnouncedState(1, 7, digest="0" * 32)
     assert intake.begin(segment, state) == 0
     with pytest.raises(wire.WireError):
         received(intake, segment, raw[: 2 * PIECE + 5])
@@ -110,18 +112,18 @@ def test_bytes_that_came_before_the_break_are_checked_too(shm: Path) -> None:
     assert received(intake, segment, raw[2 * PIECE :]) is False
 
 
-def test_another_state_begins_at_its_beginning(shm: Path) -> None:
+def test_a_different_state_starts_from_its_first_byte(shm: Path) -> None:
     segment = Segment.create(shm / "replica-0.seg", layout_of(NBYTES))
-    intake = Intake()
-    intake.begin(segment, Announced(1, 7, digest="7" * 32))
+    intake = ReplicaIntake()
+    intake.begin(segment, AnnouncedState(1, 7, digest="7" * 32))
     with pytest.raises(wire.WireError):
         received(intake, segment, content(PIECE, 1, 7))
-    assert intake.begin(segment, Announced(1, 8, digest="8" * 32)) == 0
-    assert intake.begin(segment, Announced(1, 7, digest="7" * 32)) == 0
+    assert intake.begin(segment, AnnouncedState(1, 8, digest="8" * 32)) == 0
+    assert intake.begin(segment, AnnouncedState(1, 7, digest="7" * 32)) == 0
 
 
-def test_a_segment_made_anew_begins_at_its_beginning(shm: Path) -> None:
-    intake, state = Intake(), Announced(1, 7, digest="7" * 32)
+def test_a_recreated_segment_starts_from_the_first_byte(shm: Path) -> None:
+    intake, state = ReplicaIntake(), AnnouncedState(1, 7, digest="7" * 32)
     with Segment.create(shm / "replica-0.seg", layout_of(NBYTES)) as before:
         intake.begin(before, state)
         with pytest.raises(wire.WireError):
@@ -129,16 +131,16 @@ def test_a_segment_made_anew_begins_at_its_beginning(shm: Path) -> None:
     assert intake.begin(Segment.create(shm / "replica-0.seg", layout_of(NBYTES)), state) == 0
 
 
-def test_what_is_dropped_in_the_middle_gives_its_memory_back(shm: Path) -> None:
+def test_a_segment_dropped_during_a_push_frees_its_memory(shm: Path) -> None:
     store = SegmentStore(shm / "partner", MESH)
-    intake = Intake()
-    intake.begin(store.ensure(0, Place.REPLICA, layout_of(NBYTES)), Announced(1, 7, "7" * 32))
+    intake = ReplicaIntake()
+    intake.begin(store.ensure(0, Place.REPLICA, layout_of(NBYTES)), AnnouncedState(1, 7, "7" * 32))
     store.drop(0, Place.REPLICA)
     eventually(lambda: str(shm) not in Path("/proc/self/maps").read_text())
 
 
-def received(intake: Intake, segment: Segment, raw: bytes) -> bool:
-    """Let `raw` arrive, and then the connection end."""
+def received(intake: ReplicaIntake, segment: Segment, raw: bytes) -> bool:
+    """Receive `raw` on a connection that then ends."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
 

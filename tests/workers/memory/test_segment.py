@@ -13,7 +13,7 @@ from tests.support.memory.shm import content, layout_of, write
 from holdfast_workers.memory import segment as module
 from holdfast_workers.memory.segment import (
     BadSegment,
-    Overtaken,
+    Overwritten,
     Segment,
     SegmentError,
     SegmentSpaceError,
@@ -47,25 +47,25 @@ def test_a_commit_is_seen_by_another_mapping_with_the_same_bytes(shm: Path) -> N
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_the_two_last_steps_are_held_newest_first(shm: Path) -> None:
+def test_the_last_two_steps_are_held_newest_first(shm: Path) -> None:
     with Segment.create(shm / "own-0.seg", layout_of(NBYTES)) as segment:
         for step in range(1, 6):
             write(segment, 1, step)
-            assert _steps(segment) == [(1, at) for at in (step, step - 1) if at]
+            assert _steps(segment) == [(1, held) for held in (step, step - 1) if held]
 
 
-def test_begin_gives_up_nothing_whole_that_it_need_not(shm: Path) -> None:
+def test_begin_prefers_a_slot_without_a_complete_state(shm: Path) -> None:
     with Segment.create(shm / "own-0.seg", layout_of(NBYTES)) as segment:
         write(segment, 1, 10)
-        segment.begin(10)  # the same step anew, and the writer dies
+        segment.begin(10)  # the same step again, and the writer dies
         assert _steps(segment) == [(1, 10)]
         write(segment, 1, 11)
         segment.begin(11)
         assert _steps(segment) == [(1, 10)]
 
 
-def test_a_stale_future_is_overwritten_before_the_new_present(shm: Path) -> None:
-    """After a rollback to a far older step, what counts is when a slot was written."""
+def test_after_a_rollback_the_stale_later_step_is_overwritten_first(shm: Path) -> None:
+    """The order of writing decides, not the step, even after a rollback to a far older step."""
     with Segment.create(shm / "own-0.seg", layout_of(NBYTES)) as segment:
         write(segment, 1, 11)
         write(segment, 1, 12)
@@ -75,25 +75,25 @@ def test_a_stale_future_is_overwritten_before_the_new_present(shm: Path) -> None
         assert _steps(segment) == [(2, 7), (2, 6)]
 
 
-def test_a_state_gone_back_to_outlives_the_one_after_it(shm: Path) -> None:
-    """Back to 10, which lies there already: it is 15 that the next step takes the place of."""
+def test_a_state_rolled_back_to_outlives_the_later_state(shm: Path) -> None:
+    """Rollback to step 10, which a slot still holds: the next step must replace step 15."""
     with Segment.create(shm / "own-0.seg", layout_of(NBYTES)) as segment:
         restored = write(segment, 1, 10)
         write(segment, 1, 15)
-        segment.go_on_from(restored)
+        segment.make_newest(restored)
         assert _steps(segment) == [(1, 10), (1, 15)]
         assert segment.verify(restored)
         segment.begin(14)
         assert _steps(segment) == [(1, 10)]
 
 
-def test_one_may_go_back_and_forth_between_the_same_two_states(shm: Path) -> None:
+def test_training_may_alternate_between_the_same_two_states(shm: Path) -> None:
     with Segment.create(shm / "own-0.seg", layout_of(NBYTES)) as segment:
         write(segment, 1, 1)
         write(segment, 1, 2)
         for _ in range(5):
             older = segment.commits()[1]
-            segment.go_on_from(older)
+            segment.make_newest(older)
             assert segment.commits()[0] == older
         write(segment, 2, 3)
         assert _steps(segment) == [(2, 3), (older.attempt, older.step)]
@@ -107,7 +107,7 @@ def test_a_commit_without_begin_is_refused(shm: Path) -> None:
         segment.commit(attempt=1, step=1, digest="0" * 32)
 
 
-def test_a_reader_notices_that_it_was_overtaken(shm: Path) -> None:
+def test_a_reader_detects_that_its_commit_was_overwritten(shm: Path) -> None:
     with Segment.create(shm / "own-0.seg", layout_of(NBYTES)) as segment:
         first = write(segment, 1, 1)
         view = segment.payload(first)
@@ -116,13 +116,13 @@ def test_a_reader_notices_that_it_was_overtaken(shm: Path) -> None:
         segment.begin(3)
         assert not segment.is_current(first)
         assert not segment.verify(first)
-        with pytest.raises(Overtaken):
+        with pytest.raises(Overwritten):
             segment.payload(first)
         view.release()
 
 
 def test_the_same_step_committed_again_is_another_commit(shm: Path) -> None:
-    """Else a reader that was overtaken in the middle would find the word it began with."""
+    """Otherwise a reader could not detect that its slot was overwritten during the read."""
     with Segment.create(shm / "own-0.seg", layout_of(NBYTES)) as segment:
         write(segment, 1, 1)
         first = write(segment, 1, 2)
@@ -132,7 +132,7 @@ def test_the_same_step_committed_again_is_another_commit(shm: Path) -> None:
 
 
 @pytest.mark.parametrize("byte", range(4 + 4 * 8 + 16 + 4))
-def test_a_torn_word_is_no_commit(shm: Path, byte: int) -> None:
+def test_a_torn_commit_word_is_not_a_commit(shm: Path, byte: int) -> None:
     path = shm / "own-0.seg"
     with Segment.create(path, layout_of(1000)) as segment:
         write(segment, 1, 1)
@@ -156,7 +156,7 @@ def test_a_flipped_byte_of_the_payload_fails_verification(shm: Path) -> None:
         assert _steps(segment) == [(1, 2)]
 
 
-def test_a_pinned_slot_is_left_alone_until_its_deadline(shm: Path) -> None:
+def test_a_pinned_slot_is_not_overwritten_before_its_deadline(shm: Path) -> None:
     with Segment.create(shm / "own-0.seg", layout_of(NBYTES)) as segment:
         first = write(segment, 1, 1)
         segment.pin(first, 60.0)
@@ -166,26 +166,26 @@ def test_a_pinned_slot_is_left_alone_until_its_deadline(shm: Path) -> None:
         segment.pin(first, 0.0)
         write(segment, 1, 5)
         assert _steps(segment) == [(1, 5), (1, 4)]
-    segment.unpin()  # as a reader that ends after its store
+    segment.unpin()  # as by a reader that ends after its store closed
 
 
-@pytest.mark.parametrize("harm", ["magic", "layout", "cut", "empty"])
-def test_what_is_not_a_whole_segment_is_refused(shm: Path, harm: str) -> None:
+@pytest.mark.parametrize("damage", ["magic", "layout", "cut", "empty"])
+def test_a_file_that_is_not_an_intact_segment_is_rejected(shm: Path, damage: str) -> None:
     path = shm / "own-0.seg"
     Segment.create(path, layout_of(NBYTES)).close()
     with path.open("r+b") as file:
-        if harm == "cut":
+        if damage == "cut":
             file.truncate(NBYTES)
-        elif harm == "empty":
+        elif damage == "empty":
             file.truncate(0)
         else:
-            file.seek(0 if harm == "magic" else module.PAGE + 5)
+            file.seek(0 if damage == "magic" else module.PAGE + 5)
             file.write(b"x")
     with pytest.raises(BadSegment):
         Segment.open(path)
 
 
-def test_full_shared_memory_is_a_clear_error_and_leaves_nothing(shm: Path) -> None:
+def test_full_shared_memory_raises_a_clear_error_and_leaves_no_file(shm: Path) -> None:
     free = os.statvfs(shm)
     nbytes = free.f_bavail * free.f_frsize
     with pytest.raises(SegmentSpaceError, match="bytes are free"):
@@ -193,7 +193,7 @@ def test_full_shared_memory_is_a_clear_error_and_leaves_nothing(shm: Path) -> No
     assert list(shm.iterdir()) == []
 
 
-def test_closing_under_a_view_is_harmless(shm: Path) -> None:
+def test_closing_a_segment_with_open_views_is_harmless(shm: Path) -> None:
     segment = Segment.create(shm / "own-0.seg", layout_of(NBYTES))
     commit = write(segment, 1, 1)
     view = segment.payload(commit)
@@ -202,8 +202,8 @@ def test_closing_under_a_view_is_harmless(shm: Path) -> None:
 
 
 @pytest.mark.chaos
-def test_a_writer_killed_at_any_instant_leaves_a_whole_slot(shm: Path) -> None:
-    """SIGKILL at random moments of a writer that does nothing but commit."""
+def test_a_writer_killed_at_any_instant_leaves_an_intact_slot(shm: Path) -> None:
+    """SIGKILL at random moments to a writer that commits continuously."""
     path = shm / "own-0.seg"
     nbytes = 1_000_000
     seed = time.time_ns() % 100_000
@@ -212,7 +212,7 @@ def test_a_writer_killed_at_any_instant_leaves_a_whole_slot(shm: Path) -> None:
     segment = Segment.create(path, layout_of(nbytes))
     write(segment, 1, 0)
     states = [(raw, payload_digest(raw)) for raw in (content(nbytes, 1, step) for step in range(8))]
-    last, halves = 0, 0
+    last, partial = 0, 0
     for _round in range(40):
         pid = os.fork()
         if pid == 0:
@@ -230,18 +230,18 @@ def test_a_writer_killed_at_any_instant_leaves_a_whole_slot(shm: Path) -> None:
         for commit in commits:
             assert segment.verify(commit)
             assert bytes(segment.payload(commit)) == states[commit.step % len(states)][0]
-        halves += len(commits) == 1
+        partial += len(commits) == 1
         assert commits[0].step >= last
         last = commits[0].step
     assert last > 40
-    assert halves, "no kill came in the middle of a copy"
+    assert partial, "no kill hit the writer during a copy"
 
 
-def test_a_file_that_is_removed_or_replaced_is_not_there_any_more(shm: Path) -> None:
+def test_file_exists_is_false_after_the_file_is_removed_or_replaced(shm: Path) -> None:
     path = shm / "own-0.seg"
     with Segment.create(path, layout_of(NBYTES)) as segment, Segment.open(path) as reader:
-        assert segment.is_there and reader.is_there
+        assert segment.file_exists and reader.file_exists
         path.unlink()
-        assert not segment.is_there and not reader.is_there
-        with Segment.create(path, layout_of(NBYTES)) as anew:
-            assert anew.is_there and not segment.is_there
+        assert not segment.file_exists and not reader.file_exists
+        with Segment.create(path, layout_of(NBYTES)) as replacement:
+            assert replacement.file_exists and not segment.file_exists

@@ -25,7 +25,7 @@ def _held(store: SegmentStore, *, verified: bool = False) -> list[tuple[int, str
     return [(held.rank, held.place.value, held.step) for held in store.held(verified=verified)]
 
 
-def test_what_a_worker_commits_is_held_and_survives_the_agent(shm: Path) -> None:
+def test_commits_of_a_worker_are_held_and_survive_the_agent(shm: Path) -> None:
     store = SegmentStore(shm, MESH)
     worker = Segment.create(store.path(3, Place.OWN), layout_of(NBYTES))
     write(worker, 1, 1)
@@ -41,7 +41,7 @@ def test_what_a_worker_commits_is_held_and_survives_the_agent(shm: Path) -> None
     assert (3, "own", 3) in _held(again)
 
 
-def test_a_segment_replaced_by_its_worker_is_seen_anew(shm: Path) -> None:
+def test_a_segment_replaced_by_its_worker_is_mapped_again(shm: Path) -> None:
     store = SegmentStore(shm, MESH)
     write(store.ensure(0, Place.OWN, layout_of(NBYTES)), 1, 1)
     assert _held(store) == [(0, "own", 1)]
@@ -58,7 +58,7 @@ def test_ensure_keeps_what_fits_and_replaces_what_does_not(shm: Path) -> None:
 
 def test_a_flipped_byte_is_quarantined_and_the_older_state_remains(shm: Path) -> None:
     bad: list[Quarantined] = []
-    store = SegmentStore(shm, MESH, on_bad=bad.append)
+    store = SegmentStore(shm, MESH, on_quarantine=bad.append)
     segment = store.ensure(0, Place.OWN, layout_of(NBYTES))
     write(segment, 1, 1)
     newest = write(segment, 1, 2)
@@ -73,7 +73,7 @@ def test_a_flipped_byte_is_quarantined_and_the_older_state_remains(shm: Path) ->
 
 def test_a_damaged_file_is_set_aside_and_reported(shm: Path) -> None:
     bad: list[Quarantined] = []
-    store = SegmentStore(shm, MESH, on_bad=bad.append)
+    store = SegmentStore(shm, MESH, on_quarantine=bad.append)
     path = store.path(0, Place.OWN)
     Segment.create(path, layout_of(NBYTES)).close()
     path.write_bytes(b"no segment" * 1000)
@@ -104,7 +104,7 @@ def test_adoption_waits_for_a_push_but_not_for_ever(shm: Path) -> None:
     store.adopt(2)
 
 
-def test_everything_is_freed(shm: Path) -> None:
+def test_free_all_frees_every_segment(shm: Path) -> None:
     store = SegmentStore(shm, MESH)
     for rank in range(3):
         write(store.ensure(rank, Place.OWN, layout_of(NBYTES)), 1, 1)
@@ -115,18 +115,18 @@ def test_everything_is_freed(shm: Path) -> None:
     assert list(shm.iterdir()) == []
 
 
-def test_what_other_meshes_left_is_freed_and_this_mesh_stays(shm: Path) -> None:
+def test_segments_of_other_meshes_are_freed_and_this_mesh_stays(shm: Path) -> None:
     write(SegmentStore(shm, "tp=4").ensure(0, Place.OWN, layout_of(NBYTES)), 1, 1)
     store = SegmentStore(shm, MESH)
     write(store.ensure(0, Place.OWN, layout_of(NBYTES)), 2, 1)
     assert store.meshes() == sorted([MESH, "tp=4"])
-    assert store.of("tp=4").of(MESH) is store
+    assert store.for_mesh("tp=4").for_mesh(MESH) is store
     store.free_others()
-    assert (store.meshes(), store.of("tp=4").held()) == ([MESH], [])
+    assert (store.meshes(), store.for_mesh("tp=4").held()) == ([MESH], [])
     assert [held.attempt for held in store.held()] == [2]
 
 
-def test_a_payload_found_good_is_not_read_again_until_its_word_changes(shm: Path) -> None:
+def test_a_verified_payload_is_not_read_again_until_its_commit_word_changes(shm: Path) -> None:
     store = SegmentStore(shm, MESH)
     segment = store.ensure(0, Place.OWN, layout_of(NBYTES))
     first = write(segment, 1, 1)
@@ -140,16 +140,16 @@ def test_a_payload_found_good_is_not_read_again_until_its_word_changes(shm: Path
 
 
 @pytest.fixture
-def often_switching() -> Iterator[None]:
-    """Threads take turns so often that any two of their steps get in between each other."""
+def frequent_thread_switches() -> Iterator[None]:
+    """Threads switch so often that any two of their steps interleave."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(before)
 
 
-@pytest.mark.usefixtures("often_switching")
-def test_a_check_goes_on_where_everything_is_unmapped_meanwhile(shm: Path) -> None:
+@pytest.mark.usefixtures("frequent_thread_switches")
+def test_a_check_survives_a_concurrent_unmap(shm: Path) -> None:
     store = SegmentStore(shm, MESH)
     commit = write(store.ensure(0, Place.OWN, layout_of(NBYTES)), 1, 1)
     done = threading.Event()
@@ -168,34 +168,34 @@ def test_a_check_goes_on_where_everything_is_unmapped_meanwhile(shm: Path) -> No
 
 
 def damage(segment: Segment, commit: Commit) -> None:
-    """Flip a byte of the payload where it lies, behind the segment's back."""
-    wanted = bytes(segment.payload(commit)[:64])
+    """Flip a byte of the payload directly in the file."""
+    start = bytes(segment.payload(commit)[:64])
     raw = segment.path.read_bytes()
     with segment.path.open("r+b") as file:
-        file.seek(raw.index(wanted))
-        file.write(bytes([wanted[0] ^ 1]))
+        file.seek(raw.index(start))
+        file.write(bytes([start[0] ^ 1]))
 
 
-def test_all_but_what_is_still_needed_is_freed_and_what_is_being_written_waits(shm: Path) -> None:
+def test_keep_only_frees_unneeded_segments_and_waits_for_writers(shm: Path) -> None:
     store = SegmentStore(shm, MESH, busy_timeout_s=0.05)
     for rank in range(3):
         for place in Place:
             write(store.ensure(rank, place, layout_of(NBYTES)), 1, 1)
     with store.writing(2, Place.REPLICA):
         store.keep_only({0}, {1})
-    held = {(one.rank, one.place) for one in store.held()}
+    held = {(commit.rank, commit.place) for commit in store.held()}
     assert held == {(0, Place.OWN), (1, Place.REPLICA), (2, Place.REPLICA)}
     store.keep_only({0}, {1})
-    assert {(one.rank, one.place) for one in store.held()} == held - {(2, Place.REPLICA)}
+    assert {(commit.rank, commit.place) for commit in store.held()} == held - {(2, Place.REPLICA)}
 
 
 @pytest.mark.parametrize("mesh", ["../elsewhere", "..", ".", ""])
-def test_a_mesh_tag_cannot_lead_out_of_the_folder(shm: Path, mesh: str) -> None:
+def test_a_mesh_tag_cannot_leave_the_folder(shm: Path, mesh: str) -> None:
     with pytest.raises(ValueError, match="folder"):
         SegmentStore(shm, mesh)
 
 
-def test_the_memory_tier_is_light() -> None:
+def test_the_memory_tier_imports_no_torch() -> None:
     code = (
         "import sys, holdfast_workers.memory.replicate, holdfast_workers.memory.data_server, "
         "holdfast_workers.memory.lifeline; assert 'torch' not in sys.modules; "

@@ -1,4 +1,4 @@
-"""A save takes what was claimed when the first one was made, and nothing more."""
+"""Saves allocate their memory once: later saves use no additional memory or threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 from tests.support.memory.shm import MESH, SECRET, layout_of
 
-from holdfast_workers.memory.background_copy import Copies
+from holdfast_workers.memory.background_copy import BackgroundCopies
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.replicate import Replicator
 from holdfast_workers.memory.segment_store import SegmentStore
@@ -24,7 +24,7 @@ SAVES = 500
 GROWTH_LIMIT = 2 << 20  # a quarter of one payload
 
 
-def test_five_hundred_saves_with_a_partner_leave_memory_and_threads_as_they_were(
+def test_five_hundred_saves_with_a_partner_leak_no_memory_and_no_threads(
     shm: Path,
 ) -> None:
     arrived = threading.Semaphore(0)
@@ -37,7 +37,7 @@ def test_five_hundred_saves_with_a_partner_leave_memory_and_threads_as_they_were
     segment = own.ensure(0, Place.OWN, layout)
     state = np.zeros(NBYTES, dtype=np.uint8)
     snapshot = Snapshot(layout, [state])
-    copies = Copies()
+    copies = BackgroundCopies()
 
     def save(step: int) -> None:
         def copy(captured: Callable[[str], None]) -> None:

@@ -16,7 +16,7 @@ LOWER_EFFORT = 1 << 2
 FILLER = 1
 
 
-def test_copies_for_partners_let_all_other_traffic_pass_and_restores_do_not(shm: Path) -> None:
+def test_replication_uses_the_low_priority_traffic_class_and_restores_do_not(shm: Path) -> None:
     store = SegmentStore(shm, MESH)
     server = DataServer(store, SECRET, "127.0.0.1")
     replicator = Replicator(store, SECRET, lambda *_: None, lambda *_: None)
@@ -29,9 +29,9 @@ def test_copies_for_partners_let_all_other_traffic_pass_and_restores_do_not(shm:
     server.close()
 
 
-def test_the_class_is_set_on_ipv6_too() -> None:
+def test_the_traffic_class_is_set_on_ipv6_too() -> None:
     with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as sock:
-        wire.step_back(sock)
+        wire.lower_priority(sock)
         marked = sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS)
         assert marked == LOWER_EFFORT
 

@@ -1,4 +1,4 @@
-"""Who does not know the secret, and who talks nonsense, gets nothing and breaks nothing."""
+"""Peers without the secret and malformed data: they receive nothing and break nothing."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tests.support.memory.shm import MESH, SECRET, write
 
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.fetch import fetch
-from holdfast_workers.memory.wire import Refused, Role, WireError
+from holdfast_workers.memory.wire import Role, WireError, WireRefused
 from holdfast_workers.state.digest import payload_digest
 
 
 @pytest.mark.parametrize("role", list(Role))
 def test_a_wrong_secret_is_refused(node: Callable[..., Node], role: Role) -> None:
     there = node("b")
-    with pytest.raises(Refused, match="unauthorised"):
+    with pytest.raises(WireRefused, match="unauthorised"):
         wire.connect(b"a guess", "127.0.0.1", there.server.port, role, QUICK)
     wire.connect(SECRET, "127.0.0.1", there.server.port, role, QUICK).close()
 
 
-def test_a_server_that_does_not_know_the_secret_gets_nothing() -> None:
+def test_a_server_that_does_not_know_the_secret_receives_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def pretend() -> None:
@@ -54,7 +54,7 @@ def test_an_answer_cannot_be_replayed(node: Callable[..., Node]) -> None:
             answers.append(wire.answer_greeting(SECRET, bytes(greeting), Role.FETCH)[0])
             sock.sendall(answers[0])
             if len(answers) == 2:
-                with pytest.raises(Refused):
+                with pytest.raises(WireRefused):
                     wire.receive_header(sock)
             else:
                 assert "proof" in wire.receive_header(sock)
@@ -70,7 +70,7 @@ def test_an_answer_cannot_be_replayed(node: Callable[..., Node]) -> None:
         b"",
     ],
 )
-def test_garbage_ends_its_own_connection_only(node: Callable[..., Node], garbage: bytes) -> None:
+def test_garbage_ends_only_its_own_connection(node: Callable[..., Node], garbage: bytes) -> None:
     here, there = node("a"), node("b")
     with socket.create_connection(("127.0.0.1", there.server.port), 2) as sock:
         sock.sendall(garbage)
@@ -85,7 +85,7 @@ def test_garbage_ends_its_own_connection_only(node: Callable[..., Node], garbage
 
 
 @pytest.mark.parametrize("rank", [-1, "0", None, True, 2**70])
-def test_a_malformed_request_is_not_obeyed(node: Callable[..., Node], rank: object) -> None:
+def test_a_malformed_request_is_refused(node: Callable[..., Node], rank: object) -> None:
     there = node("b")
     with wire.connect(SECRET, "127.0.0.1", there.server.port, Role.PUSH, QUICK) as sock:
         header = {"op": "layout", "rank": rank, "mesh": MESH, "nbytes": 2, "credential": 0}

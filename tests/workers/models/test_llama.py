@@ -22,7 +22,7 @@ def filled() -> Llama:
     return model
 
 
-def test_the_norm_and_its_gradients_are_torchs() -> None:
+def test_the_norm_and_its_gradients_equal_torchs() -> None:
     torch.manual_seed(0)
     x, upstream = torch.randn(2, 5, 16), torch.randn(2, 5, 16)
     norm = RMSNorm(16, 1e-5)
@@ -39,14 +39,14 @@ def test_the_norm_and_its_gradients_are_torchs() -> None:
         torch.testing.assert_close(own, theirs)
 
 
-def test_rotation_keeps_lengths_and_depends_on_distance_only() -> None:
+def test_rotation_preserves_norms_and_depends_only_on_distance() -> None:
     model = filled()
     cos, sin = model.get_buffer("cos"), model.get_buffer("sin")
     torch.manual_seed(0)
-    one, other = torch.randn(8), torch.randn(8)
-    x = rotate(one.expand(1, 1, 16, 8), cos, sin)[0, 0]
-    y = rotate(other.expand(1, 1, 16, 8), cos, sin)[0, 0]
-    torch.testing.assert_close(x.norm(dim=-1), one.norm().expand(16))
+    query, key = torch.randn(8), torch.randn(8)
+    x = rotate(query.expand(1, 1, 16, 8), cos, sin)[0, 0]
+    y = rotate(key.expand(1, 1, 16, 8), cos, sin)[0, 0]
+    torch.testing.assert_close(x.norm(dim=-1), query.norm().expand(16))
     products = x @ y.T
     for distance in (0, 1, 5):
         diagonal = products.diagonal(distance)
@@ -63,7 +63,7 @@ def test_no_position_sees_a_later_one() -> None:
     assert not torch.allclose(before[0, 10:], after[0, 10:])
 
 
-def test_initial_values_depend_on_seed_and_name_alone() -> None:
+def test_initial_values_depend_only_on_seed_and_name() -> None:
     def values(seed: int, name: str) -> torch.Tensor:
         return initial_values(name, (8, 4), 2, seed)
 
@@ -75,7 +75,8 @@ def test_initial_values_depend_on_seed_and_name_alone() -> None:
     assert torch.equal(initial_values("norm.weight", (4,), 2, 1), torch.ones(4))
 
 
-def test_its_parameters_are_known_without_it() -> None:
+def test_parameter_shapes_are_known_without_a_model() -> None:
     for changed in (SPEC, SPEC.model_copy(update={"ffn_dim": 48, "kv_heads": None})):
-        own = {name: tuple(one.shape) for name, one in Llama(changed, 50).named_parameters()}
-        assert parameter_shapes(changed, 50) == own
+        parameters = Llama(changed, 50).named_parameters()
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
+        assert parameter_shapes(changed, 50) == shapes

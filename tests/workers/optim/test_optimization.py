@@ -1,4 +1,4 @@
-"""The optimizer, the schedule and the clipping do what their papers say."""
+"""The optimizer, the schedule and the clipping follow their papers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_adamw_follows_the_formula_and_decays_matrices_only() -> None:
     assert vector.item() == pytest.approx(x["vector"], rel=1e-5)
 
 
-def test_state_that_is_put_back_goes_on_alike() -> None:
+def test_a_restored_optimizer_continues_identically() -> None:
     def make() -> tuple[torch.Tensor, LocalAdamW]:
         tensor = torch.linspace(-1, 1, 33)
         return tensor, LocalAdamW([tensor], [True], OptimizerSpec())
@@ -52,7 +52,7 @@ def test_state_that_is_put_back_goes_on_alike() -> None:
     assert torch.equal(whole, second)
 
 
-def test_an_empty_shard_is_no_trouble() -> None:
+def test_an_empty_shard_is_supported() -> None:
     tensors = [torch.empty(0, 4), torch.ones(2)]
     optimizer = LocalAdamW(tensors, [True, False], OptimizerSpec())
     optimizer.step([torch.empty(0, 4), torch.ones(2)], 1e-2)
@@ -60,7 +60,7 @@ def test_an_empty_shard_is_no_trouble() -> None:
     assert squared_norm([]) == 0.0
 
 
-def test_clipping_bounds_the_global_norm_and_leaves_smaller_ones_alone() -> None:
+def test_clipping_bounds_the_global_norm_and_keeps_smaller_gradients() -> None:
     gradients = [torch.full((3,), 2.0), torch.full((2, 2), 1.0)]
     norm = math.sqrt(squared_norm(gradients))
     clip(gradients, norm, 100.0)

@@ -1,4 +1,4 @@
-"""Joining and leaving: what a failed join leaves behind must not keep ranks apart."""
+"""Joining and leaving process groups: a failed join must not separate the ranks later."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if alone:
     except Exception as error:
         assert process_groups.is_communication_error(error), repr(error)
     else:
-        raise SystemExit("nobody else was there")
+        raise SystemExit("the join succeeded without a peer")
     process_groups.leave()
 process_groups.join("127.0.0.1", port, 2, rank, 2, 10.0, "cpu")
 total = torch.ones(1)
@@ -30,7 +30,7 @@ process_groups.leave()
 """
 
 
-LEAVE_AND_COME_AGAIN = """
+LEAVE_AND_REJOIN = """
 import os
 import sys
 import time
@@ -48,29 +48,29 @@ for attempt in range(1, 6):
     began = time.monotonic()
     process_groups.leave(keep=True)
     took.append(time.monotonic() - began)
-assert len(process_groups._left) == 5
-before = len(process_groups.sockets())
-process_groups.bury()
-assert process_groups._left == []
+assert len(process_groups._kept_groups) == 5
+before = len(process_groups.open_sockets())
+process_groups.release_kept()
+assert process_groups._kept_groups == []
 deadline = time.monotonic() + 10
-while len(process_groups.sockets()) > before - 5:
+while len(process_groups.open_sockets()) > before - 5:
     assert time.monotonic() < deadline, "their sockets stay open"
     time.sleep(0.01)
 assert min(took) < 0.005, took
-os._exit(0)  # as every worker does: threads that end may go on to
+os._exit(0)  # as every worker does: gloo's threads may still be ending
 """
 
 
-def test_groups_that_were_left_end_while_nobody_waits() -> None:
-    assert together(LEAVE_AND_COME_AGAIN, ("0",), ("1",)) == [0, 0]
+def test_kept_groups_end_in_the_background() -> None:
+    assert together(LEAVE_AND_REJOIN, ("0",), ("1",)) == [0, 0]
 
 
-def test_a_rank_whose_join_failed_meets_one_that_comes_fresh() -> None:
+def test_a_rank_with_a_failed_join_meets_a_fresh_rank() -> None:
     assert together(JOIN, ("0", "alone"), ("1", "fresh")) == [0, 0]
 
 
 def together(program: str, *ranks: tuple[str, ...]) -> list[int]:
-    """How these ranks' processes end, which meet at one store."""
+    """Run the ranks' processes, which share one store; return their exit codes."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes = [
         subprocess.Popen([sys.executable, "-c", program, str(store.port), *arguments])

@@ -1,4 +1,4 @@
-"""A beacon is read from outside, whole or not at all, and costs its writer next to nothing."""
+"""A beacon is read from outside, never partially, and costs its writer about a microsecond."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ import pytest
 from tests.support.waiting import eventually
 
 from holdfast_workers.progress import beacon as beacons
-from holdfast_workers.progress.beacon import MOST_GROUPS, RING, Beacon, BeaconReader, Reading
+from holdfast_workers.progress.beacon import (
+    MAX_GROUPS,
+    RING_ENTRIES,
+    Beacon,
+    BeaconReader,
+    BeaconReading,
+)
 from holdfast_workers.protocol.messages import GroupBeat
 
 
@@ -37,13 +43,13 @@ def beacon(path: Path) -> Beacon:
     return made
 
 
-def read(reader: BeaconReader) -> Reading:
+def read(reader: BeaconReader) -> BeaconReading:
     found = reader.read()
     assert found is not None
     return found
 
 
-def test_a_beacon_that_has_said_nothing_reads_as_nothing(path: Path) -> None:
+def test_a_beacon_without_a_write_reads_as_none(path: Path) -> None:
     assert BeaconReader(path).read() is None
 
 
@@ -77,7 +83,7 @@ def test_collectives_are_counted_by_group_and_are_signs_of_life(beacon: Beacon, 
     assert read(reader).groups[0] == GroupBeat("world", 2, 2, "barrier")
 
 
-def test_another_attempt_counts_its_collectives_from_nothing(beacon: Beacon, path: Path) -> None:
+def test_each_attempt_counts_its_collectives_from_zero(beacon: Beacon, path: Path) -> None:
     track = beacon.track("world")
     assert track is not None
     track.leave(track.enter(b"barrier"))
@@ -87,66 +93,65 @@ def test_another_attempt_counts_its_collectives_from_nothing(beacon: Beacon, pat
     assert (found.attempt, found.groups) == (4, ())
 
 
-def test_groups_that_there_is_no_room_for_are_left_out(beacon: Beacon, path: Path) -> None:
-    tracks = [beacon.track(f"g{index}") for index in range(MOST_GROUPS + 3)]
+def test_groups_beyond_the_maximum_are_left_out(beacon: Beacon, path: Path) -> None:
+    tracks = [beacon.track(f"g{index}") for index in range(MAX_GROUPS + 3)]
     assert tracks.count(None) == 3
     for track in tracks:
         if track is not None:
             track.enter(b"barrier")
     beacon.enter("agree", 1)
-    assert len(read(BeaconReader(path)).groups) == MOST_GROUPS
+    assert len(read(BeaconReader(path)).groups) == MAX_GROUPS
 
 
-def test_the_longest_standstill_of_each_phase_that_ended_is_told_once(
+def test_the_longest_standstill_of_each_ended_phase_is_read_once(
     beacon: Beacon, path: Path
 ) -> None:
     reader = BeaconReader(path)
     beacon.enter("forward", 1)
-    stood_s = 0.03
-    time.sleep(stood_s)
+    standstill_s = 0.03
+    time.sleep(standstill_s)
     track = beacon.track("world")
     assert track is not None
     track.leave(track.enter(b"all_gather"))
     beacon.enter("backward", 1)
-    (ended,) = reader.past()
+    (ended,) = reader.ended_phases()
     assert ended.phase == "forward"
-    assert stood_s <= ended.stood_s < 10 * stood_s
-    assert reader.past() == []
+    assert standstill_s <= ended.standstill_s < 10 * standstill_s
+    assert reader.ended_phases() == []
 
 
-def test_a_phase_is_a_first_one_by_when_it_began(beacon: Beacon, path: Path) -> None:
+def test_a_phase_is_cold_if_it_began_cold(beacon: Beacon, path: Path) -> None:
     reader = BeaconReader(path)
     beacon.enter("forward", 1)
     beacon.cold = False
     beacon.enter("forward", 2)
     beacon.enter("forward", 3)
-    assert [ended.cold for ended in reader.past()] == [True, False]
+    assert [ended.cold for ended in reader.ended_phases()] == [True, False]
 
 
-def test_nothing_is_learned_of_a_phase_that_was_broken_off(beacon: Beacon, path: Path) -> None:
+def test_an_aborted_phase_is_not_recorded(beacon: Beacon, path: Path) -> None:
     reader = BeaconReader(path)
     beacon.enter("forward", 1)
     beacon.end()
-    assert (reader.past(), read(reader).phase) == ([], beacons.IDLE)
+    assert (reader.ended_phases(), read(reader).phase) == ([], beacons.IDLE)
     beacon.begin(4)
     beacon.enter("build", 0)
     beacon.enter("forward", 1)
-    assert [ended.phase for ended in reader.past()] == ["build"]
+    assert [ended.phase for ended in reader.ended_phases()] == ["build"]
 
 
-def test_of_more_ended_phases_than_the_ring_holds_the_newest_are_told(
-    beacon: Beacon, path: Path
-) -> None:
+def test_if_the_ring_overflows_the_newest_phases_are_read(beacon: Beacon, path: Path) -> None:
     reader = BeaconReader(path)
-    for step in range(3 * RING):
+    for step in range(3 * RING_ENTRIES):
         beacon.enter(f"phase {step}", step)
-    told = [ended.phase for ended in reader.past()]
-    assert told == [f"phase {step}" for step in range(3 * RING - len(told) - 1, 3 * RING - 1)]
-    assert RING - 2 <= len(told) <= RING
+    phases = [ended.phase for ended in reader.ended_phases()]
+    last = 3 * RING_ENTRIES - 1
+    assert phases == [f"phase {step}" for step in range(last - len(phases), last)]
+    assert RING_ENTRIES - 2 <= len(phases) <= RING_ENTRIES
 
 
-def test_a_write_that_was_cut_short_reads_as_the_one_before(beacon: Beacon, path: Path) -> None:
-    """As where a worker is stopped in the middle of one."""
+def test_an_interrupted_write_reads_as_the_record_before(beacon: Beacon, path: Path) -> None:
+    """For example, if a worker is stopped in the middle of a write."""
     reader = BeaconReader(path)
     beacon.enter("forward", 5)
     whole = read(reader)
@@ -159,47 +164,45 @@ def test_a_write_that_was_cut_short_reads_as_the_one_before(beacon: Beacon, path
     assert read(reader).phase == "agree"
 
 
-class Looking:
-    """A counter at which somebody looks whenever it is about to be written."""
+class ObservedCounter:
+    """A counter that calls `observe` whenever it is about to be written."""
 
-    def __init__(self, value: int, look: Callable[[], object]) -> None:
+    def __init__(self, value: int, observe: Callable[[], object]) -> None:
         self.value = value
-        self.look = look
+        self.observe = observe
 
-    def __add__(self, more: int) -> Looking:
-        return Looking(self.value + more, self.look)
+    def __add__(self, more: int) -> ObservedCounter:
+        return ObservedCounter(self.value + more, self.observe)
 
     def __mod__(self, of: int) -> int:
         return self.value % of
 
     def __index__(self) -> int:
-        self.look()
+        self.observe()
         return self.value
 
 
-def test_a_write_under_way_reads_as_the_record_before_not_as_none(
-    beacon: Beacon, path: Path
-) -> None:
-    """What is packed is zeroed first: both counters must not be at the same moment."""
+def test_a_write_in_progress_reads_as_the_record_before(beacon: Beacon, path: Path) -> None:
+    """`pack_into` first zeroes its target, so both counters must not be zero at the same time."""
     reader = BeaconReader(path)
     beacon.enter("forward", 5)
     track = beacon.track("world")
     assert track is not None
     track.leave(track.enter(b"barrier"))
-    seen: list[Reading | None] = []
-    counting = Looking(7, lambda: seen.append(reader.read()))
+    seen: list[BeaconReading | None] = []
+    counting = ObservedCounter(7, lambda: seen.append(reader.read()))
     read(reader)
     for counter in (beacon, track):
         writer: Any = counter
-        writer._words = counting
+        writer._writes = counting
     beacon.enter("forward", 6)
     track.enter(b"barrier")
     assert len(seen) == 4
     assert all(found is not None and len(found.groups) == 1 for found in seen)
 
 
-def test_a_reader_never_sees_half_a_write(beacon: Beacon, path: Path) -> None:
-    """Whatever the threads' turns: step and micro-batch are written as the same number."""
+def test_a_reader_never_reads_a_partial_write(beacon: Beacon, path: Path) -> None:
+    """For any thread schedule: step and micro-batch are written as the same number."""
     reader, stop = BeaconReader(path), threading.Event()
     beacon.enter("forward", 0, 0)
     assert read(reader).step == 0  # from here on there is a record to fall back on
@@ -224,12 +227,12 @@ def test_a_reader_never_sees_half_a_write(beacon: Beacon, path: Path) -> None:
         writer.join()
 
 
-def _whole(found: Reading) -> bool:
+def _whole(found: BeaconReading) -> bool:
     assert found.step == found.micro_batch, found
     return True
 
 
-def test_a_declared_phase_brings_its_bound_and_gives_way_to_the_outer_one(
+def test_a_declared_phase_has_its_bound_and_returns_to_the_outer_phase(
     beacon: Beacon, path: Path
 ) -> None:
     reader = BeaconReader(path)
@@ -242,7 +245,7 @@ def test_a_declared_phase_brings_its_bound_and_gives_way_to_the_outer_one(
     assert (found.phase, found.step, found.micro_batch, found.bound_s) == ("optimizer", 4, 1, 0.0)
 
 
-def test_nothing_is_learned_of_a_declared_phase_that_an_exception_broke_off(
+def test_a_declared_phase_aborted_by_an_exception_is_not_recorded(
     beacon: Beacon, path: Path
 ) -> None:
     reader = BeaconReader(path)
@@ -253,10 +256,10 @@ def test_nothing_is_learned_of_a_declared_phase_that_an_exception_broke_off(
     assert (read(reader).phase, read(reader).micro_batch) == ("optimizer", 1)
     with beacons.phase("export"):
         pass
-    assert [ended.phase for ended in reader.past()] == ["optimizer", "optimizer", "export"]
+    assert [ended.phase for ended in reader.ended_phases()] == ["optimizer", "optimizer", "export"]
 
 
-def test_outside_of_a_worker_a_declared_phase_changes_nothing() -> None:
+def test_outside_of_a_worker_a_declared_phase_has_no_effect() -> None:
     program = (
         "from holdfast_workers.progress.beacon import phase\n"
         "with phase('user', bound_s=1): print(1)"
@@ -264,9 +267,9 @@ def test_outside_of_a_worker_a_declared_phase_changes_nothing() -> None:
     assert subprocess.run([sys.executable, "-c", program], capture_output=True).stdout == b"1\n"
 
 
-def test_a_write_costs_microseconds_at_most(beacon: Beacon) -> None:
-    """Some 0.7 µs were measured for a phase, 0.9 for entering and leaving a collective; the bounds
-    are wide, for machines with much else to do."""
+def test_a_write_takes_at_most_microseconds(beacon: Beacon) -> None:
+    """About 0.7 µs were measured for a phase, and 0.9 µs for entering and leaving a collective; the
+    bounds are wide, for busy machines."""
     track = beacon.track("world")
     assert track is not None
     assert _cost_s(lambda: beacon.enter("forward", 3, 1)) < 5e-6
@@ -274,7 +277,7 @@ def test_a_write_costs_microseconds_at_most(beacon: Beacon) -> None:
 
 
 def _cost_s(body: Callable[[], object]) -> float:
-    """The least of several means: what it costs when nobody interrupts."""
+    """The minimum of several means: the cost without interruptions."""
     times = []
     for _ in range(20):
         began = time.perf_counter()
@@ -284,6 +287,6 @@ def _cost_s(body: Callable[[], object]) -> float:
     return min(times)
 
 
-def test_the_file_of_a_beacon_is_its_owners_alone(path: Path) -> None:
+def test_only_the_owner_can_access_a_beacon_file(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.stat().st_uid == os.getuid()

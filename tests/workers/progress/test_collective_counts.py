@@ -1,4 +1,4 @@
-"""Collectives are counted where torch and our own code call them, and go on as before."""
+"""Collectives of torch and of Holdfast's own code are counted, and behave as before."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast_workers.protocol.messages import GroupBeat
 
 @pytest.fixture
 def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A world of one with its collectives counted; what is counted, by group."""
+    """A world of one rank with counted collectives; yields the counts by group."""
     for name in collective_counts.KINDS:
         if hasattr(dist, name):
             monkeypatch.setattr(dist, name, getattr(dist, name))  # put back afterwards
@@ -54,7 +54,7 @@ def test_a_collective_of_the_world_is_entered_and_left(counted: Any) -> None:
     assert counted() == {"world": GroupBeat("world", 2, 2, "barrier")}
 
 
-def test_groups_bear_the_names_of_their_axes(counted: Any) -> None:
+def test_groups_have_the_names_of_their_axes(counted: Any) -> None:
     tp, dp = (dist.new_group([0], group_desc=f"mesh_{axis}") for axis in ("tp", "dp_shard"))
     before = counted().get("world")
     dist.all_reduce(torch.ones(1), group=tp)
@@ -66,10 +66,10 @@ def test_groups_bear_the_names_of_their_axes(counted: Any) -> None:
     assert found.get("world") == before
 
 
-def test_an_axis_as_large_as_the_world_is_the_world(
+def test_an_axis_as_large_as_the_world_counts_as_the_world(
     counted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Torch makes a group of its own for it where there is CUDA and the default group is gloo's."""
+    """torch creates a separate group for it if CUDA is available and the default group is gloo."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     mesh = DeviceMesh("cpu", [0], mesh_dim_names=("dp_shard",))
     dist.all_reduce(torch.ones(1), group=mesh.get_group())
@@ -77,7 +77,7 @@ def test_an_axis_as_large_as_the_world_is_the_world(
     assert counted() == {"world": GroupBeat("world", 1, 1, "all_reduce")}
 
 
-def test_an_asynchronous_one_is_left_when_a_later_one_is(counted: Any) -> None:
+def test_an_asynchronous_collective_is_left_when_a_later_one_is(counted: Any) -> None:
     work = dist.all_reduce(torch.ones(1), async_op=True)
     assert isinstance(work, dist.Work)
     assert counted()["world"] == GroupBeat("world", 1, 0, "all_reduce")
@@ -86,13 +86,13 @@ def test_an_asynchronous_one_is_left_when_a_later_one_is(counted: Any) -> None:
     assert counted()["world"] == GroupBeat("world", 2, 2, "barrier")
 
 
-def test_one_that_fails_stays_entered(counted: Any) -> None:
+def test_a_failed_collective_stays_entered(counted: Any) -> None:
     with pytest.raises(ValueError, match="scatter_list"):
         dist.scatter(torch.ones(1), scatter_list=None, src=0)
     assert counted()["world"] == GroupBeat("world", 1, 0, "scatter")
 
 
-def test_what_sharded_modules_call_is_seen_under_whatever_name(counted: Any) -> None:
+def test_collectives_of_sharded_modules_are_counted_under_any_name(counted: Any) -> None:
     group, ones = dist.new_group([0], group_desc="mesh_dp_shard"), torch.ones(4)
     gathered, scattered = torch.empty(4), torch.empty(4)
     DefaultAllGather()(gathered, ones, group)
@@ -102,7 +102,7 @@ def test_what_sharded_modules_call_is_seen_under_whatever_name(counted: Any) -> 
     assert gathered.tolist() == scattered.tolist() == ones.tolist()
 
 
-def test_a_rank_outside_of_a_group_may_call_its_collectives_as_ever(counted: Any) -> None:
+def test_a_rank_outside_a_group_may_still_call_its_collectives(counted: Any) -> None:
     outside = dist.GroupMember.NON_GROUP_MEMBER
     with pytest.warns(UserWarning, match="does not belong to the given group"):
         assert dist.all_reduce(torch.ones(1), group=outside) is None
@@ -110,7 +110,7 @@ def test_a_rank_outside_of_a_group_may_call_its_collectives_as_ever(counted: Any
 
 
 def test_no_group_is_kept_alive(counted: Any) -> None:
-    """A stray reference would keep its sockets open, and delay its peers' notice of a death."""
+    """A stray reference would keep its sockets open and delay its peers' notice of a death."""
     group = dist.new_group([0], group_desc="mesh_tp")
     dist.barrier(group)
     gone = weakref.ref(group)
@@ -119,7 +119,7 @@ def test_no_group_is_kept_alive(counted: Any) -> None:
     assert gone() is None
 
 
-def test_every_name_that_torch_has_is_wrapped_as_what_it_is() -> None:
+def test_every_collective_is_wrapped_with_its_kind() -> None:
     for name, kind in collective_counts.KINDS.items():
         assert name.startswith(kind)
     assert {"all_gather_into_tensor", "reduce_scatter_tensor"} <= collective_counts.KINDS.keys()

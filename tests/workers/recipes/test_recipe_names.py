@@ -1,4 +1,4 @@
-"""A recipe is found by its built-in name or as module:attribute, or refused with the reason."""
+"""A recipe is found by its built-in name or as module:attribute, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_names_lead_to_recipes() -> None:
         ("holdfast_workers.training.recipe:Nothing", "no callable 'Nothing'"),
     ],
 )
-def test_what_leads_nowhere_is_refused_with_the_reason(name: str, reason: str) -> None:
+def test_an_unknown_recipe_is_refused_with_the_reason(name: str, reason: str) -> None:
     with pytest.raises(UnknownRecipe, match=reason):
         resolve(name)
 
 
-def test_an_import_error_inside_a_users_module_is_the_users(
+def test_an_import_error_inside_a_users_module_passes_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken_recipe_module.py").write_text("import not_there_at_all\n")
@@ -40,13 +40,13 @@ def test_an_import_error_inside_a_users_module_is_the_users(
     sys.modules.pop("broken_recipe_module", None)
 
 
-def test_a_rank_knows_its_coordinates() -> None:
+def test_a_rank_has_its_mesh_coordinates() -> None:
     world = World(5, 8, {"dp_shard": 4, "tp": 2}, attempt=1, device="cpu")
     assert (world.coordinate("dp_shard"), world.coordinate("tp")) == (2, 1)
     assert (world.size("pp"), world.coordinate("pp")) == (1, 0)
 
 
 @pytest.mark.parametrize(("rank", "size"), [(0, 3), (4, 4), (-1, 4)])
-def test_a_world_that_does_not_add_up_is_refused(rank: int, size: int) -> None:
+def test_an_inconsistent_world_is_refused(rank: int, size: int) -> None:
     with pytest.raises(ValueError, match="world"):
         World(rank, size, {"dp_shard": 2, "tp": 2}, attempt=1, device="cpu")

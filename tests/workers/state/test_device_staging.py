@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from holdfast_workers.state.digest import payload_digest
-from holdfast_workers.state.rank_state import Box, Piece, RankState
+from holdfast_workers.state.rank_state import RankState, ShardBox, StateTensor
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,21 +18,23 @@ NUMBERS = 64 << 20
 
 def state_of(tensor: torch.Tensor) -> RankState:
     shape = tuple(tensor.shape)
-    return RankState([Piece("w", tensor, Box(shape, (0,) * len(shape), shape, True))], [])
+    return RankState(
+        [StateTensor("w", tensor, ShardBox(shape, (0,) * len(shape), shape, True))], []
+    )
 
 
-def test_what_was_frozen_is_copied_though_training_goes_on_reading() -> None:
+def test_a_snapshot_is_copied_while_training_reads_the_tensors() -> None:
     tensor = torch.randn(NUMBERS, device="cuda")
     state = state_of(tensor)
     expected = state.digest({"step": 1})
-    for _ in range(3):  # the buffers are used again
+    for _ in range(3):  # the buffers are reused
         frozen = state.freeze({"step": 1})
         (tensor * 2).sum()  # the next forward
         payload = memoryview(bytearray(state.layout.payload_bytes))
         assert frozen.write(payload) == expected == payload_digest(payload)
 
 
-def test_it_is_the_state_after_all_that_was_enqueued_before() -> None:
+def test_a_snapshot_includes_all_previously_enqueued_work() -> None:
     tensor = torch.zeros(NUMBERS, device="cuda")
     state = state_of(tensor)
     state.freeze({"step": 0}).write(memoryview(bytearray(state.layout.payload_bytes)))
@@ -44,7 +46,7 @@ def test_it_is_the_state_after_all_that_was_enqueued_before() -> None:
     assert torch.frombuffer(payload, dtype=torch.float32, count=NUMBERS).eq(200.0).all()
 
 
-def test_freezing_holds_up_nobody() -> None:
+def test_freezing_does_not_block() -> None:
     tensor = torch.randn(4 * NUMBERS, device="cuda")
     state = state_of(tensor)
     state.freeze({"step": 0})

@@ -1,4 +1,4 @@
-"""A state goes into a payload and back without a bit lost, and never from the wrong payload."""
+"""A state is written to a payload and read back bit for bit, and never from a wrong payload."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import Tensor
 from holdfast_workers.state.digest import payload_digest
 from holdfast_workers.state.layout import SMALL_STATE, StateLayout
 from holdfast_workers.state.rank_state import (
-    Box,
     CopyStopped,
-    Piece,
     RankBytes,
     RankState,
+    ShardBox,
     StateMismatch,
+    StateTensor,
 )
 
 SMALL = {"step": 5, "seed": 1}
 GENERATOR = RankBytes("random.cpu", torch.get_rng_state, torch.set_rng_state)
 
 
-def piece(name: str, tensor: Tensor) -> Piece:
+def piece(name: str, tensor: Tensor) -> StateTensor:
     shape = tuple(tensor.shape)
-    return Piece(name, tensor, Box(shape, (0,) * len(shape), shape, primary=True))
+    return StateTensor(name, tensor, ShardBox(shape, (0,) * len(shape), shape, primary=True))
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def state(tensors: list[Tensor]) -> RankState:
     return RankState(pieces, [GENERATOR])
 
 
-def test_what_is_written_is_read_back_in_place(state: RankState, tensors: list[Tensor]) -> None:
+def test_a_written_state_is_read_back_in_place(state: RankState, tensors: list[Tensor]) -> None:
     torch.manual_seed(3)
     payload = memoryview(bytearray(state.layout.payload_bytes))
     state.freeze(SMALL).write(payload)
@@ -75,7 +75,7 @@ def test_the_digest_needs_no_payload(state: RankState) -> None:
 
 @given(st.lists(st.integers(0, 3 * 65_537), max_size=4))
 @settings(max_examples=30)
-def test_the_digest_made_while_copying_is_the_payloads(sizes: list[int]) -> None:
+def test_the_digest_computed_while_copying_equals_the_payloads(sizes: list[int]) -> None:
     tensors = [torch.arange(size, dtype=torch.float32) for size in sizes]
     pieces = [piece(f"t{index}", tensor) for index, tensor in enumerate(tensors)]
     state = RankState(pieces, [GENERATOR])
@@ -84,7 +84,7 @@ def test_the_digest_made_while_copying_is_the_payloads(sizes: list[int]) -> None
     assert digest == payload_digest(payload) == state.digest(SMALL)
 
 
-def test_what_moves_on_before_the_next_step_is_copied_at_once(state: RankState) -> None:
+def test_state_that_changes_before_the_next_step_is_copied_at_once(state: RankState) -> None:
     torch.manual_seed(3)
     expected = state.digest(SMALL)
     frozen = state.freeze(SMALL)
@@ -92,7 +92,7 @@ def test_what_moves_on_before_the_next_step_is_copied_at_once(state: RankState) 
     assert frozen.write(memoryview(bytearray(state.layout.payload_bytes))) == expected
 
 
-def test_a_copy_that_is_stopped_says_so(state: RankState) -> None:
+def test_a_stopped_copy_raises(state: RankState) -> None:
     payload = memoryview(bytearray(state.layout.payload_bytes))
     with pytest.raises(CopyStopped):
         state.freeze(SMALL).write(payload, lambda: True)
@@ -113,7 +113,7 @@ def test_the_layout_is_aligned_and_survives_json(state: RankState) -> None:
     assert StateLayout.from_json(layout.to_json()) == layout
 
 
-def test_an_empty_box_is_nobodys_to_write(state: RankState) -> None:
+def test_an_empty_box_is_never_primary(state: RankState) -> None:
     assert [entry.primary for entry in state.layout.tensors[:4]] == [True, True, False, True]
 
 

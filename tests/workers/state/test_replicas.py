@@ -1,4 +1,4 @@
-"""Which ranks must hold the same bits, and what is said when they do not."""
+"""The ranks that must hold equal bits, and the report when they differ."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.ranks.rank_worlds import begin
+from tests.support.ranks.rank_worlds import start_from_seed
 
-from holdfast_workers.recipes.parameter_checksum import Seal
+from holdfast_workers.recipes.parameter_checksum import ParameterChecksum
 from holdfast_workers.recipes.pretrain import PretrainRecipe
 from holdfast_workers.spec import TrainingSpec
-from holdfast_workers.state.replicas import Comparison, CorruptionFound, Finding, in_words, shards
+from holdfast_workers.state.replicas import (
+    CorruptionFound,
+    ReplicaComparison,
+    ReplicaFinding,
+    describe,
+    ranks_by_shard,
+)
 from holdfast_workers.training.step_agreement import Agreed, Contribution, Record, fold
 
 SHARE = Contribution(loss_sum=1.0, count=1, grad_sq=1.0, data_index=0, samples=1, sample_count=1)
@@ -25,27 +31,27 @@ MESH = {"dp_replicate": 2, "dp_shard": 2, "tp": 1}
 
 
 def records(digests: str, *, step: int = 6, state_step: int = 5) -> list[Record]:
-    """A record for each letter, which stands for the rank's digest."""
+    """A record per letter; the letter stands for the rank's digest."""
     return [
         Record(2, step, replace(SHARE, data_index=rank), state_step, letter.encode() * 16)
         for rank, letter in enumerate(digests)
     ]
 
 
-def test_ranks_that_differ_in_dp_replicate_alone_are_compared() -> None:
-    assert shards(MESH) == [(0, 2), (1, 3)]
-    assert Comparison.of(MESH, 1, 1).groups == ((0, 2), (1, 3))
-    assert Comparison.of({"dp_shard": 2, "tp": 2}, 1, 1).groups == ()
-    assert Comparison.of(MESH, 0, 1).groups == ()
+def test_ranks_that_differ_only_in_dp_replicate_are_compared() -> None:
+    assert ranks_by_shard(MESH) == [(0, 2), (1, 3)]
+    assert ReplicaComparison.of(MESH, 1, 1).groups == ((0, 2), (1, 3))
+    assert ReplicaComparison.of({"dp_shard": 2, "tp": 2}, 1, 1).groups == ()
+    assert ReplicaComparison.of(MESH, 0, 1).groups == ()
 
 
-def test_replicas_that_agree_fold_as_ever() -> None:
-    assert fold(records("abab"), Comparison.of(MESH, 1, 1)) == fold(records("abab"))
+def test_equal_replicas_fold_unchanged() -> None:
+    assert fold(records("abab"), ReplicaComparison.of(MESH, 1, 1)) == fold(records("abab"))
 
 
-def test_a_difference_is_found_by_the_fold_with_who_and_since_when() -> None:
+def test_a_difference_is_detected_by_the_fold_with_ranks_and_step() -> None:
     with pytest.raises(CorruptionFound, match=r"rank 1 .* rank 3") as raised:
-        fold(records("abac"), Comparison.of(MESH, 1, 1))
+        fold(records("abac"), ReplicaComparison.of(MESH, 1, 1))
     finding = raised.value.finding
     assert (finding.attempt, finding.step, finding.bad_from) == (2, 5, 5)
     assert finding.groups == ((1, 3),)
@@ -53,65 +59,66 @@ def test_a_difference_is_found_by_the_fold_with_who_and_since_when() -> None:
 
 
 def test_a_step_without_a_digest_is_not_compared() -> None:
-    fold(records("abac", state_step=-1), Comparison.of(MESH, 1, 1))
+    fold(records("abac", state_step=-1), ReplicaComparison.of(MESH, 1, 1))
 
 
-def test_a_rank_whose_parameters_changed_is_heard_even_if_all_digests_agree() -> None:
-    told = records("abab")
-    told[2] = replace(told[2], contribution=replace(told[2].contribution, changed=True))
-    told = [Record.unpack(one.pack()) for one in told]
+def test_a_rank_with_changed_parameters_is_reported_although_all_digests_agree() -> None:
+    received = records("abab")
+    contribution = replace(received[2].contribution, changed=True)
+    received[2] = replace(received[2], contribution=contribution)
+    received = [Record.unpack(record.pack()) for record in received]
     with pytest.raises(CorruptionFound, match="rank 2 changed by themselves") as raised:
-        fold(told, Comparison.of(MESH, 1, 1))
+        fold(received, ReplicaComparison.of(MESH, 1, 1))
     assert raised.value.finding.changed == (2,)
     assert raised.value.finding.bad_from == 6  # the state of step 5 is as it was computed
 
 
 @given(st.integers(1, 7), st.integers(0, 7), st.integers(1, 60))
-def test_what_was_computed_since_the_last_comparison_is_bad(
+def test_all_steps_since_the_last_comparison_are_bad(
     every: int, digest_every: int, step: int
 ) -> None:
-    comparison = Comparison.of(MESH, every, digest_every)
+    comparison = ReplicaComparison.of(MESH, every, digest_every)
     with pytest.raises(CorruptionFound) as raised:
         comparison.check(1, step, ("a", "a", "a", "b"), (False,) * 4)
     bad_from = raised.value.finding.bad_from
     assert comparison.is_due(bad_from - 1, last=False)
-    assert not any(comparison.is_due(one, last=False) for one in range(bad_from, step))
+    assert not any(comparison.is_due(later, last=False) for later in range(bad_from, step))
 
 
 def test_a_finding_survives_json() -> None:
-    finding = Finding(2, 5, 4, ((0, 1),), {0: "a" * 32, 1: "b" * 32}, (1,))
-    assert Finding.from_data(json.loads(json.dumps(finding.data()))) == finding
-    assert "rank 0 aaaaaaaa, rank 1 bbbbbbbb" in in_words(finding)
+    finding = ReplicaFinding(2, 5, 4, ((0, 1),), {0: "a" * 32, 1: "b" * 32}, (1,))
+    assert ReplicaFinding.from_data(json.loads(json.dumps(finding.data()))) == finding
+    assert "rank 0 aaaaaaaa, rank 1 bbbbbbbb" in describe(finding)
 
 
 @given(st.data())
-def test_a_seal_tells_any_single_bit(data: st.DataObject) -> None:
+def test_a_checksum_detects_any_single_bit(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=4))
     start = data.draw(st.integers(0, 1))
     tensors = [torch.randn(size + start)[start:] for size in sizes]
-    seal = Seal(tensors)
-    assert not seal.is_broken()
-    seal.close()
-    assert not seal.is_broken()
+    checksum = ParameterChecksum(tensors)
+    assert not checksum.has_changed()
+    checksum.record()
+    assert not checksum.has_changed()
     filled = [tensor for tensor in tensors if tensor.numel()]
     if filled:
         words = data.draw(st.sampled_from(filled)).view(torch.int32)
         word, bit = data.draw(st.integers(0, len(words) - 1)), data.draw(st.integers(0, 31))
         words[word] ^= torch.tensor(1 << bit, dtype=torch.int64).to(torch.int32)
-        assert seal.is_broken()
-        seal.close()
-    assert not seal.is_broken()
+        assert checksum.has_changed()
+        checksum.record()
+    assert not checksum.has_changed()
 
 
-def test_looking_at_the_parameters_costs_little_of_a_step(tmp_path: Path) -> None:
-    """Beside it nothing is spent: the digests that are compared ride in the agreement anyway."""
+def test_a_parameter_checksum_costs_little_of_a_step(tmp_path: Path) -> None:
+    """The checksum is the only cost: the agreement carries the compared digests anyway."""
     (tmp_path / "text.txt").write_text("to be or not to be, " * 4000)
     model = {"dim": 64, "layers": 2, "sequence_length": 64}
     spec = TrainingSpec.model_validate(
         {"model": model, "data": {"source": str(tmp_path / "text.txt")}}
     )
     recipe = PretrainRecipe(spec, tmp_path)
-    begin(recipe)
+    start_from_seed(recipe)
 
     def agree(share: Contribution) -> Agreed:
         return fold([Record(1, recipe.applied_step + 1, share, -1)])
@@ -119,17 +126,17 @@ def test_looking_at_the_parameters_costs_little_of_a_step(tmp_path: Path) -> Non
     def step() -> None:
         recipe.train_step(recipe.applied_step + 1, agree, lambda _: None, lambda *_: None)
 
-    seal = Seal([parameter.detach() for parameter in recipe.model.parameters()])
+    checksum = ParameterChecksum([parameter.detach() for parameter in recipe.model.parameters()])
 
-    def look() -> None:
-        seal.close()
-        assert not seal.is_broken()
+    def check() -> None:
+        checksum.record()
+        assert not checksum.has_changed()
 
-    least = {each: min(_seconds(each) for _ in range(5)) for each in (step, look)}
-    assert least[look] <= 0.02 * least[step], least
+    least = {call: min(_seconds(call) for _ in range(5)) for call in (step, check)}
+    assert least[check] <= 0.02 * least[step], least
 
 
-def _seconds(what: Callable[[], None]) -> float:
+def _seconds(call: Callable[[], None]) -> float:
     began = time.perf_counter()
-    what()
+    call()
     return time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""A rank that was built before its world was there trains with the bits of one that was not."""
+"""A rank prepared before its world exists trains with the same bits as one that was not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from tests.support.ranks.rank_programs import join, make, undisturbed
-from tests.support.ranks.rank_worlds import Watching, Worlds, place, tiny_spec
+from tests.support.ranks.rank_worlds import RecordingHooks, Worlds, tiny_spec, world_of
 
 from holdfast_workers.parallelize import process_groups
 from holdfast_workers.spec import TrainingSpec
@@ -38,7 +38,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
 def expected(
     port: int, cache_dir: Path, world: World, spec: TrainingSpec
 ) -> tuple[dict[int, str], bool]:
-    """What `undisturbed` comes to, and whether what was built ahead was put to use."""
+    """The digests of the run, and whether the prepared model was used."""
     recipe = make(cache_dir, spec)
     recipe.expect(replace(world, attempt=0))
     assert not dist.is_initialized()
@@ -46,7 +46,7 @@ def expected(
     join(port, world)
     recipe.build(world)
     recipe.initialize()
-    hooks = Watching()
+    hooks = RecordingHooks()
     train(recipe, world, spec, hooks, 0)
     used = ahead is not None and recipe.model is ahead.model
     process_groups.leave()
@@ -54,15 +54,15 @@ def expected(
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_what_was_built_ahead_is_put_to_use_with_the_same_bits(
+def test_a_prepared_build_is_used_and_gives_the_same_bits(
     worlds: Worlds, mesh: dict[str, int]
 ) -> None:
     spec = tiny_spec(mesh, steps=2, dropout=0.1)
-    bits = [one["digests"] for one in worlds.run(undisturbed, spec)]
+    bits = [result["digests"] for result in worlds.run(undisturbed, spec)]
     assert worlds.run(expected, spec) == [(digests, True) for digests in bits]
 
 
-def test_a_world_of_one_is_built_ahead_too(worlds: Worlds) -> None:
+def test_a_world_of_one_rank_is_also_prepared(worlds: Worlds) -> None:
     spec = tiny_spec({"dp_shard": 1}, steps=2, dtype="bfloat16")
     (alone,) = worlds.run(undisturbed, spec)
     assert worlds.run(expected, spec) == [(alone["digests"], True)]
@@ -70,7 +70,7 @@ def test_a_world_of_one_is_built_ahead_too(worlds: Worlds) -> None:
 
 def misplaced(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> str:
     recipe = make(cache_dir, spec)
-    recipe.expect(place(spec, 3, 0))
+    recipe.expect(world_of(spec, 3, 0))
     try:
         recipe.build(world)
     except ValueError as error:
@@ -78,7 +78,7 @@ def misplaced(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> s
     return ""
 
 
-def test_what_was_built_for_one_place_is_not_given_another(worlds: Worlds) -> None:
+def test_a_build_prepared_for_one_place_is_refused_for_another(worlds: Worlds) -> None:
     spec = tiny_spec({"dp_shard": 2, "tp": 2})
-    refused: Any = worlds.start(misplaced, place(spec, 1, worlds.next_attempt()), spec).result()
+    refused: Any = worlds.start(misplaced, world_of(spec, 1, worlds.next_attempt()), spec).result()
     assert "cannot rebind" in refused

@@ -1,11 +1,11 @@
-"""What follows a tripped guard, on the real recipe and loop in one process."""
+"""The handling of a tripped guard, on the real recipe and step loop in one process."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from tests.support.ranks.rank_worlds import ALONE, Watching, begin, tiny_spec
+from tests.support.ranks.rank_worlds import ALONE, RecordingHooks, start_from_seed, tiny_spec
 from torch import Tensor, nn
 
 from holdfast_workers.recipes.pretrain import PretrainRecipe
@@ -44,18 +44,18 @@ def begun(cache: Path, times: int, ledger: Ledger = Ledger(), **guards: object) 
     spec = spec.model_copy(update={"guards": GuardsSpec.model_validate(guards)})
     recipe = Spoiled(spec, cache)
     recipe.times = times
-    recipe.guard_memory.know(ledger)
-    begin(recipe)
+    recipe.guard_memory.set_ledger(ledger)
+    start_from_seed(recipe)
     return recipe
 
 
-def ran(recipe: Spoiled, start: int = 0) -> Watching:
-    hooks = Watching()
+def ran(recipe: Spoiled, start: int = 0) -> RecordingHooks:
+    hooks = RecordingHooks()
     train(recipe, ALONE, recipe.spec, hooks, start)
     return hooks
 
 
-def test_chance_changes_no_bit_and_leaves_no_data_out(cache: Path) -> None:
+def test_a_transient_error_changes_no_bit_and_skips_no_data(cache: Path) -> None:
     untouched, once = ran(begun(cache, 0)), ran(begun(cache, 1))
     assert once.digests == untouched.digests
     assert [row.samples for row in once.rows] == [row.samples for row in untouched.rows]
@@ -64,7 +64,7 @@ def test_chance_changes_no_bit_and_leaves_no_data_out(cache: Path) -> None:
     assert (trip["what"], trip["micro_batch"]) == ("loss", 0)
 
 
-def test_what_comes_back_is_left_out(cache: Path) -> None:
+def test_a_reproducible_error_skips_its_window(cache: Path) -> None:
     knew, always = ran(begun(cache, 0, Ledger(((2, 3),)))), ran(begun(cache, 99))
     assert always.digests == knew.digests
     (trip,) = always.trips
@@ -72,17 +72,17 @@ def test_what_comes_back_is_left_out(cache: Path) -> None:
     assert (trip["layer"], trip["what"]) == ("blocks.0.attention.query", "output")
 
 
-def test_a_stop_is_not_tried_again(cache: Path) -> None:
+def test_a_stop_is_not_retried(cache: Path) -> None:
     with pytest.raises(GuardTripped, match=r"nonfinite at step 3 \(window 2\)"):
         ran(begun(cache, 1, nonfinite={"policy": "stop"}))
 
 
-def test_the_first_step_after_a_restore_accuses_the_state(cache: Path) -> None:
+def test_an_error_in_the_first_step_after_a_restore_is_blamed_on_the_state(cache: Path) -> None:
     recipe = begun(cache, 0)
     payload = bytearray(recipe.layout().payload_bytes)
-    saved = Watching()
-    saved.on_checkpoint = lambda step, one: (
-        one.write_state(memoryview(payload), step) if step == 2 else None
+    saved = RecordingHooks()
+    saved.on_checkpoint = lambda step, source: (
+        source.write_state(memoryview(payload), step) if step == 2 else None
     )
     train(recipe, ALONE, recipe.spec, saved, 0)
     restored = begun(cache, 99)
@@ -91,7 +91,7 @@ def test_the_first_step_after_a_restore_accuses_the_state(cache: Path) -> None:
         ran(restored, 2)
 
 
-def test_parameters_that_are_not_finite_accuse_the_state(cache: Path) -> None:
+def test_nonfinite_parameters_are_blamed_on_the_state(cache: Path) -> None:
     recipe = begun(cache, 0)
     next(iter(recipe.model.parameters())).data.fill_(float("inf"))
     with pytest.raises(NonFiniteStep, match="in the state of the parameters or moments"):

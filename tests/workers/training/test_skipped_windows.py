@@ -1,4 +1,4 @@
-"""Each window is read by one step, or stands in the ledger; a state tells what it has passed."""
+"""Each window is read by one step or is in the ledger; a state stores the windows it skipped."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from holdfast_workers.training.skipped_windows import Ledger
 
 RANGES = st.lists(
-    st.tuples(st.integers(0, 60), st.integers(0, 6)).map(lambda one: (one[0], one[0] + one[1])),
+    st.tuples(st.integers(0, 60), st.integers(0, 6)).map(lambda pair: (pair[0], pair[0] + pair[1])),
     max_size=8,
 )
 
 
 @given(ranges=RANGES, steps=st.integers(1, 60))
-def test_each_window_is_read_once_or_stands_in_the_ledger(
+def test_each_window_is_read_once_or_is_in_the_ledger(
     ranges: list[tuple[int, int]], steps: int
 ) -> None:
     ledger = Ledger.of(ranges)
@@ -26,24 +26,24 @@ def test_each_window_is_read_once_or_stands_in_the_ledger(
 
 
 @given(ranges=RANGES)
-def test_it_holds_the_windows_it_was_given_and_no_others(ranges: list[tuple[int, int]]) -> None:
+def test_a_ledger_holds_exactly_the_given_windows(ranges: list[tuple[int, int]]) -> None:
     ledger = Ledger.of(ranges)
-    given_ones = {window for start, end in ranges for window in range(start, end)}
-    assert {window for window in range(100) if window in ledger} == given_ones
-    assert ledger.windows == ledger.count(0, 100) == len(given_ones)
-    gaps = zip(ledger.ranges, ledger.ranges[1:], strict=False)
-    assert all(one[1] < other[0] for one, other in gaps)
+    windows = {window for start, end in ranges for window in range(start, end)}
+    assert {window for window in range(100) if window in ledger} == windows
+    assert ledger.windows == ledger.count(0, 100) == len(windows)
+    neighbours = zip(ledger.ranges, ledger.ranges[1:], strict=False)
+    assert all(before[1] < after[0] for before, after in neighbours)
 
 
 @given(first=RANGES, second=RANGES)
-def test_two_ledgers_together_hold_what_either_holds(
+def test_the_union_of_two_ledgers_holds_the_windows_of_both(
     first: list[tuple[int, int]], second: list[tuple[int, int]]
 ) -> None:
     assert Ledger.of(first) | Ledger.of(second) == Ledger.of([*first, *second])
 
 
 @given(ranges=RANGES, step=st.integers(1, 40))
-def test_what_lies_ahead_changes_neither_past_windows_nor_what_a_state_tells(
+def test_windows_ahead_change_neither_past_windows_nor_the_state(
     ranges: list[tuple[int, int]], step: int
 ) -> None:
     ledger = Ledger.of(ranges)
@@ -53,7 +53,7 @@ def test_what_lies_ahead_changes_neither_past_windows_nor_what_a_state_tells(
     assert (passed | ledger) == ledger
 
 
-def test_the_state_of_step_0_has_passed_nothing() -> None:
+def test_the_state_of_step_0_has_skipped_no_window() -> None:
     assert Ledger(((0, 3),)).passed(0) == Ledger()
     assert Ledger(((0, 3),)).window(1) == 3
 

@@ -1,4 +1,4 @@
-"""What ranks agree on is a pure function of their records, or nothing at all."""
+"""The agreement is a pure function of the ranks' records, or it raises."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from holdfast_workers.training.step_agreement import (
 )
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
-WORDS = st.integers(0, 2**63 - 1)
+INTEGERS = st.integers(0, 2**63 - 1)
 CONTRIBUTIONS = st.builds(
     Contribution,
     loss_sum=FINITE,
-    count=WORDS,
+    count=INTEGERS,
     grad_sq=FINITE,
-    data_index=WORDS,
+    data_index=INTEGERS,
     samples=st.integers(0, 2**64 - 1),
-    sample_count=WORDS,
+    sample_count=INTEGERS,
     nonfinite=st.booleans(),
     loader_wait_s=FINITE,
 )
 RECORDS = st.builds(
     Record,
-    attempt=WORDS,
-    step=WORDS,
+    attempt=INTEGERS,
+    step=INTEGERS,
     contribution=CONTRIBUTIONS,
     state_step=st.integers(-1, 2**62),
     state_digest=st.binary(min_size=16, max_size=16),
     replicated_step=st.integers(-1, 2**62),
     stop=st.booleans(),
-    intervals=st.tuples(WORDS, WORDS),
+    intervals=st.tuples(INTEGERS, INTEGERS),
     compute_s=FINITE,
 )
 
@@ -75,11 +75,11 @@ def test_a_record_survives_packing(record: Record) -> None:
 
 
 @given(RECORDS, RECORDS)
-def test_records_are_of_one_size(one: Record, other: Record) -> None:
+def test_all_records_have_the_same_size(one: Record, other: Record) -> None:
     assert len(one.pack()) == len(other.pack())
 
 
-def test_shares_add_up_and_peers_count_their_samples_once() -> None:
+def test_shares_add_up_and_the_samples_of_peers_count_once() -> None:
     peer = record(1, contribution=share(1, loss_sum=0.0, count=0, loader_wait_s=0.25))
     agreed = fold([record(0), record(0), record(1), peer])
     assert agreed.loss == 30.0 / 15
@@ -98,7 +98,7 @@ def test_the_state_digest_covers_the_ranks_in_order() -> None:
     assert fold([record(1), record(0)]).state_digest != agreed.state_digest
 
 
-def test_without_digests_there_is_none() -> None:
+def test_without_rank_digests_there_is_no_state_digest() -> None:
     agreed = fold([record(0, state_step=-1), record(1, state_step=-1)])
     assert agreed.state_digest is None
 
@@ -108,29 +108,29 @@ def test_only_what_every_rank_has_replicated_counts() -> None:
 
 
 @pytest.mark.parametrize("change", [{"attempt": 2}, {"step": 8}, {"state_step": 5}])
-def test_ranks_that_speak_of_something_else_agree_on_nothing(change: dict[str, int]) -> None:
+def test_records_of_another_attempt_or_step_raise_a_disagreement(change: dict[str, int]) -> None:
     with pytest.raises(Disagreement, match="rank 1"):
         fold([record(0), record(1, **change)])
 
 
-def test_peers_that_read_other_samples_agree_on_nothing() -> None:
+def test_peers_with_different_samples_raise_a_disagreement() -> None:
     stray = record(0, contribution=share(0, samples=999))
     with pytest.raises(Disagreement, match="rank 1 read other samples"):
         fold([record(0), stray])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_one_rank_that_is_not_finite_is_known_to_all(bad: float) -> None:
+def test_one_nonfinite_rank_makes_the_step_nonfinite(bad: float) -> None:
     assert fold([record(0), record(1, contribution=share(1, loss_sum=bad))]).nonfinite
     assert fold([record(0), record(1, contribution=share(1, grad_sq=bad))]).nonfinite
     assert fold([record(0, contribution=share(0, nonfinite=True)), record(1)]).nonfinite
 
 
-def test_a_world_of_one_needs_no_group() -> None:
+def test_a_world_of_one_rank_needs_no_process_group() -> None:
     assert gather(record(0), 1) == [record(0)]
 
 
-def test_one_rank_that_is_to_stop_stops_all_and_rank_zero_says_how_often_to_save() -> None:
+def test_a_stop_of_one_rank_stops_all_and_rank_zero_sets_the_save_intervals() -> None:
     records = [record(0, intervals=(2, 30)), record(1, stop=True, intervals=(1, 10))]
     agreed = fold(records)
     assert (agreed.stop, agreed.intervals) == (True, (2, 30))

@@ -1,4 +1,4 @@
-"""The training core on real gloo worlds: same curve on any mesh, same bits after faults."""
+"""The training core in real gloo worlds: same curve on any mesh, same bits after faults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.support.ranks import rank_programs as programs
-from tests.support.ranks.rank_worlds import Worlds, place, tiny_spec
+from tests.support.ranks.rank_worlds import Worlds, tiny_spec, world_of
 
 from holdfast_workers.spec import DetectionSpec, GuardsSpec, NonfiniteGuardSpec
 from holdfast_workers.training.skipped_windows import Ledger
@@ -75,7 +75,7 @@ def test_replicas_have_the_same_bits_at_every_step(worlds: Worlds) -> None:
     assert len({state[-1] for state in states[:4]}) == 4
 
 
-def test_every_rank_sees_the_same_rows_and_digests(worlds: Worlds) -> None:
+def test_every_rank_reports_the_same_rows_and_digests(worlds: Worlds) -> None:
     results = worlds.run(programs.undisturbed, tiny_spec(FULL, steps=2))
     for result in results[1:]:
         assert result["digests"] == results[0]["digests"]
@@ -83,7 +83,7 @@ def test_every_rank_sees_the_same_rows_and_digests(worlds: Worlds) -> None:
             assert (mine.loss, mine.grad_norm) == (other.loss, other.grad_norm)
 
 
-def test_the_phases_of_a_step_come_in_order(undisturbed: dict[str, Any]) -> None:
+def test_the_phases_of_a_step_are_in_order(undisturbed: dict[str, Any]) -> None:
     of_step_3 = [name for name, step in undisturbed["phases"] if step == 3]
     assert of_step_3 == [
         *["load", "forward", "backward"] * 2,
@@ -101,7 +101,7 @@ def test_two_runs_have_the_same_bits(worlds: Worlds, undisturbed: dict[str, Any]
     assert len(set(again["digests"].values())) == 7
 
 
-def test_new_processes_go_on_from_a_written_state_with_the_same_bits(
+def test_new_processes_resume_from_a_saved_state_with_the_same_bits(
     worlds: Worlds, undisturbed: dict[str, Any], states: Path
 ) -> None:
     digests = worlds.run(programs.resumed, tiny_spec(FULL, dropout=0.1), states, 3)[0]
@@ -117,32 +117,32 @@ def test_a_digest_is_the_same_from_a_payload_and_from_live_tensors(
         assert filled == streamed
 
 
-@pytest.mark.parametrize("fall_back", [False, True], ids=["in place", "built anew"])
-def test_replicas_rebind_to_new_groups_with_the_same_bits(worlds: Worlds, fall_back: bool) -> None:
+@pytest.mark.parametrize("fall_back", [False, True], ids=["in place", "rebuilt"])
+def test_replicas_rebind_to_new_groups_with_the_same_bits(worlds: Worlds, rebuild: bool) -> None:
     spec = tiny_spec({"dp_replicate": 2, "tp": 2}, dropout=0.1)
     expected = worlds.run(programs.undisturbed, spec)[0]["digests"]
-    for result in worlds.run(programs.rebound, spec, 3, fall_back):
+    for result in worlds.run(programs.rebound, spec, 3, rebuild):
         assert result["digests"] == expected
         assert result["living"]
-        assert result["same_tensors"] is not fall_back
+        assert result["same_tensors"] is not rebuild
 
 
-@pytest.mark.parametrize("fall_back", [False, True], ids=["in place", "built anew"])
+@pytest.mark.parametrize("fall_back", [False, True], ids=["in place", "rebuilt"])
 def test_survivors_rebind_to_new_groups_with_the_same_bits(
-    worlds: Worlds, undisturbed: dict[str, Any], fall_back: bool
+    worlds: Worlds, undisturbed: dict[str, Any], rebuild: bool
 ) -> None:
-    for result in worlds.run(programs.rebound, tiny_spec(FULL, dropout=0.1), 3, fall_back):
+    for result in worlds.run(programs.rebound, tiny_spec(FULL, dropout=0.1), 3, rebuild):
         assert result["digests"] == undisturbed["digests"]
         assert result["living"]
-        assert result["same_tensors"] is not fall_back
+        assert result["same_tensors"] is not rebuild
 
 
-def test_a_collective_of_any_axis_fails_by_itself_in_the_time_that_was_set(worlds: Worlds) -> None:
+def test_a_collective_of_any_axis_fails_after_the_configured_timeout(worlds: Worlds) -> None:
     limit_s = 1.0
     detection = DetectionSpec(collective_timeout_s=limit_s)
     spec = tiny_spec(FULL).model_copy(update={"detection": detection})
-    waited = worlds.run(programs.left_alone, spec)
-    assert all(limit_s <= one < 10 * limit_s for rank in (0, 2) for one in waited[rank])
+    waited = worlds.run(programs.waits_for_absent_peer, spec)
+    assert all(limit_s <= wait_s < 10 * limit_s for rank in (0, 2) for wait_s in waited[rank])
 
 
 @pytest.mark.parametrize("per_block", [False, True], ids=["one group", "a group per block"])
@@ -150,11 +150,11 @@ def test_a_collective_of_any_axis_fails_by_itself_in_the_time_that_was_set(world
 def test_gradients_of_a_broken_backward_pass_do_not_reach_the_next(
     worlds: Worlds, axis: str, per_block: bool
 ) -> None:
-    # Against torch's fault: FSDP2's reset keeps unsharded gradients of the broken pass.
+    # A regression in torch: FSDP2's reset keeps unsharded gradients of the interrupted pass.
     spec = tiny_spec({axis: 2}, dropout=0.1)
     whole = programs.undisturbed_per_block if per_block else programs.undisturbed
     expected = worlds.run(whole, spec)[0]["digests"]
-    for digests in worlds.run(programs.broken_in_backward, spec, 4, per_block):
+    for digests in worlds.run(programs.interrupted_in_backward, spec, 4, per_block):
         assert digests == expected
 
 
@@ -174,7 +174,7 @@ def test_low_precision_stays_near_the_curve(worlds: Worlds, mesh: dict[str, int]
         assert other.loss != one.loss
 
 
-def test_a_step_that_is_not_finite_on_one_rank_is_applied_by_none(worlds: Worlds) -> None:
+def test_a_step_that_is_nonfinite_on_one_rank_is_applied_on_no_rank(worlds: Worlds) -> None:
     stop = GuardsSpec(nonfinite=NonfiniteGuardSpec(policy="stop"))
     spec = tiny_spec(FULL).model_copy(update={"guards": stop})
     for message, unchanged, applied in worlds.run(programs.poisoned, spec, 3):
@@ -184,7 +184,7 @@ def test_a_step_that_is_not_finite_on_one_rank_is_applied_by_none(worlds: Worlds
         assert applied == 2
 
 
-def test_a_skipped_window_leaves_the_bits_of_a_run_that_knew_of_it(worlds: Worlds) -> None:
+def test_a_run_that_skips_a_window_equals_a_run_that_knew_it_in_advance(worlds: Worlds) -> None:
     spec = tiny_spec(FULL, steps=12, dropout=0.1)
     knew = worlds.run(programs.undisturbed, spec, None, ((9, 10),))[0]
     poisoned = spec.model_copy(update={"recipe": "tests.support.ranks.recipes:PoisonedWindow"})
@@ -207,11 +207,13 @@ def test_a_killed_rank_is_replaced_and_the_bits_are_the_same(
     spec = tiny_spec(FULL, dropout=0.1)
     attempt = worlds.next_attempt()
     ranks = [
-        worlds.start(programs.survivor, place(spec, r, attempt), spec, tmp_path, (phase, 4))
+        worlds.start(programs.survivor, world_of(spec, r, attempt), spec, tmp_path, (phase, 4))
         for r in range(4)
     ]
     ranks[3].process.join(60)
-    replacement = worlds.start(programs.resumed, place(spec, 3, attempt + 1000), spec, tmp_path, 3)
+    replacement = worlds.start(
+        programs.resumed, world_of(spec, 3, attempt + 1000), spec, tmp_path, 3
+    )
     assert replacement.result() == {s: undisturbed["digests"][s] for s in range(3, 7)}
     for rank in ranks[:3]:
         result = rank.result()

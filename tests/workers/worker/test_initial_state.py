@@ -1,4 +1,4 @@
-"""One run's checkpoint as another's beginning, and as a plain model: real agents, one real run."""
+"""One run's checkpoint as another run's initial state, and as a plain model file; real agents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.placement.restore_points import Beginning
 from holdfast_workers.checkpoint.export import plan_export, write_export
 from holdfast_workers.checkpoint.manifest import Manifest, list_checkpoints
-from holdfast_workers.checkpoint.storage import StorageOptions, open_storage
+from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.checkpoint.storage import StorageOptions
 from holdfast_workers.models.llama import Llama
 from holdfast_workers.models.llama_parameters import parameter_shapes
 from holdfast_workers.protocol.messages import InitPart
@@ -33,7 +34,7 @@ from holdfast_workers.spec import (
 )
 from holdfast_workers.state.layout import MODEL_PREFIX
 from holdfast_workers.training.recipe import World
-from holdfast_workers.worker.initial_state import CannotBegin, begin
+from holdfast_workers.worker.initial_state import CannotBegin, load_initial_state
 
 ONE = {"dp_shard": 1, "tp": 1}
 EVERY_3 = CheckpointSpec(remote=RemoteTierSpec(every_steps=3))
@@ -41,7 +42,7 @@ EVERY_3 = CheckpointSpec(remote=RemoteTierSpec(every_steps=3))
 
 @dataclass(frozen=True)
 class First:
-    """What the first run left."""
+    """The results of the first run."""
 
     training: TrainingSpec
     digests: dict[int, str]
@@ -54,7 +55,7 @@ class First:
 def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[First]:
     folder = tmp_path_factory.mktemp("first")
     training = small_training(6, blocks=2, checkpoint=EVERY_3)
-    # Or step 6 might supersede step 3 before that is saved.
+    # Otherwise step 6 might supersede step 3 before step 3 is saved.
     slow = {"point": "forward", "rank": 0, "step": 4, "action": "slow", "factor": 20.0, "steps": 2}
     with supervised(folder, training, standbys=0, chaos=[slow]) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
@@ -65,8 +66,8 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[First]:
 
 def _ended_well(run: SupervisedRun, first: First, part: InitPart, step: int) -> None:
     assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-    (said,) = run.of(EventKind.INITIALISED_FROM)
-    assert said == {"attempt": 1, "uri": first.at_3.uri, "step": step, "what": part.value}
+    (event,) = run.of(EventKind.INITIALISED_FROM)
+    assert event == {"attempt": 1, "uri": first.at_3.uri, "step": step, "what": part.value}
 
 
 def _origin(first: First, part: InitPart) -> dict[str, Any]:
@@ -74,11 +75,11 @@ def _origin(first: First, part: InitPart) -> dict[str, Any]:
     return {"beginning": Beginning(first.at_3.uri, step, part)}
 
 
-def test_the_manifest_tells_the_loss_of_its_step(first: First) -> None:
+def test_the_manifest_contains_the_loss_of_its_step(first: First) -> None:
     assert first.at_3.metrics["loss"] == first.rows[3].loss
 
 
-def test_another_job_goes_on_with_the_same_bits(first: First, tmp_path: Path) -> None:
+def test_another_job_continues_with_the_same_bits(first: First, tmp_path: Path) -> None:
     origin = _origin(first, InitPart.EVERYTHING)
     with supervised(tmp_path, first.training, standbys=0, config=origin) as run:
         _ended_well(run, first, InitPart.EVERYTHING, 3)
@@ -88,7 +89,7 @@ def test_another_job_goes_on_with_the_same_bits(first: First, tmp_path: Path) ->
         }
 
 
-def test_on_another_mesh_it_goes_on_with_the_same_values_and_samples(
+def test_on_another_mesh_a_job_continues_with_the_same_values_and_samples(
     first: First, tmp_path: Path
 ) -> None:
     training = first.training.model_copy(update={"parallel": ParallelSpec(dp_shard=2, tp=1)})
@@ -117,9 +118,9 @@ def _built(first: First, model: ModelSpec) -> PretrainRecipe:
 
 
 def _begin(recipe: PretrainRecipe, uri: str, part: InitPart, step: int = 0) -> dict[str, Any]:
-    """The state afterwards: every entry's values by name."""
+    """The state after loading: the values of every entry by name."""
     restore = {"uri": uri, "what": part.value, "step": step}
-    begin(recipe, restore, ONE, 0, StorageOptions())
+    load_initial_state(recipe, restore, ONE, 0, StorageOptions())
     payload = memoryview(bytearray(recipe.layout().payload_bytes))
     recipe.write_state(payload, recipe.applied_step)
     return {
@@ -130,7 +131,7 @@ def _begin(recipe: PretrainRecipe, uri: str, part: InitPart, step: int = 0) -> d
 
 
 def _saved(first: First) -> dict[str, np.ndarray]:
-    """What the checkpoint holds, as stock torch reads it."""
+    """The content of the checkpoint, as stock torch reads it."""
     shapes = {tensor.name: tensor.global_shape for tensor in first.at_3.tensors}
     state = {
         name: torch.empty(shape)
@@ -141,7 +142,9 @@ def _saved(first: First) -> dict[str, np.ndarray]:
     return {name: tensor.numpy().ravel() for name, tensor in state.items()}
 
 
-def test_everything_is_every_tensor_and_the_step(first: First, recipe: PretrainRecipe) -> None:
+def test_everything_includes_every_tensor_and_the_step(
+    first: First, recipe: PretrainRecipe
+) -> None:
     state = _begin(recipe, first.at_3.uri, InitPart.EVERYTHING, step=3)
     assert recipe.applied_step == 3
     saved = _saved(first)
@@ -150,7 +153,7 @@ def test_everything_is_every_tensor_and_the_step(first: First, recipe: PretrainR
         assert np.array_equal(state[name], values), name
 
 
-def test_the_model_alone_is_its_parameters_and_else_step_0(
+def test_the_model_alone_loads_parameters_and_starts_at_step_0(
     first: First, recipe: PretrainRecipe
 ) -> None:
     state = _begin(recipe, first.at_3.uri, InitPart.MODEL)
@@ -161,14 +164,14 @@ def test_the_model_alone_is_its_parameters_and_else_step_0(
 
 
 @pytest.mark.parametrize("prefix", ["", MODEL_PREFIX])
-def test_what_stock_torch_saved_is_a_beginning(
+def test_a_stock_torch_checkpoint_is_a_valid_initial_state(
     first: First, recipe: PretrainRecipe, tmp_path: Path, prefix: str
 ) -> None:
     torch.manual_seed(1)
     shapes = parameter_shapes(first.training.model, 256)
     state = {name: torch.randn(shape) for name, shape in shapes.items()}
     others = {"optimizer.step": torch.ones(1), "epoch": 3}
-    saved = {**{prefix + name: one for name, one in state.items()}, **others}
+    saved = {**{prefix + name: tensor for name, tensor in state.items()}, **others}
     stock.save(saved, checkpoint_id=tmp_path / "stock", no_dist=True)
     got = _begin(recipe, f"dcp:{tmp_path / 'stock'}", InitPart.MODEL)
     for name, tensor in state.items():
@@ -185,8 +188,8 @@ def test_names_that_do_not_fit_a_stock_checkpoint_are_listed(
     stock.save(dict(state), checkpoint_id=tmp_path / "stock", no_dist=True)
     with pytest.raises(CannotBegin) as caught:
         _begin(recipe, f"dcp:{tmp_path / 'stock'}", InitPart.MODEL)
-    for words in ("missing: head.weight", "unexpected: heads.weight", "norm.weight has the shape"):
-        assert words in str(caught.value)
+    for text in ("missing: head.weight", "unexpected: heads.weight", "norm.weight has the shape"):
+        assert text in str(caught.value)
     with pytest.raises(CannotBegin, match="stock torch cannot read"):
         _begin(recipe, f"dcp:{tmp_path / 'nothing'}", InitPart.MODEL)
 
@@ -224,7 +227,7 @@ def _export(first: First, path: Path, *, hugging_face: bool = False) -> Path:
     return path
 
 
-def test_the_exported_file_gives_the_runs_logits_exactly(
+def test_the_exported_file_gives_exactly_the_logits_of_the_run(
     first: First, tokens: torch.Tensor, logits: torch.Tensor, tmp_path: Path
 ) -> None:
     plain = Llama(first.training.model, 256)
@@ -234,7 +237,7 @@ def test_the_exported_file_gives_the_runs_logits_exactly(
         assert torch.equal(plain(tokens), logits)
 
 
-def test_under_hugging_faces_names_it_is_their_llama(
+def test_the_hugging_face_export_is_their_llama(
     first: First, tokens: torch.Tensor, logits: torch.Tensor, tmp_path: Path
 ) -> None:
     import json

@@ -1,4 +1,4 @@
-"""A rank's own checkpoints where shared memory is full: by a size that no machine has."""
+"""A rank's checkpoints if shared memory is full, provoked by a size that no machine has."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from holdfast_workers.state.digest import payload_digest
 from holdfast_workers.worker.rank_checkpoints import RankCheckpoints
 
 SAVED = Saved(attempt=2, step=5)
-Said = list[tuple[str, dict[str, Any]]]
+Messages = list[tuple[str, dict[str, Any]]]
 
 
-def without_room_for_copies(root: Path, said: Said) -> RankCheckpoints:
-    """Its segment is there; of a copy for a saver it thinks that it were far too large."""
+def without_room_for_copies(root: Path, sent: Messages) -> RankCheckpoints:
+    """A rank with its own segment, for which a saver's copy appears far too large."""
     segment = Segment.create(root / "own-0.seg", layout_of(SAVED.sizes))
     order = {
         "segment_path": str(segment.path),
@@ -29,37 +29,37 @@ def without_room_for_copies(root: Path, said: Said) -> RankCheckpoints:
     made = RankCheckpoints(
         order,
         lambda: layout_of((1 << 50,)),
-        lambda op, **fields: said.append((op, fields)),
+        lambda op, **fields: sent.append((op, fields)),
         FaultPoints(None),
     )
     with segment.begin(4) as slot:
         digest = snapshot_of(SAVED).write(slot)
-    made.stand_on(segment, segment.commit(attempt=1, step=4, digest=digest))
+    made.adopt_commit(segment, segment.commit(attempt=1, step=4, digest=digest))
     return made
 
 
 @pytest.mark.parametrize("to_memory", [True, False])
-def test_a_copy_that_does_not_fit_is_given_up_and_training_goes_on(
+def test_a_copy_that_does_not_fit_is_skipped_and_training_continues(
     shm: Path, to_memory: bool
 ) -> None:
-    said: Said = []
-    own = without_room_for_copies(shm, said)
+    sent: Messages = []
+    own = without_room_for_copies(shm, sent)
     digest = own.start(snapshot_of(SAVED), 5, to_memory=to_memory, metrics={}, last=False)
     assert digest() == payload_digest(payload_of(SAVED))
     own.finish()
-    assert [op for op, _ in said] == ["committed"] * to_memory + ["unsaved"]
-    assert said[-1][1]["step"] == 5
-    assert "bytes are free" in said[-1][1]["message"]
+    assert [op for op, _ in sent] == ["committed"] * to_memory + ["unsaved"]
+    assert sent[-1][1]["step"] == 5
+    assert "bytes are free" in sent[-1][1]["message"]
     assert [path.name for path in shm.iterdir()] == ["own-0.seg"]
-    assert not own.are_being_saved()
+    assert not own.has_pending_saves()
     own.end(0.0)
 
 
-def test_the_last_copy_is_not_given_up_in_silence(shm: Path) -> None:
-    said: Said = []
-    own = without_room_for_copies(shm, said)
+def test_a_last_copy_that_does_not_fit_raises_an_error(shm: Path) -> None:
+    sent: Messages = []
+    own = without_room_for_copies(shm, sent)
     own.start(snapshot_of(SAVED), 5, to_memory=True, metrics={}, last=True)
     with pytest.raises(SegmentSpaceError, match="bytes are free"):
         own.finish()
-    assert [op for op, _ in said] == ["committed"]
+    assert [op for op, _ in sent] == ["committed"]
     own.end(0.0)

@@ -1,4 +1,5 @@
-"""The node agent: one per node of a job. It runs the node's workers and owns its memory tier.
+"""The node agent: one for each node of a job. It runs the node's workers and owns the node's memory
+checkpoints.
 
 Nothing here imports torch. A worker never outlives its agent.
 """

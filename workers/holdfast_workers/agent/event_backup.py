@@ -1,4 +1,4 @@
-"""The supervisor's numbered events, as its agents keep them for its next life."""
+"""Copies of the supervisor's numbered events, kept by agents for the next supervisor process."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 Events = Sequence[dict[str, Any]]
 
 KEPT_EVENTS = 2_000
-"""Stored events that are kept all the same: a restarted supervisor reads its history in them."""
+"""So many events are kept after they were stored elsewhere: a restarted supervisor reads its
+history from them."""
 
 
-class KeptEvents:
+class EventBackup:
     """Thread-safe."""
 
     def __init__(self) -> None:
@@ -20,7 +21,7 @@ class KeptEvents:
         self._events: dict[int, dict[str, Any]] = {}
 
     def keep(self, events: Events, acked: int = 0) -> None:
-        """Keep these, by their `seq`; those up to `acked` are stored elsewhere."""
+        """Keep `events` by their `seq`. Events up to number `acked` are stored elsewhere."""
         with self._lock:
             for event in events:
                 self._events[event["seq"]] = event
@@ -28,6 +29,6 @@ class KeptEvents:
                 del self._events[seq]
 
     def all(self) -> list[dict[str, Any]]:
-        """In order of number."""
+        """All kept events, in order of their numbers."""
         with self._lock:
             return [self._events[seq] for seq in sorted(self._events)]

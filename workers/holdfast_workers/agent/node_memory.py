@@ -1,8 +1,8 @@
-"""A node's memory checkpoints: kept, offered to partners, served to others, brought to ranks.
+"""A node's memory checkpoints: kept, offered to partners, served to peers, delivered to ranks.
 
-They are named segments in shared memory, which outlive every process; the agent's next life on the
-node attaches them again. Nothing is taken from an attempt below the fence. Thread-safe: called by
-the agent's commands, its I/O thread and its errands, and by the threads of the data channel.
+They are named segments in shared memory, which outlive every process; the agent's next incarnation
+on the node attaches them again. Nothing is accepted from an attempt below the fence. Thread-safe:
+called by the agent's commands, its I/O thread, its background tasks and the data channel's threads.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ from pathlib import Path
 from typing import Any
 
 from holdfast_workers.agent.agent_config import AgentConfig
-from holdfast_workers.agent.signal_sender import Teller
-from holdfast_workers.agent.worker_pool import Crew, Slot
+from holdfast_workers.agent.signal_sender import SignalSender
+from holdfast_workers.agent.worker_pool import Slot, WorkerPool
 from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.fetch import BadShard, SourceLost
 from holdfast_workers.memory.replicate import Replicator
 from holdfast_workers.memory.segment import Segment
 from holdfast_workers.memory.segment_store import Quarantined, SegmentStore, mesh_tag
-from holdfast_workers.memory.state_delivery import Courier
+from holdfast_workers.memory.state_delivery import StateDelivery
 from holdfast_workers.protocol.lease import Grant
 from holdfast_workers.protocol.messages import Held, Partner, Place, Seat, SignalKind, Tier
 
-Errand = Callable[..., None]
-"""Runs a function with its arguments elsewhere, so that nobody waits for it."""
+RunInBackground = Callable[..., None]
+"""Runs a function with its arguments in another thread, without waiting for it."""
 
 
 class NodeMemory:
-    """`attempt()` is the highest that the agent was told of; `closing` is set when it ends."""
+    """`attempt()` is the highest attempt that the agent received; `closing` is set when it ends."""
 
     def __init__(
         self,
         config: AgentConfig,
         root: Path,
-        teller: Teller,
-        errand: Errand,
+        signals: SignalSender,
+        run_in_background: RunInBackground,
         attempt: Callable[[], int],
         closing: threading.Event,
         on_grant: Callable[[Grant], None],
         on_supervisor_end: Callable[[int], None],
     ) -> None:
         self._root = root
-        self._teller = teller
+        self._signals = signals
         self._faults = FaultPoints.from_environment()
-        self._errand = errand
+        self._run_in_background = run_in_background
         self._attempt = attempt
         self._closing = closing
-        self._crew: Crew | None = None
+        self._worker_pool: WorkerPool | None = None
         self._offering = threading.Lock()
-        self._store = SegmentStore(root, mesh_tag(config.mesh), on_bad=self._bad_shard)
+        self._store = SegmentStore(root, mesh_tag(config.mesh), on_quarantine=self._bad_shard)
         self._server = DataServer(
             self._store,
             config.secret,
@@ -63,64 +63,65 @@ class NodeMemory:
         self._replicator = Replicator(
             self._store, config.secret, on_replicated=self._replicated, on_lost=self._partner_lost
         )
-        self._courier = Courier(config.agent, config.secret, config.form_timeout_s)
+        self._delivery = StateDelivery(config.agent, config.secret, config.form_timeout_s)
 
-    def attach(self, crew: Crew) -> None:
-        """Name the workers whose state it is."""
-        self._crew = crew
+    def attach(self, worker_pool: WorkerPool) -> None:
+        """Set the pool of the workers whose state this is."""
+        self._worker_pool = worker_pool
 
     @property
     def port(self) -> int:
-        """Of the data channel."""
+        """Port of the data channel."""
         return self._server.port
 
     def held(self) -> tuple[Held, ...]:
-        """All that is held, of every mesh."""
+        """All commits held, of every mesh."""
         store = self._store
-        return tuple(one for mesh in store.meshes() for one in store.of(mesh).held())
+        return tuple(held for mesh in store.meshes() for held in store.for_mesh(mesh).held())
 
     def find(self, rank: int, place: Place) -> Segment | None:
         return self._store.find(rank, place)
 
-    def whereabouts(self, rank: int) -> dict[str, str]:
-        """What a worker is told of its own segment."""
+    def segment_fields(self, rank: int) -> dict[str, str]:
+        """The fields of a worker's order that locate its own segment."""
         path = self._store.path(rank, Place.OWN)
         return {"segment_root": str(self._root), "segment_path": str(path)}
 
     def refuse(self, attempt: int) -> None:
-        """From here on nothing comes in of an attempt before `attempt`."""
+        """Accept no more state of attempts before `attempt`."""
         self._server.fence(attempt)
 
     def fence(self, attempt: int) -> None:
-        """Give up what is under way for attempts before `attempt`: its workers have left them."""
+        """Abort transfers for attempts before `attempt`, which their workers have left."""
         self._replicator.fence(attempt)
-        self._courier.fence(attempt)
+        self._delivery.fence(attempt)
 
-    def turn_to(self, mesh: dict[str, int]) -> None:
-        """From here on ranks are those of `mesh`."""
-        self._store = self._store.of(mesh_tag(mesh))
-        self._replicator.turn_to(self._store)
+    def use_mesh(self, mesh: dict[str, int]) -> None:
+        """Interpret ranks as ranks of `mesh` from here on."""
+        self._store = self._store.for_mesh(mesh_tag(mesh))
+        self._replicator.use_store(self._store)
 
     def set_partners(self, rank: int, partners: tuple[Partner, ...], attempt: int) -> None:
-        """Who keeps copies of a rank whose worker is told of it otherwise."""
+        """Set the partners of a rank; its worker learns of them by its order."""
         self._replicator.set_partners(rank, partners, attempt=attempt)
 
     def change_partners(self, rank: int, partners: tuple[Partner, ...], attempt: int) -> None:
-        """Other partners for a rank that may be training: it is told, they get what there is."""
+        """Change the partners of a rank that may be training: its worker is informed, and the new
+        partners are offered the newest checkpoint."""
         self.set_partners(rank, partners, attempt)
         slot = self._slot_of(rank)
         if slot is not None:
-            _tell_partnered(slot, present=bool(partners))
+            _send_has_partner(slot, present=bool(partners))
         if slot is not None and slot.has_joined:
             self.offer(slot, None)
 
     def offer(self, slot: Slot, computed: int | None) -> None:
-        """Offer the newest memory checkpoint of a worker to its partners: of the attempt
-        `computed`, or what its segment says."""
+        """Offer the newest memory checkpoint of a worker to its partners. `computed`: the attempt
+        that computed it; None: the segment names it."""
         assert slot.rank is not None
         if computed is not None:
             self._faults.reach("replicate", slot.step)
-        with self._offering:  # or one that was the newest when looked for could be offered last
+        with self._offering:  # otherwise an older checkpoint could be offered after a newer one
             if computed is not None:
                 self._replicator.offer(slot.rank, computed, slot.step)
                 return
@@ -128,28 +129,28 @@ class NodeMemory:
             for commit in segment.commits()[:1] if segment is not None else ():
                 self._replicator.offer(slot.rank, commit.attempt, commit.step)
 
-    def seated(self, slot: Slot, seat: Seat, attempt: int) -> None:
-        """A worker has its rank: bring the state from memory that it waits for."""
+    def on_seated(self, slot: Slot, seat: Seat, attempt: int) -> None:
+        """Deliver the state that a worker waits for, if its order restores from memory."""
         if seat.restore.tier in (Tier.OWN_RAM, Tier.PARTNER_RAM):
-            self._errand(self._bring, slot, attempt, {})
+            self._run_in_background(self._bring, slot, attempt, {})
 
     def fill_from_other_mesh(self, slot: Slot, attempt: int, own: dict[str, bytes]) -> None:
-        """The worker has made its segment: only it knows how the state lies on its mesh."""
-        self._errand(self._bring, slot, attempt, own)
+        """Fill the segment that a worker made: only the worker knows the layout on its mesh."""
+        self._run_in_background(self._bring, slot, attempt, own)
 
     def free_all_but(
         self, mesh: dict[str, int], own: frozenset[int], replicas: frozenset[int]
     ) -> None:
-        """Free what is not of these ranks of `mesh`, and all of other meshes."""
-        store = self._store.of(mesh_tag(mesh))
+        """Free everything except the checkpoints of these ranks of `mesh`."""
+        store = self._store.for_mesh(mesh_tag(mesh))
         store.keep_only(own, replicas)
         store.free_others()
 
     def free_other_meshes(self) -> None:
-        self._errand(self._store.free_others)
+        self._run_in_background(self._store.free_others)
 
     def close(self) -> None:
-        """End the data channel, on both sides."""
+        """Close the data channel: its server and the links to partners."""
         self._replicator.close()
         self._server.close()
 
@@ -157,25 +158,25 @@ class NodeMemory:
         self._store.free_all()
 
     def _bring(self, slot: Slot, attempt: int, own: dict[str, bytes]) -> None:
-        """See to it that the rank's state lies in its own segment, and tell the worker."""
+        """Deliver the rank's state into its own segment, and send the result to the worker."""
         assert slot.rank is not None
         assert slot.restore is not None
         answer: dict[str, Any] = {"op": "state", "attempt": attempt, "ok": True, "message": ""}
         try:
-            self._courier.bring(attempt, slot.rank, slot.restore, self._store, own)
-        except Exception as error:  # told to the worker, which reports it as a failed restore
-            # Of several sources each may have been bad in another way: none is accused.
+            self._delivery.deliver(attempt, slot.rank, slot.restore, self._store, own)
+        except Exception as error:  # the worker reports it as a failed restore
+            # Of several sources it is unknown which was bad: none is reported as damaged.
             damaged = isinstance(error, BadShard) and slot.restore.tier is not Tier.RESHARD
             message = f"{type(error).__name__}: {error}"
             if isinstance(error, SourceLost) and error.origins:
-                lost = [[one.agent, one.place.value, one.rank] for one in error.origins]
+                lost = [[lost.agent, lost.place.value, lost.rank] for lost in error.origins]
                 detail = {"origins": lost, "message": message}
-                self._teller.tell(SignalKind.SOURCES_LOST, attempt, slot.rank, detail=detail)
+                self._signals.send(SignalKind.SOURCES_LOST, attempt, slot.rank, detail=detail)
             answer.update(ok=False, damaged=damaged, message=message)
         slot.child.send(answer)
 
     def _replicated(self, rank: int, attempt: int, step: int) -> None:
-        del attempt  # the attempt that computed the step; the worker is told of its own
+        del attempt  # the attempt that computed the step; the worker's message names its own
         slot = self._slot_of(rank)
         if slot is not None:
             slot.child.send({"op": "replicated", "attempt": slot.attempt, "step": step})
@@ -185,8 +186,8 @@ class NodeMemory:
         if slot is None or self._closing.is_set():
             return
         if not others:
-            _tell_partnered(slot, present=False)  # never make training wait for it
-        self._teller.tell(
+            _send_has_partner(slot, present=False)  # training must never wait for a lost partner
+        self._signals.send(
             SignalKind.PARTNER_LOST,
             slot.attempt,
             rank,
@@ -200,14 +201,14 @@ class NodeMemory:
             "place": bad.place.value,
             "step": bad.step,
             "attempt": bad.attempt,
-            "message": f"{bad.path.name}: {bad.why}",
+            "message": f"{bad.path.name}: {bad.reason}",
         }
-        self._teller.tell(SignalKind.BAD_SHARD, self._attempt(), bad.rank, detail=detail)
+        self._signals.send(SignalKind.BAD_SHARD, self._attempt(), bad.rank, detail=detail)
 
     def _slot_of(self, rank: int) -> Slot | None:
-        assert self._crew is not None
-        return self._crew.with_rank(rank)
+        assert self._worker_pool is not None
+        return self._worker_pool.with_rank(rank)
 
 
-def _tell_partnered(slot: Slot, *, present: bool) -> None:
+def _send_has_partner(slot: Slot, *, present: bool) -> None:
     slot.child.send({"op": "partner", "attempt": slot.attempt, "present": present})

@@ -1,30 +1,33 @@
-"""A thread that does the same thing again and again, whatever fails in one of its turns."""
+"""Calls a function periodically in a thread of its own; an exception ends only that call."""
 
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Callable
+
+import structlog
+
+_log = structlog.get_logger()
 
 
 def _nothing() -> None:
     pass
 
 
-class Turns:
-    """`turn` is called at once, and again `period_s` after it has returned or raised; `at_end` by
-    the same thread, after the last. What a turn raises is printed, and costs that turn alone."""
+class PeriodicThread:
+    """Calls `call` at once, and again `period_s` after it has returned or raised. An exception is
+    logged. After the last call, the same thread calls `on_end`."""
 
     def __init__(
         self,
         name: str,
         period_s: float,
-        turn: Callable[[], None],
-        at_end: Callable[[], None] = _nothing,
+        call: Callable[[], None],
+        on_end: Callable[[], None] = _nothing,
     ) -> None:
         self._period_s = period_s
-        self._turn = turn
-        self._at_end = at_end
+        self._call = call
+        self._on_end = on_end
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -32,8 +35,8 @@ class Turns:
         self._thread.start()
 
     def stop(self, within_s: float) -> None:
-        """Begin no further turn. One that does not return in time is left behind: it ends with
-        the process."""
+        """Begin no further call, and wait up to `within_s` for the present one. A call that takes
+        longer is left running: its thread ends with the process."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(within_s)
@@ -41,8 +44,8 @@ class Turns:
     def _run(self) -> None:
         while not self._closing.is_set():
             try:
-                self._turn()
+                self._call()
             except Exception:
-                traceback.print_exc()
+                _log.exception("a periodic call failed", thread=self._thread.name)
             self._closing.wait(self._period_s)
-        self._at_end()
+        self._on_end()

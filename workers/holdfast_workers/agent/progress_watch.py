@@ -1,25 +1,26 @@
-"""The node's watch over its ranks: reads their beacons, learns limits, tells who stands still.
+"""The node's watch over its ranks: reads their beacons, learns time limits, reports stalled ranks.
 
-One thread looks at every beacon several times a second. What a rank does while it stands, whether
-it hangs or waits for another, is not for a node to judge: it sends one signal for each standstill
-that has passed its limit, and answers questions. A rank that goes on may be told of again. What
-fails in a turn is printed and costs that turn; a beacon that cannot be opened, its own worker's.
+One thread reads every beacon several times a second. A node does not judge whether a rank that
+makes no progress hangs or waits for another rank: it sends one signal for each standstill that has
+passed its limit, and answers questions. A rank that makes progress again may be reported again. An
+exception ends only that reading; a beacon that cannot be opened affects only its own worker.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import structlog
+
 from holdfast_workers.agent.agent_config import AgentConfig
-from holdfast_workers.agent.periodic_thread import Turns
-from holdfast_workers.agent.signal_sender import Teller
-from holdfast_workers.progress.beacon import BeaconReader, Reading, path_of, remove_all
-from holdfast_workers.progress.hang_limits import Limits, Standstill
+from holdfast_workers.agent.periodic_thread import PeriodicThread
+from holdfast_workers.agent.signal_sender import SignalSender
+from holdfast_workers.progress.beacon import BeaconReader, BeaconReading, path_of, remove_all
+from holdfast_workers.progress.hang_limits import HangLimits, Standstill
 from holdfast_workers.progress.inspection import sample
 from holdfast_workers.protocol.messages import (
     Beat,
@@ -31,16 +32,17 @@ from holdfast_workers.protocol.messages import (
 from holdfast_workers.spec import DetectionSpec, TrainingSpec
 
 JOINING = "joining"
-"""What a beat says of a rank that has not begun to take up its order."""
+"""The phase that a beat reports for a rank that has not begun to carry out its order."""
 
-HELD_UP_TURNS = 10
-"""A turn of the watch that comes later than so many turns counts as that many."""
+LATE_PERIODS = 10
+"""A reading that comes later than so many periods counts as so many periods."""
 
 _WATCHED_STATES = (WorkerState.JOINING, WorkerState.TRAINING)
 _STOP_S = 5.0
+_log = structlog.get_logger()
 
 
-class _Watched:
+class _WatchedWorker:
     """One worker's beacon, from its first seat to its end."""
 
     def __init__(self, reader: BeaconReader, most_s: float) -> None:
@@ -55,50 +57,54 @@ class _Watched:
             self.attempt, self.seated_ns = attempt, time.monotonic_ns()
 
 
-class BeatWatch:
-    """Thread-safe. `workers` says who is there, with rank and attempt."""
+class ProgressWatch:
+    """Thread-safe. `workers` returns the node's workers, with rank and attempt."""
 
     def __init__(
-        self, config: AgentConfig, workers: Callable[[], tuple[WorkerReport, ...]], teller: Teller
+        self,
+        config: AgentConfig,
+        workers: Callable[[], tuple[WorkerReport, ...]],
+        signals: SignalSender,
     ) -> None:
         self._config = config
         self._folder = Path(config.memory_root)
         self._spec: DetectionSpec = TrainingSpec.model_validate(config.training).detection
         self._workers = workers
-        self._teller = teller
-        self._limits = Limits(self._spec)
+        self._signals = signals
+        self._limits = HangLimits(self._spec)
         self._lock = threading.Lock()
-        self._watched: dict[str, _Watched] = {}
-        self._turns = Turns("beat-watch", config.watch_period_s, self._turn)
+        self._watched: dict[str, _WatchedWorker] = {}
+        self._thread = PeriodicThread("beat-watch", config.watch_period_s, self._report_stalled)
         remove_all(self._folder)
 
     def start(self) -> None:
-        self._turns.start()
+        self._thread.start()
 
     def stop(self) -> None:
-        self._turns.stop(_STOP_S)
+        self._thread.stop(_STOP_S)
 
     def beats(self) -> tuple[Beat, ...]:
-        """How far every rank here has come, now."""
+        """The present progress of every rank of this node."""
         with self._lock:
-            return tuple(beat for beat, _ in self._look())
+            return tuple(beat for beat, _ in self._read_beacons())
 
     def inspect(self, attempt: int) -> tuple[Inspection, ...]:
-        """Every rank here of `attempt` from outside, with its stack; all within a deadline."""
+        """Inspect every rank of `attempt` on this node from outside, with its stack, within
+        `inspect_timeout_s` altogether."""
         beats = [beat for beat in self.beats() if beat.attempt == attempt]
         return sample(beats, self._config.inspect_timeout_s)
 
-    def _turn(self) -> None:
-        """Tell of every rank that has stood still for too long since the last turn."""
+    def _report_stalled(self) -> None:
+        """Report every rank that has exceeded its limit since the last reading."""
         now = time.monotonic()
         with self._lock:
             stalled = [
                 beat
-                for beat, watched in self._look()
-                if watched.standstill.look(watched.changed_ns, beat.limit_s, now)
+                for beat, watched in self._read_beacons()
+                if watched.standstill.observe(watched.changed_ns, beat.limit_s, now)
             ]
         for beat in stalled if self._spec.enabled else ():
-            self._teller.tell(
+            self._signals.send(
                 SignalKind.RANK_STALLED,
                 beat.attempt,
                 beat.rank,
@@ -107,42 +113,44 @@ class BeatWatch:
                 detail={"beat": asdict(beat)},
             )
 
-    def _look(self) -> list[tuple[Beat, _Watched]]:
-        """Read every beacon, and learn from what has ended since the last time."""
+    def _read_beacons(self) -> list[tuple[Beat, _WatchedWorker]]:
+        """Read every beacon, and learn limits from the phases that ended since the last reading."""
         workers = {report.worker: report for report in self._workers()}
         for name in self._watched.keys() - workers.keys():
             del self._watched[name]
-        found = []
+        beats = []
         for report in workers.values():
             if report.rank is None or report.state not in _WATCHED_STATES:
                 continue
             watched = self._watched_of(report)
             if watched is None:
                 continue
-            for past in watched.reader.past():
-                self._limits.learn(past.phase, past.stood_s, cold=past.cold)
-            found.append((self._beat(report, report.rank, watched), watched))
-        return found
+            for ended in watched.reader.ended_phases():
+                self._limits.learn(ended.phase, ended.standstill_s, cold=ended.cold)
+            beats.append((self._beat(report, report.rank, watched), watched))
+        return beats
 
-    def _watched_of(self, report: WorkerReport) -> _Watched | None:
+    def _watched_of(self, report: WorkerReport) -> _WatchedWorker | None:
         watched = self._watched.get(report.worker)
         if watched is None:
             try:
                 reader = BeaconReader(path_of(self._folder, report.worker))
             except FileNotFoundError:  # the worker ended just now
                 return None
-            except OSError:  # of this one alone: the others must be looked at
-                traceback.print_exc()
+            except OSError:  # only this beacon is lost: the others must still be read
+                _log.exception("cannot open a beacon", worker=report.worker)
                 return None
-            most_s = HELD_UP_TURNS * self._config.watch_period_s
-            watched = self._watched[report.worker] = _Watched(reader, most_s)
+            most_s = LATE_PERIODS * self._config.watch_period_s
+            watched = self._watched[report.worker] = _WatchedWorker(reader, most_s)
         watched.seat(report.attempt)
         return watched
 
-    def _beat(self, report: WorkerReport, rank: int, watched: _Watched) -> Beat:
+    def _beat(self, report: WorkerReport, rank: int, watched: _WatchedWorker) -> Beat:
         reading = watched.reader.read()
         if reading is None or reading.attempt != report.attempt:
-            reading = Reading(0, JOINING, report.attempt, 0, 0, 0.0, True, watched.seated_ns, ())
+            reading = BeaconReading(
+                0, JOINING, report.attempt, 0, 0, 0.0, True, watched.seated_ns, ()
+            )
         watched.changed_ns = reading.changed_ns
         limit_s = self._limits.limit_s(reading.phase, cold=reading.cold, bound_s=reading.bound_s)
         return Beat(

@@ -1,34 +1,39 @@
-"""A node's part in tidying the remote tier: one tidier at a time, beside everything else.
+"""A node's part in cleaning up the remote tier: one `tidier` process at a time, in the background.
 
-A tidier may read a whole checkpoint through, so it has a deadline far from that of a publication.
-Of the orders that come meanwhile only the newest is carried out: it knows all that the others knew.
+A tidier may read a whole checkpoint, so its deadline is much longer than that of a publication. Of
+the requests that arrive meanwhile only the newest is carried out: it includes all the others.
 """
 
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Collection
 from typing import Any
 
+import structlog
+
 from holdfast_workers.agent.agent_config import AgentConfig
-from holdfast_workers.agent.signal_sender import Teller
+from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.ipc import control_channel
-from holdfast_workers.ipc.children import Brood, ZygoteFailed
+from holdfast_workers.ipc.children import ChildProcesses, ZygoteFailed
 from holdfast_workers.ipc.io_loop import NodeIO
 from holdfast_workers.protocol.messages import SignalKind
 
+_log = structlog.get_logger()
 
-class Tidier:
-    """Thread-safe. One thread of its own waits for the tidiers."""
 
-    def __init__(self, config: AgentConfig, brood: Brood, teller: Teller) -> None:
+class RemoteCleanup:
+    """Thread-safe. A thread of its own waits for the tidiers."""
+
+    def __init__(
+        self, config: AgentConfig, child_processes: ChildProcesses, signals: SignalSender
+    ) -> None:
         self._config = config
-        self._brood = brood
-        self._teller = teller
+        self._child_processes = child_processes
+        self._signals = signals
         self._io: NodeIO | None = None
         self._changed = threading.Condition()
-        self._wanted: dict[str, Any] | None = None
+        self._requested: dict[str, Any] | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="tidier", daemon=True)
 
@@ -41,16 +46,16 @@ class Tidier:
             self._closing = True
             self._changed.notify_all()
 
-    def ask(
+    def request(
         self,
         attempt: int,
         step: int,
         unfinished: Collection[tuple[int, int]],
         bad: Collection[str],
     ) -> None:
-        """Tidy as soon as the tidier that is at work has ended; a signal tells of it."""
+        """Clean up as soon as the running tidier has ended; a signal reports the result."""
         with self._changed:
-            self._wanted = {
+            self._requested = {
                 "attempt": attempt,
                 "step": step,
                 "unfinished": list(unfinished),
@@ -62,23 +67,23 @@ class Tidier:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._wanted is not None)
+                self._changed.wait_for(lambda: self._closing or self._requested is not None)
                 if self._closing:
                     return
-                request, self._wanted = self._wanted, None
+                request, self._requested = self._requested, None
             assert request is not None
             answer = self._tidy(request)
             detail = {"step": request["step"], "deleted": {}, "message": "", **answer}
-            self._teller.tell(SignalKind.TIDIED, request["attempt"], detail=detail)
+            self._signals.send(SignalKind.RETENTION_DONE, request["attempt"], detail=detail)
 
     def _tidy(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run one tidier to its end: what it answered, or why it did not."""
+        """Run a tidier to its end; returns its answer, or why there is none."""
         assert self._io is not None
         try:
-            child = self._brood.fork("tidier", f"tidier-{request['step']}", request)
-            return self._io.run_to_end(child, self._config.tidy_timeout_s)
+            child = self._child_processes.fork("tidier", f"tidier-{request['step']}", request)
+            return self._io.await_answer(child, self._config.tidy_timeout_s)
         except TimeoutError:
-            return {"message": f"not through within {self._config.tidy_timeout_s:g} s"}
+            return {"message": f"not finished within {self._config.tidy_timeout_s:g} s"}
         except (ZygoteFailed, OSError) as error:
-            traceback.print_exc()
-            return {"message": control_channel.shortened(str(error))}
+            _log.exception("the cleanup of the remote tier failed")
+            return {"message": control_channel.shorten_middle(str(error))}

@@ -1,10 +1,9 @@
 """A node's part in the remote tier: savers that write shards, finalizers that publish.
 
-Owns the frozen copies that workers leave for savers, from the moment they are handed over, and
-saves each until it is durable, superseded by a newer one, or hopeless (`agent/save_backlog.py`): a
-remote tier that does not answer costs training nothing. A saver that hangs is killed at its
-deadline, and its shard counts as refused. What a worker left without handing it over, because it
-died, is removed at the next fence.
+Owns the frozen copies that workers hand over for saving. Tries each until it is durable, superseded
+by a newer copy, or given up (`agent/save_backlog.py`): a remote tier that does not answer costs
+training nothing. A saver that hangs is killed at its deadline, and its shard counts as refused. A
+copy that a worker made but did not hand over, because it died, is removed at the next fence.
 """
 
 from __future__ import annotations
@@ -12,28 +11,30 @@ from __future__ import annotations
 import random
 import threading
 import time
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from holdfast_workers.agent.agent_config import AgentConfig
-from holdfast_workers.agent.save_backlog import Backlog, Copy
-from holdfast_workers.agent.signal_sender import Teller
+from holdfast_workers.agent.save_backlog import QueuedCopy, SaveBacklog
+from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import linux_processes
-from holdfast_workers.ipc.children import Brood, Child, ZygoteFailed
+from holdfast_workers.ipc.children import Child, ChildProcesses, ZygoteFailed
 from holdfast_workers.ipc.io_loop import NodeIO
 from holdfast_workers.memory import frozen_copies
 from holdfast_workers.memory.segment import Commit, Segment
 from holdfast_workers.protocol.messages import SignalKind
 
 KEPT_SHARDS = 256
+_log = structlog.get_logger()
 _OF_COPY = ("path", "rank", "attempt", "step", "metrics")
 
 
-class RemoteRefused(WorkersError):
-    """The remote tier does not take a checkpoint now; it may later."""
+class RemoteTierRefused(WorkersError):
+    """The remote tier refuses a checkpoint for now; it may accept it later."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,24 @@ class _Saver:
 
 
 class RemoteSaves:
-    """Thread-safe. One thread of its own begins what is due, and ends what is late."""
+    """Thread-safe. A thread of its own starts the savers that are due, and kills those that are
+    late."""
 
-    def __init__(self, config: AgentConfig, root: Path, brood: Brood, teller: Teller) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        root: Path,
+        child_processes: ChildProcesses,
+        signals: SignalSender,
+    ) -> None:
         self._config = config
         self._root = root
-        self._brood = brood
-        self._teller = teller
+        self._child_processes = child_processes
+        self._signals = signals
         self._io: NodeIO | None = None
         self._changed = threading.Condition()
-        self._backlog = Backlog()
-        self._copies: dict[str, Copy] = {}
+        self._backlog = SaveBacklog()
+        self._copies: dict[str, QueuedCopy] = {}
         self._savers: dict[str, _Saver] = {}  # by the path of their copies
         self._shards: list[dict[str, Any]] = []
         self._closing = False
@@ -71,45 +79,45 @@ class RemoteSaves:
 
     @property
     def shards(self) -> tuple[dict[str, Any], ...]:
-        """Records of shards that are durable and not known to be in a manifest."""
+        """Durable shards that are not known to be in a manifest."""
         with self._changed:
             return tuple(self._shards)
 
     @property
     def saving(self) -> tuple[tuple[int, int, int], ...]:
-        """(rank, attempt, step) of the copies that are being saved, or wait for it."""
+        """(rank, attempt, step) of the copies that are being saved or wait to be saved."""
         with self._changed:
             return tuple(sorted(copy.shard for copy in self._copies.values()))
 
-    def hand_over(self, message: dict[str, Any]) -> None:
-        """Take charge of the copy that a worker's `save` message names."""
-        copy = Copy(**{name: message[name] for name in _OF_COPY})
+    def take_over(self, message: dict[str, Any]) -> None:
+        """Take ownership of the copy that a worker's `save` message names, and queue it."""
+        copy = QueuedCopy(**{name: message[name] for name in _OF_COPY})
         with self._changed:
             self._copies[copy.path] = copy
         self._queue(copy)
 
     def save_held(self, rank: int, segment: Segment, commit: Commit) -> None:
-        """Freeze and save a commit of this node's memory, in place of a node that is gone.
+        """Freeze and save a commit of this node's memory, on behalf of a lost node.
 
-        Does nothing if that shard is being saved or is durable. Raises Overtaken if a newer state
-        takes its place meanwhile, SegmentSpaceError.
+        Does nothing if that shard is being saved or is durable. Raises Overwritten if a newer state
+        overwrites the commit meanwhile, and SegmentSpaceError.
         """
         path = frozen_copies.copy_path(self._root, rank, commit.step, commit.attempt)
-        copy = Copy(str(path), rank, commit.attempt, commit.step)
+        copy = QueuedCopy(str(path), rank, commit.attempt, commit.step)
         with self._changed:
-            durable = ((one["rank"], one["attempt"], one["step"]) for one in self._shards)
+            durable = ((shard["rank"], shard["attempt"], shard["step"]) for shard in self._shards)
             if copy.path in self._copies or copy.shard in durable:
                 return
             self._copies[copy.path] = copy  # from now on no fence removes it
         try:
             frozen_copies.freeze(path, segment, commit)
         except BaseException:
-            self._let_go(copy)
+            self._remove(copy)
             raise
         self._queue(copy)
 
-    def said(self, child: Child, message: dict[str, Any]) -> None:
-        """A saver says that its shard is durable, or that the storage does not take it."""
+    def on_message(self, child: Child, message: dict[str, Any]) -> None:
+        """Handle a saver's message: its shard is durable, or the storage refused it."""
         child.request["outcome"] = message
         if message["op"] != "saved":
             return
@@ -117,10 +125,10 @@ class RemoteSaves:
         shard = {**{key: message[key] for key in ("rank", "step", "nbytes")}, "attempt": attempt}
         with self._changed:
             self._shards = [*self._shards, shard][-KEPT_SHARDS:]
-        self._teller.tell(SignalKind.SHARD_SAVED, attempt, shard["rank"], detail=shard)
+        self._signals.send(SignalKind.SHARD_SAVED, attempt, shard["rank"], detail=shard)
 
-    def exited(self, child: Child, detail: dict[str, int | str]) -> None:
-        """A saver's process is gone."""
+    def on_exit(self, child: Child, detail: dict[str, int | str]) -> None:
+        """Handle the end of a saver's process."""
         with self._changed:
             self._savers.pop(child.request["path"], None)
             outcome = child.request.get("outcome", {"op": "died"})
@@ -128,7 +136,7 @@ class RemoteSaves:
             if outcome["op"] == "saved":
                 self._backlog.saved(copy)
         if outcome["op"] == "saved":
-            self._let_go(copy)
+            self._remove(copy)
         elif outcome["op"] == "refused":
             self._refused(copy, outcome["message"])
         else:
@@ -137,9 +145,9 @@ class RemoteSaves:
             self._changed.notify_all()
 
     def finalize(self, step: int, attempt: int, io: NodeIO) -> dict[str, Any]:
-        """Publish the checkpoint of `step`: its folder and size.
+        """Publish the checkpoint of `step`; returns its folder and size.
 
-        Raises RemoteRefused, ZygoteFailed, TimeoutError, or ChildProcessError with the
+        Raises RemoteTierRefused, ZygoteFailed, TimeoutError, or ChildProcessError with the
         finalizer's log.
         """
         request = {
@@ -149,31 +157,32 @@ class RemoteSaves:
             "mesh": self._config.mesh,
             "extra": {"job": self._config.job_id, "training": self._config.training},
         }
-        child = self._brood.fork("finalizer", f"finalizer-{step}", request)
-        answer = io.run_to_end(child, self._config.finalize_timeout_s)
+        child = self._child_processes.fork("finalizer", f"finalizer-{step}", request)
+        answer = io.await_answer(child, self._config.finalize_timeout_s)
         if answer["op"] == "refused":
-            raise RemoteRefused(answer["message"])
+            raise RemoteTierRefused(answer["message"])
         with self._changed:
             self._shards = [s for s in self._shards if (s["step"], s["attempt"]) != (step, attempt)]
         return {"step": step, "attempt": attempt, **answer}
 
     def fence(self, attempt: int) -> None:
-        """Call when no worker of an older attempt is left: remove what they did not hand over.
-        What they did is saved all the same; whether it is published, others decide."""
+        """Call when no worker of an older attempt is left: removes the copies that they did not
+        hand over. Copies that they did hand over are still saved; the supervisor decides whether
+        they are published."""
         with self._changed:
             taken = set(self._copies)
         for path in self._root.glob(frozen_copies.PATTERN):
             if str(path) not in taken and frozen_copies.attempt_of(path) < attempt:
                 path.unlink(missing_ok=True)
-        self._remove_half_made()
+        self._remove_unfinished()
 
     def remove_leftovers(self) -> None:
-        """Remove what processes of an earlier life of this agent left."""
+        """Remove files that processes of an earlier incarnation of this agent left."""
         for path in self._root.glob(frozen_copies.PATTERN):
             path.unlink(missing_ok=True)
-        self._remove_half_made()
+        self._remove_unfinished()
 
-    def _queue(self, copy: Copy) -> None:
+    def _queue(self, copy: QueuedCopy) -> None:
         with self._changed:
             superseded = self._backlog.add(copy)
             self._changed.notify_all()
@@ -194,9 +203,9 @@ class RemoteSaves:
                 self._save(copy)
 
     def _next_due(self) -> float | None:
-        times = [one.deadline for one in self._savers.values()]
-        if (begin := self._backlog.next_due()) is not None:
-            times.append(begin)
+        times = [saver.deadline for saver in self._savers.values()]
+        if (start_at := self._backlog.next_due()) is not None:
+            times.append(start_at)
         return min(times, default=None)
 
     def _end_late(self, now: float) -> None:
@@ -207,15 +216,15 @@ class RemoteSaves:
                 saver.child.kill()
                 del self._savers[path]
 
-    def _save(self, copy: Copy) -> None:
-        """Fork the saver of one shard; signals tell how it ends."""
+    def _save(self, copy: QueuedCopy) -> None:
+        """Fork the saver of a shard; signals report how it ends."""
         assert self._io is not None
         request = {name: getattr(copy, name) for name in _OF_COPY}
         try:
             nbytes = Path(copy.path).stat().st_size
-            child = self._brood.fork("saver", f"saver-{copy.rank}", request)
+            child = self._child_processes.fork("saver", f"saver-{copy.rank}", request)
         except (ZygoteFailed, OSError) as error:
-            traceback.print_exc()
+            _log.exception("cannot start a saver", rank=copy.rank, step=copy.step)
             self._crashed(copy, str(error))
             return
         slowest = self._config.slowest_save_bytes_per_s
@@ -224,34 +233,34 @@ class RemoteSaves:
             self._savers[copy.path] = _Saver(child, limit_s, time.monotonic() + limit_s)
         self._io.watch(child)
 
-    def _refused(self, copy: Copy, why: str) -> None:
+    def _refused(self, copy: QueuedCopy, why: str) -> None:
         with self._changed:
             given_up = self._backlog.refused(copy, time.monotonic(), random.random())
         if copy.refusals == 1:
             detail = {"step": copy.step, "message": why}
-            self._teller.tell(SignalKind.SHARD_DELAYED, copy.attempt, copy.rank, detail=detail)
+            self._signals.send(SignalKind.SHARD_DELAYED, copy.attempt, copy.rank, detail=detail)
         if given_up is not None:
             self._give_up(copy, f"superseded by a newer step: {why}", superseded=True)
 
-    def _crashed(self, copy: Copy, why: str) -> None:
+    def _crashed(self, copy: QueuedCopy, why: str) -> None:
         with self._changed:
             given_up = self._backlog.crashed(copy, time.monotonic())
         if given_up is not None:
             self._give_up(copy, why)
 
-    def _give_up(self, copy: Copy, why: str, *, superseded: bool = False) -> None:
-        self._let_go(copy)
+    def _give_up(self, copy: QueuedCopy, why: str, *, superseded: bool = False) -> None:
+        self._remove(copy)
         detail = {"step": copy.step, "message": why, "superseded": superseded}
-        self._teller.tell(SignalKind.SHARD_FAILED, copy.attempt, copy.rank, detail=detail)
+        self._signals.send(SignalKind.SHARD_FAILED, copy.attempt, copy.rank, detail=detail)
 
-    def _let_go(self, copy: Copy) -> None:
+    def _remove(self, copy: QueuedCopy) -> None:
         Path(copy.path).unlink(missing_ok=True)
         with self._changed:
             self._copies.pop(copy.path, None)
 
-    def _remove_half_made(self) -> None:
-        """Segments whose maker died before they had their name."""
+    def _remove_unfinished(self) -> None:
+        """Remove segments whose creator died before it gave them their name."""
         for path in (*self._root.glob(".*.new"), *self._root.glob("*/.*.new")):
-            maker = int(path.suffixes[-2].removeprefix("."))
-            if not linux_processes.is_alive(maker):
+            creator = int(path.suffixes[-2].removeprefix("."))
+            if not linux_processes.is_alive(creator):
                 path.unlink(missing_ok=True)

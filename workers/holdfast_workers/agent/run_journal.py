@@ -1,7 +1,7 @@
-"""What a node agent keeps of a run until somebody fetches it: metric rows, digests, log lines.
+"""Keeps metric rows, digests and log lines of a run until the supervisor fetches them.
 
-Bounded: the oldest go first. Rows and digests are the same on every node, so that a lost node
-takes none of them along.
+Bounded: the oldest entries are dropped first. Every node keeps the same rows and digests, so losing
+a node loses none of them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ PAGE_ROWS = 1_000
 PAGE_LINES = 500
 
 
-class Journal:
-    """Thread-safe. One per agent incarnation."""
+class RunJournal:
+    """Thread-safe. Each agent incarnation has its own."""
 
     def __init__(self, agent: str, incarnation: str) -> None:
         self._agent = agent
@@ -33,9 +33,9 @@ class Journal:
         self._attempt = 0
 
     def add_row(self, row: StepRow) -> bool:
-        """Keep a row, unless it is late: rows are fetched in order of attempt and step. True if it
-        is the first of its attempt; the digests of what that computes anew will come again, and
-        may be others if it reads other data."""
+        """Keep a row, unless it belongs to an older attempt: rows are fetched in order of attempt
+        and step. True if it is the first row of its attempt; the attempt computes later steps anew,
+        so their digests are dropped: they will arrive again, and differ if it reads other data."""
         with self._lock:
             first = row.attempt > self._attempt
             if first:
@@ -75,16 +75,17 @@ class Journal:
     def after(
         self, row: tuple[int, int], line: int
     ) -> tuple[list[StepRow], dict[int, str], list[LogLine]]:
-        """Up to a page of what came after `row` (attempt, step) and log line number `line`.
+        """A page of rows after `row` (attempt, step), their digests, and a page of log lines after
+        number `line`.
 
-        Digests come for the steps of the rows returned and for the step before each: a digest
-        is known one step later than its row.
+        Digests are returned for the steps of these rows and for the step before each: a digest is
+        known one step later than its row.
         """
         with self._lock:
-            # Both are ascending, and most of them have been fetched.
-            new_rows = takewhile(lambda one: (one.attempt, one.step) > row, reversed(self._rows))
+            # Both are ascending, and most entries have been fetched.
+            new_rows = takewhile(lambda new: (new.attempt, new.step) > row, reversed(self._rows))
             rows = [*new_rows][::-1][:PAGE_ROWS]
-            new_lines = takewhile(lambda one: one.seq > line, reversed(self._lines))
+            new_lines = takewhile(lambda new: new.seq > line, reversed(self._lines))
             lines = [*new_lines][::-1][:PAGE_LINES]
             if rows:
                 first, last = min(r.step for r in rows) - 1, max(r.step for r in rows)

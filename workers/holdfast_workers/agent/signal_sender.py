@@ -1,4 +1,4 @@
-"""How a node agent tells its supervisor what it saw: numbered signals, in the agent's name."""
+"""Sends a node agent's observations to its supervisor, as numbered signals."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import Any
 from holdfast_workers.protocol.messages import Signal, SignalKind
 
 
-class Teller:
-    """Numbers and sends signals. `on_signal` is called from several threads; must not block."""
+class SignalSender:
+    """Numbers signals and passes them to `on_signal`, which several threads call and which must
+    not block."""
 
     def __init__(self, agent: str, incarnation: str, on_signal: Callable[[Signal], None]) -> None:
         self._agent = agent
         self._incarnation = incarnation
         self._on_signal = on_signal
         self._lock = threading.Lock()
-        self._last = 0
+        self._last_number = 0
 
-    def tell(
+    def send(
         self,
         kind: SignalKind,
         attempt: int,
@@ -30,10 +31,10 @@ class Teller:
         pid: int | None = None,
         detail: dict[str, Any] | None = None,
     ) -> None:
-        """Send one signal about `attempt`."""
+        """Send a signal about `attempt`."""
         with self._lock:
-            self._last += 1
-            seq = self._last
+            self._last_number += 1
+            seq = self._last_number
         self._on_signal(
             Signal(
                 kind=kind,

@@ -1,8 +1,8 @@
-"""The workers of one node: who they are, what they do, how they are fenced and seated.
+"""The workers of one node: their states, and how they are forked, given ranks, fenced and killed.
 
-Kept in step by the workers' own messages and exits; turned into signals here. A worker is `warm`
-(forked, no rank), `joining`, `training`, `parked` (left its attempt), or `done`. Its slot goes
-when its process does.
+The pool follows the workers' own messages and exits, and turns them into signals. A worker is
+`warm` (forked, no rank), `joining`, `training`, `parked` (left its attempt), or `done`. A worker's
+slot is removed when its process ends.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from holdfast_workers.agent.agent_config import AgentConfig
-from holdfast_workers.agent.fork_templates import Place, Templates
+from holdfast_workers.agent.fork_templates import ForkTemplates, TemplatePlace
 from holdfast_workers.agent.oom_kills import MemoryShortage
-from holdfast_workers.agent.run_journal import Journal
-from holdfast_workers.agent.signal_sender import Teller
+from holdfast_workers.agent.run_journal import RunJournal
+from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.errors import StaleCommand, WorkersError
 from holdfast_workers.ipc import control_channel, linux_processes
-from holdfast_workers.ipc.children import Brood, Child
+from holdfast_workers.ipc.children import Child, ChildProcesses
 from holdfast_workers.ipc.io_loop import NodeIO
 from holdfast_workers.progress import beacon
 from holdfast_workers.protocol.messages import (
@@ -38,16 +38,17 @@ from holdfast_workers.protocol.messages import (
 )
 
 EXIT_WAIT_S = 5.0
-LOOK_S = 0.02
+POLL_S = 0.02
 
 
-class StillThere(WorkersError):
-    """A worker has neither left its attempt nor died of SIGKILL in time: no fence is proven."""
+class WorkerStillAlive(WorkersError):
+    """A worker neither left its attempt nor died of SIGKILL in time, so the fence cannot be
+    proven."""
 
 
 @dataclass
 class Slot:
-    """What is known of one worker."""
+    """The state of one worker."""
 
     child: Child
     state: WorkerState = WorkerState.WARM
@@ -55,14 +56,14 @@ class Slot:
     rank: int | None = None
     step: int = 0
     parked_for: int = 0
-    """The highest attempt this worker has made way for."""
+    """The worker has left every attempt before this one."""
     restore: Restore | None = None
     failure: dict[str, Any] | None = None
-    """What it told when its attempt failed under it."""
+    """The worker's report of the failure that ended its attempt."""
     expected: int | None = None
-    """The only rank that it may be given."""
+    """The only rank that this worker may be given; None: any rank."""
     killed_because: str = ""
-    """Why its own agent killed it, if it did."""
+    """The agent's reason for killing this worker; empty: it did not."""
 
     @property
     def name(self) -> str:
@@ -70,43 +71,47 @@ class Slot:
 
     @property
     def has_joined(self) -> bool:
-        """Whether it stands on the state that its order named, or on a later one."""
+        """Whether the worker holds the state that its order named, or a later one."""
         return self.state in (WorkerState.TRAINING, WorkerState.DONE)
 
 
-class Crew:
-    """`on_standing(slot)`: a worker's newest state in memory is that of `slot.step`, computed by
-    attempt `computed` (None: it is what the segment says). `on_save(message)`: a copy
-    for the remote tier lies ready. `on_wanted(slot, attempt, own)`: the worker has made its
-    segment, to be filled from another mesh; `own` is what belongs to its rank alone.
-    `on_resharded()`: the whole world holds that state by now, at its partners too. `on_settled()`:
-    no worker here is on its way into an attempt any more."""
+class WorkerPool:
+    """Callbacks, called by the I/O thread:
+
+    - `on_state_held(slot, computed)`: a worker's newest state in memory is that of `slot.step`,
+      computed by attempt `computed` (None: the attempt that its segment names).
+    - `on_save(message)`: a frozen copy for the remote tier is ready.
+    - `on_segment_ready(slot, attempt, own)`: the worker has made its segment, to be filled from
+      another mesh; `own` holds the entries that belong to its rank alone.
+    - `on_resharded()`: every rank and its partners now hold the state on the new mesh.
+    - `on_all_joined()`: no worker of this node is still joining an attempt.
+    """
 
     def __init__(
         self,
         config: AgentConfig,
         incarnation: str,
-        brood: Brood,
-        templates: Templates,
-        teller: Teller,
-        journal: Journal,
-        on_standing: Callable[[Slot, int | None], None],
+        child_processes: ChildProcesses,
+        templates: ForkTemplates,
+        signals: SignalSender,
+        journal: RunJournal,
+        on_state_held: Callable[[Slot, int | None], None],
         on_save: Callable[[dict[str, Any]], None],
-        on_wanted: Callable[[Slot, int, dict[str, bytes]], None],
+        on_segment_ready: Callable[[Slot, int, dict[str, bytes]], None],
         on_resharded: Callable[[], None],
-        on_settled: Callable[[], None],
+        on_all_joined: Callable[[], None],
     ) -> None:
         self._config = config
         self._incarnation = incarnation
-        self._brood = brood
+        self._child_processes = child_processes
         self._templates = templates
-        self._teller = teller
+        self._signals = signals
         self._journal = journal
-        self._on_standing = on_standing
+        self._on_state_held = on_state_held
         self._hand_to_saver = on_save
-        self._on_wanting = on_wanted
+        self._on_segment_ready = on_segment_ready
         self._on_resharded = on_resharded
-        self._on_settled = on_settled
+        self._on_all_joined = on_all_joined
         self._shortage = MemoryShortage()
         self._io: NodeIO | None = None
         self._changed = threading.Condition()
@@ -117,81 +122,80 @@ class Crew:
         self._closing = False
 
     def attach(self, io: NodeIO) -> None:
-        """Name the thread that watches the workers from now on."""
+        """Set the I/O thread that watches the workers from now on."""
         self._io = io
         self._templates.attach(io)
 
     # --- orders ---------------------------------------------------------------------------------
 
     def fork(self) -> str:
-        """Fork one worker; its name. Raises ZygoteFailed."""
+        """Fork a worker, and return its name. Raises ZygoteFailed."""
         with self._forking:
             return self._fork()
 
     def _fork_for(self, order: FormOrder, rank: int) -> str:
         place = {"mesh": order.mesh, "rank": rank}
         with self._forking:
-            return self._fork(place if self._templates.has(Place.of(place)) else None)
+            return self._fork(place if self._templates.has(TemplatePlace.of(place)) else None)
 
     def fill(self) -> None:
-        """Fork workers until the node has as many as it can run. May be called by several."""
+        """Fork workers until the node has as many as it can run. Thread-safe."""
         while True:
             with self._forking:
                 if self._closing or len(self._slots) >= self._config.capacity:
                     return
                 self._fork()
 
-    def stand_by(self, mesh: dict[str, int]) -> None:
-        """Fork a spare worker for each rank of a world of `mesh` that is here, and for as many as
-        the node keeps some for; each has what can be built ahead for its rank, from the rank's
-        template. May be called by several."""
+    def fork_spares(self, mesh: dict[str, int]) -> None:
+        """Fork a spare worker for each rank of `mesh` on this node, up to `ranks_with_spares`. Each
+        is forked from its rank's template, with all that can be built ahead. Thread-safe."""
         ranks = self._ranks_with_spares()
-        self._templates.ensure([Place.of({"mesh": mesh, "rank": rank}) for rank in ranks])
+        self._templates.ensure([TemplatePlace.of({"mesh": mesh, "rank": rank}) for rank in ranks])
         while True:
             with self._forking:
                 with self._changed:
                     slots = tuple(self._slots.values())
-                waited_for = {one.expected for one in slots if one.state is WorkerState.WARM}
-                short = [rank for rank in self._ranks_with_spares() if rank not in waited_for]
-                if self._closing or not short:
+                covered = {slot.expected for slot in slots if slot.state is WorkerState.WARM}
+                missing = [rank for rank in self._ranks_with_spares() if rank not in covered]
+                if self._closing or not missing:
                     return
-                self._fork({"mesh": mesh, "rank": short[0]})
+                self._fork({"mesh": mesh, "rank": missing[0]})
 
     def _ranks_with_spares(self) -> list[int]:
         with self._changed:
-            ranks = {one.rank for one in self._slots.values() if one.rank is not None}
+            ranks = {slot.rank for slot in self._slots.values() if slot.rank is not None}
         return sorted(ranks)[: self._config.ranks_with_spares]
 
     def fence(self, attempt: int, condemned: Collection[str] = ()) -> None:
-        """Return once every worker has left all attempts before `attempt`, parked or dead. One
-        that never had a rank has none to leave.
+        """Return once every worker with a rank has left all attempts before `attempt`: it has
+        parked or is dead.
 
-        The workers in `condemned` are not asked: they were seen to hang.
-        Those that have a seat in `attempt` already are left alone, however late this comes; and
-        from here on nobody gets a seat in an older one. Raises StillThere.
+        The workers in `condemned` hang, and are killed without being asked to leave. Workers that
+        already have a seat in `attempt` are left alone, however late this call comes. From here on
+        no worker gets a seat in an older attempt. Raises WorkerStillAlive.
         """
         with self._changed:
             self._fenced = max(self._fenced, attempt)
             slots = {name: slot for name, slot in self._slots.items() if slot.attempt < attempt}
         for slot in slots.values():
             if slot.name in condemned:
-                self._kill_straggler(slot, "was seen to hold up the others")
+                self._kill_straggler(slot, "it held up the other ranks")
             elif self._config.reform == "fork" and slot.state is not WorkerState.WARM:
                 slot.child.kill()
             else:
                 slot.child.send({"op": "fence", "attempt": attempt})
         slots = {name: slot for name, slot in slots.items() if slot.attempt}
-        if self._wait_parked(slots, attempt, LOOK_S):
+        if self._wait_parked(slots, attempt, POLL_S):
             return
         self._kill_stragglers(slots, attempt)
         if not self._wait_parked(slots, attempt, EXIT_WAIT_S):
             names = ", ".join(self._unparked(slots, attempt))
-            raise StillThere(f"{names} did not die within {EXIT_WAIT_S} s of being killed")
+            raise WorkerStillAlive(f"{names} did not die within {EXIT_WAIT_S} s of being killed")
 
     def seat(self, order: FormOrder, seat: Seat, join: dict[str, Any]) -> Slot | None:
-        """Give a rank to its worker. None if the worker is gone: a signal says so.
+        """Give a rank to its worker. None if the worker is gone; a signal reports that.
 
-        Raises StaleCommand once a newer attempt was announced, also if that was just now.
+        Raises StaleCommand if a newer attempt was announced before or during this call.
         """
         name = seat.worker if seat.worker is not None else self._fork_for(order, seat.rank)
         with self._changed:
@@ -200,39 +204,38 @@ class Crew:
             if slot is not None:
                 slot.state, slot.attempt, slot.rank = WorkerState.JOINING, order.attempt, seat.rank
                 slot.restore, slot.failure = seat.restore, None
-        if slot is None:  # died between the fence's answer and this order
+        if slot is None:  # it died between the fence's answer and this order
             detail = {"why": "the worker was gone before it could take its rank"}
-            self._teller.tell(
+            self._signals.send(
                 SignalKind.WORKER_EXITED, order.attempt, seat.rank, name, detail=detail
             )
             return None
         slot.child.send({"op": "join", "attempt": order.attempt, "rank": seat.rank, **join})
         return slot
 
-    def dismiss_unseated(self, order: FormOrder) -> None:
-        """End the workers that the order does not name, but for spare ones: they are not needed
-        any more."""
+    def end_unseated(self, order: FormOrder) -> None:
+        """Kill the workers that the order does not name, except spare workers for its ranks."""
         seated = {seat.worker for seat in order.seats}
         with self._changed:
             self._refuse_stale(order)
             unseated = [name for name in self._slots if name not in seated]
-            spare = [name for name in unseated if self._may_wait(self._slots[name], order)]
+            spare = [name for name in unseated if self._is_spare(self._slots[name], order)]
             children = [self._slots.pop(name).child for name in unseated if name not in spare]
         for child in children:
             child.kill()
         here = [{"mesh": order.mesh, "rank": seat.rank} for seat in order.seats]
-        self._templates.keep({Place.of(one) for one in here})
+        self._templates.keep({TemplatePlace.of(place) for place in here})
 
-    def tell(self, attempt: int, message: dict[str, Any], *, wait: bool = True) -> None:
-        """Send `message` to every worker with a rank in `attempt`; without `wait`, to those that
-        have room for it."""
+    def send(self, attempt: int, message: dict[str, Any], *, wait: bool = True) -> None:
+        """Send `message` to every worker with a rank in `attempt`. Without `wait`, workers whose
+        socket is full do not get it."""
         with self._changed:
             slots = [slot for slot in self._slots.values() if slot.attempt == attempt]
         for slot in slots:
             slot.child.send({**message, "attempt": attempt}, wait=wait)
 
     def stop(self, wait_s: float = 0.0) -> None:
-        """End every worker, and wait a little for them to be gone; their exits are no news."""
+        """Kill every worker, and wait up to `wait_s` for their exits, which are not signalled."""
         with self._changed:
             self._closing = True
             slots = list(self._slots.values())
@@ -242,7 +245,7 @@ class Crew:
         with self._changed:
             self._changed.wait_for(lambda: not self._slots, wait_s)
 
-    # --- looking --------------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------
 
     def reports(self) -> tuple[WorkerReport, ...]:
         with self._changed:
@@ -254,7 +257,7 @@ class Crew:
             )
 
     def with_rank(self, rank: int) -> Slot | None:
-        """The worker that holds `rank` in the newest attempt it has a part in."""
+        """The worker that holds `rank`, in the newest attempt in which this node has it."""
         with self._changed:
             holders = [slot for slot in self._slots.values() if slot.rank == rank]
         return max(holders, key=lambda slot: slot.attempt, default=None)
@@ -263,32 +266,32 @@ class Crew:
         slot = self.with_rank(rank)
         return slot.child if slot is not None else None
 
-    def whereabouts(self, name: str) -> tuple[int, int | None]:
+    def attempt_and_rank(self, name: str) -> tuple[int, int | None]:
         """(attempt, rank) of a worker; (0, None) if it is unknown."""
         with self._changed:
             slot = self._slots.get(name)
         return (slot.attempt, slot.rank) if slot else (0, None)
 
-    # --- what workers say -----------------------------------------------------------------------
+    # --- messages of workers --------------------------------------------------------------------
 
-    def said(self, name: str, message: dict[str, Any]) -> None:
-        """One message of a worker; called by the I/O thread."""
+    def on_message(self, name: str, message: dict[str, Any]) -> None:
+        """Handle a worker's message; called by the I/O thread."""
         with self._changed:
             slot = self._slots.get(name)
         if slot is not None:
             getattr(self, f"_on_{message['op']}")(slot, message)
 
-    def exited(self, child: Child, detail: dict[str, int | str]) -> None:
-        """A worker's process, or a template's, is gone. A fence that waits for a worker's end
-        answers after it was told."""
+    def on_exit(self, child: Child, detail: dict[str, int | str]) -> None:
+        """Handle the end of a worker's or a template's process. The exit is signalled before a
+        waiting fence returns."""
         if child.kind == "template":
-            self._templates.exited(child)
+            self._templates.on_exit(child)
             return
         with self._changed:
             slot = self._slots.get(child.name)
         self._beacon_of(child.name).unlink(missing_ok=True)
         if slot is not None and not self._closing:
-            self._tell_end(slot, detail)
+            self._send_exit_signal(slot, detail)
         with self._changed:
             self._slots.pop(child.name, None)
             self._changed.notify_all()
@@ -299,17 +302,18 @@ class Crew:
     def _on_joined(self, slot: Slot, message: dict[str, Any]) -> None:
         with self._changed:
             slot.state, slot.step = WorkerState.TRAINING, message["step"]
-            settled = all(one.state is not WorkerState.JOINING for one in self._slots.values())
-        self._on_standing(slot, None)
-        detail = _picked(message, "step", "tier", "phases_s")
-        self._tell(SignalKind.WORKER_JOINED, slot, message, detail)
-        if settled:
-            self._on_settled()
+            slots = self._slots.values()
+            all_joined = all(other.state is not WorkerState.JOINING for other in slots)
+        self._on_state_held(slot, None)
+        detail = _select(message, "step", "tier", "phases_s")
+        self._send_signal(SignalKind.WORKER_JOINED, slot, message, detail)
+        if all_joined:
+            self._on_all_joined()
 
     def _on_committed(self, slot: Slot, message: dict[str, Any]) -> None:
         with self._changed:
             slot.step = message["step"]
-        self._on_standing(slot, message["attempt"])
+        self._on_state_held(slot, message["attempt"])
 
     def _on_row(self, slot: Slot, message: dict[str, Any]) -> None:
         row = StepRow(**{**message["row"], "compute_s": tuple(message["row"]["compute_s"])})
@@ -326,33 +330,35 @@ class Crew:
             self._on_resharded()
         if self._journal.add_row(row):
             detail = {"step": row.step, "at": row.at}
-            self._tell(SignalKind.FIRST_STEP, slot, message, detail)
+            self._send_signal(SignalKind.FIRST_STEP, slot, message, detail)
 
     def _on_tripped(self, slot: Slot, message: dict[str, Any]) -> None:
-        self._tell(SignalKind.GUARD_TRIPPED, slot, message, message["report"])
+        self._send_signal(SignalKind.GUARD_TRIPPED, slot, message, message["report"])
 
     def _on_digest(self, _: Slot, message: dict[str, Any]) -> None:
         self._journal.add_digest(message["step"], message["digest"])
 
     def _on_recomputed(self, slot: Slot, message: dict[str, Any]) -> None:
-        self._tell(SignalKind.RECOMPUTED, slot, message, _picked(message, "step", "digests"))
+        self._send_signal(SignalKind.RECOMPUTED, slot, message, _select(message, "step", "digests"))
 
     def _on_save(self, _: Slot, message: dict[str, Any]) -> None:
         self._hand_to_saver(message)
 
     def _on_unsaved(self, slot: Slot, message: dict[str, Any]) -> None:
-        self._tell(SignalKind.SHARD_FAILED, slot, message, _picked(message, "step", "message"))
+        self._send_signal(
+            SignalKind.SHARD_FAILED, slot, message, _select(message, "step", "message")
+        )
 
     def _on_wanted(self, slot: Slot, message: dict[str, Any]) -> None:
         own = {name: b64decode(text) for name, text in message["own"].items()}
-        self._on_wanting(slot, message["attempt"], own)
+        self._on_segment_ready(slot, message["attempt"], own)
 
     def _on_failed(self, slot: Slot, message: dict[str, Any]) -> None:
-        fields = _picked(message, "kind", "type", "message", "traceback", "step")
-        detail = {"error": fields, **_picked(message, "step", "trip", "finding")}
+        fields = _select(message, "kind", "type", "message", "traceback", "step")
+        detail = {"error": fields, **_select(message, "step", "trip", "finding")}
         with self._changed:
             slot.failure = detail
-        self._tell(SignalKind.WORKER_FAILED, slot, message, detail)
+        self._send_signal(SignalKind.WORKER_FAILED, slot, message, detail)
 
     def _on_parked(self, slot: Slot, message: dict[str, Any]) -> None:
         with self._changed:
@@ -364,33 +370,34 @@ class Crew:
     def _on_done(self, slot: Slot, message: dict[str, Any]) -> None:
         with self._changed:
             slot.state, slot.step = WorkerState.DONE, message["step"]
-        self._tell(SignalKind.WORKER_DONE, slot, message, {"step": message["step"]})
+        self._send_signal(SignalKind.WORKER_DONE, slot, message, {"step": message["step"]})
 
-    # --- small things ---------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------
 
-    def _tell(
+    def _send_signal(
         self, kind: SignalKind, slot: Slot, message: dict[str, Any], detail: dict[str, Any]
     ) -> None:
         attempt, rank = message["attempt"], message["rank"]
-        self._teller.tell(kind, attempt, rank, slot.name, pid=slot.child.pid, detail=detail)
+        self._signals.send(kind, attempt, rank, slot.name, pid=slot.child.pid, detail=detail)
 
-    def _tell_end(self, slot: Slot, detail: dict[str, int | str]) -> None:
-        told: dict[str, Any] = {**detail, "step": slot.step, "state": slot.state.value}
+    def _send_exit_signal(self, slot: Slot, detail: dict[str, int | str]) -> None:
+        report: dict[str, Any] = {**detail, "step": slot.step, "state": slot.state.value}
         if slot.killed_because:
-            told["why"] = slot.killed_because
+            report["why"] = slot.killed_because
         elif detail.get("name") == "SIGKILL":
-            told["out_of_memory"] = self._shortage.explains_kill()
-        self._teller.tell(
+            report["out_of_memory"] = self._shortage.explains_kill()
+        self._signals.send(
             SignalKind.WORKER_EXITED,
             slot.attempt,
             slot.rank,
             slot.name,
             pid=slot.child.pid,
-            detail=told,
+            detail=report,
         )
 
     def _fork(self, expected: dict[str, Any] | None = None) -> str:
-        """`expected`: the only place that it may be given, {mesh, rank}."""
+        """`expected`: the only place that the worker may be given, {mesh, rank}; None: any
+        place."""
         with self._changed:
             self._forked += 1
             name = f"{self._config.agent}.{self._incarnation}.{self._forked}"
@@ -401,25 +408,26 @@ class Crew:
         try:
             beacon.create(path)
             if expected is None:
-                child = self._brood.fork("worker", name, request)
+                child = self._child_processes.fork("worker", name, request)
             else:
                 child = self._templates.fork(name, request)
-        except BaseException:  # there is no worker whose end would remove it
+        except BaseException:  # no worker's exit will remove the beacon
             path.unlink(missing_ok=True)
             raise
         with self._changed:
             self._slots[name] = Slot(child, expected=expected["rank"] if expected else None)
         assert self._io is not None
         self._io.watch(child)
-        if self._closing:  # `stop` did not know of it
+        if self._closing:  # `stop` did not see this worker
             child.kill()
         return name
 
     def _beacon_of(self, name: str) -> Path:
         return beacon.path_of(Path(self._config.memory_root), name)
 
-    def _may_wait(self, slot: Slot, order: FormOrder) -> bool:
-        """Whether it is a spare one for a rank that is here, on the mesh that it has built for."""
+    def _is_spare(self, slot: Slot, order: FormOrder) -> bool:
+        """Whether a worker is a spare for a rank of the order, on the mesh that it was built
+        for."""
         waits = slot.state is WorkerState.WARM and slot.expected is not None
         on_it = waits and slot.child.request["expected"]["mesh"] == order.mesh
         return on_it and slot.expected in {seat.rank for seat in order.seats}
@@ -429,23 +437,28 @@ class Crew:
             raise StaleCommand(f"attempt {order.attempt} is older than {self._fenced}")
 
     def _kill_stragglers(self, slots: dict[str, Slot], attempt: int) -> None:
-        """Kill those that do not leave: at once if they sleep, at the end of the grace if not.
+        """Kill the workers that do not leave: after `asleep_limit_s` if they sleep, after
+        `abort_grace_s` otherwise.
 
-        A worker that computes gets its grace. One that sleeps on, although every connection of
-        its groups is cut, waits for a wake-up that will never come: gloo forgets a send whose
-        receiver never showed up when the connection ends, and waits for its time-out.
+        A worker that computes gets its grace. A worker that still sleeps although every connection
+        of its groups is cut waits for an event that will never come: when a connection ends, gloo
+        drops a send whose receiver never arrived, and waits for its time-out.
         """
         deadline = time.monotonic() + self._config.abort_grace_s
         asleep = dict.fromkeys(slots, 0)
         while time.monotonic() < deadline:
             for name in self._unparked(slots, attempt):
                 asleep[name] = asleep[name] + 1 if _sleeps(slots[name]) else 0
-                if asleep[name] * LOOK_S >= self._config.asleep_limit_s:
-                    self._kill_straggler(slots[name], "slept on after its connections were cut")
-            if self._wait_parked(slots, attempt, LOOK_S):
+                if asleep[name] * POLL_S >= self._config.asleep_limit_s:
+                    self._kill_straggler(
+                        slots[name], "it still slept after its connections were cut"
+                    )
+            if self._wait_parked(slots, attempt, POLL_S):
                 return
         for name in self._unparked(slots, attempt):
-            self._kill_straggler(slots[name], f"did not leave in {self._config.abort_grace_s} s")
+            self._kill_straggler(
+                slots[name], f"it did not leave within {self._config.abort_grace_s} s"
+            )
 
     def _kill_straggler(self, slot: Slot, why: str) -> None:
         slot.killed_because = why
@@ -459,7 +472,8 @@ class Crew:
             return self._changed.wait_for(lambda: not self._unparked(slots, attempt), timeout_s)
 
     def _device_environment(self) -> dict[str, str]:
-        """One device of the node's for the new worker, unless it has none."""
+        """The environment that assigns one of the node's devices to the new worker; {} without
+        devices."""
         if not self._config.gpus_per_worker:
             return {}
         with self._changed:
@@ -473,9 +487,9 @@ class Crew:
 
 
 def _sleeps(slot: Slot) -> bool:
-    """Its control thread does not count: that goes on cutting connections."""
-    return linux_processes.sleeps(slot.child.pid, but=control_channel.THREAD)
+    """Whether all threads sleep, except the control thread: that keeps cutting connections."""
+    return linux_processes.is_asleep(slot.child.pid, ignored_thread=control_channel.THREAD_NAME)
 
 
-def _picked(message: dict[str, Any], *names: str) -> dict[str, Any]:
+def _select(message: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: message[name] for name in names}

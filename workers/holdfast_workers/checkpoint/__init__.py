@@ -1,4 +1,4 @@
 """Remote checkpoints: sharded files, manifests written last, verified loading, retention.
 
-A checkpoint exists once its manifest does; what does not match its digests is never loaded.
+A checkpoint exists once its manifest exists. Bytes that do not match their digest are never loaded.
 """

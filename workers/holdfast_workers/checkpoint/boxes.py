@@ -1,8 +1,8 @@
-"""Boxes of global tensors: the arithmetic by which state moves between meshes. Pure.
+"""Boxes of global tensors: the arithmetic for moving state between meshes. Pure.
 
-A box is a block `[offset, offset + length)` in each dimension. Whatever mesh wrote the boxes of a
-tensor and whatever mesh reads it, a reader needs the intersections of its box with theirs, and a
-checkpoint is complete if its boxes tile the tensor: no gap, no overlap.
+A box is a block `[offset, offset + length)` in each dimension. A reader needs the intersections of
+its own box with the saved boxes, whatever meshes wrote and read the tensor. A checkpoint is
+complete if its boxes tile every tensor: no gap, no overlap.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Box:
 
     @property
     def volume(self) -> int:
-        """Number of elements; of a scalar, 1."""
+        """Number of elements; 1 for a scalar."""
         return math.prod(self.shape)
 
     def intersect(self, other: Box) -> Box | None:
-        """What both boxes cover, or None if that is nothing."""
+        """The box that both boxes cover, or None if they are disjoint."""
         sides = zip(self.offsets, self.shape, other.offsets, other.shape, strict=True)
         offsets, shape = [], []
         for mine, my_length, theirs, their_length in sides:
@@ -36,26 +36,26 @@ class Box:
         return Box(tuple(offsets), tuple(shape))
 
     def minus(self, other: Box) -> list[Box]:
-        """What of this box `other` does not cover, as boxes that do not overlap."""
+        """The part of this box that `other` does not cover, as disjoint boxes."""
         common = self.intersect(other)
         if common is None:
             return [self]
-        left, offsets, shape = [], list(self.offsets), list(self.shape)
+        remaining, offsets, shape = [], list(self.offsets), list(self.shape)
         for dim, (start, length) in enumerate(zip(common.offsets, common.shape, strict=True)):
             end, mine_end = start + length, offsets[dim] + shape[dim]
             for first, last in ((offsets[dim], start), (end, mine_end)):
                 if last > first:
-                    left.append(
+                    remaining.append(
                         Box(
                             (*offsets[:dim], first, *offsets[dim + 1 :]),
                             (*shape[:dim], last - first, *shape[dim + 1 :]),
                         )
                     )
             offsets[dim], shape[dim] = start, length
-        return left
+        return remaining
 
     def within(self, outer: Box) -> tuple[slice, ...]:
-        """Where this box lies in an array that holds `outer`."""
+        """The place of this box in an array that holds `outer`."""
         return tuple(
             slice(mine - theirs, mine - theirs + length)
             for mine, theirs, length in zip(self.offsets, outer.offsets, self.shape, strict=True)
@@ -63,7 +63,7 @@ class Box:
 
 
 def tiling_fault(boxes: Iterable[Box], global_shape: Sequence[int]) -> str | None:
-    """Why `boxes` do not tile a tensor of `global_shape`, or None if they do."""
+    """The reason why `boxes` do not tile a tensor of `global_shape`, or None if they do."""
     whole = Box((0,) * len(global_shape), tuple(global_shape))
     filled = [box for box in boxes if box.volume]
     for box in filled:
@@ -80,9 +80,9 @@ def tiling_fault(boxes: Iterable[Box], global_shape: Sequence[int]) -> str | Non
 
 
 def _overlap(boxes: list[Box]) -> tuple[Box, Box] | None:
-    """Two boxes with an element in common, if there are any.
+    """Two boxes with a common element, or None.
 
-    Swept along the dimension that is cut most, where few boxes are open at a time.
+    Sweeps along the dimension with the most cuts, where few boxes are active at a time.
     """
     if not boxes:
         return None

@@ -1,8 +1,8 @@
-"""One file of plain safetensors from the boxes of a checkpoint: the model's parameters, whole.
+"""Exports a checkpoint's model parameters, whole, as one plain safetensors file.
 
-Written in bounded memory, in one pass over the checkpoint's files, each of which must have the
-sha256 of the manifest: what has become a file consists of verified bytes alone. The format is 8
-bytes of length, that much JSON, and the tensors without a gap
+The export runs in bounded memory and reads the checkpoint's files in one pass. Each file must have
+the sha256 of the manifest, so the exported file consists of verified bytes only. The format is 8
+bytes of length, a JSON header of that length, and the tensors without a gap
 (https://github.com/huggingface/safetensors#format). No torch, no pickle.
 """
 
@@ -35,21 +35,21 @@ _DTYPES = {
     "uint8": ("U8", 1),
     "bool": ("BOOL", 1),
 }
-"""By torch's name: the format's name, and bytes of an element."""
+"""By torch's dtype name: the format's name, and the bytes of an element."""
 _ALIGNMENT = 8
 
 
 class NotExportable(CheckpointError):
-    """The checkpoint may be whole, but it cannot be had in this form. Says why."""
+    """The checkpoint may be whole, but cannot be exported in this form. States the reason."""
 
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """What the file will be, known before a byte of a tensor is read."""
+    """The layout of the file, known before any tensor is read."""
 
     header: bytes
     layout: StateLayout
-    """Where each parameter, by the name that the checkpoint has for it, lies in the file: whole."""
+    """The place of each whole parameter in the file, by its name in the checkpoint."""
 
     @property
     def nbytes(self) -> int:
@@ -57,10 +57,10 @@ class ExportPlan:
 
 
 def plan_export(manifest: Manifest, *, hugging_face: bool = False) -> ExportPlan:
-    """What a file of the checkpoint's model parameters, by the model's own names, will be.
+    """Plan a file of the checkpoint's model parameters under the model's own names.
 
-    `hugging_face`: by the names of `LlamaForCausalLM`, with its `config.json` as metadata; for
-    the built-in Llama alone. Raises NotExportable.
+    `hugging_face`: use the names of `LlamaForCausalLM` and add its `config.json` as metadata; only
+    for the built-in Llama. Raises NotExportable.
     """
     if manifest.byteorder != "little":
         raise NotExportable("it was written on a big-endian host, safetensors is little-endian")
@@ -72,16 +72,16 @@ def plan_export(manifest: Manifest, *, hugging_face: bool = False) -> ExportPlan
     if hugging_face:
         metadata["config"] = json.dumps(_hugging_face_config(manifest, parameters))
         names = {name: _hugging_face_name(name) for name in parameters}
-    # As the library orders them: the widest elements first, so that all stay aligned.
-    order = sorted(names, key=lambda own: (-_element(parameters[own])[1], names[own]))
+    # The library's order: the widest elements first, so that all tensors stay aligned.
+    order = sorted(names, key=lambda name: (-_element(parameters[name])[1], names[name]))
     header: dict[str, Any] = {"__metadata__": metadata}
     entries: list[TensorEntry] = []
     end = 0
-    for own in order:
-        entry = _whole(parameters[own], end)
+    for name in order:
+        entry = _whole(parameters[name], end)
         end += entry.nbytes
-        header[names[own]] = {
-            "dtype": _element(parameters[own])[0],
+        header[names[name]] = {
+            "dtype": _element(parameters[name])[0],
             "shape": list(entry.shape),
             "data_offsets": [entry.offset, end],
         }
@@ -93,21 +93,21 @@ def plan_export(manifest: Manifest, *, hugging_face: bool = False) -> ExportPlan
     return ExportPlan(head, StateLayout(placed, len(head) + end))
 
 
-def write_export(at: Storage, plan: ExportPlan, target: IO[bytes]) -> None:
-    """Fill `target`, an empty file on a disk, from the checkpoint in `at`.
+def write_export(checkpoint: Storage, plan: ExportPlan, target: IO[bytes]) -> None:
+    """Fill `target`, an empty file on a disk, from `checkpoint`.
 
-    Raises BadCheckpoint if it is not as it was saved (the target is then of no use), StorageError
-    if it cannot be read, OSError if there is no room for it.
+    Raises BadCheckpoint if the checkpoint is not as it was saved (the target is then invalid),
+    StorageError if it cannot be read, OSError if the disk is full.
     """
-    # Claimed as a whole: a page that a full disk refuses would kill the process that maps it.
+    # Allocated up front: a write to a mapped page that a full disk cannot back kills the process.
     os.posix_fallocate(target.fileno(), 0, plan.nbytes)
     mapped = mmap.mmap(target.fileno(), plan.nbytes)
     mapped[: len(plan.header)] = plan.header
-    load_state(at, plan.layout, memoryview(mapped), mesh={}, rank=0)
+    load_state(checkpoint, plan.layout, memoryview(mapped), mesh={}, rank=0)
 
 
 def model_parameters(manifest: Manifest) -> dict[str, SavedTensor]:
-    """Some box of every parameter of the model, by the parameter's name in the checkpoint."""
+    """Any one box of every model parameter, by the parameter's name in the checkpoint."""
     return {
         tensor.name: tensor
         for tensor in manifest.tensors
@@ -133,7 +133,7 @@ def _element(tensor: SavedTensor) -> tuple[str, int]:
         return _DTYPES[tensor.dtype.removeprefix("torch.")]
     except KeyError as error:
         raise NotExportable(
-            f"{tensor.name} is {tensor.dtype}, which safetensors has not"
+            f"{tensor.name} is {tensor.dtype}, which safetensors does not support"
         ) from error
 
 
@@ -143,12 +143,12 @@ def _hugging_face_config(
     training = manifest.extra.get("training") or {}
     if training.get("recipe") != "pretrain":
         raise NotExportable(
-            f"Hugging Face's names are known for the recipe pretrain alone, this one is of "
-            f"{training.get('recipe')!r}: export it by its own names"
+            f"Hugging Face's names are known only for the recipe pretrain, this checkpoint is of "
+            f"{training.get('recipe')!r}: export it with its own names"
         )
     embedding = parameters.get(f"{MODEL_PREFIX}embedding.weight")
     if embedding is None:
-        raise NotExportable("it has no embedding: it is no Llama of Holdfast")
+        raise NotExportable("it has no embedding: it is not a Llama of Holdfast")
     model = ModelSpec.model_validate(training["model"])
     return hugging_face_config(model, vocabulary=embedding.global_shape[0])
 

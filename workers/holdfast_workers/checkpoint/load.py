@@ -1,12 +1,12 @@
-"""Filling a rank's payload from a checkpoint that any mesh wrote. No torch, no pickle.
+"""Fills a rank's payload from a checkpoint that any mesh wrote. No torch, no pickle.
 
-Each file that holds something wanted is streamed once, from its beginning to its end: what is
-wanted goes straight to its place in the payload, everything goes through the sha256. So the very
-bytes that were taken are those that were verified, each is moved once, and memory is bounded; the
-price is that the payload is of use only after all files have turned out right, which is when
-`load_state` returns. What is read is bare bytes at the places that the manifest names, by the
-intersections of boxes; a rank of the same mesh finds its own boxes whole, another gathers its
-parts from several files.
+Each file that holds a wanted box is streamed once, from its beginning to its end: wanted bytes go
+straight to their place in the payload, all bytes go through the sha256. So the bytes that are
+taken are the bytes that are verified, each is moved once, and memory is bounded. The price: the
+payload is valid only after all files have been verified, which is when `load_state` returns.
+The loader reads raw bytes at the places that the manifest records, by the intersections of boxes.
+A rank of the same mesh finds its own boxes whole; a rank of another mesh gathers its parts from
+several files.
 """
 
 from __future__ import annotations
@@ -38,16 +38,21 @@ _SLAB_BYTES = 16 * 1024 * 1024
 
 
 def load_state(
-    at: Storage, layout: StateLayout, payload: memoryview, *, mesh: dict[str, int], rank: int
+    checkpoint: Storage,
+    layout: StateLayout,
+    payload: memoryview,
+    *,
+    mesh: dict[str, int],
+    rank: int,
 ) -> list[str]:
-    """Fill `payload`, laid out by `layout`, and return the names that were left as they were.
+    """Fill `payload`, laid out by `layout`, and return the names of the entries left unchanged.
 
-    Left are entries that the checkpoint does not have, and per-rank entries unless `mesh` is the
-    checkpoint's own. Raises BadCheckpoint if the checkpoint is not complete or a file is not as
-    it was saved (the payload is then of no use), IncompatibleCheckpoint if a shape or dtype
-    differs, StorageError if it cannot be read.
+    Left unchanged are entries that the checkpoint does not have, and per-rank entries unless
+    `mesh` is the checkpoint's own. Raises BadCheckpoint if the checkpoint is not complete or a
+    file is not as it was saved (the payload is then invalid), IncompatibleCheckpoint if a shape or
+    dtype differs, StorageError if it cannot be read.
     """
-    manifest = _readable(at)
+    manifest = _readable(checkpoint)
     parts: dict[str, list[SavedTensor]] = defaultdict(list)
     for tensor in manifest.tensors:
         if not tensor.per_rank or (tensor.rank == rank and manifest.mesh == mesh):
@@ -62,25 +67,34 @@ def load_state(
             wanted[transfer.source.file].append(transfer)
     for file in manifest.files:
         if file.name in wanted:
-            with VerifiedReader(at, file) as stream:
-                for transfer in sorted(wanted[file.name], key=lambda one: one.source.data_offset):
-                    transfer.carry_out(stream)
+            with VerifiedReader(checkpoint, file) as stream:
+                for transfer in sorted(
+                    wanted[file.name], key=lambda transfer: transfer.source.data_offset
+                ):
+                    transfer.copy_from(stream)
     return missing
 
 
 def load_whole_state(
-    at: Storage, layout: StateLayout, payload: memoryview, *, mesh: dict[str, int], rank: int
+    checkpoint: Storage,
+    layout: StateLayout,
+    payload: memoryview,
+    *,
+    mesh: dict[str, int],
+    rank: int,
 ) -> None:
-    """As `load_state`, and nothing but what belongs to a rank alone may be left as it was: that
-    the checkpoint lacks a tensor of the model is IncompatibleCheckpoint too."""
-    absent = set(load_state(at, layout, payload, mesh=mesh, rank=rank))
-    missing = [one.name for one in layout.tensors if one.name in absent and not one.per_rank]
+    """As `load_state`, but raises IncompatibleCheckpoint also if the checkpoint lacks an entry that
+    is not per-rank: only per-rank entries may be left unchanged."""
+    absent = set(load_state(checkpoint, layout, payload, mesh=mesh, rank=rank))
+    missing = [
+        entry.name for entry in layout.tensors if entry.name in absent and not entry.per_rank
+    ]
     if missing:
-        raise IncompatibleCheckpoint(f"{at.uri} has no {', '.join(missing)}")
+        raise IncompatibleCheckpoint(f"{checkpoint.uri} has no {', '.join(missing)}")
 
 
 class _Transfer:
-    """What one saved box gives to one entry of the payload."""
+    """Copies the part that one saved box and one entry of the payload have in common."""
 
     def __init__(self, source: SavedTensor, target: Bytes, wanted: Box, common: Box) -> None:
         self.source = source
@@ -89,7 +103,7 @@ class _Transfer:
         self._common = common
         self._item_bytes = target.dtype.itemsize
 
-    def carry_out(self, stream: VerifiedReader) -> None:
+    def copy_from(self, stream: VerifiedReader) -> None:
         stream.skip_to(self.source.data_offset)
         if self.source.box == self._wanted:
             stream.readinto(self._target.reshape(-1).view(np.uint8).data)
@@ -99,11 +113,11 @@ class _Transfer:
             stream.readinto(raw)
             common = slab.intersect(self._common)
             if common is not None:
-                found: Bytes = np.ndarray(slab.shape, self._target.dtype, raw)
-                self._target[common.within(self._wanted)] = found[common.within(slab)]
+                saved: Bytes = np.ndarray(slab.shape, self._target.dtype, raw)
+                self._target[common.within(self._wanted)] = saved[common.within(slab)]
 
     def _slabs(self) -> list[Box]:
-        """The saved box, cut along its first dimension into what is held in memory at a time."""
+        """The saved box, cut along its first dimension so that each slab fits into memory."""
         box = self.source.box
         if not box.shape:
             return [box]
@@ -119,36 +133,38 @@ class _Transfer:
         ]
 
 
-def _readable(at: Storage) -> Manifest:
-    manifest = complete_manifest(at)
+def _readable(checkpoint: Storage) -> Manifest:
+    manifest = complete_manifest(checkpoint)
     if manifest.byteorder != sys.byteorder:
-        raise IncompatibleCheckpoint(f"{at.uri} was written on a {manifest.byteorder}-endian host")
+        raise IncompatibleCheckpoint(
+            f"{checkpoint.uri} was written on a {manifest.byteorder}-endian host"
+        )
     return manifest
 
 
 def _transfers(
     entry: TensorEntry, payload: memoryview, parts: list[SavedTensor], manifest: Manifest
 ) -> list[_Transfer]:
-    """What fills the entry. Raises BadCheckpoint if that is not all of it."""
+    """The transfers that fill the entry. Raises BadCheckpoint if they do not fill all of it."""
     _check_compatible(entry, parts[0])
     if not entry.nbytes:
         return []
     item_bytes = entry.nbytes // math.prod(entry.shape)
     target: Bytes = np.ndarray(entry.shape, f"V{item_bytes}", payload, entry.offset)
     wanted = Box(entry.offsets, entry.shape)
-    found, filled = [], 0
+    transfers, filled = [], 0
     for part in parts:
         common = wanted.intersect(part.box)
         if common is not None:
             if part.nbytes != part.box.volume * item_bytes:
-                why = f"{part.name} at {part.offsets} has {part.nbytes} bytes"
-                raise BadCheckpoint(joined(manifest.uri, MANIFEST), why)
-            found.append(_Transfer(part, target, wanted, common))
+                reason = f"{part.name} at {part.offsets} has {part.nbytes} bytes"
+                raise BadCheckpoint(joined(manifest.uri, MANIFEST), reason)
+            transfers.append(_Transfer(part, target, wanted, common))
             filled += common.volume
     if filled != wanted.volume:
-        why = f"{entry.name}: {filled} of {wanted.volume} elements are there"
-        raise BadCheckpoint(joined(manifest.uri, MANIFEST), why)
-    return found
+        reason = f"{entry.name}: {filled} of {wanted.volume} elements are present"
+        raise BadCheckpoint(joined(manifest.uri, MANIFEST), reason)
+    return transfers
 
 
 def _check_compatible(entry: TensorEntry, saved: SavedTensor) -> None:

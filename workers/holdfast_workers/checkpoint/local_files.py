@@ -1,8 +1,8 @@
-"""Checkpoints on a file system: local, or shared over NFS.
+"""Storage on a file system: a local disk, or one shared over NFS.
 
-A file is written under a hidden name, synced, and then renamed, so that it appears whole; a file
-that must be new is linked, since a link, unlike a rename, fails where there is one. Folders are
-synced after their entries change: what is reported as written outlives a loss of power.
+A file is written under a hidden name, synced and then renamed, so that it appears whole. A file
+that must be new is hard-linked, because a link, unlike a rename, fails if the name is taken.
+Folders are synced after their entries change: a write that has returned survives a power loss.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast_workers.checkpoint.storage import (
     ObjectReader,
     ObjectWriter,
     StorageDenied,
-    StorageUnavailable,
+    TransientStorageError,
 )
 
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
@@ -32,7 +32,7 @@ _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class LocalStorage:
-    """See `Storage`. Folders are made when something is written into them."""
+    """A `Storage` below a folder. Folders are created on the first write into them."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -59,7 +59,7 @@ class LocalStorage:
         with self._partial(path) as (partial, stream), _translated(path):
             stream.write(content)
             _sync(stream)
-            _sync_folder(path.parent)  # what it vouches for must not be less durable
+            _sync_folder(path.parent)  # earlier writes must not be less durable than this file
             try:
                 path.hardlink_to(partial)
             except FileExistsError as error:
@@ -109,7 +109,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def _partial(self, path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
-        """A hidden file beside `path`; gone at the end, unless it was renamed."""
+        """A hidden file beside `path`; removed at the end of the block unless it was renamed."""
         partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         with _translated(path):
             _make_folder(path.parent)
@@ -117,7 +117,7 @@ class LocalStorage:
         try:
             yield partial, stream
         finally:
-            with contextlib.suppress(OSError):  # of a full disk, which another error tells of
+            with contextlib.suppress(OSError):  # a full disk, which an earlier error reports
                 stream.close()
             partial.unlink(missing_ok=True)
 
@@ -153,21 +153,23 @@ class _Reader:
 
 @contextlib.contextmanager
 def _translated(path: Path) -> Iterator[None]:
-    """The operating system's errors in the words of storages."""
+    """Raise the operating system's errors as storage errors."""
     try:
         yield
     except OSError as error:
-        where, why = str(error.filename or path), error.strerror or str(error)
+        uri, reason = str(error.filename or path), error.strerror or str(error)
         if error.errno in _NOT_THERE:
-            raise ObjectMissing(where) from error
+            raise ObjectMissing(uri) from error
         if error.errno in _DENIED:
             user = os.getuid()
-            raise StorageDenied(where, f"{why}: user {user} must be able to write there") from error
-        raise StorageUnavailable(where, why) from error
+            raise StorageDenied(
+                uri, f"{reason}: user {user} must be able to write there"
+            ) from error
+        raise TransientStorageError(uri, reason) from error
 
 
 def _files(root: Path) -> Iterator[tuple[Path, int]]:
-    """Every whole file below `root`; what goes away meanwhile is left out."""
+    """Path and size of every finished file below `root`; skips files that vanish meanwhile."""
     for folder, _folders, names in os.walk(root, onerror=_raise_unless_gone):
         for name in names:
             path = Path(folder, name)
@@ -182,14 +184,14 @@ def _raise_unless_gone(error: OSError) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder and its ancestors, each durable in the one above."""
+    """Create the folder and its missing ancestors, each durable in its parent."""
     missing = []
     while not folder.exists():
         missing.append(folder)
         folder = folder.parent
-    for one in reversed(missing):
-        one.mkdir(exist_ok=True)
-        _sync_folder(one.parent)
+    for ancestor in reversed(missing):
+        ancestor.mkdir(exist_ok=True)
+        _sync_folder(ancestor.parent)
 
 
 def _sync(stream: IO[bytes]) -> None:

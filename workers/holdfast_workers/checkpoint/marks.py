@@ -1,8 +1,8 @@
-"""Marks beside a checkpoint's manifest: that it is to stay, and for whom. They outlive everybody.
+"""Marks that keep a checkpoint: objects beside its manifest, which itself never changes.
 
-A pin is its user's; a need is that of another job, which was told to start from here and has
-saved nothing of its own yet. The manifest itself never changes. Marking and removing are never
-both done: each side writes down what it is about to do before it looks for the other.
+A user sets a pin. A need belongs to another job that starts from the checkpoint and has saved
+nothing of its own yet. Marks outlive the processes and jobs that set them. A checkpoint is never
+both marked and removed: each side writes its intent before it looks for the other side's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NEEDED = "needed-by."
 
 
 class BeingRemoved(CheckpointError):
-    """It is on its way out; what is marked now would come too late."""
+    """The checkpoint is being removed; a mark would come too late."""
 
 
 @dataclass(frozen=True)
@@ -38,76 +38,76 @@ class Marks:
 
 
 def marks_among(names: Collection[str], folder: str = "") -> Marks:
-    """The marks of the checkpoint in `folder`, by the names of the objects of a storage."""
+    """The marks of the checkpoint in `folder`, given the names of a storage's objects."""
     prefix = f"{folder}/" if folder else ""
     own = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
     needed = sorted(name.removeprefix(_NEEDED) for name in own if name.startswith(_NEEDED))
     return Marks(_PINNED in own, tuple(needed))
 
 
-def was_ours(names: Collection[str]) -> bool:
-    """Whether one of us has left a word here, whatever else is there or is gone."""
+def has_own_marks(names: Collection[str]) -> bool:
+    """Whether Holdfast has written a mark here, whatever else exists or has been removed."""
     ours = (_PINNED, REMOVING, QUARANTINED)
     return any(name in ours or name.startswith(_NEEDED) for name in names)
 
 
-def pin(at: Storage) -> None:
-    """Let the complete checkpoint in `at` stay. Raises BeingRemoved, ObjectMissing."""
-    _mark(at, _PINNED)
+def pin(checkpoint: Storage) -> None:
+    """Keep a complete checkpoint. Raises BeingRemoved, ObjectMissing."""
+    _mark(checkpoint, _PINNED)
 
 
-def unpin(at: Storage) -> None:
-    at.delete(_PINNED)
+def unpin(checkpoint: Storage) -> None:
+    checkpoint.delete(_PINNED)
 
 
-def need(at: Storage, job_id: str) -> None:
-    """Let it stay until the job needs it no more. Raises BeingRemoved, ObjectMissing."""
-    _mark(at, _NEEDED + job_id)
+def mark_needed(checkpoint: Storage, job_id: str) -> None:
+    """Keep the checkpoint until the job no longer needs it. Raises BeingRemoved, ObjectMissing."""
+    _mark(checkpoint, _NEEDED + job_id)
 
 
-def need_no_more(at: Storage, job_id: str) -> None:
-    at.delete(_NEEDED + job_id)
+def unmark_needed(checkpoint: Storage, job_id: str) -> None:
+    checkpoint.delete(_NEEDED + job_id)
 
 
-def remove_unmarked(at: Storage) -> bool:
-    """Remove a checkpoint unless it bears a mark; at no moment does a part of it look whole.
+def remove_unmarked(checkpoint: Storage) -> bool:
+    """Remove a checkpoint unless it has a mark; at no moment does a part of it look complete.
 
-    False if it was left, because of its marks.
+    Returns False if a mark kept it.
     """
-    with contextlib.suppress(ObjectExists):  # a removal that was broken off
-        at.put_new(REMOVING, b"")
-    if marks_among(at.objects()):
-        at.delete(REMOVING)
+    with contextlib.suppress(ObjectExists):  # left by an interrupted removal
+        checkpoint.put_new(REMOVING, b"")
+    if marks_among(checkpoint.objects()):
+        checkpoint.delete(REMOVING)
         return False
-    at.delete(MANIFEST)
-    at.delete_all()
+    checkpoint.delete(MANIFEST)
+    checkpoint.delete_all()
     return True
 
 
-def undo_removal(at: Storage) -> bool:
-    """After a removal that failed: whether the checkpoint is whole still. It may be marked then."""
-    if MANIFEST not in at.objects():
+def undo_removal(checkpoint: Storage) -> bool:
+    """After a failed removal: whether the checkpoint is still complete. If so, it can be marked."""
+    if MANIFEST not in checkpoint.objects():
         return False
-    at.delete(REMOVING)
+    checkpoint.delete(REMOVING)
     return True
 
 
-def _mark(at: Storage, name: str) -> None:
-    _require_manifest(at.objects(), at)  # no mark is left where nothing is
-    made = True
+def _mark(checkpoint: Storage, name: str) -> None:
+    _require_manifest(checkpoint.objects(), checkpoint)  # never mark an empty folder
+    created = True
     try:
-        at.put_new(name, b"")
+        checkpoint.put_new(name, b"")
     except ObjectExists:
-        made = False
-    present = at.objects()
+        created = False
+    present = checkpoint.objects()
     if MANIFEST in present and REMOVING not in present:
         return
-    if made:  # that of another call may have kept the removal from happening
-        at.delete(name)
-    _require_manifest(present, at)
-    raise BeingRemoved(f"{at.uri} is being removed")
+    if created:  # another call's mark may have prevented the removal
+        checkpoint.delete(name)
+    _require_manifest(present, checkpoint)
+    raise BeingRemoved(f"{checkpoint.uri} is being removed")
 
 
-def _require_manifest(present: Collection[str], at: Storage) -> None:
+def _require_manifest(present: Collection[str], checkpoint: Storage) -> None:
     if MANIFEST not in present:
-        raise ObjectMissing(joined(at.uri, MANIFEST))
+        raise ObjectMissing(joined(checkpoint.uri, MANIFEST))

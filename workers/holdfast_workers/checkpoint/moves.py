@@ -1,13 +1,14 @@
-"""What a rank of a new mesh takes from which rank of another one. Pure: layouts in, a plan out.
+"""Plans which boxes a rank of a new mesh copies from the ranks of another mesh.
 
-A plan is a list of boxes, not of byte ranges: a tensor cut along an inner dimension is many short
-ranges, but one box. Promises: every element of every target tensor is written exactly once; what a
-source on the target's own node holds is taken there, so the bytes that cross the network are the
-least there can be; what several other nodes hold is shared out among them.
+Pure: layouts in, a plan out. A plan is a list of boxes, not of byte ranges, because a tensor cut
+along an inner dimension is many short ranges but one box. Promises: every element of every target
+tensor is written exactly once; boxes that a source on the target's own node holds are taken from
+there, so the number of bytes that cross the network is minimal; boxes that several other nodes
+hold are balanced over those nodes.
 
-State of one rank alone (bytes of its own) has no meaning on another mesh: it is taken only
-by the same rank of the same mesh, and is left to the target otherwise. The small state is the same
-on every rank, so any source has it.
+Per-rank state (a rank's own bytes) has no meaning on another mesh: only the same rank of the same
+mesh takes it, otherwise the target keeps its own. The small state is the same on every rank, so
+any source provides it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from holdfast_workers.state.layout import SMALL_STATE, StateLayout, TensorEntry
 
 
 class NotCovered(WorkersError):
-    """The sources together do not hold all of the target."""
+    """The sources together do not hold every element of the target."""
 
     def __init__(self, missing: dict[str, int]) -> None:
         named = ", ".join(f"{name} ({nbytes} bytes)" for name, nbytes in list(missing.items())[:5])
@@ -31,14 +32,17 @@ class NotCovered(WorkersError):
         self.missing = missing
 
 
-class OtherModel(WorkersError):
-    """A source holds a tensor of this name with another dtype or shape."""
+class ModelMismatch(WorkersError):
+    """A source holds a tensor of the same name with another dtype or shape."""
 
 
 @dataclass(frozen=True)
-class Source:
-    """The payload of one rank. `near`: it lies on the target's own node. Where several nodes hold
-    it, each is a source; `holder` tells them apart."""
+class MoveSource:
+    """The payload of one rank, on one node.
+
+    `near`: that node is the target's own. A payload that several nodes hold is one source per
+    node; `holder` distinguishes them.
+    """
 
     holder: str
     rank: int
@@ -48,8 +52,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Move:
-    """One box, from a tensor of a source to the target's. Both are indices: of the source in the
-    plan's sources, of the tensors in their layouts."""
+    """Copies one box from a tensor of a source to a tensor of the target.
+
+    `source` is an index into the plan's sources; `source_tensor` and `tensor` are indices into the
+    layouts of the source and of the target.
+    """
 
     source: int
     source_tensor: int
@@ -60,7 +67,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Plan:
-    """`left`: entries that stay as the target itself makes them."""
+    """The moves of one target. `left`: names of entries that keep the target's own content."""
 
     moves: tuple[Move, ...]
     left: tuple[str, ...] = ()
@@ -71,8 +78,8 @@ class Plan:
             found[move.source].append(move)
         return {source: tuple(moves) for source, moves in sorted(found.items())}
 
-    def moved_bytes(self, sources: Sequence[Source]) -> int:
-        """What crosses the network."""
+    def moved_bytes(self, sources: Sequence[MoveSource]) -> int:
+        """Number of bytes that cross the network."""
         return sum(move.nbytes for move in self.moves if not sources[move.source].near)
 
 
@@ -81,20 +88,20 @@ def box_of(entry: TensorEntry) -> Box:
 
 
 def plan_moves(
-    target: StateLayout, sources: Sequence[Source], rank: int, *, same_mesh: bool = False
+    target: StateLayout, sources: Sequence[MoveSource], rank: int, *, same_mesh: bool = False
 ) -> Plan:
     """The moves that fill `target`, the layout of `rank`.
 
-    `same_mesh`: the sources are ranks of the very mesh that `rank` is of. Raises NotCovered, or
-    OtherModel.
+    `same_mesh`: the sources are ranks of the same mesh as `rank`. Raises NotCovered or
+    ModelMismatch.
     """
-    shelf = _Shelf(sources, rank if same_mesh else None)
+    boxes = _BoxIndex(sources, rank if same_mesh else None)
     load: dict[str, int] = defaultdict(int)
     moves: list[Move] = []
     missing: dict[str, int] = {}
     left: list[str] = []
     for index, entry in enumerate(target.tensors):
-        holders = shelf.holders(entry)
+        holders = boxes.holders(entry)
         if entry.per_rank and not holders and entry.name != SMALL_STATE:
             left.append(entry.name)
             continue
@@ -109,26 +116,26 @@ def plan_moves(
 
 @dataclass
 class _Holders:
-    """Who holds one and the same box: indices of sources and of the tensor in each."""
+    """The holders of one box: (index of the source, index of the tensor in its layout)."""
 
     near: list[tuple[int, int]] = field(default_factory=list)
     far: list[tuple[int, int]] = field(default_factory=list)
 
 
-class _Shelf:
-    """The sources' tensors by name and box."""
+class _BoxIndex:
+    """Indexes the sources' tensors by name and box."""
 
-    def __init__(self, sources: Sequence[Source], own_rank: int | None) -> None:
+    def __init__(self, sources: Sequence[MoveSource], own_rank: int | None) -> None:
         self._boxes: dict[str, dict[Box, _Holders]] = defaultdict(dict)
         self._kinds: dict[str, tuple[object, ...]] = {}
         for number, source in enumerate(sources):
-            for at, entry in enumerate(source.layout.tensors):
+            for index, entry in enumerate(source.layout.tensors):
                 if entry.per_rank and entry.name != SMALL_STATE and source.rank != own_rank:
                     continue
                 _check(entry, self._kinds.setdefault(entry.name, _kind(entry)))
                 if math.prod(entry.shape):
                     holders = self._boxes[entry.name].setdefault(box_of(entry), _Holders())
-                    (holders.near if source.near else holders.far).append((number, at))
+                    (holders.near if source.near else holders.far).append((number, index))
 
     def holders(self, entry: TensorEntry) -> dict[Box, _Holders]:
         if entry.name in self._kinds:
@@ -140,11 +147,11 @@ def _cover(
     tensor: int,
     entry: TensorEntry,
     holders: dict[Box, _Holders],
-    sources: Sequence[Source],
+    sources: Sequence[MoveSource],
     load: dict[str, int],
     rank: int,
 ) -> tuple[list[Move], int]:
-    """Moves that fill one tensor, and how many of its bytes nobody holds."""
+    """Moves that fill one tensor, and the number of its bytes that no source holds."""
     if not entry.nbytes:
         return [], 0
     item_bytes = entry.nbytes // math.prod(entry.shape)
@@ -153,35 +160,42 @@ def _cover(
 
     def take(box: Box, held_by: list[tuple[int, int]], *, near: bool) -> None:
         nonlocal open_boxes
-        wanted = [common for one in open_boxes if (common := one.intersect(box)) is not None]
+        wanted = [common for rest in open_boxes if (common := rest.intersect(box)) is not None]
         if not wanted:
             return
-        open_boxes = [rest for one in open_boxes for rest in one.minus(box)]
-        source, at = held_by[0] if near else _least_loaded(held_by, sources, load, rank)
+        open_boxes = [rest for previous in open_boxes for rest in previous.minus(box)]
+        source, source_tensor = held_by[0] if near else _least_loaded(held_by, sources, load, rank)
         for common in wanted:
-            move = Move(source, at, tensor, common, common.volume * item_bytes)
+            move = Move(source, source_tensor, tensor, common, common.volume * item_bytes)
             load[sources[source].holder] += move.nbytes
             moves.append(move)
 
-    for box, one in holders.items():
-        if one.near:
-            take(box, one.near, near=True)
-    for box, one in holders.items():
-        if one.far:
-            take(box, one.far, near=False)
+    for box, held in holders.items():
+        if held.near:
+            take(box, held.near, near=True)
+    for box, held in holders.items():
+        if held.far:
+            take(box, held.far, near=False)
     return moves, sum(box.volume for box in open_boxes) * item_bytes
 
 
 def _least_loaded(
-    held_by: Iterable[tuple[int, int]], sources: Sequence[Source], load: dict[str, int], rank: int
+    held_by: Iterable[tuple[int, int]],
+    sources: Sequence[MoveSource],
+    load: dict[str, int],
+    rank: int,
 ) -> tuple[int, int]:
-    """Equal loads are told apart by the target's rank: ranks do not all begin with the same. Of
-    what one holder has several times, all take the same one: it is verified before it gives."""
+    """The (source, tensor) of the holder with the least load so far.
+
+    The target's rank breaks ties, so that not all ranks begin with the same holder. If one holder
+    has a box several times, all ranks take the first, because a payload is verified before it is
+    served.
+    """
     first: dict[str, tuple[int, int]] = {}
-    for one in held_by:
-        first.setdefault(sources[one[0]].holder, one)
-    order = {holder: at for at, holder in enumerate(first)}
-    least = min(first, key=lambda one: (load[one], (order[one] - rank) % len(first)))
+    for source, tensor in held_by:
+        first.setdefault(sources[source].holder, (source, tensor))
+    order = {holder: index for index, holder in enumerate(first)}
+    least = min(first, key=lambda holder: (load[holder], (order[holder] - rank) % len(first)))
     return first[least]
 
 
@@ -191,4 +205,4 @@ def _kind(entry: TensorEntry) -> tuple[object, ...]:
 
 def _check(entry: TensorEntry, kind: tuple[object, ...]) -> None:
     if _kind(entry) != kind:
-        raise OtherModel(f"{entry.name} is {_kind(entry)} here and {kind} there")
+        raise ModelMismatch(f"{entry.name} is {_kind(entry)} here and {kind} there")

@@ -1,8 +1,8 @@
-"""Boxes as views of payloads, and as a stream of bytes of bounded batches.
+"""Boxes as views of payloads, and as a stream of bytes in bounded batches.
 
-Sender and receiver of the same boxes make the same batches of them, in the same order, each from
-its own payload: so a batch is gathered, hashed and sent while it is in the processor's cache, and
-received, hashed and spread out likewise. No torch.
+Sender and receiver of the same boxes form the same batches in the same order, each from its own
+payload. A batch is gathered, hashed and sent while it is in the processor's cache, and received,
+hashed and scattered likewise. No torch.
 """
 
 from __future__ import annotations
@@ -20,22 +20,25 @@ from holdfast_workers.state.layout import TensorEntry
 Array = NDArray[Any]
 
 BATCH_BYTES = 128 * 1024
-"""Stays in a core's own cache with the socket's buffers, see `memory/wire.py`."""
+"""Fits into a core's own cache together with the socket's buffers, see `memory/wire.py`."""
 
 
 def view_of(payload: memoryview, entry: TensorEntry, box: Box) -> Array:
-    """The elements of `box`, a part of the global tensor, where they lie in the payload."""
+    """A view of the payload's elements that belong to `box`, a part of the global tensor."""
     item_bytes = entry.nbytes // math.prod(entry.shape)
-    # As plain numbers of their size: bare bytes (void) are copied far more slowly.
+    # Integers of the element's size: raw bytes (void) are copied far more slowly.
     dtype = f"u{item_bytes}" if item_bytes in (1, 2, 4, 8) else f"V{item_bytes}"
     whole: Array = np.ndarray(entry.shape, dtype, payload, entry.offset)
-    place: tuple[Any, ...] = (..., *box.within(Box(entry.offsets, entry.shape)))  # of a scalar too
+    place: tuple[Any, ...] = (
+        ...,
+        *box.within(Box(entry.offsets, entry.shape)),
+    )  # or a scalar
     part: Array = whole[place]
     return part
 
 
 def batches(views: Iterable[Array], limit: int = BATCH_BYTES) -> Iterator[list[Array]]:
-    """The views in order, cut and grouped so that no batch is above `limit` bytes."""
+    """The views in order, cut and grouped so that no batch exceeds `limit` bytes."""
     batch: list[Array] = []
     taken = 0
     for view in views:
@@ -50,7 +53,7 @@ def batches(views: Iterable[Array], limit: int = BATCH_BYTES) -> Iterator[list[A
 
 
 def gather(batch: Iterable[Array], stage: NDArray[np.uint8]) -> int:
-    """Write the pieces one after the other into `stage`; how many bytes they are."""
+    """Write the pieces one after the other into `stage`; return their size in bytes."""
     at = 0
     for piece in batch:
         _staged(piece, stage, at)[...] = piece
@@ -58,8 +61,8 @@ def gather(batch: Iterable[Array], stage: NDArray[np.uint8]) -> int:
     return at
 
 
-def spread(batch: Iterable[Array], stage: NDArray[np.uint8]) -> None:
-    """The way back: fill the pieces from `stage`."""
+def scatter(batch: Iterable[Array], stage: NDArray[np.uint8]) -> None:
+    """Fill the pieces from `stage`: the inverse of `gather`."""
     at = 0
     for piece in batch:
         piece[...] = _staged(piece, stage, at)
@@ -71,7 +74,7 @@ def _staged(piece: Array, stage: NDArray[np.uint8], at: int) -> Array:
 
 
 def _cut(view: Array, limit: int) -> Iterator[Array]:
-    """Parts of at most `limit` bytes that follow each other in the order of the elements."""
+    """Consecutive parts of at most `limit` bytes, in the order of the elements."""
     if view.nbytes <= limit:
         yield view
         return

@@ -1,7 +1,7 @@
-"""Carrying out retention in the remote tier; what stays and what goes is `retention_rules`.
+"""Carries out retention in the remote tier; `retention_rules` decides what is removed.
 
-Never removed besides: what has been quarantined, and what a mark has come to since it was decided.
-A removal begins with the manifest, so that one which is broken off leaves nothing that looks
+Also never removed: quarantined checkpoints, and checkpoints that were marked since the decision.
+A removal begins with the manifest, so that an interrupted removal leaves nothing that looks
 complete.
 """
 
@@ -21,18 +21,18 @@ from holdfast_workers.checkpoint.manifest import (
     verify,
 )
 from holdfast_workers.checkpoint.marks import marks_among, remove_unmarked
-from holdfast_workers.checkpoint.retention_rules import Stored, doomed
+from holdfast_workers.checkpoint.retention_rules import StoredCheckpoint, checkpoints_to_remove
 from holdfast_workers.checkpoint.storage import ObjectExists, Storage
 from holdfast_workers.spec import RemoteTierSpec
 
 
-def quarantine(at: Storage, why: str) -> None:
-    """Take a checkpoint out of what is listed, keeping it as evidence. One that has been removed
-    meanwhile leaves nothing to keep."""
-    if MANIFEST not in at.objects():
+def quarantine(checkpoint: Storage, reason: str) -> None:
+    """Exclude a checkpoint from listings and keep it as evidence. Does nothing if the checkpoint
+    has been removed meanwhile."""
+    if MANIFEST not in checkpoint.objects():
         return
     with contextlib.suppress(ObjectExists):  # the first reason stays
-        at.put_new(QUARANTINED, f"{why}\n".encode())
+        checkpoint.put_new(QUARANTINED, f"{reason}\n".encode())
 
 
 def retain(
@@ -42,45 +42,51 @@ def retain(
     current_attempt: int,
     unfinished: Collection[tuple[int, int]] = (),
 ) -> dict[str, str]:
-    """Remove what the rules do not keep: names of the folders, and why they went. What is
-    `unfinished`, as (step, attempt), is to be published yet, and stays.
+    """Remove the checkpoints that the rules do not keep; return the reason by folder name.
 
-    Reads the newest checkpoint through, but only if a complete one is to go.
+    The `unfinished` checkpoints, as (step, attempt), are still to be published and are kept. Reads
+    the newest checkpoint in full, but only if a complete checkpoint is to be removed.
     """
 
-    def is_whole(one: Stored) -> bool:
+    def is_whole(stored: StoredCheckpoint) -> bool:
         try:
-            verify(root.below(checkpoint_folder(one.step, one.attempt)))
+            verify(root.below(checkpoint_folder(stored.step, stored.attempt)))
         except BadCheckpoint:
             return False
         return True
 
     removed = {}
-    found = [one for one in _shelf(root) if one.complete or one.age not in unfinished]
-    for one in doomed(found, rules, current_attempt=current_attempt, is_whole=is_whole):
-        folder = checkpoint_folder(one.stored.step, one.stored.attempt)
+    present = [
+        stored
+        for stored in _stored_checkpoints(root)
+        if stored.complete or stored.age not in unfinished
+    ]
+    for removal in checkpoints_to_remove(
+        present, rules, current_attempt=current_attempt, is_whole=is_whole
+    ):
+        folder = checkpoint_folder(removal.checkpoint.step, removal.checkpoint.attempt)
         if remove_unmarked(root.below(folder)):
-            removed[folder] = one.why
+            removed[folder] = removal.reason
     return removed
 
 
-def _shelf(root: Storage) -> list[Stored]:
-    """Complete checkpoints, and folders that are none yet; damaged manifests are left alone."""
+def _stored_checkpoints(root: Storage) -> list[StoredCheckpoint]:
+    """Complete checkpoints and incomplete folders; folders with a damaged manifest are left out."""
     complete = {manifest.folder: manifest for manifest in list_checkpoints(root)}
     names = root.objects()
-    found = []
+    stored = []
     for folder in root.folders():
         name = FOLDER_NAME.fullmatch(folder)
         if folder in complete:
-            found.append(_stored(complete[folder], names))
+            stored.append(_complete_checkpoint(complete[folder], names))
         elif name and {f"{folder}/{MANIFEST}", f"{folder}/{QUARANTINED}"}.isdisjoint(names):
-            found.append(Stored(int(name[1]), int(name[2]), complete=False))
-    return found
+            stored.append(StoredCheckpoint(int(name[1]), int(name[2]), complete=False))
+    return stored
 
 
-def _stored(manifest: Manifest, names: dict[str, int]) -> Stored:
+def _complete_checkpoint(manifest: Manifest, names: dict[str, int]) -> StoredCheckpoint:
     marks = marks_among(names, manifest.folder)
-    return Stored(
+    return StoredCheckpoint(
         step=manifest.step,
         attempt=manifest.attempt,
         metrics=manifest.metrics,

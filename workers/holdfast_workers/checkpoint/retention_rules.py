@@ -1,7 +1,8 @@
-"""Which checkpoints of the remote tier stay, and which go and why: the rules of a spec. Pure.
+"""Decides which checkpoints of the remote tier a spec's rules remove, and for what reason. Pure.
 
-Never doomed, whatever the rules say: what is pinned, what another job was told to start from, the
-newest that verifies, and what the current attempt, or a later one, may still be writing.
+Never removed, whatever the rules say: pinned checkpoints, checkpoints that another job starts
+from, the newest checkpoint that verifies, and folders that the current attempt or a later one may
+still be writing.
 """
 
 from __future__ import annotations
@@ -14,85 +15,97 @@ from holdfast_workers.spec import KeepBestSpec, RemoteTierSpec
 
 
 @dataclass(frozen=True)
-class Stored:
-    """One checkpoint's folder, as far as retention cares."""
+class StoredCheckpoint:
+    """One checkpoint's folder: the facts that retention depends on."""
 
     step: int
     attempt: int
     complete: bool = True
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the row of its step said, as its manifest tells."""
+    """The metrics of its step, from the manifest."""
     pinned: bool = False
     needed: bool = False
-    """Another job was told to start from it and has saved nothing of its own yet."""
+    """Another job starts from it and has saved nothing of its own yet."""
 
     @property
     def age(self) -> tuple[int, int]:
-        """Orders checkpoints: the newest has the greatest."""
+        """Sort key: the newest checkpoint has the greatest age key."""
         return (self.step, self.attempt)
 
 
 @dataclass(frozen=True)
-class Doomed:
-    stored: Stored
-    why: str
+class CheckpointRemoval:
+    checkpoint: StoredCheckpoint
+    reason: str
 
 
-def doomed(
-    found: Collection[Stored],
+def checkpoints_to_remove(
+    stored: Collection[StoredCheckpoint],
     rules: RemoteTierSpec,
     *,
     current_attempt: int,
-    is_whole: Callable[[Stored], bool],
-) -> list[Doomed]:
-    """Those of `found` that go, newest first.
+    is_whole: Callable[[StoredCheckpoint], bool],
+) -> list[CheckpointRemoval]:
+    """The removals among `stored`, newest first.
 
-    `is_whole` reads a checkpoint through, which takes its time: it is asked only if a complete
-    one is to go, of the newest first, until one is whole.
+    `is_whole` reads a checkpoint in full, which is slow. It is called only if a complete
+    checkpoint would be removed, newest first, until it finds a whole one.
     """
-    ordered = sorted(found, key=lambda one: one.age, reverse=True)
-    complete = [one for one in ordered if one.complete]
+    ordered = sorted(stored, key=lambda checkpoint: checkpoint.age, reverse=True)
+    complete = [checkpoint for checkpoint in ordered if checkpoint.complete]
     surplus = _surplus(complete, rules)
     if surplus:
-        spared = next((one for one in complete if is_whole(one)), None)
-        surplus = [one for one in surplus if one is not spared]
-    why = _why(rules)
-    going = [Doomed(one, why) for one in surplus]
+        spared = next((checkpoint for checkpoint in complete if is_whole(checkpoint)), None)
+        surplus = [checkpoint for checkpoint in surplus if checkpoint is not spared]
+    reason = _surplus_reason(rules)
+    removals = [CheckpointRemoval(checkpoint, reason) for checkpoint in surplus]
     if complete:
-        going += [
-            Doomed(one, f"attempt {one.attempt} left it incomplete")
-            for one in ordered
-            if not one.complete and one.age < complete[0].age and one.attempt < current_attempt
+        removals += [
+            CheckpointRemoval(checkpoint, f"attempt {checkpoint.attempt} left it incomplete")
+            for checkpoint in ordered
+            if not checkpoint.complete
+            and checkpoint.age < complete[0].age
+            and checkpoint.attempt < current_attempt
         ]
-    return going
+    return removals
 
 
-def best(found: Collection[Stored], rule: KeepBestSpec) -> list[Stored]:
-    """The best `n` by the rule's metric; of equals the newer. What has no finite value is none."""
+def best_checkpoints(
+    stored: Collection[StoredCheckpoint], rule: KeepBestSpec
+) -> list[StoredCheckpoint]:
+    """The best `n` by the rule's metric; the newer of equals. A checkpoint without a finite value
+    of the metric is never among them."""
     sign = 1.0 if rule.mode == "min" else -1.0
     measured = [
-        one
-        for one in found
-        if one.complete and math.isfinite(one.metrics.get(rule.metric, math.nan))
+        checkpoint
+        for checkpoint in stored
+        if checkpoint.complete and math.isfinite(checkpoint.metrics.get(rule.metric, math.nan))
     ]
-    newest_first = sorted(measured, key=lambda one: one.age, reverse=True)
-    return sorted(newest_first, key=lambda one: sign * one.metrics[rule.metric])[: rule.n]
+    newest_first = sorted(measured, key=lambda checkpoint: checkpoint.age, reverse=True)
+    ranked = sorted(newest_first, key=lambda checkpoint: sign * checkpoint.metrics[rule.metric])
+    return ranked[: rule.n]
 
 
-def _surplus(complete: list[Stored], rules: RemoteTierSpec) -> list[Stored]:
-    """What no rule keeps, of complete ones, newest first."""
-    kept = {one.age for one in complete[: rules.keep]}
+def _surplus(complete: list[StoredCheckpoint], rules: RemoteTierSpec) -> list[StoredCheckpoint]:
+    """The complete checkpoints that no rule keeps, newest first."""
+    kept = {checkpoint.age for checkpoint in complete[: rules.keep]}
     if rules.keep_every is not None:
-        kept |= {one.age for one in complete if one.step % rules.keep_every == 0}
+        kept |= {
+            checkpoint.age for checkpoint in complete if checkpoint.step % rules.keep_every == 0
+        }
     if rules.keep_best is not None:
-        kept |= {one.age for one in best(complete, rules.keep_best)}
-    return [one for one in complete if not (one.age in kept or one.pinned or one.needed)]
+        kept |= {checkpoint.age for checkpoint in best_checkpoints(complete, rules.keep_best)}
+    return [
+        checkpoint
+        for checkpoint in complete
+        if not (checkpoint.age in kept or checkpoint.pinned or checkpoint.needed)
+    ]
 
 
-def _why(rules: RemoteTierSpec) -> str:
-    words = [f"not among the newest {rules.keep}"]
+def _surplus_reason(rules: RemoteTierSpec) -> str:
+    parts = [f"not among the newest {rules.keep}"]
     if rules.keep_every is not None:
-        words.append(f"no multiple of {rules.keep_every}")
+        parts.append(f"no multiple of {rules.keep_every}")
     if rules.keep_best is not None:
-        words.append(f"not among the best {rules.keep_best.n} by {rules.keep_best.metric}")
-    return ", ".join(words)
+        parts.append(f"not among the best {rules.keep_best.n} by {rules.keep_best.metric}")
+    return ", ".join(parts)

@@ -1,9 +1,9 @@
-"""Checkpoints in a bucket of any S3 service.
+"""Storage in a bucket of any S3 service.
 
-A broken upload is aborted; one whose process was killed is seen by `folders`, and aborted by
-`delete_broken` and `delete_all`. The client is botocore: it starts no thread by itself, and unlike
-clients that hide multipart uploads it can list and abort them. `put_new` needs a service that
-heeds `If-None-Match`.
+A failed upload is aborted. An upload whose process was killed shows in `folders`, and
+`delete_broken` and `delete_all` abort it. The client is botocore: it starts no thread by itself,
+and unlike clients that hide multipart uploads it can list and abort them. `put_new` needs a
+service that supports `If-None-Match`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from holdfast_workers.checkpoint.storage import (
     StorageOptions,
 )
 
-DELETED_AT_ONCE = 1000
+DELETE_BATCH_KEYS = 1000
 _READ_BYTES = 1024 * 1024
 
 
 class S3Storage:
-    """See `Storage`. May be used from several threads."""
+    """A `Storage` below a prefix of a bucket. Thread-safe."""
 
     def __init__(self, bucket: Bucket, prefix: str) -> None:
         self._bucket = bucket
@@ -35,7 +35,7 @@ class S3Storage:
 
     @classmethod
     def connect(cls, bucket: str, prefix: str, options: StorageOptions) -> S3Storage:
-        """Nothing is asked of the bucket yet."""
+        """The storage; sends no request yet."""
         return cls(Bucket(bucket, options), prefix)
 
     @property
@@ -73,27 +73,30 @@ class S3Storage:
             yield download
 
     def objects(self) -> dict[str, int]:
-        found = self._bucket.pages("list_objects_v2", "Contents", self._root)
-        return {one["Key"].removeprefix(self._root): one["Size"] for one in found}
+        objects = self._bucket.pages("list_objects_v2", "Contents", self._root)
+        return {item["Key"].removeprefix(self._root): item["Size"] for item in objects}
 
     def folders(self) -> list[str]:
-        names = [*self.objects(), *(one["Key"].removeprefix(self._root) for one in self._uploads())]
+        uploads = (upload["Key"].removeprefix(self._root) for upload in self._uploads())
+        names = [*self.objects(), *uploads]
         return sorted({name.partition("/")[0] for name in names if "/" in name})
 
     def delete(self, name: str) -> None:
-        self._bucket.ask("delete_object", self._root + name)
+        self._bucket.request("delete_object", self._root + name)
 
     def delete_broken(self) -> None:
-        for one in list(self._uploads()):
+        for upload in list(self._uploads()):
             with contextlib.suppress(ObjectMissing):  # it has just been completed or aborted
-                self._bucket.ask("abort_multipart_upload", one["Key"], UploadId=one["UploadId"])
+                self._bucket.request(
+                    "abort_multipart_upload", upload["Key"], UploadId=upload["UploadId"]
+                )
 
     def delete_all(self) -> None:
         self.delete_broken()
         keys = [self._root + name for name in self.objects()]
-        for start in range(0, len(keys), DELETED_AT_ONCE):
-            self._bucket.delete_keys(keys[start : start + DELETED_AT_ONCE])
+        for start in range(0, len(keys), DELETE_BATCH_KEYS):
+            self._bucket.delete_keys(keys[start : start + DELETE_BATCH_KEYS])
 
     def _uploads(self) -> Iterator[dict[str, Any]]:
-        """Multipart uploads that are under way, or were broken off."""
+        """Multipart uploads that are in progress or were interrupted."""
         return self._bucket.pages("list_multipart_uploads", "Uploads", self._root)

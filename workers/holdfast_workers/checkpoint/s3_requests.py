@@ -1,7 +1,7 @@
-"""Requests to one bucket: with deadlines, tried again where that can help, errors in our words.
+"""Requests to one bucket, with deadlines and retries; raises storage errors.
 
-Growing pauses with jitter lie between attempts, bounded in number and in time. What cannot be
-mended by trying again (credentials, permissions, a missing object) is raised at once.
+Attempts are separated by growing pauses with jitter, and bounded in number and in time. Errors that
+a retry cannot mend (credentials, permissions, a missing object) are raised at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from holdfast_workers.checkpoint.storage import (
     StorageDenied,
     StorageError,
     StorageOptions,
-    StorageUnavailable,
+    TransientStorageError,
 )
 
 T = TypeVar("T")
@@ -40,10 +40,10 @@ DEFAULT_REGION = "us-east-1"
 _WAIT_INITIAL_S = 0.1
 _WAIT_MAX_S = 10.0
 _READ_BYTES = 256 * 1024
-_PASSING = ("SlowDown", "RequestTimeout", "ConditionalRequestConflict", "NoSuchBucket")
+_TRANSIENT = ("SlowDown", "RequestTimeout", "ConditionalRequestConflict", "NoSuchBucket")
 _MISSING = ("NoSuchKey", "NoSuchUpload", "404")
 _DENIED_STATUS = (401, 403)
-_PASSING_STATUS = (408, 409, 429)
+_TRANSIENT_STATUS = (408, 409, 429)
 _MOVED_STATUS = (301, 307)
 _REMEDY = (
     "the credentials must allow to list, read, write and delete there; they come from the secret "
@@ -53,17 +53,17 @@ _REMEDY = (
 
 
 class Bucket:
-    """Thread-safe. `key` in what follows is an object's full key."""
+    """Sends requests to one bucket. Thread-safe. A `key` is always an object's full key."""
 
     def __init__(self, name: str, options: StorageOptions) -> None:
         self.name = name
         self.options = options
         self._client = _client(options)
 
-    def where(self, key: str) -> str:
+    def uri_of(self, key: str) -> str:
         return f"s3://{self.name}/{key}"
 
-    def ask(
+    def request(
         self,
         operation: str,
         key: str,
@@ -72,14 +72,16 @@ class Bucket:
         attempts: int | None = None,
         **fields: Any,
     ) -> Any:
-        """One request about an object, tried `attempts` times: its answer, or a field of it that
-        must be there. Raises what the module says."""
+        """Send a request about one object, at most `attempts` times.
 
-        def once() -> Any:
-            answer = getattr(self._client, operation)(Bucket=self.name, Key=key, **fields)
-            return answer if field is None else _need(answer, field)
+        Returns the response, or its `field`, which must be present. Raises the errors of `storage`.
+        """
 
-        return self._retried(key, once, attempts)
+        def send_request() -> Any:
+            response = getattr(self._client, operation)(Bucket=self.name, Key=key, **fields)
+            return response if field is None else _required(response, field)
+
+        return self._retried(key, send_request, attempts)
 
     def send(
         self,
@@ -91,35 +93,35 @@ class Bucket:
         field: str | None = None,
         **fields: Any,
     ) -> Any:
-        """As `ask`, with a body; not tried again once it is not `wanted` any more."""
+        """As `request`, with a body. There is no further attempt once `wanted` returns False."""
 
-        def once() -> Any:
+        def send_request() -> Any:
             if not wanted():
-                raise StorageError(self.where(key), "given up")
+                raise StorageError(self.uri_of(key), "the upload was aborted")
             body = _Body(content, time.monotonic() + self.options.part_timeout_s)
             send = getattr(self._client, operation)
-            answer = send(Bucket=self.name, Key=key, Body=body, **fields)
-            return answer if field is None else _need(answer, field)
+            response = send(Bucket=self.name, Key=key, Body=body, **fields)
+            return response if field is None else _required(response, field)
 
-        return self._retried(key, once)
+        return self._retried(key, send_request)
 
     def get_range(self, key: str, start: int, buffer: memoryview) -> tuple[int, int]:
-        """Bytes from `start` on into `buffer`; how many there were, and the object's size."""
+        """Fill `buffer` from offset `start` on; return the bytes filled and the object's size."""
 
-        def once() -> tuple[int, int]:
+        def send_request() -> tuple[int, int]:
             deadline = time.monotonic() + self.options.part_timeout_s
-            asked = f"bytes={start}-{start + len(buffer) - 1}"
+            requested = f"bytes={start}-{start + len(buffer) - 1}"
             try:
-                answer = self._client.get_object(Bucket=self.name, Key=key, Range=asked)
+                response = self._client.get_object(Bucket=self.name, Key=key, Range=requested)
             except ClientError as error:
                 if _status(error) == 416:  # an empty object has no range
                     return 0, start
                 raise
-            with contextlib.closing(answer["Body"]) as body:
-                size = int(_need(answer, "ContentRange").rpartition("/")[2])
-                return _fill(body, buffer[: size - start], deadline, self.where(key)), size
+            with contextlib.closing(response["Body"]) as body:
+                size = int(_required(response, "ContentRange").rpartition("/")[2])
+                return _fill(body, buffer[: size - start], deadline, self.uri_of(key)), size
 
-        return self._retried(key, once)
+        return self._retried(key, send_request)
 
     def pages(self, operation: str, items: str, prefix: str) -> Iterator[dict[str, Any]]:
         """All entries of a listing, page by page."""
@@ -135,23 +137,27 @@ class Bucket:
     def delete_keys(self, keys: list[str]) -> None:
         """Remove up to 1000 objects by one request."""
         objects = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
-        answer = self._retried(
+        response = self._retried(
             keys[0], lambda: self._client.delete_objects(Bucket=self.name, Delete=objects)
         )
-        for failed in answer.get("Errors", ()):
-            raise StorageUnavailable(self.where(failed["Key"]), f"not deleted: {failed['Code']}")
+        for failed in response.get("Errors", ()):
+            raise TransientStorageError(
+                self.uri_of(failed["Key"]), f"not deleted: {failed['Code']}"
+            )
 
     def _page(self, operation: str, prefix: str, cursor: dict[str, Any]) -> Any:
-        def once() -> Any:
+        def send_request() -> Any:
             page = getattr(self._client, operation)(Bucket=self.name, Prefix=prefix, **cursor)
-            _need(page, "IsTruncated")  # what was cut short must not be taken for an empty listing
+            _required(
+                page, "IsTruncated"
+            )  # a truncated response must not pass for an empty listing
             return page
 
-        return self._retried(prefix, once)
+        return self._retried(prefix, send_request)
 
-    def _retried(self, key: str, once: Callable[[], T], attempts: int | None = None) -> T:
+    def _retried(self, key: str, send_request: Callable[[], T], attempts: int | None = None) -> T:
         retrying = stamina.retry_context(
-            on=StorageUnavailable,
+            on=TransientStorageError,
             attempts=attempts or self.options.attempts,
             timeout=self.options.patience_s,
             wait_initial=_WAIT_INITIAL_S,
@@ -159,13 +165,16 @@ class Bucket:
             wait_jitter=_WAIT_INITIAL_S,
         )
         for attempt in retrying:
-            with attempt, _translated(self.where(key)):
-                return once()
+            with attempt, _translated(self.uri_of(key)):
+                return send_request()
         raise AssertionError("a retried block returns or raises")
 
 
 class _Body:
-    """What is sent, in small pieces: each has the socket's time-out, all together a deadline."""
+    """A request body that is read in small pieces.
+
+    Each piece has the socket's time-out, the whole body has a deadline.
+    """
 
     def __init__(self, content: memoryview, deadline: float) -> None:
         self._content = content
@@ -174,7 +183,7 @@ class _Body:
 
     def read(self, size: int = -1) -> bytes:
         if time.monotonic() > self._deadline:
-            raise TimeoutError("it takes too long to send")
+            raise TimeoutError("sending takes too long")
         until = len(self._content) if size < 0 else self._at + size
         piece = bytes(self._content[self._at : until])
         self._at += len(piece)
@@ -188,26 +197,26 @@ class _Body:
         return self._at
 
 
-class _CutShort(Exception):
-    """An answer lacks what every whole one has."""
+class _TruncatedResponse(Exception):
+    """A response lacks a field that every complete response has."""
 
 
-def _need(answer: dict[str, Any], field: str) -> Any:
-    if field not in answer:
-        raise _CutShort(f"an answer without {field}: cut short")
-    return answer[field]
+def _required(response: dict[str, Any], field: str) -> Any:
+    if field not in response:
+        raise _TruncatedResponse(f"a response without {field}: it was truncated")
+    return response[field]
 
 
-def _fill(body: Any, buffer: memoryview, deadline: float, where: str) -> int:
+def _fill(body: Any, buffer: memoryview, deadline: float, uri: str) -> int:
     filled = 0
     while filled < len(buffer):
         piece = body.read(min(_READ_BYTES, len(buffer) - filled))
         if not piece:
-            raise StorageUnavailable(where, f"cut short after {filled} of {len(buffer)} bytes")
+            raise TransientStorageError(uri, f"truncated after {filled} of {len(buffer)} bytes")
         buffer[filled : filled + len(piece)] = piece
         filled += len(piece)
         if time.monotonic() > deadline:
-            raise StorageUnavailable(where, f"only {filled} bytes came in time")
+            raise TransientStorageError(uri, f"only {filled} bytes arrived in time")
     return filled
 
 
@@ -222,11 +231,11 @@ def _client(options: StorageOptions) -> Any:
     config = Config(
         connect_timeout=options.connect_timeout_s,
         read_timeout=options.read_timeout_s,
-        retries={"total_max_attempts": 1, "mode": "standard"},  # ours are around it
+        retries={"total_max_attempts": 1, "mode": "standard"},  # `_retried` retries
         max_pool_connections=options.in_flight + 1,
         # Services other than AWS's own seldom have a host name for each bucket.
         s3={"addressing_style": "path" if options.endpoint else "auto"},
-        request_checksum_calculation="when_required",  # not all of them know the newer checksums
+        request_checksum_calculation="when_required",  # some services lack the newer checksums
         response_checksum_validation="when_required",
     )
     return session.create_client(
@@ -234,46 +243,46 @@ def _client(options: StorageOptions) -> Any:
     )
 
 
-_PASSING_ERRORS = (
+_TRANSIENT_ERRORS = (
     HTTPClientError,
     NoConnection,
     IncompleteReadError,
     ResponseParserError,
     OSError,
-    _CutShort,
+    _TruncatedResponse,
 )
 
 
 @contextlib.contextmanager
-def _translated(where: str) -> Iterator[None]:
+def _translated(uri: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        raise _told(where, error) from error
+        raise _storage_error(uri, error) from error
     except (NoCredentialsError, PartialCredentialsError) as error:
-        raise StorageDenied(where, f"{error}: {_REMEDY}") from error
-    except _PASSING_ERRORS as error:
-        raise StorageUnavailable(where, f"{type(error).__name__}: {error}") from error
+        raise StorageDenied(uri, f"{error}: {_REMEDY}") from error
+    except _TRANSIENT_ERRORS as error:
+        raise TransientStorageError(uri, f"{type(error).__name__}: {error}") from error
     except BotoCoreError as error:
-        raise StorageError(where, f"{type(error).__name__}: {error}") from error
+        raise StorageError(uri, f"{type(error).__name__}: {error}") from error
 
 
-def _told(where: str, error: ClientError) -> StorageError:
+def _storage_error(uri: str, error: ClientError) -> StorageError:
     status, code = _status(error), error.response["Error"].get("Code", "")
-    why = f"{code} ({status}): {error.response['Error'].get('Message', '')}"
-    if code == "NoSuchBucket":  # it may come back: whether it ever was, is asked at submission
-        why += ": create the bucket, or correct checkpoint.remote.uri or .endpoint"
+    reason = f"{code} ({status}): {error.response['Error'].get('Message', '')}"
+    if code == "NoSuchBucket":  # transient: submission has checked that the bucket exists
+        reason += ": create the bucket, or correct checkpoint.remote.uri or .endpoint"
     if code in _MISSING:
-        return ObjectMissing(where)
+        return ObjectMissing(uri)
     if status == 412:
-        return ObjectExists(where)
-    if code in _PASSING or status >= 500 or status in _PASSING_STATUS:
-        return StorageUnavailable(where, why)
+        return ObjectExists(uri)
+    if code in _TRANSIENT or status >= 500 or status in _TRANSIENT_STATUS:
+        return TransientStorageError(uri, reason)
     if status in _DENIED_STATUS:
-        return StorageDenied(where, f"{why}: {_REMEDY}")
+        return StorageDenied(uri, f"{reason}: {_REMEDY}")
     if status in _MOVED_STATUS:
-        return StorageDenied(where, f"{why}: set checkpoint.remote.region to the bucket's region")
-    return StorageError(where, why)
+        return StorageDenied(uri, f"{reason}: set checkpoint.remote.region to the bucket's region")
+    return StorageError(uri, reason)
 
 
 def _status(error: ClientError) -> int:

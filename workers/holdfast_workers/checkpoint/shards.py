@@ -1,9 +1,9 @@
-"""Writing one rank's part of a remote checkpoint.
+"""Writes one rank's part of a remote checkpoint.
 
-The file is what stock `torch.distributed.checkpoint` would have written (archives of `torch.save`
-one after the other), so that stock programs can read it; Holdfast itself reads only the bare
-bytes within, whose places go into the record. Written is what this rank alone is to write: its
-`primary` boxes and what belongs to the rank itself.
+The file has the format of stock `torch.distributed.checkpoint` (consecutive archives of
+`torch.save`), so that stock programs can read it. Holdfast itself reads only the raw bytes of the
+tensors inside, whose places it records. A rank writes its `primary` boxes and its per-rank
+entries.
 """
 
 from __future__ import annotations
@@ -34,19 +34,24 @@ _LOCAL_EXTRA_AT = 28
 
 
 def save_shard(
-    at: Storage, payload: memoryview, layout: StateLayout, rank: int, attempt: int, step: int
+    checkpoint: Storage,
+    payload: memoryview,
+    layout: StateLayout,
+    rank: int,
+    attempt: int,
+    step: int,
 ) -> dict[str, Any]:
-    """Write this rank's file into the checkpoint rooted at `at`; durable on return.
+    """Write this rank's file into `checkpoint`; durable on return.
 
-    It is written and hashed in one pass, in bounded memory. `payload` must not change meanwhile.
-    The record returned is JSON; `finalize` wants those of all ranks. Raises CheckpointExists if
-    the checkpoint has been published already, StorageError if it cannot be written; then nothing
-    of that name is left that looks whole.
+    The file is written and hashed in one pass, in bounded memory. `payload` must not change
+    meanwhile. The returned record is JSON; `finalize` needs the records of all ranks. Raises
+    CheckpointExists if the checkpoint has already been published, StorageError if the file cannot
+    be written; then no file of that name appears.
     """
-    if MANIFEST in at.objects():
-        raise CheckpointExists(f"{at.uri} has been published; rank {rank} came too late")
+    if MANIFEST in checkpoint.objects():
+        raise CheckpointExists(f"{checkpoint.uri} has been published; rank {rank} came too late")
     name = f"__{rank}_0.distcp"
-    with at.write(name) as stream:
+    with checkpoint.write(name) as stream:
         hashing = _HashingStream(stream)
         saved = [
             _write_tensor(hashing, payload, entry, rank, name)
@@ -66,18 +71,18 @@ def save_shard(
 
 
 class _HashingStream:
-    """What `torch.save` needs of a file, with the sha256 of all that passed.
+    """The file object that `torch.save` writes to; computes the sha256 of everything written.
 
-    What has passed cannot be read back, so the pieces of the archive being written are noted.
+    Written bytes cannot be read back, so the stream remembers the pieces of the current archive.
     """
 
     def __init__(self, stream: ObjectWriter) -> None:
         self._stream = stream
         self._sha256 = hashlib.sha256()
         self.small = bytearray()
-        """Small pieces of the archive, one after the other."""
+        """The small pieces of the archive, concatenated."""
         self.large: list[tuple[int, int, str]] = []
-        """Offset in the file, size and digest of large ones."""
+        """Offset in the file, size and digest of each large piece."""
 
     def write(self, piece: bytes | memoryview) -> int:
         nbytes = len(piece)
@@ -90,13 +95,13 @@ class _HashingStream:
         return nbytes
 
     def begin_archive(self) -> int:
-        """Forget the pieces of the last archive; where the next one begins."""
+        """Forget the pieces of the last archive; return the offset of the next one."""
         self.small.clear()
         self.large.clear()
         return self._stream.tell()
 
     def flush(self) -> None:
-        """Nothing: what is written counts from the end of the whole object."""
+        """Does nothing: the object becomes durable at its end."""
 
     def tell(self) -> int:
         return self._stream.tell()
@@ -111,10 +116,10 @@ def _write_tensor(
     offset = stream.begin_archive()
     torch.save(_as_tensor(payload, entry), stream)  # type: ignore[arg-type]
     piece = payload[entry.offset : entry.offset + entry.nbytes]
-    data_offset = _bare_bytes_at(stream, offset, piece) if entry.nbytes else offset
+    data_offset = _find_raw_bytes(stream, offset, piece) if entry.nbytes else offset
     if data_offset is None:
-        # Our own loader trusts this place; a torch that packs otherwise is found out here.
-        raise RuntimeError(f"{file}: torch.save did not store {entry.name} as bare bytes")
+        # Holdfast's loader trusts this offset; this check catches a torch with another format.
+        raise RuntimeError(f"{file}: torch.save did not store {entry.name} as raw bytes")
     return SavedTensor(
         name=entry.name,
         dtype=entry.dtype,
@@ -137,23 +142,25 @@ def _as_tensor(payload: memoryview, entry: TensorEntry) -> torch.Tensor:
         return torch.empty(entry.shape, dtype=dtype)
     piece = payload[entry.offset : entry.offset + entry.nbytes]
     with warnings.catch_warnings():
-        # The payload may be read-only, which torch warns of; nothing writes to the tensor.
+        # torch warns if the payload is read-only; nothing writes to the tensor.
         warnings.simplefilter("ignore", UserWarning)
         return torch.frombuffer(piece, dtype=dtype).view(entry.shape)
 
 
-def _bare_bytes_at(stream: _HashingStream, archive_at: int, piece: memoryview) -> int | None:
-    """Where in the file the archive just written has these bytes of a tensor, and nowhere else;
-    None if it does not have them in one piece."""
+def _find_raw_bytes(stream: _HashingStream, archive_at: int, piece: memoryview) -> int | None:
+    """The offset in the file at which the last archive holds a tensor's bytes; None if it does not
+    hold them in one piece, or holds them more than once."""
     if stream.large:
         expected = (piece.nbytes, payload_digest(piece))
-        found = [at for at, nbytes, digest in stream.large if (nbytes, digest) == expected]
-        return found[0] if len(found) == 1 else None
+        offsets = [
+            offset for offset, nbytes, digest in stream.large if (nbytes, digest) == expected
+        ]
+        return offsets[0] if len(offsets) == 1 else None
     archive = bytes(stream.small)
     with zipfile.ZipFile(io.BytesIO(archive)) as records:
         record = next(item for item in records.infolist() if item.filename.endswith("/data/0"))
     header = archive[record.header_offset : record.header_offset + _LOCAL_HEADER_BYTES]
     name_bytes = int.from_bytes(header[_LOCAL_NAME_AT:_LOCAL_EXTRA_AT], "little")
     extra_bytes = int.from_bytes(header[_LOCAL_EXTRA_AT:], "little")
-    at = record.header_offset + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes
-    return archive_at + at if archive[at : at + piece.nbytes] == piece else None
+    start = record.header_offset + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes
+    return archive_at + start if archive[start : start + piece.nbytes] == piece else None

@@ -1,8 +1,8 @@
-"""The seam to stock `torch.distributed.checkpoint`: names, dtypes and its `.metadata`.
+"""The interface to stock `torch.distributed.checkpoint`: names, dtypes and its `.metadata`.
 
-Other programs read a checkpoint by `.metadata`, a pickle that Holdfast writes and never reads.
-A tensor's name there is the entry's; what belongs to one rank alone has its rank appended, since
-every rank has an entry of that name.
+Other programs read a checkpoint through `.metadata`, a pickle that Holdfast writes and never
+reads. A tensor has the entry's name there; a per-rank entry has its rank appended, because every
+rank has an entry of that name.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def stock_name(tensor: SavedTensor) -> str:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The dtype called `float32` or `torch.float32`. Raises ValueError."""
+    """The dtype of a name such as `float32` or `torch.float32`. Raises ValueError."""
     dtype = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name!r} is no dtype of torch")
+        raise ValueError(f"{name!r} is not a dtype of torch")
     return dtype
 
 
-def write_stock_metadata(at: Storage, manifest: Manifest) -> None:
-    """Write `.metadata` beside the shards, durable on return."""
+def write_stock_metadata(checkpoint: Storage, manifest: Manifest) -> None:
+    """Write `.metadata` beside the shards; durable on return."""
     tensors: dict[str, TensorStorageMetadata] = {}
     places: dict[MetadataIndex, Any] = {}
     for saved in manifest.tensors:
@@ -54,4 +54,4 @@ def write_stock_metadata(at: Storage, manifest: Manifest) -> None:
         chunks.append(ChunkStorageMetadata(offsets, torch.Size(saved.shape)))
         places[index] = _StorageInfo(saved.file, saved.offset, saved.length)
     metadata = Metadata(state_dict_metadata=dict(tensors), storage_data=places)
-    write_small(at, STOCK_METADATA, pickle.dumps(metadata))
+    write_small(checkpoint, STOCK_METADATA, pickle.dumps(metadata))

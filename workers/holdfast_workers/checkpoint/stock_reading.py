@@ -1,8 +1,8 @@
-"""Beginning with a model that stock `torch.distributed.checkpoint` saved, by stock's own reader.
+"""Loads a model that stock `torch.distributed.checkpoint` saved, by stock's own reader.
 
-Its `.metadata` is a pickle, which runs whatever its author wrote: it is read only where a job's
-user has named that folder. Taken are the model's parameters, by our names, with or without
-`model.` before them.
+Stock's `.metadata` is a pickle, and unpickling executes arbitrary code: it is read only from a
+folder that a job's user has named. Only the model's parameters are loaded, by Holdfast's names,
+with or without the prefix `model.`.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from holdfast_workers.state.layout import MODEL_PREFIX, StateLayout, TensorEntry
 
 _AT_ONCE = 256 * 1024 * 1024
 _OTHER_STATE = "optim"
-"""How names of what is no part of the model may begin."""
+"""Prefix of names that do not belong to the model."""
 _LISTED = 5
 
 
 class UnreadableStockCheckpoint(CheckpointError):
-    """Stock torch cannot read it."""
+    """Stock torch cannot read the checkpoint."""
 
 
 def load_stock_model(folder: str, layout: StateLayout, payload: memoryview) -> None:
-    """Fill the entries of the model's parameters in `payload`; nothing else is touched.
+    """Fill the entries of the model's parameters in `payload`; other entries stay unchanged.
 
     Whole tensors are read, some 256 MB at a time, and cut to this rank's boxes; dtypes are
     converted. Raises IncompatibleCheckpoint with the names that are missing, unexpected or of
-    another shape, UnreadableStockCheckpoint if there is no such checkpoint.
+    another shape, UnreadableStockCheckpoint if no such checkpoint can be read.
     """
     try:
         sizes = _sizes(FileSystemReader(folder).read_metadata().state_dict_metadata)
-        entries = [one for one in layout.tensors if one.name.startswith(MODEL_PREFIX)]
+        entries = [entry for entry in layout.tensors if entry.name.startswith(MODEL_PREFIX)]
         names = _matched(folder, entries, sizes)
         for batch in _batches(entries):
             whole = {
@@ -50,7 +50,7 @@ def load_stock_model(folder: str, layout: StateLayout, payload: memoryview) -> N
                 _take_box(whole[names[entry.name]], entry, payload)
     except CheckpointError:
         raise
-    except Exception as error:  # whatever a pickle, a reader or a file system may raise
+    except Exception as error:  # a pickle, a reader or a file system may raise anything
         raise UnreadableStockCheckpoint(
             f"stock torch cannot read {folder}: {type(error).__name__}: {error}"
         ) from error
@@ -58,9 +58,9 @@ def load_stock_model(folder: str, layout: StateLayout, payload: memoryview) -> N
 
 def _sizes(metadata: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {
-        name: tuple(one.size)
-        for name, one in metadata.items()
-        if isinstance(one, TensorStorageMetadata)
+        name: tuple(entry.size)
+        for name, entry in metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
     }
 
 

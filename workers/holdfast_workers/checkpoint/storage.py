@@ -1,9 +1,9 @@
-"""Where remote checkpoints lie: named objects below a root, on a file system or in a bucket.
+"""The storage of remote checkpoints: named objects below a root, on a file system or in a bucket.
 
-What everything above relies on: an object appears whole and durable, or not at all; one made with
-`put_new` is never replaced; every wait ends. A checkpoint is a `Storage` rooted at its folder, and
-its address is that root's URI: `/path/step-00000007.attempt-1`, `s3://bucket/prefix/step-...`.
-Names are relative, with `/` between folders; there is no rename.
+Callers rely on three guarantees: an object appears whole and durable, or not at all; an object
+made with `put_new` is never replaced; every wait ends. A checkpoint is a `Storage` rooted at its
+folder, and its address is that root's URI: `/path/step-00000007.attempt-1`,
+`s3://bucket/prefix/step-...`. Names are relative, with `/` between folders; there is no rename.
 """
 
 from __future__ import annotations
@@ -18,146 +18,126 @@ from holdfast_workers.errors import WorkersError
 
 
 class StorageError(WorkersError):
-    """A storage did not do what was asked. Says which one, what happened, what to do."""
+    """A storage operation failed. The message names the storage, the failure and the remedy."""
 
-    def __init__(self, uri: str, why: str) -> None:
-        super().__init__(f"{uri}: {why}")
+    def __init__(self, uri: str, reason: str) -> None:
+        super().__init__(f"{uri}: {reason}")
         self.uri = uri
-        self.why = why
+        self.reason = reason
 
 
-class StorageUnavailable(StorageError):
-    """It may work later: a time-out, an error of the server, a full disk, a bucket that is gone."""
+class TransientStorageError(StorageError):
+    """A retry may succeed: a time-out, a server error, a full disk, a bucket that is gone."""
 
 
 class StorageDenied(StorageError):
-    """Credentials or permissions do not allow it; trying again does not help."""
+    """Credentials or permissions do not allow the operation; a retry does not help."""
 
 
 class ObjectMissing(StorageError):
-    """There is no such object."""
+    """The object does not exist."""
 
     def __init__(self, uri: str) -> None:
-        super().__init__(uri, "there is none")
+        super().__init__(uri, "it does not exist")
 
 
 class ObjectExists(StorageError):
-    """There is one already, and it stays as it is."""
+    """The object exists already and stays unchanged."""
 
     def __init__(self, uri: str) -> None:
-        super().__init__(uri, "it exists already")
+        super().__init__(uri, "it already exists")
 
 
 class ObjectWriter(Protocol):
-    """An object in the making."""
+    """An object that is being written."""
 
     def write(self, piece: bytes | memoryview) -> int:
-        """Append; the piece may be reused at once."""
+        """Append `piece`; the caller may reuse its buffer at once."""
 
     def tell(self) -> int: ...
 
 
 class ObjectReader(Protocol):
-    """An object, read once from its beginning to its end."""
+    """An object that is read once, from its beginning to its end."""
 
     def readinto(self, buffer: memoryview) -> int:
-        """Fill `buffer`; fewer bytes than it holds only at the object's end."""
+        """Fill `buffer`; return fewer bytes than it holds only at the object's end."""
 
 
 class Storage(Protocol):
-    """Objects below one root. Anything may raise StorageUnavailable or StorageDenied."""
+    """Objects below one root. Any method may raise TransientStorageError or StorageDenied."""
 
     @property
     def uri(self) -> str:
         """The root, without a slash at its end."""
 
     def below(self, folder: str) -> Storage:
-        """The same storage, rooted one or more folders deeper. Creates nothing."""
+        """The same storage rooted at `folder`, one or more levels deeper. Creates nothing."""
 
     def write(self, name: str) -> AbstractContextManager[ObjectWriter]:
         """Write an object of any size in bounded memory.
 
-        It appears at the end of the block, durable, in place of one of the same name; if the
-        block raises, nothing appears.
+        The object appears at the end of the block, durable, and replaces one of the same name. If
+        the block raises, nothing appears.
         """
 
     def put_new(self, name: str, content: bytes) -> None:
-        """Make a small object, durable along with all that was written below this root before.
+        """Create a small object; it and all earlier writes below this root are durable on return.
 
-        Raises ObjectExists if there is one. That may be our own: an answer can be lost.
+        Raises ObjectExists if the name is taken. The caller's own earlier attempt may have taken
+        it: the response to a successful request can be lost.
         """
 
     def read(self, name: str) -> bytes:
-        """A small object. Raises ObjectMissing."""
+        """The content of a small object. Raises ObjectMissing."""
 
     def open(self, name: str) -> AbstractContextManager[ObjectReader]:
         """Read an object of any size in bounded memory. Raises ObjectMissing."""
 
     def objects(self) -> dict[str, int]:
-        """Size in bytes by name, of all objects at any depth. Empty if there is no such root."""
+        """Size in bytes by name, of all objects at any depth. Empty if the root does not exist."""
 
     def folders(self) -> list[str]:
-        """Folders right below the root, also those that hold only what broken writes left."""
+        """Folders directly below the root, including those that hold only unfinished writes."""
 
     def delete(self, name: str) -> None:
-        """Remove an object; harmless where there is none."""
+        """Remove an object; does nothing if it does not exist."""
 
     def delete_broken(self) -> None:
-        """Remove what broken writes left below the root. Nobody may be writing there."""
+        """Remove unfinished writes below the root. No writer may be active there."""
 
     def delete_all(self) -> None:
-        """Remove everything below the root, and what broken writes left there."""
+        """Remove everything below the root, unfinished writes included."""
 
 
 @dataclass(frozen=True)
 class StorageOptions:
-    """How to reach a bucket, and how long to try. A file system needs none of it."""
+    """Connection, timeout and retry settings of a bucket. A file system ignores them."""
 
     endpoint: str | None = None
     """URL of an S3 service other than AWS's own."""
     region: str | None = None
     credentials: dict[str, str] | None = field(default=None, repr=False)
-    """`access_key_id`, `secret_access_key`, perhaps `session_token`; None: AWS's usual places."""
+    """`access_key_id`, `secret_access_key`, optional `session_token`; None: AWS's default chain."""
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 20.0
-    """Longest silence of the other side."""
+    """Longest time without a byte from the server."""
     part_timeout_s: float = 120.0
-    """For one part, however slowly it trickles."""
+    """Limit for one whole part, however slowly its bytes arrive."""
     attempts: int = 5
     patience_s: float = 60.0
-    """From an operation's first attempt to the beginning of its last."""
+    """From the start of an operation's first attempt to the start of its last."""
     part_bytes: int = 16 * 1024 * 1024
     in_flight: int = 4
-    """Parts on their way at a time; memory is this times their size, for each object."""
+    """Parts transferred concurrently; each open object takes this many parts of memory."""
 
     def as_document(self) -> dict[str, Any]:
-        """As JSON, for another process; bears the credentials."""
+        """JSON for another process. Contains the credentials."""
         return asdict(self)
 
 
-def open_storage(uri: str, options: StorageOptions | None = None) -> Storage:
-    """The storage rooted at `uri`: an absolute path, `file:///path` or `s3://bucket/prefix`.
-
-    Nothing is connected to or created. Raises ValueError for any other URI.
-    """
-    fault = uri_fault(uri)
-    if fault is not None:
-        raise ValueError(f"{uri}: {fault}")
-    parts = urlsplit(uri)
-    if parts.scheme == "s3":
-        # Late: only who uses a bucket pays for its client.
-        from holdfast_workers.checkpoint.s3 import S3Storage
-
-        return S3Storage.connect(parts.netloc, parts.path.strip("/"), options or StorageOptions())
-    from holdfast_workers.checkpoint.local_files import LocalStorage
-
-    folder = local_folder(uri)
-    assert folder is not None  # only a bucket has none
-    return LocalStorage(folder)
-
-
 def local_folder(uri: str) -> Path | None:
-    """The folder that a storage's root is; None if it is a bucket."""
+    """The local folder behind a storage's URI; None for a bucket."""
     parts = urlsplit(uri)
     if parts.scheme == "s3":
         return None
@@ -165,27 +145,27 @@ def local_folder(uri: str) -> Path | None:
 
 
 def uri_fault(uri: str) -> str | None:
-    """Why `uri` cannot be a storage's root, or None if it can."""
+    """The reason why `uri` cannot be a storage's root, or None if it can."""
     if uri.startswith("/"):
         return None
     parts = urlsplit(uri)
     if parts.scheme not in ("file", "s3"):
         return "use an absolute path, file:///path or s3://bucket/prefix"
     if parts.query or parts.fragment:
-        return "it has a query or a fragment: use letters, digits and ._- in names"
+        return "a query or fragment is not allowed: use letters, digits and ._- in names"
     if parts.scheme == "s3":
-        return None if parts.netloc else "it names no bucket: write s3://bucket/prefix"
+        return None if parts.netloc else "it has no bucket: write s3://bucket/prefix"
     if parts.netloc not in ("", "localhost"):
         return f"host {parts.netloc!r} is not supported: write file:///absolute/path"
-    return None if parts.path.startswith("/") else "it must be absolute: every node reads it"
+    return None if parts.path.startswith("/") else "the path must be absolute: every node reads it"
 
 
 def joined(uri: str, name: str) -> str:
-    """The address of an object or folder below `uri`."""
+    """The URI of an object or folder `name` below `uri`."""
     return f"{uri.rstrip('/')}/{name}"
 
 
 def write_small(storage: Storage, name: str, content: bytes) -> None:
-    """Write an object in one piece, in place of one of the same name."""
+    """Write an object in one piece; replaces one of the same name."""
     with storage.write(name) as stream:
         stream.write(content)

@@ -1,22 +1,23 @@
-"""Processes that carry committed state to the remote tier, so that training never waits for it.
+"""Processes that write committed state to the remote tier, so that training never waits for it.
 
-A saver writes one rank's shard from a frozen copy in shared memory and leaves a record beside
-it; once every rank's record is there, a finalizer publishes the checkpoint (manifest last). Apart
-from it, because it takes its time and may fail, a tidier removes what retention no longer keeps.
-All are forked from the zygote and end when done.
+A saver writes one rank's shard from a frozen copy in shared memory, and a record beside it. Once
+every rank's record exists, a finalizer publishes the checkpoint (manifest last). A tidier removes
+checkpoints that retention no longer keeps; it is separate, because it is slow and may fail. All are
+forked from the zygote and end when done.
 
-A record says where every tensor lies, so it carries a digest of itself: the manifest made of it
-would vouch for whatever it says.
+A record contains the position of every tensor and is copied into the manifest, so it carries its
+own digest: the manifest must not vouch for a damaged record.
 """
 
 from __future__ import annotations
 
 import json
 import socket
-import traceback
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+
+import structlog
 
 from holdfast_workers.checkpoint.manifest import (
     FOLDER_NAME,
@@ -24,7 +25,8 @@ from holdfast_workers.checkpoint.manifest import (
     checkpoint_folder,
     content_digest,
 )
-from holdfast_workers.checkpoint.manifest import finalize as publish
+from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.checkpoint.publish import finalize as publish
 from holdfast_workers.checkpoint.retention import quarantine, retain
 from holdfast_workers.checkpoint.shards import save_shard
 from holdfast_workers.checkpoint.storage import (
@@ -32,18 +34,18 @@ from holdfast_workers.checkpoint.storage import (
     StorageDenied,
     StorageError,
     StorageOptions,
-    StorageUnavailable,
+    TransientStorageError,
     joined,
-    open_storage,
     write_small,
 )
-from holdfast_workers.fault_injection.failing_storage import failing_as_told
+from holdfast_workers.fault_injection.failing_storage import with_injected_failures
 from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.memory.segment import Segment
 from holdfast_workers.spec import RemoteTierSpec
 
-TOLD_BAD = "its job must not use it: see the event checkpoint.bad of this URI"
+QUARANTINE_REASON = "its job must not use it: see the event checkpoint.bad of this URI"
+_log = structlog.get_logger()
 
 
 def record_name(rank: int) -> str:
@@ -51,48 +53,54 @@ def record_name(rank: int) -> str:
 
 
 def save(end: socket.socket, request: dict[str, Any], remote: dict[str, Any]) -> int:
-    """Write the shard named in the request; answer `saved` with its size in bytes."""
+    """Write the shard that the request names; answers `saved` with its size in bytes."""
     rank, step, attempt = request["rank"], request["step"], request["attempt"]
     faults = FaultPoints.from_environment()
     faults.rank = rank
     faults.reach("saver", step)
     segment = Segment.open(Path(request["path"]))
     commit = segment.commits()[0]
-    at = _root(remote).below(checkpoint_folder(step, attempt))
+    folder = _root(remote).below(checkpoint_folder(step, attempt))
     try:
-        record = save_shard(at, segment.payload(commit), segment.layout, rank, attempt, step)
-        if not segment.verify(commit):  # after the last look: what was written is what it held
+        record = save_shard(folder, segment.payload(commit), segment.layout, rank, attempt, step)
+        if not segment.verify(
+            commit
+        ):  # after the last read: proves that the written bytes are those of the commit
             raise ValueError(f"the copy of step {step} does not match its digest")
         record["metrics"] = request["metrics"]
-        write_small(at, record_name(rank), _sealed(record))
-    except (StorageUnavailable, StorageDenied) as error:
+        write_small(folder, record_name(rank), _sealed(record))
+    except (TransientStorageError, StorageDenied) as error:
         return _refused(end, error)
     control_channel.send(end, {"op": "saved", "rank": rank, "step": step, "nbytes": commit.nbytes})
     return 0
 
 
 def finalize(end: socket.socket, request: dict[str, Any], remote: dict[str, Any]) -> int:
-    """Publish the checkpoint of the request's step; answer `finalized` as soon as it is durable."""
+    """Publish the checkpoint of the request's step; answers `finalized` as soon as it is
+    durable."""
     step, attempt = request["step"], request["attempt"]
     FaultPoints.from_environment().reach("finalizer", step)
-    at = _root(remote).below(checkpoint_folder(step, attempt))
+    folder = _root(remote).below(checkpoint_folder(step, attempt))
     try:
-        at.delete_broken()  # of savers that were killed; all shards are there
-        records = [_record(at, rank) for rank in range(request["world_size"])]
-        # What a partner saved for a lost rank comes without; all ranks measured the same.
-        metrics: dict[str, float] = next((one["metrics"] for one in records if one["metrics"]), {})
+        folder.delete_broken()  # left by killed savers; all shards exist by now
+        records = [_record(folder, rank) for rank in range(request["world_size"])]
+        # A shard that a partner saved for a lost rank has no metrics; those of all ranks are equal.
+        metrics: dict[str, float] = next(
+            (record["metrics"] for record in records if record["metrics"]), {}
+        )
         extra = {**request["extra"], "metrics": metrics}
-        manifest = publish(at, records, request["mesh"], extra)
-        nbytes = sum(at.objects().values())
-    except (StorageUnavailable, StorageDenied) as error:
+        manifest = publish(folder, records, request["mesh"], extra)
+        nbytes = sum(folder.objects().values())
+    except (TransientStorageError, StorageDenied) as error:
         return _refused(end, error)
-    answer = {"uri": at.uri, "nbytes": nbytes, "metrics": manifest.metrics}
+    answer = {"uri": folder.uri, "nbytes": nbytes, "metrics": manifest.metrics}
     control_channel.send(end, {"op": "finalized", **answer})
     return 0
 
 
 def tidy(end: socket.socket, request: dict[str, Any], remote: dict[str, Any]) -> int:
-    """Put into quarantine what the request names as bad, then apply retention to the rest."""
+    """Quarantine the checkpoints that the request names as bad, then apply retention to the
+    rest."""
     FaultPoints.from_environment().reach("tidier", request["step"])
     root = _root(remote)
     try:
@@ -103,7 +111,7 @@ def tidy(end: socket.socket, request: dict[str, Any], remote: dict[str, Any]) ->
             current_attempt=request["attempt"],
             unfinished={(step, attempt) for step, attempt in request["unfinished"]},
         )
-    except (StorageUnavailable, StorageDenied) as error:
+    except (TransientStorageError, StorageDenied) as error:
         return _refused(end, error)
     deleted = {joined(root.uri, folder): why for folder, why in removed.items()}
     control_channel.send(end, {"op": "tidied", "deleted": deleted})
@@ -113,14 +121,18 @@ def tidy(end: socket.socket, request: dict[str, Any], remote: dict[str, Any]) ->
 def _quarantine(root: Storage, uris: Collection[str]) -> None:
     for uri in uris:
         folder = uri.rpartition("/")[2]
-        if FOLDER_NAME.fullmatch(folder) and uri == joined(root.uri, folder):  # the job's own
-            quarantine(root.below(folder), TOLD_BAD)
+        if FOLDER_NAME.fullmatch(folder) and uri == joined(
+            root.uri, folder
+        ):  # only the job's own checkpoints
+            quarantine(root.below(folder), QUARANTINE_REASON)
 
 
 def _refused(end: socket.socket, error: StorageError) -> int:
-    """The storage does not take it now; whoever asked may ask again."""
-    traceback.print_exc()
-    control_channel.send(end, {"op": "refused", "message": control_channel.shortened(str(error))})
+    """Answer that the storage refuses the operation for now; the agent may try again."""
+    _log.exception("the storage refused an operation")
+    control_channel.send(
+        end, {"op": "refused", "message": control_channel.shorten_middle(str(error))}
+    )
     return 0
 
 
@@ -128,20 +140,20 @@ def _sealed(record: dict[str, Any]) -> bytes:
     return json.dumps({"digest": content_digest(record), "record": record}).encode()
 
 
-def _record(at: Storage, rank: int) -> dict[str, Any]:
-    """What the rank's saver has left. Raises ObjectMissing, BadCheckpoint."""
+def _record(folder: Storage, rank: int) -> dict[str, Any]:
+    """The record of the rank's saver. Raises ObjectMissing, BadCheckpoint."""
     name = record_name(rank)
     try:
-        sealed = json.loads(at.read(name))
+        sealed = json.loads(folder.read(name))
         record: dict[str, Any] = sealed["record"]
         if content_digest(record) == sealed["digest"]:
             return record
     except (ValueError, KeyError, TypeError) as error:
-        raise BadCheckpoint(joined(at.uri, name), f"damaged: {error}") from error
-    raise BadCheckpoint(joined(at.uri, name), "it does not match its own digest")
+        raise BadCheckpoint(joined(folder.uri, name), f"damaged: {error}") from error
+    raise BadCheckpoint(joined(folder.uri, name), "it does not match its own digest")
 
 
 def _root(remote: dict[str, Any]) -> Storage:
-    """The job's remote tier, as its agent is configured."""
+    """The job's remote tier, as configured by the agent."""
     storage = open_storage(remote["uri"], StorageOptions(**remote["options"]))
-    return failing_as_told(storage, Path(remote["fault_file"]))
+    return with_injected_failures(storage, Path(remote["fault_file"]))

@@ -1,7 +1,7 @@
 """The rendezvous store of a node: a torch TCPStore in a process of its own, outside every rank.
 
-It outlives any rank, and each attempt uses a prefix of its own in it. It ends with its agent. It
-listens on the node's address alone: left to itself, a TCPStore opens the port on every interface.
+It outlives any rank, and each attempt uses its own prefix of keys. It ends with its agent. It
+listens on the node's address only: by default, a TCPStore listens on every interface.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ BACKLOG = 1024
 def run(end: socket.socket, host: str) -> int:
     """Serve until the agent closes its end of the control socket."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    door = socket.create_server((host, 0), family=family, backlog=BACKLOG)
-    port = door.getsockname()[1]
+    listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
+    port = listener.getsockname()[1]
     store = TCPStore(
         host,
         port,
         is_master=True,
         wait_for_workers=False,
         timeout=IDLE_LIMIT,
-        master_listen_fd=door.detach(),
+        master_listen_fd=listener.detach(),
     )
     control_channel.send(end, {"op": "port", "port": store.port})
     try:

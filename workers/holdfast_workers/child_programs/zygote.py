@@ -1,17 +1,20 @@
 """The zygote: imports everything, starts nothing, and forks processes on request.
 
-`python -m holdfast_workers.child_programs.zygote FD AGENT_PID` is started by a node agent, reads
-its configuration from the control socket FD, imports torch and the job's recipe, prepares the
-recipe (data opened, nothing that needs a world) and then serves `fork` requests. Each request
-brings a control socket and a log pipe for the new process. The zygote never starts a thread,
-touches no device and holds no state of the run: it may die at any time and the workers go on.
+A node agent starts `python -m holdfast_workers.child_programs.zygote FD AGENT_PID`. The zygote
+reads its configuration from the control socket FD, imports torch and the job's recipe, prepares the
+recipe (opens the data, does nothing that needs a world) and then serves `fork` requests. Each
+request passes a control socket and a log pipe for the new process. The zygote never starts a
+thread, touches no device and holds no state of the run: it may die at any time, and the workers go
+on.
 
-A *template* is a fork that has made ready what a worker needs for one rank, and then forks workers
-for that rank in the zygote's way: they have it all from their first moment.
+A *template* is a fork that has prepared everything that a worker of one rank needs, and then forks
+workers for that rank as the zygote does: they start with all of it prepared.
 
 Kinds of processes: `worker` (trains), `template`, `store` (hosts the rendezvous store), `saver`
 (writes one shard of a remote checkpoint), `finalizer` (publishes a remote checkpoint), `tidier`
 (removes those that are not kept), `preflight` (checks processor and devices).
+
+Log events of all of them go to the log pipe; see `log_setup`.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+import structlog
+
+from holdfast_workers import log_setup
 from holdfast_workers.ipc import control_channel, linux_processes
 
 if TYPE_CHECKING:
@@ -33,16 +39,16 @@ if TYPE_CHECKING:
 
 REPARENT_TIMEOUT_S = 5.0
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_log = structlog.get_logger()
 
 
 def main() -> None:
     fd, agent_pid = int(sys.argv[1]), int(sys.argv[2])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides when we go
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides when the zygote ends
     linux_processes.name_process("hf-zygote")
+    log_setup.configure()  # before the recipe is imported, which may configure structlog itself
     end = socket.socket(fileno=fd)
-    with contextlib.suppress(
-        control_channel.ControlClosed
-    ):  # the agent is gone; so are its workers
+    with contextlib.suppress(control_channel.ControlClosed):  # the agent and its workers are gone
         config = control_channel.receive(end)
         try:
             recipe = _prepare(config)
@@ -55,8 +61,8 @@ def main() -> None:
 
 
 def _prepare(config: dict[str, Any]) -> Recipe:
-    """Import all that a worker will need, and open what needs no world."""
-    for name in ONE_THREAD:  # before torch is imported, or it starts a pool
+    """Import all that a worker will need, and prepare what needs no world."""
+    for name in ONE_THREAD:  # before torch is imported: otherwise it starts a thread pool
         os.environ.setdefault(name, "1")
     import torch
     import torch._dynamo
@@ -69,10 +75,10 @@ def _prepare(config: dict[str, Any]) -> Recipe:
     from holdfast_workers.worker import main as worker  # noqa: F401
 
     spec = TrainingSpec.model_validate(config["training"])
-    recipe = lookup.of(spec, Path(config["cache_dir"]))
+    recipe = lookup.make_recipe(spec, Path(config["cache_dir"]))
     recipe.prepare()
     gc.collect()
-    gc.freeze()  # a worker's collections would touch all that is here, and so copy it
+    gc.freeze()  # a worker's garbage collection would touch, and so copy, all these objects
     return recipe
 
 
@@ -80,8 +86,8 @@ def _failure(error: Exception) -> dict[str, Any]:
     return {
         "op": "failed",
         "type": type(error).__name__,
-        "message": control_channel.shortened(str(error)),
-        "traceback": control_channel.shortened(traceback.format_exc()),
+        "message": control_channel.shorten_middle(str(error)),
+        "traceback": control_channel.shorten_middle(traceback.format_exc()),
     }
 
 
@@ -93,7 +99,7 @@ def _serve(end: socket.socket, agent_pid: int, config: dict[str, Any], recipe: R
         if middle == 0:
             try:
                 child = os.fork()
-            except OSError:  # no process to be had: the agent is told of pid 0
+            except OSError:  # no process can be forked: the answer is pid 0
                 os._exit(1)
             if child:
                 os.write(writer, str(child).encode())
@@ -122,7 +128,7 @@ def _become(
     code = 1
     try:
         control_fd, log_fd = fds
-        os.setsid()  # what it starts itself can be ended with it
+        os.setsid()  # processes that it starts can be killed with it
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
         os.close(log_fd)
@@ -132,11 +138,11 @@ def _become(
             os.environ.update(request.get("env", {}))
             end = socket.socket(fileno=control_fd)
             if request["kind"] == "template":
-                code = _stand_for(request, end, agent_pid, config, recipe)
+                code = _run_template(request, end, agent_pid, config, recipe)
             else:
                 code = _run(request, end, config, recipe)
     except BaseException:
-        traceback.print_exc()
+        _log.exception("the process failed", kind=request.get("kind"))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -144,7 +150,8 @@ def _become(
 
 
 def _lines_to(descriptor: int) -> TextIO:
-    """The agent reads UTF-8, whatever the locale, and what is no text must end no process."""
+    """A text stream on `descriptor`. The agent reads UTF-8, whatever the locale; text that cannot
+    be encoded must not end the process."""
     return open(
         descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
     )
@@ -162,7 +169,7 @@ def _run(
     linux_processes.name_process(f"hf-{kind}")
     if kind == "worker":
         beacon = Beacon(Path(request["beacon"]))
-        expected = worker.place(request.get("expected"), config["device"])
+        expected = worker.expected_world(request.get("expected"), config["device"])
         return worker.Worker(end, config, recipe, beacon, expected).run()
     if kind == "store":
         return store_host.run(end, request["host"])
@@ -177,23 +184,23 @@ def _run(
     raise ValueError(f"unknown kind of process: {kind}")
 
 
-def _stand_for(
+def _run_template(
     request: dict[str, Any],
     end: socket.socket,
     agent_pid: int,
     config: dict[str, Any],
     recipe: Recipe,
 ) -> int:
-    """Make ready what a worker in the requested place needs, then fork such workers until the agent
-    ends it. A process with threads, or without anything made ready, is of no use: it says so."""
+    """Prepare what a worker in the requested place needs, then fork such workers until the agent
+    ends this process. A process that has threads, or could prepare nothing, answers `unfit`."""
     from holdfast_workers.worker import main as worker
 
     linux_processes.name_process("hf-template")
-    place = worker.place(request["expected"], config["device"])
-    ahead = place is not None and recipe.expect(place)
+    place = worker.expected_world(request["expected"], config["device"])
+    prepared = place is not None and recipe.expect(place)
     gc.collect()
     gc.freeze()
-    if not ahead or linux_processes.thread_count() > 1:
+    if not prepared or linux_processes.thread_count() > 1:
         control_channel.send(end, {"op": "unfit"})
         return 0
     control_channel.send(end, {"op": "ready"})

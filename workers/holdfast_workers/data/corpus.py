@@ -1,8 +1,8 @@
-"""Text files as one flat file of tokens, built once per node and mapped into memory.
+"""Builds one flat token file from text files, once per node, and maps it into memory.
 
-A corpus is named by the fingerprint of its content, so two nodes train on the same data exactly
-if their fingerprints agree, and a changed source makes a new corpus beside the old one. Building
-is atomic (written beside, then renamed) and done by one process per node; others wait for it.
+A corpus is named by the fingerprint of its content: two nodes train on the same data exactly if
+their fingerprints are equal, and a changed source creates a new corpus beside the old one. A build
+is atomic (temporary file, then rename) and done by one process per node; other processes wait.
 Files are joined in the order of their relative paths, with one NUL byte between them.
 """
 
@@ -32,7 +32,7 @@ _FORMAT = "1"
 
 
 class CorpusError(Exception):
-    """The source names no readable text, or its text is too short to train on."""
+    """The source has no readable text, or its text is too short to train on."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Corpus:
     vocabulary: int = BYTE_VOCABULARY
 
     def samples(self, sequence_length: int) -> int:
-        """How many samples of `sequence_length` + 1 tokens it has (neighbours share one)."""
+        """The number of samples of `sequence_length` + 1 tokens (neighbours share one token)."""
         return (len(self.tokens) - 1) // sequence_length
 
     def batch(self, samples: NDArray[np.int64], sequence_length: int) -> NDArray[np.int64]:
@@ -55,15 +55,15 @@ class Corpus:
 
 
 def open_corpus(data: DataSpec, cache_dir: Path, sequence_length: int) -> Corpus:
-    """The corpus of `data`, built under `cache_dir` if it is not there yet.
+    """The corpus of `data`, built below `cache_dir` if it does not exist yet.
 
-    Raises CorpusError if there is no such text or too little of it for one sample.
+    Raises CorpusError if the source has no text or too little text for one sample.
     """
     files = source_files(data.source)
     cache_dir.mkdir(parents=True, exist_ok=True)
     index = cache_dir / f"source-{_source_key(data, files)}.json"
-    with _building(cache_dir):
-        fingerprint = _indexed(index, cache_dir) or _build(files, cache_dir, index)
+    with _build_lock(cache_dir):
+        fingerprint = _cached_fingerprint(index, cache_dir) or _build(files, cache_dir, index)
     tokens = np.memmap(_tokens_path(cache_dir, fingerprint), dtype=np.uint8, mode="r")
     corpus = Corpus(tokens=tokens, fingerprint=fingerprint)
     if corpus.samples(sequence_length) < 1:
@@ -75,7 +75,7 @@ def open_corpus(data: DataSpec, cache_dir: Path, sequence_length: int) -> Corpus
 
 
 def source_files(source: str) -> list[tuple[str, Path]]:
-    """(name, path) of every file of a source, in the order in which they are joined."""
+    """(name, path) of every file of a source, in the order in which the files are joined."""
     if source == "python-stdlib":
         root = Path(sysconfig.get_paths()["stdlib"])
         found = [(n, p) for n, p in _files_under(root, _STDLIB_SKIPPED) if n.endswith(".py")]
@@ -98,7 +98,7 @@ def _files_under(root: Path, skipped: frozenset[str]) -> Iterator[tuple[str, Pat
 
 
 def _source_key(data: DataSpec, files: list[tuple[str, Path]]) -> str:
-    """Changes whenever a file may have changed: names, sizes, times of modification."""
+    """A key that changes whenever a file's name, size or modification time changes."""
     key = xxhash.xxh3_128(f"{_FORMAT}/{data.tokenizer}".encode())
     for name, path in files:
         status = path.stat()
@@ -106,11 +106,11 @@ def _source_key(data: DataSpec, files: list[tuple[str, Path]]) -> str:
     return str(key.hexdigest())
 
 
-def _indexed(index: Path, cache_dir: Path) -> str | None:
+def _cached_fingerprint(index: Path, cache_dir: Path) -> str | None:
     try:
         entry = json.loads(index.read_text())
         nbytes = _tokens_path(cache_dir, entry["fingerprint"]).stat().st_size
-    except (OSError, ValueError, KeyError):  # not built, or swept away: build (again)
+    except (OSError, ValueError, KeyError):  # not built yet, or deleted: build it
         return None
     return str(entry["fingerprint"]) if nbytes == entry["bytes"] else None
 
@@ -138,8 +138,8 @@ def _build(files: list[tuple[str, Path]], cache_dir: Path, index: Path) -> str:
 
 
 @contextmanager
-def _building(cache_dir: Path) -> Iterator[None]:
-    """One builder per cache folder; the lock goes with the process if it dies."""
+def _build_lock(cache_dir: Path) -> Iterator[None]:
+    """Admits one builder per cache folder; the kernel releases the lock if the process dies."""
     with (cache_dir / "build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

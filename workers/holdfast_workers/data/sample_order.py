@@ -1,9 +1,9 @@
-"""Which sample stands where in training: a pure function of (seed, epoch, position).
+"""The sample at each position of training: a pure function of (seed, epoch, position).
 
 Positions count samples from the start of the run. Each epoch is a permutation of all samples,
 computed element by element (a Feistel network over the smallest even-bit domain, walked until it
-falls inside the range; Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains"), so that
-no list is kept, any rank can ask for any position, and the whole state is one integer.
+falls inside the range; Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains"). So no
+list is kept, any rank can compute any position, and the whole state is one integer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Words = NDArray[np.uint64]
 
 
 def permute(positions: Indices, samples: int, seed: int, epoch: int) -> Indices:
-    """Samples at `positions` (each in [0, samples)) of an epoch: a bijection on [0, samples)."""
+    """The samples at `positions` of an epoch: a bijection on [0, samples)."""
     if samples < 1:
         raise ValueError("there are no samples to order")
     half_bits = max(1, ((samples - 1).bit_length() + 1) // 2)
@@ -53,10 +53,11 @@ def micro_batch_positions(
     micro_batch: int,
     global_batch: int,
 ) -> Indices:
-    """Positions that one data-parallel rank reads in one micro-batch of a step.
+    """The positions that one data-parallel rank reads in one micro-batch of a step.
 
-    A step reads a window (0 is the first; which one says the `Ledger`), which is cut into
-    micro-batches, dealt to the data-parallel ranks in turn.
+    A step reads a window of `global_batch` positions (0 is the first window; the `Ledger` assigns
+    windows to steps). The window is cut into micro-batches, dealt to the data-parallel ranks in
+    turn. `data_index` is the rank's index among them, `data_parallel` their number.
     """
     start = window * global_batch
     start += (micro_batch_index * data_parallel + data_index) * micro_batch

@@ -1,4 +1,4 @@
-"""Faults on request: kinds, the points where they fire, and how each is brought about.
+"""Fault injection: the kinds of faults, the points where they fire, and their implementation.
 
-Used by tests, storms and `holdfast inject`; without a request nothing here changes a run.
+Tests, storms and `holdfast inject` use it; without a request it never changes a run.
 """

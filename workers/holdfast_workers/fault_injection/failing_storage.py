@@ -1,6 +1,7 @@
-"""A storage that fails on request: what savers, publishers and restoring ranks see of a remote
-tier that is away or full. The request is a file beside the node's memory checkpoints, which an
-agent writes for an injected fault and which says until when it holds.
+"""A storage that fails on request, like a remote tier that is unreachable or full.
+
+Savers, publishers and restoring ranks use it. The request is a file beside the node's memory
+checkpoints: an agent writes it for an injected fault, and it contains the time when the fault ends.
 """
 
 from __future__ import annotations
@@ -16,26 +17,27 @@ from holdfast_workers.checkpoint.storage import (
     ObjectReader,
     ObjectWriter,
     Storage,
-    StorageUnavailable,
+    TransientStorageError,
 )
 from holdfast_workers.fault_injection.kinds import FaultKind
 
 FAULT_FILE = "storage-fault.json"
 
 
-def failing_as_told(storage: Storage, fault_file: Path) -> Storage:
-    """`storage` itself, unless it is to fail for now."""
+def with_injected_failures(storage: Storage, fault_file: Path) -> Storage:
+    """`storage` itself, or a failing wrapper while the file requests a fault."""
     try:
-        told = json.loads(fault_file.read_text())
+        request = json.loads(fault_file.read_text())
     except FileNotFoundError:
         return storage
-    if time.time() >= told["until"]:
+    if time.time() >= request["until"]:
         return storage
-    return FailingStorage(storage, FaultKind(told["kind"]), told["until"])
+    return FailingStorage(storage, FaultKind(request["kind"]), request["until"])
 
 
 class FailingStorage:
-    """See `Storage`. Until `until` (`time.time()`) every call fails, or every one that writes."""
+    """A `Storage` whose calls (or whose writes only, for a full disk) fail until `until`, which is
+    a `time.time()`."""
 
     def __init__(self, inner: Storage, kind: FaultKind, until: float) -> None:
         self._inner = inner
@@ -89,6 +91,6 @@ class FailingStorage:
         if time.time() >= self._until:
             return
         if self._kind is FaultKind.REMOTE_DOWN:
-            raise StorageUnavailable(self.uri, "injected: it does not answer")
+            raise TransientStorageError(self.uri, "injected: it does not answer")
         if writes:
-            raise StorageUnavailable(self.uri, f"injected: {os.strerror(errno.ENOSPC)}")
+            raise TransientStorageError(self.uri, f"injected: {os.strerror(errno.ENOSPC)}")

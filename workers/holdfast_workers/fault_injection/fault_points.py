@@ -1,13 +1,13 @@
-"""Fault points: places where a process may be made to die, stop or fail, and nothing else may.
+"""Fault points: the only places where an injected fault may kill, stop or fail a process.
 
-A fault is due at a point by a plan or by an order. The plan is for tests (`HOLDFAST_CHAOS`, a path
-to a JSON file): a list of `{"point": "backward", "rank": 1, "step": 5, "action": "kill",
-"times": 1}`, and what else an `Injection` of the kind `action` takes; `rank` and `step` may be left
-out (any). Each firing leaves a marker file beside the plan, made with O_EXCL, so that a fault fires
-`times` times in the whole run, across processes and restarts. An order comes over the control link
-while the process runs (`arm`), and fires once; whoever gave it is told just before.
+A plan or an order makes a fault due at a point. The plan is for tests (`HOLDFAST_CHAOS`, the path
+of a JSON file): a list of `{"point": "backward", "rank": 1, "step": 5, "action": "kill",
+"times": 1}`, with the other parameters of an `Injection` of the kind `action`; an omitted `rank` or
+`step` means any. Each firing creates a marker file beside the plan, with O_EXCL, so that a fault
+fires `times` times in the whole run, across processes and restarts. An order comes over the control
+link while the process runs (`arm`) and fires once; it is reported just before it fires.
 
-Product code names its points by `reach`; without a plan or an order that is one comparison.
+Product code announces its points with `reach`; without a plan or an order, that is one comparison.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast_workers.fault_injection.kinds import (
-    BY_ANY_THREAD,
+    ANY_THREAD_KINDS,
     TAMPERING,
     FaultKind,
     Injection,
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 PLAN_VARIABLE = "HOLDFAST_CHAOS"
 
-Told = Callable[[], None]
-"""Called just before a fault fires: what is said after a kill is not heard."""
+OnFire = Callable[[], None]
+"""Called just before a fault fires, because a killed process can no longer report."""
 
 
 class FaultPoints:
-    """The faults of one process. `rank` and `recipe` are set once the process has one."""
+    """The faults of one process. `rank` and `recipe` are set once the process has them."""
 
     def __init__(self, plan: Path | None) -> None:
         self.rank: int | None = None
         self.recipe: Recipe | None = None
         self._plan = plan
         self._lock = threading.Lock()
-        self._armed: list[tuple[Injection, Told]] = []
+        self._armed: list[tuple[Injection, OnFire]] = []
         self._slow: _Slowness | None = None
         self._active = plan is not None
 
@@ -54,18 +54,18 @@ class FaultPoints:
         path = os.environ.get(PLAN_VARIABLE)
         return cls(Path(path) if path else None)
 
-    def arm(self, fault: Injection, told: Told) -> None:
-        """Let it happen when it is due: now, in this thread, or at the next point that fits."""
-        if fault.at_once and fault.kind in BY_ANY_THREAD:
-            told()
+    def arm(self, fault: Injection, on_fire: OnFire) -> None:
+        """Fire the fault when it is due: now, in this thread, or at the next matching point."""
+        if fault.at_once and fault.kind in ANY_THREAD_KINDS:
+            on_fire()
             carry_out(fault, "any point")
             return
         with self._lock:
-            self._armed.append((fault, told))
+            self._armed.append((fault, on_fire))
             self._active = True
 
     def reach(self, point: str, step: int | None = None, micro_batch: int | None = None) -> None:
-        """Fire what is due at `point`, if anything."""
+        """Fire the faults that are due at `point`."""
         if self._active:
             self._reach(point, step, micro_batch)
 
@@ -84,10 +84,10 @@ class FaultPoints:
                 if self._is_planned(entry, point, step, micro_batch) and self._claim(index, entry):
                     due.append(_planned(entry))
         with self._lock:
-            ready = [one for one in self._armed if _fits(one[0], point, step, micro_batch)]
-            self._armed = [one for one in self._armed if one not in ready]
-        for fault, told in ready:
-            told()
+            ready = [armed for armed in self._armed if _fits(armed[0], point, step, micro_batch)]
+            self._armed = [armed for armed in self._armed if armed not in ready]
+        for fault, on_fire in ready:
+            on_fire()
             due.append(fault)
         return due
 
@@ -96,7 +96,7 @@ class FaultPoints:
             self._slow = _Slowness(fault.factor or 2.0, fault.steps or 1, step)
         elif fault.kind in TAMPERING:
             from holdfast_workers.fault_injection import (
-                tensor_faults,  # late: it needs torch, and few ask for it
+                tensor_faults,  # late: it imports torch, and few faults need it
             )
 
             assert self.recipe is not None
@@ -123,8 +123,8 @@ class FaultPoints:
 
     def _claim(self, index: int, entry: dict[str, Any]) -> bool:
         assert self._plan is not None
-        for turn in range(entry.get("times", 1)):
-            marker = self._plan.with_name(f"{self._plan.name}.{index}.{turn}")
+        for firing in range(entry.get("times", 1)):
+            marker = self._plan.with_name(f"{self._plan.name}.{index}.{firing}")
             try:
                 fd = os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
             except FileExistsError:
@@ -136,9 +136,11 @@ class FaultPoints:
 
 
 class _Slowness:
-    """Makes a rank compute `factor` times as long: after each stretch of work it waits. Measured
-    in processor time of the thread, so that waiting for peers does not count as work; other threads
-    than the first to pass a point go on as they are."""
+    """Makes a rank compute `factor` times as long by a sleep after each stretch of work.
+
+    The work is measured in processor time of the thread, so waiting for peers does not count. Only
+    the thread that first passes a point is slowed down.
+    """
 
     def __init__(self, factor: float, steps: int, step: int | None) -> None:
         self._thread = threading.get_ident()
@@ -156,7 +158,7 @@ class _Slowness:
 
 
 def _fits(fault: Injection, point: str, step: int | None, micro_batch: int | None) -> bool:
-    wanted = _usual_point(fault) if fault.phase is None else fault.phase
+    wanted = _default_point(fault) if fault.phase is None else fault.phase
     return (
         wanted == point
         and fault.at_step in (None, step)
@@ -164,17 +166,17 @@ def _fits(fault: Injection, point: str, step: int | None, micro_batch: int | Non
     )
 
 
-def _usual_point(fault: Injection) -> str:
-    """Where a fault without a phase happens."""
+def _default_point(fault: Injection) -> str:
+    """The point where a fault without a phase fires."""
     if fault.kind is FaultKind.BIT_FLIP:
         return "agree" if fault.where in (None, "gradient") else "checkpoint"
     return "agree" if fault.kind is FaultKind.COLLECTIVE else "forward"
 
 
 def _planned(entry: dict[str, Any]) -> Injection:
-    told = {
+    parameters = {
         name: value
         for name, value in entry.items()
         if name not in ("point", "rank", "step", "action", "times")
     }
-    return Injection.of({"kind": entry["action"], **told})
+    return Injection.of({"kind": entry["action"], **parameters})

@@ -1,10 +1,9 @@
-"""Faults on request: which kinds there are, what each may be told, and how a process does it.
+"""The kinds of injected faults, the parameters of each, and their implementation in a process.
 
-The vocabulary is pure and public: `Injection` is what REST, command line, supervisor, agents and
-workers speak of, and `faults_of` names everything that is wrong with one. `carry_out` is the deed
-itself, in the thread that calls it; what needs the living tensors is in
-`fault_injection/tensor_faults.py`. Nothing here runs unless somebody asked for it: see
-`fault_injection/fault_points.py` for when a fault is due.
+The vocabulary is pure and public: REST, command line, supervisor, agents and workers all use
+`Injection`, and `injection_faults` lists every error in a request. `carry_out` executes a fault in
+the calling thread; `fault_injection/tensor_faults.py` implements the faults in live tensors. No
+fault runs without a request: `fault_injection/fault_points.py` decides when a fault is due.
 """
 
 from __future__ import annotations
@@ -21,24 +20,25 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from holdfast_workers.spec import Fault
+from holdfast_workers.spec import SpecFault
 
 OOM_CAP_BYTES = 256 * 1024 * 1024
-"""How much more a rank that runs out of memory may take: the machine must survive it."""
+"""How much memory a rank may take in an injected out-of-memory fault; the machine must survive."""
 
 OOM_PIECE_BYTES = 16 * 1024 * 1024
-FOR_EVER_S = 1e9
+FOREVER_S = 1e9
 
 
 STORAGE_S = 10.0
-"""How long the remote tier fails, if it was not said."""
+"""How long the remote tier fails by default."""
 
 PARTITION_S = 10.0
-"""How long a link is down, if it was not said."""
+"""How long a link is down by default."""
 
 
 class InjectedError(Exception):
-    """What an injected `raise` raises: to everybody else an error of the user's program."""
+    """Raised by an injected `raise`; the rest of Holdfast treats it as an error of the user's
+    program."""
 
 
 class FaultKind(StrEnum):
@@ -66,59 +66,61 @@ class FaultKind(StrEnum):
 
 
 class Victim(StrEnum):
-    """Who carries a fault out."""
+    """The process that executes a fault."""
 
     RANK = "rank"  # the process of the rank
-    NODE = "node"  # the agent of the node that has the rank
+    NODE = "node"  # the agent of the rank's node
     NODES = "nodes"  # every agent of the job
     SUPERVISOR = "supervisor"
 
 
 @dataclass(frozen=True)
-class KindOfFault:
-    """What a kind does, in words; who does it; what it may be told beside rank, step and phase."""
+class FaultKindSpec:
+    """A kind's description, its victim, and its parameters besides rank, step and phase."""
 
-    what: str
+    description: str
     victim: Victim = Victim.RANK
     takes: frozenset[str] = frozenset()
 
 
-def _kind(what: str, *takes: str, victim: Victim = Victim.RANK) -> KindOfFault:
-    return KindOfFault(what, victim, frozenset(takes))
+def _kind(description: str, *takes: str, victim: Victim = Victim.RANK) -> FaultKindSpec:
+    return FaultKindSpec(description, victim, frozenset(takes))
 
 
-KINDS: Mapping[FaultKind, KindOfFault] = {
+KINDS: Mapping[FaultKind, FaultKindSpec] = {
     FaultKind.KILL: _kind("SIGKILL"),
     FaultKind.SEGFAULT: _kind("SIGSEGV, without a core file"),
     FaultKind.ABORT: _kind("SIGABRT, without a core file"),
     FaultKind.EXIT: _kind("the process ends by itself", "exit_code"),
     FaultKind.RAISE: _kind("an exception, as if the user's program had raised it"),
     FaultKind.OOM: _kind(
-        "memory is taken until there is no more (capped), then `MemoryError` (`outcome: error`) or "
-        "SIGKILL, as the kernel would (`outcome: kill`, the default)",
+        "the rank allocates memory until none is left (capped), then raises `MemoryError` "
+        "(`outcome: error`) or gets SIGKILL, like from the kernel (`outcome: kill`, the default)",
         "outcome",
     ),
-    FaultKind.STOP: _kind("SIGSTOP: every thread stands still"),
+    FaultKind.STOP: _kind("SIGSTOP: every thread stops"),
     FaultKind.GIL: _kind(
-        "a C call that keeps Python's lock: no other thread of the rank runs", "duration_s"
+        "a C call that holds the GIL: no other thread of the rank runs", "duration_s"
     ),
-    FaultKind.LOOP: _kind("the training thread runs in circles", "duration_s"),
+    FaultKind.LOOP: _kind("the training thread runs in an endless loop", "duration_s"),
     FaultKind.COLLECTIVE: _kind(
         "the rank does not enter its next collective; with `duration_s` it enters late",
         "duration_s",
     ),
-    FaultKind.READ: _kind("the training thread reads what nobody writes", "duration_s"),
+    FaultKind.READ: _kind(
+        "the training thread reads from a pipe that never gets data", "duration_s"
+    ),
     FaultKind.SLOW: _kind("the rank computes `factor` times as long", "factor", "steps"),
     FaultKind.NAN: _kind(
-        "not a number in the output of the model, or of the module `target`, in one micro-batch; "
+        "NaN in the output of the model, or of the module `target`, in one micro-batch; "
         "`where: gradient`: in the gradient of that output",
         "where",
         "target",
         "micro_batch",
     ),
     FaultKind.BIT_FLIP: _kind(
-        "one bit of a local tensor (`where`: gradient, parameter or moment; `target`: of which "
-        "parameter) is another",
+        "one flipped bit in a local tensor (`where`: gradient, parameter or moment; `target`: the "
+        "parameter)",
         "where",
         "target",
         "bit",
@@ -127,11 +129,11 @@ KINDS: Mapping[FaultKind, KindOfFault] = {
         "SIGKILL of the node's agent, its ranks included", victim=Victim.NODE
     ),
     FaultKind.NODE_LOSS: _kind(
-        "the rank's node is gone with all its memory (on the embedded cluster: its raylet)",
+        "loss of the rank's node with all its memory (on the embedded cluster: its raylet)",
         victim=Victim.NODE,
     ),
     FaultKind.PARTITION: _kind(
-        "the links of the rank's node are down (such as its operator has named for it)",
+        "the network links of the rank's node are down (those that its operator allows to be cut)",
         "duration_s",
         victim=Victim.NODE,
     ),
@@ -142,7 +144,7 @@ KINDS: Mapping[FaultKind, KindOfFault] = {
         "the remote tier refuses every call of the job's nodes", "duration_s", victim=Victim.NODES
     ),
     FaultKind.DISK_FULL: _kind(
-        "the remote tier has no space for what the job's nodes write",
+        "the remote tier has no space for writes of the job's nodes",
         "duration_s",
         victim=Victim.NODES,
     ),
@@ -154,18 +156,18 @@ PHASES = (
     *("load", "forward", "backward", "agree", "optimizer", "checkpoint"),
     *("memory", "committed", "save", "saved"),
 )
-"""Points of a rank at which a fault may be wanted (`Fault points` in the architecture)."""
+"""Points of a rank at which a fault may be requested (`Fault points` in the architecture)."""
 
-BY_SIGNAL = {
+SIGNALS = {
     FaultKind.KILL: signal.SIGKILL,
     FaultKind.SEGFAULT: signal.SIGSEGV,
     FaultKind.ABORT: signal.SIGABRT,
     FaultKind.STOP: signal.SIGSTOP,
 }
-"""What an agent does to a rank from outside, whatever the rank is at."""
+"""Faults that an agent can execute on a rank from outside, at any time, and their signals."""
 
-BY_ANY_THREAD = frozenset({*BY_SIGNAL, FaultKind.EXIT, FaultKind.GIL})
-"""What befalls a whole process: its control thread may do it, whatever training is at."""
+ANY_THREAD_KINDS = frozenset({*SIGNALS, FaultKind.EXIT, FaultKind.GIL})
+"""Faults of a whole process, which its control thread may execute at any time."""
 
 TAMPERING = frozenset({FaultKind.NAN, FaultKind.BIT_FLIP})
 
@@ -186,14 +188,15 @@ _WHERE = {
 
 @dataclass(frozen=True)
 class Injection:
-    """One fault that somebody wants. What is None is not restricted, or has its kind's default."""
+    """One requested fault. None means no restriction, or the default of the kind."""
 
     kind: FaultKind
     rank: int | None = None
     at_step: int | None = None
     phase: str | None = None
     duration_s: float | None = None
-    """How long it lasts; None: for ever, of the remote tier `STORAGE_S`, of links `PARTITION_S`."""
+    """How long it lasts; None: forever (`STORAGE_S` for the remote tier, `PARTITION_S` for
+    links)."""
     factor: float | None = None
     steps: int | None = None
     where: str | None = None
@@ -210,27 +213,27 @@ class Injection:
 
     @property
     def at_once(self) -> bool:
-        """Whether it is to happen as soon as its victim hears of it, wherever it stands."""
+        """Whether it fires as soon as its victim receives it, at any point."""
         return self.at_step is None and self.phase is None and self.micro_batch is None
 
     def document(self) -> dict[str, Any]:
-        """As JSON, without what is None."""
+        """The fault as JSON, without fields that are None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Injection:
-        """From a document that `faults_of` finds nothing wrong with."""
+        """The fault of a document in which `injection_faults` finds no error."""
         return cls(**{**document, "kind": FaultKind(document["kind"])})
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.document().items())
 
 
-def faults_of(document: Mapping[str, Any], world_size: int) -> list[Fault]:
-    """Everything that is wrong with a wanted fault, at its path."""
-    names = {one.name for one in fields(Injection)}
+def injection_faults(document: Mapping[str, Any], world_size: int) -> list[SpecFault]:
+    """Every error in the document of a requested fault, with its path."""
+    names = {field.name for field in fields(Injection)}
     found = [
-        Fault(path=str(name), message="there is no such field")
+        SpecFault(path=str(name), message="there is no such field")
         for name in document
         if name not in names
     ]
@@ -239,22 +242,24 @@ def faults_of(document: Mapping[str, Any], world_size: int) -> list[Fault]:
         kind = FaultKind(given.get("kind", ""))
     except ValueError:
         known = ", ".join(FaultKind)
-        return [*found, Fault(path="kind", message=f"must be one of {known}")]
+        return [*found, SpecFault(path="kind", message=f"must be one of {known}")]
     for name, value in given.items():
         if name in names and name != "kind":
-            wrong = _wrong(kind, name, value, world_size)
-            found += [Fault(path=name, message=wrong)] if wrong else []
+            problem = _field_problem(kind, name, value, world_size)
+            found += [SpecFault(path=name, message=problem)] if problem else []
     return found
 
 
 def carry_out(fault: Injection, point: str) -> None:
-    """Do it, here and now, in this thread. Returns if it does not last."""
-    print(f"injected fault: {fault} (at {point})", flush=True)
-    lasts_s = FOR_EVER_S if fault.duration_s is None else fault.duration_s
+    """Execute the fault now, in this thread. Returns if the fault ends."""
+    import structlog  # late: the command line imports this module and must start fast
+
+    structlog.get_logger().warning(f"injected fault: {fault}", point=point)
+    lasts_s = FOREVER_S if fault.duration_s is None else fault.duration_s
     match fault.kind:
         case FaultKind.KILL | FaultKind.SEGFAULT | FaultKind.ABORT | FaultKind.STOP:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            os.kill(os.getpid(), BY_SIGNAL[fault.kind])
+            os.kill(os.getpid(), SIGNALS[fault.kind])
         case FaultKind.EXIT:
             os._exit(1 if fault.exit_code is None else fault.exit_code)
         case FaultKind.RAISE:
@@ -262,7 +267,7 @@ def carry_out(fault: Injection, point: str) -> None:
         case FaultKind.OOM:
             _run_out_of_memory(kill=fault.outcome != "error")
         case FaultKind.GIL:
-            _hold_the_lock(lasts_s)
+            _hold_gil(lasts_s)
         case FaultKind.LOOP:
             until = time.monotonic() + lasts_s
             while time.monotonic() < until:
@@ -270,45 +275,45 @@ def carry_out(fault: Injection, point: str) -> None:
         case FaultKind.COLLECTIVE:
             time.sleep(lasts_s)
         case FaultKind.READ:
-            _read_what_nobody_writes(fault.duration_s)
+            _block_in_read(fault.duration_s)
         case _:
-            raise ValueError(f"a process cannot carry out {fault.kind} by itself")
+            raise ValueError(f"a process cannot execute {fault.kind} by itself")
 
 
-def _wrong(kind: FaultKind, name: str, value: Any, world_size: int) -> str | None:
+def _field_problem(kind: FaultKind, name: str, value: Any, world_size: int) -> str | None:
     victim = KINDS[kind].victim
     takes = set(KINDS[kind].takes)
     takes |= {"rank"} if victim in (Victim.RANK, Victim.NODE) else set()
     takes |= {"at_step", "phase"} if victim is Victim.RANK else set()
     if name not in takes:
-        return f"{kind} does not take it"
+        return f"{kind} does not have this parameter"
     if name == "target":
         return None if isinstance(value, str) and 0 < len(value) <= 200 else "must be a name"
     if name in _NUMBERS:
-        return _no_number(value, *_NUMBERS[name])
+        return _number_problem(value, *_NUMBERS[name])
     whole = {**_WHOLE_NUMBERS, "rank": (0, world_size - 1)}
     if name in whole:
-        return _not_in(value, *whole[name])
-    words = {"phase": PHASES, "outcome": ("kill", "error"), "where": _WHERE.get(kind, ())}[name]
-    return None if value in words else f"must be one of {', '.join(words)}"
+        return _whole_number_problem(value, *whole[name])
+    allowed = {"phase": PHASES, "outcome": ("kill", "error"), "where": _WHERE.get(kind, ())}[name]
+    return None if value in allowed else f"must be one of {', '.join(allowed)}"
 
 
-def _not_in(value: Any, least: int, most: int) -> str | None:
+def _whole_number_problem(value: Any, least: int, most: int) -> str | None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     return (
         None if whole and least <= value <= most else f"must be a whole number, {least} to {most}"
     )
 
 
-def _no_number(value: Any, least: float, most: float) -> str | None:
+def _number_problem(value: Any, least: float, most: float) -> str | None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     inside = number and least <= value <= most
     return None if inside else f"must be a number, {least:g} to {most:g}"
 
 
-def _hold_the_lock(lasts_s: float) -> None:
-    """`PyDLL` does not let go of the interpreter's lock; a signal's interruption is slept off."""
-    left_us = int(min(lasts_s, FOR_EVER_S / 2) * 1e6)
+def _hold_gil(lasts_s: float) -> None:
+    """`PyDLL` does not release the GIL; if a signal interrupts the sleep, it sleeps again."""
+    left_us = int(min(lasts_s, FOREVER_S / 2) * 1e6)
     libc = ctypes.PyDLL(None)
     while left_us > 0:
         piece_us = min(left_us, 2_000_000_000)
@@ -317,7 +322,7 @@ def _hold_the_lock(lasts_s: float) -> None:
         left_us -= piece_us
 
 
-def _read_what_nobody_writes(lasts_s: float | None) -> None:
+def _block_in_read(lasts_s: float | None) -> None:
     reader, writer = os.pipe()
     try:
         if lasts_s is None:
@@ -330,7 +335,7 @@ def _read_what_nobody_writes(lasts_s: float | None) -> None:
 
 
 def _run_out_of_memory(*, kill: bool) -> None:
-    """Under a limit of this process alone, which is taken back if it survives."""
+    """Allocate memory under a limit of this process alone; the limit is reset if it survives."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     limit = _address_space_bytes() + OOM_CAP_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))

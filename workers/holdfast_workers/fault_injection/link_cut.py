@@ -1,8 +1,9 @@
-"""Cutting a node's own network links for a while, for who injects a partition.
+"""Cuts a node's own network links for some time, for injected partitions.
 
-Only links that the node's operator has named in `HOLDFAST_CUTTABLE_LINKS` (spaces between), so that
-nobody loses a machine by a request. A process of its own cuts and mends them, whatever becomes of
-the agent meanwhile; it needs CAP_NET_ADMIN in the node's network namespace, and `ip` (iproute2).
+Only the links that the node's operator lists in `HOLDFAST_CUTTABLE_LINKS` (separated by spaces) may
+be cut, so that no request can disconnect a machine for good. A separate process cuts and restores
+the links, even if the agent dies meanwhile; it needs CAP_NET_ADMIN in the node's network namespace,
+and `ip` (iproute2).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ VARIABLE = "HOLDFAST_CUTTABLE_LINKS"
 
 
 def link_cutter(environ: Mapping[str, str] = os.environ) -> Callable[[float], None] | None:
-    """`cut(seconds)`, which returns at once; None where no link may be cut."""
+    """The function `cut(seconds)`, which returns at once; None if no link may be cut."""
     links = environ.get(VARIABLE, "").split()
     if not links or shutil.which("ip") is None:
         return None
@@ -36,7 +37,7 @@ def link_cutter(environ: Mapping[str, str] = os.environ) -> Callable[[float], No
                 *links,
             ],
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # it has to outlive the agent to mend what it has cut
+            start_new_session=True,  # it must outlive the agent to restore the links
         )
 
     return cut
@@ -44,25 +45,26 @@ def link_cutter(environ: Mapping[str, str] = os.environ) -> Callable[[float], No
 
 def main(arguments: Sequence[str]) -> None:
     seconds, links = float(arguments[0]), arguments[1:]
-    with contextlib.ExitStack() as mending:
+    with contextlib.ExitStack() as restoring:
         for link in links:
             routes = _ip("route", "save", "dev", link)
-            mending.callback(_mend, link, routes)
+            restoring.callback(_restore_link, link, routes)
             _ip("link", "set", link, "down")
         time.sleep(seconds)
 
 
-def _mend(link: str, routes: bytes) -> None:
-    """A link that was down has lost its routes; those that come with its address are there."""
+def _restore_link(link: str, routes: bytes) -> None:
+    """Set the link up and restore its routes, which it lost while it was down; the routes that
+    come with its address already exist."""
     _ip("link", "set", link, "up")
     with tempfile.TemporaryFile() as saved, contextlib.suppress(subprocess.CalledProcessError):
         saved.write(routes)
-        saved.seek(0)  # `ip` wants to go back in it
-        _ip("route", "restore", given=saved)
+        saved.seek(0)  # `ip` seeks in its input, so it must be a file
+        _ip("route", "restore", stdin=saved)
 
 
-def _ip(*words: str, given: IO[bytes] | None = None) -> bytes:
-    done = subprocess.run(["ip", *words], stdin=given, capture_output=True, check=True)
+def _ip(*arguments: str, stdin: IO[bytes] | None = None) -> bytes:
+    done = subprocess.run(["ip", *arguments], stdin=stdin, capture_output=True, check=True)
     return done.stdout
 
 

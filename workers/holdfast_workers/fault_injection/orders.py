@@ -1,7 +1,7 @@
-"""The faults that a node was told to bring about: who does each of them, and that it is done once.
+"""The injected faults of a node: dispatches each to the process that executes it, exactly once.
 
-A rank's own are handed to its process, and to the next one of that rank on this node for as long
-as they have not fired. The node's agent does its own at once, and with it ends.
+A fault of a rank is sent to the rank's process, and to every later process of that rank on this
+node until the fault has fired. The agent executes faults of the node itself at once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from holdfast_workers.errors import WorkersError
 from holdfast_workers.fault_injection import link_cut
 from holdfast_workers.fault_injection.failing_storage import FAULT_FILE
 from holdfast_workers.fault_injection.kinds import (
-    BY_SIGNAL,
     PARTITION_S,
+    SIGNALS,
     STORAGE_S,
     FaultKind,
     Injection,
@@ -31,17 +31,20 @@ from holdfast_workers.fault_injection.kinds import (
 )
 from holdfast_workers.ipc.children import Child
 
-ANSWER_S = 0.02
+ACTION_DELAY_S = 0.02
 
 
 class CannotInject(WorkersError):
-    """This node has no way to bring that fault about."""
+    """This node cannot execute the requested fault."""
 
 
 class FaultOrders:
-    """`child_of(rank)`: the process that has the rank, if any. `lose_node()` ends everything that
-    runs on this node, `cut_links(seconds)` takes it off the network for so long, None where that is
-    not to be had; `show_xid(code)` has its health probe see one. Thread-safe."""
+    """Dispatches the faults of one node. Thread-safe.
+
+    `child_of(rank)` is the process of the rank, if any. `lose_node()` ends everything that runs on
+    this node, `cut_links(seconds)` disconnects it for that time; None if the node cannot do that.
+    `show_xid(code)` makes its health probe report an XID.
+    """
 
     def __init__(
         self,
@@ -60,8 +63,8 @@ class FaultOrders:
         self._taken: set[int] = set()
         self._armed: dict[int, Injection] = {}
 
-    def take(self, number: int, fault: Injection) -> None:
-        """Bring it about, now or when it is due. The same number again changes nothing.
+    def accept(self, number: int, fault: Injection) -> None:
+        """Execute the fault, now or when it is due. A repeated number changes nothing.
 
         Raises CannotInject.
         """
@@ -72,10 +75,10 @@ class FaultOrders:
         if fault.victim is Victim.RANK:
             self._hand_over(number, fault)
         else:
-            self._do(fault)
+            self._carry_out(fault)
 
-    def due(self, rank: int) -> list[dict[str, Any]]:
-        """What a new process of the rank is to be told."""
+    def pending(self, rank: int) -> list[dict[str, Any]]:
+        """The orders that a new process of the rank must receive."""
         with self._lock:
             return [
                 {"number": number, "fault": fault.document()}
@@ -83,9 +86,10 @@ class FaultOrders:
                 if fault.rank == rank
             ]
 
-    def hand_on(self, rank: int, child: Child) -> None:
-        """Tell a process that now has the rank, for what came since it was told what is due."""
-        for order in self.due(rank):
+    def send_pending(self, rank: int, child: Child) -> None:
+        """Send all pending orders to the process that now has the rank; some may have arrived
+        after its join order was composed."""
+        for order in self.pending(rank):
             child.send({"op": "inject", **order})
 
     def fired(self, number: int) -> None:
@@ -95,22 +99,22 @@ class FaultOrders:
     def _hand_over(self, number: int, fault: Injection) -> None:
         assert fault.rank is not None
         child = self._child_of(fault.rank)
-        if child is not None and fault.at_once and fault.kind in BY_SIGNAL:
-            _signal(child, BY_SIGNAL[fault.kind])
+        if child is not None and fault.at_once and fault.kind in SIGNALS:
+            _signal(child, SIGNALS[fault.kind])
             return
         with self._lock:
             self._armed[number] = fault
         if child is not None:
             child.send({"op": "inject", "number": number, "fault": fault.document()})
 
-    def _do(self, fault: Injection) -> None:
+    def _carry_out(self, fault: Injection) -> None:
         match fault.kind:
             case FaultKind.AGENT_DEATH:
-                _soon(lambda: os.kill(os.getpid(), signal.SIGKILL))
+                _run_soon(lambda: os.kill(os.getpid(), signal.SIGKILL))
             case FaultKind.NODE_LOSS:
                 if self._lose_node is None:
-                    raise CannotInject("this node cannot be lost on request: it is no local node")
-                _soon(self._go_with_the_node)
+                    raise CannotInject("only a local node can be lost on request; this is not one")
+                _run_soon(self._lose_files_and_node)
             case FaultKind.PARTITION:
                 self._cut(PARTITION_S if fault.duration_s is None else fault.duration_s)
             case FaultKind.XID:
@@ -119,35 +123,35 @@ class FaultOrders:
                 lasts_s = STORAGE_S if fault.duration_s is None else fault.duration_s
                 self._fail_storage(fault.kind, time.time() + lasts_s)
             case _:
-                raise CannotInject(f"{fault.kind} is no fault of a node")
+                raise CannotInject(f"{fault.kind} is not a fault of a node")
 
     def _cut(self, seconds: float) -> None:
         if self._cut_links is None:
             raise CannotInject(
-                "no link of this node may be cut: its operator names them in "
-                f"{link_cut.VARIABLE}, and `ip` (iproute2) has to be there"
+                "no link of this node may be cut: its operator must list the links in "
+                f"{link_cut.VARIABLE}, and `ip` (iproute2) must be installed"
             )
-        _soon(partial(self._cut_links, seconds))
+        _run_soon(partial(self._cut_links, seconds))
 
-    def _go_with_the_node(self) -> None:
+    def _lose_files_and_node(self) -> None:
         assert self._lose_node is not None
         shutil.rmtree(self._root, ignore_errors=True)
         self._lose_node()
 
     def _fail_storage(self, kind: FaultKind, until: float) -> None:
-        written = self._root / f".{FAULT_FILE}.{os.getpid()}"
-        written.write_text(json.dumps({"kind": kind.value, "until": until}))
-        written.replace(self._root / FAULT_FILE)
+        temporary = self._root / f".{FAULT_FILE}.{os.getpid()}"
+        temporary.write_text(json.dumps({"kind": kind.value, "until": until}))
+        temporary.replace(self._root / FAULT_FILE)
 
 
-def _soon(deed: Callable[[], None]) -> None:
-    """Once the order is answered: who gave it need not wonder."""
-    threading.Timer(ANSWER_S, deed).start()
+def _run_soon(action: Callable[[], None]) -> None:
+    """Run `action` after a short delay, so that the order is answered first."""
+    threading.Timer(ACTION_DELAY_S, action).start()
 
 
 def _signal(child: Child, number: signal.Signals) -> None:
     try:
         resource.prlimit(child.pid, resource.RLIMIT_CORE, (0, 0))
     except ProcessLookupError:
-        return  # it has just died by itself
+        return  # the process has just died by itself
     child.signal(number)

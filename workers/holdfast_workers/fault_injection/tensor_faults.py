@@ -1,9 +1,10 @@
-"""Faults in the numbers of a living model: not a number, or one bit changed, on one rank, once."""
+"""Injected faults in live tensors: a NaN, or one flipped bit, once on one rank."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import structlog
 import torch
 from torch import Tensor, nn
 
@@ -12,13 +13,15 @@ from holdfast_workers.fault_injection.kinds import FaultKind, Injection
 if TYPE_CHECKING:
     from holdfast_workers.training.recipe import Recipe
 
-USUAL_BIT = 20
-"""Of a float32's 23 bits of mantissa: seen in no loss, and in every digest."""
+_log = structlog.get_logger()
+
+DEFAULT_BIT = 20
+"""A bit of the 23-bit mantissa of a float32: no loss shows it, and every digest does."""
 
 
 def tamper(recipe: Recipe, fault: Injection, point: str) -> None:
-    """Do it to the recipe's living state. Raises LookupError if there is no such target."""
-    print(f"injected fault: {fault} (at {point})", flush=True)
+    """Execute the fault on the recipe's live state. Raises LookupError for an unknown target."""
+    _log.warning(f"injected fault: {fault}", point=point)
     if fault.kind is FaultKind.NAN:
         _spoil_output(_module(recipe.model, fault.target), fault.where == "gradient")
     else:
@@ -30,7 +33,7 @@ def _module(model: nn.Module, target: str | None) -> nn.Module:
 
 
 def _spoil_output(module: nn.Module, in_gradient: bool) -> None:
-    """The next output of `module`, or the gradient that comes back to it, is not a number."""
+    """Turn the next output of `module`, or the gradient of that output, into NaN."""
 
     def spoil(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor | None:
         handle.remove()
@@ -47,11 +50,11 @@ def _spoiled(values: Tensor) -> Tensor:
 
 
 def _flip_bit(tensors: dict[str, Tensor], fault: Injection) -> None:
-    present = {name: one for name, one in tensors.items() if one.numel()}
+    present = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
     if fault.target is not None and fault.target not in present:
         raise LookupError(f"no parameter {fault.target!r} on this rank: {', '.join(present)}")
-    name = fault.target or max(present, key=lambda one: present[one].numel())
+    name = fault.target or max(present, key=lambda name: present[name].numel())
     with torch.no_grad():
-        words = present[name].view(-1).view(torch.int32)
-        mask = 1 << (USUAL_BIT if fault.bit is None else fault.bit)
-        words[words.numel() // 2] ^= mask - (1 << 32) if mask == 1 << 31 else mask
+        elements = present[name].view(-1).view(torch.int32)
+        mask = 1 << (DEFAULT_BIT if fault.bit is None else fault.bit)
+        elements[elements.numel() // 2] ^= mask - (1 << 32) if mask == 1 << 31 else mask

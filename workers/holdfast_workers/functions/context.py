@@ -1,4 +1,4 @@
-"""What a user's function is called with: its place in the world, its data, its steps.
+"""The argument of a user's function: its place in the world, its data, and its steps.
 
     def main(ctx):
         model, optimizer = ...
@@ -8,15 +8,16 @@
                 ctx.backward(loss_of(model, data[samples]))
             ctx.step()
 
-One turn of the loop is one step: all that the turn changes belongs to it. What a function draws
-at random is a function of the seed, the step and its place in the world, so it is no state.
+One iteration of the loop is one step, and everything that the iteration changes belongs to that
+step. The random numbers of a function depend only on the seed, the step and the data index, so no
+RNG state is saved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from numpy.typing import NDArray
@@ -25,33 +26,57 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from holdfast_workers.data.sample_order import micro_batch_positions, samples_at, samples_digest
-from holdfast_workers.functions.function_errors import FunctionError, Unwound
-from holdfast_workers.functions.step_metrics import OwnMetrics
+from holdfast_workers.functions.function_errors import AttemptEnded, FunctionError
+from holdfast_workers.functions.step_metrics import UserMetrics
 from holdfast_workers.parallelize.mesh import TENSOR_AXIS, data_index, data_mesh, data_parallel
 from holdfast_workers.parallelize.shard import set_last_micro_batch
 from holdfast_workers.training.step_agreement import Contribution
 from holdfast_workers.training.step_seeds import seed_generators
 
 if TYPE_CHECKING:
-    from holdfast_workers.functions.function_recipe import FunctionRecipe
-    from holdfast_workers.training.step_loop import Steps
+    from holdfast_workers.functions.registry import Registry
+    from holdfast_workers.spec import TrainingSpec
+    from holdfast_workers.training.guard_memory import GuardMemory
+    from holdfast_workers.training.recipe import AttemptSteps, World
+
+
+class FunctionHost(Protocol):
+    """The recipe that runs the function, as far as the context uses it."""
+
+    spec: TrainingSpec
+    guard_memory: GuardMemory
+    leave_if_over: Callable[[], None]
+    share: Contribution | None
+    """The function's contribution to the agreement on the next step."""
+    clip_grad_norm: float | None
+    tokens: int
+
+    @property
+    def world(self) -> World: ...
+    @property
+    def mesh(self) -> DeviceMesh: ...
+    @property
+    def registry(self) -> Registry: ...
+    def close_registration(self) -> None:
+        """End the registration and fix the layout of the state."""
+        ...
 
 
 class Context:
-    """Of one call of the function, that is, of one attempt on one rank."""
+    """One call of the function: one attempt on one rank."""
 
-    def __init__(self, recipe: FunctionRecipe, begin: Callable[[], Steps]) -> None:
+    def __init__(self, recipe: FunctionHost, begin: Callable[[], AttemptSteps]) -> None:
         self._recipe = recipe
         self._begin = begin
-        self._steps: Steps | None = None
-        self._turn = 0
+        self._steps: AttemptSteps | None = None
+        self._seeded_step = 0
         """The step for which the generators were seeded."""
         self._loss = torch.zeros((), dtype=torch.float64)
         self._samples = 0
         self._digest = 0
-        self._metrics = OwnMetrics()
-        self.over_for: Exception | None = None
-        """Why this attempt is over, once it is: the function is to be left."""
+        self._metrics = UserMetrics()
+        self.ended_by: Exception | None = None
+        """The exception that ended the attempt, once it is over; the function must return."""
 
     # --- place ----------------------------------------------------------------------------------
 
@@ -65,7 +90,7 @@ class Context:
 
     @property
     def attempt(self) -> int:
-        """The number of the formed world: it grows with every recovery."""
+        """The number of the attempt; it grows with every recovery."""
         return self._recipe.world.attempt
 
     @property
@@ -75,24 +100,24 @@ class Context:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """Axes `dp_replicate` (if there are replicas), `dp_shard`, `tp`. Made when first asked
-        for, which all ranks must do; `mesh.get_group(axis)` is a process group."""
-        with self._leaving():
+        """Axes `dp_replicate` (if there are replicas), `dp_shard`, `tp`. The first access creates
+        the mesh, so all ranks must access it; `mesh.get_group(axis)` is a process group."""
+        with self._unwinding():
             return self._recipe.mesh
 
     @property
     def data_index(self) -> int:
-        """Which of the ranks that read different samples this one is."""
+        """The index of this rank among the ranks that read different samples."""
         return data_index(self._recipe.world)
 
     @property
     def data_parallel(self) -> int:
-        """How many ranks read different samples."""
+        """The number of ranks that read different samples."""
         return data_parallel(self._recipe.world)
 
     @property
     def config(self) -> dict[str, Any]:
-        """The spec's section `config`: the function's own settings."""
+        """The section `config` of the spec: the function's own settings."""
         return dict(self._recipe.spec.config)
 
     @property
@@ -107,18 +132,21 @@ class Context:
     # --- state ----------------------------------------------------------------------------------
 
     def register(self, **parts: Any) -> None:
-        """Parts of the state by name: modules, optimizers, and whatever has `state_dict` and
-        `load_state_dict` and is alike on all ranks. All of it before the first step; it is then
-        kept in every tier, and restored in place."""
+        """Register parts of the state by name: modules, optimizers, and any object that has
+        `state_dict` and `load_state_dict` and is identical on all ranks. Everything must be
+        registered before the first step; it is then saved in every tier and restored in place."""
         if self._steps is not None:
-            raise FunctionError("register comes before the first step: the state is laid out by it")
-        for name, thing in parts.items():
-            self._recipe.registry.add(name, thing)
+            raise FunctionError(
+                "register() was called after the first step: register everything before, because "
+                "it determines the layout of the state"
+            )
+        for name, part in parts.items():
+            self._recipe.registry.add(name, part)
 
     def shard(self, model: nn.Module, blocks: Sequence[nn.Module] = ()) -> nn.Module:
-        """Cut `model` over the data-parallel ranks (FSDP2), in place; each of `blocks` is gathered
-        by itself. Before an optimizer is made for it. A model that is not cut is whole on every
-        rank, and its gradients are averaged in `step`."""
+        """Shard `model` over the data-parallel ranks (FSDP2), in place; each of `blocks` is
+        gathered separately. Call it before creating the optimizer. An unsharded model is whole on
+        every rank, and `step` averages its gradients."""
         if self.world_size > 1:
             over = data_mesh(self.mesh)
             for block in blocks:
@@ -129,34 +157,34 @@ class Context:
     # --- the loop -------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[int]:
-        """Numbers of the steps that are still to be made. `step` is called once in each turn."""
+        """The numbers of the remaining steps. Call `step` exactly once in each iteration."""
         while not self.should_stop:
-            before = self._begun().applied
+            before = self._started().applied
             yield before + 1
-            if self._begun().applied == before:
-                raise FunctionError(f"step() was not called in the turn of step {before + 1}")
+            if self._started().applied == before:
+                raise FunctionError(f"step() was not called in the iteration of step {before + 1}")
 
     @property
     def should_stop(self) -> bool:
-        """Whether the last step has been made: the spec's, or the one after which the job is to be
-        paused or cancelled. Asked between two steps, as `steps` does; what was changed since the
-        last one belongs to that."""
-        with self._leaving():
-            steps = self._begun()
+        """Whether the last step has been applied: the spec's last step, or the step after which the
+        job is paused or cancelled. Read it between two steps, as `steps` does; every change since
+        the last step belongs to that step."""
+        with self._unwinding():
+            steps = self._started()
             steps.keep()
-            if not steps.over and self._turn != steps.applied + 1:
-                self._open_turn(steps)
+            if not steps.over and self._seeded_step != steps.applied + 1:
+                self._prepare_step(steps)
             return steps.over
 
     def batches(self, samples: int) -> Iterator[NDArray[Any]]:
-        """The samples of this step that are this rank's, one micro-batch after the other, as
-        indices below `samples`. Over all ranks and steps each sample of an epoch comes once, in an
-        order that the seed alone decides."""
-        with self._leaving():
-            steps, train = self._begun(), self._recipe.spec.train
+        """This rank's samples of this step, one micro-batch after the other, as indices below
+        `samples`. Over all ranks and steps, each sample of an epoch comes exactly once, in an order
+        that depends on the seed alone."""
+        with self._unwinding():
+            steps, train = self._started(), self._recipe.spec.train
             window = self._recipe.guard_memory.ledger.window(steps.applied + 1)
         for index in range(self.micro_batches):
-            with self._leaving():
+            with self._unwinding():
                 self._recipe.leave_if_over()
                 steps.phase("load", index)
                 positions = micro_batch_positions(
@@ -177,14 +205,14 @@ class Context:
 
     @property
     def micro_batches(self) -> int:
-        """How many `batches` gives in each step: with fewer ranks there are more."""
+        """The number of micro-batches of `batches` in each step; it grows with fewer ranks."""
         train = self._recipe.spec.train
         return train.global_batch // (train.micro_batch * self.data_parallel)
 
     def backward(self, loss: Tensor) -> None:
-        """Backward pass of one micro-batch: `loss` is the mean over its samples."""
-        with self._leaving():
-            self._begun().phase("backward")
+        """Run the backward pass of one micro-batch; `loss` is the mean over its samples."""
+        with self._unwinding():
+            self._started().phase("backward")
         self._loss = self._loss.to(loss.device) + loss.detach().double() / self.micro_batches
         torch.autograd.backward(loss / self.micro_batches)
 
@@ -197,25 +225,25 @@ class Context:
         metrics: Mapping[str, float | Tensor] | None = None,
     ) -> None:
         """Agree with all ranks on this step and apply it: every registered optimizer steps, and
-        gradients are dropped.
+        gradients are cleared.
 
         `loss`: the mean over this rank's samples, if it did not go through `backward`. `tokens`:
-        what the whole world trained on, for the throughput; by default samples are counted.
-        `metrics`: numbers of one's own by name, each a series of the job beside the loss: the mean
-        over the ranks that give it, in whichever steps they do. What is not finite counts as not
-        given.
+        the tokens that the whole world trained on, for the throughput; by default samples are
+        counted. `metrics`: the user's metrics by name. Each is a series of the job, like the loss,
+        with the mean over the ranks that pass it in a step; a step may omit it. A value that is
+        not finite counts as omitted.
         """
-        with self._leaving():
-            steps, recipe = self._begun(), self._recipe
-            if steps.unkept or steps.over:
+        with self._unwinding():
+            steps, recipe = self._started(), self._recipe
+            if steps.awaits_keep or steps.over:
                 raise FunctionError(
-                    "step() was called twice without a look at should_stop in between, or after "
-                    "the last step: go through the steps by `for step in ctx.steps()`"
+                    "step() was called twice without reading should_stop in between, or after the "
+                    "last step: iterate with `for step in ctx.steps()`"
                 )
             train, world = recipe.spec.train, recipe.world
             samples = train.global_batch // self.data_parallel
             mean = float(self._loss if loss is None else loss)
-            first = world.coordinate(TENSOR_AXIS) == 0  # its peers bring the very same
+            first = world.coordinate(TENSOR_AXIS) == 0  # tensor-parallel peers have the same loss
             recipe.share = Contribution(
                 loss_sum=mean * samples if first else 0.0,
                 count=samples if first else 0,
@@ -223,52 +251,53 @@ class Context:
                 data_index=self.data_index,
                 samples=self._digest,
                 sample_count=self._samples,
-                own=self._metrics.checked(metrics or {}),
+                user_metrics=self._metrics.validated(metrics or {}),
             )
             recipe.clip_grad_norm = clip_grad_norm
             recipe.tokens = train.global_batch if tokens is None else tokens
             steps.apply()
 
     def finish(self) -> int:
-        """The function has returned; the last step's number. For who called it."""
-        if self.over_for is not None:
-            raise self.over_for
+        """Called by the recipe after the function returned; the last step's number."""
+        if self.ended_by is not None:
+            raise self.ended_by
         function, steps = self._recipe.spec.function, self._steps
         if steps is None:
-            raise FunctionError(f"{function} returned without a step")
+            raise FunctionError(f"{function} returned before its first step")
         steps.keep()
         if not steps.over:
             raise FunctionError(
-                f"{function} returned after step {steps.applied} of {self.last_step}: it is to go "
-                "on until should_stop"
+                f"{function} returned after step {steps.applied} of {self.last_step}: it must "
+                "continue until should_stop is true"
             )
         return steps.close()
 
-    # --- parts ----------------------------------------------------------------------------------
+    # --- internal -------------------------------------------------------------------------------
 
-    def _begun(self) -> Steps:
+    def _started(self) -> AttemptSteps:
+        """The attempt's steps; the first call ends the registration and loads the state."""
         if self._steps is None:
-            self._recipe.settle()
+            self._recipe.close_registration()
             self._steps = self._begin()
         return self._steps
 
-    def _open_turn(self, steps: Steps) -> None:
-        self._turn = steps.applied + 1
+    def _prepare_step(self, steps: AttemptSteps) -> None:
+        self._seeded_step = steps.applied + 1
         self._loss = torch.zeros((), dtype=torch.float64)
         self._samples, self._digest = 0, 0
-        seed_generators(self.seed, self._turn, self.data_index, self.device)
+        seed_generators(self.seed, self._seeded_step, self.data_index, self.device)
         self._recipe.leave_if_over()
         steps.phase("load")
 
     @contextmanager
-    def _leaving(self) -> Iterator[None]:
-        """Once the attempt is over, each word to the context leads out of the function."""
-        if self.over_for is not None:
-            raise Unwound(self.over_for)
+    def _unwinding(self) -> Iterator[None]:
+        """Once the attempt is over, every call of the context raises AttemptEnded."""
+        if self.ended_by is not None:
+            raise AttemptEnded(self.ended_by)
         try:
             yield
         except FunctionError:
             raise
         except Exception as error:
-            self.over_for = error
-            raise Unwound(error) from error
+            self.ended_by = error
+            raise AttemptEnded(error) from error

@@ -1,7 +1,7 @@
-"""A `state_dict` as bytes and back: JSON, with marks for what JSON lacks. Nothing is unpickled.
+"""Encodes a `state_dict` as JSON bytes and decodes it, with markers for types that JSON lacks.
 
-Numbers, strings, None, lists, tuples, dictionaries with keys of these, bytes, tensors and NumPy
-arrays; floats come back with the same bits.
+Nothing is unpickled. Supported are numbers, strings, None, lists, tuples, dictionaries with keys
+of these types, bytes, tensors and NumPy arrays. Floats keep their exact bits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MARK = "~"
 
 
 def encode(value: object, where: str) -> bytes:
-    """`where` names the value in an error. Raises FunctionError for what has no such form."""
+    """`where` names the value in an error. Raises FunctionError for an unsupported type."""
     return json.dumps(_plain(value, where), separators=(",", ":")).encode()
 
 
@@ -35,14 +35,14 @@ def _plain(given: Any, where: str) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, list | tuple):
-        items = [_plain(one, f"{where}[{at}]") for at, one in enumerate(value)]
+        items = [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
         return items if isinstance(value, list) else _marked("tuple", items)
     if isinstance(value, dict):
         return _plain_dictionary(value, where)
     if isinstance(value, bytes):
         return _marked("bytes", b64encode(value).decode())
     raise FunctionError(
-        f"{where} is a {type(value).__qualname__}, which cannot be kept: a state_dict may hold "
+        f"{where} is a {type(value).__qualname__}, which cannot be saved: a state_dict may contain "
         "numbers, strings, None, bytes, lists, tuples, dictionaries, tensors and NumPy arrays"
     )
 
@@ -54,10 +54,10 @@ def _plain_array(value: torch.Tensor | np.ndarray[Any, Any]) -> Any:
 
 
 def _plain_dictionary(value: dict[Any, Any], where: str) -> Any:
-    pairs = [(key, _plain(one, f"{where}.{key}")) for key, one in value.items()]
+    pairs = [(key, _plain(item, f"{where}.{key}")) for key, item in value.items()]
     if all(type(key) is str and not key.startswith(_MARK) for key, _ in pairs):
         return dict(pairs)
-    return _marked("dict", [[_plain(key, where), one] for key, one in pairs])
+    return _marked("dict", [[_plain(key, where), item] for key, item in pairs])
 
 
 def _marked(kind: str, content: Any) -> dict[str, Any]:
@@ -78,19 +78,19 @@ def _tensor(dtype: str, shape: list[int], text: str) -> torch.Tensor:
 
 def _value(plain: Any) -> Any:
     if isinstance(plain, list):
-        return [_value(one) for one in plain]
+        return [_value(item) for item in plain]
     if not isinstance(plain, dict):
         return plain
     kind = next(iter(plain)) if len(plain) == 1 else ""
     unmarked = _UNMARKED.get(kind)
     if unmarked is not None:
         return unmarked(plain[kind])
-    return {key: _value(one) for key, one in plain.items()}
+    return {key: _value(item) for key, item in plain.items()}
 
 
 _UNMARKED: dict[str, Callable[[Any], Any]] = {
-    "~tuple": lambda items: tuple(_value(one) for one in items),
-    "~dict": lambda pairs: {_value(key): _value(one) for key, one in pairs},
+    "~tuple": lambda items: tuple(_value(item) for item in items),
+    "~dict": lambda pairs: {_value(key): _value(item) for key, item in pairs},
     "~bytes": b64decode,
     "~tensor": lambda parts: _tensor(*parts),
     "~array": lambda parts: _tensor(*parts).numpy(),

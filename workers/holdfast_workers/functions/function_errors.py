@@ -1,16 +1,16 @@
-"""What a user's function can do wrong. All are the user's errors: they end the job with a
-traceback, for another attempt would meet them again."""
+"""Errors of a user's function. They end the job with a traceback, because another attempt would
+raise them again."""
 
 from __future__ import annotations
 
 
 class FunctionError(Exception):
-    """The function, or what it registered, is not what the context can work with."""
+    """The context cannot work with the function or with an object that it registered."""
 
 
-class Unwound(BaseException):
-    """Goes through the user's function once its attempt is over. No `except Exception` of theirs
-    stops it, and what it was raised for is what is told."""
+class AttemptEnded(BaseException):
+    """Unwinds the user's function once its attempt is over. It is a BaseException, so that no
+    `except Exception` in the function stops it; `cause` is the exception that is reported."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))

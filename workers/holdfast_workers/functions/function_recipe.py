@@ -1,8 +1,7 @@
-"""A user's function as a recipe: the house's half of every step, around the function's own half.
+"""Runs a user's function as a recipe: the function computes, this module commits each step.
 
-The function computes; what is done with it is decided here as for any recipe: agreement, gate,
-step of the optimizers, state. It is called anew for each attempt, so nothing it has built needs to
-outlive the process groups it was built on.
+Agreement, gate, optimizer step and state work as for any recipe. The function is called again for
+each attempt, so its objects need not outlive the process groups that they were built on.
 """
 
 from __future__ import annotations
@@ -21,32 +20,32 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from holdfast_workers.functions.context import Context
-from holdfast_workers.functions.function_errors import FunctionError, Unwound
+from holdfast_workers.functions.function_errors import AttemptEnded, FunctionError
 from holdfast_workers.functions.registry import Registry
 from holdfast_workers.optim.adamw import clip, squared_norm
 from holdfast_workers.parallelize.mesh import TENSOR_AXIS, data_parallel, make_mesh
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.state.rank_state import Snapshot, StateMismatch, local_of
-from holdfast_workers.training.guards import Decision, Place
+from holdfast_workers.training.guards import GuardAction, NonfiniteOrigin
 from holdfast_workers.training.nonfinite_tracing import all_finite
 from holdfast_workers.training.recipe import (
     Agree,
+    AttemptSteps,
     Gate,
     GuardTripped,
     NonFiniteStep,
-    Phase,
+    PhaseReporter,
     Recipe,
     StepOutcome,
     World,
 )
 from holdfast_workers.training.step_agreement import Contribution
-from holdfast_workers.training.step_loop import Steps
 from holdfast_workers.training.step_seeds import seed_generators
 
 
 class FunctionRecipe(Recipe):
-    """Holds the function of `spec.function`."""
+    """The recipe of `spec.function`; implements `context.FunctionHost`."""
 
     repeats_steps = False
 
@@ -57,7 +56,7 @@ class FunctionRecipe(Recipe):
         self._mesh: DeviceMesh | None = None
         self._registry: Registry | None = None
         self.share: Contribution | None = None
-        """What the function brings to the agreement on the step that it asks for."""
+        """The function's contribution to the agreement on the next step."""
         self.clip_grad_norm: float | None = None
         self.tokens = 0
 
@@ -67,16 +66,16 @@ class FunctionRecipe(Recipe):
         self._function = load_function(str(self.spec.function))
 
     def build(self, world: World) -> None:
-        """Only the place is taken here; the function itself builds, once it is called."""
-        if self._world is not None:  # what the last call has made is garbage only by now
-            self._forget()
+        """Store the world; the function itself builds the model once it is called."""
+        if self._world is not None:  # the objects of the last call are garbage only now
+            self._release()
             gc.collect()
         self._world = world
 
     def rebind(self, world: World) -> None:
         self.build(world)
 
-    def run(self, begin: Callable[[], Steps]) -> int:
+    def run(self, begin: Callable[[], AttemptSteps]) -> int:
         assert self._function is not None
         world = self.world
         seed_generators(self.spec.train.seed, 0, 0, world.device)
@@ -84,23 +83,23 @@ class FunctionRecipe(Recipe):
         context = Context(self, begin)
         try:
             self._function(context)
-        except Unwound as unwound:
+        except AttemptEnded as unwound:
             raise unwound.cause from None
         except Exception:
-            if context.over_for is not None:  # the function had its own end of it
-                raise context.over_for from None
+            if context.ended_by is not None:  # the function replaced the exception by its own
+                raise context.ended_by from None
             raise
         return context.finish()
 
     def abandon_step(self) -> None:
-        self._forget()
+        self._release()
 
-    def _forget(self) -> None:
-        """Let go of all that the function has made: an accelerator has no room for it twice."""
+    def _release(self) -> None:
+        """Drop all objects of the function: an accelerator has no room for them twice."""
         self._registry, self._mesh, self.share = None, None, None
         self.applied_step = -1
 
-    # --- what the context asks for --------------------------------------------------------------
+    # --- FunctionHost ---------------------------------------------------------------------------
 
     @property
     def world(self) -> World:
@@ -120,18 +119,19 @@ class FunctionRecipe(Recipe):
             self._mesh = make_mesh(self.world, self.spec.detection.collective_timeout_s)
         return self._mesh
 
-    def settle(self) -> None:
-        """Nothing more will be registered."""
+    def close_registration(self) -> None:
+        """End the registration and fix the layout of the state."""
         if not self.registry.optimizers:
             raise FunctionError("register a model and its optimizer before the first step")
-        self.registry.settle(self.guard_memory.pieces(primary=self.world.rank == 0))
+        self.registry.fix_layout(self.guard_memory.pieces(primary=self.world.rank == 0))
 
     # --- state ----------------------------------------------------------------------------------
 
     def initialize(self) -> None:
-        """The state of step 0 is as the function has made it, on rank 0 where it is whole."""
+        """The state of step 0 is the one that the function built; unsharded tensors take the
+        values of rank 0."""
         if self.world.world_size > 1 and self.world.size(TENSOR_AXIS) == 1:
-            self.registry.alike_everywhere()
+            self.registry.broadcast_from_rank_zero()
         self.guard_memory.reset()
         self.applied_step = 0
 
@@ -152,7 +152,7 @@ class FunctionRecipe(Recipe):
             raise StateMismatch(
                 f"the state is of another run: {small}, here {self._small_state(step)}"
             )
-        self.guard_memory.was_read(step)
+        self.guard_memory.adopt_loaded_state(step)
         self.applied_step = step
         return step
 
@@ -175,16 +175,16 @@ class FunctionRecipe(Recipe):
             "function": self.spec.function,
         }
 
-    # --- the house's half of a step -------------------------------------------------------------
+    # --- committing a step ----------------------------------------------------------------------
 
-    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         assert self.share is not None
         phase("reduce", step)
         self._average_gradients()
         trained = self.registry.trained()
         phase("agree", step)
         agreed = agree(self._with_gradients(self.share))
-        if agreed.trip is not None and agreed.trip.decision is not Decision.REPORT:
+        if agreed.trip is not None and agreed.trip.decision is not GuardAction.REPORT:
             raise GuardTripped(agreed.trip)
         if agreed.nonfinite:
             raise NonFiniteStep(
@@ -197,36 +197,36 @@ class FunctionRecipe(Recipe):
         first = next(iter(self.registry.optimizers.values()))
         lr = float(first.param_groups[0].get("lr", math.nan))
         self.registry.step()
-        self.guard_memory.applied(step, agreed.loss, agreed.grad_norm)
+        self.guard_memory.record_step(step, agreed.loss, agreed.grad_norm)
         self.applied_step = step
         return StepOutcome(agreed=agreed, lr=lr, tokens=self.tokens)
 
     def _average_gradients(self) -> None:
-        """Of parameters that are whole on every rank. Those that are cut, FSDP has reduced."""
+        """Average the gradients of unsharded parameters; FSDP reduces those of sharded ones."""
         ranks = data_parallel(self.world)
         if ranks == 1 or self.registry.synchronizes_itself:
             return
         trained = [p for _, p, _ in self.registry.trained()]
-        whole = [_gradient(one) for one in trained if not isinstance(one, DTensor)]
+        gradients = [_gradient(p) for p in trained if not isinstance(p, DTensor)]
         group = self._data_group() if ranks < self.world.world_size else None
-        for dtype in sorted({str(one.dtype) for one in whole}):
-            alike = [one for one in whole if str(one.dtype) == dtype]
-            flat = torch.cat([one.reshape(-1) for one in alike])
+        for dtype in sorted({str(gradient.dtype) for gradient in gradients}):
+            bucket = [gradient for gradient in gradients if str(gradient.dtype) == dtype]
+            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
             dist.all_reduce(flat, group=group)
             flat /= ranks
-            means = torch.split(flat, [one.numel() for one in alike])
-            for one, mean in zip(alike, means, strict=True):
-                one.copy_(mean.view_as(one))
+            means = torch.split(flat, [gradient.numel() for gradient in bucket])
+            for gradient, mean in zip(bucket, means, strict=True):
+                gradient.copy_(mean.view_as(gradient))
 
     def _data_group(self) -> dist.ProcessGroup:
-        """The ranks that read different samples, and are alike in all other axes."""
+        """The ranks that read different samples and have the same coordinate on the tensor axis."""
         axes = tuple(axis for axis in self.world.mesh if axis != TENSOR_AXIS)
         data = self.mesh[axes]
         return (data if data.ndim == 1 else data._flatten("data")).get_group()
 
     def _with_gradients(self, share: Contribution) -> Contribution:
-        counted = [_gradient(p) for _, p, box in self.registry.trained() if box.primary]
-        grad_sq = squared_norm(counted)
+        primary = [_gradient(p) for _, p, box in self.registry.trained() if box.primary]
+        grad_sq = squared_norm(primary)
         return Contribution(
             loss_sum=share.loss_sum,
             count=share.count,
@@ -236,41 +236,41 @@ class FunctionRecipe(Recipe):
             sample_count=share.sample_count,
             nonfinite=not (math.isfinite(share.loss_sum) and math.isfinite(grad_sq)),
             loader_wait_s=share.loader_wait_s,
-            own=share.own,
+            user_metrics=share.user_metrics,
         )
 
-    def seen(self) -> Place | None:
+    def observed_nonfinite(self) -> NonfiniteOrigin | None:
         if self.share is not None and not math.isfinite(self.share.loss_sum):
-            return Place(self.world.rank, -1, 0, "", "loss", again=False)
+            return NonfiniteOrigin(self.world.rank, -1, 0, "", "loss", again=False)
         for name, parameter, _ in reversed(self.registry.trained()):
             if not all_finite([_gradient(parameter)]):
-                return Place(self.world.rank, -1, 0, name, "gradient", again=False)
+                return NonfiniteOrigin(self.world.rank, -1, 0, name, "gradient", again=False)
         return None
 
-    def trace(self, step: int) -> Place | None:
+    def trace(self, step: int) -> NonfiniteOrigin | None:
         del step
         return None  # only the function could compute the step again
 
 
 def load_function(name: str) -> Callable[[Context], object]:
-    """The function `package.module:attribute`. What its module raises on import passes unchanged;
-    FunctionError if there is no such function."""
+    """The function `package.module:attribute`. Raises FunctionError if there is no such function;
+    an exception of its module on import passes unchanged."""
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name + ".").startswith(error.name + "."):
             raise FunctionError(
-                f"function {name!r}: there is no module {error.name!r} in the code that was sent "
-                "along, nor on the nodes"
+                f"function {name!r}: there is no module {error.name!r} in the uploaded code or on "
+                "the nodes"
             ) from error
         raise
-    found: Any = module
+    target: Any = module
     for part in attribute.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
+        target = getattr(target, part, None)
+    if not callable(target):
         raise FunctionError(f"function {name!r}: {module_name} has no callable {attribute!r}")
-    function: Callable[[Context], object] = found
+    function: Callable[[Context], object] = target
     return function
 
 

@@ -1,8 +1,8 @@
-"""What a function has registered, as the state of its rank: one layout, whatever it is made of.
+"""The registered objects of a function as the state of its rank, with one layout.
 
-Parameters that an optimizer holds change only when the context takes a step, so they are copied in
-the shadow of the next one. All else (buffers, averages, schedulers) a function may change whenever
-it likes: that is copied at once, when a step is kept.
+Parameters of an optimizer change only in the context's `step`, so they are copied while the next
+step computes. A function may change everything else (buffers, averages, schedulers) at any time,
+so that is copied at once, when a step is kept.
 """
 
 from __future__ import annotations
@@ -21,80 +21,91 @@ from holdfast_workers.functions.encoding import decode, encode
 from holdfast_workers.functions.function_errors import FunctionError
 from holdfast_workers.functions.optimizer_state import OptimizerState
 from holdfast_workers.state.layout import StateLayout
-from holdfast_workers.state.rank_state import Box, Piece, RankState, Snapshot, box_of, local_of
+from holdfast_workers.state.rank_state import (
+    RankState,
+    ShardBox,
+    Snapshot,
+    StateTensor,
+    local_of,
+    shard_box_of,
+)
 
-LEAST_CAPACITY = 4096
-GROWTH = 2
-"""So much larger than when it was registered an object's state may become."""
+MIN_CAPACITY_BYTES = 4096
+CAPACITY_FACTOR = 2
+"""The factor by which an object's encoded state may grow after its registration."""
 _LENGTH_BYTES = 8
 
 
 class Registry:
-    """`coordinates`: this rank's on every axis of the mesh."""
+    """`coordinates` are this rank's coordinates on every axis of the mesh."""
 
     def __init__(self, coordinates: Mapping[str, int]) -> None:
-        self._here = coordinates
+        self._coordinates = coordinates
         self.modules: dict[str, nn.Module] = {}
         self.optimizers: dict[str, Optimizer] = {}
         self.synchronizes_itself = False
-        """Whether a wrapper of torch averages the gradients of what is whole."""
+        """Whether a torch wrapper (DDP) averages the gradients of unsharded parameters."""
         self._objects: dict[str, Any] = {}
-        self._own: list[Piece] = []
+        self._own: list[StateTensor] = []
         self._trained: dict[str, Tensor] = {}
         self._other: dict[str, Tensor] = {}
         self._copies: dict[str, Tensor] = {}
-        self._kept: list[OptimizerState] = []
+        self._optimizer_states: list[OptimizerState] = []
         self._encoded: dict[str, Tensor] = {}
         self._state: RankState | None = None
-        self._at: list[int] = []
+        self._built_on: list[int] = []
         self._stepping = False
 
-    # --- what is registered ---------------------------------------------------------------------
+    # --- registration ---------------------------------------------------------------------------
 
-    def add(self, name: str, thing: Any) -> None:
-        """Raises FunctionError for what has no state that could be kept."""
+    def add(self, name: str, part: Any) -> None:
+        """Register one part. Raises FunctionError if it has no state that can be saved."""
         if not name.isidentifier():
-            raise FunctionError(f"{name!r} is no name for a part of the state: use an identifier")
+            raise FunctionError(
+                f"{name!r} is not a valid name for a part of the state: use an identifier"
+            )
         if name in (*self.modules, *self.optimizers, *self._objects, "guards", "data", "holdfast"):
-            raise FunctionError(f"there is a {name!r} in the state already: choose another name")
-        if isinstance(thing, DistributedDataParallel):
-            thing, self.synchronizes_itself = thing.module, True
-        if isinstance(thing, nn.Module):
-            self.modules[name] = thing
-        elif isinstance(thing, Optimizer):
-            self.optimizers[name] = thing
-            thing.register_step_pre_hook(self._refuse_strangers)
-        elif callable(getattr(thing, "state_dict", None)) and hasattr(thing, "load_state_dict"):
-            self._objects[name] = thing
+            raise FunctionError(f"the state already has a part {name!r}: choose another name")
+        if isinstance(part, DistributedDataParallel):
+            part, self.synchronizes_itself = part.module, True
+        if isinstance(part, nn.Module):
+            self.modules[name] = part
+        elif isinstance(part, Optimizer):
+            self.optimizers[name] = part
+            part.register_step_pre_hook(self._refuse_outside_steps)
+        elif callable(getattr(part, "state_dict", None)) and hasattr(part, "load_state_dict"):
+            self._objects[name] = part
         else:
             raise FunctionError(
-                f"{name} ({type(thing).__qualname__}) has no state_dict and load_state_dict: "
-                "register modules, optimizers, and what has both"
+                f"{name} ({type(part).__qualname__}) has no state_dict and load_state_dict: "
+                "register modules, optimizers, and objects that have both"
             )
 
-    def settle(self, own: Sequence[Piece]) -> None:
-        """Nothing more will be registered; the layout is fixed. `own`: pieces of the house."""
+    def fix_layout(self, own: Sequence[StateTensor]) -> None:
+        """End the registration. `own` are the parts of the state that Holdfast adds itself."""
         self._own = list(own)
-        owned = {id(p) for one in self.optimizers.values() for p in _parameters(one)}
+        owned = {id(p) for optimizer in self.optimizers.values() for p in _parameters(optimizer)}
         for prefix, module in self.modules.items():
             for name, tensor in _tensors(module):
                 group = self._trained if id(tensor) in owned else self._other
                 group[f"{prefix}.{name}"] = tensor
         names = {id(tensor): name for name, tensor in self._trained.items()}
         with self.stepping():
-            self._kept = [
-                OptimizerState(name, one, [(_named(names, p, name), p) for p in _parameters(one)])
-                for name, one in self.optimizers.items()
+            self._optimizer_states = [
+                OptimizerState(
+                    name, optimizer, [(_named(names, p, name), p) for p in _parameters(optimizer)]
+                )
+                for name, optimizer in self.optimizers.items()
             ]
         for name, tensor in self._other.items():
             self._copies[name] = local_of(tensor).clone()
-        for name, raw in self._objects_now():
+        for name, raw in self._encoded_objects():
             self._encoded[name] = torch.zeros(_capacity(raw), dtype=torch.uint8)
         self._refresh()
         self._rebuild()
 
-    def alike_everywhere(self) -> None:
-        """Give all ranks the first one's values of what is not cut. Collective."""
+    def broadcast_from_rank_zero(self) -> None:
+        """Copy rank 0's values of all unsharded tensors to all ranks. Collective."""
         with torch.no_grad():
             for tensor in (*self._trained.values(), *self._other.values()):
                 if not isinstance(tensor, DTensor):
@@ -104,36 +115,36 @@ class Registry:
 
     @property
     def layout(self) -> StateLayout:
-        return self._whole().layout
+        return self._current_state().layout
 
     def freeze(self, small: dict[str, Any]) -> Snapshot:
         self._refresh()
-        return self._whole().freeze(small)
+        return self._current_state().freeze(small)
 
     def digest(self, small: dict[str, Any]) -> str:
         self._refresh()
-        return self._whole().digest(small)
+        return self._current_state().digest(small)
 
     def read(self, payload: memoryview) -> dict[str, Any]:
-        """Take over a payload, in place; the small state in it."""
+        """Load a payload, in place, and return its small state."""
         self._refresh()
-        small = self._whole().read(payload)
+        small = self._current_state().read(payload)
         with torch.no_grad():
             for name, tensor in self._other.items():
                 local_of(tensor).copy_(self._copies[name])
-        kept = {name: decode(_unpacked(buffer)) for name, buffer in self._encoded.items()}
-        for name, state in zip(self.optimizers, self._kept, strict=True):
-            state.put(kept[name])
-        for name, thing in self._objects.items():
-            thing.load_state_dict(kept[name])
+        decoded = {name: decode(_unpacked(buffer)) for name, buffer in self._encoded.items()}
+        for name, state in zip(self.optimizers, self._optimizer_states, strict=True):
+            state.restore_plain(decoded[name])
+        for name, part in self._objects.items():
+            part.load_state_dict(decoded[name])
         return small
 
     # --- the step -------------------------------------------------------------------------------
 
-    def trained(self) -> list[tuple[str, Tensor, Box]]:
-        """Parameters that an optimizer holds and that have a gradient."""
+    def trained(self) -> list[tuple[str, Tensor, ShardBox]]:
+        """The parameters that belong to an optimizer and have a gradient."""
         return [
-            (name, tensor, box_of(tensor, self._here))
+            (name, tensor, shard_box_of(tensor, self._coordinates))
             for name, tensor in self._trained.items()
             if tensor.grad is not None
         ]
@@ -142,13 +153,13 @@ class Registry:
         return dict(self._trained)
 
     def step(self) -> None:
-        """Every optimizer takes one, and gradients are dropped."""
+        """Step every optimizer and clear the gradients."""
         with self.stepping():
-            for one in self.optimizers.values():
-                one.step()
-        self.forget_gradients()
+            for optimizer in self.optimizers.values():
+                optimizer.step()
+        self.clear_gradients()
 
-    def forget_gradients(self) -> None:
+    def clear_gradients(self) -> None:
         for module in self.modules.values():
             for parameter in module.parameters():
                 parameter.grad = None
@@ -159,71 +170,75 @@ class Registry:
     def allow_steps(self, allowed: bool) -> None:
         self._stepping = allowed
 
-    def _refuse_strangers(self, *_: object) -> None:
+    def _refuse_outside_steps(self, *_: object) -> None:
         if not self._stepping:
             raise FunctionError(
-                "an optimizer of this job was told to step: leave that to the context's step(), "
-                "which does so once all ranks have agreed"
+                "step() of a registered optimizer was called: leave that to the context's step(), "
+                "which steps it once all ranks have agreed"
             )
 
-    # --- parts ----------------------------------------------------------------------------------
+    # --- internal -------------------------------------------------------------------------------
 
-    def _whole(self) -> RankState:
+    def _current_state(self) -> RankState:
         if self._state is None:
             raise FunctionError("nothing has been registered")
-        if self._at != self._addresses():  # an optimizer has made its state, or made it anew
+        if self._built_on != self._addresses():  # an optimizer created or replaced its state
             self._rebuild()
         return self._state
 
     def _rebuild(self) -> None:
         before = self._state.layout if self._state is not None else None
         self._state = RankState(list(self._pieces()))
-        self._at = self._addresses()
+        self._built_on = self._addresses()
         if before is not None and before != self._state.layout:
             raise FunctionError(
-                "the state is of another shape than when the first step was asked for: register "
-                "all of it before, with the sizes it keeps"
+                "the shape of the state has changed since the first step: register everything "
+                "before, with its final sizes"
             )
 
     def _addresses(self) -> list[int]:
-        """Where the tensors are that may be replaced by others."""
-        trained = [local_of(one).data_ptr() for one in self._trained.values()]
-        kept = [local_of(t).data_ptr() for one in self._kept for _, t, _ in one.tensors()]
-        return trained + kept
+        """The addresses of the tensors that may be replaced by others."""
+        trained = [local_of(tensor).data_ptr() for tensor in self._trained.values()]
+        states = [
+            local_of(tensor).data_ptr()
+            for state in self._optimizer_states
+            for _, tensor, _ in state.tensors()
+        ]
+        return trained + states
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _pieces(self) -> Iterator[StateTensor]:
         for name, tensor in self._trained.items():
-            yield Piece(name, local_of(tensor), box_of(tensor, self._here))
+            yield StateTensor(name, local_of(tensor), shard_box_of(tensor, self._coordinates))
         for name, copy in self._copies.items():
-            yield Piece(name, copy, box_of(self._other[name], self._here))
-        for one in self._kept:
-            for name, tensor, parameter in one.tensors():
-                yield Piece(name, local_of(tensor), self._box_beside(tensor, parameter))
+            yield StateTensor(name, copy, shard_box_of(self._other[name], self._coordinates))
+        for state in self._optimizer_states:
+            for name, tensor, parameter in state.tensors():
+                yield StateTensor(name, local_of(tensor), self._box_beside(tensor, parameter))
         yield from self._own
-        primary = not any(self._here.values())
+        primary = not any(self._coordinates.values())
         for name, buffer in self._encoded.items():
             shape = (buffer.numel(),)
-            yield Piece(f"object.{name}", buffer, Box(shape, (0,), shape, primary))
+            yield StateTensor(f"object.{name}", buffer, ShardBox(shape, (0,), shape, primary))
 
-    def _box_beside(self, tensor: Tensor, parameter: Tensor) -> Box:
-        """A local tensor beside one that is cut is cut as that one is."""
-        box = box_of(tensor, self._here)
+    def _box_beside(self, tensor: Tensor, parameter: Tensor) -> ShardBox:
+        """The box of an optimizer's tensor; it is sharded like its parameter."""
+        box = shard_box_of(tensor, self._coordinates)
         if isinstance(parameter, DTensor) and not isinstance(tensor, DTensor) and tensor.dim():
-            raise FunctionError("an optimizer keeps whole tensors of a parameter that is cut")
+            raise FunctionError("an optimizer stores unsharded tensors for a sharded parameter")
         return box
 
-    def _objects_now(self) -> Iterator[tuple[str, bytes]]:
-        for name, one in zip(self.optimizers, self._kept, strict=True):
-            yield name, encode(one.plain(), name)
-        for name, thing in self._objects.items():
-            yield name, encode(thing.state_dict(), name)
+    def _encoded_objects(self) -> Iterator[tuple[str, bytes]]:
+        for name, state in zip(self.optimizers, self._optimizer_states, strict=True):
+            yield name, encode(state.plain(), name)
+        for name, part in self._objects.items():
+            yield name, encode(part.state_dict(), name)
 
     def _refresh(self) -> None:
-        """Copy what may change at any time."""
+        """Copy the parts that may change at any time."""
         with torch.no_grad():
             for name, tensor in self._other.items():
                 self._copies[name].copy_(local_of(tensor))
-        for name, raw in self._objects_now():
+        for name, raw in self._encoded_objects():
             _pack(name, raw, self._encoded[name])
 
 
@@ -239,36 +254,38 @@ class _Stepping:
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [one for group in optimizer.param_groups for one in group["params"]]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and what its state_dict has beside them, each once."""
+    """The module's parameters and persistent buffers, each once."""
     yield from module.named_parameters()
-    kept = module.state_dict(keep_vars=True)
+    persistent = module.state_dict(keep_vars=True)
     for name, tensor in module.named_buffers():
-        if name in kept:
+        if name in persistent:
             yield name, tensor
 
 
 def _named(names: Mapping[int, str], parameter: Tensor, optimizer: str) -> str:
     if id(parameter) not in names:
         raise FunctionError(
-            f"{optimizer} holds a parameter of no registered module: register that module too"
+            f"{optimizer} has a parameter of no registered module: register that module too"
         )
     return names[id(parameter)]
 
 
 def _capacity(raw: bytes) -> int:
-    return -(-(GROWTH * len(raw) + _LENGTH_BYTES) // LEAST_CAPACITY) * LEAST_CAPACITY
+    return (
+        -(-(CAPACITY_FACTOR * len(raw) + _LENGTH_BYTES) // MIN_CAPACITY_BYTES) * MIN_CAPACITY_BYTES
+    )
 
 
 def _pack(name: str, raw: bytes, buffer: Tensor) -> None:
     room = buffer.numel() - _LENGTH_BYTES
     if len(raw) > room:
         raise FunctionError(
-            f"the state of {name} has grown to {len(raw)} bytes; there is room for {room}: keep "
-            "what grows in tensors of a module, or register it when it has its full size"
+            f"the state of {name} has grown to {len(raw)} bytes; there is room for {room}: store "
+            "growing data in tensors of a module, or register the object at its full size"
         )
     whole = len(raw).to_bytes(_LENGTH_BYTES, "little") + raw
     buffer.zero_()

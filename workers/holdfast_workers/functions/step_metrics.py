@@ -1,4 +1,4 @@
-"""Numbers that a function tells of its steps: what they may be called, and what they may be."""
+"""The metrics that a function reports with its steps: valid names and valid values."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from torch import Tensor
 
 from holdfast_workers.functions.function_errors import FunctionError
 
-MOST = 32
-"""Different names in one call of the function."""
+MAX_NAMES = 32
+"""Different names that one call of the function may use."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_./-]{0,63}")
-TAKEN = frozenset(
+RESERVED_NAMES = frozenset(
     {
         *("at", "attempt", "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second"),
         *("step_time_s", "loader_wait_s", "checkpoint_wait_s", "compute_s", "samples"),
         *("digest", "protected_step", "mfu", "own"),
     }
 )
-"""Names of what the house measures itself."""
+"""Names of the values that Holdfast measures itself."""
 
 
-class OwnMetrics:
-    """Knows which names there have been."""
+class UserMetrics:
+    """Validates the metrics of each step and counts the names used so far."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
 
-    def checked(self, given: Mapping[str, float | Tensor]) -> dict[str, float]:
-        """Those that are finite: what is not finite was not measured. Raises FunctionError."""
+    def validated(self, given: Mapping[str, float | Tensor]) -> dict[str, float]:
+        """The finite metrics; a value that is not finite is left out. Raises FunctionError."""
         for name in given:
             _check_name(name)
         self._names |= set(given)
-        if len(self._names) > MOST:
+        if len(self._names) > MAX_NAMES:
             raise FunctionError(
-                f"step(metrics=...) was given more than {MOST} different names: a name is a "
+                f"step(metrics=...) was given more than {MAX_NAMES} different names: a name is a "
                 "series, so it must not contain the step or a sample"
             )
         values = {name: _number(name, value) for name, value in given.items()}
@@ -47,10 +47,10 @@ class OwnMetrics:
 def _check_name(name: object) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise FunctionError(
-            f"{name!r} is no name for a metric: up to 64 letters, digits and any of _ . / -, "
-            "a letter first"
+            f"{name!r} is not a valid metric name: use up to 64 letters, digits and any of "
+            "_ . / -, beginning with a letter"
         )
-    if name in TAKEN:
+    if name in RESERVED_NAMES:
         raise FunctionError(f"{name!r} is measured by Holdfast itself: choose another name")
 
 
@@ -60,6 +60,6 @@ def _number(name: str, value: object) -> float:
     if isinstance(value, numbers.Real):  # NumPy's and Python's own
         return float(value)
     raise FunctionError(
-        f"the metric {name!r} is a {type(value).__qualname__}: give a number, or a tensor of one "
+        f"the metric {name!r} is a {type(value).__qualname__}: pass a number, or a tensor of one "
         "element"
     )

@@ -1,4 +1,4 @@
 """Node health: probes of GPUs and host, evaluation into findings, the pre-flight check.
 
-"Not measured" is never taken for healthy.
+A value that was not measured is never taken for healthy.
 """

@@ -1,7 +1,8 @@
-"""From readings to findings. Pure: the same readings give the same findings.
+"""Evaluates health readings into findings. Pure: the same readings give the same findings.
 
-Promises: what was not measured gives no finding, neither good nor bad; counters count only for
-what they grew by while somebody looked; a device's own fault makes a node unfit, a program's not.
+A value that was not measured gives no finding, neither good nor bad. A counter matters only by its
+growth between two readings. A fault of the device makes a node unfit; a fault of a program does
+not.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from dataclasses import dataclass
 
 from holdfast_workers.health.findings import (
     DeviceReading,
-    Finding,
+    HealthFinding,
+    HealthSnapshot,
     HostReading,
     Level,
     NetworkReading,
-    Observed,
     Xid,
 )
 from holdfast_workers.health.xid import LEVELS, XidClass, meaning
@@ -25,35 +26,35 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class HealthLimits:
-    """From where on something is worth a finding. Shares from 0 to 1, times in seconds."""
+    """The thresholds of findings. Shares from 0 to 1, times in seconds."""
 
     window_s: float = 600.0
-    """Over which the growth of counters is looked at, and programs' XIDs are remembered."""
+    """The window for the growth of counters, and for which the XIDs of programs are remembered."""
     nvlink_errors: int = 100
     pcie_replays: int = 1000
     leaked_bytes: int = 1024 * MIB
-    """Memory of a device that is in use though no process uses it."""
+    """Device memory that is in use although no process uses the device."""
     stalled_share: float = 0.10
-    """Of the last minute, in which every task of the machine waited for memory."""
+    """The share of the last minute in which every task of the machine waited for memory."""
     memory_available_share: float = 0.02
     disk_free_share: float = 0.02
     disk_free_bytes: int = 1024 * MIB
-    """A disk is full only if it has less than both."""
+    """A disk counts as full only below both of its limits."""
     handles_share: float = 0.90
     clock_jump_s: float = 1.0
     io_errors: int = 1
     packet_error_share: float = 0.001
     packet_errors: int = 100
-    """Fewer are no finding, whatever their share."""
+    """Fewer packet errors give no finding, whatever their share."""
 
 
 def evaluate(
-    earlier: Observed, now: Observed, xids: Iterable[Xid], limits: HealthLimits
-) -> tuple[Finding, ...]:
-    """Findings of `now`, and of what changed since `earlier` (at most a window before, perhaps the
-    same). `xids`, with `at` in the same clock: all that were heard in this life."""
+    earlier: HealthSnapshot, now: HealthSnapshot, xids: Iterable[Xid], limits: HealthLimits
+) -> tuple[HealthFinding, ...]:
+    """Findings of `now`, and of the changes since `earlier` (at most a window before; may be the
+    same). `xids`: all XIDs received by this process, with `at` in the same clock."""
     found = list(_of_xids(xids, now.at, limits))
-    before = {one.device: one for one in earlier.devices or ()}
+    before = {device.device: device for device in earlier.devices or ()}
     for device in now.devices or ():
         found += _of_device(before.get(device.device, device), device, now.workers, limits)
     found += _of_host(earlier.host, now.host, limits)
@@ -62,22 +63,22 @@ def evaluate(
     return tuple(found)
 
 
-def _of_xids(xids: Iterable[Xid], now: float, limits: HealthLimits) -> Iterator[Finding]:
-    """One finding per device and number. A device's own fault counts until it is looked after."""
+def _of_xids(xids: Iterable[Xid], now: float, limits: HealthLimits) -> Iterator[HealthFinding]:
+    """One finding for each device and number. A fault of the device itself never expires."""
     seen: dict[tuple[str, int], int] = {}
-    for one in xids:
-        kind = meaning(one.number).kind
+    for xid in xids:
+        kind = meaning(xid.number).kind
         lasting = kind in (XidClass.HARDWARE, XidClass.LOST)
-        if lasting or one.at > now - limits.window_s:
-            seen[one.device, one.number] = seen.get((one.device, one.number), 0) + 1
+        if lasting or xid.at > now - limits.window_s:
+            seen[xid.device, xid.number] = seen.get((xid.device, xid.number), 0) + 1
     for (device, number), times in seen.items():
         means = meaning(number)
         again = f", {times} times" if times > 1 else ""
-        yield Finding(
+        yield HealthFinding(
             "accelerator",
             "xid",
             LEVELS[means.kind],
-            f"XID {number} ({means.kind}: {means.words}) of {device}{again}",
+            f"XID {number} ({means.kind}: {means.description}) of {device}{again}",
             where=device,
             code=number,
             lost=means.kind is XidClass.LOST,
@@ -86,13 +87,13 @@ def _of_xids(xids: Iterable[Xid], now: float, limits: HealthLimits) -> Iterator[
 
 def _of_device(
     before: DeviceReading, now: DeviceReading, workers: int, limits: HealthLimits
-) -> Iterator[Finding]:
-    def found(kind: str, level: Level, what: str, *, lost: bool = False) -> Finding:
-        said = f"{what} on {now.device}"
-        return Finding("accelerator", kind, level, said, where=now.device, lost=lost)
+) -> Iterator[HealthFinding]:
+    def found(kind: str, level: Level, what: str, *, lost: bool = False) -> HealthFinding:
+        message = f"{what} on {now.device}"
+        return HealthFinding("accelerator", kind, level, message, where=now.device, lost=lost)
 
     if now.lost:
-        yield found("lost", Level.UNFIT, "the driver reaches no device any more", lost=True)
+        yield found("lost", Level.UNFIT, "the driver cannot reach the device any more", lost=True)
         return
     if errors := _growth(before.ecc_uncorrected, now.ecc_uncorrected):
         yield found("ecc", Level.UNFIT, f"{errors} uncorrectable memory errors")
@@ -108,32 +109,34 @@ def _of_device(
         yield found("nvlink", Level.SUSPECT, f"{errors} NVLink errors in {limits.window_s:g} s")
     if (replays := _growth(before.pcie_replays, now.pcie_replays) or 0) >= limits.pcie_replays:
         yield found("pcie", Level.SUSPECT, f"{replays} PCIe replays in {limits.window_s:g} s")
-    # A container may hide processes: beside living workers an empty list tells nothing.
+    # A container may hide processes: while workers live, an empty list proves nothing.
     alone = now.processes == 0 and before.processes == 0 and workers == 0
     if alone and min(before.memory_used or 0, now.memory_used or 0) >= limits.leaked_bytes:
         used = (now.memory_used or 0) // MIB
         yield found("leak", Level.SUSPECT, f"{used} MiB in use, and no process uses it")
 
 
-def _of_clocks(now: DeviceReading) -> Iterator[Finding]:
-    """Heat and lack of power are the machine's fault; a power cap is somebody's setting."""
+def _of_clocks(now: DeviceReading) -> Iterator[HealthFinding]:
+    """Heat and lack of power are faults of the machine; a power cap is a setting."""
     reasons = now.throttle or frozenset()
     heat = f" at {now.temperature_c} °C" if now.temperature_c is not None else ""
-    for kind, level, words in (
-        ("hw_thermal", Level.SUSPECT, f"clocks halved for heat{heat}"),
+    for kind, level, text in (
+        ("hw_thermal", Level.SUSPECT, f"clocks halved because of heat{heat}"),
         ("power_brake", Level.SUSPECT, "clocks halved by the power supply's brake"),
         ("hw_slowdown", Level.SUSPECT, "clocks lowered by the hardware"),
-        ("sw_thermal", Level.NOTE, f"clocks lowered for heat{heat}"),
+        ("sw_thermal", Level.NOTE, f"clocks lowered because of heat{heat}"),
         ("power_cap", Level.NOTE, "clocks lowered by the power limit"),
     ):
         if kind in reasons:
-            what = f"{words} on {now.device}"
-            yield Finding("accelerator", kind, level, what, where=now.device)
+            what = f"{text} on {now.device}"
+            yield HealthFinding("accelerator", kind, level, what, where=now.device)
 
 
-def _of_host(before: HostReading, now: HostReading, limits: HealthLimits) -> Iterator[Finding]:
-    def found(kind: str, level: Level, what: str, where: str = "") -> Finding:
-        return Finding("host", kind, level, what, where=where)
+def _of_host(
+    before: HostReading, now: HostReading, limits: HealthLimits
+) -> Iterator[HealthFinding]:
+    def found(kind: str, level: Level, what: str, where: str = "") -> HealthFinding:
+        return HealthFinding("host", kind, level, what, where=where)
 
     if now.stalled_share is not None and now.stalled_share >= limits.stalled_share:
         share = f"{now.stalled_share:.0%} of the last minute all tasks waited for memory"
@@ -160,9 +163,9 @@ def _of_host(before: HostReading, now: HostReading, limits: HealthLimits) -> Ite
 
 def _of_network(
     before: NetworkReading, now: NetworkReading, limits: HealthLimits
-) -> Iterator[Finding]:
-    def found(kind: str, what: str) -> Finding:
-        return Finding("network", kind, Level.SUSPECT, what, where=now.interface)
+) -> Iterator[HealthFinding]:
+    def found(kind: str, what: str) -> HealthFinding:
+        return HealthFinding("network", kind, Level.SUSPECT, what, where=now.interface)
 
     if now.up is False:
         yield found("link", f"{now.interface} is down")
@@ -174,13 +177,13 @@ def _of_network(
 
 
 def _growth(before: int | None, now: int | None) -> int | None:
-    """By how much a counter grew; None if it was not measured. One that went back was reset, and
+    """The growth of a counter; None if it was not measured. A counter that went back was reset, and
     counts from zero."""
     if before is None or now is None:
         return None
     return now - before if now >= before else now
 
 
-def changed(before: Sequence[Finding], now: Sequence[Finding]) -> bool:
-    """Whether there is something new to tell: numbers alone are not."""
-    return {one.key for one in before} != {one.key for one in now}
+def changed(before: Sequence[HealthFinding], now: Sequence[HealthFinding]) -> bool:
+    """Whether findings came or went. Findings that differ only in their numbers are the same."""
+    return {finding.key for finding in before} != {finding.key for finding in now}

@@ -1,6 +1,6 @@
-"""What is known of a node's health: readings as probes took them, findings as they were judged.
+"""Records of a node's health: readings, as probes measured them, and findings, as evaluated.
 
-A value that could not be measured is None: it is never read as zero, nor as healthy.
+A value that could not be measured is None: it never counts as zero, nor as healthy.
 """
 
 from __future__ import annotations
@@ -12,48 +12,48 @@ from typing import Any
 
 
 class Level(StrEnum):
-    """How bad a finding is, mildest first."""
+    """The severity of a finding, mildest first."""
 
-    NOTE = "note"  # worth knowing; no reason to do anything
-    SUSPECT = "suspect"  # may become worse, or explain a fault; the node stays in use
-    UNFIT = "unfit"  # nothing should be trained here as long as there is another node
+    NOTE = "note"  # for information; needs no action
+    SUSPECT = "suspect"  # may get worse, or explain a fault; the node stays in use
+    UNFIT = "unfit"  # no rank should run here while another node is available
 
 
 @dataclass(frozen=True)
-class Finding:
+class HealthFinding:
     probe: str  # "accelerator", "host", "network", "preflight", "exchange"
-    kind: str  # of the finding, one of the probe's closed set
+    kind: str  # one of the probe's closed set of findings
     level: Level
-    what: str  # in words, with the numbers
+    what: str  # a message with the numbers
     where: str = ""  # device, folder or interface
     code: int | None = None  # XID number
-    lost: bool = False  # what ranks need is gone: none can go on here
+    lost: bool = False  # a resource that ranks need is gone: no rank can continue here
 
     @property
     def key(self) -> tuple[str, str, str, str, int | None]:
-        """What makes two findings the same one, whatever their numbers have become."""
+        """The identity of a finding, whatever its numbers are."""
         return (self.probe, self.kind, self.level, self.where, self.code)
 
     def data(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Finding:
+    def from_data(cls, data: Mapping[str, Any]) -> HealthFinding:
         return cls(**{**data, "level": Level(data["level"])})
 
 
-def is_unfit(findings: Iterable[Finding]) -> bool:
-    return any(one.level is Level.UNFIT for one in findings)
+def is_unfit(findings: Iterable[HealthFinding]) -> bool:
+    return any(finding.level is Level.UNFIT for finding in findings)
 
 
-def in_words(findings: Iterable[Finding], level: Level = Level.UNFIT) -> str:
-    """What the findings of a level say, as one line."""
-    return "; ".join(one.what for one in findings if one.level is level)
+def messages_of(findings: Iterable[HealthFinding], level: Level = Level.UNFIT) -> str:
+    """The messages of the findings of a level, as one line."""
+    return "; ".join(finding.what for finding in findings if finding.level is level)
 
 
 @dataclass(frozen=True)
 class Xid:
-    """An error that the driver reported of a device."""
+    """An error of a device, as the driver reported it."""
 
     device: str
     number: int
@@ -62,20 +62,20 @@ class Xid:
 
 @dataclass(frozen=True)
 class DeviceReading:
-    """One accelerator. Counters count from the driver's start."""
+    """The values of an accelerator. Counters count from the driver's start."""
 
     device: str  # its UUID
-    lost: bool = False  # the driver says that it is gone, or needs a reset
+    lost: bool = False  # the driver reports it as gone, or as needing a reset
     ecc_uncorrected: int | None = None
     remap_pending: bool | None = None  # memory rows are to be replaced at the next reset
-    remap_failed: bool | None = None  # there was no spare row left
+    remap_failed: bool | None = None  # no spare row was left
     throttle: frozenset[str] | None = None  # reasons for lower clocks at this moment
     temperature_c: int | None = None
     nvlink_errors: int | None = None  # replays, recoveries and CRC errors of all links
     pcie_replays: int | None = None
     memory_used: int | None = None
     memory_total: int | None = None
-    processes: int | None = None  # that the driver sees on it
+    processes: int | None = None  # number of processes that the driver sees on it
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class HostReading:
 
 @dataclass(frozen=True)
 class NetworkReading:
-    """The interface that training goes over."""
+    """The values of the network interface that training uses."""
 
     interface: str
     up: bool | None = None
@@ -107,11 +107,11 @@ class NetworkReading:
 
 
 @dataclass(frozen=True)
-class Observed:
-    """All that was read at one moment (`time.monotonic()`)."""
+class HealthSnapshot:
+    """All values that were read at time `at` (`time.monotonic()`)."""
 
     at: float
-    devices: tuple[DeviceReading, ...] | None = None  # None: there is no library to ask
+    devices: tuple[DeviceReading, ...] | None = None  # None: NVML is not available
     host: HostReading = field(default_factory=HostReading)
     network: NetworkReading | None = None
-    workers: int = 0  # of this agent, alive
+    workers: int = 0  # the agent's live workers

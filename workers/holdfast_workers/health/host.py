@@ -1,7 +1,6 @@
-"""The machine and its network, as the kernel tells of them. Observes; judges nothing.
+"""Reads the machine's and its network's values from the kernel. Does not evaluate them.
 
-`root` is where /proc and /sys lie. What is not there, or says something else than it should, is
-not measured.
+`root` is the folder of /proc and /sys. A file that is missing or cannot be parsed gives no value.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ PACKETS = ("rx_packets", "tx_packets")
 
 
 def read_host(folders: Iterable[str], root: Path = ROOT) -> HostReading:
-    """`folders`: those whose disks are to have room."""
+    """Read the machine's values. `folders`: folders whose disks need free space."""
     memory = _memory(root)
     disks = (_disk(folder) for folder in dict.fromkeys(folders))
     return HostReading(
@@ -54,22 +53,22 @@ def _stalled_share(root: Path) -> float | None:
 
 
 def _memory(root: Path) -> dict[str, int]:
-    """Of /proc/meminfo, in bytes."""
+    """The fields of /proc/meminfo, in bytes."""
     found: dict[str, int] = {}
     for line in (_text(root / "proc/meminfo") or "").splitlines():
         name, _, value = line.partition(":")
-        words = value.split()
-        if words and words[0].isdigit():
-            found[name] = int(words[0]) * (1024 if words[-1] == "kB" else 1)
+        parts = value.split()
+        if parts and parts[0].isdigit():
+            found[name] = int(parts[0]) * (1024 if parts[-1] == "kB" else 1)
     return found
 
 
 def _disk(folder: str) -> DiskReading | None:
-    """Of a folder that is yet to be made: the disk that it will lie on."""
+    """The disk of a folder; if the folder does not exist yet, the disk on which it will be made."""
     path = Path(folder)
     try:
-        there = next((one for one in (path, *path.parents) if one.exists()), path)
-        found = os.statvfs(there)
+        existing = next((folder for folder in (path, *path.parents) if folder.exists()), path)
+        found = os.statvfs(existing)
     except OSError:
         return None
     size = found.f_frsize
@@ -77,14 +76,14 @@ def _disk(folder: str) -> DiskReading | None:
 
 
 def _handles(root: Path) -> tuple[int, int] | None:
-    words = (_text(root / "proc/sys/fs/file-nr") or "").split()
-    if len(words) != 3 or not all(word.isdigit() for word in words):
+    parts = (_text(root / "proc/sys/fs/file-nr") or "").split()
+    if len(parts) != 3 or not all(part.isdigit() for part in parts):
         return None
-    return int(words[0]), int(words[2])
+    return int(parts[0]), int(parts[2])
 
 
 def _io_errors(root: Path) -> int | None:
-    """Counted per device by those drivers that do, in hexadecimal."""
+    """The sum over all devices whose drivers count errors (in hexadecimal)."""
     found: list[int] = []
     for path in (root / "sys/block").glob("*/device/ioerr_cnt"):
         try:
@@ -95,7 +94,8 @@ def _io_errors(root: Path) -> int | None:
 
 
 def _up(folder: Path) -> bool | None:
-    """Whether the link is up; an interface without a link of its own (loopback) says unknown."""
+    """Whether the link is up. The kernel reports `unknown` for an interface without a link
+    (loopback), which counts as up."""
     state = (_text(folder / "operstate") or "").strip()
     if state in ("down", "lowerlayerdown", "notpresent"):
         return False
@@ -103,7 +103,8 @@ def _up(folder: Path) -> bool | None:
 
 
 def _sum(paths: Iterable[Path]) -> int | None:
-    """None as soon as one of them cannot be read: a part would be taken for the whole."""
+    """The sum of the numbers in the files; None if any cannot be read: a partial sum would pass for
+    the whole."""
     total = 0
     for path in paths:
         text = (_text(path) or "").strip()

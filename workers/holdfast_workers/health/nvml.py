@@ -2,7 +2,7 @@
 """Accelerators, asked through NVML. Observes; judges nothing.
 
 `Nvml` is what is used of NVIDIA's library: the module `pynvml` has it, and so has whatever stands
-in for it in tests. Every question may fail for itself (not supported, no permission): its value
+in for it in tests. Every function may fail for itself (not supported, no permission): its value
 is then not measured, and the others are.
 """
 
@@ -33,7 +33,7 @@ UNCORRECTED, SINCE_DRIVER_START = 1, 0  # nvmlMemoryErrorType, nvmlEccCounterTyp
 
 
 class Nvml(Protocol):
-    """The functions and the error class of NVML that are used, under their own names."""
+    """The functions and error classes of NVML that are used, under their own names."""
 
     NVMLError: type[Exception]
     NVMLError_GpuIsLost: type[Exception]
@@ -58,57 +58,60 @@ class Nvml(Protocol):
     def nvmlEventSetFree(self, events: Any, /) -> None: ...
 
 
-class NoLibrary(WorkersError):
-    """The library is not installed, or finds no driver: nothing can be measured."""
+class NvmlUnavailable(WorkersError):
+    """NVML is not installed, or finds no driver: no device can be measured."""
 
 
 class Accelerators:
-    """The devices of this node that are the job's. One thread at a time."""
+    """The devices of this node that belong to the job. Not thread-safe."""
 
     def __init__(self, nvml: Nvml, environment: Mapping[str, str]) -> None:
-        """Raises NoLibrary. `environment` says which devices are ours: CUDA_VISIBLE_DEVICES."""
+        """Raises NvmlUnavailable. `environment` selects the devices by CUDA_VISIBLE_DEVICES."""
         self._nvml = nvml
         try:
             nvml.nvmlInit()
             self._devices = _visible(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
         except (nvml.NVMLError, OSError) as error:
-            raise NoLibrary(f"NVML: {error}") from error
+            raise NvmlUnavailable(f"NVML: {error}") from error
         self._events = self._listen()
 
     @classmethod
     def of_this_node(cls) -> Accelerators:
-        """Through the real library. Raises NoLibrary."""
+        """The devices according to the installed NVML. Raises NvmlUnavailable."""
         return cls(importlib.import_module("pynvml"), os.environ)
 
     def read(self) -> tuple[DeviceReading, ...]:
         return tuple(self._read(uuid, device) for uuid, device in self._devices.items())
 
     def xids(self, now: float) -> tuple[Xid, ...]:
-        """Errors that came since the last call; none, too, where the driver tells of none."""
+        """Errors that arrived since the last call; empty where the driver does not report
+        errors."""
         if self._events is None:
             return ()
         found: list[Xid] = []
         for _ in range(EVENTS_AT_A_TIME):
             try:
                 event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
-            except self._nvml.NVMLError:  # none is waiting, mostly; a lost device shows when read
+            except (
+                self._nvml.NVMLError
+            ):  # usually no event is waiting; a lost device shows in `read`
                 break
             if event.eventType & XID_EVENT:
-                uuid = self._asked(self._nvml.nvmlDeviceGetUUID, event.device)
+                uuid = self._query(self._nvml.nvmlDeviceGetUUID, event.device)
                 found.append(Xid(uuid or "a lost device", int(event.eventData), now))
         return tuple(found)
 
     def close(self) -> None:
         if self._events is not None:
-            self._asked(self._nvml.nvmlEventSetFree, self._events)
-        self._asked(self._nvml.nvmlShutdown)
+            self._query(self._nvml.nvmlEventSetFree, self._events)
+        self._query(self._nvml.nvmlShutdown)
 
     def _listen(self) -> Any | None:
-        """An event set that hears of XIDs; None where the driver offers none."""
-        events = self._asked(self._nvml.nvmlEventSetCreate)
+        """An event set that receives XIDs; None if the driver does not support it."""
+        events = self._query(self._nvml.nvmlEventSetCreate)
         if events is not None:
             for device in self._devices.values():
-                self._asked(self._nvml.nvmlDeviceRegisterEvents, device, XID_EVENT, events)
+                self._query(self._nvml.nvmlDeviceRegisterEvents, device, XID_EVENT, events)
         return events
 
     def _read(self, uuid: str, device: Any) -> DeviceReading:
@@ -119,42 +122,44 @@ class Accelerators:
             return DeviceReading(uuid, lost=True)
         except nvml.NVMLError:
             return DeviceReading(uuid)
-        rows = self._asked(nvml.nvmlDeviceGetRemappedRows, device)
-        reasons = self._asked(nvml.nvmlDeviceGetCurrentClocksEventReasons, device)
-        memory = self._asked(nvml.nvmlDeviceGetMemoryInfo, device)
-        processes = self._asked(nvml.nvmlDeviceGetComputeRunningProcesses, device)
+        rows = self._query(nvml.nvmlDeviceGetRemappedRows, device)
+        reasons = self._query(nvml.nvmlDeviceGetCurrentClocksEventReasons, device)
+        memory = self._query(nvml.nvmlDeviceGetMemoryInfo, device)
+        processes = self._query(nvml.nvmlDeviceGetComputeRunningProcesses, device)
         return DeviceReading(
             uuid,
-            ecc_uncorrected=self._asked(
+            ecc_uncorrected=self._query(
                 nvml.nvmlDeviceGetTotalEccErrors, device, UNCORRECTED, SINCE_DRIVER_START
             ),
             remap_pending=None if rows is None else bool(rows[2]),
             remap_failed=None if rows is None else bool(rows[3]),
             throttle=None if reasons is None else _reasons(reasons),
-            temperature_c=self._asked(nvml.nvmlDeviceGetTemperature, device, 0),
+            temperature_c=self._query(nvml.nvmlDeviceGetTemperature, device, 0),
             nvlink_errors=self._nvlink_errors(device),
-            pcie_replays=self._asked(nvml.nvmlDeviceGetPcieReplayCounter, device),
+            pcie_replays=self._query(nvml.nvmlDeviceGetPcieReplayCounter, device),
             memory_used=None if memory is None else int(memory.used),
             memory_total=None if memory is None else int(memory.total),
             processes=None if processes is None else len(processes),
         )
 
     def _nvlink_errors(self, device: Any) -> int | None:
-        """Of all links together; None if not a single counter could be read."""
+        """The sum over all links; None if no counter could be read."""
         total: int | None = None
         for link in range(MOST_LINKS):
-            ask = self._nvml.nvmlDeviceGetNvLinkErrorCounter
-            counts = [self._asked(ask, device, link, kind) for kind in range(NVLINK_ERROR_KINDS)]
+            counter = self._nvml.nvmlDeviceGetNvLinkErrorCounter
+            counts = [
+                self._query(counter, device, link, kind) for kind in range(NVLINK_ERROR_KINDS)
+            ]
             known = [count for count in counts if count is not None]
             if not known:
                 break  # no such link
             total = (total or 0) + sum(known)
         return total
 
-    def _asked(self, question: Callable[..., Value], *arguments: Any) -> Value | None:
-        """The answer, or None where there is none."""
+    def _query(self, function: Callable[..., Value], *arguments: Any) -> Value | None:
+        """Call an NVML function; None if it fails."""
         try:
-            return question(*arguments)
+            return function(*arguments)
         except self._nvml.NVMLError:
             return None
 
@@ -164,7 +169,7 @@ def _reasons(bits: int) -> frozenset[str]:
 
 
 def _visible(nvml: Nvml, wanted: str | None) -> dict[str, Any]:
-    """UUID → handle of the devices named by index or UUID; of all, if none is named."""
+    """UUID → handle of the devices named by index or UUID; of all devices if `wanted` is None."""
     found: dict[str, Any] = {}
     names = None if wanted is None else {name.strip() for name in wanted.split(",")} - {""}
     for index in range(nvml.nvmlDeviceGetCount()):

@@ -1,9 +1,9 @@
-"""The check of a node before it is used: arithmetic whose result is known, and memory's speed.
+"""The check of a node before first use: arithmetic with a known result, and the speed of memory.
 
 Runs in a process of its own, forked by the zygote: a device that hangs or a processor that faults
-takes that process, not the agent. The products are of small whole numbers, exact in every format
-and in whatever order they are summed; what they must be is computed here in whole numbers, and
-known by its digest.
+affects that process, not the agent. The matrix products are of small whole numbers, so they are
+exact in every format and in every order of summation. The expected product is computed here in
+whole numbers, and checked by its digest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from holdfast_workers.health.findings import Finding, Level
+from holdfast_workers.health.findings import HealthFinding, Level
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.state.digest import payload_digest
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     import torch
 
 ROWS, COLUMNS = 31, 29
-"""Periods of the factors: the product repeats itself every so many rows and columns."""
+"""Periods of the factors: the product repeats after so many rows and columns."""
 INNER = 1024
-"""No multiple of both periods: over those the products would all be equal."""
+"""Not a multiple of both periods, over which all products would be equal."""
 KNOWN_DIGEST = "b6ae9cc4f317d2817b08d3c58fb46ba2"
 ROUNDS = 3
 HOST_REPEATS, DEVICE_REPEATS = 5, 150
@@ -32,27 +32,27 @@ HOST_COPY_BYTES, DEVICE_COPY_BYTES = 32 << 20, 512 << 20
 
 
 @dataclass(frozen=True)
-class Checked:
-    """What a check came to. `measured`: name → GB/s."""
+class PreflightResult:
+    """The result of a check. `measured`: device → GB/s of its memory."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[HealthFinding, ...]
     measured: dict[str, float]
 
     @classmethod
-    def from_message(cls, message: dict[str, Any]) -> Checked:
-        found = tuple(Finding.from_data(one) for one in message["findings"])
+    def from_message(cls, message: dict[str, Any]) -> PreflightResult:
+        found = tuple(HealthFinding.from_data(item) for item in message["findings"])
         return cls(found, dict(message["measured"]))
 
 
 def run(end: socket.socket, request: dict[str, Any]) -> int:
-    """Check processor and devices, and send what came of it to the agent."""
+    """Check processor and devices, and send the result to the agent."""
     found, measured = [], {}
     for device in devices(request["devices"]):
         findings, copied = check(device, request["memory_floor_gb_per_s"])
         found += findings
         measured[device] = copied
-    with contextlib.suppress(control_channel.ControlClosed):  # nobody waits for it any more
-        message = {"findings": [one.data() for one in found], "measured": measured}
+    with contextlib.suppress(control_channel.ControlClosed):  # the agent has given up waiting
+        message = {"findings": [finding.data() for finding in found], "measured": measured}
         control_channel.send(end, {"op": "checked", **message})
     return 0
 
@@ -64,22 +64,25 @@ def devices(with_accelerators: bool) -> list[str]:
     return ["cpu", *(f"cuda:{index}" for index in range(count))]
 
 
-def check(device: str, floor_gb_per_s: float) -> tuple[list[Finding], float]:
-    """Findings about one device, and the speed of its memory in GB/s. `floor_gb_per_s` 0: none."""
-    found: list[Finding] = []
+def check(device: str, floor_gb_per_s: float) -> tuple[list[HealthFinding], float]:
+    """Findings about a device, and the speed of its memory in GB/s. `floor_gb_per_s` 0: no
+    minimum."""
+    found: list[HealthFinding] = []
     for name, wrong in _wrong_products(device).items():
         what = f"{wrong} numbers of a product ({name}) on {device} are wrong"
-        found.append(Finding("preflight", "arithmetic", Level.UNFIT, what, device))
+        found.append(HealthFinding("preflight", "arithmetic", Level.UNFIT, what, device))
     copied = _copies_per_second(device) / 1e9
-    told = round(copied, 2)
+    rounded = round(copied, 2)
     if floor_gb_per_s and copied < floor_gb_per_s:
-        slow = f"memory of {device} is copied at {told:.1f} GB/s, {floor_gb_per_s:g} are wanted"
-        found.append(Finding("preflight", "memory_speed", Level.UNFIT, slow, device))
-    return found, told
+        slow = (
+            f"memory of {device} is copied at {rounded:.1f} GB/s, {floor_gb_per_s:g} are required"
+        )
+        found.append(HealthFinding("preflight", "memory_speed", Level.UNFIT, slow, device))
+    return found, rounded
 
 
 def expected() -> torch.Tensor:
-    """One period of the product, in whole numbers."""
+    """One period of the expected product, in whole numbers."""
     left, right = _factors(1)
     return left @ right
 
@@ -89,7 +92,7 @@ def digest_of(product: torch.Tensor) -> str:
 
 
 def _wrong_products(device: str) -> dict[str, int]:
-    """Format → how many numbers came out wrong, in the worst of a few rounds."""
+    """Format → the number of wrong elements, in the worst of a few rounds."""
     import torch
 
     period, wrong = expected(), {}
@@ -113,7 +116,7 @@ def _wrong_products(device: str) -> dict[str, int]:
 
 
 def _factors(repeats: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Small whole numbers, of which so many periods of the product come."""
+    """Factors of small whole numbers whose product has `repeats` periods in each direction."""
     import torch
 
     rows, columns = torch.arange(ROWS * repeats), torch.arange(COLUMNS * repeats)
@@ -124,7 +127,7 @@ def _factors(repeats: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _copies_per_second(device: str) -> float:
-    """Bytes copied per second, read and written bytes together; the best of a few rounds."""
+    """Bytes read and written per second by a copy; the best of a few rounds."""
     import torch
 
     nbytes = HOST_COPY_BYTES if device == "cpu" else DEVICE_COPY_BYTES

@@ -1,8 +1,8 @@
-"""XID errors by class: what of them is the program's fault, and what is the device's.
+"""XID errors by class: whether the program or the device is at fault.
 
-The numbers are those of NVIDIA's public catalogue (docs.nvidia.com/deploy/xid-errors). One that
-is listed there as neither a program's nor a device's fault stays a note: a node is given up for
-what is known to be its fault alone.
+The numbers are those of NVIDIA's public catalogue (docs.nvidia.com/deploy/xid-errors). A number
+that the catalogue attributes to neither a program nor a device stays a note: a node is given up
+only for errors that are known to be its own fault.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from holdfast_workers.health.findings import Level
 
 
 class XidClass(StrEnum):
-    APPLICATION = "application"  # the program did it: another node would see it too
-    CONTAINED = "contained"  # the device failed, and only the program that used it suffered
-    LINK = "link"  # between devices
+    APPLICATION = "application"  # caused by the program: it would happen on another node too
+    CONTAINED = "contained"  # the device failed, and only the program that used it was affected
+    LINK = "link"  # an error of a link between devices
     HARDWARE = "hardware"  # the device, its memory or its firmware
-    LOST = "lost"  # the device is not there any more
+    LOST = "lost"  # the device has disappeared
     UNKNOWN = "unknown"
 
 
@@ -35,7 +35,7 @@ LEVELS = {
 @dataclass(frozen=True)
 class XidMeaning:
     kind: XidClass
-    words: str
+    description: str
 
 
 _APPLICATION = {
@@ -71,7 +71,7 @@ _HARDWARE = {
 _LOST = {79: "the device has fallen off the bus"}
 
 XIDS: dict[int, XidMeaning] = {
-    number: XidMeaning(kind, words)
+    number: XidMeaning(kind, description)
     for kind, table in (
         (XidClass.APPLICATION, _APPLICATION),
         (XidClass.CONTAINED, _CONTAINED),
@@ -79,7 +79,7 @@ XIDS: dict[int, XidMeaning] = {
         (XidClass.HARDWARE, _HARDWARE),
         (XidClass.LOST, _LOST),
     )
-    for number, words in table.items()
+    for number, description in table.items()
 }
 
 

@@ -1,1 +1,1 @@
-"""Processes on one node: child processes, control channels, the I/O loop, Linux process facts."""
+"""The processes of one node: forking, control sockets, the I/O loop, Linux process calls."""

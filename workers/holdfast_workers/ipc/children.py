@@ -1,7 +1,8 @@
-"""The processes of a node: the zygote, and what it forks, seen through pidfds and sockets.
+"""The child processes of a node agent: the zygote and the processes forked from it.
 
-`Brood` asks the zygote for forks and restarts it when it dies; `Child` is one forked process.
-All blocking calls have a deadline. No decision is taken here.
+`ChildProcesses` requests forks from the zygote and restarts it after its death; `Child` is one
+forked process with its pidfd, control socket and log pipe. Every blocking call has a deadline. This
+module makes no decisions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from holdfast_workers.ipc import control_channel, linux_processes
 
 
 class ZygoteFailed(WorkersError):
-    """The zygote could not be started, or could not fork. `detail` has type and traceback."""
+    """The zygote did not start, or could not fork. `detail` holds `type` and `traceback`."""
 
     def __init__(self, message: str, detail: dict[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -32,7 +33,7 @@ class ZygoteFailed(WorkersError):
 
 @dataclass
 class Child:
-    """One process forked by the zygote, and the agent's ends of its control socket and log."""
+    """One process forked by the zygote, with the agent's ends of its control socket and log."""
 
     kind: str
     name: str
@@ -45,8 +46,8 @@ class Child:
     _closed: bool = False
 
     def send(self, message: dict[str, Any], *, wait: bool = True) -> bool:
-        """False if the process is gone: its exit is noticed elsewhere. Without `wait`, also if it
-        has left so much unread that there is no room."""
+        """Send a control message. False if the process has ended (the I/O loop reports its exit)
+        or, without `wait`, if its socket buffer is full of unread messages."""
         try:
             control_channel.send(self.end, message, wait=wait)
         except (control_channel.ControlClosed, BlockingIOError):
@@ -57,19 +58,20 @@ class Child:
         self.signal(signal.SIGKILL)
 
     def signal(self, number: signal.Signals) -> None:
-        """Does nothing to a process that is gone already, at whatever moment it went."""
+        """Send a signal. A process that has ended, even just now, is left alone."""
         with self._lock:
-            if not self._closed:  # a closed descriptor's number may be another child's by now
+            if not self._closed:  # another child may have the number of a closed descriptor
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self.pidfd, number)
 
     def reap(self) -> dict[str, int | str]:
-        """How the process ended; call only after its pidfd became readable.
+        """Collect the exit status, see `linux_processes.exit_detail`. Call it only after the pidfd
+        has become readable.
 
-        What it had started itself (it leads a session of its own) ends with it.
+        Kills the processes that the child started itself: it leads a session of its own.
         """
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # not reaped yet: the number is still its own
+            os.killpg(self.pid, signal.SIGKILL)  # not reaped yet, so the pid still belongs to it
         try:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
         except ChildProcessError:
@@ -87,9 +89,9 @@ class Child:
 
 
 def fork_from(end: socket.socket, kind: str, name: str, request: dict[str, Any]) -> Child:
-    """A process forked by who serves forks at the other side of `end`.
+    """Request a fork from the process at the other side of `end` (a zygote or a template).
 
-    Raises ControlClosed or OSError (TimeoutError too) if that does not answer."""
+    Raises ControlClosed or OSError (including TimeoutError) if it does not answer."""
     ours, theirs = control_channel.pair()
     log_reader, log_writer = os.pipe()
     try:
@@ -109,13 +111,13 @@ def fork_from(end: socket.socket, kind: str, name: str, request: dict[str, Any])
 
 
 COPY_TUNING = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x100000"}
-"""Copies of a MiB and more go past the cache, as they do by default where a processor's share of
-the cache is small. Behind a large one they first read what they overwrite: 50 instead of 31 ms
-for 256 MiB of a memory checkpoint."""
+"""Makes glibc copy 1 MiB and more with non-temporal stores, which bypass the cache. That is its
+default only where a processor's share of the cache is small; with a large share, a copy first reads
+the memory that it overwrites: 50 instead of 31 ms for 256 MiB of a memory checkpoint."""
 
 
 class ZygoteProcess(Protocol):
-    """As much of a `subprocess.Popen` as is needed."""
+    """The part of `subprocess.Popen` that is used here."""
 
     @property
     def pid(self) -> int: ...
@@ -125,18 +127,18 @@ class ZygoteProcess(Protocol):
 
 
 def start_zygote(fd: int, env: dict[str, str]) -> ZygoteProcess:
-    """A zygote whose control socket is `fd`, with exactly this environment. Raises OSError."""
+    """Start a zygote with control socket `fd` and exactly the environment `env`. Raises OSError."""
     return subprocess.Popen(
         [sys.executable, "-m", "holdfast_workers.child_programs.zygote", str(fd), str(os.getpid())],
         pass_fds=[fd],
         env=env,
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # its start must not wait for processors as watchers do
+        start_new_session=True,  # outside the low-priority session of the watchers
     )
 
 
-class Brood:
-    """Starts and restarts the zygote, and forks from it."""
+class ChildProcesses:
+    """Starts and restarts the zygote, and forks processes from it."""
 
     def __init__(
         self,
@@ -160,7 +162,7 @@ class Brood:
         return self._process.pid if self._process else None
 
     def age_s(self) -> float:
-        """How long ago the last zygote was ready."""
+        """Seconds since the last zygote became ready."""
         return time.monotonic() - self._ready_at
 
     def start(self) -> None:
@@ -169,7 +171,7 @@ class Brood:
             self._start()
 
     def ensure(self) -> bool:
-        """Start another zygote if the last one died. True if it had."""
+        """Start a new zygote if the last one died. Returns True if it had died."""
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 return False
@@ -177,7 +179,7 @@ class Brood:
             return True
 
     def fork(self, kind: str, name: str, request: dict[str, Any]) -> Child:
-        """Fork a process of `kind`; a dead zygote is replaced first. Raises ZygoteFailed."""
+        """Fork a process of `kind`, replacing a dead zygote first. Raises ZygoteFailed."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._start()
@@ -191,7 +193,7 @@ class Brood:
                 raise ZygoteFailed(f"the zygote could not fork a {kind}: {error}") from error
 
     def stop(self) -> None:
-        """End the zygote, for good."""
+        """End the zygote. No fork is possible afterwards."""
         with self._lock:
             self._stopped = True
             self._discard()
@@ -203,7 +205,7 @@ class Brood:
     def _start(self) -> None:
         self._discard()
         if self._stopped:
-            raise ZygoteFailed("the zygote was stopped: the agent ends")
+            raise ZygoteFailed("the zygote was stopped because the agent is shutting down")
         self._end = ours = self._spawn()
         ours.settimeout(self._start_timeout_s)
         try:
@@ -219,14 +221,14 @@ class Brood:
         self._ready_at = time.monotonic()
 
     def _spawn(self) -> socket.socket:
-        """Start the process; our end of its control socket."""
+        """Start the process, and return the agent's end of its control socket."""
         ours, theirs = control_channel.pair()
         env = {**COPY_TUNING, **os.environ, **self._config.get("env", {})}
         try:
             self._process = self._start_process(theirs.fileno(), env)
         except OSError as error:
             ours.close()
-            raise ZygoteFailed(f"the zygote's process could not be made: {error}") from error
+            raise ZygoteFailed(f"the zygote's process could not be started: {error}") from error
         finally:
             theirs.close()
         return ours

@@ -1,11 +1,11 @@
 """The local protocol between a node agent and the processes forked for it.
 
-One `SOCK_SEQPACKET` socket pair per process: a message is one JSON object, atomically sent and
-received, and the end of the socket says that the other side is gone. Nothing here is ever
-unpickled. Operations (`op`) of the agent: `join`, `fence`, `state`, `replicated`, `partner`,
-`finish`, `intervals`, `lease`, `inject`, `stop`; of a worker: `hello`, `wanted`, `joined`,
-`committed`, `row`, `tripped`, `digest`, `save`, `failed`, `injected`, `parked`, `done`; of a store
-host: `port`; of a saver: `saved`.
+One `SOCK_SEQPACKET` socket pair per process: a message is one JSON object, sent and received
+atomically, and end-of-file on the socket means that the other process has ended. Nothing here is
+ever unpickled. Operations (`op`) that an agent sends: `join`, `fence`, `state`, `replicated`,
+`partner`, `finish`, `intervals`, `lease`, `inject`, `stop`; of a worker: `hello`, `wanted`,
+`joined`, `committed`, `row`, `tripped`, `digest`, `save`, `failed`, `injected`, `parked`, `done`;
+of a store host: `port`; of a saver: `saved`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from typing import Any
 
 from holdfast_workers.errors import WorkersError
 
-THREAD = "hf-control"
-"""Name of the thread of a worker that answers."""
+THREAD_NAME = "hf-control"
+"""Name of the worker thread that reads and answers control messages."""
 
 MAX_MESSAGE_BYTES = 128 * 1024
 MAX_TEXT = 8 * 1024
-"""Characters. A message holds two such texts, also where each character takes six bytes."""
+"""Characters. A message can hold two texts of this length even if each character takes six
+bytes."""
 
 
 class ControlClosed(WorkersError):
-    """The other side of a control socket is gone."""
+    """The process at the other side of a control socket has ended."""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """A connected pair of control sockets, neither inherited by an exec."""
+    """A connected pair of control sockets; neither is inherited by an exec."""
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (left, right):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_MESSAGE_BYTES)
@@ -40,13 +41,13 @@ def pair() -> tuple[socket.socket, socket.socket]:
 def send(
     end: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = (), *, wait: bool = True
 ) -> None:
-    """Send one message, with open file descriptors if any are given.
+    """Send one message and, with it, the open file descriptors `fds`.
 
-    Raises ControlClosed if the other side is gone, ValueError if the message is too long, and,
-    unless it may `wait`, BlockingIOError if the other side has left too much unread.
+    Raises ControlClosed if the other process has ended, ValueError if the message is too long, and,
+    without `wait`, BlockingIOError if the socket buffer is full of unread messages.
     """
     text = json.dumps(message, separators=(",", ":"), ensure_ascii=False)
-    raw = text.encode(errors="backslashreplace")  # half a surrogate pair, as JSON escapes it
+    raw = text.encode(errors="backslashreplace")  # a lone surrogate is escaped as in JSON
     if len(raw) > MAX_MESSAGE_BYTES:
         raise ValueError(f"control message of {len(raw)} bytes exceeds {MAX_MESSAGE_BYTES}")
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
@@ -59,12 +60,12 @@ def send(
 
 
 def receive(end: socket.socket) -> dict[str, Any]:
-    """The next message. Raises ControlClosed at the end, TimeoutError past the socket's timeout."""
+    """The next message. Raises ControlClosed at end-of-file, TimeoutError after the timeout."""
     return receive_with_fds(end)[0]
 
 
 def receive_with_fds(end: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The next message and the file descriptors that came with it."""
+    """The next message and the file descriptors sent with it."""
     try:
         raw, fds, _flags, _address = socket.recv_fds(end, MAX_MESSAGE_BYTES, 8)
     except (TimeoutError, BlockingIOError):
@@ -77,8 +78,8 @@ def receive_with_fds(end: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return message, fds
 
 
-def shortened(text: str) -> str:
-    """`text` cut in the middle so that it fits into a message: its ends say the most."""
+def shorten_middle(text: str) -> str:
+    """`text` with its middle left out, so that it fits into a message: both ends matter most."""
     if len(text) <= MAX_TEXT:
         return text
     half = MAX_TEXT // 2

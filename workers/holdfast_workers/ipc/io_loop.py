@@ -1,8 +1,8 @@
 """The node agent's I/O thread: one selector over all its children.
 
-It reads their control sockets and logs, and sees their exits through pidfds the moment the
-kernel does. It hands everything to the agent and never waits for anything else. It outlives every
-error: a child whose message cannot be taken in is killed, with the reason in its log.
+It reads the control sockets and logs of the children and sees each exit through a pidfd at once. It
+passes everything to the agent and never waits for anything else. No error ends this thread: a child
+whose message cannot be processed is killed, and the reason is written to its log.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import contextlib
 import os
 import selectors
 import threading
-import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
+
+import structlog
 
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.ipc.children import Child
@@ -22,24 +23,27 @@ from holdfast_workers.ipc.children import Child
 READ_BYTES = 64 * 1024
 LINE_LIMIT = 8 * 1024
 STOP_S = 5.0
+_log = structlog.get_logger()
 
 
-class Observer(Protocol):
-    """Whom the I/O thread tells."""
+class ChildObserver(Protocol):
+    """Receives what the I/O thread reads; called in that thread."""
 
-    def worker_said(self, name: str, message: dict[str, Any]) -> None: ...
-    def child_said(self, child: Child, message: dict[str, Any]) -> None: ...
-    def child_logged(self, child: Child, text: str) -> None: ...
-    def child_exited(self, child: Child, detail: dict[str, int | str]) -> None: ...
-    def zygote_exited(self) -> None: ...
+    def on_worker_message(self, name: str, message: dict[str, Any]) -> None: ...
+    def on_child_message(self, child: Child, message: dict[str, Any]) -> None: ...
+    def on_child_log(self, child: Child, text: str) -> None: ...
+    def on_child_exit(self, child: Child, detail: dict[str, int | str]) -> None: ...
+    def on_zygote_exit(self) -> None: ...
 
 
 class NodeIO:
-    def __init__(self, observer: Observer) -> None:
+    """The thread and its selector. All methods may be called from any thread."""
+
+    def __init__(self, observer: ChildObserver) -> None:
         self._observer = observer
         self._selector = selectors.DefaultSelector()
         self._lock = threading.Lock()
-        self._arrivals: list[Callable[[], None]] = []
+        self._scheduled: list[Callable[[], None]] = []
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
         os.set_blocking(self._wake_writer, False)
@@ -48,7 +52,7 @@ class NodeIO:
         self._thread = threading.Thread(target=self._run, name="node-io", daemon=True)
 
     def start(self) -> None:
-        self._selector.register(self._wake_reader, selectors.EVENT_READ, self._drain_wakes)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, self._run_scheduled)
         self._thread.start()
 
     def stop(self) -> None:
@@ -58,15 +62,18 @@ class NodeIO:
             self._thread.join(STOP_S)
 
     def watch(self, child: Child) -> None:
-        """Follow a child to its end. What a template says is for who asked it."""
-        self._soon(lambda: self._register(child))
+        """Watch a child until it exits. The control socket of a template is not read here: its
+        answers belong to the caller of `fork_from`."""
+        self._schedule(lambda: self._register(child))
 
     def watch_zygote(self, pid: int | None) -> None:
         if pid is not None:
-            self._soon(lambda: self._register_zygote(pid))
+            self._schedule(lambda: self._register_zygote(pid))
 
-    def run_to_end(self, child: Child, timeout_s: float) -> dict[str, Any]:
-        """Wait for a child's one answer. Raises TimeoutError, or ChildProcessError with its log."""
+    def await_answer(self, child: Child, timeout_s: float) -> dict[str, Any]:
+        """Wait for the only message of a child and watch it until it exits.
+
+        Raises TimeoutError (the child is killed), or ChildProcessError with the end of its log."""
         child.end.settimeout(timeout_s)
         try:
             return control_channel.receive(child.end)
@@ -84,22 +91,22 @@ class NodeIO:
         while not self._stopped:
             for key, _events in self._selector.select():
                 current = self._selector.get_map().get(key.fd)
-                if current is not None and current.data is key.data:  # not closed meanwhile
+                if current is not None and current.data is key.data:  # still open
                     key.data()
 
-    def _soon(self, action: Callable[[], None]) -> None:
+    def _schedule(self, action: Callable[[], None]) -> None:
         with self._lock:
-            self._arrivals.append(action)
+            self._scheduled.append(action)
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: it will wake as it is
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes the thread anyway
             os.write(self._wake_writer, b"!")
 
-    def _drain_wakes(self) -> None:
+    def _run_scheduled(self) -> None:
         os.read(self._wake_reader, READ_BYTES)
         with self._lock:
-            actions, self._arrivals = self._arrivals, []
+            actions, self._scheduled = self._scheduled, []
         for action in actions:
             action()
 
@@ -116,45 +123,45 @@ class NodeIO:
             )
 
     def _guarded(self, child: Child, action: Callable[[Child], object]) -> None:
-        """Attend to a child. Whatever goes wrong ends that child, not the thread."""
+        """Run `action` on a child. An exception kills that child and not the thread."""
         try:
             action(child)
         except Exception as error:
-            traceback.print_exc()
+            _log.exception("cannot handle a child's message or output", child=child.name)
             child.kill()
-            why = f"killed by its node agent: {type(error).__name__}: {error}"
+            reason = f"killed by its node agent: {type(error).__name__}: {error}"
             with contextlib.suppress(Exception):  # the log may be what failed; it is printed above
-                self._observer.child_logged(child, why)
+                self._observer.on_child_log(child, reason)
 
     def _register_zygote(self, pid: int) -> None:
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
-            self._observer.zygote_exited()
+            self._observer.on_zygote_exit()
             return
 
-        def gone() -> None:
+        def report_exit() -> None:
             self._selector.unregister(pidfd)
             os.close(pidfd)
-            self._observer.zygote_exited()
+            self._observer.on_zygote_exit()
 
-        self._selector.register(pidfd, selectors.EVENT_READ, gone)
+        self._selector.register(pidfd, selectors.EVENT_READ, report_exit)
 
     def _read_message(self, child: Child) -> bool:
-        """Hand on one message. False at the end of the socket."""
+        """Pass on one message. False at end-of-file."""
         try:
             message = control_channel.receive(child.end)
         except control_channel.ControlClosed:
             self._selector.unregister(child.end)
             return False
         if child.kind == "worker":
-            self._observer.worker_said(child.name, message)
+            self._observer.on_worker_message(child.name, message)
         else:
-            self._observer.child_said(child, message)
+            self._observer.on_child_message(child, message)
         return True
 
     def _read_log(self, child: Child) -> bool:
-        """Hand on what was printed, line by line. False at the end of the pipe."""
+        """Pass on the output, line by line. False at end-of-file, or if there is none now."""
         try:
             raw = os.read(child.log_fd, READ_BYTES)
         except BlockingIOError:
@@ -167,35 +174,35 @@ class NodeIO:
             lines, rest = [*lines, rest], b""
         self._partial[child.log_fd] = rest
         for line in lines:
-            self._observer.child_logged(child, line.decode(errors="replace"))
+            self._observer.on_child_log(child, line.decode(errors="replace"))
         return True
 
     def _exited(self, child: Child) -> None:
-        """The process is gone: read what it left behind, then say so."""
+        """The process has ended: read its remaining messages and output, then report the exit."""
         self._selector.unregister(child.pidfd)
         child.end.setblocking(False)
         self._guarded(child, self._read_rest)
         for descriptor in (child.end, child.log_fd):
-            if descriptor in self._watched():
+            if descriptor in self._registered():
                 self._selector.unregister(descriptor)
         detail = child.reap()
         child.close()
-        self._observer.child_exited(child, detail)
+        self._observer.on_child_exit(child, detail)
 
     def _read_rest(self, child: Child) -> None:
-        while self._message_left(child):
+        while self._read_next_message(child):
             pass
-        while child.log_fd in self._watched() and self._read_log(child):
+        while child.log_fd in self._registered() and self._read_log(child):
             pass
         rest = self._partial.pop(child.log_fd, b"")
         if rest:
-            self._observer.child_logged(child, rest.decode(errors="replace"))
+            self._observer.on_child_log(child, rest.decode(errors="replace"))
 
-    def _message_left(self, child: Child) -> bool:
+    def _read_next_message(self, child: Child) -> bool:
         try:
-            return child.end in self._watched() and self._read_message(child)
+            return child.end in self._registered() and self._read_message(child)
         except BlockingIOError:
             return False
 
-    def _watched(self) -> list[Any]:
+    def _registered(self) -> list[Any]:
         return [key.fileobj for key in self._selector.get_map().values()]

@@ -1,8 +1,8 @@
-"""Linux process facts that hold the process tree of a node together.
+"""Linux calls that keep the process tree of a node together, and facts about processes from /proc.
 
-A node agent makes itself a child subreaper; the zygote forks twice, so that a worker's parent
-becomes the agent; the worker then asks for SIGKILL at its parent's death. So no worker can go on
-training after its agent died, also not one that is stopped, and the agent sees every exit.
+A node agent makes itself a child subreaper; the zygote forks twice, so that the agent becomes the
+parent of a worker; the worker then requests SIGKILL at its parent's death. Hence no worker, not
+even a stopped one, trains on after its agent has died, and the agent sees every exit.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ PR_SET_PTRACER = 0x59616D61
 
 
 def become_subreaper() -> None:
-    """Orphans among this process's descendants become its children."""
+    """Make this process the parent of its orphaned descendants."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int, timeout_s: float) -> bool:
-    """Wait until `parent` is our parent, then ask for SIGKILL at its death.
+    """Wait until `parent` is the parent of this process, then request SIGKILL at its death.
 
-    False if it did not become our parent within `timeout_s`: it is dead, and so should we be.
+    False if that did not happen within `timeout_s`: `parent` is dead, and the caller must exit.
     """
     deadline = time.monotonic() + timeout_s
     while os.getppid() != parent:
@@ -40,19 +40,19 @@ def die_with_parent(parent: int, timeout_s: float) -> bool:
 
 
 def allow_tracing(tracer: int) -> None:
-    """Let `tracer` and its descendants read this process from outside, where the kernel (Yama)
-    else lets only an ancestor do so."""
-    with contextlib.suppress(OSError):  # a kernel without Yama asks for no permission
+    """Allow `tracer` and its descendants to read this process from outside. Without it, a kernel
+    with Yama allows only ancestors."""
+    with contextlib.suppress(OSError):  # a kernel without Yama needs no permission
         _prctl(PR_SET_PTRACER, tracer)
 
 
 def name_process(name: str) -> None:
-    """Give this process a name of its own (15 bytes) in the process table."""
+    """Set the name of this process in the process table (15 bytes at most)."""
     Path("/proc/self/comm").write_text(name[:15])
 
 
 def name_thread(name: str) -> None:
-    """The same for the thread that calls."""
+    """Set the name of the calling thread (15 bytes at most)."""
     Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name[:15])
 
 
@@ -65,30 +65,30 @@ def is_alive(pid: int) -> bool:
     return run_state(pid) not in ("", "Z", "X")
 
 
-def sleeps(pid: int, but: str = "") -> bool:
-    """True if every thread of the process waits for something (not for a processor, nor a disk),
-    those aside that have the name `but`."""
+def is_asleep(pid: int, ignored_thread: str = "") -> bool:
+    """True if every thread of the process is in interruptible sleep (neither runnable nor waiting
+    for a disk). Threads with the name `ignored_thread` do not count."""
     try:
         threads = [int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()]
     except (FileNotFoundError, ProcessLookupError):
         return False
-    states = {run_state(pid, thread, but) for thread in threads} - {""}
+    states = {run_state(pid, thread, ignored_thread) for thread in threads} - {""}
     return states == {"S"}
 
 
-def run_state(pid: int, thread: int | None = None, but: str = "") -> str:
-    """The state of a thread, by default the main one, as proc(5) has it; empty if it is gone, or
-    has the name `but`."""
+def run_state(pid: int, thread: int | None = None, ignored_thread: str = "") -> str:
+    """The state letter of a thread (default: the main thread) as in proc(5); "" if the thread has
+    ended or has the name `ignored_thread`."""
     try:
         stat = Path(f"/proc/{pid}/task/{thread or pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return ""
     name, _, rest = stat.partition("(")[2].rpartition(")")
-    return "" if but and name == but else rest.split()[0]
+    return "" if ignored_thread and name == ignored_thread else rest.split()[0]
 
 
-def sleeps_in(pid: int) -> str:
-    """The kernel's function in which the main thread sleeps; empty if it does not, or is secret."""
+def kernel_wait_function(pid: int) -> str:
+    """The kernel function in which the main thread sleeps; "" if it runs or the kernel hides it."""
     try:
         name = Path(f"/proc/{pid}/wchan").read_text()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -97,7 +97,7 @@ def sleeps_in(pid: int) -> str:
 
 
 def exit_detail(status: int) -> dict[str, int | str]:
-    """A wait status in words: `{"signal": 9, "name": "SIGKILL"}` or `{"exit_code": 1}`."""
+    """A wait status, decoded: `{"signal": 9, "name": "SIGKILL"}` or `{"exit_code": 1}`."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:

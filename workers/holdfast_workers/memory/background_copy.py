@@ -1,8 +1,8 @@
-"""Copying in the shadow of training: one thread beside the one that trains.
+"""Background copies of the training state, made by one thread beside the training thread.
 
-The training thread starts a copy right after a step has been applied and goes on; before it
-changes the state again it waits until the copy has *captured* it. What the copying thread does
-afterwards (a second copy for the remote tier) holds up nothing but the next copy.
+The training thread starts a copy right after a step has been applied and continues. Before it
+changes the state again, it waits until the copy has *captured* the state. Work of the copying
+thread after that (a second copy for the remote tier) delays only the next copy.
 """
 
 from __future__ import annotations
@@ -16,35 +16,36 @@ from statistics import median
 
 CAPTURE_S = 300.0
 STOP_S = 10.0
-_REMEMBERED = 8
+_RECENT_COUNT = 8
 
-Job = Callable[[Callable[[str], None]], None]
-"""A copy. Calls what it is given with the digest, as soon as the live state is captured."""
+CopyJob = Callable[[Callable[[str], None]], None]
+"""Makes one copy. Calls its argument with the digest as soon as the live state is captured."""
 
 
-class Copies:
-    """Copies are made one after the other, in the order of their start."""
+class BackgroundCopies:
+    """Runs copies one after the other, in the order of their start."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shadow-copy")
         self._captured: Future[str] | None = None
         self._done: Future[None] | None = None
-        self._error: BaseException | None = None
+        self._failure: BaseException | None = None
         self.stopped = False
-        """To be looked at by jobs: give up soon."""
+        """Copy jobs poll this flag and return early once it is set."""
 
-    def start(self, job: Job) -> Callable[[], str]:
-        """Start a copy; what is returned waits for its digest. Raises what one before raised."""
-        self._raise_what_failed()
+    def start(self, job: CopyJob) -> Callable[[], str]:
+        """Start a copy. The returned function waits for its digest. Raises the exception of an
+        earlier copy that failed."""
+        self._raise_failure()
         captured: Future[str] = Future()
 
         def run() -> None:
             try:
                 job(captured.set_result)
             except BaseException as error:
-                if error.__traceback__ is not None:  # its frames hold views of what is to be freed
+                if error.__traceback__ is not None:  # its frames hold views of memory to be freed
                     traceback.clear_frames(error.__traceback__)
-                self._error = error
+                self._failure = error
                 if not captured.done():
                     captured.set_exception(error)
 
@@ -53,22 +54,24 @@ class Copies:
         return lambda: captured.result(CAPTURE_S)
 
     def await_captured(self) -> None:
-        """Return once the live state may be changed. Raises what prevented its capture."""
+        """Wait until the live state may be changed. Raises the exception that prevented its
+        capture."""
         if self._captured is not None:
             self._captured.result(CAPTURE_S)
 
     def finish(self) -> None:
-        """Wait for all of the last copy, and end the thread."""
+        """Wait until the last copy is complete, and end the thread."""
         self.await_captured()
         if self._done is not None:
             self._done.result(CAPTURE_S)
-        self._raise_what_failed()
+        self._raise_failure()
         self._thread.shutdown(wait=False)
 
     def end(self, grace_s: float) -> None:
-        """Let the copy under way become whole, for `grace_s` at most; then stop it.
+        """Give the running copy `grace_s` to complete; then stop it.
 
-        From the return on nothing reads the live state. Raises TimeoutError if that cannot be had.
+        After the return nothing reads the live state. Raises TimeoutError if the copy does not
+        stop.
         """
         if self._done is not None and not wait([self._done], grace_s).done:
             self.stopped = True
@@ -76,46 +79,48 @@ class Copies:
                 raise TimeoutError(f"the copying thread did not stop within {STOP_S} s")
         self._thread.shutdown(wait=False)
 
-    def _raise_what_failed(self) -> None:
-        if self._error is not None:
-            raise self._error
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
 
-class Patience:
-    """How long training may wait for checkpoints: what it has saved up, a share of its own time.
+class WaitBudget:
+    """The time that training may still spend waiting for late checkpoints, in seconds.
 
-    A tier that is late now and then is waited for, and one that is always a little late. One that
-    is always later than the share allows is waited for only as long as what there was to begin
-    with lasts; then checkpoints become rarer, and steps not longer.
+    The budget grows by a share of the training time and starts with a fixed amount. It covers a
+    tier that is late now and then, and one that is always a little late. For a tier that is always
+    later than the share allows, only the initial amount is spent; after that checkpoints become
+    rarer and steps do not become longer.
     """
 
-    def __init__(self, most_s: float, share: float) -> None:
-        """Begins with `most_s` and never has more; earns `share` of the time trained."""
-        self._most_s = most_s
+    def __init__(self, max_s: float, share: float) -> None:
+        """Start with `max_s`, which is also the maximum; earn `share` of the training time."""
+        self._max_s = max_s
         self._share = share
-        self._earned_s = 0.0  # in the last step
-        self._unearned_s = most_s  # of what there was to begin with
-        self._took_s: deque[float] = deque(maxlen=_REMEMBERED)
-        self.left_s = most_s
+        self._earned_s = 0.0  # earned in the last step
+        self._initial_left_s = max_s  # rest of the initial amount
+        self._recent_s: deque[float] = deque(maxlen=_RECENT_COUNT)
+        self.left_s = max_s
 
     def earn(self, trained_s: float) -> None:
+        """Add the share of `trained_s` seconds of training."""
         self._earned_s = self._share * trained_s
-        self.left_s = min(self._most_s, self.left_s + self._earned_s)
+        self.left_s = min(self._max_s, self.left_s + self._earned_s)
 
     def allowance_s(self, since_s: float) -> float:
-        """How long to wait for a checkpoint that has been on its way for `since_s`."""
+        """Seconds to wait for a checkpoint that was started `since_s` ago."""
         late_s = self._usual_s() - since_s
         if late_s <= self._earned_s:
             return self.left_s
-        purse_s = min(self.left_s, self._unearned_s)
-        return purse_s if late_s <= purse_s else 0.0  # no wait that would be for nothing
+        spendable_s = min(self.left_s, self._initial_left_s)
+        return spendable_s if late_s <= spendable_s else 0.0  # a shorter wait would be wasted
 
-    def waited(self, since_s: float, waited_s: float, *, arrived: bool) -> None:
-        """It had been on its way for `since_s` when `waited_s` more were spent on it."""
+    def record_wait(self, since_s: float, waited_s: float, *, arrived: bool) -> None:
+        """Spend `waited_s` on a checkpoint that had been started `since_s` before the wait."""
         if self._usual_s() - since_s > self._earned_s:
-            self._unearned_s = max(0.0, self._unearned_s - waited_s)
+            self._initial_left_s = max(0.0, self._initial_left_s - waited_s)
         self.left_s = max(0.0, self.left_s - waited_s)
-        self._took_s.append(since_s + waited_s if arrived else inf)
+        self._recent_s.append(since_s + waited_s if arrived else inf)
 
     def _usual_s(self) -> float:
-        return median(self._took_s) if self._took_s else 0.0
+        return median(self._recent_s) if self._recent_s else 0.0

@@ -1,9 +1,10 @@
-"""Boxes of a commit, from one node agent to another: both sides of the data channel's `boxes`.
+"""Transfer of boxes of a commit between node agents: both sides of the data channel's `boxes` role.
 
-The source's payload is read against its digest once per commit before any part of it is given;
-what is given is hashed as it is sent, and again as it is received. So every byte that arrives is
-one that the commit's own digest vouches for, although no digest of just these boxes existed.
-Batches of bounded size; nothing else is allocated, however many short ranges a box is made of.
+The source verifies its whole payload against the commit's digest once, before it sends any part of
+it. The bytes of the boxes are hashed when they are sent and again when they are received. So every
+byte that arrives is covered by the commit's digest, although no digest of just these boxes exists.
+Transfers use batches of bounded size; nothing else is allocated, no matter how many short ranges a
+box consists of.
 """
 
 from __future__ import annotations
@@ -24,51 +25,56 @@ from holdfast_workers.checkpoint.pieces import (
     Array,
     batches,
     gather,
-    spread,
+    scatter,
     view_of,
 )
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.segment import Commit, Segment
 from holdfast_workers.memory.segment_store import SegmentStore
-from holdfast_workers.memory.wire import Code, Refused, Role, Timeouts, WireError
+from holdfast_workers.memory.wire import RefusalCode, Role, Timeouts, WireError, WireRefused
 from holdfast_workers.protocol.messages import Origin, Place, Restore
 from holdfast_workers.state.digest import payload_digest
 from holdfast_workers.state.layout import StateLayout
 
 
-def wanted_commit(store: SegmentStore, header: dict[str, Any]) -> tuple[Place, Segment, Commit]:
-    """The commit that a request names. Raises Refused if it is not here."""
-    rank, attempt, step = (wire.whole(header, key) for key in ("rank", "attempt", "step"))
+def requested_commit(store: SegmentStore, header: dict[str, Any]) -> tuple[Place, Segment, Commit]:
+    """The commit that a request names. Raises WireRefused if this node does not hold it."""
+    rank, attempt, step = (wire.int_field(header, key) for key in ("rank", "attempt", "step"))
     place = Place.OWN if header.get("place") == Place.OWN else Place.REPLICA
     segment = store.find(rank, place)
     commit = segment.find(attempt, step) if segment else None
     if segment is None or commit is None:
-        raise Refused(Code.NOT_HELD, f"{place} of rank {rank}, step {step} of attempt {attempt}")
+        raise WireRefused(
+            RefusalCode.NOT_HELD, f"{place} of rank {rank}, step {step} of attempt {attempt}"
+        )
     return place, segment, commit
 
 
-def give_boxes(
+def serve_boxes(
     sock: socket.socket,
     header: dict[str, Any],
     store_for: Callable[[dict[str, Any]], SegmentStore],
     timeouts: Timeouts,
 ) -> None:
-    """Answer one request for a commit's layout, or for boxes of it."""
+    """Answer one request for the layout of a commit, or for boxes of it."""
     match header.get("op"):
         case "layout":
-            _, segment, _ = wanted_commit(store_for(header), header)
+            _, segment, _ = requested_commit(store_for(header), header)
             layout = segment.layout.to_json()
             wire.send_header(sock, {"layout": len(layout), "digest": payload_digest(layout)})
             wire.send_payload(sock, layout)
         case "boxes":
-            boxes = _receive_boxes(sock, header)  # first of all: a refusal keeps the stream in step
+            # Read the list before any refusal, so that the stream stays in sync.
+            boxes = _receive_boxes(sock, header)
             store = store_for(header)
-            place, segment, commit = wanted_commit(store, header)
+            place, segment, commit = requested_commit(store, header)
             segment.pin(commit, timeouts.stall_s)
             try:
-                if not store.check_once(wire.whole(header, "rank"), place, commit):
-                    raise Refused(Code.BAD_DIGEST, f"step {commit.step} is damaged in memory here")
-                _give(sock, segment, commit, boxes)
+                if not store.check_once(wire.int_field(header, "rank"), place, commit):
+                    raise WireRefused(
+                        RefusalCode.BAD_DIGEST, f"step {commit.step} is damaged in memory here"
+                    )
+                _send_boxes(sock, segment, commit, boxes)
             finally:
                 segment.unpin()
         case other:
@@ -76,7 +82,7 @@ def give_boxes(
 
 
 class BoxChannel:
-    """The asking side: one connection to an agent that holds parts of a state of `mesh`."""
+    """The client: a connection to an agent that holds parts of the state that `source` names."""
 
     def __init__(self, sock: socket.socket, source: Restore) -> None:
         self._sock = sock
@@ -93,47 +99,51 @@ class BoxChannel:
         return self._sock
 
     def layout(self, origin: Origin, deadline: float) -> StateLayout:
-        """How the payload of `origin` lies. Raises Refused if it is not held any more."""
+        """The layout of the payload of `origin`. Raises WireRefused if it is no longer held."""
         wire.send_header(self._sock, self._request("layout", origin))
         answer = wire.receive_header(self._sock, deadline)
-        if wire.whole(answer, "layout") > wire.LAYOUT_LIMIT:
-            raise WireError("the layout announced is above the limit")
-        raw = bytearray(wire.whole(answer, "layout"))
+        if wire.int_field(answer, "layout") > wire.LAYOUT_LIMIT:
+            raise WireError("the announced layout is above the limit")
+        raw = bytearray(wire.int_field(answer, "layout"))
         wire.receive_into(self._sock, memoryview(raw), deadline=deadline)
-        return wire.parse_layout(bytes(raw), wire.text(answer, "digest"))
+        return wire.parse_layout(bytes(raw), wire.text_field(answer, "digest"))
 
     def take(
         self, origin: Origin, moves: Sequence[Move], views: Sequence[Array], deadline: float
     ) -> None:
-        """Fill `views`, which the boxes of `moves` are for, from the commit of `origin`.
+        """Fill `views` with the boxes of `moves`, in the same order, from the commit of `origin`.
 
-        Raises Refused, or WireError if it was overwritten or not what was sent.
+        Raises WireRefused, or WireError if the commit was overwritten or the bytes are damaged.
         """
         raw = json.dumps(
             [[move.source_tensor, move.box.offsets, move.box.shape] for move in moves],
             separators=(",", ":"),
         ).encode()
-        listed = {"nbytes": len(raw), "listed": payload_digest(raw)}
-        wire.send_header(self._sock, {**self._request("boxes", origin), **listed})
+        request_list = {"nbytes": len(raw), "listed": payload_digest(raw)}
+        wire.send_header(self._sock, {**self._request("boxes", origin), **request_list})
         wire.send_payload(self._sock, raw, deadline)
-        answer = self._answer_once_verified(deadline)
+        answer = self._receive_answer(deadline)
         nbytes = sum(view.nbytes for view in views)
-        if (wire.text(answer, "digest"), wire.whole(answer, "nbytes")) != (origin.digest, nbytes):
-            raise WireError(f"{answer} is not what was asked for: {nbytes} bytes of {origin}")
+        if (wire.text_field(answer, "digest"), wire.int_field(answer, "nbytes")) != (
+            origin.digest,
+            nbytes,
+        ):
+            raise WireError(f"{answer} does not match the request: {nbytes} bytes of {origin}")
         hasher = xxhash.xxh3_128()
-        stage = np.empty(BATCH_BYTES, dtype=np.uint8)
+        buffer = np.empty(BATCH_BYTES, dtype=np.uint8)
         for batch in batches(views):
-            taken = stage[: sum(piece.nbytes for piece in batch)]
-            wire.receive_into(self._sock, taken.data, hasher, deadline)
-            spread(batch, stage)
+            used = buffer[: sum(piece.nbytes for piece in batch)]
+            wire.receive_into(self._sock, used.data, hasher, deadline)
+            scatter(batch, buffer)
         end = wire.receive_header(self._sock, deadline)
         if not end.get("whole"):
             raise WireError("the commit was overwritten while it was sent")
-        if wire.text(end, "sent") != hasher.hexdigest():
-            raise WireError("other bytes arrived than were sent")
+        if wire.text_field(end, "sent") != hasher.hexdigest():
+            raise WireError("the bytes received differ from the bytes sent")
 
-    def _answer_once_verified(self, deadline: float) -> dict[str, Any]:
-        """The source reads all of its payload first: that is no stall."""
+    def _receive_answer(self, deadline: float) -> dict[str, Any]:
+        """The answer's header. The source verifies its whole payload first, so this wait is bounded
+        by `deadline` and not by the stall timeout."""
         stall_s = self._sock.gettimeout()
         self._sock.settimeout(max(0.001, deadline - time.monotonic()))
         try:
@@ -153,55 +163,55 @@ class BoxChannel:
 
 
 def checked_view(payload: memoryview, layout: StateLayout, tensor: int, box: Box) -> Array:
-    """As `view_of`, for a box that somebody else names. Raises WireError if it is not there."""
+    """`view_of` for a box from a request. Raises WireError if the tensor has no such box."""
     if tensor < len(layout.tensors):
         entry = layout.tensors[tensor]
-        whole = box_of(entry)
-        if len(box.shape) == len(whole.shape) and whole.intersect(box) == box:
+        full = box_of(entry)
+        if len(box.shape) == len(full.shape) and full.intersect(box) == box:
             return view_of(payload, entry, box)
     raise WireError(f"there is no {box} of tensor {tensor}")
 
 
-def _give(
+def _send_boxes(
     sock: socket.socket, segment: Segment, commit: Commit, boxes: list[tuple[int, Box]]
 ) -> None:
     hasher = xxhash.xxh3_128()
-    stage = np.empty(BATCH_BYTES, dtype=np.uint8)
+    buffer = np.empty(BATCH_BYTES, dtype=np.uint8)
     payload = segment.payload(commit)
     views = [checked_view(payload, segment.layout, tensor, box) for tensor, box in boxes]
     nbytes = sum(view.nbytes for view in views)
     wire.send_header(sock, {"digest": commit.digest, "nbytes": nbytes})
     for batch in batches(views):
-        taken = stage[: gather(batch, stage)].data
-        hasher.update(taken)
-        sock.sendall(taken)
+        used = buffer[: gather(batch, buffer)].data
+        hasher.update(used)
+        sock.sendall(used)
     wire.send_header(sock, {"whole": segment.is_current(commit), "sent": hasher.hexdigest()})
 
 
 def _receive_boxes(sock: socket.socket, header: dict[str, Any]) -> list[tuple[int, Box]]:
-    nbytes = wire.whole(header, "nbytes")
+    nbytes = wire.int_field(header, "nbytes")
     if nbytes > wire.LAYOUT_LIMIT:
         raise WireError(f"a list of boxes of {nbytes} bytes is above the limit")
     raw = bytearray(nbytes)
     wire.receive_into(sock, memoryview(raw))
-    if payload_digest(raw) != wire.text(header, "listed"):
-        raise WireError("not the list of boxes that was announced")
+    if payload_digest(raw) != wire.text_field(header, "listed"):
+        raise WireError("the list of boxes does not have the announced digest")
     try:
         return [
-            (_natural(tensor), Box(_naturals(offsets), _naturals(shape)))
+            (_non_negative_int(tensor), Box(_non_negative_ints(offsets), _non_negative_ints(shape)))
             for tensor, offsets, shape in json.loads(raw)
         ]
     except (ValueError, TypeError) as error:
         raise WireError(f"not a list of boxes: {error}") from error
 
 
-def _naturals(values: object) -> tuple[int, ...]:
+def _non_negative_ints(values: object) -> tuple[int, ...]:
     if not isinstance(values, list):
-        raise ValueError(f"{values!r} is no list")
-    return tuple(_natural(value) for value in values)
+        raise ValueError(f"{values!r} is not a list")
+    return tuple(_non_negative_int(value) for value in values)
 
 
-def _natural(value: object) -> int:
+def _non_negative_int(value: object) -> int:
     if not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is no whole number")
+        raise ValueError(f"{value!r} is not a non-negative integer")
     return value

@@ -1,12 +1,15 @@
-"""The data channel's listening side: takes replicas, serves commits, and is felt to be alive.
+"""The server of the data channel: receives replicas, serves commits, and beats on lifelines.
 
-Promises: a replica is committed only if every byte arrived and the digest is the one announced;
-a push of a fenced attempt commits nothing once `fence` has returned; what is served comes straight
-from shared memory, and the client is told if it was overwritten under the sending. A stranger
-gets a nonce and nothing else.
+Promises:
 
-One thread accepts and serves the lifelines (`memory/heartbeat.py`); each push or fetch connection
-has a thread of its own.
+- A replica is committed only if every byte arrived and has the announced digest.
+- A push of a fenced attempt commits nothing once `fence` has returned.
+- Commits are served straight from shared memory; the client is notified if a commit was overwritten
+  while it was sent.
+- A client that does not know the job's secret receives a nonce and nothing else.
+
+One thread accepts connections and serves the lifelines (`memory/heartbeat.py`); each push or fetch
+connection has its own thread.
 """
 
 from __future__ import annotations
@@ -22,19 +25,19 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast_workers.memory import wire
-from holdfast_workers.memory.box_transfer import give_boxes, wanted_commit
-from holdfast_workers.memory.heartbeat import Heart, Held
-from holdfast_workers.memory.link_probe import give_back
-from holdfast_workers.memory.resumable_push import Announced, Intake
+from holdfast_workers.memory.box_transfer import requested_commit, serve_boxes
+from holdfast_workers.memory.heartbeat import HeartbeatSender, HeldLifeline
+from holdfast_workers.memory.link_probe import echo
+from holdfast_workers.memory.resumable_push import AnnouncedState, ReplicaIntake
 from holdfast_workers.memory.segment import SegmentError, SegmentSpaceError
 from holdfast_workers.memory.segment_store import SegmentBusy, SegmentStore
 from holdfast_workers.memory.wire import (
     DEFAULT_TIMEOUTS,
-    Code,
-    Refused,
+    RefusalCode,
     Role,
     Timeouts,
     WireError,
+    WireRefused,
 )
 from holdfast_workers.protocol.lease import Grant
 from holdfast_workers.protocol.messages import Place
@@ -44,10 +47,12 @@ _log = logging.getLogger(__name__)
 
 
 class DataServer:
-    """Listens from construction to `close`. `on_replica(rank, attempt, step)` is called, in a
-    connection's thread, for every replica committed; `on_grant(grant)` and
-    `on_supervisor_end(epoch)`, which must not block, for every lease that whoever holds a lifeline
-    grants, and for the end of who did."""
+    """Listens from construction to `close`.
+
+    `on_replica(rank, attempt, step)` is called in a connection's thread for every replica
+    committed. `on_grant(grant)` is called for every lease grant received on a lifeline, and
+    `on_supervisor_end(epoch)` when the supervisor that granted closes its lifeline; these two must
+    not block."""
 
     def __init__(
         self,
@@ -67,13 +72,13 @@ class DataServer:
         self._on_replica = on_replica
         self._timeouts = timeouts
         self._max_connections = max_connections
-        self._intake = Intake()
+        self._intake = ReplicaIntake()
         self._lock = threading.Lock()
         self._fenced = 0
         self._closing = False
         self._connections: dict[socket.socket, threading.Thread] = {}
         self._selector = selectors.DefaultSelector()
-        self._heart = Heart(self._selector, heartbeat_s, on_grant, on_supervisor_end)
+        self._heartbeats = HeartbeatSender(self._selector, heartbeat_s, on_grant, on_supervisor_end)
         self._listener = socket.create_server((host, 0), backlog=128)
         self._listener.setblocking(False)
         self._port = int(self._listener.getsockname()[1])
@@ -86,18 +91,19 @@ class DataServer:
         return self._port
 
     def fence(self, attempt: int) -> None:
-        """From its return on, no push of an attempt below `attempt` is committed. Never sinks."""
+        """After the return, no push of an attempt below `attempt` is committed. The fence only
+        rises."""
         with self._lock:
             self._fenced = max(self._fenced, attempt)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """End every connection and thread, within `timeout_s`."""
+        """Close every connection and stop every thread, within `timeout_s`."""
         with self._lock:
             if self._closing:
                 return
             self._closing = True
             connections = dict(self._connections)
-        with contextlib.suppress(BrokenPipeError):  # the thread saw it by itself, and is gone
+        with contextlib.suppress(BrokenPipeError):  # the thread has already ended
             os.write(self._wake_writer, b"!")
         for sock in connections:
             wire.shut(sock)
@@ -111,21 +117,21 @@ class DataServer:
         selector.register(self._listener, selectors.EVENT_READ)
         selector.register(self._wake_reader, selectors.EVENT_READ)
         while not self._closing:
-            for key, _events in selector.select(self._heart.patience_s()):
-                if isinstance(key.data, Held):
-                    self._heart.hear(key.data)
+            for key, _events in selector.select(self._heartbeats.next_beat_in_s()):
+                if isinstance(key.data, HeldLifeline):
+                    self._heartbeats.receive(key.data)
                 elif key.fileobj is self._listener:
                     self._accept()
-            self._heart.beat()
+            self._heartbeats.beat_if_due()
         self._listener.close()
-        self._heart.close()
+        self._heartbeats.close()
         selector.close()
         os.close(self._wake_reader)
 
     def _accept(self) -> None:
         try:
             sock, _address = self._listener.accept()
-        except OSError:  # the client went away before it was taken in
+        except OSError:  # the client closed the connection before it was accepted
             return
         with self._lock:
             if self._closing or len(self._connections) >= self._max_connections:
@@ -146,17 +152,17 @@ class DataServer:
             sock.settimeout(self._timeouts.stall_s)
             match role:
                 case Role.PUSH:
-                    self._serve_requests(sock, self._take_push)
+                    self._serve_requests(sock, self._receive_push)
                 case Role.FETCH:
-                    self._serve_requests(sock, self._give)
+                    self._serve_requests(sock, self._serve_fetch)
                 case Role.BOXES:
-                    self._serve_requests(sock, self._give_boxes)
+                    self._serve_requests(sock, self._serve_boxes)
                 case Role.EXCHANGE:
-                    self._serve_requests(sock, give_back)
+                    self._serve_requests(sock, echo)
                 case Role.LIFELINE:
-                    keep = self._hold(sock)
+                    keep = self._hold_lifeline(sock)
         except (WireError, OSError) as error:
-            # The client is told by the end of the connection, and says what it lost by it.
+            # The client notices the end of the connection and reports the failed transfer.
             _log.debug("data connection ended: %s", error)
         finally:
             with self._lock:
@@ -164,77 +170,83 @@ class DataServer:
             if not keep:
                 sock.close()
 
-    def _hold(self, sock: socket.socket) -> bool:
+    def _hold_lifeline(self, sock: socket.socket) -> bool:
         with self._lock:
             if self._closing:
                 return False
-            self._heart.hold(sock)
+            self._heartbeats.add(sock)
             return True
 
     def _serve_requests(
         self, sock: socket.socket, serve: Callable[[socket.socket, dict[str, Any]], None]
     ) -> None:
-        """Answer one request after the other. A refusal leaves the stream in step."""
+        """Answer requests one after the other. The stream stays in sync after a refusal."""
         while True:
             sock.settimeout(self._timeouts.idle_s)
             header = wire.receive_header(sock)
             sock.settimeout(self._timeouts.stall_s)
             try:
                 serve(sock, header)
-            except Refused as refusal:
-                wire.send_refusal(sock, Code(refusal.code), str(refusal))
+            except WireRefused as refusal:
+                wire.send_refusal(sock, RefusalCode(refusal.code), str(refusal))
             except SegmentSpaceError as error:
-                wire.send_refusal(sock, Code.NO_SPACE, str(error))
+                wire.send_refusal(sock, RefusalCode.NO_SPACE, str(error))
             except SegmentBusy as error:
-                wire.send_refusal(sock, Code.BUSY, str(error))
+                wire.send_refusal(sock, RefusalCode.BUSY, str(error))
             except SegmentError as error:
-                wire.send_refusal(sock, Code.NOT_HELD, str(error))
+                wire.send_refusal(sock, RefusalCode.NOT_HELD, str(error))
 
-    def _take_push(self, sock: socket.socket, header: dict[str, Any]) -> None:
+    def _receive_push(self, sock: socket.socket, header: dict[str, Any]) -> None:
         match header.get("op"):
             case "layout":
-                self._take_layout(sock, header)
+                self._receive_layout(sock, header)
             case "push":
-                self._take_payload(sock, header)
+                self._receive_payload(sock, header)
             case other:
                 raise WireError(f"unknown request {other!r}")
 
-    def _take_layout(self, sock: socket.socket, header: dict[str, Any]) -> None:
-        rank, length = wire.whole(header, "rank"), wire.whole(header, "nbytes")
+    def _receive_layout(self, sock: socket.socket, header: dict[str, Any]) -> None:
+        rank, length = wire.int_field(header, "rank"), wire.int_field(header, "nbytes")
         if length > wire.LAYOUT_LIMIT:
             raise WireError(f"a layout of {length} bytes is above the limit")
         raw = bytearray(length)
         wire.receive_into(sock, memoryview(raw))
         store = self._store_for(header)
-        self._check_fence(wire.whole(header, "credential"))
+        self._check_fence(wire.int_field(header, "credential"))
         with store.writing(rank, Place.REPLICA):
-            layout = wire.parse_layout(bytes(raw), wire.text(header, "digest"))
+            layout = wire.parse_layout(bytes(raw), wire.text_field(header, "digest"))
             store.ensure(rank, Place.REPLICA, layout)
         wire.send_header(sock, {"ok": True})
 
-    def _take_payload(self, sock: socket.socket, header: dict[str, Any]) -> None:
+    def _receive_payload(self, sock: socket.socket, header: dict[str, Any]) -> None:
         rank, attempt, step, nbytes, credential = (
-            wire.whole(header, key) for key in ("rank", "attempt", "step", "nbytes", "credential")
+            wire.int_field(header, key)
+            for key in ("rank", "attempt", "step", "nbytes", "credential")
         )
-        digest, store = wire.text(header, "digest"), self._store_for(header)
+        digest, store = wire.text_field(header, "digest"), self._store_for(header)
         self._check_fence(credential)
         with store.writing(rank, Place.REPLICA):
             segment = store.find(rank, Place.REPLICA)
             if segment is None or segment.layout.payload_bytes != nbytes:
-                raise Refused(Code.NO_LAYOUT, f"no replica segment of rank {rank} that fits")
+                raise WireRefused(
+                    RefusalCode.NO_LAYOUT, f"no replica segment of rank {rank} that fits"
+                )
             held = segment.find(attempt, step)
             if held is not None and held.digest == digest:
                 with self._lock:
                     if credential >= self._fenced:
-                        segment.go_on_from(held)  # a push may be the first after a rollback
+                        segment.make_newest(held)  # may be the first push after a rollback
                 wire.send_header(sock, {"go": False})
                 return
-            wanted_from = self._intake.begin(segment, Announced(attempt, step, digest))
-            wire.send_header(sock, {"go": True, "from": wanted_from})
+            resume_at = self._intake.begin(segment, AnnouncedState(attempt, step, digest))
+            wire.send_header(sock, {"go": True, "from": resume_at})
             if not self._intake.receive(segment, sock):
                 segment.abandon()
-                raise Refused(Code.BAD_DIGEST, f"rank {rank}, step {step}: not the bytes announced")
-            with self._lock:  # against a fence that comes just now
+                raise WireRefused(
+                    RefusalCode.BAD_DIGEST,
+                    f"rank {rank}, step {step}: the bytes differ from the digest",
+                )
+            with self._lock:  # a fence may rise concurrently
                 if credential >= self._fenced:
                     segment.commit(attempt=attempt, step=step, digest=digest)
         self._check_fence(credential)
@@ -243,21 +255,23 @@ class DataServer:
             self._on_replica(rank, attempt, step)
 
     def _store_for(self, header: dict[str, Any]) -> SegmentStore:
-        """Whoever speaks of a segment says of which mesh: two may be in memory at a time."""
+        """The store of the mesh that a request names: two meshes may be in memory at a time."""
         try:
-            return self._store.of(wire.text(header, "mesh"))
+            return self._store.for_mesh(wire.text_field(header, "mesh"))
         except ValueError as error:
-            raise Refused(Code.MALFORMED, str(error)) from error
+            raise WireRefused(RefusalCode.MALFORMED, str(error)) from error
 
-    def _give_boxes(self, sock: socket.socket, header: dict[str, Any]) -> None:
-        give_boxes(sock, header, self._store_for, self._timeouts)
+    def _serve_boxes(self, sock: socket.socket, header: dict[str, Any]) -> None:
+        serve_boxes(sock, header, self._store_for, self._timeouts)
 
     def _check_fence(self, credential: int) -> None:
         if credential < self._fenced:
-            raise Refused(Code.FENCED, f"attempt {credential} has ended, {self._fenced} is on")
+            raise WireRefused(
+                RefusalCode.FENCED, f"attempt {credential} has ended, {self._fenced} is on"
+            )
 
-    def _give(self, sock: socket.socket, header: dict[str, Any]) -> None:
-        _, segment, commit = wanted_commit(self._store_for(header), header)
+    def _serve_fetch(self, sock: socket.socket, header: dict[str, Any]) -> None:
+        _, segment, commit = requested_commit(self._store_for(header), header)
         segment.pin(commit, self._timeouts.stall_s)
         try:
             layout = segment.layout.to_json()

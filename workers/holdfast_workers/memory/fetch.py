@@ -1,6 +1,6 @@
-"""Fetching a commit from the node agent that holds it.
+"""Fetching the commit of one rank from the node agent that holds it.
 
-A fetch ends with a verified commit in the node's own segment, or with a reason.
+A fetch ends with a verified commit in the node's own segment of the rank, or raises.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from holdfast_workers.protocol.messages import Held, Origin, Place, Restore
 
 
 class BadShard(WorkersError):
-    """The bytes received do not have the digest that was promised."""
+    """The bytes received do not have the announced digest."""
 
 
 class SourceLost(WorkersError):
-    """The source cannot be reached, died in the middle, or no longer holds the commit."""
+    """The source cannot be reached, died during the transfer, or no longer holds the commit."""
 
     def __init__(self, message: str, origins: tuple[Origin, ...] = ()) -> None:
         super().__init__(message)
         self.origins = origins
-        """Of several sources those that failed."""
+        """The sources that failed, where there are several."""
 
 
 def fetch(
@@ -43,11 +43,11 @@ def fetch(
     timeouts: Timeouts = DEFAULT_TIMEOUTS,
     on_connected: Callable[[socket.socket], None] = lambda _: None,
 ) -> Held:
-    """Bring the commit that `source` names into this node's own segment of `rank`, verified.
+    """Fetch the commit that `source` names into this node's own segment of `rank`, and verify it.
 
-    All of it within `timeout_s`. Moves nothing if it lies there already. Raises BadShard,
-    SourceLost, or a SegmentError (no space, or busy). `on_connected` gets the connection before
-    the segment is touched: who shuts it makes the fetch end at once.
+    Takes at most `timeout_s` in total. Transfers nothing if the commit is already present. Raises
+    BadShard, SourceLost, or a SegmentError (no space, or busy). `on_connected(sock)` is called
+    before the segment is touched: shutting the socket down ends the fetch at once.
     """
     deadline = time.monotonic() + timeout_s
     own = store.find(rank, Place.OWN)
@@ -87,24 +87,26 @@ def _fetch_into(
         },
     )
     answer = wire.receive_header(sock, deadline)
-    digest, nbytes = wire.text(answer, "digest"), wire.whole(answer, "nbytes")
+    digest, nbytes = wire.text_field(answer, "digest"), wire.int_field(answer, "nbytes")
     if not _is_wanted(digest, source):
-        raise BadShard(f"{source.agent} holds digest {digest}, wanted is {source.digest}")
-    if wire.whole(answer, "layout") > wire.LAYOUT_LIMIT:
-        raise WireError("the layout announced is above the limit")
-    raw = bytearray(wire.whole(answer, "layout"))
-    wire.receive_into(sock, memoryview(raw), deadline=deadline)
-    layout = wire.parse_layout(bytes(raw), wire.text(answer, "layout_digest"))
+        raise BadShard(f"{source.agent} holds digest {digest}, expected {source.digest}")
+    if wire.int_field(answer, "layout") > wire.LAYOUT_LIMIT:
+        raise WireError("the announced layout is above the limit")
+    layout_bytes = bytearray(wire.int_field(answer, "layout"))
+    wire.receive_into(sock, memoryview(layout_bytes), deadline=deadline)
+    layout = wire.parse_layout(bytes(layout_bytes), wire.text_field(answer, "layout_digest"))
     segment = store.ensure(rank, Place.OWN, layout)
     if segment.layout.payload_bytes != nbytes:
-        raise BadShard(f"{nbytes} bytes do not fit the layout that came with them")
+        raise BadShard(f"{nbytes} bytes do not fit the layout sent with them")
     hasher = xxhash.xxh3_128()
     with segment.begin(source.step) as slot:
         wire.receive_into(sock, slot, hasher, deadline)
     if not wire.receive_header(sock, deadline).get("whole"):
         raise WireError("the commit was overwritten while it was sent")
     if hasher.hexdigest() != digest:
-        raise BadShard(f"rank {rank}, step {source.step}: {source.agent} sent other bytes")
+        raise BadShard(
+            f"rank {rank}, step {source.step}: the bytes from {source.agent} differ from the digest"
+        )
     return segment.commit(attempt=source.attempt, step=source.step, digest=digest)
 
 

@@ -1,8 +1,7 @@
-"""The frozen copies that savers read, in the node's shared memory: their names, and how one is
-made of a memory checkpoint.
+"""Frozen copies of memory checkpoints, in the node's shared memory, from which savers read.
 
-The attempt is in the name: the next one may come to the same step while this one's saver still
-reads.
+Owns their file names and makes them. The name contains the attempt: the next attempt may reach the
+same step while a saver of this one still reads.
 """
 
 from __future__ import annotations
@@ -11,23 +10,25 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast_workers.memory.segment import Commit, Overtaken, Segment
+from holdfast_workers.memory.segment import Commit, Overwritten, Segment
 
 PATTERN = "save-*.seg"
 FREEZE_S = 60.0
-"""For so long a writer is asked to leave a commit alone that is being frozen."""
+"""How long the commit is pinned against its writer while it is being copied."""
 
 
 def copy_path(root: Path, rank: int, step: int, attempt: int) -> Path:
+    """Path of the frozen copy of one rank's state."""
     return root / f"save-{rank}-{step}-{attempt}.seg"
 
 
 def attempt_of(copy: Path) -> int:
+    """The attempt that computed the state of the frozen copy at this path."""
     return int(copy.stem.rpartition("-")[2])
 
 
 def freeze(path: Path, segment: Segment, commit: Commit) -> None:
-    """Make the copy at `path` of `commit`. Raises Overtaken if that is not what has been copied."""
+    """Copy `commit` to `path`. Raises Overwritten if the commit changed while it was copied."""
     with Segment.create(path, segment.layout) as copy:
         segment.pin(commit, FREEZE_S)
         try:
@@ -37,4 +38,4 @@ def freeze(path: Path, segment: Segment, commit: Commit) -> None:
             segment.unpin()
         frozen = copy.commit(attempt=commit.attempt, step=commit.step, digest=commit.digest)
         if not copy.verify(frozen):
-            raise Overtaken(f"{segment.path}: step {commit.step} was not whole when it was frozen")
+            raise Overwritten(f"{segment.path}: step {commit.step} changed while it was frozen")

@@ -1,6 +1,7 @@
-"""The agent's end of lifelines: beats to whoever holds one, and hears what they grant.
+"""The agent's side of lifelines: sends heartbeats to its peers and receives their lease grants.
 
-Owned by the data server's thread, which calls `beat` and `hear`; `hold` may be called by any.
+Runs in the data server's thread, which calls `beat_if_due` and `receive`. `add` may be called from
+any thread.
 """
 
 from __future__ import annotations
@@ -14,26 +15,30 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from holdfast_workers.protocol.lease import GRANT_BYTES, Grant, beat, clock_s
+from holdfast_workers.protocol.lease import GRANT_BYTES, Grant, clock_s, encode_beat
 
 _READ_BYTES = 4096
 _ENDED = (errno.ECONNRESET, errno.EPIPE)
-"""Only the peer's own kernel says so; a network's errors prove nothing."""
+"""Errors that only the peer's own kernel reports. Network errors prove nothing about the peer."""
 
 
 @dataclass(eq=False)
-class Held:
-    """One lifeline, and what has come of a grant that is not whole yet."""
+class HeldLifeline:
+    """One lifeline that a peer holds to this agent."""
 
     sock: socket.socket
     received: bytearray = field(default_factory=bytearray)
+    """The bytes of an incomplete grant."""
     epoch: int = 0
-    """Of the supervisor that grants on it, once it has."""
+    """Epoch of the supervisor that grants on this line; 0 before its first grant."""
 
 
-class Heart:
-    """`on_grant(grant)`, and `on_end(epoch)` when a lifeline ends on which that supervisor has
-    granted, are called in the data server's thread, and must not block."""
+class HeartbeatSender:
+    """Sends a beat on every lifeline each `beat_s` seconds.
+
+    `on_grant(grant)` is called for every grant, `on_end(epoch)` when a lifeline ends on which the
+    supervisor of that epoch has granted. Both run in the data server's thread and must not
+    block."""
 
     def __init__(
         self,
@@ -48,78 +53,78 @@ class Heart:
         self._on_end = on_end
         self._lock = threading.Lock()
         self._new: list[socket.socket] = []
-        self._held: list[Held] = []
+        self._held: list[HeldLifeline] = []
         self._next = time.monotonic() + beat_s
 
-    def hold(self, sock: socket.socket) -> None:
-        """Beat on this connection from now on; it is closed with its peer's end, or by `close`."""
+    def add(self, sock: socket.socket) -> None:
+        """Beat on this connection from now on. It is closed when the peer ends, or by `close`."""
         sock.setblocking(False)
-        sock.send(beat(clock_s()))
+        sock.send(encode_beat(clock_s()))
         with self._lock:
             self._new.append(sock)
 
-    def patience_s(self) -> float:
-        """How long the next beat can wait."""
+    def next_beat_in_s(self) -> float:
+        """Seconds until the next beat is due."""
         return max(0.0, self._next - time.monotonic())
 
-    def beat(self) -> None:
-        """Take in new lifelines; beat on all of them when it is time."""
+    def beat_if_due(self) -> None:
+        """Register new lifelines; send a beat on all lines if it is due."""
         with self._lock:
             new, self._new = self._new, []
         for sock in new:
-            one = Held(sock)
-            self._held.append(one)
-            self._selector.register(sock, selectors.EVENT_READ, one)
+            line = HeldLifeline(sock)
+            self._held.append(line)
+            self._selector.register(sock, selectors.EVENT_READ, line)
         now = time.monotonic()
         if now < self._next:
             return
         self._next = now + self._beat_s
-        for one in tuple(self._held):
+        for line in tuple(self._held):
             try:
-                one.sock.send(beat(clock_s()))
+                line.sock.send(encode_beat(clock_s()))
             except BlockingIOError:
-                pass  # its end of the connection is full: it hears nothing, and grants nothing
+                pass  # its receive buffer is full: it reads nothing and grants nothing
             except OSError as error:
-                self._beat_failed(one, error)
+                self._beat_failed(line, error)
 
-    def hear(self, one: Held) -> None:
-        """Something has come on a lifeline: grants, or its end."""
+    def receive(self, line: HeldLifeline) -> None:
+        """Read from a lifeline: grants, or its end."""
         try:
-            piece = one.sock.recv(_READ_BYTES)
+            piece = line.sock.recv(_READ_BYTES)
         except BlockingIOError:
             return
         except OSError as error:
-            self._drop(one, ended=error.errno in _ENDED)
+            self._drop(line, ended=error.errno in _ENDED)
             return
         if not piece:
-            self._drop(one, ended=True)
+            self._drop(line, ended=True)
             return
-        one.received += piece
-        whole = len(one.received) // GRANT_BYTES * GRANT_BYTES
+        line.received += piece
+        whole = len(line.received) // GRANT_BYTES * GRANT_BYTES
         for start in range(0, whole, GRANT_BYTES):
-            grant = Grant.unpack(bytes(one.received[start : start + GRANT_BYTES]))
-            one.epoch = grant.epoch
+            grant = Grant.unpack(bytes(line.received[start : start + GRANT_BYTES]))
+            line.epoch = grant.epoch
             self._on_grant(grant)
-        del one.received[:whole]
+        del line.received[:whole]
 
     def close(self) -> None:
-        for one in tuple(self._held):
-            self._drop(one)
+        for line in tuple(self._held):
+            self._drop(line)
         for sock in self._new:
             sock.close()
 
-    def _beat_failed(self, one: Held, error: OSError) -> None:
-        """What it said before is to be read first: an end that was announced is none of the
-        supervisor's."""
+    def _beat_failed(self, line: HeldLifeline, error: OSError) -> None:
+        """Read pending grants before dropping the line: one of them may announce a release, and
+        then the end of the line is not the end of the supervisor."""
         if error.errno in _ENDED:
-            self.hear(one)
-        if one in self._held:
-            self._drop(one, ended=error.errno in _ENDED)
+            self.receive(line)
+        if line in self._held:
+            self._drop(line, ended=error.errno in _ENDED)
 
-    def _drop(self, one: Held, *, ended: bool = False) -> None:
-        self._held.remove(one)
+    def _drop(self, line: HeldLifeline, *, ended: bool = False) -> None:
+        self._held.remove(line)
         with contextlib.suppress(KeyError, ValueError):  # the selector is closed already
-            self._selector.unregister(one.sock)
-        one.sock.close()
-        if ended and one.epoch and not any(other.epoch >= one.epoch for other in self._held):
-            self._on_end(one.epoch)  # not of a former line of a supervisor that has another now
+            self._selector.unregister(line.sock)
+        line.sock.close()
+        if ended and line.epoch and not any(other.epoch >= line.epoch for other in self._held):
+            self._on_end(line.epoch)  # not if the supervisor has a newer line

@@ -1,12 +1,12 @@
-"""Lifelines: seeing another agent's process die, within milliseconds of it.
+"""Lifelines: detect the death of another agent's process within milliseconds.
 
-A lifeline is a connection on which nothing happens but a heartbeat. If the peer's process dies,
-its kernel closes the connection, and that is seen at once; if its machine or the network goes, or
-the process stops, the heartbeats end, and that is seen after `heartbeat_timeout_s`. Each beat is
-answered with what the supervisor grants (`protocol/lease.py`), once there is anything to grant.
+A lifeline is a connection that carries only heartbeats. If the peer's process dies, its kernel
+closes the connection, which is detected at once. If the peer's machine or the network fails, or the
+process is stopped, the heartbeats end, which is detected after `heartbeat_timeout_s`. Each beat is
+answered with the supervisor's lease grant (`protocol/lease.py`), once there is one.
 
-One thread with one selector carries every lifeline, connecting included. It says what it saw; it
-does not judge: a lost lifeline may be a lost link.
+One thread with one selector serves every lifeline, including connecting. It reports observations
+and draws no conclusions: a lost lifeline may be a lost link.
 """
 
 from __future__ import annotations
@@ -30,41 +30,46 @@ from holdfast_workers.protocol.lease import BEAT_BYTES, Grant, clock_s
 _log = logging.getLogger(__name__)
 
 _READ_BYTES = 4096
-_LOOK_S = 0.5
-_NOBODY_THERE = (errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE)
-_OVERSLEPT_S = 0.1
+_MAX_WAIT_S = 0.5
+_PEER_ENDED = (errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE)
+_SUSPENDED_S = 0.1
 
 
 class _Phase(Enum):
+    """How far the handshake of a lifeline has come."""
+
     CONNECTING = auto()
-    GREETED = auto()  # waiting for the server's greeting
-    ANSWERED = auto()  # waiting for its welcome
-    LIVE = auto()
+    CONNECTED = auto()  # waiting for the server's greeting
+    ANSWERED = auto()  # greeting answered, waiting for the server's welcome
+    LIVE = auto()  # waiting for beats
 
 
 @dataclass(eq=False)
-class _Line:
+class _Lifeline:
     agent: str
     sock: socket.socket
-    last_heard: float
+    last_received: float
     phase: _Phase = _Phase.CONNECTING
     received: bytearray = field(default_factory=bytearray)
     nonce: bytes = b""
     beat: bytes = b""
-    """The newest."""
+    """The newest beat received."""
     broken: str = ""
-    """Why nothing will be heard any more, which proves nothing of its peer."""
-    let_go: float | None = None
-    """Since when nothing is granted on it; that its peer ends is still seen."""
+    """Why nothing more can be received, which proves nothing about the peer."""
+    released_at: float | None = None
+    """When the agent was released: nothing is granted to it since then, but its end is still
+    detected."""
 
 
-SILENCE = "nothing heard"
-"""What the reason begins with where an agent is silent only: it may live, out of reach."""
+SILENCE = "no heartbeat"
+"""Prefix of the reason if an agent is only silent: it may be alive but unreachable."""
 
 
 class Lifelines:
-    """`on_lost(agent, why)` is called once per watch, from this object's thread; it must not
-    block. A lost agent is forgotten: to go on, watch it again."""
+    """All lifelines of one supervisor.
+
+    `on_lost(agent, reason)` is called once per watch, from this object's thread; it must not block.
+    A lost agent is no longer watched until `watch` is called again."""
 
     def __init__(
         self,
@@ -75,7 +80,7 @@ class Lifelines:
         self._secret = secret
         self._on_lost = on_lost
         self._timeout_s = heartbeat_timeout_s
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _Lifeline] = {}
         self._lock = threading.Lock()
         self._commands: list[Callable[[], None]] = []
         self._grant: Grant | None = None
@@ -89,32 +94,33 @@ class Lifelines:
         self._thread.start()
 
     def watch(self, agent: str, host: str, port: int) -> None:
-        """Hold a lifeline to `agent`, instead of any earlier one. Returns at once; that the agent
-        cannot be reached is told like its loss."""
-        self._soon(lambda: self._open(agent, host, port))
+        """Open a lifeline to `agent`, replacing an earlier one. Returns at once; an agent that
+        cannot be reached is reported as lost."""
+        self._schedule(lambda: self._open(agent, host, port))
 
     def forget(self, agent: str) -> None:
-        """Grant this agent nothing any more. Its end is still told if it comes within the time in
-        which its silence would be told, and nothing else."""
-        self._soon(lambda: self._let_go(agent))
+        """Stop granting to this agent. The end of its process is still reported if it comes within
+        the heartbeat timeout; nothing else about it is reported."""
+        self._schedule(lambda: self._release(agent))
 
     def grant(self, grant: Grant, for_s: float) -> None:
-        """Answer every agent's beats with this, for so long. To be said again in time: whoever
-        does not get to it may have been replaced."""
+        """Answer the beats of every agent with this grant, for `for_s` seconds. The supervisor must
+        repeat the call in time: one that does not may have been replaced."""
         until = clock_s() + for_s
-        self._soon(lambda: self._begin_granting(grant, until))
+        self._schedule(lambda: self._set_grant(grant, until))
 
     def close(self, timeout_s: float = 2.0) -> None:
+        """Close every lifeline and stop the thread, within `timeout_s`."""
         with self._lock:
             if self._closing:
                 return
             self._closing = True
-            with contextlib.suppress(BrokenPipeError):  # the thread saw it by itself, and is gone
+            with contextlib.suppress(BrokenPipeError):  # the thread has already ended
                 os.write(self._wake_writer, b"!")
         self._thread.join(timeout_s)
         os.close(self._wake_writer)
 
-    def _soon(self, command: Callable[[], None]) -> None:
+    def _schedule(self, command: Callable[[], None]) -> None:
         with self._lock:
             if not self._closing:
                 self._commands.append(command)
@@ -122,83 +128,85 @@ class Lifelines:
 
     def _run(self) -> None:
         while not self._closing:
-            asked, began = self._patience(), time.monotonic()
-            events = self._selector.select(asked)
-            if asked is not None:
-                self._forgive(time.monotonic() - began - asked)
+            wait_s, began = self._wait_s(), time.monotonic()
+            events = self._selector.select(wait_s)
+            if wait_s is not None:
+                self._credit_suspension(time.monotonic() - began - wait_s)
             for key, _events in events:
-                line: _Line | None = key.data
+                line: _Lifeline | None = key.data
                 if line is None:
-                    self._obey()
+                    self._run_commands()
                 elif self._lines.get(line.agent) is line:  # not dropped by an earlier event
-                    self._attend(line)
+                    self._handle_ready(line)
             self._drop_silent()
         for agent in tuple(self._lines):
             self._drop(agent)
         self._selector.close()
         os.close(self._wake_reader)
 
-    def _obey(self) -> None:
+    def _run_commands(self) -> None:
         os.read(self._wake_reader, _READ_BYTES)
         with self._lock:
             commands, self._commands = self._commands, []
         for command in commands:
             command()
 
-    def _patience(self) -> float | None:
+    def _wait_s(self) -> float | None:
         if not self._lines:
             return None
-        oldest = min(line.let_go or line.last_heard for line in self._lines.values())
-        return min(_LOOK_S, max(0.0, oldest + self._timeout_s - time.monotonic()))
+        oldest = min(line.released_at or line.last_received for line in self._lines.values())
+        return min(_MAX_WAIT_S, max(0.0, oldest + self._timeout_s - time.monotonic()))
 
-    def _forgive(self, overslept_s: float) -> None:
-        """Time in which this process did not run (it or its machine was stopped, or starved of
-        processors) is no silence of the others': they may have been stopped with it."""
-        if overslept_s > _OVERSLEPT_S:
+    def _credit_suspension(self, suspended_s: float) -> None:
+        """Do not count the time in which this process did not run (stopped, suspended with its
+        machine, or starved of CPU) as silence of the peers: they may have been stopped with it."""
+        if suspended_s > _SUSPENDED_S:
             for line in self._lines.values():
-                line.last_heard += overslept_s
+                line.last_received += suspended_s
 
     def _drop_silent(self) -> None:
         now = time.monotonic()
         for line in tuple(self._lines.values()):
-            if line.let_go is not None and now - line.let_go >= self._timeout_s:
+            if line.released_at is not None and now - line.released_at >= self._timeout_s:
                 self._drop(line.agent)
-            elif line.let_go is None and now - line.last_heard >= self._timeout_s:
+            elif line.released_at is None and now - line.last_received >= self._timeout_s:
                 self._lose(line, line.broken or f"{SILENCE} for {self._timeout_s} s")
 
-    def _fail(self, line: _Line, error: OSError) -> None:
-        """Only the peer's own kernel knows that nobody is there. A network's errors prove nothing:
-        as with any other silence, the agent is not lost before its time, for its ranks may step
-        until then."""
-        if error.errno in _NOBODY_THERE:
+    def _fail(self, line: _Lifeline, error: OSError) -> None:
+        """Handle a socket error. Only the peer's own kernel can prove the end of its process.
+        Network errors prove nothing: as with any other silence, the agent is not lost before the
+        timeout, because its ranks may step until then."""
+        if error.errno in _PEER_ENDED:
             self._end(line, str(error))
         else:
-            self._break(line, str(error))
+            self._mark_broken(line, str(error))
 
-    def _end(self, line: _Line, why: str) -> None:
-        """Its peer has closed it, or nobody listens: proof of its end, but where it was being
-        greeted. Who does not come to that may be too busy to, or somebody else."""
+    def _end(self, line: _Lifeline, reason: str) -> None:
+        """Handle a connection that the peer has closed or refused. That proves the end of the
+        peer's process, except during the handshake: a peer that does not complete it may be too
+        busy, or may be another process."""
         if line.phase in (_Phase.CONNECTING, _Phase.LIVE):
-            self._lose(line, why)
+            self._lose(line, reason)
         else:
-            self._break(line, why)
+            self._mark_broken(line, reason)
 
-    def _break(self, line: _Line, why: str) -> None:
-        """Not closed before it is lost: the agent would take that for this supervisor's end."""
-        line.broken = f"{SILENCE}: {why}"
+    def _mark_broken(self, line: _Lifeline, reason: str) -> None:
+        """Stop reading the line but keep it open until it is lost: the agent would take a closed
+        connection for the end of this supervisor."""
+        line.broken = f"{SILENCE}: {reason}"
         self._unregister(line)
-        if line.let_go is not None:
+        if line.released_at is not None:
             self._drop(line.agent)
 
     def _open(self, agent: str, host: str, port: int) -> None:
         self._drop(agent)
         sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         sock.setblocking(False)
-        line = self._lines[agent] = _Line(agent, sock, time.monotonic())
+        line = self._lines[agent] = _Lifeline(agent, sock, time.monotonic())
         try:
             wire.tune(sock)
             code = sock.connect_ex((host, port))
-        except OSError as error:  # a host's name that cannot be resolved
+        except OSError as error:  # the host name cannot be resolved
             self._fail(line, error)
             return
         if code not in (0, errno.EINPROGRESS):
@@ -206,33 +214,33 @@ class Lifelines:
             return
         self._selector.register(sock, selectors.EVENT_WRITE, line)
 
-    def _attend(self, line: _Line) -> None:
+    def _handle_ready(self, line: _Lifeline) -> None:
         try:
             if line.phase is _Phase.CONNECTING:
                 self._connected(line)
             else:
                 self._read(line)
         except BlockingIOError:
-            pass  # woken for nothing
+            pass  # a spurious wake-up
         except WireError as error:
             self._end(line, str(error))
         except OSError as error:
             self._fail(line, error)
 
-    def _connected(self, line: _Line) -> None:
+    def _connected(self, line: _Lifeline) -> None:
         code = line.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
-        line.phase = _Phase.GREETED
+        line.phase = _Phase.CONNECTED
         self._selector.modify(line.sock, selectors.EVENT_READ, line)
 
-    def _read(self, line: _Line) -> None:
+    def _read(self, line: _Lifeline) -> None:
         piece = line.sock.recv(_READ_BYTES)
         if not piece:
             raise WireError("the process ended (end of its connection)")
-        line.last_heard = time.monotonic()
+        line.last_received = time.monotonic()
         line.received += piece
-        if line.phase is _Phase.GREETED and len(line.received) >= wire.GREETING_BYTES:
+        if line.phase is _Phase.CONNECTED and len(line.received) >= wire.GREETING_BYTES:
             greeting = bytes(line.received[: wire.GREETING_BYTES])
             del line.received[: wire.GREETING_BYTES]
             answer, line.nonce = wire.answer_greeting(self._secret, greeting, Role.LIFELINE)
@@ -252,8 +260,9 @@ class Lifelines:
             del line.received[:end]
             self._answer(line)
 
-    def _begin_granting(self, grant: Grant, until: float) -> None:
-        """A new one at once, on the beats heard last: an attempt must not wait for the next."""
+    def _set_grant(self, grant: Grant, until: float) -> None:
+        """Store a grant. A new one answers the newest beats at once: an attempt must not wait for
+        the next beat."""
         known, self._grant, self._granting_until = self._grant, grant, until
         if grant == known:
             return
@@ -264,35 +273,38 @@ class Lifelines:
                 except OSError as error:
                     self._fail(line, error)
 
-    def _let_go(self, agent: str) -> None:
-        """It is told: the end of this connection will not be the end of this supervisor."""
+    def _release(self, agent: str) -> None:
+        """Release an agent: a grant with `lease_s` 0 announces that the end of this connection is
+        not the end of this supervisor."""
         line = self._lines.get(agent)
         if line is None:
             return
         if line.broken or line.phase is not _Phase.LIVE:
             self._drop(agent)
             return
-        line.let_go = time.monotonic()
+        line.released_at = time.monotonic()
         if line.beat and self._grant is not None:
-            last = replace(self._grant, silence_s=0.0, lease_s=0.0).answering(line.beat)
+            last = replace(self._grant, silence_s=0.0, lease_s=0.0).answer_to(line.beat)
             with contextlib.suppress(OSError):
                 line.sock.send(last)
 
-    def _answer(self, line: _Line) -> None:
+    def _answer(self, line: _Lifeline) -> None:
         if self._grant is None or clock_s() >= self._granting_until:
             return
-        if line.broken or line.let_go is not None:
+        if line.broken or line.released_at is not None:
             return
-        answer = self._grant.answering(line.beat)
-        with contextlib.suppress(BlockingIOError):  # it reads nothing: a later one will do
+        answer = self._grant.answer_to(line.beat)
+        with contextlib.suppress(
+            BlockingIOError
+        ):  # the peer reads nothing now; a later grant replaces this one
             if line.sock.send(answer) < len(answer):
-                raise OSError(errno.ENOBUFS, "its end of the connection is full")
+                raise OSError(errno.ENOBUFS, "the peer's receive buffer is full")
 
-    def _lose(self, line: _Line, why: str) -> None:
+    def _lose(self, line: _Lifeline, reason: str) -> None:
         self._drop(line.agent)
         try:
-            self._on_lost(line.agent, why)
-        except Exception:  # the other lifelines must not be lost with one faulty listener
+            self._on_lost(line.agent, reason)
+        except Exception:  # a faulty callback must not end the other lifelines
             _log.exception("on_lost of agent %s failed", line.agent)
 
     def _drop(self, agent: str) -> None:
@@ -302,6 +314,6 @@ class Lifelines:
         self._unregister(line)
         line.sock.close()
 
-    def _unregister(self, line: _Line) -> None:
+    def _unregister(self, line: _Lifeline) -> None:
         if line.sock.fileno() in self._selector.get_map():
             self._selector.unregister(line.sock)

@@ -1,6 +1,7 @@
-"""Bytes there and back between two agents, to try out the way between their nodes.
+"""Link probe: an echo of random bytes between two agents that tests the path between their nodes.
 
-Over the same authenticated connections that state moves on; what comes back must be what was sent.
+It uses the same authenticated connections as state transfers, and the echo must equal the bytes
+sent.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast_workers.memory import wire
-from holdfast_workers.memory.wire import DEFAULT_TIMEOUTS, Code, Refused, Role, WireError
+from holdfast_workers.memory.wire import DEFAULT_TIMEOUTS, RefusalCode, Role, WireError, WireRefused
 from holdfast_workers.state.digest import payload_digest
 
 EXCHANGED_BYTES = 4 << 20
 
 
 def exchange(secret: bytes, host: str, port: int, timeout_s: float) -> str:
-    """Send bytes to the agent that listens there and take them back: "" if all is well, else what
-    went wrong, in words. Takes `timeout_s` at most."""
+    """Send random bytes to the agent at `host`:`port` and receive the echo, within `timeout_s`.
+
+    Returns "" if the echo is correct, else a message that describes the failure."""
     deadline = time.monotonic() + timeout_s
     timeouts = replace(
         DEFAULT_TIMEOUTS,
@@ -28,27 +30,31 @@ def exchange(secret: bytes, host: str, port: int, timeout_s: float) -> str:
     )
     sent = os.urandom(EXCHANGED_BYTES)
     digest = payload_digest(sent)
-    back = bytearray(EXCHANGED_BYTES)
+    received = bytearray(EXCHANGED_BYTES)
     try:
         with wire.connect(secret, host, port, Role.EXCHANGE, timeouts, deadline) as sock:
             header = wire.encode_header({"nbytes": len(sent), "digest": digest})
             wire.send_payload(sock, header, deadline)
             wire.send_payload(sock, sent, deadline)
             wire.receive_header(sock, deadline)
-            wire.receive_into(sock, memoryview(back), deadline=deadline)
+            wire.receive_into(sock, memoryview(received), deadline=deadline)
     except (OSError, WireError) as error:
         return f"{host}:{port}: {type(error).__name__}: {error}"
-    return "" if payload_digest(back) == digest else f"{host}:{port}: other bytes came back"
+    return (
+        ""
+        if payload_digest(received) == digest
+        else f"{host}:{port}: the echo differs from the bytes sent"
+    )
 
 
-def give_back(sock: socket.socket, header: dict[str, Any]) -> None:
-    """The listening side of one exchange."""
-    nbytes = wire.whole(header, "nbytes")
+def echo(sock: socket.socket, header: dict[str, Any]) -> None:
+    """Serve one exchange: the listening side."""
+    nbytes = wire.int_field(header, "nbytes")
     if nbytes > EXCHANGED_BYTES:
         raise WireError(f"an exchange of {nbytes} bytes is above the limit")
-    taken = bytearray(nbytes)
-    wire.receive_into(sock, memoryview(taken))
-    if payload_digest(taken) != wire.text(header, "digest"):
-        raise Refused(Code.BAD_DIGEST, "other bytes arrived than were sent")
+    received = bytearray(nbytes)
+    wire.receive_into(sock, memoryview(received))
+    if payload_digest(received) != wire.text_field(header, "digest"):
+        raise WireRefused(RefusalCode.BAD_DIGEST, "the bytes received differ from the bytes sent")
     wire.send_header(sock, {"ok": True})
-    wire.send_payload(sock, memoryview(taken))
+    wire.send_payload(sock, memoryview(received))

@@ -1,10 +1,10 @@
-"""Pushing commits to the partners' node agents.
+"""Replication: pushes memory checkpoints to the node agents of the partners.
 
-The replicator sends what is newest when it comes to it. It never holds up a worker: offers are
-noted and coalesced, one thread per partner agent sends, and a commit that the worker overwrote in
-the meantime is given up for the newer one. A partner that fails is reported once, and tried again
-while there is something to send. A rank may have several partners; a step counts as replicated
-when all of them hold it, those aside that have failed.
+The replicator never delays a worker: it queues only the newest offer of each rank, and one thread
+per partner agent sends. It sends the newest commit at that moment; a commit that the worker has
+overwritten is skipped in favour of the newer one. A partner that fails is reported once per outage
+and retried while there is something to send. A rank may have several partners; a step counts as
+replicated when every partner that has not failed holds it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from holdfast_workers.memory.segment import Commit, Segment
 from holdfast_workers.memory.segment_store import SegmentStore
 from holdfast_workers.memory.wire import (
     DEFAULT_TIMEOUTS,
-    Code,
-    Refused,
+    RefusalCode,
     Role,
     Timeouts,
     WireError,
+    WireRefused,
 )
 from holdfast_workers.protocol.messages import Partner, Place
 from holdfast_workers.state.digest import payload_digest
@@ -38,20 +38,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Offer:
+    """A commit that a worker has offered for replication."""
+
     attempt: int
     step: int
 
 
 @dataclass(frozen=True)
-class _Copy:
-    """What one partner of a rank is known to hold."""
+class _PartnerCopy:
+    """The newest commit of a rank that one of its partners is known to hold."""
 
     newest: Commit | None = None
     failed: bool = False
 
 
-def _held_by_all(copies: Mapping[_Link, _Copy]) -> Commit | None:
-    """The newest commit that every partner holds which has not failed; None if one holds none."""
+def _held_by_all(copies: Mapping[_Link, _PartnerCopy]) -> Commit | None:
+    """The newest commit that every working partner holds; None if one of them holds none."""
     found = [copy.newest for copy in copies.values() if not copy.failed]
     known = [commit for commit in found if commit is not None]
     if not known or len(known) < len(found):
@@ -62,11 +64,11 @@ def _held_by_all(copies: Mapping[_Link, _Copy]) -> Commit | None:
 class Replicator:
     """Keeps every rank's newest commit at its partners.
 
-    `on_replicated(rank, attempt, step)` and `on_lost(rank, partner, why, others)` are called in a
-    partner's thread, one at a time; `on_lost` once per outage, `others`: whether any partner is
-    left. Neither is called for a partner that the rank no longer has. A push that the partner
-    refuses as fenced is dropped in silence: a newer attempt is being formed, and its orders are
-    on the way here too.
+    `on_replicated(rank, attempt, step)` and `on_lost(rank, partner, reason, others)` are called in
+    a partner's thread, one at a time. `on_lost` is called once per outage; `others` is true if the
+    rank has another working partner. Neither is called for a partner that the rank no longer has. A
+    push that the partner refuses as fenced is dropped without a report: a newer attempt is being
+    formed, and its orders are on the way to this agent too.
     """
 
     def __init__(
@@ -81,63 +83,66 @@ class Replicator:
     ) -> None:
         self._store = store
         self._secret = secret
-        self._tell_replicated = on_replicated
-        self._tell_lost = on_lost
+        self._on_replicated = on_replicated
+        self._on_lost = on_lost
         self._timeouts = timeouts
         self._retry_s = retry_s
         self._lock = threading.Lock()
-        self._telling = threading.Lock()
+        self._callback_lock = threading.Lock()
         self._links: dict[Partner, _Link] = {}
-        self._copies: dict[int, dict[_Link, _Copy]] = {}
+        self._partner_copies: dict[int, dict[_Link, _PartnerCopy]] = {}
         self._senders: dict[int, list[Commit]] = {}
         self._credentials: dict[int, int] = {}
         self._fenced = 0
 
     def set_partners(self, rank: int, partners: tuple[Partner, ...], *, attempt: int = 0) -> None:
-        """Send commits of `rank` to all `partners` from now on; what they hold is asked anew.
+        """Send commits of `rank` to all `partners` from now on, and forget what they hold.
 
-        `attempt` is the current one. It is what the partner's fence looks at, so that a state
-        which an older attempt computed and this one was restored from can be replicated anew.
-        One older than the fence changes nothing. From the return on nothing is told of partners
-        that the rank had before.
+        `attempt` is the current one. The partner compares it with its fence, so that a state which
+        an older attempt computed, and which this attempt restored, can be replicated again. An
+        attempt below the fence changes nothing. After the return no callback names a former partner
+        of the rank.
         """
-        with self._telling, self._lock:
+        with self._callback_lock, self._lock:
             if attempt < self._fenced:
                 return
             self._credentials[rank] = attempt
-            self._copies[rank] = {self._link(partner): _Copy() for partner in partners}
+            self._partner_copies[rank] = {
+                self._link(partner): _PartnerCopy() for partner in partners
+            }
             idle = self._take_idle()
         for link in idle:
             link.stop()
 
-    def turn_to(self, store: SegmentStore) -> None:
-        """Send from `store` from now on. Call between a fence and the partners that follow it."""
+    def use_store(self, store: SegmentStore) -> None:
+        """Send from `store` from now on. Call it after a fence and before `set_partners`."""
         self._store = store
 
     def fence(self, attempt: int) -> None:
-        """From its return on no rank has a partner that an attempt below `attempt` gave it, and
-        nothing is told of such a one any more."""
-        with self._telling, self._lock:
+        """After the return no rank has a partner set by an attempt below `attempt`, and no callback
+        names such a partner."""
+        with self._callback_lock, self._lock:
             self._fenced = max(self._fenced, attempt)
-            for rank in [r for r in self._copies if self._credentials[r] < attempt]:
-                del self._copies[rank]
+            for rank in [r for r in self._partner_copies if self._credentials[r] < attempt]:
+                del self._partner_copies[rank]
             idle = self._take_idle()
         for link in idle:
             link.stop()
 
     def offer(self, rank: int, attempt: int, step: int) -> None:
-        """A worker committed `step`. Returns at once; of several, the last offered is sent."""
+        """Queue `step`, which a worker has committed. Returns at once; a newer offer replaces
+        it."""
         with self._lock:
-            links = tuple(self._copies.get(rank, ()))
+            links = tuple(self._partner_copies.get(rank, ()))
         for link in links:
             link.offer(rank, _Offer(attempt, step))
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Stop every thread, within `timeout_s`; what was not sent stays unsent."""
+        """Stop every thread, within `timeout_s`. Commits that were not sent stay unsent."""
         with self._lock:
             links = tuple(self._links.values())
             self._links.clear()
-            self._copies.clear()
+            self._partner_copies.clear()
         for link in links:
             link.stop()
         deadline = time.monotonic() + timeout_s
@@ -145,21 +150,21 @@ class Replicator:
             link.join(max(0.0, deadline - time.monotonic()))
 
     def _link(self, partner: Partner) -> _Link:
-        """The link to a partner, made if there is none; under the lock."""
+        """The link to a partner, created if needed. The caller holds the lock."""
         link = self._links.get(partner)
         if link is None:
             link = self._links[partner] = _Link(self, partner)
         return link
 
     def _take_idle(self) -> list[_Link]:
-        """Links that no rank uses any more, taken out; under the lock."""
-        used = {link for copies in self._copies.values() for link in copies}
+        """Remove and return the links that no rank uses any more. The caller holds the lock."""
+        used = {link for copies in self._partner_copies.values() for link in copies}
         idle = [link for link in self._links.values() if link not in used]
         for link in idle:
             del self._links[link.partner]
         return idle
 
-    # --- what links ask of it -------------------------------------------------------------------
+    # --- called by links ------------------------------------------------------------------------
 
     @property
     def store(self) -> SegmentStore:
@@ -174,16 +179,17 @@ class Replicator:
         return self._retry_s
 
     def dial(self, partner: Partner) -> socket.socket:
+        """A new connection to a partner, in the low-priority traffic class."""
         sock = wire.connect(
             self._secret, partner.host, partner.data_port, Role.PUSH, self._timeouts
         )
-        wire.step_back(sock)
+        wire.lower_priority(sock)
         return sock
 
     @contextmanager
     def pinned(self, rank: int, segment: Segment, commit: Commit) -> Iterator[None]:
-        """Keep the commit from being overwritten while it is sent. There is one pin, and several
-        links may send: whoever began first has it."""
+        """Protect the commit from being overwritten while it is sent. A segment has one pin, and
+        several links may send: the link that began first has the pin."""
         with self._lock:
             senders = self._senders.setdefault(rank, [])
             senders.append(commit)
@@ -199,39 +205,40 @@ class Replicator:
                     segment.unpin()
 
     def credential(self, rank: int, commit: Commit) -> int:
+        """The attempt that the partner compares with its fence."""
         with self._lock:
             return max(self._credentials.get(rank, 0), commit.attempt)
 
     def replicated(self, link: _Link, rank: int, commit: Commit) -> None:
-        """The partner holds the commit. Told as soon as all that have not failed hold as much."""
-        with self._telling:
+        """Record that the partner holds the commit; report it once all working partners hold it."""
+        with self._callback_lock:
             with self._lock:
-                copies = self._copies.get(rank, {})
+                copies = self._partner_copies.get(rank, {})
                 if link not in copies:
                     return
                 before = _held_by_all(copies)
-                copies[link] = _Copy(commit)
+                copies[link] = _PartnerCopy(commit)
                 held = _held_by_all(copies)
             if held is not None and (held == commit or held != before):
-                self._tell_replicated(rank, held.attempt, held.step)
+                self._on_replicated(rank, held.attempt, held.step)
 
-    def lost(self, link: _Link, rank: int, why: str) -> None:
-        """The partner failed: nobody waits for it any more."""
-        with self._telling:
+    def lost(self, link: _Link, rank: int, reason: str) -> None:
+        """Record and report that the partner failed: no step waits for it any more."""
+        with self._callback_lock:
             with self._lock:
-                copies = self._copies.get(rank, {})
+                copies = self._partner_copies.get(rank, {})
                 if link not in copies:
                     return
-                copies[link] = _Copy(failed=True)
+                copies[link] = _PartnerCopy(failed=True)
                 others = any(not copy.failed for copy in copies.values())
                 held = _held_by_all(copies)
-            self._tell_lost(rank, link.partner, why, others)
+            self._on_lost(rank, link.partner, reason, others)
             if held is not None:
-                self._tell_replicated(rank, held.attempt, held.step)
+                self._on_replicated(rank, held.attempt, held.step)
 
 
 class _Link:
-    """One partner: a connection that stays, and the thread that sends on it."""
+    """A permanent connection to one partner, and the thread that sends on it."""
 
     def __init__(self, owner: Replicator, partner: Partner) -> None:
         self.partner = partner
@@ -241,7 +248,7 @@ class _Link:
         self._stopped = False
         self._sock: socket.socket | None = None
         self._announced: dict[int, StateLayout] = {}
-        self._reported: set[int] = set()
+        self._reported_lost: set[int] = set()
         self._thread = threading.Thread(
             target=self._run, name=f"replicate-{partner.agent}", daemon=True
         )
@@ -253,7 +260,7 @@ class _Link:
             self._changed.notify()
 
     def stop(self) -> None:
-        """Make the thread end soon, in mid-push too."""
+        """Make the thread end soon, even during a push."""
         with self._changed:
             self._stopped = True
             self._pending.clear()
@@ -265,16 +272,16 @@ class _Link:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while (taken := self._next()) is not None:
+        while (taken := self._next_offer()) is not None:
             rank, offer = taken
             try:
                 self._replicate(rank, offer)
-                self._reported.discard(rank)
+                self._reported_lost.discard(rank)
             except (OSError, WorkersError) as error:
-                self._failed(rank, offer, error)
-        self._hang_up()
+                self._handle_failure(rank, offer, error)
+        self._disconnect()
 
-    def _next(self) -> tuple[int, _Offer] | None:
+    def _next_offer(self) -> tuple[int, _Offer] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._pending or self._stopped)
             if self._stopped:
@@ -282,12 +289,12 @@ class _Link:
             rank = next(iter(self._pending))
             return rank, self._pending.pop(rank)
 
-    def _failed(self, rank: int, offer: _Offer, error: Exception) -> None:
-        self._hang_up()
+    def _handle_failure(self, rank: int, offer: _Offer, error: Exception) -> None:
+        self._disconnect()
         if self._stopped:
             return
-        if rank not in self._reported:
-            self._reported.add(rank)
+        if rank not in self._reported_lost:
+            self._reported_lost.add(rank)
             self._owner.lost(self, rank, f"{type(error).__name__}: {error}")
         with self._changed:
             self._pending.setdefault(rank, offer)
@@ -296,18 +303,19 @@ class _Link:
     def _replicate(self, rank: int, offer: _Offer) -> None:
         segment = self._owner.store.find(rank, Place.OWN)
         if segment is None:
-            return  # dropped or adopted away since the offer
+            return  # dropped or adopted since the offer
         commit = segment.find(offer.attempt, offer.step)
-        if commit is None:  # overwritten since: then there is a newer one
+        if commit is None:  # overwritten since the offer: send the newest one
             commit = next(iter(segment.commits()), None)
         if commit is None:
             return
-        # A worker that steps faster than the link carries would overtake every push.
+        # Without the pin, a worker that commits faster than the link sends would overwrite the slot
+        # during every push.
         with self._owner.pinned(rank, segment, commit):
             try:
                 self._push(rank, segment, commit)
-            except Refused as refusal:
-                self._refused(rank, segment, commit, refusal)
+            except WireRefused as refusal:
+                self._handle_refusal(rank, segment, commit, refusal)
 
     def _push(self, rank: int, segment: Segment, commit: Commit) -> None:
         credential = self._owner.credential(rank, commit)
@@ -316,8 +324,8 @@ class _Link:
             self._announce(sock, rank, segment.layout, credential)
         try:
             self._send(sock, rank, segment, commit, credential)
-        except Refused as refusal:
-            if refusal.code != Code.NO_LAYOUT:
+        except WireRefused as refusal:
+            if refusal.code != RefusalCode.NO_LAYOUT:
                 raise
             self._announce(sock, rank, segment.layout, credential)
             self._send(sock, rank, segment, commit, credential)
@@ -360,25 +368,27 @@ class _Link:
         answer = wire.receive_header(sock)
         if not answer.get("go"):
             return  # the partner holds it already
-        # From here on the payload is owed: were it overtaken, the digest would tell.
+        # The payload must now be sent in full. If it is overwritten, the digest does not match.
         with segment.slot(commit) as payload:
-            wire.send_payload(sock, payload[wire.whole(answer, "from") :])
+            wire.send_payload(sock, payload[wire.int_field(answer, "from") :])
         wire.receive_header(sock)
 
-    def _refused(self, rank: int, segment: Segment, commit: Commit, refusal: Refused) -> None:
-        if refusal.code == Code.FENCED:
+    def _handle_refusal(
+        self, rank: int, segment: Segment, commit: Commit, refusal: WireRefused
+    ) -> None:
+        if refusal.code == RefusalCode.FENCED:
             _log.info("rank %d, step %d not replicated: %s", rank, commit.step, refusal)
             return
-        if refusal.code == Code.BAD_DIGEST:
+        if refusal.code == RefusalCode.BAD_DIGEST:
             if not segment.is_current(commit):
-                return  # overtaken while it was sent; the newer one has been offered
+                return  # overwritten while it was sent; the newer commit has been offered
             if not self._owner.store.check(rank, Place.OWN, commit):
-                return  # bad in our own memory: quarantined and reported by the store
+                return  # damaged in this node's memory: the store has quarantined and reported it
         raise refusal
 
     def _connection(self) -> socket.socket:
         if self._sock is not None and wire.is_stale(self._sock):
-            self._hang_up()
+            self._disconnect()
         if self._sock is None:
             sock = self._owner.dial(self.partner)
             with self._changed:
@@ -387,7 +397,7 @@ class _Link:
                     raise WireError("stopped")
         return self._sock
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         with self._changed:
             if self._sock is not None:
                 self._sock.close()

@@ -1,7 +1,7 @@
-"""Replicas on their way in: what has arrived of one stays good when its connection breaks.
+"""Incoming replicas: the part that has arrived stays valid when its connection breaks.
 
-A partner that comes again with the same state goes on where it was cut off. Nothing is believed
-for that: the digest is taken over every byte, those from before the break included.
+A partner that reconnects with the same state resumes where it was cut off. This weakens no check:
+the digest covers every byte, including those received before the break.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import xxhash
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.segment import Segment
 
-_PIECE = 4 * 1024 * 1024  # of a piece that was cut off in its middle, all is sent again
+_PIECE = 4 * 1024 * 1024  # the unit of progress: an incomplete piece is sent again
 
 
 @dataclass(frozen=True)
-class Announced:
-    """Which state a push is of."""
+class AnnouncedState:
+    """Identifies the state that a push announces."""
 
     attempt: int
     step: int
@@ -30,33 +30,35 @@ class Announced:
 
 @dataclass
 class _Arrival:
-    # Held loosely: a segment that is dropped meanwhile must give its memory back.
+    # A weak reference: a segment that is dropped in the meantime must free its memory.
     segment: weakref.ref[Segment]
-    state: Announced
+    state: AnnouncedState
     filled: int = 0
     hasher: xxhash.xxh3_128 = field(default_factory=xxhash.xxh3_128)
 
 
-class Intake:
-    """A segment has one writer at a time (`SegmentStore.writing`); several may have one each."""
+class ReplicaIntake:
+    """Receives replicas into segments, several segments at a time.
+
+    The caller holds the write lock of the segment (`SegmentStore.writing`) during each call."""
 
     def __init__(self) -> None:
         self._arrivals: dict[Path, _Arrival] = {}
 
-    def begin(self, segment: Segment, state: Announced) -> int:
-        """Make room for `state`, or go on with it; from which byte on it is wanted."""
+    def begin(self, segment: Segment, state: AnnouncedState) -> int:
+        """Start to receive `state`, or resume it. Returns the offset of the first missing byte."""
         arrival = self._arrivals.get(segment.path)
-        known = arrival is not None and (arrival.segment(), arrival.state) == (segment, state)
-        if arrival is not None and known and segment.unfinished is not None:
+        resumes = arrival is not None and (arrival.segment(), arrival.state) == (segment, state)
+        if arrival is not None and resumes and segment.unfinished is not None:
             return arrival.filled
         segment.begin(state.step).release()
         self._arrivals[segment.path] = _Arrival(weakref.ref(segment), state)
         return 0
 
     def receive(self, segment: Segment, sock: socket.socket) -> bool:
-        """Take in what is missing of the state begun; True if the whole has its digest.
+        """Receive the missing bytes of the state begun. True if all bytes have its digest.
 
-        Raises OSError or WireError where the connection breaks: what came before that is kept.
+        Raises OSError or WireError if the connection breaks; the complete pieces are kept.
         """
         arrival, slot = self._arrivals[segment.path], segment.unfinished
         assert slot is not None

@@ -1,17 +1,17 @@
-"""One rank's memory checkpoint: two payload slots in one file under /dev/shm.
+"""A segment: the memory checkpoint of one rank, two payload slots in one file under /dev/shm.
 
 Promises:
 
-- A commit counts only if its commit word is whole. The word is invalidated before its slot is
-  touched and written last, so a writer killed at any instant leaves the other slot as it was.
-- All pages are claimed when the segment is made: a full /dev/shm is an error at that moment and
-  never a SIGBUS in the middle of a step.
-- One process writes, any number read. A reader takes no lock: it reads, then asks `is_current`.
-- The file outlives every process; `open` is all that is needed to take up where one left off.
+- A commit is valid only if its commit word is intact. The word is invalidated before its slot is
+  touched and written last, so a writer killed at any instant leaves the other slot unchanged.
+- All pages are allocated when the segment is created: a full /dev/shm is an error at that moment
+  and never a SIGBUS in the middle of a step.
+- One process writes, any number read. A reader takes no lock: it reads, then checks `is_current`.
+- The file outlives every process; a new process continues with it after `open`.
 
-Words are ordered by `seq`, the order of writing, not by step: after a rollback the newest state
-may have a lower step than a stale one, and it is the stale one that must be overwritten. A state
-that lies there already when training goes back to it is named by `go_on_from`.
+Commit words are ordered by `seq`, the order of writing, and not by step: after a rollback the
+newest state may have a lower step than a stale one, and the stale one must be overwritten. If
+training rolls back to a state that a slot already holds, `make_newest` marks that state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.state.digest import digest_unless
+from holdfast_workers.state.digest import interruptible_digest
 from holdfast_workers.state.layout import StateLayout
 
 MAGIC = b"HOLDFAST"
@@ -53,35 +53,41 @@ _QUARANTINED = b"BAD!"
 
 
 class SegmentError(WorkersError):
-    """Something about a segment; raised as itself where it is used against its rules."""
+    """Base of the errors about segments; raised itself for a misuse of the API."""
 
 
 class BadSegment(SegmentError):
-    """The file is not a whole segment of this version."""
+    """The file is not an intact segment of this version."""
 
 
 class SegmentSpaceError(SegmentError):
-    """Shared memory cannot hold the segment; says how much was wanted and how much is free."""
+    """Shared memory cannot hold the segment; the message gives the required and the free bytes."""
 
 
-class Overtaken(SegmentError):
-    """The commit asked for is no longer (or was never) in the segment."""
+class Overwritten(SegmentError):
+    """The requested commit is no longer (or was never) in the segment."""
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A state that was whole when its word was read."""
+    """A state that was complete when its commit word was read."""
 
     attempt: int
+    """The attempt that computed the state."""
     step: int
     nbytes: int
+    """Size of the payload."""
     digest: str
+    """xxh3-128 of the payload, in hex."""
     slot: int
+    """Index of its slot, 0 or 1."""
     seq: int
+    """Order of writing within the segment."""
 
 
 class Segment:
-    """See the module. Made by `create` or `open`; a context manager that closes."""
+    """A mapped segment file, see the module. Construct it with `create` or `open`; as a context
+    manager it closes itself."""
 
     def __init__(self, path: Path, mapping: mmap.mmap, inode: int, writable: bool) -> None:
         self.path = path
@@ -94,18 +100,18 @@ class Segment:
 
     @classmethod
     def create(cls, path: Path, layout: StateLayout) -> Segment:
-        """A new, empty segment at `path`, replacing what is there, open for writing.
+        """Create an empty segment at `path`, open for writing. Replaces an existing file.
 
-        Raises SegmentSpaceError where /dev/shm (or the cgroup's memory) cannot hold it.
+        Raises SegmentSpaceError if /dev/shm (or the cgroup's memory limit) cannot hold it.
         """
         text = layout.to_json()
         first = _round_up(PAGE + len(text))
         slots = (first, first + _round_up(layout.payload_bytes))
         size = slots[1] + _round_up(layout.payload_bytes)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        making = path.with_name(f".{path.name}.{os.getpid()}.new")
-        making.unlink(missing_ok=True)
-        fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+        temporary.unlink(missing_ok=True)
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             _claim_pages(fd, size, path)
             header = _HEADER.pack(
@@ -115,9 +121,9 @@ class Segment:
             os.pwrite(fd, text, PAGE)
             mapping = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
             inode = os.fstat(fd).st_ino
-            making.rename(path)
+            temporary.rename(path)
         except BaseException:
-            making.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
         finally:
             os.close(fd)
@@ -125,18 +131,18 @@ class Segment:
 
     @classmethod
     def open(cls, path: Path, *, writable: bool = True) -> Segment:
-        """The segment at `path`. Raises FileNotFoundError, or BadSegment if it is not one.
+        """Open the segment at `path`. Raises FileNotFoundError, or BadSegment if it is not one.
 
-        Readers say `writable=False`, and cannot do harm then.
+        Readers pass `writable=False`, which maps the file read-only.
         """
         fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         try:
             found = os.fstat(fd)
             size = found.st_size
             if size < PAGE:
-                raise BadSegment(f"{path} is no segment: only {size} bytes")
+                raise BadSegment(f"{path} is not a segment: it has only {size} bytes")
             protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-            # A writer is about to touch every page; a reader may want the words alone.
+            # A writer will touch every page; a reader may need only the commit words.
             flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if writable else 0)
             mapping = mmap.mmap(fd, size, flags=flags, prot=protection)
         finally:
@@ -144,10 +150,10 @@ class Segment:
         return cls(path, mapping, found.st_ino, writable)
 
     @property
-    def is_there(self) -> bool:
-        """Whether the file at `path` is still this one; what is written is found by nobody else
-        otherwise. (Files under /dev/shm are removed by more than their owners: by systemd-logind
-        when a user logs out, with RemoveIPC, and by whoever tidies there.)"""
+    def file_exists(self) -> bool:
+        """Whether the file at `path` is still the mapped one; otherwise no other process can find
+        what is written. (Not only the owner removes files under /dev/shm: systemd-logind does when
+        a user logs out, with RemoveIPC, and so do cleanup scripts.)"""
         try:
             return self.path.stat().st_ino == self._inode
         except FileNotFoundError:
@@ -158,11 +164,11 @@ class Segment:
         return self._layout
 
     def begin(self, step: int) -> memoryview:
-        """The slot that `step` is to be written to, invalidated: `payload_bytes` writable bytes.
+        """Choose and invalidate the slot for `step`; returns its `payload_bytes` writable bytes.
 
-        Taken is a slot without a commit if there is one (nothing whole is given up), else the
-        one that holds `step` already, else the one written first; but a slot that a reader has
-        pinned only if it holds `step`.
+        Chooses a slot without a commit if there is one (no complete state is lost), else the slot
+        that already holds `step`, else the slot written first. A slot that a reader has pinned is
+        chosen only if it holds `step`.
         """
         if not self.writable:
             raise SegmentError(f"{self.path} is open for reading only")
@@ -172,93 +178,98 @@ class Segment:
         return self._slot(slot)
 
     def commit(self, *, attempt: int, step: int, digest: str) -> Commit:
-        """Declare the slot of the last `begin` whole. `digest` is `payload_digest` of its bytes."""
+        """Declare the slot of the last `begin` complete. `digest`: `payload_digest` of its
+        bytes."""
         slot = self._open_slot
         if slot is None:
             raise SegmentError(f"{self.path}: commit of step {step} without begin")
-        seq = self._take_number()
+        seq = self._next_seq()
         commit = Commit(attempt, step, self._payload_bytes, digest, slot, seq)
         self._write_word(commit, _COMMITTED)
         self._open_slot = None
         return commit
 
-    def go_on_from(self, commit: Commit) -> None:
-        """Count `commit` as the one written last: training goes on from its state.
+    def make_newest(self, commit: Commit) -> None:
+        """Make `commit` count as the one written last: training continues from its state.
 
-        It is the other word that is written anew, with a number before that of `commit`: a writer
-        killed in the middle loses what is off the line of history and nothing else.
+        Rewrites the word of the other slot, with a `seq` below that of `commit`: a writer killed in
+        the middle loses only the state that training has abandoned.
         """
         for other in self.commits():
             if other.seq > commit.seq:
                 self._write_word(replace(other, seq=commit.seq - 1), _COMMITTED)
 
     def abandon(self) -> None:
-        """Give up the slot of the last `begin`; it stays without a commit."""
+        """Abandon the slot of the last `begin`; it stays without a commit."""
         self._open_slot = None
 
     @property
     def unfinished(self) -> memoryview | None:
-        """The slot of the last `begin`, as long as it is neither committed nor given up."""
+        """The slot of the last `begin` until it is committed or abandoned, else None."""
         return None if self._open_slot is None else self._slot(self._open_slot)
 
     def commits(self) -> list[Commit]:
-        """What is committed at this moment, the last written first."""
+        """The valid commits at this moment, the one written last first."""
         words = (self._read_word(slot) for slot in range(SLOTS))
         return sorted((word for word in words if word), key=lambda word: -word.seq)
 
     def find(self, attempt: int, step: int) -> Commit | None:
-        """The commit of `step` that `attempt` computed, if it is there."""
+        """The commit of `step` that `attempt` computed, or None."""
         return next((c for c in self.commits() if (c.attempt, c.step) == (attempt, step)), None)
 
     def payload(self, commit: Commit) -> memoryview:
         """Read-only view of the bytes of `commit`. They may be overwritten while they are read:
-        ask `is_current` afterwards. Raises Overtaken if they have been already."""
+        check `is_current` afterwards. Raises Overwritten if that has already happened."""
         if not self.is_current(commit):
-            raise Overtaken(f"{self.path}: step {commit.step} of attempt {commit.attempt} is gone")
+            raise Overwritten(
+                f"{self.path}: step {commit.step} of attempt {commit.attempt} is gone"
+            )
         return self.slot(commit)
 
     def slot(self, commit: Commit) -> memoryview:
-        """As `payload`, but of whatever the slot holds by now."""
+        """As `payload`, without the check: the slot may hold another state by now."""
         return self._slot(commit.slot).toreadonly()
 
     def is_current(self, commit: Commit) -> bool:
         """True if no byte of `commit` has been touched since its word was read."""
         return self._read_word(commit.slot) == commit
 
-    def verify(self, commit: Commit, look: Callable[[], object] = lambda: None) -> bool:
-        """True if the payload has the digest of the word, both before and after it was read.
-        `look` is called again and again meanwhile; what it raises ends the reading."""
+    def verify(self, commit: Commit, check_cancelled: Callable[[], object] = lambda: None) -> bool:
+        """True if the payload has the digest in its commit word, and the word was the same before
+        and after the read. `check_cancelled` is called repeatedly during the read; an exception of
+        it ends the read."""
         if not self.is_current(commit):
             return False
         with self._slot(commit.slot) as payload:
-            same = digest_unless(payload, look) == commit.digest
+            same = interruptible_digest(payload, check_cancelled) == commit.digest
         return same and self.is_current(commit)
 
     def quarantine(self, commit: Commit) -> None:
-        """Take `commit` out of what counts. Its bytes and word stay as evidence until the slot
-        is used again."""
+        """Mark `commit` as invalid. Its bytes and its word stay as evidence until the slot is used
+        again."""
         if self.is_current(commit):
             self._write_word(commit, _QUARANTINED)
 
     def pin(self, commit: Commit, for_s: float) -> None:
-        """Ask the writer to leave `commit` alone for `for_s` (a minute at most), so that a slow
-        reader is not overtaken for ever by fast steps. Advisory: correctness rests on the digest
-        alone. A deadline and not a lock, because a reader may die."""
+        """Ask the writer not to overwrite `commit` for `for_s` (a minute at most), so that fast
+        steps cannot starve a slow reader. Advisory: correctness rests on the digest alone. A
+        deadline and not a lock, because a reader may die."""
         deadline = time.monotonic_ns() + min(int(for_s * 1e9), _PIN_MOST_NS)
         _PIN.pack_into(self._view, _PIN_AT, commit.slot + 1, deadline)
 
     def unpin(self) -> None:
-        """Nothing happens once it is closed: a store may end while one of its readers goes on."""
-        with contextlib.suppress(TypeError):  # what a released view raises
+        """Remove the pin. Does nothing on a closed segment: a store may close before its
+        readers."""
+        with contextlib.suppress(TypeError):  # raised by a released view
             _PIN.pack_into(self._view, _PIN_AT, 0, 0)
 
     def close(self) -> None:
-        """Unmap. Where a caller still holds a view, the mapping goes with the last of them."""
+        """Unmap. If a caller still holds a view, the mapping ends with the last view."""
         try:
             self._view.release()
             self._mapping.close()
         except BufferError:
-            pass  # the views keep the mapping; garbage collection ends both
+            pass  # the views keep the mapping alive; garbage collection ends both
 
     def __enter__(self) -> Segment:
         return self
@@ -267,7 +278,7 @@ class Segment:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        trace: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -286,9 +297,9 @@ class Segment:
         oldest_first = sorted(words, key=lambda slot: words[slot].seq)  # type: ignore[union-attr]
         return oldest_first[1] if oldest_first[0] == self._pinned() else oldest_first[0]
 
-    def _take_number(self) -> int:
-        # Counted in the file and not from the words: a number must not come twice even where the
-        # word that had it is gone, or a reader overtaken in the middle could not tell.
+    def _next_seq(self) -> int:
+        # Counted in the file, not derived from the words: a number must not repeat even after its
+        # word was cleared, or a reader could not detect that its slot was overwritten.
         (last,) = _COUNTER.unpack_from(self._view, _COUNTER_AT)
         number = 1 + max(last, *(word.seq for word in self.commits()), 0)
         _COUNTER.pack_into(self._view, _COUNTER_AT, number)
@@ -297,7 +308,7 @@ class Segment:
     def _pinned(self) -> int | None:
         slot, deadline = _PIN.unpack_from(self._view, _PIN_AT)
         left_ns = deadline - time.monotonic_ns()
-        # One that nobody can have asked for is damage, and would cost the newest commit for ever.
+        # A pin beyond the maximum is damage; obeying it would cost the newest commit for ever.
         return slot - 1 if slot and 0 < left_ns <= _PIN_MOST_NS else None
 
     def _read_word(self, slot: int) -> Commit | None:
@@ -323,7 +334,7 @@ class Segment:
         self._view[at : at + _WORD.size + _CRC.size] = raw + _CRC.pack(zlib.crc32(raw))
 
     def _clear_word(self, slot: int) -> None:
-        # The tag goes first and in one store: a word that is half cleared is no word.
+        # The tag is cleared first, in one store: a half-cleared word is invalid.
         at = _WORDS_AT + slot * _WORD_STRIDE
         self._view[at : at + 4] = bytes(4)
         self._view[at : at + _WORD.size + _CRC.size] = b"\xff" * (_WORD.size + _CRC.size)
@@ -332,15 +343,15 @@ class Segment:
 def _read_header(path: Path, view: memoryview) -> tuple[int, tuple[int, ...], StateLayout]:
     magic, version, layout_bytes, payload_bytes, *slots = _HEADER.unpack_from(view)
     if magic != MAGIC:
-        raise BadSegment(f"{path} is no segment: it begins with {magic!r}")
+        raise BadSegment(f"{path} is not a segment: it begins with {magic!r}")
     if version != VERSION:
-        raise BadSegment(f"{path} is of version {version}, this program reads {VERSION}")
+        raise BadSegment(f"{path} has version {version}, this program reads version {VERSION}")
     text = bytes(view[PAGE : PAGE + layout_bytes])
     crc = zlib.crc32(text, zlib.crc32(view[: _HEADER.size]))
     if crc != _CRC.unpack_from(view, _HEADER_CRC_AT)[0]:
         raise BadSegment(f"{path}: the header or the layout is damaged")
     if len(view) < slots[-1] + payload_bytes:
-        raise BadSegment(f"{path} is cut short: {len(view)} bytes")
+        raise BadSegment(f"{path} is truncated to {len(view)} bytes")
     return payload_bytes, tuple(slots), StateLayout.from_json(text)
 
 

@@ -1,10 +1,10 @@
-"""All memory checkpoints of one job on one node, as files: what is held is what lies there.
+"""The store of all memory checkpoints of one job on one node, as segment files in a folder.
 
-The folder is the truth and this object only a view of it, so a restarted agent that makes a new
-store of the same folder holds what the dead one held. Nothing here decides which state is taken;
-it says what there is, verified if asked, and takes bad ones out of what counts.
+The folder is the only source of truth and the store a view of it: a restarted agent that opens the
+same folder holds the same checkpoints as the agent that died. The store never decides which state
+is restored. It lists the commits, verifies them on request, and quarantines damaged ones.
 
-Thread-safe. A segment replaced or dropped stays mapped for whoever is reading it just then.
+Thread-safe. A segment that is replaced or dropped stays mapped for its current readers.
 """
 
 from __future__ import annotations
@@ -25,36 +25,37 @@ from holdfast_workers.protocol.messages import Held, Place
 from holdfast_workers.state.layout import StateLayout
 
 _FILE = re.compile(r"(own|replica)-(\d+)\.seg")
-_SLOWEST_READ = 1 << 29
-"""Bytes per second that a payload is read at against its digest, at the least."""
-_LOOK_S = 0.1
-"""How often who waits for another reader looks whether it is still to wait."""
+_MIN_READ_BYTES_PER_S = 1 << 29
+"""Lower bound of the speed at which a payload is verified; bounds the wait for another reader."""
+_POLL_S = 0.1
+"""How often a waiting thread checks whether it must stop waiting."""
 _MESH_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_=,.-]*")
 
 
 def mesh_tag(mesh: Mapping[str, int]) -> str:
-    """The mesh as its payloads are named."""
+    """The name of a mesh in folder names and messages, e.g. "dp_shard=2,tp=2"."""
     return ",".join(f"{axis}={size}" for axis, size in mesh.items())
 
 
 class NothingHeld(SegmentError):
-    """No such segment on this node."""
+    """This node has no such segment or commit."""
 
 
 class SegmentBusy(SegmentError):
-    """Somebody else is writing the segment, for longer than the caller would wait."""
+    """Another thread uses the segment for longer than the caller may wait."""
 
 
 @dataclass(frozen=True)
 class Quarantined:
-    """A state that failed verification. `step` is None where the whole segment is damaged."""
+    """A state that failed verification. `attempt` and `step` are None if the whole segment is
+    damaged."""
 
     rank: int
     place: Place
     attempt: int | None
     step: int | None
     path: Path
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ class _Mapped:
 class SegmentStore:
     """Segments of one mesh, in `root/<mesh>/own-<rank>.seg` and `replica-<rank>.seg`.
 
-    Payloads of another mesh lie beside it, in a store of their own, see `of`. `on_bad` hears of
-    every quarantine, in the thread that found the bad state. `busy_timeout_s` bounds
+    Payloads of another mesh are in a store of their own beside it, see `for_mesh`. `on_quarantine`
+    is called for every quarantine, in the thread that found the damage. `busy_timeout_s` bounds
     every wait for another writer of the same segment.
     """
 
@@ -76,56 +77,56 @@ class SegmentStore:
         root: Path,
         mesh: str,
         *,
-        on_bad: Callable[[Quarantined], None] | None = None,
+        on_quarantine: Callable[[Quarantined], None] | None = None,
         busy_timeout_s: float = 5.0,
     ) -> None:
         if not _MESH_TAG.fullmatch(mesh):
             raise ValueError(f"mesh tag {mesh!r} cannot be a folder's name")
         self.mesh = mesh
         self.folder = root / mesh
-        self._on_bad = on_bad
+        self._on_bad = on_quarantine
         self._busy_timeout_s = busy_timeout_s
         self._lock = threading.Lock()
         self._mapped: dict[tuple[int, Place], _Mapped] = {}
         self._writers: dict[tuple[int, Place], threading.Lock] = {}
         self._checks: dict[tuple[int, Place], threading.Lock] = {}
-        self._good: dict[tuple[int, Place], tuple[int, Commit]] = {}  # with the file's inode
-        # All stores of a node know each other, and only the one that made another keeps it: without
-        # circles, what nobody uses any more gives its memory back at once.
+        self._verified: dict[tuple[int, Place], tuple[int, Commit]] = {}  # with the file's inode
+        # All stores of a node know each other, but only the store that created another one owns it:
+        # without reference cycles, an unused store frees its memory at once.
         self._meshes = WeakValueDictionary({mesh: self})
-        self._finding = threading.Lock()
-        self._made: list[SegmentStore] = []
+        self._meshes_lock = threading.Lock()
+        self._created: list[SegmentStore] = []
 
-    def of(self, mesh: str) -> SegmentStore:
-        """This node's store for payloads of `mesh`. Raises ValueError for what is no mesh tag."""
-        with self._finding:
+    def for_mesh(self, mesh: str) -> SegmentStore:
+        """This node's store for payloads of `mesh`. Raises ValueError for an invalid mesh tag."""
+        with self._meshes_lock:
             found = self._meshes.get(mesh)
             if found is None:
                 found = SegmentStore(
                     self.folder.parent,
                     mesh,
-                    on_bad=self._on_bad,
+                    on_quarantine=self._on_bad,
                     busy_timeout_s=self._busy_timeout_s,
                 )
-                found._meshes, found._finding = self._meshes, self._finding
+                found._meshes, found._meshes_lock = self._meshes, self._meshes_lock
                 self._meshes[mesh] = found
-                self._made.append(found)
+                self._created.append(found)
             return found
 
     def meshes(self) -> list[str]:
-        """The meshes that this node has segments of."""
+        """The meshes of all segments on this node."""
         segments = self.folder.parent.glob("*/*.seg")
         names = {path.parent.name for path in segments if _FILE.fullmatch(path.name)}
         return sorted(name for name in names if _MESH_TAG.fullmatch(name))
 
     def path(self, rank: int, place: Place) -> Path:
-        """Where the segment lies; a worker opens or creates its own at `path(rank, OWN)`."""
+        """Path of the segment; a worker opens or creates its own at `path(rank, OWN)`."""
         return self.folder / f"{place.value}-{rank}.seg"
 
     def ensure(self, rank: int, place: Place, layout: StateLayout) -> Segment:
-        """The segment, writable: the one that is there if its layout fits, else a new one.
+        """The segment, writable: the present one if its layout fits, else a new one.
 
-        Raises SegmentSpaceError where shared memory is full.
+        Raises SegmentSpaceError if shared memory is full.
         """
         found = self.find(rank, place)
         if found is not None and found.layout == layout:
@@ -137,13 +138,13 @@ class SegmentStore:
         return segment
 
     def find(self, rank: int, place: Place) -> Segment | None:
-        """The segment as it lies there now, or None. A damaged file is quarantined: None."""
+        """The segment as the folder has it now, or None. A damaged file is quarantined: None."""
         found = self._find(rank, place)
         return found.segment if found is not None else None
 
     def held(self, *, verified: bool = False) -> list[Held]:
         """Every commit on this node, by rank, newest first. With `verified`, every payload is
-        read against its digest (at memory bandwidth), and the bad ones are quarantined."""
+        checked against its digest (at memory bandwidth), and damaged ones are quarantined."""
         held = []
         for rank, place in self._present():
             segment = self.find(rank, place)
@@ -157,17 +158,20 @@ class SegmentStore:
         rank: int,
         place: Place,
         commit: Commit,
-        look: Callable[[], object] = lambda: None,
+        check_cancelled: Callable[[], object] = lambda: None,
     ) -> bool:
-        """True if the payload is what its word says. A bad one is quarantined and reported; one
-        that was overwritten meanwhile is neither. What `look` raises meanwhile ends the check."""
+        """True if the payload has the digest in its commit word. A damaged payload is quarantined
+        and reported; one that is overwritten meanwhile is neither. `check_cancelled` is called
+        during the check; an exception of it ends the check."""
         segment = self.find(rank, place)
-        if segment is None or segment.verify(commit, look):
+        if segment is None or segment.verify(commit, check_cancelled):
             return segment is not None
         if segment.is_current(commit):
             segment.quarantine(commit)
-            why = f"the payload does not have its digest {commit.digest}"
-            self._report(Quarantined(rank, place, commit.attempt, commit.step, segment.path, why))
+            reason = f"the payload does not have its digest {commit.digest}"
+            self._report(
+                Quarantined(rank, place, commit.attempt, commit.step, segment.path, reason)
+            )
         return False
 
     def check_once(
@@ -175,25 +179,27 @@ class SegmentStore:
         rank: int,
         place: Place,
         commit: Commit,
-        look: Callable[[], object] = lambda: None,
+        check_cancelled: Callable[[], object] = lambda: None,
     ) -> bool:
-        """As `check`, but what was found good is not read again while its word stands."""
+        """As `check`, but a payload verified before is not read again while its word is
+        unchanged."""
         with self._lock:
             lock = self._checks.setdefault((rank, place), threading.Lock())
-        reading_s = commit.nbytes / _SLOWEST_READ
-        with self._held(lock, rank, place, self._busy_timeout_s + reading_s, look):
+        reading_s = commit.nbytes / _MIN_READ_BYTES_PER_S
+        with self._acquired(lock, rank, place, self._busy_timeout_s + reading_s, check_cancelled):
             found = self._find(rank, place)
             if found is None:
                 return False
-            looked_at = (found.inode, commit)
-            if self._good.get((rank, place)) == looked_at:
+            verified = (found.inode, commit)
+            if self._verified.get((rank, place)) == verified:
                 return found.segment.is_current(commit)
-            if not self.check(rank, place, commit, look):
+            if not self.check(rank, place, commit, check_cancelled):
                 return False
-            self._good[rank, place] = looked_at
+            self._verified[rank, place] = verified
             return True
 
     def describe(self, rank: int, place: Place, commit: Commit) -> Held:
+        """The commit as a message for the supervisor."""
         return Held(
             rank=rank,
             step=commit.step,
@@ -206,17 +212,17 @@ class SegmentStore:
 
     @contextmanager
     def writing(self, rank: int, place: Place) -> Iterator[None]:
-        """The right to write the segment, within this process. Raises SegmentBusy."""
+        """Hold the write lock of the segment within this process. Raises SegmentBusy."""
         with self._lock:
             lock = self._writers.setdefault((rank, place), threading.Lock())
-        with self._held(lock, rank, place, self._busy_timeout_s):
+        with self._acquired(lock, rank, place, self._busy_timeout_s):
             yield
 
     def adopt(self, rank: int) -> None:
-        """Make the replica of `rank` this node's own segment of it; no byte moves.
+        """Turn the replica of `rank` into this node's own segment by renaming it; no byte moves.
 
-        For a rank that comes to the node which already holds its replica. Raises NothingHeld,
-        or SegmentBusy if a push to the replica does not end in time.
+        For a rank that moves to a node which already holds its replica. Raises NothingHeld, or
+        SegmentBusy if a push to the replica does not end in time.
         """
         replica = self.path(rank, Place.REPLICA)
         with self.writing(rank, Place.REPLICA), self.writing(rank, Place.OWN):
@@ -226,22 +232,22 @@ class SegmentStore:
                 raise NothingHeld(f"no replica of rank {rank} in {self.folder}") from error
 
     def drop(self, rank: int, place: Place) -> None:
-        """Free one segment; it may be absent."""
+        """Free one segment; does nothing if it is absent."""
         self.path(rank, place).unlink(missing_ok=True)
         with self._lock:
             self._mapped.pop((rank, place), None)
-            self._good.pop((rank, place), None)
+            self._verified.pop((rank, place), None)
 
     def free_others(self) -> None:
-        """Free every byte of every segment of other meshes, quarantined ones too."""
+        """Free all segments of other meshes, including quarantined ones."""
         for folder in self.folder.parent.glob("*/"):
             if folder != self.folder and _MESH_TAG.fullmatch(folder.name):
-                self.of(folder.name).close()
+                self.for_mesh(folder.name).close()
                 shutil.rmtree(folder, ignore_errors=True)
 
     def keep_only(self, own: Container[int], replicas: Container[int]) -> None:
-        """Free every segment but those of the ranks named, by place. Who reads one just then
-        reads on; one that is being written for longer than the others wait stays."""
+        """Free every segment except those of the ranks in `own` and `replicas`. Current readers
+        keep theirs mapped; a segment that stays busy for longer than `busy_timeout_s` is kept."""
         kept = {Place.OWN: own, Place.REPLICA: replicas}
         for rank, place in self._present():
             if rank not in kept[place]:
@@ -249,28 +255,28 @@ class SegmentStore:
                     self.drop(rank, place)
 
     def free_all(self) -> None:
-        """The same, and those of this mesh too."""
+        """Free all segments of this node, of this mesh and of others."""
         self.free_others()
         self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Unmap everything. The files stay for whoever comes next."""
+        """Unmap everything. The files stay for the next store of this folder."""
         with self._lock:
             self._mapped.clear()
 
     @contextmanager
-    def _held(
+    def _acquired(
         self,
         lock: threading.Lock,
         rank: int,
         place: Place,
         timeout_s: float,
-        look: Callable[[], object] = lambda: None,
+        check_cancelled: Callable[[], object] = lambda: None,
     ) -> Iterator[None]:
         deadline = time.monotonic() + timeout_s
-        while not lock.acquire(timeout=min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
-            look()
+        while not lock.acquire(timeout=min(_POLL_S, max(0.0, deadline - time.monotonic()))):
+            check_cancelled()
             if time.monotonic() >= deadline:
                 raise SegmentBusy(f"{self.path(rank, place)} was in use for {timeout_s:g} s")
         try:

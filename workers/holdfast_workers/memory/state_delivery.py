@@ -1,9 +1,8 @@
-"""Brings the state that a rank is to restore into its own segment on this node.
+"""Delivers the state that a rank must restore into the rank's own segment on this node.
 
-From a partner's memory, from the replica that lies here, from the ranks of another mesh, or not at
-all where it is there already.
-A fence ends every delivery for an older attempt before it returns: nothing is written to a
-segment that the next attempt's worker may be writing by then.
+Sources: a partner's memory, the replica on this node, or the ranks of another mesh. If the state is
+already present, nothing moves. A fence ends every delivery for an older attempt before it returns,
+so no delivery writes to a segment that the next attempt's worker may already be writing.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ STOP_S = 5.0
 
 
 class DeliveryStuck(WorkersError):
-    """A delivery for a fenced attempt goes on writing: no fence is proven."""
+    """A delivery for a fenced attempt did not stop in time, so the fence is not proven."""
 
 
-class Courier:
-    """Thread-safe."""
+class StateDelivery:
+    """Runs and fences deliveries. Thread-safe."""
 
     def __init__(self, agent: str, secret: bytes, timeout_s: float) -> None:
         self._agent = agent
@@ -38,71 +37,75 @@ class Courier:
         self._changed = threading.Condition()
         self._numbers = itertools.count()
         self._fenced = 0
-        self._writing: dict[int, tuple[int, tuple[socket.socket, ...]]] = {}
+        self._running: dict[int, tuple[int, tuple[socket.socket, ...]]] = {}
 
-    def bring(
+    def deliver(
         self,
         attempt: int,
         rank: int,
         source: Restore,
         store: SegmentStore,
-        left: Mapping[str, bytes],
+        from_rank: Mapping[str, bytes],
     ) -> None:
-        """Bring it into `store`. `left`: what the rank itself gives where no other rank can.
+        """Deliver the state that `source` names into `store`.
 
-        Raises a WorkersError if the state is not to be had, or not for this attempt any more."""
+        `from_rank`: the entries, by name, that the rank itself provides because no other rank holds
+        them. Raises a WorkersError if no source can deliver, StaleCommand if `attempt` is
+        fenced."""
         if source.tier is Tier.RESHARD:
-            with self._delivery() as number:
-                self._begin(number, attempt, None)  # it may write before it has any connection
+            with self._tracked() as number:
+                # A reshard may write before its first connection.
+                self._register(number, attempt, None)
                 Reshard(
                     self._secret,
                     self._agent,
                     source,
                     rank,
                     store,
-                    on_connected=lambda sock: self._begin(number, attempt, sock),
-                ).run(left, self._timeout_s)
+                    on_connected=lambda sock: self._register(number, attempt, sock),
+                ).run(from_rank, self._timeout_s)
         elif source.agent != self._agent:
-            with self._delivery() as number:
+            with self._tracked() as number:
                 fetch(
                     self._secret,
                     source,
                     rank,
                     store,
                     self._timeout_s,
-                    on_connected=lambda sock: self._begin(number, attempt, sock),
+                    on_connected=lambda sock: self._register(number, attempt, sock),
                 )
         elif source.place is Place.REPLICA:
-            with self._delivery() as number:
-                self._begin(number, attempt, None)
+            with self._tracked() as number:
+                self._register(number, attempt, None)
                 store.adopt(rank)
 
     def fence(self, attempt: int) -> None:
-        """Return once no delivery for an older attempt writes any more. Raises DeliveryStuck."""
+        """Stop the deliveries of attempts below `attempt`; returns once none of them writes. Raises
+        DeliveryStuck."""
 
         def older() -> list[tuple[socket.socket, ...]]:
-            return [socks for number, socks in self._writing.values() if number < attempt]
+            return [socks for number, socks in self._running.values() if number < attempt]
 
         with self._changed:
             self._fenced = max(self._fenced, attempt)
             for sock in itertools.chain(*older()):
                 wire.shut(sock)
             if not self._changed.wait_for(lambda: not older(), STOP_S):
-                raise DeliveryStuck(f"{len(older())} did not end within {STOP_S} s")
+                raise DeliveryStuck(f"{len(older())} deliveries did not stop within {STOP_S} s")
 
     @contextmanager
-    def _delivery(self) -> Iterator[int]:
+    def _tracked(self) -> Iterator[int]:
         number = next(self._numbers)
         try:
             yield number
         finally:
             with self._changed:
-                self._writing.pop(number, None)
+                self._running.pop(number, None)
                 self._changed.notify_all()
 
-    def _begin(self, number: int, attempt: int, sock: socket.socket | None) -> None:
+    def _register(self, number: int, attempt: int, sock: socket.socket | None) -> None:
         with self._changed:
             if attempt < self._fenced:
                 raise StaleCommand(f"attempt {attempt} has ended, {self._fenced} is on")
-            _, open_ = self._writing.get(number, (attempt, ()))
-            self._writing[number] = (attempt, open_ if sock is None else (*open_, sock))
+            _, socks = self._running.get(number, (attempt, ()))
+            self._running[number] = (attempt, socks if sock is None else (*socks, sock))

@@ -1,13 +1,15 @@
-"""The bytes between node agents: authentication, headers, and payloads straight from memory.
+"""The wire format of the data channel between node agents: handshake, headers and raw payloads.
 
-A connection begins with the server's nonce. The client proves that it knows the job's secret by
-an HMAC over that nonce and the role it asks for, and sends a nonce of its own, which the server
-answers in kind: neither side takes a byte of state from, or gives one to, a stranger. After that,
-headers are JSON of bounded size behind their length and checksum, and payloads are raw. A bit that
-changes on the way is found: a step's number in a header is worth as much as the step's bytes.
+Handshake: the server sends a nonce. The client proves that it knows the job's secret with an HMAC
+over that nonce and the role it requests, and sends a nonce of its own, for which the server gives
+the same proof. So neither side accepts state from, or sends state to, a peer without the secret.
 
-Every wait on a socket has a timeout. It bounds the time without progress, not the whole of a
-transfer, unless a deadline is given; a handshake always has one.
+After the handshake, headers are JSON of bounded size, preceded by their length and checksum, and
+payloads are raw bytes. A bit that changes in transit is detected in headers too: a wrong step
+number in a header would do as much harm as wrong bytes of the step.
+
+Every wait on a socket has a timeout. It bounds the time without progress and not the duration of a
+transfer, unless a deadline is given; a handshake always has a deadline.
 """
 
 from __future__ import annotations
@@ -42,12 +44,14 @@ PREFIX_BYTES = _PREFIX.size
 _CHUNK = 4 * 1024 * 1024
 _LOWER_EFFORT = 0x04  # code point 1, above the two bits of congestion notification
 _FILLER = 1  # TC_PRIO_FILLER of Linux
-# Small pieces, each hashed at once: the socket's buffers and the piece stay in a core's own cache.
-# Measured on loopback, 256 MB hashed: 58 ms by 128 KiB, 114 ms by as much as there is.
+# Small pieces, each hashed at once: the socket buffers and the piece stay in the core's own cache.
+# Measured on loopback, 256 MB hashed: 58 ms in pieces of 128 KiB, 114 ms in pieces as they arrive.
 _RECEIVED_PIECE = 128 * 1024
 
 
 class Role(StrEnum):
+    """The purpose of a connection, requested in the handshake."""
+
     PUSH = "push"
     FETCH = "fetch"
     BOXES = "boxes"
@@ -56,25 +60,25 @@ class Role(StrEnum):
 
 
 class WireError(WorkersError):
-    """The other side broke the protocol, or closed the connection."""
+    """The peer violated the protocol or closed the connection."""
 
 
-class Refused(WireError):
-    """The other side said no. `code` is one of a closed set, see `Code`."""
+class WireRefused(WireError):
+    """The peer refused a request. `code` is a value of `RefusalCode`."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
 
 
-class Code(StrEnum):
-    """Why a request is refused."""
+class RefusalCode(StrEnum):
+    """Why a server refuses a request."""
 
     UNAUTHORISED = "unauthorised"
     MALFORMED = "malformed"
-    FENCED = "fenced"  # the push is of an attempt that has been ended
+    FENCED = "fenced"  # the push belongs to an attempt below the fence
     NO_LAYOUT = "no_layout"
-    BAD_DIGEST = "bad_digest"  # what arrived is not what was announced
+    BAD_DIGEST = "bad_digest"  # the bytes do not have the announced digest
     NOT_HELD = "not_held"
     NO_SPACE = "no_space"
     BUSY = "busy"
@@ -82,7 +86,7 @@ class Code(StrEnum):
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Of every socket operation on the data channel, in seconds."""
+    """Timeouts of the socket operations on the data channel, in seconds."""
 
     connect_s: float = 2.0
     handshake_s: float = 2.0
@@ -101,11 +105,11 @@ def connect(
     timeouts: Timeouts,
     deadline: float | None = None,
 ) -> socket.socket:
-    """An authenticated connection, ready for the role's first header; by `deadline` if there is
-    one, however much more the timeouts would give.
+    """Open an authenticated connection, ready for the first header of `role`.
 
-    Raises OSError (also as TimeoutError) if the peer cannot be reached, Refused if it does not
-    know us, WireError if we do not know it.
+    `deadline` (`time.monotonic()`) limits the handshake if it comes before the timeout. Raises
+    OSError (including TimeoutError) if the peer cannot be reached, WireRefused if the peer rejects
+    the client's proof, WireError if the client rejects the peer's.
     """
     sock = socket.create_connection((host, port), timeout=timeouts.connect_s)
     try:
@@ -116,9 +120,9 @@ def connect(
             until = min(until, deadline)
         greeting = bytearray(GREETING_BYTES)
         receive_into(sock, memoryview(greeting), deadline=until)
-        answer, mine = answer_greeting(secret, bytes(greeting), role)
+        answer, client_nonce = answer_greeting(secret, bytes(greeting), role)
         sock.sendall(answer)
-        check_welcome(secret, mine, role, receive_header(sock, until))
+        check_welcome(secret, client_nonce, role, receive_header(sock, until))
         sock.settimeout(timeouts.stall_s)
     except BaseException:
         sock.close()
@@ -127,23 +131,27 @@ def connect(
 
 
 def answer_greeting(secret: bytes, greeting: bytes, role: Role) -> tuple[bytes, bytes]:
-    """The client's answer to a greeting, as bytes to send, and the nonce it carries."""
+    """The client's answer to a greeting: the bytes to send, and the client's nonce in them."""
     if not greeting.startswith(GREETING):
-        raise WireError(f"no data server: it greets with {greeting[:8]!r}")
-    mine = secrets.token_hex(NONCE_BYTES).encode()
+        raise WireError(f"the peer is not a data server: its greeting begins with {greeting[:8]!r}")
+    client_nonce = secrets.token_hex(NONCE_BYTES).encode()
     proof = _proof(secret, "client", greeting[len(GREETING) :], role)
-    return encode_header({"role": role, "nonce": mine.decode(), "proof": proof}), mine
+    return encode_header(
+        {"role": role, "nonce": client_nonce.decode(), "proof": proof}
+    ), client_nonce
 
 
-def check_welcome(secret: bytes, mine: bytes, role: Role, welcome: dict[str, Any]) -> None:
-    """Raises WireError unless the server proved that it knows the secret."""
-    expected = _proof(secret, "server", mine, role)
+def check_welcome(secret: bytes, client_nonce: bytes, role: Role, welcome: dict[str, Any]) -> None:
+    """Raise WireError unless the server has proved that it knows the secret."""
+    expected = _proof(secret, "server", client_nonce, role)
     if not _same(welcome.get("proof"), expected):
         raise WireError("the data server does not know the job's secret")
 
 
 def admit(sock: socket.socket, secret: bytes, timeouts: Timeouts) -> Role:
-    """The server's side of `connect`. Raises WireError or OSError; the caller closes."""
+    """The server's side of the handshake: authenticate a client. Returns the role it requests.
+
+    Raises WireError or OSError; the caller closes the socket."""
     sock.settimeout(timeouts.handshake_s)
     nonce = secrets.token_bytes(NONCE_BYTES)
     sock.sendall(GREETING + nonce)
@@ -151,23 +159,23 @@ def admit(sock: socket.socket, secret: bytes, timeouts: Timeouts) -> Role:
     role = claim.get("role")
     expected = _proof(secret, "client", nonce, str(role))
     if role not in list(Role) or not _same(claim.get("proof"), expected):
-        send_refusal(sock, Code.UNAUTHORISED, "wrong secret or unknown role")
+        send_refusal(sock, RefusalCode.UNAUTHORISED, "wrong secret or unknown role")
         raise WireError("a client did not know the job's secret")
-    theirs = text(claim, "nonce").encode()
-    send_header(sock, {"proof": _proof(secret, "server", theirs, role)})
+    client_nonce = text_field(claim, "nonce").encode()
+    send_header(sock, {"proof": _proof(secret, "server", client_nonce, role)})
     return Role(role)
 
 
 def tune(sock: socket.socket) -> None:
-    """Small messages leave at once."""
+    """Send small messages at once (TCP_NODELAY)."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def step_back(sock: socket.socket) -> None:
-    """Let what is sent here pass only where nothing else wants to, as far as host and network
-    tell classes of traffic apart: a copy can wait, the collectives of training cannot.
+def lower_priority(sock: socket.socket) -> None:
+    """Give way to all other traffic, as far as host and network distinguish traffic classes: a
+    replica can wait, the collectives of training cannot.
 
-    Marked as Lower Effort (RFC 8622), and as filler for this host's own queue.
+    Marks packets as Lower Effort (RFC 8622), and as filler for the queue of this host.
     """
     family, option = (
         (socket.IPPROTO_IPV6, socket.IPV6_TCLASS)
@@ -175,7 +183,9 @@ def step_back(sock: socket.socket) -> None:
         else (socket.IPPROTO_IP, socket.IP_TOS)
     )
     sock.setsockopt(family, option, _LOWER_EFFORT)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, _FILLER)  # after: marking sets it too
+    sock.setsockopt(
+        socket.SOL_SOCKET, socket.SO_PRIORITY, _FILLER
+    )  # last: setting the class resets it
 
 
 def encode_header(header: dict[str, Any]) -> bytes:
@@ -186,10 +196,10 @@ def encode_header(header: dict[str, Any]) -> bytes:
 
 
 def decode_header(prefix: bytes | bytearray, raw: bytes) -> dict[str, Any]:
-    """The header behind its prefix. Raises Refused for a refusal, WireError for what is not a
-    header, or not the one that was sent."""
+    """Decode the header that followed `prefix`. Raises WireRefused for a refusal, WireError for a
+    damaged header."""
     if _PREFIX.unpack(prefix)[1] != _checksum(raw):
-        raise WireError(f"not the header that was sent: {raw[:40]!r}")
+        raise WireError(f"the checksum of the header is wrong: {raw[:40]!r}")
     try:
         header = json.loads(raw)
     except ValueError as error:
@@ -197,12 +207,12 @@ def decode_header(prefix: bytes | bytearray, raw: bytes) -> dict[str, Any]:
     if not isinstance(header, dict):
         raise WireError(f"not a header: {raw[:40]!r}")
     if "refused" in header:
-        raise Refused(text(header, "refused"), text(header, "message"))
+        raise WireRefused(text_field(header, "refused"), text_field(header, "message"))
     return header
 
 
 def header_length(prefix: bytes | bytearray) -> int:
-    """Bytes of the header that follows this prefix. Raises WireError beyond the limit."""
+    """Size in bytes of the header that follows `prefix`. Raises WireError above the limit."""
     length, _ = _PREFIX.unpack(prefix)
     if length > HEADER_LIMIT:
         raise WireError(f"a header of {length} bytes was announced, the limit is {HEADER_LIMIT}")
@@ -213,12 +223,12 @@ def send_header(sock: socket.socket, header: dict[str, Any]) -> None:
     sock.sendall(encode_header(header))
 
 
-def send_refusal(sock: socket.socket, code: Code, message: str) -> None:
+def send_refusal(sock: socket.socket, code: RefusalCode, message: str) -> None:
     send_header(sock, {"refused": code, "message": message[:1024]})
 
 
 def receive_header(sock: socket.socket, deadline: float | None = None) -> dict[str, Any]:
-    """The next header. Raises Refused if it is a refusal, WireError at the end of the stream."""
+    """The next header. Raises WireRefused if it is a refusal, WireError at end-of-file."""
     prefix = bytearray(PREFIX_BYTES)
     receive_into(sock, memoryview(prefix), deadline=deadline)
     body = bytearray(header_length(prefix))
@@ -229,7 +239,7 @@ def receive_header(sock: socket.socket, deadline: float | None = None) -> dict[s
 def send_payload(
     sock: socket.socket, payload: memoryview | bytes, deadline: float | None = None
 ) -> None:
-    """All bytes, in pieces, so that a timeout means a stall and not a big payload."""
+    """Send all bytes in pieces, so that a timeout means a stall and not a large payload."""
     with memoryview(payload) as view:
         for start in range(0, len(view), _CHUNK):
             _limit(sock, deadline)
@@ -256,9 +266,9 @@ def receive_into(
 
 
 def parse_layout(raw: bytes, digest: str) -> StateLayout:
-    """A layout that was received, once it is the one announced. Raises WireError."""
+    """Decode a received layout after checking its digest. Raises WireError."""
     if payload_digest(raw) != digest:
-        raise WireError("not the layout that was announced")
+        raise WireError("the layout does not have the announced digest")
     try:
         return StateLayout.from_json(raw)
     except (ValueError, KeyError, TypeError) as error:
@@ -266,28 +276,28 @@ def parse_layout(raw: bytes, digest: str) -> StateLayout:
 
 
 def shut(sock: socket.socket) -> None:
-    """End a connection under another thread's hands; its reads and writes return at once."""
-    with contextlib.suppress(OSError):  # it may have ended by itself
+    """Shut down a connection that another thread uses; its reads and writes return at once."""
+    with contextlib.suppress(OSError):  # it may already be closed
         sock.shutdown(socket.SHUT_RDWR)
 
 
 def is_stale(sock: socket.socket) -> bool:
-    """True if the other side has ended an idle connection on which nothing is to come."""
+    """True if the peer has closed an idle connection on which no data is expected."""
     poll = select.poll()  # select() itself cannot take descriptors above 1023
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(0))
 
 
-def whole(header: dict[str, Any], key: str) -> int:
-    """A whole number ≥ 0 of a header. Raises WireError."""
+def int_field(header: dict[str, Any], key: str) -> int:
+    """The integer in [0, 2**63) at `key` of a header. Raises WireError if there is none."""
     value = header.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise WireError(f"header field {key!r} is {value!r}, not a whole number")
+        raise WireError(f"header field {key!r} is {value!r}, not a non-negative integer")
     return value
 
 
-def text(header: dict[str, Any], key: str) -> str:
-    """A string of a header. Raises WireError."""
+def text_field(header: dict[str, Any], key: str) -> str:
+    """The string at `key` of a header. Raises WireError if there is none."""
     value = header.get(key)
     if not isinstance(value, str):
         raise WireError(f"header field {key!r} is {value!r}, not a string")
@@ -297,11 +307,11 @@ def text(header: dict[str, Any], key: str) -> str:
 def _limit(sock: socket.socket, deadline: float | None) -> None:
     if deadline is None:
         return
-    left = deadline - time.monotonic()
-    if left <= 0:
+    remaining_s = deadline - time.monotonic()
+    if remaining_s <= 0:
         raise TimeoutError("the transfer was not done by its deadline")
     stall_s = sock.gettimeout()
-    sock.settimeout(left if stall_s is None else min(stall_s, left))
+    sock.settimeout(remaining_s if stall_s is None else min(stall_s, remaining_s))
 
 
 def _checksum(raw: bytes) -> int:

@@ -1,9 +1,9 @@
-"""A Llama-style decoder as plain single-device code: it knows nothing of ranks or meshes.
+"""A Llama-style decoder as plain single-device code, independent of ranks and meshes.
 
 Pre-norm blocks of causal grouped-query attention with rotary positions (Su et al. 2021,
 arXiv:2104.09864) and a SwiGLU feed-forward (Shazeer 2020, arXiv:2002.05202); RMS norms; untied
 head. Built on the meta device, it allocates nothing until `to_empty`; `reset_tables` then fills
-what is computed rather than learned.
+the tables that are computed rather than learned.
 
 Attention derives its number of heads from the width of its projections, so the same code runs on
 a tensor-parallel shard of them.
@@ -24,7 +24,7 @@ from holdfast_workers.spec import ModelSpec
 
 
 class Llama(nn.Module):
-    """Token ids (batch, sequence) → logits (batch, sequence, vocabulary)."""
+    """Maps token ids (batch, sequence) to logits (batch, sequence, vocabulary)."""
 
     def __init__(self, spec: ModelSpec, vocabulary: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Llama(nn.Module):
         self.register_buffer("sin", torch.empty(shape), persistent=False)
 
     def reset_tables(self) -> None:
-        """Fill the tables of rotary angles, computed on the CPU: the same on every device."""
+        """Fill the tables of rotary angles; computed on the CPU, so that all devices agree."""
         half = self.head_size // 2
         frequencies = self.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
         angles = torch.outer(torch.arange(self.sequence_length, dtype=torch.float64), frequencies)
@@ -88,7 +88,7 @@ class Attention(nn.Module):
         key = rotate(self._heads(self.key(x)), cos, sin)
         value = self._heads(self.value(x))
         if query.shape[1] != key.shape[1]:
-            # Repeated by hand: torch's CPU flash kernel takes no grouped heads.
+            # Repeated by hand: torch's CPU flash kernel does not support grouped heads.
             repeats = query.shape[1] // key.shape[1]
             key = key.repeat_interleave(repeats, dim=1)
             value = value.repeat_interleave(repeats, dim=1)
@@ -116,13 +116,13 @@ class FeedForward(nn.Module):
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate pairs (i, i + head_size / 2) of (batch, heads, sequence, head_size) by position.
 
-    `sin` is negative in its first half: the swapped halves need no further sign.
+    `sin` is negative in its first half, so the swapped halves need no further sign.
     """
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
 
 
 def initial_values(name: str, shape: tuple[int, ...], layers: int, seed: int) -> Tensor:
-    """The whole parameter `name` at step 0: a function of (seed, name) alone, made on the CPU.
+    """The whole parameter `name` at step 0: a function of (seed, name) only, computed on the CPU.
 
     Norms are one; matrices are normal with standard deviation 0.02, those that write into the
     residual stream scaled by 1/sqrt(2 · layers) (GPT-2, Radford et al. 2019, section 2.3).

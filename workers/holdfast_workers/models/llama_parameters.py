@@ -1,7 +1,7 @@
-"""The Llama's parameters by name: their shapes, and how Hugging Face calls them. Pure, no torch.
+"""The Llama's parameters by name: their shapes, and their names in Hugging Face. Pure, no torch.
 
 The rotary layout is the same on both sides: pairs (i, i + head_size / 2) are rotated, with the
-same frequencies, so no row of a projection changes its place.
+same frequencies, so no row of a projection has to be permuted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def default_ffn_dim(dim: int) -> int:
 
 
 def parameter_shapes(model: ModelSpec, vocabulary: int) -> dict[str, Shape]:
-    """Shape of every parameter by name, whole."""
+    """The whole shape of every parameter, by name."""
     dim, hidden = model.dim, model.ffn_dim or default_ffn_dim(model.dim)
     kv_dim = (model.kv_heads or model.heads) * (dim // model.heads)
     in_block: dict[str, Shape] = {
@@ -66,7 +66,7 @@ def parameter_shapes(model: ModelSpec, vocabulary: int) -> dict[str, Shape]:
 
 
 def hugging_face_name(name: str) -> str:
-    """The parameter's name in `LlamaForCausalLM`. Raises KeyError for one that it has not."""
+    """The parameter's name in `LlamaForCausalLM`. Raises KeyError for an unknown parameter."""
     block = _BLOCK.fullmatch(name)
     if block is None:
         return _TOP[name]
@@ -74,7 +74,7 @@ def hugging_face_name(name: str) -> str:
 
 
 def hugging_face_config(model: ModelSpec, vocabulary: int) -> dict[str, Any]:
-    """The content of the `config.json` that belongs to such a model."""
+    """The content of the model's `config.json`."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -1,8 +1,8 @@
-"""RMS normalisation (Zhang and Sennrich 2019, arXiv:1910.07467) that is fast on a CPU too.
+"""RMS normalisation (Zhang and Sennrich 2019, arXiv:1910.07467) that is also fast on a CPU.
 
-On an accelerator, and under torch.compile, it is torch's own. On a CPU torch's is made of many
-small operations, each with its own pass over memory in the backward direction; here the gradient
-is written out, in a third of the time.
+On an accelerator, and under torch.compile, it calls torch's own. On a CPU, torch's own consists of
+many small operations, each with its own backward pass over memory; here the gradient is written
+out, which takes a third of the time.
 """
 
 from __future__ import annotations

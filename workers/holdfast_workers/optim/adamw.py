@@ -1,8 +1,8 @@
 """AdamW over the local shards of a rank.
 
-The update is element by element, so it runs on each rank's local tensors as they are: no
-dispatch through DTensor, no collective. State tensors exist from the start, so that a layout can
-be drawn and a state read in before the first step.
+The update is elementwise, so it runs directly on each rank's local tensors: no dispatch through
+DTensor, no collective. State tensors exist from the start, so that the layout is known and a state
+can be read before the first step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LocalAdamW:
             eps=spec.eps,
             fused=True,
         )
-        # One counter for all tensors would be bumped once per tensor by the fused kernel.
+        # The fused kernel would increment a shared counter once per tensor.
         self._counters = [
             torch.zeros((), dtype=torch.float32, device=tensor.device) for tensor in tensors
         ]

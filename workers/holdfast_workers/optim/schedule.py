@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step: nothing to save, nothing to restore."""
+"""The learning rate as a pure function of the step, so there is no schedule state to save."""
 
 from __future__ import annotations
 

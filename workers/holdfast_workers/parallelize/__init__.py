@@ -1,4 +1,4 @@
 """Parallelism applied to a plain model: meshes, sharding, tensor parallelism, process groups.
 
-Also keeps a living model through a fault, with new process groups under it.
+Also keeps a model in memory through a fault and replaces its process groups.
 """

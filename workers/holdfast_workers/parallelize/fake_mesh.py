@@ -1,8 +1,9 @@
-"""A world without anybody else in it, to build a model in before there are peers to build it with.
+"""A process group without peers, for building a sharded model before its peers exist.
 
-torch's fake process group copies what it has and sends nothing. The model is afterwards as one
-whose peers have gone: real groups are put under it as under a survivor's. torch caches where on the
-mesh a process stands, so one that has built for a place is good for no other.
+torch's fake process group copies its own data and sends nothing. Afterwards the model is like that
+of a survivor whose peers have died: real groups replace the fake ones in the same way. torch
+caches a process's coordinates on the mesh, so a process that has built for one rank cannot serve
+as another rank.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from holdfast_workers.training.recipe import World
 
 
 @contextmanager
-def imaginary_peers(world: World) -> Iterator[None]:
-    """The default group of `world`: while it stands, collectives mean nothing."""
+def fake_process_group(world: World) -> Iterator[None]:
+    """Provide a fake default group for `world`; meanwhile collectives compute nothing."""
     dist.init_process_group(
         dist.Backend.FAKE, store=HashStore(), rank=world.rank, world_size=world.world_size
     )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a fake group has no time-out to be set
+            warnings.simplefilter("ignore")  # a fake group has no time-out to set
             yield
     finally:
         dist.destroy_process_group()

@@ -1,8 +1,8 @@
-"""Keeping a living sharded model through a fault: forgetting a broken step, new process groups.
+"""Keeps a sharded model in memory through a fault: discards a broken step, replaces groups.
 
-Both reach into private parts of torch's FSDP2 and DeviceMesh (torch 2.11 to 2.13 have been read
-and tried). What is not found as expected raises `CannotRebind`, upon which the caller builds the
-model anew: always right, only slower.
+Both operations use private parts of torch's FSDP2 and DeviceMesh (torch 2.11 to 2.13 have been read
+and tested). A missing part raises `CannotRebind`, and the caller rebuilds the model, which is
+always correct but slower.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from holdfast_workers.parallelize.shard import sharded_modules
 
 
 class CannotRebind(Exception):
-    """This torch does not have the inner parts that a rebind in place needs."""
+    """This torch lacks the private parts that a rebind in place needs."""
 
 
-def forget_step(model: nn.Module) -> None:
-    """Drop every trace that a forward or backward pass, broken off anywhere, left in `model`.
+def discard_step(model: nn.Module) -> None:
+    """Remove everything that a forward or backward pass, interrupted anywhere, left in `model`.
 
-    FSDP2's own reset leaves the unsharded gradients of a broken backward pass behind; the next
-    pass would add to them, and training would silently go wrong. They are cleared here, together
-    with the sharded ones.
+    FSDP2's own reset leaves the unsharded gradients of an interrupted backward pass behind; the
+    next pass would add to them and silently corrupt training. This function clears them together
+    with the sharded gradients.
     """
     for group in _parameter_groups(model):
-        # What is pending in a dead group must not be waited for.
+        # Never wait for an operation that is pending in a dead group.
         group._all_gather_result = None
         group._all_reduce_state = None
         group._post_reduce_event = None
@@ -42,21 +42,21 @@ def forget_step(model: nn.Module) -> None:
             parameter.sharded_param.grad = None
     if isinstance(model, FSDPModule):
         state = model._get_fsdp_state()
-        if state._is_root is not None:  # before its first forward it has nothing to be reset
+        if state._is_root is not None:  # None before the first forward: nothing to reset
             state._reset_iter_state()
     for parameter in model.parameters():
         parameter.grad = None
 
 
-def rebind_groups(model: nn.Module, living: DeviceMesh, fresh: DeviceMesh) -> None:
-    """Put the process groups of `fresh` under `model`, which was built on `living`.
+def rebind_groups(model: nn.Module, current: DeviceMesh, fresh: DeviceMesh) -> None:
+    """Give `model`, which was built on `current`, the process groups of `fresh`.
 
-    Both meshes have the same shape and names, and this rank the same coordinates. `living` goes
-    on being the model's mesh. Raises CannotRebind, with the model untouched, if torch's inner
-    parts are not as known.
+    Both meshes have the same shape and names, and this rank the same coordinates. `current` remains
+    the model's mesh. Raises CannotRebind, with the model unchanged, if torch's private parts are
+    not as expected.
     """
     try:
-        old, new = living._get_root_mesh(), fresh._get_root_mesh()
+        old, new = current._get_root_mesh(), fresh._get_root_mesh()
         old_groups, new_groups = old._pg_registry, new._pg_registry
         infos = _mesh_infos(model)
     except AttributeError as error:
@@ -66,7 +66,7 @@ def rebind_groups(model: nn.Module, living: DeviceMesh, fresh: DeviceMesh) -> No
     old_groups.clear()
     old_groups.update(new_groups)
     for info in infos:
-        # Looks its process groups up in the mesh again.
+        # Looks up its process groups in the mesh again.
         info.__post_init__()
 
 

@@ -1,7 +1,7 @@
 """The device mesh of a world, and the process groups behind it.
 
-Nobody but the mesh keeps a reference to a process group: who needs one asks for it at the moment
-of use, so that new groups can be put under a living model by changing the mesh alone.
+Only the mesh keeps references to process groups; all other code gets a group from the mesh at the
+moment of use. So changing the mesh suffices to give a model in memory new groups.
 """
 
 from __future__ import annotations
@@ -19,26 +19,28 @@ TENSOR_AXIS = "tp"
 
 
 def data_parallel(world: World) -> int:
-    """How many ranks read different samples; tensor-parallel peers read the same."""
+    """Number of ranks that read different samples; tensor-parallel peers read the same ones."""
     return world.size(REPLICATED_AXIS) * world.size(SHARD_AXIS)
 
 
 def data_index(world: World) -> int:
-    """Which of them this rank is."""
+    """The index of this rank among the `data_parallel` ranks."""
     return world.coordinate(REPLICATED_AXIS) * world.size(SHARD_AXIS) + world.coordinate(SHARD_AXIS)
 
 
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The part of `mesh` that data parallelism runs over: replicas by shards, or shards alone."""
+    """The part of `mesh` for data parallelism: replicas by shards, or only shards."""
     names = mesh.mesh_dim_names or ()
     return mesh[tuple(name for name in (REPLICATED_AXIS, SHARD_AXIS) if name in names)]
 
 
 def make_mesh(world: World, collective_timeout_s: float) -> DeviceMesh:
-    """The mesh of `world` over the default process group, which keeps its own limit; those that it
-    is given besides get `collective_timeout_s`. Collective."""
+    """The mesh of `world` over the default process group. Collective.
+
+    The default group keeps its own time-out; the mesh's other groups get `collective_timeout_s`.
+    """
     if not dist.is_initialized():
-        _form_world_of_one(world)
+        _init_single_rank_group(world)
     mesh = init_device_mesh(
         world.device.partition(":")[0],
         tuple(world.mesh.values()),
@@ -46,12 +48,12 @@ def make_mesh(world: World, collective_timeout_s: float) -> DeviceMesh:
     )
     for group in mesh.get_all_groups():
         if group is not dist.group.WORLD:
-            process_groups.limit(collective_timeout_s, group)
+            process_groups.set_timeout(collective_timeout_s, group)
     return mesh
 
 
-def _form_world_of_one(world: World) -> None:
-    """FSDP wants a group even for one rank, where the world itself has none."""
+def _init_single_rank_group(world: World) -> None:
+    """Form a default group for one rank: FSDP needs a group even where the world has none."""
     if world.world_size != 1:
         raise RuntimeError(f"a world of {world.world_size} has no default process group yet")
     on_cuda = world.device.startswith("cuda")

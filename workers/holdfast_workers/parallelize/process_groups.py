@@ -1,9 +1,9 @@
 """Joining and leaving the process groups of one attempt.
 
-A world meets at a store that lives outside of its ranks, under a prefix that names the attempt,
-so a late member of an older attempt can never meet a newer one. All groups of an attempt are
-torch's default group and what device meshes derive from it; nobody else keeps a reference, for a
-stray one keeps sockets open and delays the peers' notice of a death.
+The ranks of a world rendezvous at a store outside of all ranks, under a prefix that names the
+attempt, so a late rank of an older attempt can never join a newer one. An attempt's groups are
+torch's default group and the groups that device meshes derive from it. No other code keeps a
+reference to a group: a stray reference keeps sockets open, and the peers detect a death late.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-LEFT_AT_MOST = 12
-"""Groups that were left and not buried: each rendezvous that fails leaves some more."""
+MAX_KEPT_GROUPS = 12
+"""Limit of groups kept by `leave(keep=True)` before they are released: each failed rendezvous
+leaves some more."""
 
-_left: list[Any] = []
+_kept_groups: list[Any] = []
 
 _GLOO_COMPLAINT = re.compile(
     r"gloo|connection (closed|reset|refused)|broken pipe|socket|timed? ?out|TCPStore|store",
@@ -45,9 +46,9 @@ def join(
     """Form the default process group of `attempt` with the other ranks.
 
     Collectives on CPU tensors run on gloo, those on CUDA tensors on NCCL. `timeout_s` bounds the
-    rendezvous, and every collective of this group after it, unless `collective_timeout_s` does
-    that. In a world of one there is no group. Raises what torch raises (`DistStoreError`,
-    `DistNetworkError`, `RuntimeError`) if the peers do not come in time.
+    rendezvous; later collectives of this group are bounded by `collective_timeout_s`, or by
+    `timeout_s` if that is None. A world of one rank gets no group. Raises torch's errors
+    (`DistStoreError`, `DistNetworkError`, `RuntimeError`) if the peers do not arrive in time.
     """
     if world_size == 1:
         return
@@ -63,89 +64,93 @@ def join(
         device_id=torch.device(device) if on_cuda else None,
     )
     if collective_timeout_s is not None:
-        limit(collective_timeout_s)
+        set_timeout(collective_timeout_s)
 
 
-def limit(timeout_s: float, group: dist.ProcessGroup | None = None) -> None:
-    """Let every collective of `group` (None: the default one) fail by itself after `timeout_s`.
+def set_timeout(timeout_s: float, group: dist.ProcessGroup | None = None) -> None:
+    """Make every collective of `group` (None: the default group) fail after `timeout_s`.
 
-    Groups derived from the default one do not inherit its limit: they have torch's own.
+    Groups derived from the default group do not inherit its time-out: they have torch's own.
     """
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
 
 
 def leave(*, keep: bool = False) -> None:
-    """Destroy every process group of this process, also one that was only half made.
+    """Destroy every process group of this process, including a partially formed one.
 
-    With `keep` what is left of them goes by `bury`: gloo takes some 20 ms per group to end its
-    threads, for which nobody should wait who forms the next attempt. Not where there is NCCL. Such
-    a process must end by `os._exit`: C++ does not bear it otherwise that they are still ending.
+    With `keep`, the groups' remains are kept until `release_kept`: gloo takes some 20 ms per group
+    to end its threads, and the next attempt should not wait for that. `keep` has no effect once
+    CUDA is in use. A process that kept groups must end by `os._exit`: a regular exit while
+    gloo's threads are still ending crashes in C++.
     """
     if dist.is_initialized():
         if keep and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            if len(_left) > LEFT_AT_MOST:
-                bury()
-            _left.extend(dist.distributed_c10d._world.pg_map)
+            if len(_kept_groups) > MAX_KEPT_GROUPS:
+                release_kept()
+            _kept_groups.extend(dist.distributed_c10d._world.pg_map)
         dist.destroy_process_group()
     else:
-        # A join that failed has counted its group all the same, and torch names the next one by
-        # that count: this rank would wait under another name than its peers (torch 2.13).
+        # A failed join has incremented torch's group count, and torch names the next group by that
+        # count: this rank would wait under another name than its peers (torch 2.13).
         dist.distributed_c10d._world.group_count = 0
 
 
-def bury() -> None:
-    """End what `leave` has kept, in a thread that nobody waits for. To be called once nothing else
-    refers to those groups: whoever lets go of one last, waits for it."""
-    global _left
-    dead, _left = _left, []
+def release_kept() -> None:
+    """End the groups that `leave` has kept, in a background thread.
+
+    Call it once nothing else refers to those groups: the thread that drops the last reference to a
+    group waits for its end.
+    """
+    global _kept_groups
+    dead, _kept_groups = _kept_groups, []
     if dead:
-        threading.Thread(target=dead.clear, name="bury", daemon=True).start()
+        threading.Thread(target=dead.clear, name="release-groups", daemon=True).start()
 
 
 class OpenSocket(NamedTuple):
-    """A socket of this process. Numbers are used again; `inode` says which socket it is."""
+    """A socket of this process. Descriptors are reused; `inode` identifies the socket."""
 
     descriptor: int
     inode: str
 
 
-def sockets() -> frozenset[OpenSocket]:
-    """The sockets of this process; compare before and after `join`."""
-    found = set()
+def open_sockets() -> frozenset[OpenSocket]:
+    """The sockets of this process; the difference before and after `join` is that join's."""
+    sockets = set()
     for entry in Path("/proc/self/fd").iterdir():
         try:
             target = str(entry.readlink())
         except OSError:  # closed since it was listed
             continue
         if target.startswith("socket:"):
-            found.add(OpenSocket(int(entry.name), target))
-    return frozenset(found)
+            sockets.add(OpenSocket(int(entry.name), target))
+    return frozenset(sockets)
 
 
-def cut(those: frozenset[OpenSocket]) -> int:
-    """End reading on the connected sockets among `those`; return how many they are.
+def disconnect(sockets: frozenset[OpenSocket]) -> int:
+    """Shut down reading on the connected ones of `sockets`; return their number.
 
-    May be called from any thread. A collective that blocks on one of them raises within
-    milliseconds, even if its peer is silent: gloo reads the end of the connection and closes it.
-    Writing is left alone, for gloo drops a send that fails with EPIPE without waking who waits
-    for it. Listening sockets are left alone: gloo aborts the process when its own is shut down.
+    Callable from any thread. A collective that blocks on such a socket raises within milliseconds,
+    even if its peer is silent: gloo reads the end of the connection and closes it. Writing is not
+    shut down, because gloo drops a send that fails with EPIPE without waking its waiter. Listening
+    sockets are not shut down, because gloo aborts the process when its listener is.
     """
     count = 0
-    for one in those:
+    for open_socket in sockets:
         try:
-            with closing(socket.socket(fileno=os.dup(one.descriptor))) as connection:
+            with closing(socket.socket(fileno=os.dup(open_socket.descriptor))) as connection:
                 connection.getpeername()
                 connection.shutdown(socket.SHUT_RD)
-        except OSError:  # closed, listening, or not connected: nothing to cut
+        except OSError:  # closed, listening or not connected: nothing to shut down
             continue
         count += 1
     return count
 
 
 def is_communication_error(error: BaseException) -> bool:
-    """Whether an exception means that a peer, the store or the network failed, not this rank.
+    """Whether `error` means that a peer, the store or the network failed, not this rank.
 
-    torch has types for most; gloo's own come as a RuntimeError of which only the text tells.
+    torch has types for most such errors; gloo's are RuntimeErrors that only their text identifies.
     """
     if isinstance(error, dist.DistError | ConnectionError):
         return True

@@ -1,8 +1,8 @@
-"""FSDP2 over the data axes: how parameters are grouped for communication, and in which precision.
+"""Applies FSDP2 over the data axes: communication groups of parameters, and their precision.
 
-Over `dp_shard` parameters are cut, over `dp_replicate` they are whole in every replica.
-Gradients are summed, not averaged, over both: the loss is divided by the number of
-targets of the whole global batch, so a sum is the right gradient for any split of the batch.
+Parameters are sharded over `dp_shard` and replicated over `dp_replicate`. Gradients are summed,
+not averaged, over both: the loss is divided by the number of targets of the whole global batch, so
+the sum is the right gradient for any split of the batch.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from holdfast_workers.models.llama import Llama
 
 SMALL_MODEL_BYTES = 64 << 20
-"""Up to this size of the whole model, latency outweighs overlap and memory: one group for all."""
+"""Up to this size of the whole model, one group for all parameters: latency outweighs overlap and
+memory."""
 
 
 def apply_fully_shard(
     model: Llama, mesh: DeviceMesh, compute_dtype: torch.dtype, per_block: bool | None = None
 ) -> None:
-    """Shard `model` over `mesh`, in place: shards, or replicas by shards.
+    """Shard `model` in place over `mesh`, which is shards or replicas by shards.
 
     `per_block` makes each block a communication group of its own, which is unsharded only while
-    it is needed; by default this depends on the model's size.
+    needed; the default depends on the model's size.
     """
     if per_block is None:
         per_block = whole_bytes(model) > SMALL_MODEL_BYTES
-    # In float32 nothing is cast; a policy of None dtypes keeps FSDP from copying for it.
-    low = compute_dtype is not torch.float32
+    # In float32 nothing is cast; None dtypes keep FSDP from making copies.
+    reduced = compute_dtype is not torch.float32
     policy = MixedPrecisionPolicy(
-        param_dtype=compute_dtype if low else None, reduce_dtype=torch.float32 if low else None
+        param_dtype=compute_dtype if reduced else None,
+        reduce_dtype=torch.float32 if reduced else None,
     )
-    with _meshes_joined_once():
+    with _cached_mesh_concatenation():
         if per_block:
             for block in model.blocks:
                 fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
@@ -46,40 +48,44 @@ def apply_fully_shard(
 
 
 def whole_bytes(model: torch.nn.Module) -> int:
-    """Size of all parameters, those on other ranks included."""
+    """Size of all parameters in bytes, including the parts on other ranks."""
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 @contextmanager
-def _meshes_joined_once() -> Iterator[None]:
-    """Let FSDP make one mesh for all parameters that are cut over the same two. By itself it makes
-    one for each (torch 2.13), which takes a quarter of the time that a small model's build does."""
-    join = getattr(DeviceMesh, "_concatenate", None)
-    if join is None:
+def _cached_mesh_concatenation() -> Iterator[None]:
+    """Make FSDP create one mesh for all parameters that are sharded over the same two meshes.
+
+    By default it creates a mesh per parameter (torch 2.13), which takes a quarter of the time that
+    building a small model takes.
+    """
+    concatenate = getattr(DeviceMesh, "_concatenate", None)
+    if concatenate is None:
         yield
         return
-    joined: dict[tuple[int, ...], tuple[list[DeviceMesh], DeviceMesh]] = {}
+    cache: dict[tuple[int, ...], tuple[list[DeviceMesh], DeviceMesh]] = {}
 
-    def join_once(meshes: list[DeviceMesh]) -> DeviceMesh:
+    def concatenate_once(meshes: list[DeviceMesh]) -> DeviceMesh:
         key = tuple(map(id, meshes))
-        if key not in joined:
-            joined[key] = (meshes, join(meshes))  # kept, so that no other takes their identities
-        return joined[key][1]
+        if key not in cache:
+            cache[key] = (meshes, concatenate(meshes))  # keeps `meshes`: their ids stay unique
+        return cache[key][1]
 
-    setattr(DeviceMesh, "_concatenate", staticmethod(join_once))  # noqa: B010 (mypy knows a method)
+    # setattr, because mypy knows a method of that name.
+    setattr(DeviceMesh, "_concatenate", staticmethod(concatenate_once))  # noqa: B010
     try:
         yield
     finally:
-        setattr(DeviceMesh, "_concatenate", staticmethod(join))  # noqa: B010
+        setattr(DeviceMesh, "_concatenate", staticmethod(concatenate))  # noqa: B010
 
 
 def sharded_modules(model: torch.nn.Module) -> list[FSDPModule]:
-    """The modules of `model` that FSDP2 manages, outermost first; none if it was not applied."""
+    """The modules of `model` that FSDP2 manages, outermost first; empty if it was not applied."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 def set_last_micro_batch(model: torch.nn.Module, last: bool) -> None:
-    """Before each micro-batch: only the last of a step reduces gradients and reshards."""
+    """Call before each micro-batch: only a step's last one reduces gradients and reshards."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
         model.set_reshard_after_backward(last)

@@ -1,12 +1,12 @@
-"""Tensor parallelism of a Llama: which parameter is cut where, and what ties the pieces together.
+"""Applies tensor parallelism to a Llama: the placement of its parameters, and the collectives.
 
-Parameters become DTensors on the `tp` axis, so their placement is on record and FSDP2 can shard
-them further; the arithmetic runs on each rank's local piece, without dispatch through DTensor,
+Parameters become DTensors on the `tp` axis, which records their placement and lets FSDP2 shard
+them further. The arithmetic runs on each rank's local piece, without dispatch through DTensor,
 which would cost more than the arithmetic of a small layer. Attention and feed-forward are each
-cut by columns, then by rows (Shoeybi et al. 2019, arXiv:1909.08053, section 3): one all-reduce
-per half block and direction. Embedding, norms and head are whole on every rank and are computed
-there alike, so that their gradients need no collective: replicas stay bitwise equal because the
-all-reduce gives the same bits to all.
+split by columns, then by rows (Shoeybi et al. 2019, arXiv:1909.08053, section 3): one all-reduce
+per half block and direction. Embedding, norms and head are whole and computed identically on every
+rank, so their gradients need no collective: the replicas stay bitwise equal because the all-reduce
+gives every rank the same bits.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _BY_COLUMN, _BY_ROW = Shard(0), Shard(1)
 
 
 def apply_tensor_parallel(model: Llama, axis: DeviceMesh) -> None:
-    """Cut `model` (on the meta device) over the one-dimensional mesh `axis`, in place."""
+    """Split `model` (on the meta device) in place over the one-dimensional mesh `axis`."""
     for module in model.blocks:
         assert isinstance(module, Block)
         attention, feed_forward = module.attention, module.feed_forward
         for linear in (attention.query, attention.key, attention.value):
-            _cut(linear, axis, _BY_COLUMN)
+            _split(linear, axis, _BY_COLUMN)
         for linear in (feed_forward.gate, feed_forward.up):
-            _cut(linear, axis, _BY_COLUMN)
+            _split(linear, axis, _BY_COLUMN)
         for linear in (attention.output, feed_forward.down):
-            _cut(linear, axis, _BY_ROW)
+            _split(linear, axis, _BY_ROW)
         for half in (attention, feed_forward):
             half.register_forward_pre_hook(partial(_enter, axis))
             half.register_forward_hook(partial(_leave, axis))
 
 
-def _cut(linear: nn.Linear, axis: DeviceMesh, placement: Shard) -> None:
+def _split(linear: nn.Linear, axis: DeviceMesh, placement: Shard) -> None:
     weight = distribute_tensor(linear.weight, axis, [placement], src_data_rank=None)
     linear.weight = nn.Parameter(weight)
     linear.forward = partial(_forward_on_local_piece, linear)  # type: ignore[method-assign]
@@ -70,7 +70,7 @@ def _leave(axis: DeviceMesh, _: nn.Module, args: tuple[Any, ...], output: Tensor
 class _PieceOfLinear(torch.autograd.Function):
     """x · weightᵀ on the local piece of a DTensor weight.
 
-    The same as `F.linear(x, weight.to_local())`, without what the conversion costs autograd; the
+    The same as `F.linear(x, weight.to_local())`, without the conversion's cost in autograd. The
     weight's gradient is wrapped with the weight's own placements.
     """
 
@@ -90,7 +90,7 @@ class _PieceOfLinear(torch.autograd.Function):
 
 
 class _SumGradients(torch.autograd.Function):
-    """Identity; the gradient is summed over the axis."""
+    """Identity in forward; sums the gradient over the axis in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: DeviceMesh) -> Tensor:
@@ -103,7 +103,7 @@ class _SumGradients(torch.autograd.Function):
 
 
 class _SumOutputs(torch.autograd.Function):
-    """Sum over the axis; the gradient passes as it is."""
+    """Sums over the axis in forward; identity in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: DeviceMesh) -> Tensor:

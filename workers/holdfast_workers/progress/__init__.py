@@ -1,4 +1,4 @@
-"""How far each rank has come: beacons in shared memory, collective counts, hang limits.
+"""The progress of each rank: beacons in shared memory, collective counts, hang limits.
 
-A beacon is read without the rank's help, so a rank that hangs is still seen.
+A beacon is read without the rank's help, so the progress of a hanging rank is still visible.
 """

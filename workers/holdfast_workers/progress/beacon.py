@@ -1,16 +1,18 @@
-"""The progress beacon: how far a rank has come, in shared memory, for its agent to read.
+"""The progress beacon: a rank's progress in shared memory, which its agent reads.
 
-The training thread writes; the agent reads, without any help of the worker's: a worker that is
-stopped, that holds the interpreter's lock for ever, or that is stuck in C++ is seen as it stands.
-A write is a few words, some hundred nanoseconds. Each record begins and ends with the same counter,
-written first and last, each by itself, since `pack_into` zeroes all that it writes to before: a
-reader that finds two different ones has met a write under way, and takes what it read before, also
-where the writer was stopped in that very moment.
+The training thread writes; the agent reads without any cooperation of the worker. So the agent sees
+the exact progress of a worker that is stopped, holds the interpreter lock forever, or is stuck in
+C++. A write takes a few hundred nanoseconds.
 
-The file has one record for the phase, one for each process group, and a ring of the phases that
-have ended, each with the longest time in it without a sign of life: what limits are learned from
+Each record begins and ends with the same counter. The counters are written first and last, in
+separate calls, because `pack_into` first zeroes its whole target. A reader that finds two different
+counters has read during a write and uses the record it read before, even if the writer was stopped
+in that moment.
+
+The file has one record for the phase, one for each process group, and a ring of the ended phases.
+Each ended phase has its longest time without a sign of life, from which hang limits are learned
 (:mod:`holdfast_workers.progress.hang_limits`). A sign of life is a new phase or micro-batch, or a
-collective entered or left. Needs no torch.
+collective that is entered or left. The module does not need torch.
 """
 
 from __future__ import annotations
@@ -34,26 +36,26 @@ _PHASE_BODY = struct.Struct("<16sqqqd?7xq")
 _GROUP_BODY = struct.Struct("<24s16sQQq")
 """Group, kind of the last collective, entered, left, changed at."""
 _PHASE, _GROUP = (struct.Struct(f"<Q{body.format[1:]}Q") for body in (_PHASE_BODY, _GROUP_BODY))
-"""The same between their counters."""
-_PAST = struct.Struct("<16sq?7x")
+"""The same records with their two counters."""
+_ENDED_PHASE = struct.Struct("<16sq?7x")
 """Phase, longest standstill in nanoseconds, cold."""
 
 _PHASE_AT = 0
-_GROUPS_AT, _GROUP_STRIDE, MOST_GROUPS = 128, 96, 20
-_RING_AT, RING = 2048, 64
-FILE_BYTES = _RING_AT + RING * _PAST.size
+_GROUPS_AT, _GROUP_STRIDE, MAX_GROUPS = 128, 96, 20
+_RING_AT, RING_ENTRIES = 2048, 64
+FILE_BYTES = _RING_AT + RING_ENTRIES * _ENDED_PHASE.size
 
 IDLE = ""
 """The phase of a worker that is in no attempt."""
 
 _GROUP_NAME_BYTES = 24
-_TRIES = 3
+_READ_ATTEMPTS = 3
 
 _BODY_AT = _COUNTER.size
-_PHASE_END, _GROUP_END = (one.size - _COUNTER.size for one in (_PHASE, _GROUP))
+_PHASE_END, _GROUP_END = (record.size - _COUNTER.size for record in (_PHASE, _GROUP))
 
 _write_counter, _write_phase, _write_group = (
-    one.pack_into for one in (_COUNTER, _PHASE_BODY, _GROUP_BODY)
+    layout.pack_into for layout in (_COUNTER, _PHASE_BODY, _GROUP_BODY)
 )
 _monotonic_ns = time.monotonic_ns
 _current: ContextVar[Beacon | None] = ContextVar("beacon", default=None)
@@ -61,24 +63,24 @@ _current: ContextVar[Beacon | None] = ContextVar("beacon", default=None)
 
 @contextmanager
 def phase(name: str = "user", *, bound_s: float | None = None) -> Iterator[None]:
-    """Declare what the training thread does meanwhile, for functions of a user's.
+    """Declare a phase of the training thread, for users' functions.
 
-    It may be without a sign of life for `bound_s` seconds, whatever was learned; without a bound
-    that is learned, as for every phase. `name` has 16 bytes at most. Outside of a worker, and in
-    other threads than its first, nothing happens.
+    The phase may last `bound_s` seconds without a sign of life, regardless of learned limits;
+    without a bound, the limit is learned as for every phase. `name` has at most 16 bytes. Outside
+    of a worker, and in threads other than its main thread, the call has no effect.
     """
     beacon = _current.get()
     if beacon is None:
         yield
         return
-    with beacon.within(name, bound_s or 0.0):
+    with beacon.nested_phase(name, bound_s or 0.0):
         yield
 
 
 class GroupTrack:
     """The collectives of one process group: `enter` before each, `leave` after."""
 
-    __slots__ = ("_at", "_beacon", "_buffer", "_entered", "_kind", "_left", "_name", "_words")
+    __slots__ = ("_at", "_beacon", "_buffer", "_entered", "_kind", "_left", "_name", "_writes")
 
     def __init__(self, beacon: Beacon, buffer: memoryview, at: int, name: bytes) -> None:
         self._beacon = beacon
@@ -88,126 +90,128 @@ class GroupTrack:
         self._kind = b""
         self._entered = 0
         self._left = 0
-        self._words = 0
+        self._writes = 0
 
     def enter(self, kind: bytes) -> int:
-        """A collective is about to be issued. The time, for `leave`."""
+        """A collective is about to be issued. Returns the time, for `leave`."""
         self._entered += 1
         self._kind = kind
         return self._write()
 
     def leave(self, entered_ns: int) -> None:
-        """The last one has returned, and so has every one before it: a group runs them in order."""
+        """The last collective has returned, and so have all before it, because a group runs its
+        collectives in order."""
         self._left = self._entered
         self._beacon.blocked_ns += self._write() - entered_ns
 
     def _write(self) -> int:
-        now = self._beacon.change()
-        self._words = words = self._words + 1
+        now = self._beacon.mark_progress()
+        self._writes = writes = self._writes + 1
         buffer, at = self._buffer, self._at
-        _write_counter(buffer, at, words)
+        _write_counter(buffer, at, writes)
         _write_group(buffer, at + _BODY_AT, self._name, self._kind, self._entered, self._left, now)
-        _write_counter(buffer, at + _GROUP_END, words)
+        _write_counter(buffer, at + _GROUP_END, writes)
         return now
 
 
 class Beacon:
-    """The writing side. Written to by the training thread, and by one that it waits for."""
+    """The writing side, used by the training thread and by threads that it waits for."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file that the agent has made by :func:`create`."""
+        """Open the file that the agent created with :func:`create`."""
         self._buffer = memoryview(_mapped(path, writable=True))
         self._attempt = 0
-        self._words = 0
+        self._writes = 0
         self._changed_ns = _monotonic_ns()
         self._longest_ns = 0
-        self._standing = (IDLE, 0, 0, 0.0)  # phase, step, micro-batch, bound
+        self._phase_fields = (IDLE, 0, 0, 0.0)  # phase, step, micro-batch, bound
         self._name = b""
         self._by_name: dict[str, GroupTrack] = {}
         self.tracks: dict[int, GroupTrack] = {}
-        """By the identity of their process groups, for whoever counts; of this attempt alone."""
+        """The tracks of this attempt by the `id` of their process groups; for
+        `collective_counts`."""
         self.cold = True
-        """Whether what begins now may take longer than it will later: first steps, compiling."""
+        """Whether the next phases may take longer than later ones: first steps, compilation."""
         self._began_cold = True
         self.blocked_ns = 0
-        """Time spent so far in collectives."""
+        """Total time spent in collectives."""
 
     def make_current(self) -> None:
-        """Let :func:`phase` find it, in this thread."""
+        """Make this the beacon that :func:`phase` uses in this thread."""
         _current.set(self)
 
     def begin(self, attempt: int) -> None:
-        """From here on everything is of `attempt`, and its collectives are counted from 0."""
+        """Start `attempt`; its collectives are counted from 0."""
         self.tracks.clear()
         self._by_name.clear()
-        for index in range(MOST_GROUPS):
+        for index in range(MAX_GROUPS):
             at = _GROUPS_AT + index * _GROUP_STRIDE
             self._buffer[at : at + _GROUP.size] = bytes(_GROUP.size)
         self._attempt = attempt
         self.cold = True
 
     def enter(self, name: str, step: int, micro_batch: int = 0, bound_s: float = 0.0) -> None:
-        """Phase `name` begins, and the one before it has ended as it should."""
-        now = self.change()
-        self._note_past()
-        self._standing = (name, step, micro_batch, bound_s)
+        """Phase `name` begins, and the phase before it has ended normally."""
+        now = self.mark_progress()
+        self._record_ended_phase()
+        self._phase_fields = (name, step, micro_batch, bound_s)
         self._write(now)
 
     def end(self) -> None:
         """The attempt is over."""
-        self._break_off((IDLE, 0, 0, 0.0))
+        self._abort_phase((IDLE, 0, 0, 0.0))
 
     @contextmanager
-    def within(self, name: str, bound_s: float) -> Iterator[None]:
-        """Phase `name` inside of the one that is, which goes on afterwards."""
-        outer = self._standing
+    def nested_phase(self, name: str, bound_s: float) -> Iterator[None]:
+        """Enter phase `name` inside the current phase, which continues afterwards."""
+        outer = self._phase_fields
         self.enter(name, outer[1], outer[2], bound_s)
         try:
             yield
         except BaseException:
-            self._break_off(outer)
+            self._abort_phase(outer)
             raise
         self.enter(*outer)
 
     def track(self, group: str) -> GroupTrack | None:
-        """The collectives of a process group; None for more groups than there is room for."""
+        """The track of a process group; None if there are already `MAX_GROUPS` groups."""
         track = self._by_name.get(group)
-        if track is None and len(self._by_name) < MOST_GROUPS:
+        if track is None and len(self._by_name) < MAX_GROUPS:
             at = _GROUPS_AT + len(self._by_name) * _GROUP_STRIDE
             name = group.encode()[:_GROUP_NAME_BYTES]
             track = self._by_name[group] = GroupTrack(self, self._buffer, at, name)
         return track
 
-    def change(self) -> int:
-        """There is a sign of life: now."""
+    def mark_progress(self) -> int:
+        """Record a sign of life and return its time."""
         now = _monotonic_ns()
-        stood = now - self._changed_ns
-        if stood > self._longest_ns:  # noqa: PLR1730 (`max` costs three times as much)
-            self._longest_ns = stood
+        elapsed_ns = now - self._changed_ns
+        if elapsed_ns > self._longest_ns:  # noqa: PLR1730 (`max` costs three times as much)
+            self._longest_ns = elapsed_ns
         self._changed_ns = now
         return now
 
-    def _break_off(self, standing: tuple[str, int, int, float]) -> None:
-        """As `enter`, but nothing is learned of the phase that ends."""
-        now = self.change()
+    def _abort_phase(self, fields: tuple[str, int, int, float]) -> None:
+        """Like `enter`, but no limit is learned from the phase that ends."""
+        now = self.mark_progress()
         self._longest_ns = 0
-        self._note_past()
-        self._standing = standing
+        self._record_ended_phase()
+        self._phase_fields = fields
         self._write(now)
 
-    def _note_past(self) -> None:
-        """The phase that ends comes into the ring, before the counter says so."""
-        at = _RING_AT + self._words % RING * _PAST.size
-        _PAST.pack_into(self._buffer, at, self._name, self._longest_ns, self._began_cold)
+    def _record_ended_phase(self) -> None:
+        """Add the ended phase to the ring, before the counter announces it."""
+        at = _RING_AT + self._writes % RING_ENTRIES * _ENDED_PHASE.size
+        _ENDED_PHASE.pack_into(self._buffer, at, self._name, self._longest_ns, self._began_cold)
         self._longest_ns = 0
 
     def _write(self, now: int) -> None:
-        name, step, micro_batch, bound_s = self._standing
+        name, step, micro_batch, bound_s = self._phase_fields
         self._name = name.encode()
         self._began_cold = self.cold
-        self._words = words = self._words + 1
+        self._writes = writes = self._writes + 1
         buffer = self._buffer
-        _write_counter(buffer, _PHASE_AT, words)
+        _write_counter(buffer, _PHASE_AT, writes)
         _write_phase(
             buffer,
             _PHASE_AT + _BODY_AT,
@@ -219,59 +223,59 @@ class Beacon:
             self.cold,
             now,
         )
-        _write_counter(buffer, _PHASE_AT + _PHASE_END, words)
+        _write_counter(buffer, _PHASE_AT + _PHASE_END, writes)
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What a beacon says."""
+class BeaconReading:
+    """The content of a beacon."""
 
     phases: int
-    """Phases entered so far, in all attempts."""
+    """The number of phases entered so far, in all attempts."""
     phase: str
     attempt: int
     step: int
     micro_batch: int
     bound_s: float
-    """Declared for this phase; 0 if it was not."""
+    """The bound declared for this phase; 0 for none."""
     cold: bool
     changed_ns: int
-    """When it last changed, by `time.monotonic_ns()`."""
+    """The time of the last change, by `time.monotonic_ns()`."""
     groups: tuple[GroupBeat, ...]
 
 
 @dataclass(frozen=True)
-class PastPhase:
-    """A phase that has ended, with the longest time in it without a sign of life."""
+class EndedPhase:
+    """A phase that has ended, with its longest time without a sign of life."""
 
     phase: str
-    stood_s: float
+    standstill_s: float
     cold: bool
 
 
 class BeaconReader:
-    """The reading side, of one thread at a time."""
+    """The reading side; used by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self._buffer = memoryview(_mapped(path, writable=False))
         self._records: dict[int, tuple[Any, ...]] = {}
-        self._told = 0
+        self._read_phases = 0
 
-    def read(self) -> Reading | None:
-        """What it says now; None before it has said anything."""
+    def read(self) -> BeaconReading | None:
+        """The current content; None before the first write."""
         record = self._record(_PHASE_AT, _PHASE)
         if not record[0]:
             return None
-        words, name, attempt, step, micro_batch, bound_s, cold, changed_ns, _ = record
+        writes, name, attempt, step, micro_batch, bound_s, cold, changed_ns, _ = record
         groups: list[GroupBeat] = []
-        for index in range(MOST_GROUPS):
+        for index in range(MAX_GROUPS):
             group = self._record(_GROUPS_AT + index * _GROUP_STRIDE, _GROUP)
             if not group[0]:
                 break
             changed_ns = max(changed_ns, group[5])
             groups.append(GroupBeat(_text(group[1]), group[3], group[4], _text(group[2])))
-        return Reading(
-            phases=words,
+        return BeaconReading(
+            phases=writes,
             phase=_text(name),
             attempt=attempt,
             step=step,
@@ -282,21 +286,26 @@ class BeaconReader:
             groups=tuple(groups),
         )
 
-    def past(self) -> list[PastPhase]:
-        """The phases that have ended since it was last asked; of many, the newest."""
+    def ended_phases(self) -> list[EndedPhase]:
+        """The phases that ended since the last call; only the newest if the ring overflowed."""
         ended = self._record(_PHASE_AT, _PHASE)[0]
-        ring = bytes(self._buffer[_RING_AT : _RING_AT + RING * _PAST.size])
-        # What was being overwritten meanwhile is left out.
-        first = max(self._told, self._record(_PHASE_AT, _PHASE)[0] + 1 - RING)
-        self._told = max(self._told, ended)
-        found = [_PAST.unpack_from(ring, at % RING * _PAST.size) for at in range(first, ended)]
+        ring = bytes(self._buffer[_RING_AT : _RING_AT + RING_ENTRIES * _ENDED_PHASE.size])
+        # Entries that may have been overwritten during the copy are left out.
+        first = max(self._read_phases, self._record(_PHASE_AT, _PHASE)[0] + 1 - RING_ENTRIES)
+        self._read_phases = max(self._read_phases, ended)
+        found = [
+            _ENDED_PHASE.unpack_from(ring, at % RING_ENTRIES * _ENDED_PHASE.size)
+            for at in range(first, ended)
+        ]
         return [
-            PastPhase(_text(n), stood * 1e-9, cold) for n, stood, cold in found if stood and n[0]
+            EndedPhase(_text(n), elapsed_ns * 1e-9, cold)
+            for n, elapsed_ns, cold in found
+            if elapsed_ns and n[0]
         ]
 
     def _record(self, at: int, layout: struct.Struct) -> tuple[Any, ...]:
-        """A record; the last whole one, if it is being written, or was when its writer stopped."""
-        for _ in range(_TRIES):
+        """A record; the last complete one if a write is under way or its writer was stopped."""
+        for _ in range(_READ_ATTEMPTS):
             (last,) = _COUNTER.unpack_from(self._buffer, at + layout.size - _COUNTER.size)
             record = layout.unpack(self._buffer[at : at + layout.size])
             if _COUNTER.unpack_from(self._buffer, at)[0] == last:
@@ -306,18 +315,18 @@ class BeaconReader:
 
 
 def path_of(folder: Path, worker: str) -> Path:
-    """Where the beacon of a worker lies."""
+    """The path of a worker's beacon."""
     return folder / f"{worker}.beacon"
 
 
 def remove_all(folder: Path) -> None:
-    """Remove what an agent that died has left behind: its workers died with it."""
+    """Remove the beacons of an agent that died; its workers died with it."""
     for path in folder.glob("*.beacon"):
         path.unlink(missing_ok=True)
 
 
 def create(path: Path) -> None:
-    """Make the file of a beacon, for one worker's life."""
+    """Create the beacon file for the lifetime of one worker."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:

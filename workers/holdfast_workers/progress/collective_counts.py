@@ -1,12 +1,14 @@
-"""Collectives, counted where they are called: by torch's FSDP, by our own code, by a user's.
+"""Counts the collectives that torch's FSDP, Holdfast's own code and the user's code call.
 
 :func:`install` puts a thin wrapper around each collective in the namespace of `torch.distributed`,
-once in a worker's life. FSDP2 looks them up there at each call (torch 2.11 to 2.13: under other
-names, all of which are wrapped), as do `parallelize/tensor.py` and `training/step_agreement.py`.
-What they do and return stays the same. One is *entered* when it is called and *left* when the call
-has returned; one with `async_op`, when a later one of its group has. On an accelerator a call
-returns when the collective is queued, so there `left` speaks of the queue. Collectives inside of
-compiled graphs are not seen.
+once in the life of a worker. FSDP2 looks them up there at each call (torch 2.11 to 2.13: under
+other names, all of which are wrapped), as do `parallelize/tensor.py` and
+`training/step_agreement.py`. Behaviour and return values stay the same.
+
+A collective is *entered* when it is called and *left* when the call has returned; with `async_op`,
+it is left when a later collective of its group has returned. On an accelerator, a call returns when
+the collective is queued, so there `left` refers to the queue. Collectives inside compiled graphs
+are not counted.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ import torch.distributed as dist
 from holdfast_workers.progress.beacon import Beacon, GroupTrack
 
 WORLD = "world"
-OF_THE_WORLD = ("default_pg", "mesh_default")
-"""What torch calls its default group, and the one that it makes for an axis as large as the world
-where there is CUDA and the default group is gloo's alone."""
+WORLD_GROUP_NAMES = ("default_pg", "mesh_default")
+"""torch's names for its default group, and for the group that it creates for an axis as large as
+the world if CUDA is available and the default group uses only gloo."""
 
 KINDS = {
     "all_gather": "all_gather",
@@ -43,7 +45,7 @@ KINDS = {
     "reduce_scatter_tensor": "reduce_scatter",
     "scatter": "scatter",
 }
-"""Name in `torch.distributed` -> what a beacon calls it. Not every torch has all of them."""
+"""Name in `torch.distributed` -> kind in the beacon. Not every torch version has all of them."""
 
 _Collective = Callable[..., Any]
 
@@ -63,28 +65,28 @@ def _counted(original: _Collective, kind: bytes, beacon: Beacon) -> _Collective:
 
     @wraps(original)
     def collective(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():  # dynamo knows the original
+        if is_compiling():  # dynamo handles the original function
             return original(*args, **kwargs)
         group = kwargs.get("group")
         if group is None and len(args) > group_at:
             group = args[group_at]
-        track = known(id(group)) or _meet(beacon, group)
+        track = known(id(group)) or _track_group(beacon, group)
         if track is None:
             return original(*args, **kwargs)
         entered_ns = track.enter(kind)
         work = original(*args, **kwargs)
-        if work is None:  # not asynchronous: it is through
+        if work is None:  # a synchronous call has completed
             track.leave(entered_ns)
         return work
 
     return collective
 
 
-def _meet(beacon: Beacon, group: Any) -> GroupTrack | None:
-    """The track of a group that was not met before in this attempt; None for no group at all: torch
-    hands a number to who is outside of a new one, and its collectives do nothing there.
+def _track_group(beacon: Beacon, group: Any) -> GroupTrack | None:
+    """The track of a group that is new in this attempt; None for a non-member's placeholder.
 
-    Keeps the group's identity alone: a stray reference to it delays its peers' notice of a death.
+    torch gives a rank outside a new group a number instead, and its collectives do nothing there.
+    Only the group's `id` is kept: a stray reference would delay its peers' notice of a death.
     """
     if not (group is None or isinstance(group, dist.ProcessGroup)):
         return None
@@ -97,9 +99,9 @@ def _meet(beacon: Beacon, group: Any) -> GroupTrack | None:
 
 
 def _name(group: dist.ProcessGroup | None) -> str:
-    """`world`, the axis of a mesh, or what its maker or torch calls it."""
+    """`world`, the axis of a mesh, or the name that its creator or torch gave it."""
     described = "default_pg" if group is None else group.group_desc
-    if described in OF_THE_WORLD:
+    if described in WORLD_GROUP_NAMES:
         return WORLD
     if described == "undefined":
         assert group is not None

@@ -1,12 +1,13 @@
-"""How long a rank may give no sign of life before it is suspected, learned from the job; pure.
+"""Learns from the job how long a rank may show no sign of life before it is suspected. Pure.
 
-For each phase the longest standstills of its past occurrences are remembered. The limit is a factor
-over their 99.9th percentile (their longest, among fewer than a thousand), with more patience while
-few are known, and never under a floor. What happens in the first steps of an attempt, where memory
-is touched for the first time and code is compiled, is learned apart.
+For each phase, the longest standstill of each past occurrence is stored. The limit is a factor
+times their 99.9th percentile (the longest, among fewer than a thousand), with a larger margin while
+few are known, and never below a floor. The first steps of an attempt, which touch memory for the
+first time and compile code, are learned separately.
 
-The floor is for what no history tells: on a machine with more to do than processors a process gets
-its turn late, by some hundred milliseconds in what was measured, whatever it has done so far.
+The floor covers delays that no history shows: on a machine with more runnable processes than
+processors, a process was measured to be scheduled some hundred milliseconds late, whatever its
+history.
 """
 
 from __future__ import annotations
@@ -17,30 +18,30 @@ from math import ceil
 
 from holdfast_workers.spec import DetectionSpec
 
-REMEMBERED = 4096
-"""Occurrences of a phase: with 99.9% the four longest of them do not count, so that a hiccup of the
-past does not make a limit lax for ever."""
+HISTORY_SIZE = 4096
+"""Stored occurrences per phase. At 99.9% the four longest do not count, so one past delay does not
+keep a limit high forever."""
 
 QUANTILE = 0.999
-GRACE = 4.0
-"""So many times the limit there is more patience after one occurrence; half of that after two."""
+FIRST_OCCURRENCES_MARGIN = 4.0
+"""The extra margin after one occurrence, as a multiple of the limit; half of it after two."""
 
 COLD_FLOORS = 5.0
-"""The floor of first steps and of joining, in floors."""
+"""The floor of first steps and of joining, as a multiple of the normal floor."""
 
 
 class _History:
-    """The newest standstills of one kind, in seconds."""
+    """The newest standstills of one phase, in seconds."""
 
     def __init__(self) -> None:
         self._in_time: deque[float] = deque()
         self._in_order: list[float] = []
 
-    def add(self, stood_s: float) -> None:
-        if len(self._in_time) == REMEMBERED:
+    def add(self, standstill_s: float) -> None:
+        if len(self._in_time) == HISTORY_SIZE:
             del self._in_order[bisect_left(self._in_order, self._in_time.popleft())]
-        self._in_time.append(stood_s)
-        insort(self._in_order, stood_s)
+        self._in_time.append(standstill_s)
+        insort(self._in_order, standstill_s)
 
     def __len__(self) -> int:
         return len(self._in_order)
@@ -49,19 +50,19 @@ class _History:
         return self._in_order[ceil(QUANTILE * len(self._in_order)) - 1]
 
 
-class Limits:
-    """What one node knows of the phases of its ranks."""
+class HangLimits:
+    """The limits that one node learned for the phases of its ranks."""
 
     def __init__(self, spec: DetectionSpec) -> None:
         self._spec = spec
         self._known: dict[tuple[str, bool], _History] = {}
 
-    def learn(self, phase: str, stood_s: float, *, cold: bool) -> None:
-        """An occurrence of `phase` has ended; `stood_s` was its longest standstill."""
-        self._known.setdefault((phase, cold), _History()).add(stood_s)
+    def learn(self, phase: str, standstill_s: float, *, cold: bool) -> None:
+        """An occurrence of `phase` has ended; `standstill_s` was its longest standstill."""
+        self._known.setdefault((phase, cold), _History()).add(standstill_s)
 
     def limit_s(self, phase: str, *, cold: bool, bound_s: float = 0.0) -> float:
-        """How long a standstill in `phase` may be. `bound_s`, if not 0, is what was declared."""
+        """The longest allowed standstill in `phase`; `bound_s`, if not 0, is the declared bound."""
         spec = self._spec
         if bound_s or phase in spec.limits:
             return bound_s or spec.limits[phase]
@@ -70,32 +71,32 @@ class Limits:
         if history is None:
             return max(floor_s, spec.first_limit_s)
         learned_s = spec.hang_factor * history.high()
-        patient_s = learned_s * (1.0 + GRACE / len(history))
-        return max(floor_s, learned_s, min(patient_s, spec.first_limit_s))
+        early_limit_s = learned_s * (1.0 + FIRST_OCCURRENCES_MARGIN / len(history))
+        return max(floor_s, learned_s, min(early_limit_s, spec.first_limit_s))
 
 
 class Standstill:
-    """How long one rank has shown nothing new, in time that was really watched; tells it once.
+    """Measures how long one rank has shown no progress, in observed time; reports it once.
 
-    A watcher that was itself held up (a machine that was suspended, or has too much to do) counts
-    only `most_s` of the time since it last looked: nobody is accused for what it has not seen.
+    A watcher that was itself delayed (a suspended or overloaded machine) counts at most `max_gap_s`
+    of the time since its last observation, so unobserved time never makes a rank suspect.
     """
 
-    def __init__(self, most_s: float) -> None:
-        self._most_s = most_s
+    def __init__(self, max_gap_s: float) -> None:
+        self._max_gap_s = max_gap_s
         self._seen: object = None
-        self._looked_at = 0.0
-        self._stood_s = 0.0
-        self._told = False
+        self._observed_at = 0.0
+        self._standstill_s = 0.0
+        self._reported = False
 
-    def look(self, seen: object, limit_s: float, now: float) -> bool:
-        """Whether a standstill has just passed its limit. `seen` is equal as long as it lasts."""
+    def observe(self, seen: object, limit_s: float, now: float) -> bool:
+        """Whether a standstill has just passed its limit; `seen` stays equal while it lasts."""
         if seen != self._seen:
-            self._seen, self._stood_s, self._told = seen, 0.0, False
+            self._seen, self._standstill_s, self._reported = seen, 0.0, False
         else:
-            self._stood_s += min(now - self._looked_at, self._most_s)
-        self._looked_at = now
-        if self._told or self._stood_s <= limit_s:
+            self._standstill_s += min(now - self._observed_at, self._max_gap_s)
+        self._observed_at = now
+        if self._reported or self._standstill_s <= limit_s:
             return False
-        self._told = True
+        self._reported = True
         return True

@@ -1,10 +1,11 @@
-"""What can be seen of a rank from outside: the state of its training thread, and its stack.
+"""Inspects a rank from outside: the state of its training thread, and its stack.
 
-Nothing here needs the rank's help, and nothing disturbs it: py-spy reads the memory of the process
-without stopping it, so that one which is stopped, or holds the interpreter's lock, is read like any
-other; /proc adds where in the kernel it sleeps. Frames of C and C++ are left out: reading their
-symbols takes a second of processor time for each rank, and a stopped process cannot be read so at
-all. All ranks are sampled at once, and one that cannot be sampled in time says so.
+The inspection needs no cooperation and does not disturb the rank. py-spy reads the memory of the
+process without stopping it, so a rank that is stopped or holds the interpreter lock can be read
+like any other; /proc adds the kernel function in which it sleeps. C and C++ frames are left out:
+reading their symbols takes a second of processor time per rank, and is impossible for a stopped
+process. All ranks are sampled at once; a rank that is not sampled in time reports that as its
+problem.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from typing import Any
 from holdfast_workers.ipc import linux_processes
 from holdfast_workers.protocol.messages import Beat, Inspection
 
-DEEPEST = 64
-"""Frames of a stack that are kept, from the innermost on."""
+MAX_FRAMES = 64
+"""The number of innermost frames of a stack that are kept."""
 
 
 def sample(beats: Sequence[Beat], timeout_s: float) -> tuple[Inspection, ...]:
-    """Every rank named by a beat, within `timeout_s` and a little."""
+    """Sample the rank of every beat, in little more than `timeout_s`."""
     if not beats:
         return ()
     with ThreadPoolExecutor(len(beats), "inspection") as threads:
-        return tuple(threads.map(lambda beat: _sample_one(beat, timeout_s), beats))
+        return tuple(threads.map(lambda beat: _sample_rank(beat, timeout_s), beats))
 
 
-def _sample_one(beat: Beat, timeout_s: float) -> Inspection:
+def _sample_rank(beat: Beat, timeout_s: float) -> Inspection:
     stack, problem = _stack(beat.pid, timeout_s)
-    if stack and (inner := linux_processes.sleeps_in(beat.pid)):
+    if stack and (inner := linux_processes.kernel_wait_function(beat.pid)):
         stack = (f"{inner} (kernel)", *stack)
     return Inspection(beat, linux_processes.run_state(beat.pid), stack, problem)
 
 
 def _stack(pid: int, timeout_s: float) -> tuple[tuple[str, ...], str]:
-    """The stack of the main thread, innermost first; or none, and why."""
+    """The stack of the main thread, innermost first; or an empty stack and the problem."""
     program = _py_spy()
     if program is None:
         return (), "py-spy is not installed beside this Python"
@@ -49,7 +50,7 @@ def _stack(pid: int, timeout_s: float) -> tuple[tuple[str, ...], str]:
     try:
         done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
-        return (), f"py-spy gave no stack within {timeout_s} s"
+        return (), f"py-spy returned no stack within {timeout_s} s"
     except OSError as error:
         return (), f"py-spy could not be started: {error}"
     if done.returncode:
@@ -57,10 +58,10 @@ def _stack(pid: int, timeout_s: float) -> tuple[tuple[str, ...], str]:
         return (), f"py-spy: {' '.join(line.strip() for line in lines[:4])}"
     try:
         threads = json.loads(done.stdout)
-        frames = next(one["frames"] for one in threads if one["os_thread_id"] == pid)
+        frames = next(t["frames"] for t in threads if t["os_thread_id"] == pid)
     except (ValueError, KeyError, StopIteration) as error:
-        return (), f"py-spy's answer has no stack of the main thread: {error!r}"
-    return tuple(_described(frame) for frame in frames[:DEEPEST]), ""
+        return (), f"the output of py-spy has no stack of the main thread: {error!r}"
+    return tuple(_described(frame) for frame in frames[:MAX_FRAMES]), ""
 
 
 def _described(frame: dict[str, Any]) -> str:

@@ -1,1 +1,1 @@
-"""What crosses the wire between supervisor, agents and workers: messages and leases."""
+"""The protocol between supervisor, agents and workers: message types and step leases."""

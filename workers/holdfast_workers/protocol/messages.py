@@ -1,8 +1,17 @@
-"""What crosses between a node agent and its supervisor: plain values, no behaviour.
+"""The messages between a node agent and its supervisor, as plain immutable values.
 
-Everything carries the attempt it speaks of. `epoch` is the supervisor's: an agent refuses
-commands of an older epoch, and of an attempt lower than one it has already been told of.
-Times are `time.time()` of the machine that saw the thing.
+This module owns the vocabulary: what an agent reports (`AgentReport`, `Signal`, `PollAnswer`) and
+what a supervisor orders (`FormOrder`). It has no behaviour and imports nothing of the project.
+
+Conventions that all messages share:
+
+- Every message names the attempt it belongs to. `attempt` counts the worlds of one job from 1; it
+  only grows, and 0 means "no attempt".
+- `epoch` is the supervisor's. An agent refuses commands of an older epoch, and commands of an
+  attempt lower than one it already knows.
+- A timestamp (`at`) is `time.time()` in seconds, on the machine that observed the event. Durations
+  end in `_s` (seconds), sizes are bytes.
+- `step` is the number of optimizer steps applied: 1 is the state after the first step.
 """
 
 from __future__ import annotations
@@ -13,74 +22,135 @@ from typing import Any, NamedTuple
 
 
 class WorkerState(StrEnum):
-    WARM = "warm"  # forked, no rank
-    JOINING = "joining"  # told its rank; rendezvous, build, restore under way
+    """Where a worker process is in its life."""
+
+    WARM = "warm"
+    """Forked and imported; has no rank."""
+    JOINING = "joining"
+    """Has a rank; rendezvous, model build and restore are under way."""
     TRAINING = "training"
-    PARKED = "parked"  # left its attempt, process alive, ready to join the next
-    DONE = "done"  # finished its last step: the spec's, or the one that all stopped after
+    """Takes steps."""
+    PARKED = "parked"
+    """Left its attempt; the process is alive and ready to join the next one."""
+    DONE = "done"
+    """Finished its last step: the last of the job spec, or the one after which all ranks
+    stopped."""
 
 
 class SignalKind(StrEnum):
-    WORKER_EXITED = "worker_exited"  # detail: exit_code | signal, out_of_memory: why it was that
-    WORKER_FAILED = "worker_failed"  # detail: error (WorkerError as dict), step, finding, trip
-    WORKER_JOINED = "worker_joined"  # detail: restore tier, step, phase timings
-    FIRST_STEP = "first_step"  # the first step of the attempt was committed; detail: step, at
-    WORKER_DONE = "worker_done"  # detail: step
-    SHARD_SAVED = "shard_saved"  # remote tier: one rank's shard is durable; detail: shard record
-    SHARD_FAILED = "shard_failed"  # remote tier: a shard is given up; detail: message, superseded
-    SHARD_DELAYED = "shard_delayed"  # the storage does not take it; tried again; detail: message
-    TIDIED = "tidied"  # retention is through, or failed; detail: step, deleted, message
-    PARTNER_LOST = "partner_lost"  # replication to the partner fails; detail: partner agent
-    ZYGOTE_LOST = "zygote_lost"  # a new one is being started; or detail: unfit, why not
-    SOURCES_LOST = "sources_lost"  # what a reshard failed to get parts from; detail: origins
-    RANK_STALLED = "rank_stalled"  # a rank is in its phase for longer than learned; detail: beat
-    NODE_UNWELL = "node_unwell"  # its health changed; detail: health, findings, measured
-    GUARD_TRIPPED = "guard_tripped"  # on all ranks, training goes on; detail: guards.told
-    RECOMPUTED = "recomputed"  # the step of FormOrder.recheck was; detail: step, digests by rank
-    BAD_SHARD = "bad_shard"  # a saved state failed verification; detail: tier, step, message
+    """The events that an agent reports. Each docstring lists the keys of `Signal.detail`."""
+
+    WORKER_EXITED = "worker_exited"
+    """A worker's process ended. Detail: `exit_code` or `signal`; `out_of_memory`: the evidence that
+    the kernel killed it for memory."""
+    WORKER_FAILED = "worker_failed"
+    """A worker raised and left its attempt. Detail: `error` (an `ErrorReport` as a dictionary),
+    `step`, `finding`, `trip`."""
+    WORKER_JOINED = "worker_joined"
+    """A worker restored its state and is about to step. Detail: restore `tier`, `step`, timings of
+    the phases."""
+    FIRST_STEP = "first_step"
+    """The first step of the attempt was committed. Detail: `step`, `at`."""
+    WORKER_DONE = "worker_done"
+    """A worker finished its last step. Detail: `step`."""
+    SHARD_SAVED = "shard_saved"
+    """Remote tier: the shard of one rank is durable. Detail: the shard record."""
+    SHARD_FAILED = "shard_failed"
+    """Remote tier: the save of a shard was given up. Detail: `message`, `superseded`."""
+    SHARD_DELAYED = "shard_delayed"
+    """Remote tier: the storage rejected a shard; the save is retried. Detail: `message`."""
+    RETENTION_DONE = "tidied"
+    """Remote tier: retention has finished or failed. Detail: `step`, `deleted`, `message`."""
+    PARTNER_LOST = "partner_lost"
+    """Replication to a partner fails. Detail: the partner's agent."""
+    ZYGOTE_LOST = "zygote_lost"
+    """The zygote died and is being restarted; with `unfit` in the detail: the reason why this node
+    can no longer start workers."""
+    SOURCES_LOST = "sources_lost"
+    """A reshard could not read parts from some ranks. Detail: `origins`."""
+    RANK_STALLED = "rank_stalled"
+    """A rank has been in its phase for longer than the learned limit. Detail: `beat`."""
+    NODE_UNWELL = "node_unwell"
+    """The node's health changed. Detail: `health`, `findings`, `measured` (see `AgentReport`)."""
+    GUARD_TRIPPED = "guard_tripped"
+    """A guard tripped on all ranks, and training continues. Detail: the report of the trip."""
+    RECOMPUTED = "recomputed"
+    """The step of `FormOrder.recheck` was computed again. Detail: `step`, `digests` by rank."""
+    BAD_SHARD = "bad_shard"
+    """A saved state failed verification. Detail: `tier`, `step`, `message`."""
 
 
 class ErrorKind(StrEnum):
-    COMMUNICATION = "communication"  # a collective or the rendezvous failed: a peer's fault
-    USER = "user"  # an exception raised by the recipe
-    RESTORE = "restore"  # the state named in the order could not be loaded
-    DAMAGED = "damaged"  # it is there, and is not what was saved
-    STORAGE = "storage"  # the remote tier did not answer: the state in it may be good
-    NOT_FINITE = "not_finite"  # loss or gradient norm of a step: by all ranks alike, not applied
-    GUARD = "guard"  # a guard has tripped: training is to go back; by all ranks alike
-    GUARD_STOP = "guard_stop"  # a guard has tripped, and the job is to end
-    CORRUPTION = "corruption"  # some rank's state is not what it should be, as all ranks found
+    """Why a worker left its attempt; decides how the supervisor recovers."""
+
+    COMMUNICATION = "communication"
+    """A collective or the rendezvous failed: the cause lies with a peer."""
+    USER = "user"
+    """The recipe raised an exception."""
+    RESTORE = "restore"
+    """The state named in the order could not be loaded."""
+    DAMAGED = "damaged"
+    """The state named in the order exists, and is not the one that was saved."""
+    STORAGE = "storage"
+    """The remote tier did not answer; the state in it may be good."""
+    NOT_FINITE = "not_finite"
+    """Loss or gradient norm of a step was not finite. Raised by all ranks alike; the step was not
+    applied."""
+    GUARD = "guard"
+    """A guard tripped and training must roll back. Raised by all ranks alike."""
+    GUARD_STOP = "guard_stop"
+    """A guard tripped and the job must end."""
+    CORRUPTION = "corruption"
+    """All ranks found that the state of some rank differs from what it should be."""
     INTERNAL = "internal"
+    """An error of Holdfast itself."""
 
 
 @dataclass(frozen=True)
-class WorkerError:
+class ErrorReport:
+    """The exception with which a worker left its attempt."""
+
     kind: ErrorKind
     type: str
+    """Class name of the exception."""
     message: str
+    """Its message, shortened in the middle."""
     traceback: str
+    """Its formatted traceback, shortened in the middle."""
     step: int
+    """Steps applied when it was raised."""
 
 
 @dataclass(frozen=True)
 class Signal:
-    """Something an agent saw. `seq` grows by one per agent incarnation."""
+    """An event that an agent reports to its supervisor as it happens."""
 
     kind: SignalKind
     agent: str
+    """Name of the agent, see `AgentReport.agent`."""
     incarnation: str
+    """Process lifetime of the agent, see `AgentReport.incarnation`."""
     seq: int
+    """Number of the signal; grows by one within an incarnation."""
     at: float
+    """When the agent saw the event."""
     attempt: int = 0
     rank: int | None = None
     worker: str | None = None
+    """Name of the worker concerned, see `WorkerReport.worker`."""
     pid: int | None = None
+    """Process id of that worker on the agent's node."""
     detail: dict[str, Any] = field(default_factory=dict)
+    """JSON-compatible; the keys depend on `kind` and are listed at `SignalKind`."""
 
 
 class Place(StrEnum):
-    OWN = "own"  # written by this node's own worker (or fetched for it)
-    REPLICA = "replica"  # kept for a partner
+    """In which role a node holds a memory checkpoint."""
+
+    OWN = "own"
+    """Written by the node's own worker, or fetched for it."""
+    REPLICA = "replica"
+    """Kept for a partner."""
 
 
 @dataclass(frozen=True)
@@ -89,37 +159,52 @@ class Held:
 
     rank: int
     step: int
-    attempt: int  # the attempt that computed this step
-    mesh: str  # e.g. "dp_shard=2,tp=2": a payload fits only this mesh
-    digest: str  # xxh3-128, hex
+    attempt: int
+    """The attempt that computed the state."""
+    mesh: str
+    """Axis sizes of the mesh, e.g. "dp_shard=2,tp=2". A payload fits only its own mesh."""
+    digest: str
+    """xxh3-128 of the payload, in hex."""
     nbytes: int
+    """Size of the payload."""
     place: Place
 
 
 @dataclass(frozen=True)
 class GroupBeat:
-    """How far a rank has come in the collectives of one process group."""
+    """The progress of one rank in the collectives of one process group."""
 
-    group: str  # "world", or the mesh axis it belongs to: "dp_shard", "tp"
-    entered: int  # collectives entered since the attempt began
-    left: int  # those of them that it has left
-    kind: str  # of the one entered last: "all_gather", "reduce_scatter", ...
+    group: str
+    """Name of the group: "world", or the mesh axis that the group belongs to: "dp_shard", "tp", ...
+    """
+    entered: int
+    """Collectives that the rank entered since the attempt began."""
+    left: int
+    """Collectives among them from which it has returned."""
+    kind: str
+    """The collective entered last: "all_gather", "reduce_scatter", ..."""
 
 
 @dataclass(frozen=True)
 class Beat:
-    """What a rank's beacon says of its progress, read from outside."""
+    """The progress of one rank, read from its beacon without the rank's help."""
 
     rank: int
     worker: str
+    """Name of its worker, see `WorkerReport.worker`."""
     pid: int
     attempt: int
     step: int
     phase: str
+    """Phase of the step or of the restore, e.g. "forward"."""
     micro_batch: int
-    age_s: float  # how long ago the beacon last changed
-    limit_s: float  # how long it may stand still in this phase, as learned so far
+    """Index of the micro-batch within the step, from 0."""
+    age_s: float
+    """Time since the beacon last changed."""
+    limit_s: float
+    """How long the rank may stay in this phase before it counts as stalled, as learned so far."""
     groups: tuple[GroupBeat, ...] = ()
+    """Its process groups; empty in a `PollAnswer`."""
 
 
 @dataclass(frozen=True)
@@ -127,114 +212,172 @@ class Inspection:
     """A rank as its agent sees it from outside, without the rank's help."""
 
     beat: Beat
-    process: str  # state of the training thread in /proc: R, S, D, T, Z; "" if it is gone
-    stack: tuple[str, ...] = ()  # of the training thread, innermost first: "function (file:line)"
-    problem: str = ""  # why there is no stack
+    process: str
+    """State of the training thread in /proc: R, S, D, T or Z; "" if the process is gone."""
+    stack: tuple[str, ...] = ()
+    """Stack of the training thread, innermost frame first: "function (file:line)"."""
+    problem: str = ""
+    """Why there is no stack."""
 
 
 @dataclass(frozen=True)
 class WorkerReport:
-    worker: str  # unique for ever within the job: "<agent>.<incarnation>.<n>"
+    """One worker process of an agent."""
+
+    worker: str
+    """Name, never used again within the job: "<agent>.<incarnation>.<n>"."""
     pid: int
     state: WorkerState
     attempt: int = 0
+    """The attempt that it belongs to, or belonged to last."""
     rank: int | None = None
     step: int = 0
-    failure: dict[str, Any] | None = None  # detail of its WORKER_FAILED, if it left that way
-    expected: int | None = None  # the only rank that it may be given; None: any, if it had none
+    """Steps applied to its state."""
+    failure: dict[str, Any] | None = None
+    """Detail of its `WORKER_FAILED` signal, if it left its attempt that way."""
+    expected: int | None = None
+    """The only rank that it can take, because it was forked for it; None: any rank, if it has
+    none yet."""
 
 
 @dataclass(frozen=True)
 class AgentReport:
-    """What a node agent is and holds."""
+    """The whole state of a node agent: what it runs and what it holds."""
 
-    agent: str  # stable name of the seat in the placement group: "n0", "n1", ...
-    incarnation: str  # new after each restart of the agent's process
+    agent: str
+    """Stable name of the agent's slot in the placement group: "n0", "n1", ..."""
+    incarnation: str
+    """Changes with each restart of the agent's process."""
     node_id: str
-    host: str  # address that other nodes reach this one by
+    """Ray's id of the node."""
+    host: str
+    """Address at which other nodes reach this node."""
     pid: int
-    data_port: int  # replication, fetch and lifeline connections
-    store_port: int  # TCPStore hosted beside the agent, for rendezvous
-    capacity: int  # ranks it can run
-    epoch: int  # highest supervisor epoch it has obeyed
-    attempt: int  # highest attempt it has been told of
-    ready: bool  # zygote up, warm workers forked
+    data_port: int
+    """Port for replication, fetch and lifeline connections."""
+    store_port: int
+    """Port of the TCPStore hosted beside the agent, for the rendezvous."""
+    capacity: int
+    """Number of ranks that it can run."""
+    epoch: int
+    """Highest supervisor epoch that it has obeyed."""
+    attempt: int
+    """Highest attempt that it knows."""
+    ready: bool
+    """True once the zygote and the store run."""
     workers: tuple[WorkerReport, ...] = ()
     held: tuple[Held, ...] = ()
-    shards: tuple[dict[str, Any], ...] = ()  # remote-tier shard records not yet in a manifest
+    """Its memory checkpoints, own ones and replicas."""
+    shards: tuple[dict[str, Any], ...] = ()
+    """Remote-tier shard records that are not yet in a manifest."""
     saving: tuple[tuple[int, int, int], ...] = ()
-    """(rank, attempt, step) of the shards that it has yet to save, from frozen copies."""
+    """(rank, attempt, step) of each shard that it has yet to save from a frozen copy."""
     domain: str = ""
-    failure: dict[str, Any] | None = None  # why the agent cannot run workers, if it cannot
-    health: int = 0  # grows with each change of what follows
-    findings: tuple[dict[str, Any], ...] = ()  # of the node's health (Finding as dict)
-    measured: dict[str, float] = field(default_factory=dict)  # device -> GB/s of its memory
+    """Failure domain of the node, e.g. a rack; "" if unknown."""
+    failure: dict[str, Any] | None = None
+    """Why the agent cannot run workers, if it cannot."""
+    health: int = 0
+    """Grows with each change of `findings` or `measured`."""
+    findings: tuple[dict[str, Any], ...] = ()
+    """Findings about the node's health, as dictionaries."""
+    measured: dict[str, float] = field(default_factory=dict)
+    """Memory bandwidth by device, in GB/s."""
 
 
-class Polled(NamedTuple):
-    """An agent's answer to a poll: series beyond the cursors, and what signals told before."""
+class PollAnswer(NamedTuple):
+    """An agent's answer to a poll.
+
+    Carries the series newer than the poll's cursors, and repeats what signals already reported,
+    because a signal may be lost."""
 
     rows: list[StepRow]
     digests: dict[int, str]
+    """Digest of the state (xxh3-128, hex) by step."""
     lines: list[LogLine]
     workers: tuple[WorkerReport, ...]
-    shards: tuple[dict[str, Any], ...]  # as in the agent's report
-    beats: tuple[Beat, ...] = ()  # how far every rank here has come, without its groups
+    shards: tuple[dict[str, Any], ...]
+    """As in `AgentReport`."""
+    beats: tuple[Beat, ...] = ()
+    """Progress of every rank of this agent, without process groups."""
 
 
 class Tier(StrEnum):
-    """Where a rank's state comes from, cheapest first."""
+    """Where a rank's state comes from, cheapest source first."""
 
     OWN_RAM = "own_ram"
+    """The memory of its own node."""
     PARTNER_RAM = "partner_ram"
-    RESHARD = "reshard"  # boxes of several ranks of another mesh, all from memory
+    """The memory of a partner's node."""
+    RESHARD = "reshard"
+    """Boxes of several ranks of another mesh, all from memory."""
     REMOTE = "remote"
-    INIT = "init"  # what the job begins with: the seed, or a checkpoint that its spec names
+    """A checkpoint on shared storage."""
+    INIT = "init"
+    """The beginning of the job: its seed, or the checkpoint that its spec names."""
 
 
-STOCK_URI = "dcp:"
-"""What the URI of a checkpoint begins with that stock torch wrote, not Holdfast: `dcp:/path`."""
+DCP_URI_PREFIX = "dcp:"
+"""Prefix of the URI of a checkpoint that stock PyTorch wrote (`torch.distributed.checkpoint`), not
+Holdfast: `dcp:/path`."""
 
 
 class InitPart(StrEnum):
     """How much of another run's state a job begins with."""
 
-    EVERYTHING = "everything"  # as if it were this job's own: step, position, optimizer
-    MODEL = "model"  # parameters alone: step 0, all else from the seed
+    EVERYTHING = "everything"
+    """All of it, as if it were this job's own: step, data position, optimizer."""
+    MODEL = "model"
+    """Parameters only: step 0, and everything else from the seed."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """One rank's commit, of a mesh that may be another one, and who holds it."""
+    """The commit of one rank of a source mesh, and the agent that holds it."""
 
     rank: int
+    """Rank within the source mesh."""
     agent: str
     place: Place
     host: str
     data_port: int
+    """Data channel of that agent."""
     digest: str
+    """xxh3-128 of the commit's payload, in hex."""
 
 
 @dataclass(frozen=True)
 class Restore:
-    """Which state a rank takes. All ranks of an attempt take the same step."""
+    """The state that a rank restores. All ranks of an attempt restore the same step."""
 
     tier: Tier
     step: int
-    attempt: int = 0  # the attempt that computed it (memory tiers)
+    attempt: int = 0
+    """Memory tiers: the attempt that computed the state."""
     digest: str = ""
-    agent: str = ""  # memory tiers: who holds it
+    """Memory tiers: xxh3-128 of the payload, in hex; "" if unknown."""
+    agent: str = ""
+    """Memory tiers: the agent that holds the state."""
     place: Place = Place.OWN
+    """Memory tiers: the role in which that agent holds it."""
     host: str = ""
+    """Memory tiers: address of that agent's data channel."""
     data_port: int = 0
-    uri: str = ""  # remote tier: the checkpoint's folder; init: what `init_from` names, "" the seed
-    what: InitPart = InitPart.EVERYTHING  # of the init tier: how much of it is taken
-    mesh: str = ""  # reshard: the mesh that computed it
-    origins: tuple[Origin, ...] = ()  # reshard: everybody who holds a part of it
+    """Memory tiers: port of that agent's data channel."""
+    uri: str = ""
+    """Remote tier: folder of the checkpoint. Init tier: the checkpoint that `init_from` names, ""
+    for the seed."""
+    what: InitPart = InitPart.EVERYTHING
+    """Init tier: how much of that checkpoint is loaded."""
+    mesh: str = ""
+    """Reshard: the mesh that computed the state, as in `Held.mesh`."""
+    origins: tuple[Origin, ...] = ()
+    """Reshard: every commit that holds a part of the state."""
 
 
 @dataclass(frozen=True)
 class Partner:
+    """An agent that keeps replicas of a rank's memory checkpoints, and its data channel."""
+
     agent: str
     host: str
     data_port: int
@@ -242,66 +385,89 @@ class Partner:
 
 @dataclass(frozen=True)
 class Seat:
-    """One rank of the next attempt on one agent. `worker` None: fork a new one. `partners` each
-    keep a copy of its memory checkpoints."""
+    """The place of one rank of the next attempt on one agent."""
 
     rank: int
     worker: str | None
+    """The worker that takes the rank; None: fork a new one."""
     restore: Restore
     partners: tuple[Partner, ...] = ()
+    """Each of them keeps a copy of the rank's memory checkpoints."""
 
 
 @dataclass(frozen=True)
 class FormOrder:
-    """What one agent must bring up for an attempt."""
+    """The ranks that one agent must bring up for an attempt."""
 
     attempt: int
     mesh: dict[str, int]
+    """Size of each mesh axis, in order."""
     world_size: int
     store_host: str
+    """Address of the TCPStore for the rendezvous."""
     store_port: int
     seats: tuple[Seat, ...]
     intervals: tuple[int, int] | None = None
-    """Steps between two saves to memory, and to the remote tier. None: as the spec begins."""
+    """Steps between two saves to memory, and steps between two saves to the remote tier. None: the
+    intervals that the job spec begins with."""
     skipped: tuple[tuple[int, int], ...] = ()
-    """The ledger: windows of data, half-open, that no step is to read."""
+    """The ledger of skipped data: half-open ranges of windows (one window is the `global_batch`
+    samples of one step) that no step may read."""
     leased: bool = False
-    """Its ranks may step only while a supervisor's lease covers them (`protocol/lease.py`)."""
+    """True: its ranks may step only while a lease covers them (`protocol/lease.py`)."""
     recheck: int | None = None
-    """The step whose digests, rank by rank, are to be told."""
+    """The step whose digests, rank by rank, the agent must report (`SignalKind.RECOMPUTED`)."""
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """What a committed step measured; the same on every rank. Times in seconds."""
+    """The measurements of a committed step; the same on every rank unless stated otherwise."""
 
     attempt: int
-    step: int  # number of optimizer steps applied when this row was made: 1 is the first
+    step: int
+    """Optimizer steps applied when the row was made: 1 is the first."""
     at: float
     loss: float
     grad_norm: float
     lr: float
     tokens: int
+    """Tokens that all ranks consumed in this step."""
     step_time_s: float
     loader_wait_s: float
-    samples: str  # digest of the sample ids consumed, all ranks, in order
-    digest: str | None = None  # digest of the state after this step; known one step later
-    protected_step: int = -1  # newest step whose state every rank's partners hold too
-    checkpoint_wait_s: float = 0.0  # of the reporting rank, for its memory checkpoint
-    memory_saved: bool = False  # the step before was saved to memory, beside this one
-    remote_saving: bool = False  # a remote save of the reporting rank was under way
-    compute_s: tuple[float, ...] = ()  # by rank: its time for the step without any waiting
-    own: dict[str, float] = field(default_factory=dict)  # what a user's function tells, by name
+    """Time that the step waited for data."""
+    samples: str
+    """Digest of the sample ids that all ranks consumed, in order."""
+    digest: str | None = None
+    """Digest of the state after this step; known one step later."""
+    protected_step: int = -1
+    """Newest step whose state the partners of every rank hold too; -1: none."""
+    checkpoint_wait_s: float = 0.0
+    """Time that the reporting rank waited for its memory checkpoint."""
+    memory_saved: bool = False
+    """The previous step was saved to memory while this one was computed."""
+    remote_saving: bool = False
+    """A remote save of the reporting rank was under way."""
+    compute_s: tuple[float, ...] = ()
+    """By rank: its time for the step without any waiting."""
+    own: dict[str, float] = field(default_factory=dict)
+    """Metrics that the user's function reports, by name."""
 
 
 @dataclass(frozen=True)
 class LogLine:
+    """One line of output of a worker or of another process of a node."""
+
     agent: str
     incarnation: str
     seq: int
+    """Number of the line; grows by one within an incarnation of the agent."""
     at: float
+    """When the agent read the line."""
     worker: str
+    """Name of the process that printed it."""
     attempt: int
     rank: int | None
+    """None: the process has no rank."""
     stream: str
     text: str
+    """The line without its line feed."""

@@ -1,1 +1,1 @@
-"""Built-in training programs, and how a program is found by its name."""
+"""Built-in training programs, and the lookup of a program by its name."""

@@ -1,4 +1,4 @@
-"""Training programs: the built-in ones by name, a user's own as `package.module:attribute`."""
+"""Finds training programs: built-in ones by name, a user's own as `package.module:attribute`."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ _BUILT_IN = {"pretrain": "holdfast_workers.recipes.pretrain:PretrainRecipe"}
 
 
 class UnknownRecipe(ValueError):
-    """The name of a recipe leads to nothing that can make one."""
+    """The name of a recipe does not lead to a factory of recipes."""
 
 
-def of(spec: TrainingSpec, cache_dir: Path) -> Recipe:
-    """The training program of `spec`, not prepared yet: its recipe, or what holds its function.
-    Raises as `resolve` does."""
+def make_recipe(spec: TrainingSpec, cache_dir: Path) -> Recipe:
+    """The training program of `spec`, not prepared yet: its recipe, or one around its function.
+    Raises the errors of `resolve`."""
     if spec.function is None:
         return resolve(spec.recipe)(spec, cache_dir)
     from holdfast_workers.functions.function_recipe import (
-        FunctionRecipe,  # late: a recipe has no use for it
+        FunctionRecipe,  # late: only a job with a function needs it
     )
 
     return FunctionRecipe(spec, cache_dir)
 
 
 def resolve(name: str) -> RecipeFactory:
-    """The factory that `name` stands for; called with (spec, cache_dir) it gives a Recipe.
+    """The factory behind `name`: called with (spec, cache_dir), it returns a Recipe.
 
-    Imports the module behind the name, so this may be slow, and runs a user's module code.
-    Raises UnknownRecipe with the reason if there is no such recipe; errors that the user's module
-    itself raises on import pass unchanged.
+    Imports the module, which may be slow and runs the user's module code. Raises UnknownRecipe
+    with the reason if the recipe does not exist; errors that the user's module raises on import
+    pass unchanged.
     """
     target = _BUILT_IN.get(name, name)
     module_name, colon, attribute = target.partition(":")

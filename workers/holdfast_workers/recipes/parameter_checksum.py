@@ -1,7 +1,7 @@
-"""A seal on tensors that nobody is to change for a while: it tells whether somebody did.
+"""A checksum that detects changes of tensors between two steps.
 
-It is the sum of each tensor's words, as integers: one changed bit changes it, whichever it is.
-It costs one reading of the tensors at the bandwidth of their memory, wherever they lie.
+The checksum is the sum of each tensor's words as integers, so any single changed bit changes it. It
+costs one read of the tensors at the bandwidth of their memory, on any device.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ import torch
 from torch import Tensor
 
 
-class Seal:
-    """Open until it is closed; one on nothing is never broken."""
+class ParameterChecksum:
+    """Has nothing recorded at first; without tensors it never reports a change."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._parts = [part for tensor in tensors for part in _words(tensor)]
-        self._closed: Tensor | None = None
+        self._recorded: Tensor | None = None
 
-    def close(self) -> None:
-        """From here on the tensors are to stay as they are, until it is closed anew."""
-        self._closed = self._sums() if self._parts else None
+    def record(self) -> None:
+        """Record the current sums; the tensors must not change until the next call."""
+        self._recorded = self._sums() if self._parts else None
 
-    def is_broken(self) -> bool:
-        """Whether they are not what they were when it was closed."""
-        return self._closed is not None and not torch.equal(self._sums(), self._closed)
+    def has_changed(self) -> bool:
+        """Whether a tensor differs from its state at the last `record`."""
+        return self._recorded is not None and not torch.equal(self._sums(), self._recorded)
 
     def _sums(self) -> Tensor:
         return torch.stack([part.sum(dtype=torch.int64) for part in self._parts])
 
 
 def _words(tensor: Tensor) -> list[Tensor]:
-    """The tensor's memory as 64-bit words where it can be read so, and what is left of it."""
+    """The tensor's memory as 64-bit words as far as possible, and the rest in smaller words."""
     flat = tensor.detach().view(-1).view(torch.uint8)
     if flat.storage_offset() % 8:
         return [flat.view(torch.int32)] if flat.numel() else []

@@ -1,4 +1,4 @@
 """A rank's training state as one flat payload: layout, digest, staging, replicas.
 
-At equal step, seed and mesh the payload's bytes are equal (P2).
+At equal step, seed and mesh the payloads are equal byte for byte (P2).
 """

@@ -1,8 +1,8 @@
-"""Bringing tensors from an accelerator to the host beside training.
+"""Copies tensors from an accelerator to the host while training goes on.
 
-Pinned buffers, made once, and a stream of their own. `begin` only enqueues: the copy starts when
-what training has enqueued so far is done, and training's stream does not wait for it; the thread
-that wants the bytes does. Until then nobody may change the tensors.
+Uses pinned buffers, allocated once, and a CUDA stream of its own. `start_copy` only enqueues: the
+copy starts after the work that training has enqueued so far, and training's stream does not wait
+for it; the thread that needs the bytes waits. Until then the tensors must not change.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-class Staging:
-    """For the CUDA tensors given, on one device, by their places in memory: they may change their
-    content, not their storage. One copy at a time."""
+class DeviceStaging:
+    """Stages the given CUDA tensors of one device; one copy at a time.
+
+    The tensors may change their content between copies, but not their storage.
+    """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._sources = [tensor.detach().view(-1).view(torch.uint8) for tensor in tensors]
@@ -27,16 +29,16 @@ class Staging:
         ]
         self._device = self._sources[0].device
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        # `blocking`: who waits for it sleeps, and leaves its processor to training.
+        # `blocking`: a waiting thread sleeps and leaves its processor to training.
         self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
     @property
     def arrays(self) -> list[NDArray[np.uint8]]:
-        """Where the bytes are, once what `begin` gave has returned."""
+        """The staged bytes; valid once the function returned by `start_copy` has returned."""
         return [target.numpy() for target in self._targets]
 
-    def begin(self) -> Callable[[], None]:
-        """Start to copy; what is returned waits, in any thread, until the bytes are there."""
+    def start_copy(self) -> Callable[[], None]:
+        """Start a copy; return a function that waits, in any thread, until it is complete."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for source, target in zip(self._sources, self._targets, strict=True):

@@ -1,7 +1,7 @@
-"""Digests that prove two states equal: xxh3-128, over exactly the bytes of a payload.
+"""Digests that prove two states equal: xxh3-128 over exactly the bytes of a payload.
 
-A shard digest covers one rank's payload, padding (always zero) included; it comes out the same
-whether the payload lies in a buffer or is only implied by the live tensors. The digest of a step
+A shard digest covers one rank's payload, including its padding, which is always zero. It is the
+same whether computed from a payload in a buffer or from the live tensors. The digest of a step
 covers the shard digests in rank order.
 """
 
@@ -14,7 +14,7 @@ import xxhash
 from holdfast_workers.state.layout import ALIGNMENT
 
 PIECE_BYTES = 1 << 26
-"""Read between two looks at whether to go on: some milliseconds."""
+"""Hashed between two checks whether to stop: some milliseconds."""
 
 _PADDING = bytes(ALIGNMENT)
 
@@ -24,17 +24,17 @@ def payload_digest(payload: memoryview | bytes | bytearray) -> str:
     return str(xxhash.xxh3_128_hexdigest(payload))
 
 
-def digest_unless(payload: memoryview, look: Callable[[], object]) -> str:
-    """As `payload_digest`, for a reader that may have to stop: what `look` raises ends it."""
+def interruptible_digest(payload: memoryview, check_stop: Callable[[], object]) -> str:
+    """As `payload_digest`, but calls `check_stop` between pieces; its exception ends the digest."""
     state = xxhash.xxh3_128()
     for start in range(0, payload.nbytes, PIECE_BYTES):
-        look()
+        check_stop()
         state.update(payload[start : start + PIECE_BYTES])
     return str(state.hexdigest())
 
 
 def streamed_digest(pieces: Iterable[memoryview | bytes]) -> str:
-    """Digest of the payload made of `pieces`, each padded with zeros to the alignment."""
+    """Digest of the payload that consists of `pieces`, each padded with zeros to the alignment."""
     state = xxhash.xxh3_128()
     for piece in pieces:
         state.update(piece)
@@ -45,5 +45,5 @@ def streamed_digest(pieces: Iterable[memoryview | bytes]) -> str:
 
 
 def step_digest(rank_digests: Sequence[str]) -> str:
-    """Digest of the whole world's state, from its shard digests (hex) in rank order."""
+    """Digest of the whole world's state, from its shard digests in hex and in rank order."""
     return str(xxhash.xxh3_128_hexdigest("".join(rank_digests).encode("ascii")))

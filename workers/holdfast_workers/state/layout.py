@@ -1,9 +1,9 @@
-"""How one rank's training state lies in a flat buffer: the layout shared by all tiers.
+"""The layout of one rank's training state in a flat buffer, shared by all tiers.
 
-A payload is the concatenation of the rank's local tensors, each aligned to 64 bytes, followed by
-nothing: small state (step, schedule, data position) rides as one uint8 tensor entry named
+A payload is the concatenation of the rank's local tensors, each aligned to 64 bytes, and nothing
+else: the small state (step, schedule, data position) is one uint8 tensor entry named
 `SMALL_STATE`. The layout is written once per attempt; afterwards only bytes move. It holds
-enough (global shape and box of every tensor) to load the bytes on any other mesh.
+the global shape and box of every tensor, which suffices to load the bytes on any other mesh.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 
 ALIGNMENT = 64
 MODEL_PREFIX = "model."
-"""How the names of the model's parameters begin, in every recipe's state; what follows is the
-parameter's own name. Whatever else a state holds (moments, bytes of a rank) is named otherwise."""
+"""Prefix of the model's parameters in every recipe's state; the parameter's own name follows. No
+other entry of a state (moments, per-rank bytes) has this prefix."""
 SMALL_STATE = "holdfast.small"
-"""Entry with the run's small state: JSON in UTF-8, padded with zero bytes to its capacity."""
+"""Name of the entry with the run's small state: JSON in UTF-8, padded with zeros to its size."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class TensorEntry:
     offset: int
     nbytes: int
     per_rank: bool = False
-    """True for what belongs to this rank alone (bytes of its own, small state): not resharded."""
+    """True for an entry of this rank alone (its own bytes, small state), which is not resharded."""
     primary: bool = True
-    """False where another rank holds the very same box and writes it to the remote tier."""
+    """False if another rank holds the same box and writes it to the remote tier."""
 
 
 @dataclass(frozen=True)

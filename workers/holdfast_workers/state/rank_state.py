@@ -1,8 +1,8 @@
-"""The live state of one rank as a list of local tensors, and its way into and out of a payload.
+"""The live state of one rank as a list of local tensors, written to and read from a payload.
 
-Every tensor has a name and a box of a global tensor, so that the payload's bytes mean the same
-on any mesh. Reading copies in place: tensors keep their identity, and so does all that refers to
-them. What is derived (the step, the data position) rides along as JSON in one fixed-size entry.
+Every tensor has a name and a box of a global tensor, so that the payload's bytes have the same
+meaning on any mesh. Reading copies in place: tensors keep their identity, so references to them
+stay valid. The small state (the step, the data position) is JSON in one entry of fixed size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from holdfast_workers.state.device_staging import Staging
+from holdfast_workers.state.device_staging import DeviceStaging
 from holdfast_workers.state.digest import streamed_digest
 from holdfast_workers.state.layout import SMALL_STATE, StateLayout, TensorEntry, aligned
 
@@ -30,31 +30,31 @@ _Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Box:
+class ShardBox:
     """The part `offsets + [0, shape)` of a global tensor that this rank holds."""
 
     global_shape: tuple[int, ...]
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
     primary: bool
-    """False if a lower rank of the world holds the same box too."""
+    """False if a lower rank of the world holds the same box."""
 
     def slices(self) -> tuple[slice, ...]:
         return tuple(slice(o, o + n) for o, n in zip(self.offsets, self.shape, strict=True))
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One local tensor of the state. It is read from and written to, never replaced."""
+class StateTensor:
+    """One local tensor of the state. Its content is read and written in place."""
 
     name: str
     tensor: Tensor
-    box: Box
+    box: ShardBox
 
 
 @dataclass(frozen=True)
 class RankBytes:
-    """State of this rank alone that is no tensor one could keep, e.g. of a random generator."""
+    """State of this rank alone that has no tensor of its own, e.g. of a random generator."""
 
     name: str
     get: Callable[[], Tensor]
@@ -63,22 +63,22 @@ class RankBytes:
 
 
 class CopyStopped(Exception):
-    """The copy was called off before it was whole."""
+    """The copy was cancelled before it was complete."""
 
 
 class StateMismatch(Exception):
-    """A payload does not fit the live state: another run, another mesh, or damaged."""
+    """A payload does not fit the live state: it is of another run or mesh, or damaged."""
 
 
-def box_of(parameter: Tensor, replicated_on: Mapping[str, int]) -> Box:
+def shard_box_of(parameter: Tensor, replicated_on: Mapping[str, int]) -> ShardBox:
     """The box of a parameter's local tensor, plain or DTensor.
 
     `replicated_on`: this rank's coordinate on every axis of the whole mesh. On an axis that the
-    parameter's own placements do not name, it is taken to be whole and alike on all ranks.
+    parameter's placements do not name, the parameter counts as whole and equal on all ranks.
     """
     shape = tuple(parameter.shape)
     if not isinstance(parameter, DTensor):
-        return Box(shape, (0,) * len(shape), shape, not any(replicated_on.values()))
+        return ShardBox(shape, (0,) * len(shape), shape, not any(replicated_on.values()))
     mesh, placements = parameter.device_mesh, parameter.placements
     local, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
     sharded = {
@@ -86,19 +86,21 @@ def box_of(parameter: Tensor, replicated_on: Mapping[str, int]) -> Box:
         for name, placement in zip(mesh.mesh_dim_names or (), placements, strict=True)
         if not placement.is_replicate()
     }
-    first = all(at == 0 for axis, at in replicated_on.items() if axis not in sharded)
-    return Box(shape, tuple(offsets), tuple(local), first)
+    first = all(index == 0 for axis, index in replicated_on.items() if axis not in sharded)
+    return ShardBox(shape, tuple(offsets), tuple(local), first)
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor: shares its memory, takes no part in autograd."""
+    """This rank's part of a tensor: shares its memory and is detached from autograd."""
     tensor = tensor.detach()
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 class Snapshot:
-    """The state of one rank at one step, waiting to be copied. Needs no torch to be copied, so
-    another thread may do it while the tensors are only read."""
+    """The state of one rank at one step, ready to be copied.
+
+    The copy needs no torch, so another thread may make it as long as the tensors are only read.
+    """
 
     def __init__(
         self,
@@ -106,17 +108,17 @@ class Snapshot:
         sources: Sequence[_Bytes],
         await_sources: Callable[[], None] = lambda: None,
     ) -> None:
-        """`await_sources` returns once the bytes are there: they may be on their way here."""
+        """`await_sources` returns once the bytes of `sources` have arrived on the host."""
         self.layout = layout
         self.sources = sources
         self._await_sources = await_sources
 
     def write(self, payload: memoryview, stopped: Callable[[], bool] = lambda: False) -> str:
-        """Fill all of `payload`: the tensors by the layout, zeros between them; its digest.
+        """Fill `payload` with the tensors by the layout and zeros between them; return its digest.
 
         One pass: every chunk is hashed and then copied while it is still in the processor's
-        cache; so the digest is of the live state, and a copy gone wrong does not have it. Both let
-        go of the interpreter's lock. Raises CopyStopped soon after `stopped` holds.
+        cache. So the digest is of the live state, and a faulty copy does not match it. Hashing and
+        copying release the interpreter's lock. Raises CopyStopped soon after `stopped` holds.
         """
         target = np.frombuffer(payload, dtype=np.uint8)
         if target.nbytes != self.layout.payload_bytes:
@@ -142,46 +144,46 @@ class Snapshot:
         return str(hasher.hexdigest())
 
     def digest(self) -> str:
-        """What `write` returns, where there is nothing to write to."""
+        """The digest that `write` would return, without a payload to write to."""
         self._await_sources()
         return streamed_digest(source.data for source in self.sources)
 
     def rank_bytes(self) -> dict[str, bytes]:
-        """What belongs to this rank alone, by name."""
+        """The per-rank entries' bytes, by name."""
         pairs = zip(self.layout.tensors, self.sources, strict=True)
         return {entry.name: source.tobytes() for entry, source in pairs if entry.per_rank}
 
 
 class RankState:
-    """All state of one rank, in a fixed order, at fixed places of a payload."""
+    """All state of one rank, in a fixed order and at fixed offsets of a payload."""
 
-    def __init__(self, pieces: Sequence[Piece], rank_bytes: Sequence[RankBytes] = ()) -> None:
+    def __init__(self, pieces: Sequence[StateTensor], rank_bytes: Sequence[RankBytes] = ()) -> None:
         self._pieces = list(pieces)
         self._rank_bytes = list(rank_bytes)
-        self._staging: Staging | None = None
+        self._staging: DeviceStaging | None = None
         self.layout = self._lay_out()
 
     def freeze(self, small: dict[str, Any]) -> Snapshot:
-        """The state of this moment, to be copied later: as long as no tensor is changed.
+        """The current state, to be copied later; the copy is valid until a tensor changes.
 
-        What changes sooner (a rank's own bytes, the small state) is copied at once. Tensors on an
-        accelerator begin their way to the host, which training does not wait for.
+        Per-rank bytes and the small state change sooner, so they are copied at once. Tensors on an
+        accelerator start their copy to the host; training does not wait for it.
         """
-        away = [piece.tensor for piece in self._pieces if piece.tensor.is_cuda]
-        if not away:
+        on_device = [piece.tensor for piece in self._pieces if piece.tensor.is_cuda]
+        if not on_device:
             return Snapshot(self.layout, list(self._contents(small)))
         if self._staging is None:
-            self._staging = Staging(away)
-        arrived = self._staging.begin()
+            self._staging = DeviceStaging(on_device)
+        await_copy = self._staging.start_copy()
         staged = iter(self._staging.arrays)
         sources = [
             next(staged) if piece.tensor.is_cuda else _bytes_of(piece.tensor)
             for piece in self._pieces
         ]
-        return Snapshot(self.layout, [*sources, *self._own_contents(small)], arrived)
+        return Snapshot(self.layout, [*sources, *self._own_contents(small)], await_copy)
 
     def read(self, payload: memoryview) -> dict[str, Any]:
-        """Take over `payload`, in place; return the small state."""
+        """Copy `payload` into the live tensors, in place; return the small state."""
         source = np.frombuffer(payload, dtype=np.uint8)
         if source.nbytes != self.layout.payload_bytes:
             raise StateMismatch(
@@ -198,7 +200,7 @@ class RankState:
         return small
 
     def digest(self, small: dict[str, Any]) -> str:
-        """Digest of the payload that a snapshot of this moment would fill."""
+        """Digest of the payload that a snapshot of the current state would fill."""
         return streamed_digest(source.data for source in self._contents(small))
 
     def _contents(self, small: dict[str, Any]) -> Iterator[_Bytes]:
@@ -222,10 +224,10 @@ class RankState:
         return StateLayout(tensors=tuple(placed), payload_bytes=offset)
 
 
-def _tensor_entry(piece: Piece) -> TensorEntry:
+def _tensor_entry(piece: StateTensor) -> TensorEntry:
     tensor, box = piece.tensor, piece.box
     if tuple(tensor.shape) != box.shape or not tensor.is_contiguous():
-        raise StateMismatch(f"{piece.name}: {tuple(tensor.shape)} does not lie as its box {box}")
+        raise StateMismatch(f"{piece.name}: {tuple(tensor.shape)} does not match its box {box}")
     return TensorEntry(
         name=piece.name,
         dtype=str(tensor.dtype).removeprefix("torch."),

@@ -1,8 +1,8 @@
-"""What the guards must remember, as a part of a rank's state: the last steps' loss and gradient
-norm, and the ledger of windows passed over. Alike on every rank, and on any mesh.
+"""The guards' part of a rank's state: loss and gradient norm of the last steps, and the ledger of
+skipped windows. It is identical on every rank and on any mesh.
 
-It changes only when a step is applied, so it may be copied in the shadow of the next one like all
-other state.
+It changes only when a step is applied, so like all other state it may be copied while the next
+step computes.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import torch
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.spec import HISTORY_STEPS
-from holdfast_workers.state.rank_state import Box, Piece
+from holdfast_workers.state.rank_state import ShardBox, StateTensor
 from holdfast_workers.training.guards import MAX_RANGES
 from holdfast_workers.training.skipped_windows import Ledger
 
 
-class OtherHistory(WorkersError):
-    """A saved state has read windows which the ledger says were passed over."""
+class LedgerMismatch(WorkersError):
+    """A saved state has read windows that are skipped according to the ledger."""
 
 
 class GuardMemory:
-    """`ledger` is all that this rank knows of it, also of windows that lie ahead."""
+    """`ledger` is the whole known ledger, including windows that no step has reached yet."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -30,30 +30,30 @@ class GuardMemory:
         self._values = torch.zeros((2, HISTORY_STEPS), dtype=torch.float64)
         self._ranges = torch.zeros((MAX_RANGES, 2), dtype=torch.int64)
 
-    def pieces(self, *, primary: bool) -> list[Piece]:
-        """As parts of the state. `primary` on one rank of the world."""
+    def pieces(self, *, primary: bool) -> list[StateTensor]:
+        """Its tensors as parts of the state. `primary` is true on one rank of the world."""
         return [
-            Piece(name, tensor, _whole(tensor, primary))
+            StateTensor(name, tensor, _whole(tensor, primary))
             for name, tensor in (("guards.history", self._values), ("data.skipped", self._ranges))
         ]
 
-    def know(self, ledger: Ledger) -> None:
-        """What the whole world was told of the ledger before it takes its state; replaces all."""
+    def set_ledger(self, ledger: Ledger) -> None:
+        """Replace the ledger by the one that every rank received, before the state is loaded."""
         self._known = self.ledger = ledger
 
     def reset(self) -> None:
-        """Of step 0."""
+        """Set the state of step 0."""
         self._values.zero_()
         self._ranges.zero_()
         self._in_tensor = Ledger()
         self.ledger = self._known
 
     def skip(self, start: int, end: int) -> None:
-        """The windows [start, end) are passed over from now on."""
+        """Skip the windows [start, end) from now on."""
         self.ledger |= Ledger(((start, end),))
 
-    def applied(self, step: int, loss: float, grad_norm: float) -> None:
-        """`step` has been applied: from now on it is a part of the past."""
+    def record_step(self, step: int, loss: float, grad_norm: float) -> None:
+        """`step` has been applied: add it to the history."""
         self._values[:, step % HISTORY_STEPS] = torch.tensor([loss, grad_norm]).double()
         passed = self.ledger.passed(step)
         if passed != self._in_tensor:
@@ -61,28 +61,28 @@ class GuardMemory:
             self._ranges[: len(passed.ranges)] = torch.tensor(passed.ranges)
             self._in_tensor = passed
 
-    def was_read(self, step: int) -> None:
-        """The tensors hold the state of `step`, just loaded. Raises OtherHistory."""
+    def adopt_loaded_state(self, step: int) -> None:
+        """The tensors now hold the loaded state of `step`. Raises LedgerMismatch."""
         passed = Ledger.of(self._ranges.tolist())
-        everything = passed | self._known
-        if everything.passed(step) != passed:
-            raise OtherHistory(
-                f"the state of step {step} has passed over windows {list(passed.ranges)}; "
-                f"by the ledger it should be {list(everything.passed(step).ranges)}"
+        merged = passed | self._known
+        if merged.passed(step) != passed:
+            raise LedgerMismatch(
+                f"the state of step {step} has skipped windows {list(passed.ranges)}; "
+                f"by the ledger it should be {list(merged.passed(step).ranges)}"
             )
-        self.ledger, self._in_tensor = everything, passed
+        self.ledger, self._in_tensor = merged, passed
 
-    def before(self, step: int, steps: int) -> tuple[list[float], list[float]]:
+    def history_before(self, step: int, steps: int) -> tuple[list[float], list[float]]:
         """Loss and gradient norm of up to `steps` steps applied before `step`, oldest first."""
         first = max(1, step - min(steps, HISTORY_STEPS))
         begin, end = first % HISTORY_STEPS, step % HISTORY_STEPS
-        if first < step and begin >= end:  # past the end of the ring
+        if first < step and begin >= end:  # the range wraps around the ring
             older, newer = self._values[:, begin:].tolist(), self._values[:, :end].tolist()
             return older[0] + newer[0], older[1] + newer[1]
         losses, norms = self._values[:, begin:end].tolist()
         return losses, norms
 
 
-def _whole(tensor: torch.Tensor, primary: bool) -> Box:
+def _whole(tensor: torch.Tensor, primary: bool) -> ShardBox:
     shape = tuple(tensor.shape)
-    return Box(shape, (0,) * len(shape), shape, primary)
+    return ShardBox(shape, (0,) * len(shape), shape, primary)

@@ -1,7 +1,7 @@
-"""What is done once a guard has tripped: find the place, tell, and settle what comes next.
+"""Handles a tripped guard: finds the origin, reports it, and decides how training continues.
 
-All ranks come here in the same step with the same trip, so all may meet in collectives. Healthy
-steps never do.
+All ranks get here in the same step with the same trip, so collectives are allowed. A healthy step
+never gets here.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from holdfast_workers.training.guards import (
-    Decision,
-    Kind,
-    Place,
+    GuardAction,
+    GuardKind,
+    NonfiniteOrigin,
     Trip,
-    in_words,
+    as_retry,
+    describe_trip,
+    find_origin,
     judge,
-    origin,
-    retried,
-    told,
+    trip_report,
 )
 from holdfast_workers.training.recipe import GuardTripped, NonFiniteStep, Recipe, World
-from holdfast_workers.training.step_agreement import gather_packed
+from holdfast_workers.training.step_agreement import gather_bytes
 
-_PLACE_BYTES = 1024
+_ORIGIN_BYTES = 1024
 _LAYER_CHARACTERS = 500
 
 
 class TripHooks(Protocol):
-    """What the surroundings of a rank see of a trip; of the step loop's hooks."""
+    """The hooks of the step loop that the handling of a trip uses."""
 
     def phase(self, name: str, step: int) -> None: ...
     def commit_gate(self, step: int) -> None: ...
     def tripped(self, report: dict[str, Any]) -> None: ...
 
 
-class Guards:
-    """The guards of one attempt. `start_step`: that of the state it was given; 0 is the seed's."""
+class GuardRunner:
+    """The guards of one attempt. `start_step` is the step of its start state; 0 is the seed's."""
 
     def __init__(self, recipe: Recipe, world: World, hooks: TripHooks, start_step: int) -> None:
         self._recipe = recipe
@@ -45,12 +45,12 @@ class Guards:
         self._hooks = hooks
         self._start_step = start_step
         self._retried: tuple[int, int] | None = None
-        """Step and window that were computed again last."""
+        """Step and window of the last retry."""
 
     def judge(self, step: int, loss: float, grad_norm: float, *, nonfinite: bool) -> Trip | None:
-        """What they have against a step that all ranks have agreed on."""
+        """The trip of a step that all ranks have agreed on, if any guard trips."""
         spec, memory = self._recipe.spec.guards, self._recipe.guard_memory
-        losses, grad_norms = memory.before(step, spec.window + 1)
+        losses, grad_norms = memory.history_before(step, spec.window + 1)
         return judge(
             spec,
             step=step,
@@ -62,49 +62,49 @@ class Guards:
             ledger=memory.ledger,
         )
 
-    def settle(self, trip: Trip) -> None:
-        """Return if the step is to be computed again: from the next window, or from the same one,
-        once, where it turned out to be finite on looking closer.
+    def handle_trip(self, trip: Trip) -> None:
+        """Return if the step is to be computed again: from the next window, or once from the same
+        window if a second computation was finite.
 
-        Raises GuardTripped if the attempt ends by it; NonFiniteStep if the data is not at fault,
-        but the state: its own values are not finite, or it was restored just now.
+        Raises GuardTripped if the trip ends the attempt. Raises NonFiniteStep if the state is at
+        fault and not the data: its own values are not finite, or it was restored just now.
         """
         step = trip.step
-        begun, ranks = self._find(trip)
+        origin, ranks = self._find_origin(trip)
         if not self._recipe.repeats_steps:  # the next attempt does, without the window
-            raise GuardTripped(trip, told(trip, begun, ranks))
-        chance = trip.kind is Kind.NONFINITE and (begun is None or not begun.again)
+            raise GuardTripped(trip, trip_report(trip, origin, ranks))
+        transient = trip.kind is GuardKind.NONFINITE and (origin is None or not origin.again)
         first = self._retried != (step, trip.window)
-        if chance and first and trip.decision is not Decision.STOP:
+        if transient and first and trip.decision is not GuardAction.STOP:
             self._retried = (step, trip.window)
-            self._hooks.tripped(told(retried(trip), begun, ranks))
+            self._hooks.tripped(trip_report(as_retry(trip), origin, ranks))
             return
-        report = told(trip, begun, ranks)
-        of_state = begun is not None and begun.what == "state"
+        report = trip_report(trip, origin, ranks)
+        in_state = origin is not None and origin.what == "state"
         restored = 0 < self._start_step == step - 1
-        if trip.kind is Kind.NONFINITE and (of_state or restored):
-            raise NonFiniteStep(f"step {step}: {trip.why}: {in_words(report)}")
-        if trip.decision is not Decision.SKIP or trip.skipped is None:
+        if trip.kind is GuardKind.NONFINITE and (in_state or restored):
+            raise NonFiniteStep(f"step {step}: {trip.why}: {describe_trip(report)}")
+        if trip.decision is not GuardAction.SKIP or trip.skipped is None:
             raise GuardTripped(trip, report)
         self._hooks.tripped(report)
         self._hooks.commit_gate(step)
         self._recipe.guard_memory.skip(*trip.skipped)
         self._hooks.phase("skipped", step)
 
-    def _find(self, trip: Trip) -> tuple[Place | None, tuple[int, ...]]:
-        """Where it began, and on which ranks; and all is dropped that was computed."""
-        if trip.kind is not Kind.NONFINITE:
+    def _find_origin(self, trip: Trip) -> tuple[NonfiniteOrigin | None, tuple[int, ...]]:
+        """The origin and its ranks. Discards everything that was computed for the step."""
+        if trip.kind is not GuardKind.NONFINITE:
             self._recipe.abandon_step()
             return None, ()
         self._hooks.phase("trace", trip.step)
-        seen = self._recipe.seen()
+        observed = self._recipe.observed_nonfinite()
         self._recipe.abandon_step()
-        mine = self._recipe.trace(trip.step) or seen
+        own = self._recipe.trace(trip.step) or observed
         self._recipe.abandon_step()
-        packed = b"" if mine is None else json.dumps(asdict(_short(mine))).encode()
-        everybody = gather_packed(packed.ljust(_PLACE_BYTES), self._world.world_size)
-        return origin([Place(**json.loads(one)) for one in everybody if one.strip()])
+        packed = b"" if own is None else json.dumps(asdict(_shortened(own))).encode()
+        gathered = gather_bytes(packed.ljust(_ORIGIN_BYTES), self._world.world_size)
+        return find_origin([NonfiniteOrigin(**json.loads(raw)) for raw in gathered if raw.strip()])
 
 
-def _short(place: Place) -> Place:
-    return replace(place, layer=place.layer[:_LAYER_CHARACTERS])
+def _shortened(origin: NonfiniteOrigin) -> NonfiniteOrigin:
+    return replace(origin, layer=origin.layer[:_LAYER_CHARACTERS])

@@ -1,13 +1,13 @@
-"""The guards: whether a step is fit to be applied, and what is done if it is not. Pure.
+"""The guards: decide whether a step may be applied, and the action if it may not. Pure.
 
-They judge what all ranks have agreed on (loss, gradient norm, whether anything was not finite) by
-what the state itself remembers of the steps before. So all ranks judge alike in the same step,
-without a word more than the agreement, and a run that was restored judges as one that was not.
+They compare the agreed values of a step (loss, gradient norm, whether anything was not finite)
+with the history of earlier steps in the state. So all ranks decide alike in the same step, without
+any communication beyond the agreement, and a restored run decides like an uninterrupted one.
 
 A spike is a value far above the median of the last steps, in units of their median absolute
 deviation (Iglewicz and Hoaglin 1993, "How to Detect and Handle Outliers", the modified z-score).
-Both withstand outliers among the values they are taken from. Gradient norms vary by factors, so
-they are compared by their logarithms. A fall is no spike.
+Both measures are robust against outliers in the history. Gradient norms vary by factors, so their
+logarithms are compared. A sudden decrease is not a spike.
 """
 
 from __future__ import annotations
@@ -23,65 +23,68 @@ from holdfast_workers.spec import GuardsSpec, SpikeGuardSpec
 from holdfast_workers.training.skipped_windows import Ledger
 
 MAX_RANGES = 256
-"""So many separate ranges of windows a state has room for."""
-ENOUGH_VALUES = 16
-"""With fewer steps to compare with, nothing is called a spike."""
+"""The number of separate ranges of windows that fit in a state."""
+MIN_VALUES = 16
+"""With fewer steps to compare with, no value counts as a spike."""
 _DEVIATION = 1.4826  # of a normal distribution's median absolute deviation
-_LEAST_SPREAD = 0.01
-"""Of the median: values that hardly differ make no spike of a small difference."""
-_LEAST_LOG_SPREAD = 0.1
-_LEAST_NORM = 1e-30
+_MIN_SPREAD = 0.01
+"""As a fraction of the median: if the values hardly differ, a small difference is not a spike."""
+_MIN_LOG_SPREAD = 0.1
+_MIN_NORM = 1e-30
 
 
-class Kind(StrEnum):
+class GuardKind(StrEnum):
     NONFINITE = "nonfinite"
     LOSS_SPIKE = "loss_spike"
     GRAD_NORM_SPIKE = "grad_norm_spike"
 
 
-class Decision(StrEnum):
-    REPORT = "report"  # the step is applied all the same
-    RETRY = "retry"  # it was finite when it was computed again: it is computed from the same data
-    SKIP = "skip"  # it is computed again from the next window, on all ranks at once
-    ROLLBACK = "rollback"  # training goes on from an older step, without the windows since
+class GuardAction(StrEnum):
+    """The actions after a trip, from the mildest to the most severe."""
+
+    REPORT = "report"  # the step is applied nevertheless
+    RETRY = "retry"  # a second computation was finite; the step is computed from the same data
+    SKIP = "skip"  # the step is computed again from the next window, on all ranks at once
+    ROLLBACK = "rollback"  # training resumes from an older step, without the windows since then
     STOP = "stop"  # the job ends
 
 
 @dataclass(frozen=True)
 class Trip:
-    """A guard has tripped: what was seen, against which bounds, and what is decided."""
+    """One trip of a guard: the values, the bounds that they exceeded, and the action."""
 
-    kind: Kind
+    kind: GuardKind
     step: int
     value: float
-    """The loss of a loss spike, else the gradient norm."""
+    """The loss for a loss spike, otherwise the gradient norm."""
     loss: float
     grad_norm: float
     window: int
-    decision: Decision
+    decision: GuardAction
     why: str
     middle: float | None = None
     limit: float | None = None
-    """Of a spike: the median of the steps before, and what the value may be."""
+    """For a spike: `middle` is the median of the steps before, `limit` the highest value that is
+    not a spike."""
     skipped: tuple[int, int] | None = None
-    """The windows, half-open, that are entered in the ledger."""
+    """The half-open range of windows that is added to the ledger."""
     back_to: int | None = None
-    """Of a rollback: no step after this one is kept."""
+    """For a rollback: the last step that is kept."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a rank first met what is not finite."""
+class NonfiniteOrigin:
+    """The place where a rank first observed a non-finite value."""
 
     rank: int
     micro_batch: int
     order: int
-    """How many modules had been looked at in the micro-batch: the same count on every rank."""
+    """The number of modules checked before in the micro-batch; the same count on every rank."""
     layer: str
     what: str
     """ "output", "gradient", "loss", or "state": the parameters or moments themselves."""
     again: bool = True
-    """Whether it was met when the step was computed once more."""
+    """Whether it also appeared when the step was computed a second time."""
 
 
 def judge(
@@ -95,27 +98,27 @@ def judge(
     grad_norms: Sequence[float],
     ledger: Ledger,
 ) -> Trip | None:
-    """The trip of the guard that decides most, if any trips. `losses` and `grad_norms` are those
-    of the steps applied before, oldest first."""
+    """The trip with the most severe action, if any guard trips. `losses` and `grad_norms` are the
+    values of the steps applied before, oldest first."""
     if nonfinite:
-        policy = Decision(spec.nonfinite.policy)
-        what = f"loss {loss:g}, gradient norm {grad_norm:g}"
+        policy = GuardAction(spec.nonfinite.policy)
+        why = f"loss {loss:g}, gradient norm {grad_norm:g}"
         trip = Trip(
-            Kind.NONFINITE, step, grad_norm, loss, grad_norm, ledger.window(step), policy, what
+            GuardKind.NONFINITE, step, grad_norm, loss, grad_norm, ledger.window(step), policy, why
         )
-        return _bounded(trip, spec, ledger)
+        return _with_skipped_windows(trip, spec, ledger)
     if step <= spec.warmup_steps:
         return None
-    found = []
+    trips = []
     for kind, guard, value, before in (
-        (Kind.LOSS_SPIKE, spec.loss_spike, loss, losses),
-        (Kind.GRAD_NORM_SPIKE, spec.grad_norm_spike, grad_norm, grad_norms),
+        (GuardKind.LOSS_SPIKE, spec.loss_spike, loss, losses),
+        (GuardKind.GRAD_NORM_SPIKE, spec.grad_norm_spike, grad_norm, grad_norms),
     ):
         off = guard.policy == "off"
-        bounds = None if off else _exceeded(kind, guard, value, before, spec.window)
+        bounds = None if off else _exceeded_bounds(kind, guard, value, before, spec.window)
         if bounds is not None:
             middle, limit = bounds
-            name = "loss" if kind is Kind.LOSS_SPIKE else "gradient norm"
+            name = "loss" if kind is GuardKind.LOSS_SPIKE else "gradient norm"
             trip = Trip(
                 kind=kind,
                 step=step,
@@ -123,41 +126,49 @@ def judge(
                 loss=loss,
                 grad_norm=grad_norm,
                 window=ledger.window(step),
-                decision=Decision(guard.policy),
-                why=f"{name} {value:.4g}, beyond {limit:.4g} (median {middle:.4g})",
+                decision=GuardAction(guard.policy),
+                why=f"{name} {value:.4g} exceeds the limit {limit:.4g} (median {middle:.4g})",
                 middle=middle,
                 limit=limit,
             )
-            found.append(_bounded(trip, spec, ledger))
-    order = list(Decision)
-    return max(found, key=lambda one: order.index(one.decision), default=None)
+            trips.append(_with_skipped_windows(trip, spec, ledger))
+    severity = list(GuardAction)
+    return max(trips, key=lambda trip: severity.index(trip.decision), default=None)
 
 
-def origin(places: Sequence[Place]) -> tuple[Place | None, tuple[int, ...]]:
-    """Where it began: the place met first, and all ranks that met it there. What tensor-parallel
-    peers and later layers see is what the first one spread. Of a gradient that was finite the
-    second time the rank is not known: after the reduction, all have it."""
-    places = [one for one in places if one.again] or places
-    places = [one for one in places if one.again or one.what != "gradient"] or places
+def find_origin(
+    places: Sequence[NonfiniteOrigin],
+) -> tuple[NonfiniteOrigin | None, tuple[int, ...]]:
+    """The earliest place, and all ranks that observed it there.
+
+    Tensor-parallel peers and later layers only see what spread from the earliest place. If a
+    gradient was finite in the second computation, the rank is unknown, because after the reduction
+    all ranks have the non-finite gradient.
+    """
+    places = [place for place in places if place.again] or places
+    places = [place for place in places if place.again or place.what != "gradient"] or places
     if not places:
         return None, ()
-    first = min(places, key=lambda one: (one.micro_batch, one.order, one.rank))
+    first = min(places, key=lambda place: (place.micro_batch, place.order, place.rank))
     if first.what == "gradient" and not first.again:
         return first, ()
-    alike = (first.micro_batch, first.order)
-    ranks = {one.rank for one in places if (one.micro_batch, one.order) == alike}
+    earliest = (first.micro_batch, first.order)
+    ranks = {place.rank for place in places if (place.micro_batch, place.order) == earliest}
     return first, tuple(sorted(ranks))
 
 
-def retried(trip: Trip) -> Trip:
-    """What is done the first time with what did not come back: neither data nor state is bad."""
-    why = f"{trip.why}; computed again from the same data it was finite: look at the machine"
-    fields = {"decision": Decision.RETRY, "why": why, "skipped": None, "back_to": None}
+def as_retry(trip: Trip) -> Trip:
+    """The trip as a retry, for a non-finite value that a second computation did not reproduce:
+    neither the data nor the state is bad."""
+    why = f"{trip.why}; a second computation from the same data was finite: check the machine"
+    fields = {"decision": GuardAction.RETRY, "why": why, "skipped": None, "back_to": None}
     return Trip(**{**trip.__dict__, **fields})
 
 
-def told(trip: Trip, begun: Place | None, ranks: tuple[int, ...]) -> dict[str, Any]:
-    """A trip as it is reported; JSON, so what is not finite is null."""
+def trip_report(
+    trip: Trip, origin: NonfiniteOrigin | None, ranks: tuple[int, ...]
+) -> dict[str, Any]:
+    """A trip as it is reported, in JSON; a non-finite number becomes null."""
     numbers = ("value", "loss", "grad_norm")
     fields = {name: value for name, value in asdict(trip).items() if name not in numbers}
     return {
@@ -166,18 +177,18 @@ def told(trip: Trip, begun: Place | None, ranks: tuple[int, ...]) -> dict[str, A
         "decision": trip.decision.value,
         **{name: _finite_or_none(getattr(trip, name)) for name in numbers},
         "ranks": list(ranks),
-        "layer": begun.layer or None if begun else None,
-        "what": begun.what if begun else None,
-        "micro_batch": begun.micro_batch if begun and begun.micro_batch >= 0 else None,
+        "layer": origin.layer or None if origin else None,
+        "what": origin.what if origin else None,
+        "micro_batch": origin.micro_batch if origin and origin.micro_batch >= 0 else None,
     }
 
 
-def in_words(report: dict[str, Any]) -> str:
-    """One line of what `told` gives: what, where, which data."""
+def describe_trip(report: dict[str, Any]) -> str:
+    """One line from a `trip_report`: the kind, the place, and the data window."""
     where = ""
     if report["what"]:
         ranks = ", ".join(str(rank) for rank in report["ranks"])
-        where = f"; began on rank {ranks}" if ranks else "; began on a rank that is not known"
+        where = f"; began on rank {ranks}" if ranks else "; began on an unknown rank"
         where += f" in the {report['what']}"
         where += f" of {report['layer']}" if report["layer"] else ""
         if report["micro_batch"] is not None:
@@ -187,12 +198,12 @@ def in_words(report: dict[str, Any]) -> str:
     )
 
 
-def _exceeded(
-    kind: Kind, guard: SpikeGuardSpec, value: float, before: Sequence[float], window: int
+def _exceeded_bounds(
+    kind: GuardKind, guard: SpikeGuardSpec, value: float, before: Sequence[float], window: int
 ) -> tuple[float, float] | None:
-    """Median and limit, if `value` is beyond it. What is only reported is told once, as it
-    begins: not while the step before was beyond its own limit too."""
-    bounds_of = _norm_bounds if kind is Kind.GRAD_NORM_SPIKE else _bounds
+    """Median and limit, if `value` exceeds the limit. Under the policy `report`, an excursion is
+    reported only when it begins, not while the step before also exceeded its own limit."""
+    bounds_of = _norm_bounds if kind is GuardKind.GRAD_NORM_SPIKE else _bounds
     bounds = bounds_of(guard.z, before[-window:])
     if bounds is None or value <= bounds[1]:
         return None
@@ -204,47 +215,47 @@ def _exceeded(
 
 
 def _bounds(
-    z: float, values: Sequence[float], least_spread: float | None = None
+    z: float, values: Sequence[float], min_spread: float | None = None
 ) -> tuple[float, float] | None:
-    """Median, and how far above it is still no spike."""
-    if len(values) < ENOUGH_VALUES:
+    """The median, and the highest value that is not a spike."""
+    if len(values) < MIN_VALUES:
         return None
     middle = median(values)
-    spread = _DEVIATION * median(abs(one - middle) for one in values)
-    least = _LEAST_SPREAD * abs(middle) if least_spread is None else least_spread
+    spread = _DEVIATION * median(abs(value - middle) for value in values)
+    least = _MIN_SPREAD * abs(middle) if min_spread is None else min_spread
     return middle, middle + z * max(spread, least)
 
 
 def _norm_bounds(z: float, values: Sequence[float]) -> tuple[float, float] | None:
-    logarithms = [math.log(max(one, _LEAST_NORM)) for one in values]
-    bounds = _bounds(z, logarithms, _LEAST_LOG_SPREAD)
+    logarithms = [math.log(max(value, _MIN_NORM)) for value in values]
+    bounds = _bounds(z, logarithms, _MIN_LOG_SPREAD)
     return None if bounds is None else (math.exp(bounds[0]), math.exp(min(bounds[1], 700.0)))
 
 
-def _bounded(trip: Trip, spec: GuardsSpec, ledger: Ledger) -> Trip:
-    """The trip with the windows it enters in the ledger, or, where that is too much, a stop."""
-    if trip.decision in (Decision.REPORT, Decision.STOP):
+def _with_skipped_windows(trip: Trip, spec: GuardsSpec, ledger: Ledger) -> Trip:
+    """The trip with the windows that it adds to the ledger, or a stop if those are too many."""
+    if trip.decision in (GuardAction.REPORT, GuardAction.STOP):
         return trip
     back_to, first = None, trip.window
-    if trip.decision is Decision.ROLLBACK:
+    if trip.decision is GuardAction.ROLLBACK:
         back_to = max(0, trip.step - spec.rollback_steps)
         first = ledger.window(back_to + 1)
     skipped = (first, trip.window + 1)
-    grown = ledger | Ledger((skipped,))
-    recent = grown.count(trip.window + 1 - spec.skip_span, trip.window + 1)
-    if recent > spec.max_skips or len(grown.ranges) > MAX_RANGES:
+    extended = ledger | Ledger((skipped,))
+    recent = extended.count(trip.window + 1 - spec.skip_span, trip.window + 1)
+    if recent > spec.max_skips or len(extended.ranges) > MAX_RANGES:
         why = (
-            f"{trip.why}; to go on would make {recent} skipped windows of the last "
-            f"{spec.skip_span}, guards.max_skips allows {spec.max_skips}"
+            f"{trip.why}; {recent} of the last {spec.skip_span} windows would be skipped, "
+            f"guards.max_skips allows {spec.max_skips}"
             if recent > spec.max_skips
             else f"{trip.why}; the ledger has no room for more than {MAX_RANGES} ranges"
         )
-        return _stopped(trip, why)
+        return _as_stop(trip, why)
     return Trip(**{**trip.__dict__, "skipped": skipped, "back_to": back_to})
 
 
-def _stopped(trip: Trip, why: str) -> Trip:
-    return Trip(**{**trip.__dict__, "decision": Decision.STOP, "why": why})
+def _as_stop(trip: Trip, why: str) -> Trip:
+    return Trip(**{**trip.__dict__, "decision": GuardAction.STOP, "why": why})
 
 
 def _finite_or_none(value: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Model FLOPs utilisation: what share of a device's peak a training run reaches."""
+"""Model FLOPs utilisation (MFU): the share of a device's peak that a training run reaches."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ _PEAK_BF16_FLOPS = {
     "A10G": 70e12,
     "RTX 4090": 165e12,
 }
-"""Dense bf16 tensor-core peaks of the makers' data sheets, by a part of the device's name."""
+"""Dense bf16 tensor-core peaks from the manufacturers' data sheets, by a part of the device
+name."""
 
 
 def flops_per_token(parameters: int, spec: ModelSpec) -> float:
     """Training FLOPs per token: 6 · N + 12 · L · H · Q · T.
 
     Chowdhery et al. 2022 (PaLM, arXiv:2204.02311), appendix B: N parameters without the embedding
-    table (a look-up does no arithmetic), L layers, H heads of size Q, sequence length T; causal
-    masking is not discounted, recomputation not counted.
+    table (a look-up does no arithmetic), L layers, H heads of size Q, sequence length T. Causal
+    masking is not discounted and recomputation is not counted.
     """
-    counted = parameters - BYTE_VOCABULARY * spec.dim
-    return 6.0 * counted + 12.0 * spec.layers * spec.dim * spec.sequence_length
+    matmul_parameters = parameters - BYTE_VOCABULARY * spec.dim
+    return 6.0 * matmul_parameters + 12.0 * spec.layers * spec.dim * spec.sequence_length
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Peak bf16 FLOP/s of a device by its name, longest match first; None if it is not known."""
+    """Peak bf16 FLOP/s of a device by its name, longest match first; None if it is unknown."""
     for name in sorted(_PEAK_BF16_FLOPS, key=len, reverse=True):
         if name in device_name:
             return _PEAK_BF16_FLOPS[name]

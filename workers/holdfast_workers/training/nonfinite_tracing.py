@@ -1,7 +1,7 @@
-"""Finding the module in which a computation ceases to be finite, by hooks that look at everything.
+"""Finds the module whose output or gradient is first non-finite, by hooks that check all modules.
 
-Far too slow for every step: they are put on once a guard has tripped, for one more computation of
-the very step.
+The hooks are far too slow for every step. They are installed once a guard has tripped, for one
+more computation of that step.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import torch
 from torch import Tensor, nn
 
 from holdfast_workers.state.rank_state import local_of
-from holdfast_workers.training.guards import Place
+from holdfast_workers.training.guards import NonfiniteOrigin
 
 
-class Tracer:
-    """Notes the first output of a module, or gradient of a parameter, that is not finite.
+class NonfiniteTracer:
+    """Records the first output of a module, or gradient of a parameter, that is not finite.
 
-    A context: outside of it the model is as before. Compiled modules run uncompiled inside.
+    A context manager: on exit the model is as before. Inside, compiled modules run uncompiled.
     """
 
     def __init__(self, model: nn.Module, rank: int) -> None:
-        self.found: Place | None = None
+        self.origin: NonfiniteOrigin | None = None
         self._model = model
         self._rank = rank
         self._micro_batch = 0
-        self._looked = 0
+        self._checked = 0
         self._handles: list[Any] = []
         self._hooked: set[int] = set()
         self._compiled: list[tuple[nn.Module, Any]] = []
 
-    def __enter__(self) -> Tracer:
+    def __enter__(self) -> NonfiniteTracer:
         for name, module in self._model.named_modules():
             if module._compiled_call_impl is not None:
                 self._compiled.append((module, module._compiled_call_impl))
@@ -58,29 +58,29 @@ class Tracer:
         for module, compiled in self._compiled:
             module._compiled_call_impl = compiled
 
-    def begin(self, micro_batch: int) -> None:
-        """What is looked at from now on is of this micro-batch."""
-        self._micro_batch, self._looked = micro_batch, 0
+    def start_micro_batch(self, micro_batch: int) -> None:
+        """The following checks belong to this micro-batch."""
+        self._micro_batch, self._checked = micro_batch, 0
 
-    def look(self, tensors: Iterable[Tensor], layer: str, what: str) -> None:
-        self._looked += 1
-        if self.found is None and not all_finite(tensors):
-            self.found = Place(self._rank, self._micro_batch, self._looked, layer, what)
+    def check(self, tensors: Iterable[Tensor], layer: str, what: str) -> None:
+        self._checked += 1
+        if self.origin is None and not all_finite(tensors):
+            self.origin = NonfiniteOrigin(self._rank, self._micro_batch, self._checked, layer, what)
 
     def _forward(self, module: nn.Module, output: Any, name: str) -> None:
-        for own, parameter in module.named_parameters(recurse=False):
-            # Unsharded, a parameter is another tensor than the model's own: it is met here.
+        for parameter_name, parameter in module.named_parameters(recurse=False):
+            # An unsharded parameter is another tensor than the model's own, so it is hooked here.
             if parameter.requires_grad and id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))
-                layer = f"{name}.{own}"
+                layer = f"{name}.{parameter_name}"
                 handle: Any = parameter.register_hook(  # type: ignore[no-untyped-call]
-                    lambda gradient, layer=layer: self.look([gradient], layer, "gradient")
+                    lambda gradient, layer=layer: self.check([gradient], layer, "gradient")
                 )
                 self._handles.append(handle)
         if isinstance(output, Tensor):
-            self.look([output], name, "output")
+            self.check([output], name, "output")
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether no element of this rank's part of the tensors is NaN or infinite."""
-    return all(bool(torch.isfinite(local_of(one)).all()) for one in tensors)
+    """Whether every element of this rank's part of the tensors is finite."""
+    return all(bool(torch.isfinite(local_of(tensor)).all()) for tensor in tensors)

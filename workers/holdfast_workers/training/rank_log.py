@@ -1,6 +1,7 @@
-"""What a rank writes to its log unasked: from where it goes on, how its steps go, why it leaves.
+"""The lines that each rank prints to its log: where it resumes, its steps, and why it stops.
 
-Whoever opens the log of a job finds what any trainer prints, whether its program prints or not.
+The log of a job always contains what a trainer usually prints, even if the training program
+prints nothing. The lines go to standard output; a closed output is never an error.
 """
 
 from __future__ import annotations
@@ -10,88 +11,96 @@ import time
 from collections.abc import Mapping
 from math import isfinite
 
-from holdfast_workers.errors import complaint
+from holdfast_workers.errors import short_error
 from holdfast_workers.protocol.messages import ErrorKind, StepRow, Tier
 
-STEPS_APART_S = 10.0
-"""Between two steps that are told, at least; the first of an attempt and the last are always."""
+STEP_LINE_INTERVAL_S = 10.0
+"""Least time between two step lines; the first step of an attempt and the job's last step are
+always printed."""
 
-_LONGEST = 300
-_FROM = {
+_MAX_MESSAGE_CHARS = 300
+_SOURCES = {
     Tier.OWN_RAM: "from its own memory",
     Tier.PARTNER_RAM: "from a partner's memory",
-    Tier.RESHARD: "from memory, out of the parts of another mesh",
+    Tier.RESHARD: "from memory, resharded from another mesh",
     Tier.REMOTE: "from remote storage",
 }
 
 
 class RankLog:
-    """Of one rank in one attempt; `steps`: of the whole job."""
+    """Prints the lines of one rank in one attempt; `steps` is the number of steps of the job."""
 
     def __init__(self, rank: int, attempt: int, mesh: Mapping[str, int], steps: int) -> None:
         self._rank = rank
         self._attempt = attempt
         self._mesh = mesh
         self._steps = steps
-        self._told_at: float | None = None
+        self._last_line_at: float | None = None
 
-    def joined(self, step: int, tier: Tier, phases_s: Mapping[str, float]) -> None:
-        """It stands as after `step`, and will train."""
+    def log_joined(self, step: int, tier: Tier, phases_s: Mapping[str, float]) -> None:
+        """The rank has the state after `step` and starts to train."""
         axes = " x ".join(f"{name} {size}" for name, size in self._mesh.items() if size > 1)
-        took = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in phases_s.items())
-        goes_on = f"goes on after step {step} {_FROM[tier]}" if tier in _FROM else "begins"
-        _info(f"attempt {self._attempt}: rank {self._rank} of {axes or 'one'} {goes_on} ({took})")
+        durations = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in phases_s.items())
+        starts = f"resumes after step {step} {_SOURCES[tier]}" if tier in _SOURCES else "starts"
+        _info(
+            f"attempt {self._attempt}: rank {self._rank} of {axes or 'a single rank'} {starts} "
+            f"({durations})"
+        )
 
-    def stepped(self, row: StepRow) -> None:
-        """`row` was committed. Rank 0 tells it for all, if it is time again."""
+    def log_step(self, row: StepRow) -> None:
+        """`row` was committed. Rank 0 prints it for all ranks, if the interval has passed."""
         now = time.monotonic()
-        early = self._told_at is not None and now - self._told_at < STEPS_APART_S
+        early = self._last_line_at is not None and now - self._last_line_at < STEP_LINE_INTERVAL_S
         if self._rank != 0 or (early and row.step != self._steps):
             return
-        self._told_at = now
-        _info(in_words(row))
+        self._last_line_at = now
+        _info(format_step(row))
 
-    def done(self, step: int) -> None:
-        _info(f"attempt {self._attempt}: done after step {step}")
+    def log_done(self, step: int) -> None:
+        _info(f"attempt {self._attempt}: finished after step {step}")
 
-    def fenced(self, step: int) -> None:
-        _info(f"attempt {self._attempt}: fenced after step {step}; waits for the next attempt")
+    def log_fenced(self, step: int) -> None:
+        _info(f"attempt {self._attempt}: ended after step {step}; waiting for the next attempt")
 
-    def failed(self, step: int, kind: str, type_name: str, message: str, trace: str) -> None:
-        """`kind`: an ErrorKind. What the program itself raised is told with its trace."""
-        where = f"attempt {self._attempt}: left after step {step}"
+    def log_failed(self, step: int, kind: str, type_name: str, message: str, trace: str) -> None:
+        """`kind` is an ErrorKind. An exception of the program itself is printed with its trace."""
+        where = f"attempt {self._attempt}: failed after step {step}"
         if kind == ErrorKind.COMMUNICATION:
-            _say("WARNING", f"{where}: a peer does not answer ({complaint(message)[:_LONGEST]})")
+            reason = short_error(message)[:_MAX_MESSAGE_CHARS]
+            _print("WARNING", f"{where}: lost the connection to a peer ({reason})")
             return
-        first = message.partition("\n")[0][:_LONGEST]
-        follows = f"\n{trace.rstrip()}" if kind in (ErrorKind.USER, ErrorKind.INTERNAL) else ""
-        _say("ERROR", f"{where}: {type_name}: {first}{follows}")
+        first_line = message.partition("\n")[0][:_MAX_MESSAGE_CHARS]
+        suffix = f"\n{trace.rstrip()}" if kind in (ErrorKind.USER, ErrorKind.INTERNAL) else ""
+        _print("ERROR", f"{where}: {type_name}: {first_line}{suffix}")
 
 
-def held(attempt: int, held_s: float) -> None:
-    _say("WARNING", f"attempt {attempt}: held for {held_s:.1f} s, since no supervisor was heard")
+def log_lease_wait(attempt: int, waited_s: float) -> None:
+    _print(
+        "WARNING",
+        f"attempt {attempt}: paused for {waited_s:.1f} s because no supervisor renewed the lease",
+    )
 
 
-def in_words(row: StepRow) -> str:
-    """A step in a line; what is not known of it is left out."""
+def format_step(row: StepRow) -> str:
+    """A step as one line; unknown values are left out."""
     figures = {
         "loss": f"{row.loss:.4f}" if isfinite(row.loss) else None,
         "grad norm": f"{row.grad_norm:.3f}" if isfinite(row.grad_norm) else None,
         "lr": f"{row.lr:.2e}",
         **{name: f"{value:.4g}" for name, value in row.own.items()},
     }
-    told = [f"{name} {figure}" for name, figure in figures.items() if figure is not None]
-    pace = [f"{row.step_time_s * 1e3:.0f} ms"]
+    known = [f"{name} {figure}" for name, figure in figures.items() if figure is not None]
+    speed = [f"{row.step_time_s * 1e3:.0f} ms"]
     if row.tokens:
-        pace.append(f"{row.tokens / row.step_time_s:,.0f} tokens/s")
-    return "  ".join([f"step {row.step:>6}", *told, *pace])
+        speed.append(f"{row.tokens / row.step_time_s:,.0f} tokens/s")
+    return "  ".join([f"step {row.step:>6}", *known, *speed])
 
 
-def _info(words: str) -> None:
-    _say("INFO", words)
+def _info(text: str) -> None:
+    _print("INFO", text)
 
 
-def _say(level: str, words: str) -> None:
-    # Who reads it is gone, and will end this process; or the program has closed its output.
+def _print(level: str, text: str) -> None:
+    # The reader of the pipe is gone and will end this process; or the program closed its output.
     with contextlib.suppress(OSError, ValueError):
-        print(f"{level:<7} {words}", flush=True)
+        print(f"{level:<7} {text}", flush=True)

@@ -1,9 +1,9 @@
-"""What a training program must be able to do so that Holdfast can hold it through faults.
+"""The interface of a training program that Holdfast keeps running through faults.
 
 A recipe owns the live training state of one rank: parameters, optimizer, schedule, RNG and data
-position. It knows its world as plain numbers and never why an attempt ended. Its state can be
-copied out and in as one flat payload (:mod:`holdfast_workers.state.layout`), and at equal step,
-seed and mesh the payload is bitwise the same however often the run was interrupted.
+position. It receives its world as plain numbers and never learns why an attempt ended. Its state
+can be copied out and in as one flat payload (:mod:`holdfast_workers.state.layout`). At equal step,
+seed and mesh, the payload is bitwise the same however often the run was interrupted.
 """
 
 from __future__ import annotations
@@ -18,27 +18,60 @@ from typing import TYPE_CHECKING, Any, Protocol
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.training.guard_memory import GuardMemory
-from holdfast_workers.training.guards import Place, Trip, in_words
+from holdfast_workers.training.guards import NonfiniteOrigin, Trip, describe_trip
 from holdfast_workers.training.step_agreement import Agreed, Contribution
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from holdfast_workers.state.rank_state import Snapshot
-    from holdfast_workers.training.step_loop import Steps
 
 Agree = Callable[[Contribution], Agreed]
-"""World-wide agreement on a step; raises if any rank speaks of another attempt or step."""
+"""World-wide agreement on a step; raises if any rank is in another attempt or at another step."""
 
 Gate = Callable[[int], None]
-"""Last word before a step is applied; raises if this rank may not commit it."""
+"""Final check before a step is applied; raises if this rank may not commit the step."""
 
 
-class Phase(Protocol):
-    """Says which phase of which step, and of which of its micro-batches, is being entered."""
+class PhaseReporter(Protocol):
+    """Reports that a rank enters a phase of a step, and of one of its micro-batches."""
 
     def __call__(self, name: str, step: int, micro_batch: int = 0) -> None:
-        """Costs next to nothing. `name` has 16 bytes at most."""
+        """Takes well under a microsecond. `name` has at most 16 bytes."""
+        ...
+
+
+class AttemptSteps(Protocol):
+    """The steps of one attempt, as a recipe or a user's function drives them.
+
+    The driver calls `apply` and `keep` until `over`, and then `close`.
+    `step_loop.Steps` implements it.
+    """
+
+    applied: int
+    """The step that was applied last."""
+    over: bool
+    """Whether `applied` is the last step of the attempt."""
+
+    @property
+    def awaits_keep(self) -> bool:
+        """Whether a step has been applied and `keep` has not been called for it."""
+        ...
+
+    def apply(self) -> None:
+        """Compute the next step, agree on it with all ranks, and apply it."""
+        ...
+
+    def keep(self) -> None:
+        """Save and digest the state after the applied step, where a save or a digest is due."""
+        ...
+
+    def phase(self, name: str, micro_batch: int = 0) -> None:
+        """Report that phase `name` of the next step begins."""
+        ...
+
+    def close(self) -> int:
+        """Run the closing agreement and return the last step's number."""
         ...
 
 
@@ -61,11 +94,11 @@ class World:
             raise ValueError(f"rank {self.rank} is outside a world of {self.world_size}")
 
     def size(self, axis: str) -> int:
-        """Size of a mesh axis; 1 for one that the mesh does not have."""
+        """Size of a mesh axis; 1 for an axis that the mesh does not have."""
         return self.mesh.get(axis, 1)
 
     def coordinate(self, axis: str) -> int:
-        """This rank's coordinate on a mesh axis; 0 on one that the mesh does not have."""
+        """This rank's coordinate on a mesh axis; 0 on an axis that the mesh does not have."""
         if axis not in self.mesh:
             return 0
         names = list(self.mesh)
@@ -75,91 +108,95 @@ class World:
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What one applied step was: the world's agreement on it, and what only the recipe knows."""
+    """The result of one applied step: the world's agreement, and values only the recipe has."""
 
     agreed: Agreed
     lr: float
     tokens: int
-    """Tokens the whole world trained on in this step."""
+    """Tokens that the whole world trained on in this step."""
 
 
 class NonFiniteStep(ArithmeticError):
-    """Loss or gradient of a step is not finite on some rank; no rank has applied the step."""
+    """The loss or a gradient of a step is not finite on some rank; no rank applied the step."""
 
 
 class GuardTripped(Exception):
-    """A guard has tripped on all ranks in the same step; no rank has applied the step."""
+    """A guard tripped on all ranks in the same step; no rank applied the step."""
 
     def __init__(self, trip: Trip, report: dict[str, Any] | None = None) -> None:
-        super().__init__(in_words(report) if report else trip.why)
+        super().__init__(describe_trip(report) if report else trip.why)
         self.trip = trip
         self.report = report
-        """What is told of it, once the place where it began has been looked for."""
+        """The trip as it is reported (`guards.trip_report`), set once its origin was searched."""
 
 
 class Recipe(ABC):
-    """One rank's training program. Called from one thread, in the order of the methods below.
+    """One rank's training program. One thread calls it, in the order of the methods below.
 
-    `prepare` → `build` → `run`: (`initialize` | `read_state`) → `train_step`*. After a fault:
-    `abandon_step`, then `rebind` on the new process groups and `run`; or a new process goes through
-    the first line.
+    `prepare` → `build` → `run`: (`initialize` | `read_state`) → `train_step`*. After a fault, the
+    worker calls `abandon_step`, then `rebind` on the new process groups, then `run`; or a new
+    process starts again with `prepare`.
     """
 
     repeats_steps = True
-    """Whether it can compute a step again in place: for `trace`, from another window of data."""
+    """Whether the recipe can compute a step again in place: for `trace`, or from another window
+    of data."""
 
     def __init__(self, spec: TrainingSpec, cache_dir: Path) -> None:
         self.spec = spec
         self.cache_dir = cache_dir
         self.applied_step = -1
-        """Steps that the live state has applied; -1 while it is no whole state of any step."""
+        """Steps that the live state has applied; -1 while the state is not that of a whole step."""
         self.guard_memory = GuardMemory()
-        """A part of the state: what the guards and the order of the data depend on."""
-        self.leave_if_over: Callable[[], None] = _goes_on
-        """Raises once the attempt that this rank computes for is over: who computes for long in a
-        row, without a collective, may ask now and then, rather than finish for nobody. What it
-        raises is to leave `train_step`. Set by who runs the attempt."""
+        """The part of the state that the guards and the order of the data depend on."""
+        self.leave_if_over: Callable[[], None] = _never_over
+        """Raises once the attempt is over. A recipe that computes for long without a collective
+        calls it now and then, so that it does not finish a step that cannot commit. The exception
+        must leave `train_step`. The attempt's runner sets this attribute."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """All that needs no world (open or build the corpus). Starts no thread."""
+        """Do the work that needs no world (open or build the corpus). Starts no thread."""
 
     def expect(self, world: World) -> bool:
-        """Make ready what can be for the `build` for this very place, which is the only one that
-        may follow. There is no process group yet, and none is left; nor is any thread started.
-        Asked again, it says the same. False: there is nothing that could be made ready."""
+        """Prepare for `build(world)` with this mesh and rank, the only `build` that may follow.
+
+        There is no process group yet; the method leaves no process group and starts no thread.
+        A repeated call returns the same value. False means that nothing can be prepared.
+        """
         return False
 
     @abstractmethod
     def build(self, world: World) -> None:
-        """Make model and optimizer on the mesh; values stay uninitialised, the layout is fixed."""
+        """Create model and optimizer on the mesh. Values stay uninitialised; the layout is fixed
+        from here on."""
 
     @abstractmethod
     def initialize(self) -> None:
-        """Put in the state of step 0: a function of the seed alone, on whatever mesh."""
+        """Load the state of step 0, which depends on the seed alone, not on the mesh."""
 
     @abstractmethod
     def rebind(self, world: World) -> None:
-        """Put new process groups under the living model: same mesh, same rank, next attempt.
+        """Replace the process groups of the live model: same mesh, same rank, next attempt.
 
-        Values survive where torch allows it, but a `read_state` must follow all the same.
+        Values survive where torch allows it, but a `read_state` must follow in any case.
         """
 
     @abstractmethod
     def abandon_step(self) -> None:
-        """Forget a step that an exception left anywhere: no trace of it may reach the next."""
+        """Discard a step that an exception interrupted; nothing of it may affect the next step."""
 
     @abstractmethod
     def layout(self) -> StateLayout:
-        """Where each local tensor lies in the payload; fixed from `build` on."""
+        """The position of each local tensor in the payload; fixed from `build` on."""
 
     @abstractmethod
     def freeze(self, step: int) -> Snapshot:
-        """All state of this rank, which has applied `step` steps, to be copied before the next
-        step changes it: until then, by any thread."""
+        """All state of this rank after `step` steps. Any thread may copy the snapshot until the
+        next step changes the state."""
 
     def write_state(self, payload: memoryview, step: int) -> str:
-        """Copy all state of this rank, which has applied `step` steps, into `payload`; its digest.
+        """Copy all state of this rank after `step` steps into `payload` and return its digest.
 
         `payload` has `layout().payload_bytes` bytes; every byte is written, padding as zero.
         """
@@ -167,40 +204,41 @@ class Recipe(ABC):
 
     @abstractmethod
     def read_state(self, payload: memoryview) -> int:
-        """Take over the state in `payload`, in place; return its step."""
+        """Load the state in `payload`, in place, and return its step."""
 
     @abstractmethod
     def state_digest(self, step: int) -> str:
-        """Digest of the payload that `write_state` would write now, without writing it."""
+        """The digest of the payload that `write_state` would write now, without writing it."""
 
     @property
     def model(self) -> nn.Module:
-        """The living model, for who looks into it or tampers with it."""
-        raise NotImplementedError(f"{type(self).__name__} does not show its model")
+        """The live model, for inspection and for fault injection."""
+        raise NotImplementedError(f"{type(self).__name__} does not expose its model")
 
     def local_tensors(self, what: str) -> dict[str, Tensor]:
-        """Local tensors of the living state by the name of their parameter; `what` is
-        `parameter`, `gradient` or `moment`."""
-        raise NotImplementedError(f"{type(self).__name__} does not show its tensors")
+        """Local tensors of the live state by parameter name; `what` is `parameter`, `gradient` or
+        `moment`."""
+        raise NotImplementedError(f"{type(self).__name__} does not expose its tensors")
 
     def parameters(self) -> int | None:
-        """How many parameters the whole model has; None if the recipe cannot tell."""
+        """The number of parameters of the whole model; None if the recipe does not know it."""
         return None
 
     @abstractmethod
-    def train_step(self, step: int, agree: Agree, gate: Gate, phase: Phase) -> StepOutcome:
+    def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         """Compute step number `step` (1 is the first), agree on it, and apply it.
 
-        Calls `agree` exactly once, after the backward pass; then `gate`; then changes state.
-        An exception before or inside `gate` leaves the state as it was. So does GuardTripped,
-        which it raises if a guard has tripped: the step may then be computed again, from another
-        window of data.
+        Calls `agree` exactly once, after the backward pass; then calls `gate`; then changes the
+        state. An exception before or inside `gate` leaves the state unchanged. So does
+        GuardTripped, which the recipe raises if a guard tripped; the step may then be computed
+        again, from another window of data.
         """
 
-    def run(self, begin: Callable[[], Steps]) -> int:
-        """Train to the end of one attempt; the last step's number. After `build` or `rebind`.
+    def run(self, begin: Callable[[], AttemptSteps]) -> int:
+        """Train to the end of one attempt and return the last step's number.
 
-        `begin` puts in the state and gives the attempt's steps: called once `layout` is fixed.
+        Called after `build` or `rebind`. `begin` loads the state and returns the attempt's steps;
+        the recipe calls it once `layout` is fixed.
         """
         steps = begin()
         while not steps.over:
@@ -209,15 +247,15 @@ class Recipe(ABC):
         return steps.close()
 
     @abstractmethod
-    def seen(self) -> Place | None:
-        """Where, as far as is known without computing anything, this rank has met what is not
-        finite in the step that was computed last. Called before `abandon_step`."""
+    def observed_nonfinite(self) -> NonfiniteOrigin | None:
+        """The first non-finite value that this rank observed in the last computed step, as far as
+        it is known without computing anything. Called before `abandon_step`."""
 
     @abstractmethod
-    def trace(self, step: int) -> Place | None:
-        """Compute the micro-batches of `step` again and find where this rank first meets what is
-        not finite. Called on all ranks, after `abandon_step`, which is to be called again."""
+    def trace(self, step: int) -> NonfiniteOrigin | None:
+        """Compute the micro-batches of `step` again and return the first non-finite value on this
+        rank. Called on all ranks, after `abandon_step`; the caller calls `abandon_step` again."""
 
 
-def _goes_on() -> None:
-    """What a recipe is told that nobody can call away."""
+def _never_over() -> None:
+    """The default of `leave_if_over`: outside of an attempt nothing can end one."""

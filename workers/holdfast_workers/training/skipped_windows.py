@@ -1,11 +1,11 @@
-"""The ledger: which windows of data a run passes over, and so which one each step reads. Pure.
+"""The ledger of skipped data windows, which determines the window that each step reads. Pure.
 
 A window is the `global_batch` positions of the sample order that one step reads; windows count
-from 0. Step s reads the s-th window that the ledger does not hold. So no sample is read twice or
-lost, whatever is in the ledger: each is read once, or stands in it.
+from 0. Step s reads the s-th window that is not in the ledger. So every sample is either read
+exactly once or is in the ledger, whatever the ledger contains.
 
-Of a ledger, a state holds what lies before the window it has read last. So a run that is told of
-a window in advance and one that finds out have the same states.
+A state stores the part of the ledger before the window that it read last. So a run that knows a
+skipped window in advance and a run that discovers it have the same states.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ledger:
-    """`ranges`: half-open, ascending, with gaps between them. Make one with `of`."""
+    """`ranges` are half-open, ascending, with gaps between them. `Ledger.of` creates a ledger."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, ranges: Iterable[Sequence[int]]) -> Ledger:
-        """The ledger of all windows in `ranges`, in any order, overlapping or not."""
+        """The ledger of all windows in `ranges`, which may overlap and be in any order."""
         joined: list[tuple[int, int]] = []
-        for start, end in sorted((int(one[0]), int(one[1])) for one in ranges):
+        for start, end in sorted((int(pair[0]), int(pair[1])) for pair in ranges):
             if start < 0:
                 raise ValueError(f"windows count from 0; there is no window {start}")
             if start >= end:
@@ -51,17 +51,17 @@ class Ledger:
         return window
 
     def passed(self, step: int) -> Ledger:
-        """What of it lies before the window that `step` has read; of step 0, nothing."""
+        """The part of the ledger before the window that `step` reads; empty for step 0."""
         if step < 1:
             return Ledger()
         last = self.window(step)
-        return Ledger(tuple(one for one in self.ranges if one[1] <= last))
+        return Ledger(tuple((start, end) for start, end in self.ranges if end <= last))
 
     def count(self, start: int, end: int) -> int:
-        """How many of the windows in [start, end) it holds."""
+        """The number of windows in [start, end) that the ledger holds."""
         return sum(max(0, min(end, b) - max(start, a)) for a, b in self.ranges)
 
     @property
     def windows(self) -> int:
-        """How many windows it holds."""
+        """The number of windows that the ledger holds."""
         return sum(end - start for start, end in self.ranges)

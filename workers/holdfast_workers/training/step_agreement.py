@@ -1,12 +1,12 @@
-"""Every step commits through a world-wide agreement: one all-gather of one small record a rank.
+"""Every step commits through a world-wide agreement: one all-gather of one small record per rank.
 
-The record carries what all ranks must know before anyone may apply the step: loss, gradient
-norm, whether anything was not finite, which samples were consumed, the digest of the state after
-the previous step, how far state is replicated, whether training is to stop, and how often to save.
-Numbers of a user's own, where a step has any, follow in a second one.
-Folding the records is pure and in rank order, so that ranks which hold the same records hold the
-same result, bit for bit; a record of another attempt or step makes the fold raise, so such a step
-is applied by nobody.
+The record carries all values that every rank needs before the step may be applied: loss, gradient
+norm, whether anything was not finite, the consumed samples, the digest of the state after the
+previous step, the newest replicated step, a stop request, and the save intervals. If a step has
+user metrics, a second all-gather exchanges them.
+
+Folding the records is pure and in rank order, so ranks with the same records get the same result,
+bit for bit. A record of another attempt or step makes the fold raise, so no rank applies the step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.state.digest import step_digest
-from holdfast_workers.state.replicas import Comparison
+from holdfast_workers.state.replicas import ReplicaComparison
 from holdfast_workers.training.guards import Trip
 
 _RECORD = struct.Struct("<qqdqdd???xIqQqq16sqqqd")
@@ -30,37 +30,37 @@ _SAMPLE_DIGEST_MODULUS = 1 << 64
 
 
 class Disagreement(WorkersError):
-    """Ranks do not speak of the same attempt and step, or replicas differ: nothing may commit."""
+    """Ranks are not at the same attempt and step, or replicas differ: nothing may commit."""
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a rank's recipe brings to the agreement on one step.
+    """The values that a rank's recipe contributes to the agreement on one step.
 
-    `loss_sum` over `count` targets, `grad_sq` and `samples` are shares of a whole: a rank brings
-    only what no other rank brings too, except that all ranks of one `data_index` (tensor-parallel
-    peers) read the same samples and bring the same `samples` digest, which counts once.
+    `loss_sum` over `count` targets, `grad_sq` and `samples` are shares of a whole: no two ranks
+    contribute the same share. The exception is `samples`: all ranks of one `data_index`
+    (tensor-parallel peers) read the same samples and contribute the same digest, which counts once.
     """
 
     loss_sum: float
     count: int
     grad_sq: float
-    """Squared gradient norm of this rank's share, each global element counted on one rank only."""
+    """Squared gradient norm of this rank's share; each global element counts on one rank only."""
     data_index: int
     samples: int
     """64-bit digest of the samples read; see `sample_order.samples_digest`."""
     sample_count: int
     nonfinite: bool = False
     changed: bool = False
-    """This rank's parameters are not what they were after the step before."""
+    """Whether this rank's parameters differ from those after the step before."""
     loader_wait_s: float = 0.0
-    own: Mapping[str, float] = field(default_factory=dict)
-    """Numbers of a user's own, by name; finite."""
+    user_metrics: Mapping[str, float] = field(default_factory=dict)
+    """The user's metrics by name; all values are finite."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A contribution with what the loop adds to it: one rank's whole record."""
+    """One rank's whole record: its contribution and the values that the loop adds."""
 
     attempt: int
     step: int
@@ -70,13 +70,13 @@ class Record:
     state_digest: bytes = bytes(16)
     replicated_step: int = -1
     stop: bool = False
-    """This rank was told that training is to stop after a step that all agree on."""
+    """Whether this rank received the request to stop after a step that all ranks agree on."""
     intervals: tuple[int, int] = (0, 0)
-    """Steps between two saves to memory, and to the remote tier, as this rank was told."""
+    """Steps between two saves to memory, and to the remote tier, as this rank received them."""
     compute_s: float = 0.0
-    """What this rank spent on the step without waiting: for peers, for data, for checkpoints."""
-    own_bytes: int = 0
-    """How long the contribution's own numbers are; they are not in the record."""
+    """Time that this rank spent on the step without waiting for peers, data or checkpoints."""
+    user_metrics_bytes: int = 0
+    """Size of the contribution's packed user metrics, which are not part of the record."""
 
     def pack(self) -> bytes:
         share = self.contribution
@@ -90,7 +90,7 @@ class Record:
             share.nonfinite,
             share.changed,
             self.stop,
-            self.own_bytes,
+            self.user_metrics_bytes,
             share.data_index,
             share.samples,
             share.sample_count,
@@ -113,7 +113,7 @@ class Record:
             nonfinite,
             changed,
             stop,
-            own_bytes,
+            user_metrics_bytes,
             data_index,
             samples,
             sample_count,
@@ -144,13 +144,13 @@ class Record:
             stop,
             (intervals[0], intervals[1]),
             compute_s,
-            own_bytes,
+            user_metrics_bytes,
         )
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """What the whole world agreed on; equal on every rank."""
+    """The result of the agreement, equal on every rank."""
 
     attempt: int
     step: int
@@ -159,7 +159,7 @@ class Agreed:
     grad_norm: float
     nonfinite: bool
     samples: str
-    """Digest of the (position, sample) pairs consumed; independent of the world's size."""
+    """Digest of the consumed (position, sample) pairs; independent of the world size."""
     sample_count: int
     loader_wait_s: float
     """The longest wait of any rank."""
@@ -170,25 +170,25 @@ class Agreed:
     replicated_step: int
     """The newest step whose state every rank knows to be replicated; -1 for none."""
     stop: bool = False
-    """Some rank was told to stop: this step is the last, on every rank."""
+    """Whether any rank received a stop request: this step is then the last, on every rank."""
     intervals: tuple[int, int] = (0, 0)
-    """As rank 0 was told, for all: from this step on."""
+    """The save intervals that rank 0 received; they apply to all ranks from this step on."""
     compute_s: tuple[float, ...] = ()
-    """What each rank spent on the step without waiting, by rank."""
+    """Time that each rank spent on the step without waiting, by rank."""
     trip: Trip | None = None
-    """What the guards have against the step."""
-    own_bytes: int = 0
-    """Of the longest of the ranks' own numbers: if there are any, they are to be gathered."""
-    own: dict[str, float] = field(default_factory=dict)
-    """Numbers of a user's own: means over the ranks that bring them."""
+    """The trip of a guard on this step, if any."""
+    user_metrics_bytes: int = 0
+    """The largest size of any rank's packed user metrics; if it is not 0, they are gathered."""
+    user_metrics: dict[str, float] = field(default_factory=dict)
+    """The user's metrics: means over the ranks that contribute them."""
 
 
-def fold(records: Sequence[Record], replicas: Comparison | None = None) -> Agreed:
-    """The world's view of a step from its records in rank order; pure.
+def fold(records: Sequence[Record], replicas: ReplicaComparison | None = None) -> Agreed:
+    """The agreement on a step, from all records in rank order. Pure.
 
     Raises Disagreement if the records are not all of one attempt and step, if their state digests
-    are of different steps, or if tensor-parallel peers read different samples; CorruptionFound if
-    ranks that `replicas` compares do not hold the same state.
+    are of different steps, or if tensor-parallel peers read different samples. Raises
+    CorruptionFound if ranks that `replicas` compares do not hold the same state.
     """
     first = records[0]
     for rank, record in enumerate(records):
@@ -199,15 +199,15 @@ def fold(records: Sequence[Record], replicas: Comparison | None = None) -> Agree
             )
         if record.state_step != first.state_step:
             raise Disagreement(
-                f"rank {rank} brings a state digest of step {record.state_step}; "
+                f"rank {rank} has a state digest of step {record.state_step}; "
                 f"rank 0 of step {first.state_step}"
             )
     shares = [record.contribution for record in records]
     digests = tuple(record.state_digest.hex() for record in records)
-    known = first.state_step >= 0
+    has_digests = first.state_step >= 0
     if replicas is not None:
         changed = [share.changed for share in shares]
-        replicas.check(first.attempt, first.step - 1, digests if known else (), changed)
+        replicas.check(first.attempt, first.step - 1, digests if has_digests else (), changed)
     samples, sample_count = _fold_samples(shares)
     loss_sum, count, grad_sq = 0.0, 0, 0.0
     for share in shares:
@@ -227,47 +227,51 @@ def fold(records: Sequence[Record], replicas: Comparison | None = None) -> Agree
         sample_count=sample_count,
         loader_wait_s=max(share.loader_wait_s for share in shares),
         state_step=first.state_step,
-        state_digest=step_digest(digests) if known else None,
-        rank_digests=digests if known else (),
+        state_digest=step_digest(digests) if has_digests else None,
+        rank_digests=digests if has_digests else (),
         replicated_step=min(record.replicated_step for record in records),
         stop=any(record.stop for record in records),
         intervals=first.intervals,
         compute_s=tuple(record.compute_s for record in records),
-        own_bytes=max(record.own_bytes for record in records),
+        user_metrics_bytes=max(record.user_metrics_bytes for record in records),
     )
 
 
 def gather(record: Record, world_size: int) -> list[Record]:
-    """Every rank's record, in rank order. One collective; none in a world of one."""
-    return [Record.unpack(one) for one in gather_packed(record.pack(), world_size)]
+    """Every rank's record, in rank order. One collective; none in a world of one rank."""
+    return [Record.unpack(packed) for packed in gather_bytes(record.pack(), world_size)]
 
 
-def own_packed(own: Mapping[str, float]) -> bytes:
-    """A user's own numbers as bytes; none of none."""
-    return json.dumps(own, separators=(",", ":")).encode() if own else b""
+def pack_user_metrics(user_metrics: Mapping[str, float]) -> bytes:
+    """The user's metrics as bytes; no bytes for no metrics."""
+    return json.dumps(user_metrics, separators=(",", ":")).encode() if user_metrics else b""
 
 
-def own_means(own: Mapping[str, float], most_bytes: int, world_size: int) -> dict[str, float]:
-    """As `fold_own`, of all ranks. One collective; `most_bytes`: of the longest."""
-    return fold_own(gather_packed(own_packed(own).ljust(most_bytes), world_size))
+def mean_user_metrics(
+    user_metrics: Mapping[str, float], max_bytes: int, world_size: int
+) -> dict[str, float]:
+    """`fold_user_metrics` over all ranks. One collective; `max_bytes`: the largest packed size."""
+    return fold_user_metrics(
+        gather_bytes(pack_user_metrics(user_metrics).ljust(max_bytes), world_size)
+    )
 
 
-def fold_own(packed: Sequence[bytes]) -> dict[str, float]:
-    """The mean of each number over the ranks that bring it; pure, as `fold`."""
-    of_ranks = [json.loads(one) if one.strip() else {} for one in packed]
-    names = sorted({name for one in of_ranks for name in one})
-    found = {name: [one[name] for one in of_ranks if name in one] for name in names}
-    return {name: sum(one / len(values) for one in values) for name, values in found.items()}
+def fold_user_metrics(packed: Sequence[bytes]) -> dict[str, float]:
+    """The mean of each metric over the ranks that contribute it. Pure, like `fold`."""
+    by_rank = [json.loads(raw) if raw.strip() else {} for raw in packed]
+    names = sorted({name for metrics in by_rank for name in metrics})
+    values = {name: [metrics[name] for metrics in by_rank if name in metrics] for name in names}
+    return {name: sum(value / len(given) for value in given) for name, given in values.items()}
 
 
-def gather_packed(packed: bytes, world_size: int) -> list[bytes]:
-    """Every rank's bytes, as many on each, in rank order."""
+def gather_bytes(packed: bytes, world_size: int) -> list[bytes]:
+    """Every rank's bytes in rank order; the length is the same on all ranks."""
     if world_size == 1:
         return [packed]
-    mine = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
-    gathered = [torch.empty_like(mine) for _ in range(world_size)]
-    dist.all_gather(gathered, mine)
-    return [one.numpy().tobytes() for one in gathered]
+    own = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+    gathered = [torch.empty_like(own) for _ in range(world_size)]
+    dist.all_gather(gathered, own)
+    return [tensor.numpy().tobytes() for tensor in gathered]
 
 
 def _fold_samples(shares: Sequence[Contribution]) -> tuple[int, int]:
@@ -276,7 +280,7 @@ def _fold_samples(shares: Sequence[Contribution]) -> tuple[int, int]:
         peer = by_index.setdefault(share.data_index, share)
         if (peer.samples, peer.sample_count) != (share.samples, share.sample_count):
             raise Disagreement(
-                f"rank {rank} read other samples than its peer at data index {share.data_index}"
+                f"rank {rank} read other samples than its peer with data index {share.data_index}"
             )
     total = sum(share.samples for share in by_index.values()) % _SAMPLE_DIGEST_MODULUS
     return total, sum(share.sample_count for share in by_index.values())

@@ -1,12 +1,12 @@
-"""The step loop: what happens around the steps of a training program, the same for every one.
+"""The step loop: the work around the steps of a training program, the same for every program.
 
 Each step commits through one agreement of the whole world. The digest of the state after step
-`s` rides in the agreement of step `s + 1`; after the last step a closing agreement carries the
-last digest. What the guards have against a step is settled before it is applied
-(:mod:`holdfast_workers.training.guard_trips`). The last step is that of the spec, or the one in
-whose agreement any rank brought the wish to stop: so all ranks stop after the same. Exceptions of
-collectives, of the gate and of the recipe leave :func:`train` unchanged: what they mean is for the
-caller to decide.
+`s` is part of the agreement of step `s + 1`; after the last step, a closing agreement carries the
+last digest. A guard that trips is handled before the step is applied
+(:mod:`holdfast_workers.training.guard_trips`). The last step is that of the spec, or the step in
+whose agreement any rank requested a stop; so all ranks stop after the same step. Exceptions of
+collectives, of the gate and of the recipe leave :func:`train` unchanged; the caller interprets
+them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.spec import TrainingSpec
-from holdfast_workers.state.replicas import Comparison
-from holdfast_workers.training.guard_trips import Guards
-from holdfast_workers.training.guards import told
+from holdfast_workers.state.replicas import ReplicaComparison
+from holdfast_workers.training.guard_trips import GuardRunner
+from holdfast_workers.training.guards import trip_report
 from holdfast_workers.training.recipe import GuardTripped, Recipe, StepOutcome, World
 from holdfast_workers.training.step_agreement import (
     Agreed,
@@ -28,12 +28,12 @@ from holdfast_workers.training.step_agreement import (
     Record,
     fold,
     gather,
-    own_means,
-    own_packed,
+    mean_user_metrics,
+    pack_user_metrics,
 )
 
 DigestSource = Callable[[], str]
-"""Waits for a shard digest that is being computed; raises what prevented it."""
+"""Waits for a shard digest that is being computed; raises the error that prevented it."""
 
 _CLOSING_SHARE = Contribution(
     loss_sum=0.0, count=0, grad_sq=0.0, data_index=0, samples=0, sample_count=0
@@ -41,15 +41,15 @@ _CLOSING_SHARE = Contribution(
 
 
 class Hooks(Protocol):
-    """What the surroundings of a rank see of its loop, and where they may stop it."""
+    """Callbacks of the loop into the rank's runtime, which may also stop the loop."""
 
     def phase(self, name: str, step: int, micro_batch: int = 0) -> None:
-        """Phase `name` of `step` is entered: load, forward and backward of each micro-batch, agree,
-        optimizer, checkpoint; or one that the recipe declares."""
+        """Phase `name` of `step` begins: load, forward and backward of each micro-batch, agree,
+        optimizer, checkpoint; or a phase that the recipe declares."""
         ...
 
     def blocked_s(self) -> float:
-        """How long so far this rank has waited, for its peers and for its checkpoints."""
+        """Total time that this rank has waited for its peers and for its checkpoints."""
         ...
 
     def commit_gate(self, step: int) -> None:
@@ -57,23 +57,23 @@ class Hooks(Protocol):
         ...
 
     def replicated_step(self) -> int:
-        """The newest step of this rank whose state also lies on another node; -1 for none."""
+        """The newest step of this rank whose state another node also holds; -1 for none."""
         ...
 
     def stop_wanted(self) -> bool:
-        """Whether this rank was told to stop after a step that all agree on."""
+        """Whether this rank received the request to stop after a step that all ranks agree on."""
         ...
 
     def intervals(self) -> tuple[int, int]:
-        """Steps between two saves to memory, and to the remote tier, as this rank was told."""
+        """Steps between two saves to memory, and to the remote tier, as this rank received them."""
         ...
 
     def checkpoint(
         self, step: int, recipe: Recipe, agreed: Agreed, last: bool
     ) -> DigestSource | None:
-        """`step` has been applied. What will know the shard digest of its state, or None.
+        """`step` has been applied. Returns the source of its shard digest, or None.
 
-        The state may be copied until the next `commit_gate` returns; nobody changes it before.
+        The state may be copied until the next `commit_gate` returns; it does not change before.
         """
         ...
 
@@ -82,11 +82,11 @@ class Hooks(Protocol):
         ...
 
     def tripped(self, report: dict[str, Any]) -> None:
-        """A guard has tripped, and training goes on; see `guards.told`."""
+        """A guard has tripped, and training continues; `report` is `guards.trip_report`."""
         ...
 
     def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None:
-        """The digest of the whole world's state after `step` is known, and each rank's own."""
+        """The digest of the whole world's state after `step`, and the digest of each rank."""
         ...
 
 
@@ -98,15 +98,18 @@ def train(
     start_step: int,
     start_digest: str | None = None,
 ) -> int:
-    """Run steps `start_step` + 1 to the last, and the closing agreement; the last step's number."""
+    """Run steps `start_step` + 1 to the last, and the closing agreement.
+
+    Returns the last step's number.
+    """
     return recipe.run(lambda: Steps(recipe, world, spec, hooks, start_step, start_digest))
 
 
 class Steps:
-    """The steps of one attempt, from the state it was given to the last; one at a time.
+    """The steps of one attempt, one at a time, from its start state to the last step.
 
-    Who holds the loop (a recipe's own, or a user's function) goes: `apply`, `keep`, until `over`;
-    then `close`.
+    The driver (a recipe, or a user's function) calls `apply` and `keep` until `over`, and then
+    `close`. It implements `recipe.AttemptSteps`.
     """
 
     def __init__(
@@ -118,18 +121,18 @@ class Steps:
         start_step: int,
         start_digest: str | None = None,
     ) -> None:
-        """`start_digest` is the shard digest of the state at `start_step`, if the caller knows it;
-        the digest of that step is reported again, for a fault may have come before it was known."""
+        """`start_digest` is the shard digest of the state at `start_step`, if the caller knows it.
+        The digest of that step is reported again, because a fault may have prevented its report."""
         self.applied = start_step
         """The step that was applied last."""
         self.over = start_step >= spec.train.steps
-        """Whether that was the last step of all."""
+        """Whether `applied` is the last step."""
         self._recipe = recipe
         self._world = world
         self._spec = spec
         self._hooks = hooks
-        self._guards = Guards(recipe, world, hooks, start_step)
-        self._replicas = Comparison.of(
+        self._guards = GuardRunner(recipe, world, hooks, start_step)
+        self._replicas = ReplicaComparison.of(
             world.mesh,
             spec.checks.replica_digest_every_steps,
             spec.checkpoint.digest_every_steps,
@@ -137,21 +140,21 @@ class Steps:
         self._state_step = -1
         self._state_digest: DigestSource | None = None
         self._step = start_step
-        self._unkept: Agreed | None = None
+        self._pending: Agreed | None = None
         self._agreed_at = 0.0
-        self._blocked_s = 0.0  # so far, when that was
+        self._blocked_s = 0.0  # the total at `_agreed_at`
         known = None if start_digest is None else lambda: start_digest
-        self._note_state(start_step, known, self.over)
-        self._note_agreed()
+        self._set_state_digest(start_step, known, self.over)
+        self._mark_agreement()
         self._previous = time.perf_counter()
 
     @property
-    def unkept(self) -> bool:
-        """Whether a step has been applied whose state is still to be kept."""
-        return self._unkept is not None
+    def awaits_keep(self) -> bool:
+        """Whether a step has been applied and `keep` has not been called for it."""
+        return self._pending is not None
 
     def apply(self) -> None:
-        """Compute the next step, agree on it, and apply it."""
+        """Compute the next step, agree on it with all ranks, and apply it."""
         self._step = step = self.applied + 1
         outcome = self._make_step(step)
         now = time.perf_counter()
@@ -159,23 +162,26 @@ class Steps:
         self._previous = now
         self.applied = step
         self.over = step == self._spec.train.steps or outcome.agreed.stop
-        self._unkept = outcome.agreed
+        self._pending = outcome.agreed
 
     def keep(self) -> None:
-        """The state is now all that the applied step makes it: saved and digested, where due."""
-        if self._unkept is None:
+        """Save and digest the state after the applied step, where a save or a digest is due.
+
+        The state then includes all that the driver changed after `apply`.
+        """
+        if self._pending is None:
             return
-        agreed, self._unkept = self._unkept, None
+        agreed, self._pending = self._pending, None
         self._hooks.phase("checkpoint", self.applied)
         known = self._hooks.checkpoint(self.applied, self._recipe, agreed, self.over)
-        self._note_state(self.applied, known, self.over)
+        self._set_state_digest(self.applied, known, self.over)
 
     def phase(self, name: str, micro_batch: int = 0) -> None:
-        """Phase `name` of the next step is entered."""
+        """Report that phase `name` of the next step begins."""
         self._hooks.phase(name, self.applied + 1, micro_batch)
 
     def close(self) -> int:
-        """The closing agreement, which carries the last digest; the last step's number."""
+        """Run the closing agreement, which carries the last digest; return the last step."""
         self._step = self.applied + 1
         self._hooks.phase("agree", self._step)
         self._agree(_CLOSING_SHARE)
@@ -186,30 +192,30 @@ class Steps:
         while True:
             try:
                 outcome = self._recipe.train_step(
-                    step, self._judged, self._hooks.commit_gate, self._hooks.phase
+                    step, self._agree_and_judge, self._hooks.commit_gate, self._hooks.phase
                 )
             except GuardTripped as tripped:
-                self._guards.settle(tripped.trip)
+                self._guards.handle_trip(tripped.trip)
                 continue
             if outcome.agreed.trip is not None:
-                self._hooks.tripped(told(outcome.agreed.trip, None, ()))
+                self._hooks.tripped(trip_report(outcome.agreed.trip, None, ()))
             return outcome
 
-    def _note_state(self, step: int, known: DigestSource | None, last: bool) -> None:
-        """Keep the digest of the state at `step` for the next agreement, where one is due.
+    def _set_state_digest(self, step: int, known: DigestSource | None, last: bool) -> None:
+        """Provide the digest of the state at `step` for the next agreement, where one is due.
 
-        What nobody copies is digested now.
+        A state that no checkpoint copies is digested now.
         """
         every = self._spec.checkpoint.digest_every_steps
-        told = every > 0 and (step % every == 0 or last)
-        due = told or self._replicas.is_due(step, last=last)
+        reported = every > 0 and (step % every == 0 or last)
+        due = reported or self._replicas.is_due(step, last=last)
         self._state_step = step if due else -1
         self._state_digest = None
         if due:
             digest = None if known is not None else self._recipe.state_digest(step)
             self._state_digest = known if digest is None else lambda: digest
 
-    def _judged(self, share: Contribution) -> Agreed:
+    def _agree_and_judge(self, share: Contribution) -> Agreed:
         agreed = self._agree(share)
         trip = self._guards.judge(
             agreed.step, agreed.loss, agreed.grad_norm, nonfinite=agreed.nonfinite
@@ -229,25 +235,27 @@ class Steps:
             stop=self._hooks.stop_wanted(),
             intervals=self._hooks.intervals(),
             compute_s=self._compute_s(share),
-            own_bytes=len(own_packed(share.own)),
+            user_metrics_bytes=len(pack_user_metrics(share.user_metrics)),
         )
         agreed = fold(gather(record, self._world.world_size), self._replicas)
-        if agreed.own_bytes:
-            own = own_means(share.own, agreed.own_bytes, self._world.world_size)
-            agreed = replace(agreed, own=own)
-        self._note_agreed()
+        if agreed.user_metrics_bytes:
+            means = mean_user_metrics(
+                share.user_metrics, agreed.user_metrics_bytes, self._world.world_size
+            )
+            agreed = replace(agreed, user_metrics=means)
+        self._mark_agreement()
         if agreed.state_digest is not None:
             self._hooks.digest(agreed.state_step, agreed.state_digest, agreed.rank_digests)
         return agreed
 
     def _compute_s(self, share: Contribution) -> float:
-        """What this rank has worked for itself since the last agreement: the time that has passed,
-        less what it waited. Unlike processor time it also tells of a rank that is made to sleep."""
-        passed_s = time.perf_counter() - self._agreed_at
+        """The time that this rank computed since the last agreement: elapsed time less waits.
+        Unlike processor time, it also shows a rank that was made to sleep."""
+        elapsed_s = time.perf_counter() - self._agreed_at
         blocked_s = self._hooks.blocked_s() - self._blocked_s
-        return max(0.0, passed_s - blocked_s - share.loader_wait_s)
+        return max(0.0, elapsed_s - blocked_s - share.loader_wait_s)
 
-    def _note_agreed(self) -> None:
+    def _mark_agreement(self) -> None:
         self._agreed_at, self._blocked_s = time.perf_counter(), self._hooks.blocked_s()
 
 
@@ -266,5 +274,5 @@ def _row(outcome: StepOutcome, step_time_s: float) -> StepRow:
         samples=agreed.samples,
         protected_step=agreed.replicated_step,
         compute_s=agreed.compute_s,
-        own=agreed.own,
+        own=agreed.user_metrics,
     )

@@ -1,7 +1,7 @@
-"""The random generators of a rank: seeded anew for every step, so that they are no state to keep.
+"""Seeds the random generators of a rank for every step, so that RNG state need not be saved.
 
-What a step draws follows from the seed, the step and the data index. So a rank draws the same
-after any restore, whatever tier or replica its state came from, and on any mesh.
+The random numbers of a step depend only on the seed, the step and the data index. So a rank draws
+the same numbers after any restore, from any tier or replica, and on any mesh.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import xxhash
 
 
 def seed_generators(seed: int, step: int, index: int, device: str) -> None:
-    """Seed those that training on `device` may draw from as a function of (seed, step, index);
-    ranks of one data index draw the same numbers."""
+    """Seed the generators that training on `device` may use from (seed, step, index); ranks with
+    the same data index draw the same numbers."""
     mixed = xxhash.xxh3_64_intdigest(f"random/{seed}/{step}/{index}".encode()) >> 1
     torch.default_generator.manual_seed(mixed)
     if device.startswith("cuda"):

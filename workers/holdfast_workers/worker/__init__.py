@@ -1,1 +1,1 @@
-"""A worker process: joins attempts, takes its state, trains, and leaves when fenced."""
+"""A worker process: joins attempts, loads its state, trains, and leaves an attempt when fenced."""

@@ -1,7 +1,7 @@
-"""How a job begins: with the state of its seed, or with one that its spec names (`init_from`).
+"""Loads a job's first state: the state of its seed, or the checkpoint that `init_from` names.
 
-Of another run either everything is taken, and this one goes on where that one stood, or its
-model's parameters alone, and all else is as at step 0. The mesh may be another.
+From another run's checkpoint, either everything is loaded, and this run continues from that step,
+or only the model's parameters, and everything else is as at step 0. The meshes may differ.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast_workers.checkpoint.load import load_whole_state
 from holdfast_workers.checkpoint.manifest import CheckpointError
-from holdfast_workers.checkpoint.storage import StorageOptions, open_storage
-from holdfast_workers.protocol.messages import STOCK_URI, InitPart
+from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.checkpoint.storage import StorageOptions
+from holdfast_workers.protocol.messages import DCP_URI_PREFIX, InitPart
 from holdfast_workers.state.layout import MODEL_PREFIX, StateLayout
 
 if TYPE_CHECKING:
@@ -20,18 +21,18 @@ if TYPE_CHECKING:
 
 
 class CannotBegin(Exception):
-    """What `init_from` names is damaged or of another model: only the job's user can help."""
+    """The checkpoint of `init_from` is damaged or of another model; the user must change it."""
 
 
-def begin(
+def load_initial_state(
     recipe: Recipe,
     restore: Mapping[str, Any],
     mesh: dict[str, int],
     rank: int,
     options: StorageOptions,
 ) -> None:
-    """Put in the state of the order's `restore`. Raises CannotBegin, StorageError."""
-    recipe.initialize()  # also what the other run's checkpoint does not hold, or is not asked for
+    """Load the state that the order's `restore` names. Raises CannotBegin, StorageError."""
+    recipe.initialize()  # also for the parts that the checkpoint lacks or that are not requested
     uri = str(restore["uri"])
     if not uri:
         return
@@ -40,14 +41,14 @@ def begin(
     recipe.write_state(payload, int(restore["step"]))
     wanted = _part(whole, InitPart(restore["what"]))
     try:
-        if uri.startswith(STOCK_URI):
-            # Late: only who begins with such a checkpoint pays for stock torch's reader.
+        if uri.startswith(DCP_URI_PREFIX):
+            # Late import: only such a checkpoint needs stock torch's reader.
             from holdfast_workers.checkpoint.stock_reading import load_stock_model
 
-            load_stock_model(uri.removeprefix(STOCK_URI), wanted, payload)
+            load_stock_model(uri.removeprefix(DCP_URI_PREFIX), wanted, payload)
         else:
-            at = open_storage(uri, options)
-            load_whole_state(at, wanted, payload, mesh=mesh, rank=rank)
+            storage = open_storage(uri, options)
+            load_whole_state(storage, wanted, payload, mesh=mesh, rank=rank)
     except CheckpointError as error:
         raise CannotBegin(str(error)) from error
     recipe.read_state(payload)
@@ -56,5 +57,5 @@ def begin(
 def _part(whole: StateLayout, what: InitPart) -> StateLayout:
     if what is InitPart.EVERYTHING:
         return whole
-    model = tuple(one for one in whole.tensors if one.name.startswith(MODEL_PREFIX))
+    model = tuple(entry for entry in whole.tensors if entry.name.startswith(MODEL_PREFIX))
     return StateLayout(model, whole.payload_bytes)

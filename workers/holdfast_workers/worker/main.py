@@ -1,9 +1,9 @@
 """A worker: one training process, forked by the zygote, owned by its node agent.
 
-It trains in its main thread and answers control in another, always: a fence cuts the sockets of
-the attempt's process groups, so the main thread leaves whatever collective it is blocked in at
-once, drops what it had half done, and parks, alive, ready to join the next attempt. A worker
-ends when its agent closes the control socket or dies.
+The main thread trains; a second thread always answers control messages. A fence cuts the sockets
+of the attempt's process groups, so the main thread leaves any blocking collective at once, discards
+the unfinished step, and waits for the next attempt in the same process. A worker ends when its
+agent closes the control socket or dies.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import select
 import socket
 import threading
 import time
-import traceback
 from math import prod
 from typing import TYPE_CHECKING, Any
+
+import structlog
 
 from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.fault_injection.kinds import Injection
@@ -27,17 +28,18 @@ from holdfast_workers.progress.beacon import Beacon
 from holdfast_workers.protocol.lease import clock_s
 from holdfast_workers.training import rank_log
 from holdfast_workers.training.recipe import World
-from holdfast_workers.worker.attempt import Attempt, Fenced
+from holdfast_workers.worker.attempt import AttemptFenced, RankAttempt
 
 if TYPE_CHECKING:
     from holdfast_workers.training.recipe import Recipe
 
-SEVER_AGAIN_S = 0.01
-HOLD_TOLD_S = 0.5
+SEVER_RETRY_S = 0.01
+LOG_WAIT_OVER_S = 0.5
+_log = structlog.get_logger()
 
 
-def place(expected: dict[str, Any] | None, device: str) -> World | None:
-    """A rank of a mesh, {mesh, rank}, as a place in a world of no attempt; None for None."""
+def expected_world(expected: dict[str, Any] | None, device: str) -> World | None:
+    """The world of a rank of a mesh, {mesh, rank}, without an attempt; None for None."""
     if expected is None:
         return None
     mesh = expected["mesh"]
@@ -45,7 +47,7 @@ def place(expected: dict[str, Any] | None, device: str) -> World | None:
 
 
 class Worker:
-    """The process's life: hello, then attempt after attempt, until told to stop."""
+    """Runs one attempt after the other until the agent stops the process."""
 
     def __init__(
         self,
@@ -55,10 +57,10 @@ class Worker:
         beacon: Beacon,
         expected: World | None,
     ) -> None:
-        """`expected`: the only place that it may be given, to be made ready for."""
+        """`expected`: the only mesh and rank that the worker may get; it prepares for them."""
         self._faults = FaultPoints.from_environment()
         self._faults.recipe = recipe
-        self._link = Link(end, self._faults)
+        self._link = WorkerLink(end, self._faults)
         self._beacon = beacon
         self._config = config
         self._recipe = recipe
@@ -77,12 +79,12 @@ class Worker:
             if order["op"] == "fence":
                 self._link.send({"op": "parked", "attempt": order["attempt"]})
             elif order["op"] == "join" and not self._link.is_fenced(order["attempt"]):
-                self._take_part(order)
+                self._run_attempt(order)
 
-    def _take_part(self, order: dict[str, Any]) -> None:
+    def _run_attempt(self, order: dict[str, Any]) -> None:
         if not self._link.enter(order["attempt"], has_partner=order["has_partner"]):
-            return  # fenced just now; the order to park comes next
-        attempt = Attempt(
+            return  # fenced just now; the fence message follows
+        attempt = RankAttempt(
             order,
             self._config,
             self._recipe,
@@ -95,7 +97,7 @@ class Worker:
         try:
             attempt.run()
         except Exception as error:
-            if isinstance(error, Fenced) or self._link.is_fenced(order["attempt"]):
+            if isinstance(error, AttemptFenced) or self._link.is_fenced(order["attempt"]):
                 attempt.fenced()
             else:
                 attempt.failed(error)
@@ -107,11 +109,11 @@ class Worker:
             self._link.leave()
 
 
-class Link:
-    """The worker's side of its control socket: a thread that always answers.
+class WorkerLink:
+    """The worker's side of its control socket, with a thread that always answers.
 
-    Shared with the training thread under one condition: the fence, what is replicated, whether
-    the state that the agent fetches has come.
+    One condition protects the values shared with the training thread: the fence, the replicated
+    steps, the agent's reply about the state, save intervals and leases.
     """
 
     def __init__(self, end: socket.socket, faults: FaultPoints) -> None:
@@ -123,18 +125,18 @@ class Link:
         self._fence = 0
         self._attempt = 0  # 0: in no attempt
         self._foreign_sockets: frozenset[process_groups.OpenSocket] = frozenset()
-        self._replicated: dict[int, int] = {}  # attempt -> newest step all partners hold
-        self._state: dict[int, dict[str, Any]] = {}  # attempt -> the agent's word on the state
-        self._partnered = (0, True)  # (attempt, whether it is replicated to anybody)
-        self._intervals: dict[int, tuple[int, int]] = {}  # attempt -> how often to save
+        self._replicated: dict[int, int] = {}  # attempt -> newest step that all partners hold
+        self._state: dict[int, dict[str, Any]] = {}  # attempt -> the agent's reply about the state
+        self._partnered = (0, True)  # (attempt, whether it has a partner)
+        self._intervals: dict[int, tuple[int, int]] = {}  # attempt -> save intervals
         self._injected: set[int] = set()
         self._leases: dict[
             int, tuple[int, float]
         ] = {}  # attempt -> (number, until when it may step)
-        self._to_finish = 0  # the newest attempt that is to stop after its next agreed step
+        self._to_finish = 0  # the newest attempt that shall stop after its next agreed step
 
     def start(self) -> None:
-        threading.Thread(target=self._listen, name=control_channel.THREAD, daemon=True).start()
+        threading.Thread(target=self._listen, name=control_channel.THREAD_NAME, daemon=True).start()
 
     def send(self, message: dict[str, Any]) -> None:
         with self._sending:
@@ -144,15 +146,15 @@ class Link:
         return self._orders.get()
 
     def enter(self, attempt: int, *, has_partner: bool) -> bool:
-        """From here on, a fence cuts every connection that is made in this attempt.
+        """From now on, a fence cuts every connection that is made in this attempt.
 
-        False if it came already: the control thread, at rest, would not cut by itself.
+        False if the attempt is already fenced: the idle control thread would not cut by itself.
         """
         with self._changed:
             if self.is_fenced(attempt):
                 return False
-            self._foreign_sockets = process_groups.sockets()
-            if self._partnered[0] < attempt:  # else its agent has already said otherwise
+            self._foreign_sockets = process_groups.open_sockets()
+            if self._partnered[0] < attempt:  # otherwise the agent has already sent a newer value
                 self._partnered = (attempt, has_partner)
             self._attempt = attempt
             return True
@@ -168,31 +170,34 @@ class Link:
         return attempt == self._to_finish
 
     def has_lease(self, attempt: int) -> bool:
-        """Whether a supervisor's lease covers this moment."""
+        """Whether the supervisor's lease is valid now."""
         return self._leases.get(attempt, (0, 0.0))[1] > clock_s()
 
     def await_lease(self, attempt: int) -> None:
-        """Return as soon as it has a lease, or is fenced.
-        There is no other end to wait for: whoever holds a rank here may be replaced elsewhere."""
+        """Return as soon as the attempt has a lease, or is fenced.
+
+        There is no deadline: without a lease, this rank may already have been replaced on another
+        node, so it must not step.
+        """
         began = time.monotonic()
         with self._changed:
             while not self.is_fenced(attempt) and not self.has_lease(attempt):
                 self._changed.wait()
-        held_s = time.monotonic() - began
-        if held_s > HOLD_TOLD_S:
-            rank_log.held(attempt, held_s)
+        waited_s = time.monotonic() - began
+        if waited_s > LOG_WAIT_OVER_S:
+            rank_log.log_lease_wait(attempt, waited_s)
 
     def intervals(self, attempt: int) -> tuple[int, int] | None:
-        """What was told since the attempt was joined."""
+        """The save intervals received since the attempt was joined."""
         return self._intervals.get(attempt)
 
     def sever(self) -> None:
         """Shut down every connection made since `enter`."""
-        process_groups.cut(process_groups.sockets() - self._foreign_sockets)
+        process_groups.disconnect(process_groups.open_sockets() - self._foreign_sockets)
 
     def wait_replicated(self, attempt: int, step: int, timeout_s: float) -> int:
-        """The newest step all partners hold; waits up to `timeout_s` for it to reach `step`.
-        `step` itself where there is no partner."""
+        """The newest step that all partners hold; waits up to `timeout_s` for it to reach `step`.
+        Without a partner, returns `step`."""
 
         def reached() -> bool:
             return (
@@ -204,42 +209,42 @@ class Link:
             return self._newest(attempt) if self._partnered[1] else step
 
     def wait_state(self, attempt: int, timeout_s: float) -> dict[str, Any]:
-        """The agent's word that this rank's state lies in its own segment, or why not."""
+        """The agent's reply that this rank's segment contains the state, or why it does not."""
         with self._changed:
             self._changed.wait_for(
                 lambda: attempt in self._state or self.is_fenced(attempt), timeout_s
             )
             if self.is_fenced(attempt):
-                raise Fenced(attempt)
-            late = {"ok": False, "message": f"the state did not come within {timeout_s} s"}
+                raise AttemptFenced(attempt)
+            late = {"ok": False, "message": f"the state did not arrive within {timeout_s} s"}
             return self._state.get(attempt, late)
 
     def _newest(self, attempt: int) -> int:
         return self._replicated.get(attempt, -1)
 
     def _listen(self) -> None:
-        """The control thread: never blocked by training, ends the process with its agent."""
-        linux_processes.name_thread(control_channel.THREAD)
+        """The control thread: training never blocks it; it ends the process with its agent."""
+        linux_processes.name_thread(control_channel.THREAD_NAME)
         try:
             while True:
                 cutting = self._must_cut()
-                if not self._readable(SEVER_AGAIN_S if cutting else None):
+                if not self._has_message(SEVER_RETRY_S if cutting else None):
                     self.sever()  # connections may have been made since the last time
                     continue
-                self._obey(control_channel.receive(self._end))
+                self._handle(control_channel.receive(self._end))
         except control_channel.ControlClosed:
             os._exit(0)
-        except BaseException:  # a worker that cannot hear must not go on training
-            traceback.print_exc()
+        except BaseException:  # a worker without control messages must not continue training
+            _log.exception("the control thread failed; the worker ends")
             os._exit(1)
 
     def _must_cut(self) -> bool:
         return 0 < self._attempt < self._fence
 
-    def _readable(self, timeout_s: float | None) -> bool:
+    def _has_message(self, timeout_s: float | None) -> bool:
         return bool(select.select([self._end], [], [], timeout_s)[0])
 
-    def _obey(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         op = message["op"]
         if op == "stop":
             os._exit(0)
@@ -249,20 +254,20 @@ class Link:
             if op == "fence":
                 self._fence = max(self._fence, message["attempt"])
             elif op == "replicated":
-                _put_newest(self._replicated, message["attempt"], message["step"])
+                _keep_newest(self._replicated, message["attempt"], message["step"])
                 if message["attempt"] == self._partnered[0]:
-                    self._partnered = (message["attempt"], True)  # one that had failed is back
+                    self._partnered = (message["attempt"], True)  # a failed partner has recovered
             elif op == "state":
-                _put_newest(self._state, message["attempt"], message)
+                _keep_newest(self._state, message["attempt"], message)
             elif op == "partner" and message["attempt"] >= self._partnered[0]:
                 self._partnered = (message["attempt"], message["present"])
-                self._replicated.clear()  # those were the partners before
+                self._replicated.clear()  # it was about the previous partners
             elif op == "intervals":
-                _put_newest(self._intervals, message["attempt"], tuple(message["steps"]))
+                _keep_newest(self._intervals, message["attempt"], tuple(message["steps"]))
             elif op == "lease":
-                attempt = message["attempt"]  # an older word may come after a newer one
-                word = (message["number"], message["until"])
-                _put_newest(self._leases, attempt, max(word, self._leases.get(attempt, word)))
+                attempt = message["attempt"]  # an older lease may arrive after a newer one
+                lease = (message["number"], message["until"])
+                _keep_newest(self._leases, attempt, max(lease, self._leases.get(attempt, lease)))
             elif op == "finish":
                 self._to_finish = max(self._to_finish, message["attempt"])
             self._changed.notify_all()
@@ -272,16 +277,16 @@ class Link:
             self.sever()
 
     def _inject(self, order: dict[str, Any]) -> None:
-        """Once for each number, however often it is said."""
+        """Arm the fault once for each number, even if the order is repeated."""
         if order["number"] in self._injected:
             return
         self._injected.add(order["number"])
-        told = {"op": "injected", "number": order["number"]}
-        self._faults.arm(Injection.of(order["fault"]), lambda: self.send(told))
+        report = {"op": "injected", "number": order["number"]}
+        self._faults.arm(Injection.of(order["fault"]), lambda: self.send(report))
 
 
-def _put_newest(told: dict[int, Any], attempt: int, word: Any) -> None:
-    """Keep only what was told for the newest attempt: an older one's may come late."""
-    if attempt >= max(told, default=0):
-        told.clear()
-        told[attempt] = word
+def _keep_newest(by_attempt: dict[int, Any], attempt: int, value: Any) -> None:
+    """Keep only the newest attempt's value: a message about an older attempt may arrive late."""
+    if attempt >= max(by_attempt, default=0):
+        by_attempt.clear()
+        by_attempt[attempt] = value

@@ -1,7 +1,7 @@
-"""One rank's own checkpoints while an attempt runs: its segment, and the copies for its savers.
+"""One rank's checkpoints while an attempt runs: its segment, and the copies for its savers.
 
-The copying thread writes both, beside training; the training thread starts it, and waits for it
-before the state changes. What is told to the agent here is what is whole.
+A background thread writes both while training continues; the training thread starts a copy and
+waits for its capture before the state changes. Only complete checkpoints are reported to the agent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from holdfast_workers.memory.background_copy import Copies
+from holdfast_workers.memory.background_copy import BackgroundCopies
 from holdfast_workers.memory.frozen_copies import copy_path
 from holdfast_workers.memory.segment import BadSegment, Commit, Segment, SegmentSpaceError
 from holdfast_workers.state.rank_state import CopyStopped
@@ -25,35 +25,35 @@ if TYPE_CHECKING:
     from holdfast_workers.state.layout import StateLayout
     from holdfast_workers.state.rank_state import Snapshot
 
-COPY_PIECE = 1 << 24
+COPY_CHUNK_BYTES = 1 << 24
 
 _log = logging.getLogger(__name__)
 
 
 class RankCheckpoints:
-    """`layout` is asked for once the model is there; `say` tells the agent."""
+    """`layout` is called once the model exists; `report` sends a message to the agent."""
 
     def __init__(
         self,
         order: dict[str, Any],
         layout: Callable[[], StateLayout],
-        say: Callable[..., None],
+        report: Callable[..., None],
         faults: FaultPoints,
     ) -> None:
         self.memory_step = -1
-        """Newest step committed to memory; -1: none."""
-        self.memory_at = 0.0
-        """And when, on the monotonic clock."""
+        """The newest step committed to memory; -1 for none."""
+        self.memory_committed_at = 0.0
+        """The time of that commit, on the monotonic clock."""
         self.path = Path(order["segment_path"])
         self._root = Path(order["segment_root"])
         self._number: int = order["attempt"]
         self._rank: int = order["rank"]
         self._layout = layout
-        self._say = say
+        self._report = report
         self._faults = faults
         self._segment: Segment | None = None
-        self._copies = Copies()
-        self._left: set[Path] = set()  # copies for savers
+        self._copies = BackgroundCopies()
+        self._saver_copies: set[Path] = set()  # copies for savers
 
     def start(
         self,
@@ -64,84 +64,84 @@ class RankCheckpoints:
         metrics: dict[str, float] | None,
         last: bool,
     ) -> Callable[[], str]:
-        """Begin to copy `snapshot` of `step`; what is returned waits for its digest.
+        """Start to copy `snapshot` of `step`; the returned function waits for its digest.
 
-        `metrics` of the step go with it to the remote tier; None: it is not due there. Where
-        shared memory has no room for that, it is given up and said to be; but not the `last` one,
-        which nothing can stand in for: that is an error.
+        The step goes to the remote tier with its `metrics`; None means that it is not due there.
+        If shared memory has no room for the saver's copy, the copy is skipped and that is reported.
+        For the `last` step it is an error, because no later checkpoint can replace it.
         """
-        leave = self.leave_for_saver if last else self._leave_if_it_fits
+        make_copy = self.leave_for_saver if last else self._leave_if_it_fits
         return self._copies.start(
-            lambda captured: self._copy_out(snapshot, step, to_memory, metrics, captured, leave)
+            lambda captured: self._copy_out(snapshot, step, to_memory, metrics, captured, make_copy)
         )
 
     def await_captured(self) -> None:
-        """Return once the live state may be changed. Raises what prevented its capture."""
+        """Return once the live state may change. Raises the error that prevented its capture."""
         self._copies.await_captured()
 
     def finish(self) -> None:
-        """Wait for the last copy, and end the thread."""
+        """Wait for the last copy and end the thread."""
         self._copies.finish()
 
     def end(self, grace_s: float) -> None:
-        """Let a copy under way become whole, for `grace_s` at most, and let go of the segment."""
+        """Wait up to `grace_s` for a running copy to complete, and close the segment."""
         self._copies.end(grace_s)
         if self._segment is not None:
             self._segment.close()
             self._segment = None
 
-    def are_being_saved(self) -> bool:
-        """Whether a saver still has a copy of this rank's to work on."""
-        self._left -= {path for path in tuple(self._left) if not path.exists()}
-        return bool(self._left)
+    def has_pending_saves(self) -> bool:
+        """Whether a saver still works on a copy of this rank."""
+        self._saver_copies -= {path for path in tuple(self._saver_copies) if not path.exists()}
+        return bool(self._saver_copies)
 
-    def is_held(self) -> bool:
-        """Whether the newest step that was committed to memory is still found there."""
-        return self._segment is not None and self._segment.is_there
+    def is_newest_in_memory(self) -> bool:
+        """Whether memory still contains the newest step that was committed to it."""
+        return self._segment is not None and self._segment.file_exists
 
     def segment(self) -> Segment:
-        """This rank's own segment: the one at hand if its layout fits, else a new one."""
-        if self._segment is not None and not self._segment.is_there:
-            _log.warning("%s was removed, by no part of Holdfast: made anew", self.path)
+        """This rank's own segment: the existing one if its layout fits, otherwise a new one."""
+        if self._segment is not None and not self._segment.file_exists:
+            _log.warning("%s was removed by another program; creating it again", self.path)
             self._segment.close()
             self._segment = None
         if self._segment is None:
             layout = self._layout()
-            self._segment = _opened(self.path, layout) or Segment.create(self.path, layout)
+            self._segment = _open_matching(self.path, layout) or Segment.create(self.path, layout)
         return self._segment
 
-    def stand_on(self, segment: Segment, commit: Commit) -> None:
-        """The live state is that of `commit`, which lies in this rank's own segment."""
-        segment.go_on_from(commit)
+    def adopt_commit(self, segment: Segment, commit: Commit) -> None:
+        """Record that the live state is that of `commit` in this rank's own segment."""
+        segment.make_newest(commit)
         self._segment = segment
-        self.memory_step, self.memory_at = commit.step, time.monotonic()
+        self.memory_step, self.memory_committed_at = commit.step, time.monotonic()
 
     def write_memory(self, snapshot: Snapshot, step: int) -> Commit:
-        """Copy and commit now."""
+        """Copy the snapshot to memory and commit it now."""
         segment = self.segment()
         digest = snapshot.write(segment.begin(step), self._stopped)
         self._faults.reach("memory", step)
         commit = segment.commit(attempt=self._number, step=step, digest=digest)
-        self.memory_step, self.memory_at = step, time.monotonic()
-        self._say("committed", step=step)
+        self.memory_step, self.memory_committed_at = step, time.monotonic()
+        self._report("committed", step=step)
         self._faults.reach("committed", step)
         return commit
 
     def leave_for_saver(
         self, step: int, write: Callable[[memoryview], str], metrics: dict[str, float]
     ) -> str:
-        """Leave a copy of the state, which `write` makes, for the saver; its digest.
+        """Create a copy of the state with `write` for the saver, and return its digest.
 
-        Raises SegmentSpaceError where shared memory cannot hold it.
+        Raises SegmentSpaceError if shared memory has no room for it.
         """
         self._faults.reach("save", step)
         path = copy_path(self._root, self._rank, step, self._number)
         path.unlink(missing_ok=True)
-        self._left.add(path)
+        self._saver_copies.add(path)
         with Segment.create(path, self._layout()) as copy:
             digest = write(copy.begin(step))
             copy.commit(attempt=self._number, step=step, digest=digest)
-        self._say("save", step=step, path=str(path), metrics=metrics)
+        self._report("save", step=step, path=str(path), metrics=metrics)
         self._faults.reach("saved", step)
         return digest
 
@@ -151,7 +151,7 @@ class RankCheckpoints:
         try:
             return self.leave_for_saver(step, write, metrics)
         except SegmentSpaceError as error:
-            self._say("unsaved", step=step, message=str(error))
+            self._report("unsaved", step=step, message=str(error))
             return None
 
     def _copy_out(
@@ -161,34 +161,34 @@ class RankCheckpoints:
         to_memory: bool,
         metrics: dict[str, float] | None,
         captured: Callable[[str], None],
-        leave: Callable[..., str | None],
+        make_copy: Callable[..., str | None],
     ) -> None:
-        """In the copying thread: `captured` is called once the live state may change again."""
+        """Runs in the copying thread; calls `captured` once the live state may change again."""
         if not to_memory:
             write = partial(snapshot.write, stopped=self._stopped)
-            captured(leave(step, write, metrics or {}) or snapshot.digest())
+            captured(make_copy(step, write, metrics or {}) or snapshot.digest())
             return
         commit = self.write_memory(snapshot, step)
         captured(commit.digest)
         if metrics is not None:
             assert self._segment is not None
             payload = self._segment.payload(commit)
-            leave(step, lambda view: self._copied(payload, view, commit.digest), metrics)
+            make_copy(step, lambda view: self._copy_payload(payload, view, commit.digest), metrics)
 
-    def _copied(self, source: memoryview, target: memoryview, digest: str) -> str:
-        into, of = (np.frombuffer(one, dtype=np.uint8) for one in (target, source))
-        for start in range(0, of.nbytes, COPY_PIECE):
+    def _copy_payload(self, source: memoryview, target: memoryview, digest: str) -> str:
+        to, origin = (np.frombuffer(view, dtype=np.uint8) for view in (target, source))
+        for start in range(0, origin.nbytes, COPY_CHUNK_BYTES):
             if self._stopped():
                 raise CopyStopped
-            into[start : start + COPY_PIECE] = of[start : start + COPY_PIECE]
+            to[start : start + COPY_CHUNK_BYTES] = origin[start : start + COPY_CHUNK_BYTES]
         return digest
 
     def _stopped(self) -> bool:
         return self._copies.stopped
 
 
-def _opened(path: Path, layout: StateLayout) -> Segment | None:
-    """The segment at `path`, if it is one and of this layout; freed if it is not."""
+def _open_matching(path: Path, layout: StateLayout) -> Segment | None:
+    """The segment at `path` if it is valid and has this layout; otherwise the file is removed."""
     try:
         segment = Segment.open(path, writable=True)
     except FileNotFoundError:

@@ -6,7 +6,7 @@ import type { FaultKind, FaultView, ProblemFault } from "../api/types";
 import { Confirm } from "../ui/dialog";
 import { useAction } from "../ui/toasts";
 import { FAULTS, FIELDS, GROUPS, PHASES, takesPhase, takesRank } from "./faults";
-import type { ActedOn } from "./JobActions";
+import type { ActedOn } from "./actedOn";
 
 export function InjectDialog({ job, onClose }: { job: ActedOn; onClose: () => void }) {
   const [kind, setKind] = useState<FaultKind>("kill");

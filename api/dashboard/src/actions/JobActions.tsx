@@ -8,12 +8,10 @@ import { Link } from "../routing/router";
 import { Confirm } from "../ui/dialog";
 import { Icon } from "../ui/icons";
 import { useAction } from "../ui/toasts";
+import type { ActedOn } from "./actedOn";
 import { InjectDialog } from "./InjectDialog";
 
 type Asked = "pause" | "resume" | "cancel" | "inject" | null;
-
-/** What of a job the actions need; a JobView has it. */
-export type ActedOn = Pick<JobView, "id" | "name" | "state" | "desired" | "progress">;
 
 const PAUSABLE: ReadonlySet<State> = new Set<State>(["QUEUED", "STARTING", "RUNNING", "RECOVERING", "RESIZING"]);
 const ON_CLUSTER: ReadonlySet<State> = new Set<State>(["STARTING", "RUNNING", "RECOVERING", "RESIZING"]);

@@ -1,4 +1,4 @@
-"""What the recovery core knows, is given and asks for: state, inputs, effects.
+"""Data of the recovery core: its state, its inputs and its effects.
 
-Values and the few operations that every other room of the core needs; no decisions.
+Only values and the few operations that every other package of the core needs; no decisions.
 """

@@ -1,7 +1,14 @@
-"""All that the recovery core can ask for. The shell carries them out in the order given.
+"""Effects: the complete set of requests that the recovery core makes to its shell.
 
-Commands to different agents may go out in parallel; `Emit`s keep their order, and an `Emit` that
-precedes a command must be in the journal before the command leaves.
+The shell (`supervisor/supervisor.py`) executes effects in the order in which the core returned
+them. Contract:
+
+- Commands to different agents may be sent in parallel.
+- `Emit` effects keep their order. An `Emit` that precedes a command must be in the journal before
+  the command is sent.
+- Each command names its agent and the `incarnation` of the agent that it is meant for.
+- Each command ends in its answer (see `inputs.py`) or in `CommandFailed`.
+- `End` is the last effect of a job.
 """
 
 from __future__ import annotations
@@ -16,19 +23,21 @@ from holdfast_workers.protocol.messages import FormOrder, Partner, Place
 
 @dataclass(frozen=True)
 class Fence:
-    """Announce `attempt`; park or kill the agent's workers of older ones; answer `Fenced`."""
+    """Announce `attempt` to the agent. The agent parks or kills its workers of older attempts and
+    answers with `Fenced`."""
 
     agent: str
     attempt: int
     incarnation: str = ""
     condemned: tuple[str, ...] = ()
-    """Workers that are known not to leave by themselves: to be killed at once."""
+    """Workers that are known not to leave their attempt by themselves: the agent kills them at
+    once."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """Bring up the seats of `order`. Workers of the agent that it does not name are not needed
-    any more and are to be stopped, so that no process stays beside the capacity."""
+    """Start the seats of `order`. The agent stops its workers that the order does not name, so that
+    the number of processes never exceeds the capacity."""
 
     agent: str
     order: FormOrder
@@ -41,7 +50,7 @@ class Form:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """The agent holds no rank of `attempt`: keep its zygote up and its warm workers forked."""
+    """The agent hosts no rank of `attempt`: it keeps its zygote and its warm workers running."""
 
     agent: str
     attempt: int
@@ -50,7 +59,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class SetPartners:
-    """From now on the rank on `agent` replicates to all of `partners`."""
+    """The rank on `agent` replicates to all of `partners` from now on. Answer: `PartnersSet`."""
 
     agent: str
     attempt: int
@@ -61,8 +70,8 @@ class SetPartners:
 
 @dataclass(frozen=True)
 class FreeMemory:
-    """The agent is to keep memory checkpoints of these ranks of this mesh only: as its own, and
-    for others."""
+    """The agent keeps memory checkpoints of this mesh only for these ranks: `own` ranks that it
+    hosts, and `replicas` that it keeps for other agents. It frees all others."""
 
     agent: str
     attempt: int
@@ -74,7 +83,7 @@ class FreeMemory:
 
 @dataclass(frozen=True)
 class SetIntervals:
-    """Let rank 0 on the agent bring to the agreement how often all save, in steps."""
+    """Rank 0 on the agent proposes new save intervals, in steps, in the step agreement."""
 
     agent: str
     attempt: int
@@ -85,8 +94,8 @@ class SetIntervals:
 
 @dataclass(frozen=True)
 class Finish:
-    """Let the agent's ranks of `attempt` wish to stop: after the next agreed step all do, save it
-    to the remote tier, and are done."""
+    """The agent's ranks of `attempt` request a stop in the step agreement. After the next agreed
+    step all ranks stop, save that step to the remote tier, and report that they are done."""
 
     agent: str
     attempt: int
@@ -95,18 +104,18 @@ class Finish:
 
 @dataclass(frozen=True)
 class Inspect:
-    """Tell what is seen, from outside, of the agent's ranks of `attempt`; answer `Inspected`."""
+    """Inspect the processes of the agent's ranks of `attempt` from outside. Answer: `Inspected`."""
 
     agent: str
     attempt: int
     number: int
-    """Of the look, to tell its answers from those to an earlier one."""
+    """Number of the inspection; it separates the answers from those to an earlier inspection."""
     incarnation: str = ""
 
 
 @dataclass(frozen=True)
 class RemoveAgent:
-    """Kill the agent's process, so that nothing of it can go on; let it restart if it can."""
+    """Kill the agent's process, so that none of its workers continues. It may restart."""
 
     agent: str
     why: str
@@ -115,8 +124,8 @@ class RemoveAgent:
 
 @dataclass(frozen=True)
 class SaveShard:
-    """Save the rank's shard of `step`, as `attempt` computed it, to the remote tier: from the
-    agent's memory at `place`, because nobody else saves it any more."""
+    """Save the rank's shard of `step`, as `attempt` computed it, from the agent's memory at `place`
+    to the remote tier. Its original saver is lost."""
 
     agent: str
     rank: int
@@ -128,7 +137,8 @@ class SaveShard:
 
 @dataclass(frozen=True)
 class FinalizeCheckpoint:
-    """All shards of `step` are durable: write the manifest. `records` by rank."""
+    """All shards of `step` are durable: write the manifest. `records` are in rank order. Answer:
+    `CheckpointFinalized`."""
 
     agent: str
     step: int
@@ -139,8 +149,9 @@ class FinalizeCheckpoint:
 
 @dataclass(frozen=True)
 class TidyRemoteTier:
-    """Put into quarantine what is bad, then apply retention; a `tidied` signal with `step` tells
-    how it went. What is to be published yet, as (step, attempt), stays."""
+    """Move the `bad` checkpoints (URIs) into quarantine, then apply retention. A `tidied` signal
+    with `step` reports the result. Checkpoints in `unfinished`, as (step, attempt), have no
+    manifest yet and stay."""
 
     agent: str
     attempt: int
@@ -152,7 +163,7 @@ class TidyRemoteTier:
 
 @dataclass(frozen=True)
 class CheckNode:
-    """The agent is to check its node as before its first use."""
+    """The agent runs the checks that precede the first use of a node. Answer: `NodeChecked`."""
 
     agent: str
     incarnation: str = ""
@@ -160,7 +171,7 @@ class CheckNode:
 
 @dataclass(frozen=True)
 class InjectFault:
-    """The agent is to bring about a fault that somebody wants."""
+    """The agent injects a fault that a user requested."""
 
     agent: str
     number: int
@@ -170,7 +181,7 @@ class InjectFault:
 
 @dataclass(frozen=True)
 class Emit:
-    """Append an event to the job's journal; the shell gives number and time."""
+    """Append an event to the job's journal. The shell assigns its number and its time."""
 
     kind: EventKind
     data: dict[str, Any] = field(default_factory=dict)
@@ -178,7 +189,7 @@ class Emit:
 
 @dataclass(frozen=True)
 class Stop:
-    """End all workers of the agent; the job is over."""
+    """End all workers of the agent, because the job has ended."""
 
     agent: str
     why: str
@@ -187,7 +198,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class End:
-    """The job has ended; always the last effect ever. The ENDED event was emitted before it."""
+    """The job has ended. This is always the last effect; an ENDED event precedes it."""
 
     outcome: str  # SUCCEEDED | FAILED | CANCELLED | PAUSED
     code: str

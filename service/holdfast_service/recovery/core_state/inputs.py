@@ -1,16 +1,17 @@
-"""All that the recovery core can be told. Frozen values; `core.handle(one, now)` takes each.
+"""Inputs: the complete set of events that the recovery core handles.
 
-Duties of the shell that feeds them:
+Inputs are frozen values; the shell passes each to `core.handle(event, now)`. The shell must send:
 
-- `AgentUp` at first contact with an agent, after each restart of it (new incarnation), whenever
-  its `ready` turns true, and when an agent that was reported lost answers again.
-- A signal may be fed more than once, and late: the core sorts out what is stale.
-- Every command effect (`Fence`, `Form`, ...) ends in its answer or in `CommandFailed`; an answer
-  that never comes is covered by the core's own deadlines.
-- `RemoteCheckpoints` before the first `AgentUp` (not `known` if the remote tier does not answer,
-  and again when it does), and again every few seconds while the phase is
-  FINISHING: a checkpoint may become durable whose writer's answer nobody lived to hear.
-- `Tick` when `core.next_deadline()` has passed; ticks too early or too often do no harm.
+- `AgentUp` at first contact with an agent, after each restart of the agent (a new incarnation),
+  when its `ready` becomes true, and when an agent that was reported lost answers again.
+- For every command effect (`Fence`, `Form`, ...) its answer or `CommandFailed`. The core's own
+  deadlines cover an answer that never arrives.
+- `RemoteCheckpoints` before the first `AgentUp`. If the remote tier does not answer, `known` is
+  False, and the input is sent again when the tier answers. It is also sent every few seconds in
+  phase FINISHING: a checkpoint may have become durable although its writer died before it answered.
+- `Tick` when `core.next_deadline()` has passed. Early and repeated ticks are harmless.
+
+Signals may arrive late and more than once: the core ignores stale ones.
 """
 
 from __future__ import annotations
@@ -34,43 +35,46 @@ from holdfast_workers.protocol.messages import (
 
 @dataclass(frozen=True)
 class AgentUp:
-    """An agent answered: at first contact, restarted, become ready, or found alive again."""
+    """An agent answered: at first contact, after a restart, when it became ready, or after it was
+    reported lost."""
 
     report: AgentReport
 
 
 @dataclass(frozen=True)
 class AgentLost:
-    """An agent is gone or cannot be reached. Its workers die with it."""
+    """An agent has ended or is unreachable. The workers of an agent that ended die with it."""
 
     agent: str
     why: str
     incarnation: str = ""
-    """Which life of the agent was lost; "" means the present one."""
+    """The incarnation that was lost; "" means the present one."""
     at: float | None = None
-    """When it was seen; None means at the `now` of the call."""
+    """When the loss was detected; None means at the `now` of the call."""
     certain: bool = True
     """Whether its processes are known to be dead (connection closed, node declared dead). False
-    where it is merely silent: its ranks may step until its lease has ended (`LeaseEnded`), and no
-    new world is formed before. Say it again with True as soon as it is known."""
+    for an agent that is only silent: its ranks may step until its lease has ended (`LeaseEnded`),
+    and the core forms no new world before that. The shell sends the input again with True as soon
+    as the death is known."""
 
 
 @dataclass(frozen=True)
 class LeaseEnded:
-    """A life of an agent was granted nothing for so long that the ranks it may still run hold
-    before their next step: proof that they are out of the way."""
+    """The lease of one incarnation of an agent has ended: the ranks that it may still run hold
+    before their next step. This proves that they apply no further step."""
 
     agent: str
     incarnation: str = ""
-    """Which life of it; "": whichever it was in before this supervisor heard it."""
+    """The incarnation; "" stands for the one before this supervisor first reached the agent."""
     certain: bool = False
-    """Whether its process is known to have ended, which needs no lease."""
+    """Whether its process is known to have ended; that proof needs no lease."""
 
 
 @dataclass(frozen=True)
-class NodeWord:
-    """What the cluster says of the node of a lost agent. Decides nothing: whatever it is, the
-    agent is gone. It names the cause, and comes after `AgentLost`, which waits for nobody."""
+class NodeStatus:
+    """The cluster's report on the node of a lost agent. It follows `AgentLost`, which does not wait
+    for it. It only names the cause in the incident and changes no decision: the agent is lost in
+    either case."""
 
     agent: str
     lost: bool
@@ -79,15 +83,15 @@ class NodeWord:
 
 @dataclass(frozen=True)
 class Signals:
-    """What agents saw, in any order."""
+    """Signals of agents, in any order."""
 
     signals: tuple[Signal, ...]
 
 
 @dataclass(frozen=True)
 class Fenced:
-    """Answer to `Fence`: no worker of an attempt older than `attempt` runs on this agent any more
-    (parked or killed), and `report.held` is its whole inventory."""
+    """Answer to `Fence`: all workers of attempts older than `attempt` on this agent are parked or
+    killed, and `report.held` is the agent's complete inventory."""
 
     agent: str
     attempt: int
@@ -96,9 +100,9 @@ class Fenced:
 
 @dataclass(frozen=True)
 class CommandFailed:
-    """A command could not be delivered or was refused. `command` is the effect's class name in
-    lower case: "fence", "form", "warm_up", "set_partners", "free_memory", "set_intervals",
-    "finish", "inspect", "save_held", "finalize_checkpoint", "check_node", "inject", "stop"."""
+    """A command could not be delivered or was refused. `command` is one of "fence", "form",
+    "warm_up", "set_partners", "free_memory", "set_intervals", "finish", "inspect", "save_held",
+    "finalize_checkpoint", "check_node", "inject", "stop"."""
 
     agent: str
     command: str
@@ -106,16 +110,16 @@ class CommandFailed:
     why: str
     incarnation: str = ""
     step: int = 0
-    """Of a `FinalizeCheckpoint`: which step."""
+    """Of a `FinalizeCheckpoint`: its step."""
     refused: bool = False
-    """Of a `FinalizeCheckpoint`: the remote tier does not take it now."""
+    """Of a `FinalizeCheckpoint`: the remote tier refused the manifest; a later try may succeed."""
     number: int = 0
-    """Of an `Inspect`: which look."""
+    """Of an `Inspect`: the number of the inspection."""
 
 
 @dataclass(frozen=True)
 class Inspected:
-    """Answer to `Inspect`: the agent's ranks as they are seen from outside."""
+    """Answer to `Inspect`: the agent's ranks as seen from outside their processes."""
 
     agent: str
     attempt: int
@@ -126,7 +130,7 @@ class Inspected:
 
 @dataclass(frozen=True)
 class PartnersSet:
-    """Answer to `SetPartners`: the rank on this agent replicates to these agents by now."""
+    """Answer to `SetPartners`: the rank on this agent replicates to these agents now."""
 
     agent: str
     attempt: int
@@ -137,25 +141,25 @@ class PartnersSet:
 
 @dataclass(frozen=True)
 class StepCommitted:
-    """The newest step known to be committed, from metric rows. Only makes figures better, frees
-    memory that nobody needs any more, and gives links and commands that failed another chance."""
+    """The newest step known to be committed, from metric rows. The core uses it to update progress,
+    to free former memory checkpoints, and to retry failed links and commands."""
 
     attempt: int
     step: int
     protected: int = -1
-    """The newest step that all partners of all ranks held by then."""
+    """The newest step that all partners of all ranks held at that time; -1: none."""
 
 
 @dataclass(frozen=True)
 class StepsMeasured:
-    """Metric rows, ascending; what one agent tells, another may have told before."""
+    """Metric rows by ascending step. Several agents may report the same row."""
 
     rows: tuple[StepRow, ...]
 
 
 @dataclass(frozen=True)
 class DamagedCheckpoint:
-    """A folder of the remote tier that was finished, and whose manifest cannot be read."""
+    """A finished folder of the remote tier whose manifest is unreadable."""
 
     step: int
     uri: str
@@ -164,14 +168,15 @@ class DamagedCheckpoint:
 
 @dataclass(frozen=True)
 class RemoteCheckpoints:
-    """Finished checkpoints found in the remote tier; replaces what was known of it."""
+    """The finished checkpoints in the remote tier. Replaces the previous listing."""
 
     found: tuple[RemoteCheckpoint, ...]
     damaged: tuple[DamagedCheckpoint, ...] = ()
     known: bool = True
-    """False: it does not answer, and may hold any. Nothing is started from the seed then."""
+    """False: the remote tier does not answer and may hold any checkpoint. The core then does not
+    start training from the seed."""
     problem: str = ""
-    """Why it does not answer."""
+    """Why the remote tier does not answer."""
 
 
 @dataclass(frozen=True)
@@ -186,21 +191,21 @@ class CheckpointFinalized:
 
 
 @dataclass(frozen=True)
-class WorkersSeen:
-    """An agent's workers as it told them when it was asked, every second or so: a signal may have
-    been lost on its way. The answers of one agent come in the order in which it was asked."""
+class WorkersPolled:
+    """An agent's workers as it reported them to a poll, about once per second, because a signal may
+    have been lost. The answers of one agent arrive in the order of the polls."""
 
     agent: str
     incarnation: str
     workers: tuple[WorkerReport, ...]
     shards: tuple[dict[str, Any], ...] = ()
-    """Records of shards that it has saved and that are in no manifest yet."""
+    """Records of shards that the agent has saved and that no manifest contains yet."""
 
 
 @dataclass(frozen=True)
 class StopRequested:
-    """Make a last step, save it to the remote tier, end: until `deadline`. May be said again; a
-    later deadline then changes nothing, an earlier one hastens the end."""
+    """Commit a last step, save it to the remote tier, and end, all before `deadline`. The input may
+    be repeated: a later deadline changes nothing, an earlier deadline applies."""
 
     kind: StopKind
     reason: str
@@ -208,9 +213,10 @@ class StopRequested:
 
 
 @dataclass(frozen=True)
-class Exchanged:
-    """No byte came to the agent's node and back unharmed, though it did between others; or, where
-    that was said before, one did now: then `why` is empty."""
+class LinkChecked:
+    """Result of a network check of the agent's node. Non-empty `why`: bytes do not reach the node
+    and return intact, although other nodes reach each other. Empty `why`: they do again, after an
+    earlier failure."""
 
     agent: str
     incarnation: str
@@ -219,29 +225,29 @@ class Exchanged:
 
 @dataclass(frozen=True)
 class NodesDraining:
-    """Nodes of the cluster that are to be taken away, by Ray's id, and when (Unix seconds; None:
-    nobody said)."""
+    """Ray node id → when the cluster removes the node (Unix seconds; None: unknown)."""
 
     nodes: Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
 class NodeChecked:
-    """Answer to `CheckNode`: what was found is in the report."""
+    """Answer to `CheckNode`: the report contains the findings."""
 
     report: AgentReport
 
 
 @dataclass(frozen=True)
 class NodesAvoided:
-    """The nodes that the control plane has set aside, by name; replaces what was known."""
+    """The nodes that the control plane avoids, by name. Replaces the previous set."""
 
     nodes: Mapping[str, Avoided]
 
 
 @dataclass(frozen=True)
-class FaultWanted:
-    """Somebody wants a fault; fed once for each number. A rank's or a node's names its rank."""
+class FaultRequested:
+    """A user requested an injected fault; sent once for each number. A fault of a rank or of its
+    node names the rank."""
 
     number: int
     fault: Injection
@@ -249,14 +255,14 @@ class FaultWanted:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed; a deadline may be over."""
+    """Time has passed; a deadline may have been reached."""
 
 
 Input = (
     AgentUp
     | AgentLost
     | LeaseEnded
-    | NodeWord
+    | NodeStatus
     | Signals
     | Fenced
     | CommandFailed
@@ -266,12 +272,12 @@ Input = (
     | StepsMeasured
     | RemoteCheckpoints
     | CheckpointFinalized
-    | WorkersSeen
+    | WorkersPolled
     | StopRequested
     | NodesAvoided
     | NodesDraining
     | NodeChecked
-    | Exchanged
-    | FaultWanted
+    | LinkChecked
+    | FaultRequested
     | Tick
 )

@@ -1,16 +1,17 @@
-"""What the recovery core is told once, for the life of a job."""
+"""The configuration of the recovery core: fixed for the life of a job."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast_service.placement.restore_points import Beginning, RemoteCheckpoint
+from holdfast_service.placement.restore_points import InitialCheckpoint, RemoteCheckpoint
 from holdfast_service.policy.checkpoint_intervals import AutoTier
 
 
 @dataclass(frozen=True)
 class RecoveryConfig:
-    """Sizes, budgets and deadlines. All times in seconds; every wait of the core has one here."""
+    """Sizes, budgets and deadlines. All times are in seconds. Every wait of the core has its limit
+    here."""
 
     mesh: dict[str, int]
     world_size: int
@@ -18,84 +19,85 @@ class RecoveryConfig:
     standby_nodes: int
     steps: int
     intervals: tuple[int, int] = (1, 100)
-    """Steps between two saves to memory, and to the remote tier, to begin with."""
+    """Initial steps between two saves to memory, and between two saves to the remote tier."""
     auto: frozenset[AutoTier] = frozenset()
-    """Of which tiers that is to change with what is measured."""
+    """Tiers whose interval follows measured costs."""
     overhead_target: float = 0.01
     memory_copies: int = 1
-    """Partners that are to keep each rank's memory checkpoints."""
+    """Number of partners that keep each rank's memory checkpoints."""
     free_after_s: float = 5.0
-    """How long new partners must have been serving before copies of former ones are freed."""
+    """How long new partners must have served before the copies of former partners are freed."""
     avoid_link_s: float = 30.0
-    """How long a link over which replication failed is taken only where there is no other."""
+    """How long a link over which replication failed is used only if there is no other link."""
     max_failures: int = 20
     max_preemptions: int = 100
     max_without_progress: int = 5
-    """Attempts in a row that may end without a step beyond the newest one before them."""
+    """Consecutive attempts that may end without a step beyond the newest step before them."""
     window_s: float = 3600.0
     wait_for_replacement_s: float = 60.0
     start_timeout_s: float = 120.0
     standby_wait_s: float = 3.0
-    """How long a start waits for standbys once there are enough training nodes."""
+    """How long a start waits for standby nodes after enough training nodes are ready."""
     gather_s: float = 0.005
     communication_wait_s: float = 1.0
-    """How long errors of survivors wait for the death that caused them."""
+    """How long communication errors of survivors wait for the death that caused them."""
     fence_timeout_s: float = 10.0
     form_timeout_s: float = 120.0
     first_step_timeout_s: float = 900.0
     finish_timeout_s: float = 300.0
     last_tidy_s: float = 30.0
-    """How long the end of a job waits for retention to tell what it removed."""
+    """How long the end of a job waits for the report of retention."""
     lease_s: float = 10.0
-    """How long ranks may step on whose agent has seen their supervisor end. Longer than its restart
-    takes, which is to cost no step. 0: no leases."""
+    """How long ranks may continue to step after their agent has seen the supervisor end. Longer
+    than a supervisor restart, so that a restart costs no step. 0: no leases."""
     lease_margin_s: float = 2.0
-    """Waited past the end of such a lease, for clocks that differ and for what a supervisor grants
-    until it finds its successor."""
+    """Waiting time added to such a lease, for clock differences and for leases that a supervisor
+    grants until it detects its successor."""
     adopt_timeout_s: float = 10.0
-    """How long a restarted supervisor waits for every agent's report before it forms anew."""
+    """How long a restarted supervisor waits for all agents' reports before it forms a new
+    attempt."""
     inspect_timeout_s: float = 1.5
-    """How long agents may take to tell what they see of their ranks."""
+    """How long agents may take to answer an inspection."""
     inspect_pause_s: float = 0.25
-    """Between two looks that are to agree."""
+    """Pause between two inspections that must agree."""
     inspect_again_s: float = 5.0
-    """Until ranks that merely wait are looked at again; doubles."""
+    """Pause before ranks that only wait are inspected again; doubles each time."""
     inspect_longest_pause_s: float = 60.0
     check_timeout_s: float = 60.0
-    """How long the check of a node that is back in use may take. Its call fails before that."""
+    """How long the check of a node that returns to use may take. The call itself fails earlier."""
     check_pause_s: float = 2.0
-    """After a check that did not get through."""
+    """Pause after a node check that failed to reach the agent."""
     recheck_wait_s: float = 2.0
-    """How long the outcome of a repeated step is waited for when the next step is known."""
+    """How long the core waits for the outcome of a repeated step after the next step is known."""
     stall_limit_s: float = 600.0
-    """How long a running world may make no step, unless a phase may take longer."""
+    """How long a running world may go without a step, unless a phase declares a longer limit."""
     replace_stragglers: bool = True
-    """Whether a rank leaves a node on which it is slower than its peers, if there is a better."""
+    """Whether a rank that is slower than its peers moves to a better node, if there is one."""
     straggler_patience_s: float = 60.0
-    """How long it must have been."""
+    """How long the rank must have been slow before it moves."""
     finalize_attempts: int = 3
     finalize_pause_s: float = 1.0
-    """After the remote tier has refused a manifest for the first time; doubles."""
+    """Pause after the remote tier refused a manifest for the first time; doubles each time."""
     finalize_longest_pause_s: float = 15.0
     remotes: tuple[RemoteCheckpoint, ...] = ()
-    beginning: Beginning | None = None
+    beginning: InitialCheckpoint | None = None
     skipped: tuple[tuple[int, int], ...] = ()
-    """Windows of data, half-open, that stand in the ledger already."""
+    """Data windows, half-open, that the ledger already contains."""
 
     @property
     def lapse_s(self) -> float | None:
-        """How long after a former supervisor's end the ranks of an agent that was not heard since
-        are known to step no more; None: never."""
+        """How long after a former supervisor's end the ranks of an unreachable agent are known to
+        have stopped stepping; None: never known."""
         return self.lease_s + 2 * self.lease_margin_s if self.lease_s else None
 
     @property
     def nodes(self) -> int:
-        """Training nodes: as many as it takes to seat the world."""
+        """Number of training nodes that the world needs."""
         return -(-self.world_size // self.workers_per_node)
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks that always sit together on one agent, as blocks of consecutive ranks."""
+        """The ranks that always share an agent, as blocks of consecutive ranks."""
         per_node = self.workers_per_node
         return tuple(
             tuple(range(start, min(start + per_node, self.world_size)))

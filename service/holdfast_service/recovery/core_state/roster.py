@@ -1,7 +1,7 @@
-"""The agents of a job as the recovery core knows them: which life, whether there, what they hold.
+"""The agents of a job: their present incarnation, whether they are live, and what they hold.
 
-Promises: what an agent said in an earlier life is never taken for its present one, and a worker
-once known dead is never offered again, in whatever order reports and signals arrive.
+Invariants, for any order of reports and signals: a report of an earlier incarnation never applies
+to the present one, and a worker that was once known dead is never seated again.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from holdfast_service.placement.rank_assignment import Idle, Node, name_order
+from holdfast_service.placement.rank_assignment import IdleWorker, CandidateNode, name_order
 from holdfast_service.placement.replica_placement import Site
-from holdfast_service.placement.restore_points import Copy
+from holdfast_service.placement.restore_points import HeldCopy
 from holdfast_workers.protocol.messages import AgentReport, Partner, WorkerReport, WorkerState
 
 
 class Arrival(Enum):
-    """What a report says about the agent that sent it."""
+    """How a report changes what is known of the agent that sent it."""
 
-    STALE = auto()  # of an earlier life
-    NEW = auto()  # never seen before
-    RESTARTED = auto()  # a new life; all of the former one's workers are gone
-    BACK = auto()  # the same life, thought lost
-    KNOWN = auto()  # nothing new but the report itself
+    STALE = auto()  # from an earlier incarnation
+    NEW = auto()  # from an agent never seen before
+    RESTARTED = auto()  # from a new incarnation; all workers of the former one are gone
+    BACK = auto()  # from an agent that was reported lost, in the same incarnation
+    KNOWN = auto()  # from a live agent in the same incarnation
 
 
 @dataclass
@@ -31,7 +31,7 @@ class AgentRecord:
     report: AgentReport
     live: bool = True
     fenced: int = 0
-    """The newest attempt whose fence it has answered in this life."""
+    """The newest attempt whose fence the agent has answered in this incarnation."""
 
     @property
     def agent(self) -> str:
@@ -48,14 +48,16 @@ class AgentRecord:
 
 
 class Roster:
+    """All agents of the job by name, past incarnations, and workers that must not be seated."""
+
     def __init__(self) -> None:
         self._agents: dict[str, AgentRecord] = {}
         self._past: set[tuple[str, str]] = set()
         self._dead: set[str] = set()
-        self._doubted: set[str] = set()
+        self._excluded: set[str] = set()
 
-    def take(self, report: AgentReport) -> Arrival:
-        """Note a report that an agent is there."""
+    def record_report(self, report: AgentReport) -> Arrival:
+        """Record a report of an agent that is present."""
         if (report.agent, report.incarnation) in self._past:
             return Arrival.STALE
         record = self._agents.get(report.agent)
@@ -68,116 +70,118 @@ class Roster:
             return Arrival.RESTARTED
         if record.live:
             if record.fenced:
-                # Its inventory was taken behind the fence; this report may be older than that.
+                # The inventory was taken behind the fence; this report may be older than that.
                 inventory = record.report
                 report = replace(report, workers=inventory.workers, held=inventory.held)
-            # An agent that was ready once stays so in this life; a late report does not undo it.
+            # An agent stays ready for its incarnation; a late report does not undo that.
             record.report = replace(report, ready=report.ready or record.report.ready)
             return Arrival.KNOWN
         record.report = report
         record.live, record.fenced = True, 0
         return Arrival.BACK
 
-    def has_made_way(self, report: AgentReport, attempt: int) -> None:
-        """The agent's answer to the fence of `attempt`: its inventory from here on."""
+    def record_fence_answer(self, report: AgentReport, attempt: int) -> None:
+        """Record the agent's answer to the fence of `attempt`: its inventory from now on."""
         record = self._agents[report.agent]
         if record.fenced == attempt and record.report.ready and not report.ready:
-            return  # an answer to an earlier fence of the same attempt, overtaken by the later
+            return  # the answer to an earlier fence of the same attempt, overtaken by the later one
         ready = report.ready or record.report.ready
         record.report, record.fenced = replace(report, ready=ready), attempt
 
-    def lose(self, agent: str) -> None:
-        """The agent is not there any more; whether it comes back is its affair."""
+    def mark_lost(self, agent: str) -> None:
+        """Record that the agent is lost; a later report may bring it back."""
         record = self._agents.get(agent)
         if record is not None:
             record.live, record.fenced = False, 0
 
-    def is_unfit(self, agent: str, why: str) -> None:
-        """The agent can fork no workers any more in this life."""
+    def mark_unfit(self, agent: str, why: str) -> None:
+        """Record that the agent cannot fork workers any more in this incarnation."""
         record = self._agents[agent]
         record.report = replace(record.report, failure={"message": why})
 
-    def bury(self, worker: str) -> None:
-        """The process is dead; ids are unique for ever, so this never ends."""
+    def mark_dead(self, worker: str) -> None:
+        """Record that the process is dead. Worker names are never reused, so this is permanent."""
         self._dead.add(worker)
 
-    def doubt(self, worker: str) -> None:
-        """The process lives but is not to be given a rank again."""
-        self._doubted.add(worker)
+    def exclude_worker(self, worker: str) -> None:
+        """Never seat this worker again, although its process lives."""
+        self._excluded.add(worker)
 
     def is_dead(self, worker: str) -> bool:
         return worker in self._dead
 
-    def record(self, agent: str) -> AgentRecord | None:
+    def find(self, agent: str) -> AgentRecord | None:
         return self._agents.get(agent)
 
     def is_current(self, agent: str, incarnation: str) -> bool:
-        """Whether `incarnation` is the life the agent is in, as far as is known."""
+        """Whether `incarnation` is the agent's present one as far as known; "" always is."""
         record = self._agents.get(agent)
         return record is not None and incarnation in ("", record.incarnation)
 
-    def has_met(self, agent: str, incarnation: str) -> bool:
-        """Whether this life of the agent was ever heard."""
+    def has_seen(self, agent: str, incarnation: str) -> bool:
+        """Whether this incarnation of the agent ever sent a report."""
         record = self._agents.get(agent)
         now = record is not None and record.incarnation == incarnation
         return now or (agent, incarnation) in self._past
 
     def live(self) -> list[AgentRecord]:
-        found = [record for record in self._agents.values() if record.live]
-        return sorted(found, key=lambda record: name_order(record.agent))
+        live = [record for record in self._agents.values() if record.live]
+        return sorted(live, key=lambda record: name_order(record.agent))
 
     def highest_attempt(self) -> int:
-        """The highest attempt any agent has been told of, dead ones included."""
+        """The highest attempt that any agent knows, lost agents included."""
         return max((record.report.attempt for record in self._agents.values()), default=0)
 
     def worker(self, worker: str) -> WorkerReport | None:
         for record in self._agents.values():
-            for one in record.report.workers:
-                if one.worker == worker:
-                    return one
+            for report in record.report.workers:
+                if report.worker == worker:
+                    return report
         return None
 
     def fenced(self, attempt: int) -> list[AgentRecord]:
-        """The agents that have made way for `attempt`: only they can be in its world."""
+        """The agents that have answered the fence of `attempt`: only they can join its world."""
         return [record for record in self.live() if record.fenced == attempt]
 
-    def nodes(self, records: list[AgentRecord], ranks: Mapping[str, int]) -> list[Node]:
-        """The agents as places for ranks. `ranks`: worker → rank in the last world. A worker that
-        the last world does not name may have a rank of an older one."""
+    def nodes(self, records: list[AgentRecord], ranks: Mapping[str, int]) -> list[CandidateNode]:
+        """The agents as candidate nodes for ranks. `ranks`: worker → rank in the last world. A
+        worker that the last world does not name may have a rank of an older world."""
         return [
-            Node(
+            CandidateNode(
                 agent=record.agent,
                 domain=record.report.domain,
                 capacity=record.report.capacity,
                 ready=record.report.ready and record.report.failure is None,
                 idle=tuple(
-                    _idle(one, ranks) for one in record.report.workers if self._may_sit(one)
+                    _idle(worker, ranks)
+                    for worker in record.report.workers
+                    if self._is_seatable(worker)
                 ),
             )
             for record in records
         ]
 
-    def _may_sit(self, one: WorkerReport) -> bool:
-        there = one.state in (WorkerState.WARM, WorkerState.PARKED)
-        return there and one.worker not in self._dead and one.worker not in self._doubted
+    def _is_seatable(self, worker: WorkerReport) -> bool:
+        is_idle = worker.state in (WorkerState.WARM, WorkerState.PARKED)
+        return is_idle and worker.worker not in self._dead and worker.worker not in self._excluded
 
 
-def _idle(one: WorkerReport, ranks: Mapping[str, int]) -> Idle:
-    rank = ranks.get(one.worker, one.rank)
-    if rank is None and one.expected is not None:
-        return Idle(one.worker, one.expected, spare=True)
-    return Idle(one.worker, rank)
+def _idle(worker: WorkerReport, ranks: Mapping[str, int]) -> IdleWorker:
+    rank = ranks.get(worker.worker, worker.rank)
+    if rank is None and worker.expected is not None:
+        return IdleWorker(worker.worker, worker.expected, spare=True)
+    return IdleWorker(worker.worker, rank)
 
 
 def sites(records: list[AgentRecord]) -> list[Site]:
-    """The agents as places for copies."""
-    return [Site(one.agent, one.report.node_id, one.report.domain) for one in records]
+    """The agents as sites for memory checkpoints."""
+    return [Site(record.agent, record.report.node_id, record.report.domain) for record in records]
 
 
-def copies(records: list[AgentRecord]) -> list[Copy]:
-    """Every memory checkpoint that these agents hold."""
+def copies(records: list[AgentRecord]) -> list[HeldCopy]:
+    """All memory checkpoints that these agents hold."""
     return [
-        Copy(one.agent, one.incarnation, one.report.host, one.report.data_port, held)
-        for one in records
-        for held in one.report.held
+        HeldCopy(record.agent, record.incarnation, record.report.host, record.report.data_port, held)
+        for record in records
+        for held in record.report.held
     ]

@@ -1,5 +1,8 @@
-"""What follows when ranks that must hold the same state do not: no such state is used again, the
-step is computed anew, and who computed other bits is named as soon as that is known."""
+"""Recovery from silent corruption: replicas that must hold the same state differ.
+
+No state that may be corrupt is used again. The step is computed again. The rank that computed
+different bits is named as soon as the evidence allows it.
+"""
 
 from __future__ import annotations
 
@@ -13,78 +16,81 @@ from holdfast_service.diagnosis.silent_corruption import (
     judge,
 )
 from holdfast_service.job_model.supervisor_protocol import EventKind
-from holdfast_service.placement.rank_assignment import listed
+from holdfast_service.placement.rank_assignment import format_ranks
 from holdfast_service.policy.causes import Cause, Fault
-from holdfast_service.recovery.core_state.state import WITH_WORLD, Stage, State
+from holdfast_service.recovery.core_state.state import WITH_WORLD, CoreState, Stage
 from holdfast_service.recovery.faults import guard_decisions, judgement
-from holdfast_workers.protocol.messages import Signal, WorkerError
-from holdfast_workers.state.replicas import Finding, in_words
+from holdfast_workers.protocol.messages import ErrorReport, Signal
+from holdfast_workers.state.replicas import ReplicaFinding, describe
 
 _UNDER_WAY = WITH_WORLD - {Stage.FINISHING}
-"""A step may be known to be made before it is known that all have joined; and another fault may be
-known before it is judged."""
+"""Stages in which a recomputed step may name a rank. The step may be known before all ranks are
+known to have joined (FORMING), or while another fault waits for its judgement (GATHERING)."""
 
 
-def found(state: State, signal: Signal, error: WorkerError, now: float) -> None:
-    """A rank left its attempt because of what all ranks of it found."""
+def handle_corruption(state: CoreState, signal: Signal, error: ErrorReport, now: float) -> None:
+    """Handle a rank that left its attempt because its ranks found differing replicas."""
     world = state.world
-    finding = Finding.from_data(signal.detail["finding"])
+    finding = ReplicaFinding.from_data(signal.detail["finding"])
     if world is None or finding.attempt in state.corrupted:
-        return  # another rank has told it before
+        return  # another rank has already reported it
     state.corrupted.add(finding.attempt)
-    _forsake(state, finding)
-    seats = {rank: Seated(one.agent, one.worker) for rank, one in world.members.items()}
-    evidence = Evidence(finding, seats, state.refereed)
+    _discard_corrupt_state(state, finding)
+    seats = {rank: Seated(member.agent, member.worker) for rank, member in world.members.items()}
+    evidence = Evidence(finding, seats, state.refereed_rank)
     verdict = judge(evidence, state.unexplained)
     state.unexplained = None if verdict.ranks else evidence
     state.sidelined = set()
     if verdict.referee is not None:
         state.sidelined = {seats[verdict.referee].agent}
-    state.refereed = verdict.referee
-    _accuse(state, verdict, evidence, signal.at, now, error)
+    state.refereed_rank = verdict.referee
+    _report_faults(state, verdict, evidence, signal.at, now, error)
 
 
-def recomputed(state: State, signal: Signal, now: float) -> None:
-    """The step in question was computed again, and now the replicas agree."""
+def handle_recomputed(state: CoreState, signal: Signal, now: float) -> None:
+    """The step was computed again, and the replicas agree: the digests may name a rank."""
     before = state.unexplained
     if before is None or signal.attempt != state.attempt:
         return
     verdict = after_repeat(before, signal.detail["digests"])
-    _leave_it(state)
+    _clear_recheck(state)
     if verdict.ranks and state.stage in _UNDER_WAY:
-        _accuse(state, verdict, before, signal.at, now, None)
+        _report_faults(state, verdict, before, signal.at, now, None)
     else:
-        _amend(state, _said(verdict))
+        _amend_closed_incident(state, _verdict_text(verdict))
 
 
-def passed(state: State, attempt: int, step: int, now: float) -> None:
-    """`step` was made. What came of the one in question is told once, before any later step is
-    known: if it is not heard soon, it is lost, and nobody is kept away for it any longer."""
+def expire_recheck(state: CoreState, attempt: int, step: int, now: float) -> None:
+    """End the recheck if its outcome is lost. The ranks report the outcome once, before any later
+    step is known: if it does not arrive within `recheck_wait_s` after a later `step`, no agent is
+    kept without ranks for it any longer."""
     before, world = state.unexplained, state.world
     if before is None or world is None or attempt != world.attempt or step <= before.finding.step:
         return
     if world.repeated_at is None:
         world.repeated_at = now
     elif now >= world.repeated_at + state.config.recheck_wait_s:
-        _leave_it(state)
-        _amend(state, "the step was repeated, and nobody heard who had other bits before")
+        _clear_recheck(state)
+        _amend_closed_incident(
+            state, "the step was repeated, but the report of which rank had differed was lost"
+        )
 
 
-def _leave_it(state: State) -> None:
-    """The step in question is a question no more."""
-    state.unexplained, state.refereed, state.sidelined = None, None, set()
+def _clear_recheck(state: CoreState) -> None:
+    """End the recheck of the step; no agent is sidelined for it any longer."""
+    state.unexplained, state.refereed_rank, state.sidelined = None, None, set()
 
 
-def _amend(state: State, what: str) -> None:
+def _amend_closed_incident(state: CoreState, evidence: str) -> None:
     if state.closed_incident is not None:
-        state.closed_incident = state.closed_incident.with_evidence(what)
+        state.closed_incident = state.closed_incident.with_evidence(evidence)
         state.emit(EventKind.INCIDENT_UPDATED, **state.closed_incident.data())
 
 
-def _forsake(state: State, finding: Finding) -> None:
-    """No copy, in whatever tier, of a state that may be corrupt is ever taken for good."""
-    why, good = in_words(finding), finding.bad_from - 1
-    guard_decisions.take_back(state, finding.attempt, good, why)
+def _discard_corrupt_state(state: CoreState, finding: ReplicaFinding) -> None:
+    """Exclude every copy of the possibly corrupt state, in every tier, from all restores."""
+    why, good = describe(finding), finding.bad_from - 1
+    guard_decisions.roll_back(state, finding.attempt, good, why)
     state.protected = min(state.protected, good)
     state.emit(
         EventKind.CHECKPOINT_BAD,
@@ -95,20 +101,20 @@ def _forsake(state: State, finding: Finding) -> None:
     )
 
 
-def _accuse(
-    state: State,
+def _report_faults(
+    state: CoreState,
     verdict: Verdict,
     evidence: Evidence,
     at: float,
     now: float,
-    error: WorkerError | None,
+    error: ErrorReport | None,
 ) -> None:
-    """One fault for each rank that is named, or one that names nobody."""
+    """Report one fault for each named rank, or one fault without a rank."""
     fault = Fault(
         Cause.CORRUPTION,
         attempt=state.attempt,
         at=at,
-        what=f"{in_words(evidence.finding)}; {_said(verdict)}",
+        what=f"{describe(evidence.finding)}; {_verdict_text(verdict)}",
         step=evidence.finding.step,
         error=error,
         certain=error is not None,
@@ -117,12 +123,12 @@ def _accuse(
     for rank in verdict.ranks:
         seat = source.seats[rank]
         named = replace(fault, rank=rank, agent=seat.agent, worker=seat.worker)
-        judgement.accuse(state, named, now)
+        judgement.report_fault(state, named, now)
     if not verdict.ranks:
-        judgement.accuse(state, fault, now)
+        judgement.report_fault(state, fault, now)
 
 
-def _said(verdict: Verdict) -> str:
+def _verdict_text(verdict: Verdict) -> str:
     if not verdict.ranks:
         return verdict.why
-    return f"{listed(verdict.ranks)}: {verdict.why}"
+    return f"{format_ranks(verdict.ranks)}: {verdict.why}"

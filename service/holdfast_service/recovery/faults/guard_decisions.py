@@ -1,8 +1,8 @@
-"""What follows from a tripped guard: the ledger grows, and history may be taken back.
+"""Guard trips: the ledger of skipped data windows grows, and steps may be rolled back.
 
-The ranks have decided, all alike (`holdfast_workers.training.guards`); here it is made known to
-every later attempt. A trip counts as long as no later attempt was formed: that one was told of the
-ledger as it was known then, and may have read what this one passed over.
+The ranks make the decision, all alike (`holdfast_workers.training.guards`). This module makes it
+binding for every later attempt. A trip counts only while no later attempt has formed: a later
+attempt received the ledger without it, and may have read the data that this trip skips.
 """
 
 from __future__ import annotations
@@ -10,42 +10,48 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
-from holdfast_service.recovery.core_state.state import State
+from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.upkeep import remote_cleanup_orders
 from holdfast_workers.protocol.messages import Signal
 from holdfast_workers.training.skipped_windows import Ledger
 
 
-def tripped(state: State, signal: Signal, now: float) -> None:
-    """Training goes on; every agent with ranks tells it."""
+def handle_guard_tripped(state: CoreState, signal: Signal, now: float) -> None:
+    """Apply a trip after which training continues. Every agent with ranks reports it."""
     del now
-    heed(state, signal.attempt, signal.detail)
+    apply_guard_trip(state, signal.attempt, signal.detail)
 
 
-def heed(state: State, attempt: int, report: dict[str, Any]) -> None:
-    """A trip, as all ranks of `attempt` report it; once."""
+def apply_guard_trip(state: CoreState, attempt: int, report: dict[str, Any]) -> None:
+    """Apply a trip that all ranks of `attempt` report; repeated reports change nothing."""
     newest = state.newest_branch()
     trip = (attempt, int(report["step"]), int(report["window"]), str(report["kind"]))
-    if newest is None or attempt != newest.attempt or trip in state.trips:
+    if newest is None or attempt != newest.attempt or trip in state.guard_trips:
         return
-    state.trips.add(trip)
+    state.guard_trips.add(trip)
     if report["skipped"] is not None:
         state.ledger |= Ledger.of([report["skipped"]])
     if report["back_to"] is not None:
-        take_back(state, attempt, int(report["back_to"]), str(report["kind"]))
-    ledger = [list(one) for one in state.ledger.ranges]
+        roll_back(state, attempt, int(report["back_to"]), str(report["kind"]))
+    ledger = [list(window) for window in state.ledger.ranges]
     state.emit(EventKind.GUARD_TRIPPED, attempt=attempt, **report, ledger=ledger)
 
 
-def take_back(state: State, attempt: int, step: int, why: str) -> None:
-    """No state of this or an earlier attempt after `step` is used again, by a resumed job either:
-    what the remote tier holds of them goes into quarantine."""
-    state.line = state.line.taken_back(attempt, step)
+def roll_back(state: CoreState, attempt: int, step: int, why: str) -> None:
+    """Exclude all states after `step` of this and earlier attempts from use, also by a resumed job.
+    Their checkpoints in the remote tier go into quarantine."""
+    state.line = state.line.with_rollback(attempt, step)
     state.saves.keep_only(state.line)
-    for one in sorted(state.saves.remotes.values(), key=lambda one: one.step):
-        if one.attempt > attempt or one.step <= step or one.uri in state.saves.bad_uris:
+    for checkpoint in sorted(state.saves.remotes.values(), key=lambda checkpoint: checkpoint.step):
+        if (
+            checkpoint.attempt > attempt
+            or checkpoint.step <= step
+            or checkpoint.uri in state.saves.bad_uris
+        ):
             continue
-        state.saves.bad_uris.add(one.uri)
-        message = f"taken back to step {step}: {why}"
-        state.emit(EventKind.CHECKPOINT_BAD, step=one.step, uri=one.uri, message=message)
-        remote_cleanup_orders.begin(state, one.step)
+        state.saves.bad_uris.add(checkpoint.uri)
+        message = f"training was rolled back to step {step}: {why}"
+        state.emit(
+            EventKind.CHECKPOINT_BAD, step=checkpoint.step, uri=checkpoint.uri, message=message
+        )
+        remote_cleanup_orders.request_cleanup(state, checkpoint.step)

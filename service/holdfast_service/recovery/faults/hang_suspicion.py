@@ -1,15 +1,17 @@
-"""A rank makes no progress: look at all of them from outside, judge, and name who holds them up.
+"""Hangs: inspect all ranks from outside, judge the evidence, and name the rank that blocks others.
 
-Promises: nothing is torn down before it was looked at; a look has a deadline, and takes no help of
-the ranks; evidence that is not plain in itself is looked at twice; a world that makes no step for
-`stall_limit_s` (or for longer, where a phase may take longer), and in which every rank stands
-beyond its limit, ends, whether a culprit is found or not. What is lost with a supervisor is a look:
-the next one looks by itself.
+Invariants:
+
+- No world is ended without an inspection.
+- An inspection has a deadline and needs no help of the ranks.
+- Evidence that is not conclusive by itself is confirmed by a second inspection.
+- A world that commits no step for `stall_limit_s` (or longer, if a phase declares a longer limit)
+  and in which every rank exceeds its limit is ended, whether a culprit is found or not.
+- A supervisor restart loses only the inspection under way: its successor starts one by itself.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast_service.diagnosis import hang_culprit
@@ -18,228 +20,230 @@ from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core_state.effects import Inspect
 from holdfast_service.recovery.core_state.inputs import CommandFailed, Inspected
-from holdfast_service.recovery.core_state.state import Stage, State, World
+from holdfast_service.recovery.core_state.observations import HangSuspicion
+from holdfast_service.recovery.core_state.state import AttemptWorld, CoreState, Stage
 from holdfast_service.recovery.faults import judgement
 from holdfast_service.recovery.world import attempt_formation
-from holdfast_workers.protocol.messages import Inspection
 
 
-@dataclass
-class Suspicion:
-    """One case: from the first sign until a step is made, or somebody is accused."""
-
-    attempt: int
-    step: int
-    """It is over when a later step than this is committed."""
-    since: float
-    due: float
-    """When to look next; while a look is under way, when to judge without those who are missing."""
-    pause_s: float
-    number: int = 0
-    """Of the look under way, or of the last one."""
-    looked_at: float = 0.0
-    awaiting: set[str] = field(default_factory=set)
-    """Agents that are to tell what they see."""
-    seen: dict[int, Inspection] = field(default_factory=dict)
-    silent: dict[int, str] = field(default_factory=dict)
-    mute: set[str] = field(default_factory=set)
-    """Agents that did not answer."""
-    before: Look | None = None
-    """What a second look is to be compared with."""
-    told: bool = False
-    heard: bool = False
-    """During the look under way another rank was told of: it may have been looked at too early."""
-
-
-def stalled(state: State, step: int, at: float, now: float) -> None:
-    """An agent says that a rank, in `step`, is in its phase for longer than learned."""
+def handle_rank_stalled(state: CoreState, step: int, at: float, now: float) -> None:
+    """An agent reports that a rank, in `step`, exceeds the learned duration of its phase."""
     if not _is_watched(state):
         return
-    case = _current(state)
-    if case is None:
-        case = _open(state, step, now)
-        case.since = min(at, now)
-        _look(state, case, now)
-    elif case.awaiting:
-        case.heard = True
+    suspicion = _current_suspicion(state)
+    if suspicion is None:
+        suspicion = _open_suspicion(state, step, now)
+        suspicion.since = min(at, now)
+        _start_inspection(state, suspicion, now)
+    elif suspicion.awaiting:
+        suspicion.stall_reported = True
     else:
-        case.due = min(case.due, case.looked_at + state.config.inspect_pause_s)
+        suspicion.due = min(suspicion.due, suspicion.inspected_at + state.config.inspect_pause_s)
 
 
-def look_soon(state: State, now: float) -> None:
-    """A living world was taken over: it may have stalled, and have said so to nobody who lives."""
-    _open(state, state.committed, now)
+def inspect_soon(state: CoreState, now: float) -> None:
+    """Inspect an adopted world soon: it may have reported a stall only to the former supervisor."""
+    _open_suspicion(state, state.committed, now)
 
 
-def progressed(state: State, attempt: int, step: int, now: float) -> None:
-    """A step is known to be committed."""
+def record_progress(state: CoreState, attempt: int, step: int, now: float) -> None:
+    """Record a committed step; it ends the suspicion of an earlier step."""
     if attempt != state.attempt or step <= state.committed:
         return
     state.progress_at = now
-    case = _current(state)
-    if case is not None and step > case.step:
-        state.suspicion = None
+    suspicion = _current_suspicion(state)
+    if suspicion is not None and step > suspicion.step:
+        state.hang_suspicion = None
 
 
-def inspected(state: State, given: Inspected, now: float) -> None:
-    """An agent tells what it sees of its ranks."""
-    case, world = _current(state), state.world
-    if case is None or world is None or not _is_awaited(state, case, given):
+def handle_inspected(state: CoreState, event: Inspected, now: float) -> None:
+    """Record an agent's inspection of its ranks."""
+    suspicion, world = _current_suspicion(state), state.world
+    if suspicion is None or world is None or not _is_awaited(state, suspicion, event):
         return
-    for one in given.inspections:
-        member = world.members.get(one.beat.rank)
-        if member is None or member.done or one.beat.attempt != world.attempt:
+    for inspection in event.inspections:
+        member = world.members.get(inspection.beat.rank)
+        if member is None or member.done or inspection.beat.attempt != world.attempt:
             continue
-        if member.agent == given.agent:
-            case.seen[member.rank] = one
-    _answered(state, case, world, given.agent, f"{given.agent} sees no process of it", now)
+        if member.agent == event.agent:
+            suspicion.seen[member.rank] = inspection
+    _record_answer(
+        state,
+        suspicion,
+        world,
+        event.agent,
+        f"agent {event.agent} has no process of this rank",
+        now,
+    )
 
 
-def failed(state: State, given: CommandFailed, now: float) -> None:
-    """An agent could not be asked."""
-    case, world = _current(state), state.world
-    if case is not None and world is not None and _is_awaited(state, case, given):
-        case.mute.add(given.agent)
-        _answered(state, case, world, given.agent, f"{given.agent}: {given.why}", now)
+def handle_inspect_failed(state: CoreState, event: CommandFailed, now: float) -> None:
+    """Record that an agent could not be inspected."""
+    suspicion, world = _current_suspicion(state), state.world
+    if suspicion is not None and world is not None and _is_awaited(state, suspicion, event):
+        suspicion.unanswered.add(event.agent)
+        _record_answer(
+            state,
+            suspicion,
+            world,
+            event.agent,
+            f"agent {event.agent} failed to inspect it: {event.why}",
+            now,
+        )
 
 
-def due(state: State) -> float | None:
-    """When `tick` is needed."""
-    case = _current(state)
-    if case is not None:
-        return case.due
-    return _bound(state) if state.stage is Stage.RUNNING else None
+def next_due(state: CoreState) -> float | None:
+    """When `handle_tick` must be called."""
+    suspicion = _current_suspicion(state)
+    if suspicion is not None:
+        return suspicion.due
+    return _stall_deadline(state) if state.stage is Stage.RUNNING else None
 
 
-def tick(state: State, now: float) -> None:
-    at = due(state)
-    if at is None or now < at:
+def handle_tick(state: CoreState, now: float) -> None:
+    due = next_due(state)
+    if due is None or now < due:
         return
-    case, world = _current(state), state.world
+    suspicion, world = _current_suspicion(state), state.world
     assert world is not None
-    if case is None:
-        _look(state, _open(state, state.committed, now), now)
-    elif case.awaiting:
+    if suspicion is None:
+        _start_inspection(state, _open_suspicion(state, state.committed, now), now)
+    elif suspicion.awaiting:
         why = f"did not answer within {state.config.inspect_timeout_s:g} s"
-        case.mute |= case.awaiting
-        for agent in sorted(case.awaiting):
-            _answered(state, case, world, agent, f"{agent} {why}", now)
+        suspicion.unanswered |= suspicion.awaiting
+        for agent in sorted(suspicion.awaiting):
+            _record_answer(state, suspicion, world, agent, f"agent {agent} {why}", now)
     else:
-        _look(state, case, now)
+        _start_inspection(state, suspicion, now)
 
 
-def _is_watched(state: State) -> bool:
+def _is_watched(state: CoreState) -> bool:
     stages = (Stage.FORMING, Stage.RUNNING, Stage.FINISHING)
     return state.world is not None and state.stage in stages
 
 
-def _has_joined(state: State) -> bool:
-    """Whether all ranks are there, so that they wait for nobody but each other. Before, only what
-    is plain counts."""
+def _all_joined(state: CoreState) -> bool:
+    """Whether all ranks have joined and so wait only for each other. Before that, only conclusive
+    evidence counts."""
     return state.world is not None and state.world.joined_at is not None
 
 
-def _current(state: State) -> Suspicion | None:
-    """The case of the present world, if there is one."""
-    case = state.suspicion
-    if case is not None and not (_is_watched(state) and case.attempt == state.attempt):
-        state.suspicion = case = None
-    return case
+def _current_suspicion(state: CoreState) -> HangSuspicion | None:
+    """The suspicion of the present world, if there is one."""
+    suspicion = state.hang_suspicion
+    if suspicion is not None and not (_is_watched(state) and suspicion.attempt == state.attempt):
+        state.hang_suspicion = suspicion = None
+    return suspicion
 
 
-def _bound(state: State) -> float:
-    """Until when the world may go without a step."""
+def _stall_deadline(state: CoreState) -> float:
+    """The time until which the world may go without a step."""
     return max(state.since, state.progress_at) + state.config.stall_limit_s
 
 
-def _open(state: State, step: int, now: float) -> Suspicion:
+def _open_suspicion(state: CoreState, step: int, now: float) -> HangSuspicion:
     pause_s = state.config.inspect_again_s
-    state.suspicion = Suspicion(state.attempt, step, now, due=now + pause_s, pause_s=pause_s)
-    return state.suspicion
+    state.hang_suspicion = HangSuspicion(
+        state.attempt, step, now, due=now + pause_s, pause_s=pause_s
+    )
+    return state.hang_suspicion
 
 
-def _is_awaited(state: State, case: Suspicion, given: Inspected | CommandFailed) -> bool:
-    current = state.roster.is_current(given.agent, given.incarnation)
-    return current and given.number == case.number and given.agent in case.awaiting
+def _is_awaited(
+    state: CoreState, suspicion: HangSuspicion, event: Inspected | CommandFailed
+) -> bool:
+    current = state.roster.is_current(event.agent, event.incarnation)
+    return current and event.number == suspicion.number and event.agent in suspicion.awaiting
 
 
-def _look(state: State, case: Suspicion, now: float) -> None:
-    """Ask every agent that has ranks."""
+def _start_inspection(state: CoreState, suspicion: HangSuspicion, now: float) -> None:
+    """Request an inspection from every agent that hosts ranks."""
     world = state.world
     assert world is not None
-    state.looks += 1
-    case.number, case.looked_at = state.looks, now
-    case.due = now + state.config.inspect_timeout_s
-    case.seen, case.silent, case.mute = {}, {}, set()
-    case.awaiting = {member.agent for member in world.members.values() if not member.done}
-    for agent in sorted(case.awaiting):
-        record = state.roster.record(agent)
+    state.inspections += 1
+    suspicion.number, suspicion.inspected_at = state.inspections, now
+    suspicion.due = now + state.config.inspect_timeout_s
+    suspicion.seen, suspicion.silent, suspicion.unanswered = {}, {}, set()
+    suspicion.awaiting = {member.agent for member in world.members.values() if not member.done}
+    for agent in sorted(suspicion.awaiting):
+        record = state.roster.find(agent)
         if record is not None:
-            state.ask(Inspect(agent, world.attempt, case.number, record.incarnation))
+            state.request(Inspect(agent, world.attempt, suspicion.number, record.incarnation))
 
 
-def _answered(
-    state: State, case: Suspicion, world: World, agent: str, why_unseen: str, now: float
+def _record_answer(
+    state: CoreState,
+    suspicion: HangSuspicion,
+    world: AttemptWorld,
+    agent: str,
+    why_unseen: str,
+    now: float,
 ) -> None:
-    case.awaiting.discard(agent)
+    suspicion.awaiting.discard(agent)
     for member in world.members.values():
-        if member.agent == agent and not member.done and member.rank not in case.seen:
-            case.silent[member.rank] = why_unseen
-    if not case.awaiting:
-        _judge(state, case, now)
+        if member.agent == agent and not member.done and member.rank not in suspicion.seen:
+            suspicion.silent[member.rank] = why_unseen
+    if not suspicion.awaiting:
+        _judge_inspection(state, suspicion, now)
 
 
-def _judge(state: State, case: Suspicion, now: float) -> None:
-    look = Look(dict(case.seen), dict(case.silent))
-    longest_s = max((one.beat.limit_s for one in look.seen.values()), default=0.0)
+def _judge_inspection(state: CoreState, suspicion: HangSuspicion, now: float) -> None:
+    look = Look(dict(suspicion.seen), dict(suspicion.silent))
+    longest_s = max((inspection.beat.limit_s for inspection in look.seen.values()), default=0.0)
     late_s = max(0.0, longest_s - state.config.stall_limit_s)
-    overdue = state.stage is Stage.RUNNING and now >= _bound(state) + late_s
-    verdict = hang_culprit.judge(state.config.mesh, look, case.before, overdue=overdue)
+    overdue = state.stage is Stage.RUNNING and now >= _stall_deadline(state) + late_s
+    verdict = hang_culprit.judge(state.config.mesh, look, suspicion.before, overdue=overdue)
     if verdict.finding is Finding.HANG and verdict.sure:
-        _accuse(state, case, verdict, now)
-    elif verdict.finding is Finding.HANG and _has_joined(state):
-        case.before, case.due = look, now + state.config.inspect_pause_s
+        _report_hang(state, suspicion, verdict, now)
+    elif verdict.finding is Finding.HANG and _all_joined(state):
+        suspicion.before, suspicion.due = look, now + state.config.inspect_pause_s
     else:
-        _wait_on(state, case, verdict, now)
+        _keep_watching(state, suspicion, verdict, now)
 
 
-def _wait_on(state: State, case: Suspicion, verdict: Verdict, now: float) -> None:
-    """Nothing is wrong, as far as can be seen: said once, and looked at again."""
-    late = [one for one in case.seen.values() if one.beat.age_s > one.beat.limit_s]
-    past_bound = state.stage is Stage.RUNNING and now >= _bound(state)
-    if not (late or case.silent or case.heard or past_bound):
-        state.suspicion = None
+def _keep_watching(
+    state: CoreState, suspicion: HangSuspicion, verdict: Verdict, now: float
+) -> None:
+    """No hang is proven: emit STALLED once, and schedule the next inspection."""
+    late = [
+        inspection
+        for inspection in suspicion.seen.values()
+        if inspection.beat.age_s > inspection.beat.limit_s
+    ]
+    past_bound = state.stage is Stage.RUNNING and now >= _stall_deadline(state)
+    if not (late or suspicion.silent or suspicion.stall_reported or past_bound):
+        state.hang_suspicion = None
         return
-    case.before = None
-    if late and not case.told:
-        case.told = True
-        state.emit(EventKind.STALLED, attempt=state.attempt, step=case.step, **verdict.data())
-    case.due = now + case.pause_s
-    if case.heard:
-        case.due, case.heard = now + state.config.inspect_pause_s, False
+    suspicion.before = None
+    if late and not suspicion.stall_emitted:
+        suspicion.stall_emitted = True
+        state.emit(EventKind.STALLED, attempt=state.attempt, step=suspicion.step, **verdict.data())
+    suspicion.due = now + suspicion.pause_s
+    if suspicion.stall_reported:
+        suspicion.due, suspicion.stall_reported = now + state.config.inspect_pause_s, False
     if state.stage is Stage.RUNNING and not past_bound:
-        case.due = min(case.due, _bound(state))
-    case.pause_s = min(2 * case.pause_s, state.config.inspect_longest_pause_s)
+        suspicion.due = min(suspicion.due, _stall_deadline(state))
+    suspicion.pause_s = min(2 * suspicion.pause_s, state.config.inspect_longest_pause_s)
 
 
-def _accuse(state: State, case: Suspicion, verdict: Verdict, now: float) -> None:
-    """The world is condemned; the fence is to kill those that hold it up, rather than to wait for
-    them to leave. An agent that is silent and whose ranks are awaited is as good as lost."""
+def _report_hang(state: CoreState, suspicion: HangSuspicion, verdict: Verdict, now: float) -> None:
+    """Condemn the world. The fence kills the workers that block it instead of waiting for them to
+    leave. An agent that did not answer and whose ranks block others counts as lost."""
     world = state.world
     assert world is not None
-    state.suspicion = None
+    state.hang_suspicion = None
     accused = [world.members[rank] for rank in verdict.accused]
     for member in accused:
         if member.worker is not None:
             state.condemned.add(member.worker)
-            state.roster.doubt(member.worker)
+            state.roster.exclude_worker(member.worker)
     ranks = verdict.accused
     agents = sorted({member.agent for member in accused})
     workers = [member.worker for member in accused]
     fault = Fault(
         Cause.HANG,
         attempt=world.attempt,
-        at=case.since,
+        at=suspicion.since,
         what=verdict.reason,
         rank=ranks[0] if len(ranks) == 1 else None,
         ranks=ranks if len(ranks) > 1 else (),
@@ -248,20 +252,20 @@ def _accuse(state: State, case: Suspicion, verdict: Verdict, now: float) -> None
         step=state.committed,
         certain=False,
     )
-    judgement.accuse(state, fault, now)
+    judgement.report_fault(state, fault, now)
     state.update_incident(
-        suspects=tuple(_placed(world, one.data()) for one in verdict.suspects),
-        stacks=tuple(one.data() for one in verdict.stacks),
+        suspects=tuple(_with_location(world, suspect.data()) for suspect in verdict.suspects),
+        stacks=tuple(stack.data() for stack in verdict.stacks),
     )
-    state.tell_incident()
-    for agent in sorted(case.mute.intersection(agents)):
-        attempt_formation.drop(
-            state, agent, "it does not tell what its ranks do, and others wait for them"
+    state.emit_incident()
+    for agent in sorted(suspicion.unanswered.intersection(agents)):
+        attempt_formation.drop_agent(
+            state, agent, "it did not answer the inspection, and other ranks wait for its ranks"
         )
 
 
-def _placed(world: World, suspect: dict[str, Any]) -> dict[str, Any]:
-    """With where the rank is: processes and nodes are what is replaced."""
+def _with_location(world: AttemptWorld, suspect: dict[str, Any]) -> dict[str, Any]:
+    """`suspect` with its agent, node and worker: recovery replaces workers and nodes, not ranks."""
     member = world.members[suspect["rank"]]
     where = {"agent": member.agent, "node_id": member.node_id, "worker": member.worker}
     return {**suspect, **where}

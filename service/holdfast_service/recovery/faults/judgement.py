@@ -1,4 +1,8 @@
-"""From the first sign of a fault to the verdict: open the incident, gather its siblings, judge."""
+"""From the first fault to the decision: open the incident, gather related faults, decide.
+
+A fault of the present world condemns it, unless training can go on with it and nothing better is
+available. The module also records saved states that must not be restored again.
+"""
 
 from __future__ import annotations
 
@@ -7,66 +11,67 @@ from dataclasses import replace
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, Phase
 from holdfast_service.placement.restore_points import BadCopy
-from holdfast_service.policy.causes import Cause, Fault, mark_of, primary
+from holdfast_service.policy.causes import Cause, Fault, error_mark_of, primary_fault
 from holdfast_service.policy.decision_ladder import Action, Decision, decide, is_tolerable
 from holdfast_service.policy.incidents import Incident
-from holdfast_service.recovery.core_state.state import WITH_WORLD, Stage, State
+from holdfast_service.recovery.core_state.state import WITH_WORLD, CoreState, Stage
 from holdfast_service.recovery.nodes import situation
 from holdfast_service.recovery.upkeep import draining, remote_cleanup_orders
 from holdfast_service.recovery.world import graceful_stop, outcome, stop_proof
 from holdfast_workers.protocol.messages import Place, Restore, Tier
 
 
-def accuse(state: State, fault: Fault, now: float) -> None:
-    """A fault of the present world condemns it; between worlds it is one more cause.
+def report_fault(state: CoreState, fault: Fault, now: float) -> None:
+    """Record a fault. A fault of the present world condemns it; between worlds it only joins the
+    open incident.
 
-    A job whose last state is durable already needs no recovery any more: it has succeeded. A fault
-    with which steps are still made condemns nothing where nothing better is at hand.
+    A job whose last state is durable ends as succeeded instead. A fault with which the world still
+    commits steps is ignored if no better node is available.
     """
     if state.stage not in WITH_WORLD:
         if state.incident is not None:
-            _record(state, fault, now)
+            _record_fault(state, fault, now)
         return
-    if outcome.is_durable(state):
+    if outcome.is_last_step_durable(state):
         outcome.conclude(state, now)
         return
-    if is_tolerable(fault.cause) and _is_let_be(state, fault, now):
+    if is_tolerable(fault.cause) and _is_ignored(state, fault, now):
         return
     fault = replace(fault, on_notice=draining.on_notice(state, fault))
-    _record(state, fault, now)
+    _record_fault(state, fault, now)
     state.batch.append(fault)
     wait_s = state.config.gather_s if _is_explained(state) else state.config.communication_wait_s
     if state.stage is Stage.GATHERING:
         assert state.deadline is not None
         state.deadline = min(state.deadline, now + wait_s)
         return
-    state.show(Phase.RECOVERING)
-    state.enter(Stage.GATHERING, now, wait_s)
+    state.set_phase(Phase.RECOVERING)
+    state.enter_stage(Stage.GATHERING, now, wait_s)
 
 
-def judge_batch(state: State, now: float) -> bool:
-    """The siblings are in: the world ends. True if a new attempt is to be formed."""
+def judge_batch(state: CoreState, now: float) -> bool:
+    """End the world after its faults were gathered. True if a new attempt must be formed."""
     batch = tuple(state.batch)
-    first = primary(batch)
-    state.spent("gather", now - state.since)
-    situation.count(state, batch, now)
-    decision = decide(situation.situation(state, batch, now))
-    _take_down(state, decision, now)
+    first = primary_fault(batch)
+    state.add_phase_time("gather", now - state.since)
+    situation.record_condemned_attempt(state, batch, now)
+    decision = decide(situation.assess(state, batch, now))
+    _record_decision(state, decision, now)
     if decision.end is not None:
-        if graceful_stop.settles(state, decision.end, now):
+        if graceful_stop.ends_as_requested(state, decision.end, now):
             return False
         end = decision.end
         outcome.fail(state, now, end.code, end.message, end.traceback)
         return False
-    state.judged = decision
-    mark = mark_of(first)
+    state.last_decision = decision
+    mark = error_mark_of(first)
     if mark is not None:
         state.mark = mark
         state.update_incident(mark=mark)
     for fault in batch:
         if fault.cause in _DISTRUSTED and fault.worker is not None:
-            state.roster.doubt(fault.worker)
-    stop_proof.is_needed(state, state.world.lives() if state.world is not None else ())
+            state.roster.exclude_worker(fault.worker)
+    stop_proof.require_proof(state, state.world.incarnations() if state.world is not None else ())
     if not state.config.lease_s and any(fault.certain for fault in batch):
         state.unproven = set()
     outcome.end_attempt(state, first.what)
@@ -75,47 +80,49 @@ def judge_batch(state: State, now: float) -> bool:
 
 
 _DISTRUSTED = frozenset({Cause.HANG, Cause.CORRUPTION, Cause.STRAGGLER})
-"""Their processes live, and are not given a rank again."""
+"""Causes whose processes may still live; they never host a rank again."""
 
 
-def _take_down(state: State, decision: Decision, now: float) -> None:
-    """The decision, and the account that it was taken on, belong to the incident."""
+def _record_decision(state: CoreState, decision: Decision, now: float) -> None:
+    """Record the decision in the incident, with the budget that it was based on."""
     if state.incident is not None:
-        state.incident = state.incident.decided(decision, situation.budget(state, now))
+        state.incident = state.incident.with_decision(decision, situation.budget(state, now))
 
 
-def _is_let_be(state: State, fault: Fault, now: float) -> bool:
-    """Whether nothing is done about it: then it is told as an incident that cost nothing, once per
-    window."""
+def _is_ignored(state: CoreState, fault: Fault, now: float) -> bool:
+    """Whether the fault is ignored. An ignored fault is recorded as a closed incident without cost,
+    once per window."""
     if state.incident is not None or state.stage is not Stage.RUNNING:
         return False
     before = state.offences
-    situation.blame(state, (fault,), now)
+    situation.record_offences(state, (fault,), now)
     budget = situation.budget(state, now, coming=(fault,))
-    decision = decide(replace(situation.situation(state, (fault,), now), budget=budget))
+    decision = decide(replace(situation.assess(state, (fault,), now), budget=budget))
     if decision.action is not Action.IGNORE:
-        state.offences = before  # counted when it is judged
+        state.offences = before  # `judge_batch` counts them
         return False
     key = (fault.cause.value, fault.agent, fault.rank)
-    told_at = state.let_be.get(key)
+    told_at = state.ignored_faults.get(key)
     if told_at is not None and now < told_at + state.config.window_s:
         state.offences = before
         return True
-    state.let_be[key] = now
+    state.ignored_faults[key] = now
     state.incidents += 1
-    told = Incident.opened(state.incidents, fault, now)
-    told = told.decided(decision, situation.budget(state, now))
-    told = replace(told, offences=tuple(one for one in state.offences if one not in before))
-    state.emit(EventKind.INCIDENT_OPENED, **told.data())
-    state.emit(EventKind.INCIDENT_CLOSED, **told.closed(now, "training goes on").data())
+    ignored = Incident.opened(state.incidents, fault, now)
+    ignored = ignored.with_decision(decision, situation.budget(state, now))
+    ignored = replace(
+        ignored, offences=tuple(offence for offence in state.offences if offence not in before)
+    )
+    state.emit(EventKind.INCIDENT_OPENED, **ignored.data())
+    state.emit(EventKind.INCIDENT_CLOSED, **ignored.closed(now, "training goes on").data())
     return True
 
 
-def distrust_source(state: State, rank: int, *, for_ever: bool, why: str) -> None:
-    """What the rank was told to restore from is not to be used again.
+def distrust_source(state: CoreState, rank: int, *, for_ever: bool, why: str) -> None:
+    """Never use the rank's restore source again.
 
-    `for_ever` if it was seen to be bad; a mere failure to fetch it holds for this life of the
-    agent that has it, which verifies its segments when it comes back.
+    `for_ever` if the state was found to be bad. A failure to fetch it holds only for the present
+    incarnation of the holding agent, which verifies its segments when it restarts.
     """
     if state.world is None or rank not in state.world.members:
         return
@@ -124,80 +131,83 @@ def distrust_source(state: State, rank: int, *, for_ever: bool, why: str) -> Non
         if source.uri not in state.saves.bad_uris:
             state.saves.bad_uris.add(source.uri)
             state.emit(EventKind.CHECKPOINT_BAD, step=source.step, uri=source.uri, message=why)
-            remote_cleanup_orders.begin(state, source.step)
+            remote_cleanup_orders.request_cleanup(state, source.step)
         return
     if source.tier in (Tier.OWN_RAM, Tier.PARTNER_RAM):
-        _distrust(state, source, (source.agent, source.place, rank), why, for_ever=for_ever)
+        _distrust_part(state, source, (source.agent, source.place, rank), why, for_ever=for_ever)
     elif source.tier is Tier.RESHARD:
-        origins = {(one.agent, one.place, one.rank) for one in source.origins}
+        origins = {(origin.agent, origin.place, origin.rank) for origin in source.origins}
         known = {
             (bad.agent, bad.place, bad.rank)
             for bad in state.bad
             if (bad.attempt, bad.step) == (source.attempt, source.step)
         }
-        if not origins & known:  # its agent has not told which of them failed
-            for one in sorted(origins):
-                _distrust(state, source, one, why, for_ever=for_ever)
+        if not origins & known:  # its agent has not reported which of them failed
+            for part in sorted(origins):
+                _distrust_part(state, source, part, why, for_ever=for_ever)
 
 
 def distrust_origins(
-    state: State, source: Restore, lost: Collection[tuple[str, Place, int]], why: str
+    state: CoreState, source: Restore, lost: Collection[tuple[str, Place, int]], why: str
 ) -> None:
-    """Of what `source` is to be put together from, these parts (agent, place, rank) could not be
-    had: they are not asked for again in this life of their agents. The others stay good."""
-    for one in source.origins:
-        part = (one.agent, one.place, one.rank)
+    """Exclude the `lost` parts (agent, place, rank) of a resharding `source`, which could not be
+    fetched, for the present incarnation of their agents. The other parts stay usable."""
+    for origin in source.origins:
+        part = (origin.agent, origin.place, origin.rank)
         if part in lost:
-            _distrust(state, source, part, why, for_ever=False)
+            _distrust_part(state, source, part, why, for_ever=False)
 
 
-def _distrust(
-    state: State, source: Restore, part: tuple[str, Place, int], why: str, *, for_ever: bool
+def _distrust_part(
+    state: CoreState, source: Restore, part: tuple[str, Place, int], why: str, *, for_ever: bool
 ) -> None:
     agent, place, rank = part
-    record = state.roster.record(agent)
-    life = record.incarnation if record is not None and not for_ever else ""
-    add_bad(state, BadCopy(agent, place, rank, source.attempt, source.step, life), why)
+    record = state.roster.find(agent)
+    incarnation = record.incarnation if record is not None and not for_ever else ""
+    record_bad_copy(
+        state, BadCopy(agent, place, rank, source.attempt, source.step, incarnation), why
+    )
 
 
-def distrust_state(state: State, rank: int, why: str) -> None:
-    """What the rank was told to restore from seems bad as it was computed: other copies of it are
-    hardly better, and are taken only where there is no other state."""
+def distrust_state(state: CoreState, rank: int, why: str) -> None:
+    """Distrust the state that the rank restored: it seems to have been computed wrongly. Its other
+    copies are hardly better and are restored only if there is no other state."""
     assert state.world is not None
     source = state.world.members[rank].restore
     distrust_source(state, rank, for_ever=True, why=why)
-    ranks = {one.rank for one in source.origins} or {rank}
+    ranks = {origin.rank for origin in source.origins} or {rank}
     state.doubted |= {BadCopy("", source.place, one, source.attempt, source.step) for one in ranks}
 
 
-def add_bad(state: State, bad: BadCopy, why: str) -> None:
-    """Never restore from this copy again; what carries it over a restart is the event of a copy
-    that is damaged, and the open incident for one that could not be had."""
+def record_bad_copy(state: CoreState, bad: BadCopy, why: str) -> None:
+    """Never restore from this copy again. A supervisor restart knows a damaged copy from its event,
+    and a copy that could not be fetched from the open incident."""
     if bad in state.bad:
         return
     state.bad.add(bad)
-    told = {**bad.__dict__, "place": bad.place.value}
+    data = {**bad.__dict__, "place": bad.place.value}
     if not bad.incarnation:
-        state.emit(EventKind.CHECKPOINT_BAD, step=bad.step, uri="", message=why, copy=told)
+        state.emit(EventKind.CHECKPOINT_BAD, step=bad.step, uri="", message=why, copy=data)
     if state.incident is not None:
-        state.update_incident(bad=(*state.incident.bad, told))
-        state.tell_incident()
+        state.update_incident(bad=(*state.incident.bad, data))
+        state.emit_incident()
 
 
-def _record(state: State, fault: Fault, now: float) -> None:
+def _record_fault(state: CoreState, fault: Fault, now: float) -> None:
     if state.incident is None:
         state.incidents += 1
         state.incident = Incident.opened(state.incidents, fault, now)
-        state.tell_incident(EventKind.INCIDENT_OPENED)
+        state.emit_incident(EventKind.INCIDENT_OPENED)
     elif fault not in state.incident.faults:
         state.incident = state.incident.with_fault(fault)
-        state.tell_incident()
+        state.emit_incident()
 
 
-def _is_explained(state: State) -> bool:
-    """Whether the batch names a culprit, or every rank lives to tell that it has none."""
+def _is_explained(state: CoreState) -> bool:
+    """Whether the batch contains a cause other than communication errors, or such an error of every
+    rank: then no further fault is expected."""
     if any(fault.cause is not Cause.COMMUNICATION for fault in state.batch):
         return True
     assert state.world is not None
-    told = {fault.rank for fault in state.batch}
-    return told >= set(state.world.members)
+    reported = {fault.rank for fault in state.batch}
+    return reported >= set(state.world.members)

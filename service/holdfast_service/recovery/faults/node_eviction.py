@@ -1,7 +1,7 @@
-"""Ranks leave a node that should not, or cannot, be trained on any more, if there is a better one.
+"""Ranks leave a node that is unhealthy or avoided, if a better node is available.
 
-The fault that says so proves nothing about the attempt that runs there: as after any other
-uncertain one, the fence's answer does.
+The fault that this module reports is uncertain: it does not prove that the ranks of the node have
+stopped. Only the answer to the fence proves that.
 """
 
 from __future__ import annotations
@@ -11,74 +11,85 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
-from holdfast_service.placement.rank_assignment import Assignment, Home, assign, listed
+from holdfast_service.placement.rank_assignment import Assignment, GroupHome, assign, format_ranks
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.policy.quarantine import Avoided, node_name
 from holdfast_service.recovery.core_state.effects import CheckNode
-from holdfast_service.recovery.core_state.inputs import CommandFailed, Exchanged
+from holdfast_service.recovery.core_state.inputs import CommandFailed, LinkChecked
 from holdfast_service.recovery.core_state.roster import AgentRecord
-from holdfast_service.recovery.core_state.state import Health, Stage, State, Unchecked, World
+from holdfast_service.recovery.core_state.state import (
+    AgentHealth,
+    AttemptWorld,
+    CoreState,
+    Stage,
+    UncheckedAgent,
+)
 from holdfast_service.recovery.faults import judgement
 from holdfast_service.recovery.nodes import node_eligibility, situation
-from holdfast_workers.health.findings import Finding, Level
+from holdfast_workers.health.findings import HealthFinding, Level
 from holdfast_workers.protocol.messages import AgentReport, Signal
 
 
-def health_told(state: State, signal: Signal, now: float) -> None:
-    """An agent finds its node's health changed."""
+def handle_health_signal(state: CoreState, signal: Signal, now: float) -> None:
+    """Handle the signal that the health of an agent's node has changed."""
     del now
-    record = state.roster.record(signal.agent)
+    record = state.roster.find(signal.agent)
     if record is not None:
-        take_health(state, record, signal.detail)
+        record_health(state, record, signal.detail)
 
 
-def take_health(state: State, record: AgentRecord, said: Mapping[str, Any]) -> None:
-    """What an agent says of its node's health, unless it has said something newer."""
-    before = _known(state, record)
-    if said["health"] > before.number:
-        found = tuple(Finding.from_data(one) for one in said["findings"])
-        number, measured = int(said["health"]), dict(said["measured"])
-        _note(state, record, replace(before, number=number, found=found, measured=measured))
+def record_health(state: CoreState, record: AgentRecord, report: Mapping[str, Any]) -> None:
+    """Record an agent's health report of its node, unless a newer one is known."""
+    before = _known_health(state, record)
+    if report["health"] > before.number:
+        findings = tuple(HealthFinding.from_data(finding) for finding in report["findings"])
+        number, measured = int(report["health"]), dict(report["measured"])
+        _store_health(
+            state, record, replace(before, number=number, reported=findings, measured=measured)
+        )
 
 
-def exchanged(state: State, given: Exchanged) -> None:
-    """Others reach each other, and not this node; or this one again."""
-    record = state.roster.record(given.agent)
-    if record is not None and record.incarnation == given.incarnation:
-        what = f"bytes do not reach the node of {given.agent} and come back: {given.why}"
-        finding = Finding("exchange", "unreached", Level.UNFIT, what) if given.why else None
-        _note(state, record, replace(_known(state, record), unreached=finding))
+def handle_link_checked(state: CoreState, event: LinkChecked) -> None:
+    """Record the result of a network check: the node is unreachable, or reachable again."""
+    record = state.roster.find(event.agent)
+    if record is not None and record.incarnation == event.incarnation:
+        description = f"bytes do not reach the node of {event.agent} and return intact: {event.why}"
+        finding = (
+            HealthFinding("exchange", "unreached", Level.UNFIT, description) if event.why else None
+        )
+        _store_health(state, record, replace(_known_health(state, record), unreached=finding))
 
 
-def set_aside(state: State, nodes: Mapping[str, Avoided], now: float) -> None:
-    """These nodes are set aside, and no others. Who is back is checked before it gets a rank; one
-    that has kept its ranks meanwhile is in use anyway."""
+def apply_avoided_nodes(state: CoreState, nodes: Mapping[str, Avoided], now: float) -> None:
+    """Replace the set of avoided nodes. A node that may be used again is checked before it gets a
+    rank; a node that kept its ranks meanwhile needs no check."""
     before, state.avoided = state.avoided, dict(nodes)
     back = before.keys() - nodes.keys()
     homes = {home.agent for home in state.homes.values()}
     for record in state.roster.live():
         name = node_name(record.report.node_id, record.report.host)
         if name in back and record.agent not in homes:
-            state.unchecked[record.agent] = Unchecked(record.incarnation, now)
+            state.unchecked[record.agent] = UncheckedAgent(record.incarnation, now)
             state.emit(EventKind.STANDBY, agent=record.agent, state="checking")
-    check_unchecked(state, now)
+    request_due_checks(state, now)
 
 
-def check_unchecked(state: State, now: float) -> None:
-    """Have the checks made that are due."""
-    for agent, check in _checks(state).items():
+def request_due_checks(state: CoreState, now: float) -> None:
+    """Request the node checks that are due."""
+    for agent, check in _pending_checks(state).items():
         if check.due <= now:
             check.due = now + state.config.check_timeout_s
-            state.ask(CheckNode(agent, check.incarnation))
+            state.request(CheckNode(agent, check.incarnation))
 
 
-def check_due(state: State) -> float | None:
-    """When `check_unchecked` is needed."""
-    return min((check.due for check in _checks(state).values()), default=None)
+def next_check_due(state: CoreState) -> float | None:
+    """When `request_due_checks` must be called."""
+    return min((check.due for check in _pending_checks(state).values()), default=None)
 
 
-def _checks(state: State) -> dict[str, Unchecked]:
-    """Of agents that are there, in the life that it is about: a new life begins with a check."""
+def _pending_checks(state: CoreState) -> dict[str, UncheckedAgent]:
+    """Pending checks of live agents in the same incarnation: a new incarnation starts with a check
+    of its own."""
     live = {record.agent: record for record in state.roster.live()} if state.unchecked else {}
     return {
         agent: state.unchecked[agent]
@@ -87,40 +98,42 @@ def _checks(state: State) -> dict[str, Unchecked]:
     }
 
 
-def checked(state: State, report: AgentReport) -> None:
-    """A node was checked: what it is fit for, its health says from now on."""
-    record = state.roster.record(report.agent)
+def record_node_check(state: CoreState, report: AgentReport) -> None:
+    """Record a completed node check; the health report decides on the use of the node."""
+    record = state.roster.find(report.agent)
     if record is None or record.incarnation != report.incarnation:
         return
-    take_health(state, record, report_of_health(report))
+    record_health(state, record, health_fields(report))
     if node_eligibility.is_unchecked(state, record):
         del state.unchecked[report.agent]
         unfit = bool(node_eligibility.why_unfit(state, record))
         state.emit(EventKind.STANDBY, agent=report.agent, state="unfit" if unfit else "ready")
 
 
-def check_failed(state: State, given: CommandFailed, now: float) -> None:
-    """Asked again later: what is not measured is not healthy."""
-    check = state.unchecked.get(given.agent)
-    if check is not None and check.incarnation == given.incarnation:
+def handle_check_failed(state: CoreState, event: CommandFailed, now: float) -> None:
+    """Repeat a failed check later: an unchecked node does not count as healthy."""
+    check = state.unchecked.get(event.agent)
+    if check is not None and check.incarnation == event.incarnation:
         check.due = now + state.config.check_pause_s
 
 
-def report_of_health(report: AgentReport) -> dict[str, Any]:
+def health_fields(report: AgentReport) -> dict[str, Any]:
     return {name: getattr(report, name) for name in ("health", "findings", "measured")}
 
 
-def _known(state: State, record: AgentRecord) -> Health:
+def _known_health(state: CoreState, record: AgentRecord) -> AgentHealth:
     known = state.health.get(record.agent)
     if known is None or known.incarnation != record.incarnation:
-        return Health(record.incarnation)
+        return AgentHealth(record.incarnation)
     return known
 
 
-def _note(state: State, record: AgentRecord, health: Health) -> None:
-    """Tell it if it is news."""
-    before, state.health[record.agent] = _known(state, record), health
-    same = {one.key for one in before.findings} == {one.key for one in health.findings}
+def _store_health(state: CoreState, record: AgentRecord, health: AgentHealth) -> None:
+    """Store the health and emit an event if it has changed."""
+    before, state.health[record.agent] = _known_health(state, record), health
+    same = {finding.key for finding in before.findings} == {
+        finding.key for finding in health.findings
+    }
     if same and before.measured == health.measured:
         return
     state.emit(
@@ -128,14 +141,14 @@ def _note(state: State, record: AgentRecord, health: Health) -> None:
         agent=record.agent,
         node_id=record.report.node_id,
         host=record.report.host,
-        findings=[one.data() for one in health.findings],
+        findings=[finding.data() for finding in health.findings],
         measured=dict(health.measured),
     )
 
 
-def leave_if_better(state: State, now: float) -> None:
-    """Condemn the world if a node of it is to be left and its ranks have somewhere to go, or if
-    it cannot run them any more."""
+def evict_if_better(state: CoreState, now: float) -> None:
+    """Condemn the world if its ranks should leave a node and another node can take them, or if the
+    node cannot run them any more."""
     world = state.world
     if state.stage is not Stage.RUNNING or world is None or state.stop is not None:
         return
@@ -150,30 +163,32 @@ def leave_if_better(state: State, now: float) -> None:
     if not left:
         return
     homes = {
-        index: Home(home.agent, home.domain, alive=True) for index, home in state.homes.items()
+        index: GroupHome(home.agent, home.domain, alive=True) for index, home in state.homes.items()
     }
-    result = assign(state.config.groups, homes, situation.places(state, records, {}, now))
+    result = assign(state.config.groups, homes, situation.candidate_nodes(state, records, {}, now))
     moved = result.moved if isinstance(result, Assignment) else ()
     emptied = {homes[index].agent for index in moved}
     for record in hosts:
         agent = record.agent
-        if agent in left and (agent in emptied or node_eligibility.is_lost(state, record)):
-            _accuse(state, world, record, left[agent], now)
+        if agent in left and (agent in emptied or node_eligibility.has_lost_device(state, record)):
+            _report_unfit_host(state, world, record, left[agent], now)
 
 
-def _accuse(state: State, world: World, record: AgentRecord, why: str, now: float) -> None:
-    ranks = tuple(one.rank for one in world.members.values() if one.agent == record.agent)
+def _report_unfit_host(
+    state: CoreState, world: AttemptWorld, record: AgentRecord, why: str, now: float
+) -> None:
+    ranks = tuple(member.rank for member in world.members.values() if member.agent == record.agent)
     unwell = bool(node_eligibility.why_unfit(state, record))
-    said = "is unwell" if unwell else "is to be left"
+    condition = "is unhealthy" if unwell else "must be left"
     fault = Fault(
         Cause.NODE_UNWELL if unwell else Cause.PREEMPTED,
         attempt=world.attempt,
         at=now,
-        what=f"the node of {record.agent} with {listed(ranks)} {said}: {why}",
+        what=f"the node of {record.agent} with {format_ranks(ranks)} {condition}: {why}",
         rank=min(ranks, default=None),
         ranks=ranks,
         agent=record.agent,
         step=state.committed,
         certain=False,
     )
-    judgement.accuse(state, fault, now)
+    judgement.report_fault(state, fault, now)

@@ -1,117 +1,111 @@
-"""Ranks that compute more slowly than their peers: told at once, and left when it lasts.
+"""Ranks that compute more slowly than their peers: emitted at once, a fault if it lasts.
 
-Nothing waits for the end of this: training goes on. A rank that is slow for `straggler_patience_s`
-is a fault of its node, and the ladder of decisions says whether there is a better place for it.
+Training goes on meanwhile. A rank that is slow for `straggler_patience_s` counts as a fault of its
+node, and the decision ladder decides whether a better node is available.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from holdfast_service.diagnosis.stragglers import Straggler
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.causes import Cause, Fault
-from holdfast_service.recovery.core_state.state import Stage, State, World
+from holdfast_service.recovery.core_state.observations import SlowRank
+from holdfast_service.recovery.core_state.state import AttemptWorld, CoreState, Stage
 from holdfast_service.recovery.faults import judgement
 from holdfast_workers.protocol.messages import StepRow
 
 
-@dataclass
-class Slow:
-    """A rank that is slow, on the agent where it was seen to be."""
-
-    what: Straggler
-    agent: str
-    since: float
-    accused: bool = False
+def restore_slow_ranks(state: CoreState, slow_events: Mapping[int, Mapping[str, Any]]) -> None:
+    """Restore the ranks whose last STRAGGLER event in the journal says that they are slow."""
+    for rank, data in slow_events.items():
+        straggler = Straggler(rank, data["factor"], data["since_step"], data["step"])
+        state.peer_times.slow[rank] = straggler
+        state.slow_ranks[rank] = SlowRank(straggler, data["agent"], data["since"])
 
 
-def remember(state: State, told: Mapping[int, Mapping[str, Any]]) -> None:
-    """Ranks that a former supervisor has told to be slow, and nothing else since."""
-    for rank, one in told.items():
-        what = Straggler(rank, one["factor"], one["since_step"], one["step"])
-        state.peer_times.slow[rank] = what
-        state.slow[rank] = Slow(what, one["agent"], one["since"])
-
-
-def measured(state: State, rows: Sequence[StepRow], now: float) -> None:
-    """Steps were made: is anybody slow, or not any more?"""
+def handle_step_rows(state: CoreState, rows: Sequence[StepRow], now: float) -> None:
+    """Evaluate new steps: emit which ranks became slow or recovered."""
     world = state.world
     if state.stage is not Stage.RUNNING or world is None:
         return
-    _let_go(state, world)
+    _drop_moved_ranks(state, world)
     for row in rows:
         if row.attempt == world.attempt and len(row.compute_s) == len(world.members):
-            for one in state.peer_times.take(row):
-                _note(state, world, one, now)
+            for straggler in state.peer_times.take(row):
+                _record_change(state, world, straggler, now)
     if state.config.replace_stragglers:
-        _replace(state, world, now)
+        _report_lasting_stragglers(state, world, now)
 
 
-def _let_go(state: State, world: World) -> None:
-    """Of those whose rank has left the node that was slow, nothing is known yet."""
-    for rank, one in list(state.slow.items()):
+def _drop_moved_ranks(state: CoreState, world: AttemptWorld) -> None:
+    """Forget slow ranks that have moved to another node: their speed there is not known yet."""
+    for rank, slow in list(state.slow_ranks.items()):
         agent = world.members[rank].agent
-        if agent != one.agent:
-            del state.slow[rank]
+        if agent != slow.agent:
+            del state.slow_ranks[rank]
             state.peer_times.forget(rank)
-            _tell(state, one, "moved", f"its rank is on {agent} now")
+            _emit_change(state, slow, "moved", f"the rank runs on {agent} now")
 
 
-def _note(state: State, world: World, one: Straggler, now: float) -> None:
-    if one.recovered:
-        before = state.slow.pop(one.rank, None)
+def _record_change(state: CoreState, world: AttemptWorld, straggler: Straggler, now: float) -> None:
+    if straggler.recovered:
+        before = state.slow_ranks.pop(straggler.rank, None)
         if before is not None:
-            _tell(state, before, "recovered", f"as fast as its peers again at step {one.step}")
+            _emit_change(
+                state, before, "recovered", f"as fast as its peers again at step {straggler.step}"
+            )
         return
-    state.slow[one.rank] = slow = Slow(one, world.members[one.rank].agent, now)
-    _tell(state, slow, "slow", _in_words(slow))
+    state.slow_ranks[straggler.rank] = slow = SlowRank(
+        straggler, world.members[straggler.rank].agent, now
+    )
+    _emit_change(state, slow, "slow", _describe(slow))
 
 
-def _tell(state: State, one: Slow, standing: str, why: str) -> None:
-    record = state.roster.record(one.agent)
+def _emit_change(state: CoreState, slow: SlowRank, standing: str, why: str) -> None:
+    record = state.roster.find(slow.agent)
     state.emit(
         EventKind.STRAGGLER,
-        rank=one.what.rank,
-        agent=one.agent,
+        rank=slow.straggler.rank,
+        agent=slow.agent,
         node_id=record.report.node_id if record is not None else "",
         host=record.report.host if record is not None else "",
-        factor=one.what.factor,
-        since_step=one.what.since_step,
-        step=one.what.step,
-        since=one.since,
+        factor=slow.straggler.factor,
+        since_step=slow.straggler.since_step,
+        step=slow.straggler.step,
+        since=slow.since,
         attempt=state.attempt,
         state=standing,
         why=why,
     )
 
 
-def _in_words(one: Slow) -> str:
+def _describe(slow: SlowRank) -> str:
     return (
-        f"rank {one.what.rank} on {one.agent} computes {one.what.factor:.2f} times as long as its "
-        f"peers since step {one.what.since_step}"
+        f"rank {slow.straggler.rank} on {slow.agent} takes {slow.straggler.factor:.2f} times as "
+        f"long as its peers to compute, since step {slow.straggler.since_step}"
     )
 
 
-def _replace(state: State, world: World, now: float) -> None:
-    for one in list(state.slow.values()):
-        lasting = now - one.since >= state.config.straggler_patience_s
-        if one.accused or not lasting or state.stop is not None:
+def _report_lasting_stragglers(state: CoreState, world: AttemptWorld, now: float) -> None:
+    for slow in list(state.slow_ranks.values()):
+        lasting = now - slow.since >= state.config.straggler_patience_s
+        if slow.reported or not lasting or state.stop is not None:
             continue
-        one.accused = True
-        member = world.members[one.what.rank]
+        slow.reported = True
+        member = world.members[slow.straggler.rank]
         fault = Fault(
             Cause.STRAGGLER,
             attempt=world.attempt,
             at=now,
-            what=_in_words(one),
+            what=_describe(slow),
             rank=member.rank,
             agent=member.agent,
             step=state.committed,
             certain=False,
         )
-        judgement.accuse(state, fault, now)
+        judgement.report_fault(state, fault, now)
         if state.stage is not Stage.RUNNING:
             return

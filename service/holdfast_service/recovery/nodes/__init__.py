@@ -1,1 +1,1 @@
-"""Which nodes may run ranks, and what the decision ladder knows of them."""
+"""The nodes that may run ranks, and the input of the decision ladder."""

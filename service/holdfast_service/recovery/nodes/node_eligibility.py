@@ -1,8 +1,8 @@
-"""Which nodes may be given ranks, by their health and by what operators and the service say.
+"""Eligibility of nodes for ranks: by health, by the control plane, and by announced removal.
 
-A node that is to be avoided keeps the ranks it has as long as there is no other place for them;
-one whose device is gone can run none. One in quarantine is better than none: what counts against
-it is of the past.
+- An avoided node (unfit, cordoned or draining) keeps its ranks while no other node can take them.
+- A node whose device is lost can run no rank.
+- A quarantined node is used as a last resort: its faults are in the past.
 """
 
 from __future__ import annotations
@@ -11,91 +11,93 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from holdfast_service.placement.rank_assignment import Node
-from holdfast_service.policy.quarantine import Standing, node_name
+from holdfast_service.placement.rank_assignment import CandidateNode
+from holdfast_service.policy.quarantine import NodeStanding, node_name
 from holdfast_service.recovery.core_state.roster import AgentRecord
-from holdfast_service.recovery.core_state.state import State
-from holdfast_workers.health.findings import Finding, Level, in_words
+from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_workers.health.findings import HealthFinding, Level, messages_of
 
 
-def findings_of(state: State, record: AgentRecord) -> tuple[Finding, ...]:
-    """What was last heard of the health of the agent's node, in this life of it."""
+def findings_of(state: CoreState, record: AgentRecord) -> tuple[HealthFinding, ...]:
+    """The last known health findings of the agent's node, in its present incarnation."""
     health = state.health.get(record.agent)
-    there = health is not None and health.incarnation == record.incarnation
-    return health.findings if health is not None and there else ()
+    is_current = health is not None and health.incarnation == record.incarnation
+    return health.findings if health is not None and is_current else ()
 
 
-def why_unfit(state: State, record: AgentRecord) -> str:
-    """What makes the node unfit to train on; "" if nothing known does."""
-    return in_words(findings_of(state, record))
+def why_unfit(state: CoreState, record: AgentRecord) -> str:
+    """Why the node is unfit for training; "" if no reason is known."""
+    return messages_of(findings_of(state, record))
 
 
-def is_lost(state: State, record: AgentRecord) -> bool:
-    """Whether what ranks need on that node is gone."""
-    found = findings_of(state, record)
-    return any(one.lost and one.level is Level.UNFIT for one in found)
+def has_lost_device(state: CoreState, record: AgentRecord) -> bool:
+    """Whether a device that ranks need is gone from the node."""
+    findings = findings_of(state, record)
+    return any(finding.lost and finding.level is Level.UNFIT for finding in findings)
 
 
-def set_aside(state: State, record: AgentRecord, standing: Standing) -> str:
-    """Why the node has that standing with the control plane; "" if it has not."""
-    found = state.avoided.get(node_name(record.report.node_id, record.report.host))
-    return found.reason if found is not None and found.standing is standing else ""
+def why_set_aside(state: CoreState, record: AgentRecord, standing: NodeStanding) -> str:
+    """Why the control plane gave the node that standing; "" if the node does not have it."""
+    avoided = state.avoided.get(node_name(record.report.node_id, record.report.host))
+    return avoided.reason if avoided is not None and avoided.standing is standing else ""
 
 
-def is_closed(state: State, record: AgentRecord) -> bool:
-    """Whether no rank can be there, not even one that was."""
-    return is_lost(state, record) or record.agent in state.sidelined
+def is_unusable(state: CoreState, record: AgentRecord) -> bool:
+    """Whether the node can run no rank, not even one that it already runs."""
+    return has_lost_device(state, record) or record.agent in state.sidelined
 
 
-def is_unchecked(state: State, record: AgentRecord) -> bool:
-    """Whether the node was set aside, and is to be checked before it gets a rank again."""
+def is_unchecked(state: CoreState, record: AgentRecord) -> bool:
+    """Whether the node was avoided and must be checked before it gets a rank again."""
     due = state.unchecked.get(record.agent)
     return due is not None and due.incarnation == record.incarnation
 
 
-def drains(state: State, agent: str | None) -> bool:
-    """Whether the cluster is about to take the agent's node away, or has."""
-    record = state.roster.record(agent) if agent is not None else None
+def is_draining(state: CoreState, agent: str | None) -> bool:
+    """Whether the cluster is about to remove the agent's node, or has removed it."""
+    record = state.roster.find(agent) if agent is not None else None
     return record is not None and record.report.node_id in state.draining
 
 
-def any_drains(state: State, agents: Iterable[str]) -> bool:
-    return bool(state.draining) and any(drains(state, agent) for agent in agents)
+def any_draining(state: CoreState, agents: Iterable[str]) -> bool:
+    return bool(state.draining) and any(is_draining(state, agent) for agent in agents)
 
 
-def why_avoided(state: State, record: AgentRecord) -> str:
-    """Why no new rank is to be seated there; "" if one may."""
+def why_avoided(state: CoreState, record: AgentRecord) -> str:
+    """Why the node gets no new rank; "" if it may get ranks."""
     if record.agent in state.sidelined:
-        return "another node is to compute what its ranks computed"
-    cordoned = set_aside(state, record, Standing.CORDONED)
-    return why_unfit(state, record) or cordoned or _why_drained(state, record)
+        return "another node must compute the part of its ranks"
+    cordoned = why_set_aside(state, record, NodeStanding.CORDONED)
+    return why_unfit(state, record) or cordoned or _why_draining(state, record)
 
 
-def _why_drained(state: State, record: AgentRecord) -> str:
-    if not drains(state, record.agent):
+def _why_draining(state: CoreState, record: AgentRecord) -> str:
+    if not is_draining(state, record.agent):
         return ""
     deadline = state.draining[record.report.node_id]
-    at = "" if deadline is None else f", at {_clock(deadline)}"
-    return f"the cluster is about to take it away{at}"
+    when = "" if deadline is None else f", at {_utc_time(deadline)}"
+    return f"the cluster is about to remove it{when}"
 
 
-def _clock(at: float) -> str:
+def _utc_time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S UTC")
 
 
-def nodes(state: State, records: list[AgentRecord], ranks: Mapping[str, int]) -> list[Node]:
-    """The agents as places for ranks (see `Roster.nodes`), each as far as it may be used."""
+def candidate_nodes(
+    state: CoreState, records: list[AgentRecord], ranks: Mapping[str, int]
+) -> list[CandidateNode]:
+    """The agents as candidate nodes (see `Roster.nodes`), with their eligibility."""
     by_agent = {record.agent: record for record in records}
     return [
         replace(
             node,
             ready=node.ready and not _is_barred(state, by_agent[node.agent]),
             avoid=bool(why_avoided(state, by_agent[node.agent])),
-            last_resort=bool(set_aside(state, by_agent[node.agent], Standing.QUARANTINED)),
+            last_resort=bool(why_set_aside(state, by_agent[node.agent], NodeStanding.QUARANTINED)),
         )
         for node in state.roster.nodes(records, ranks)
     ]
 
 
-def _is_barred(state: State, record: AgentRecord) -> bool:
-    return is_closed(state, record) or is_unchecked(state, record)
+def _is_barred(state: CoreState, record: AgentRecord) -> bool:
+    return is_unusable(state, record) or is_unchecked(state, record)

@@ -1,1 +1,4 @@
-"""What signals and agents report, applied to the present world; stale reports are ignored."""
+"""Handlers of signals and agent reports. They apply to the present world; stale ones are ignored.
+
+`takeover.py` starts the first attempt, or adopts the attempt of a former supervisor.
+"""

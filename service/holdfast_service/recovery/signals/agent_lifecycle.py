@@ -1,9 +1,13 @@
-"""Agents come, go and answer: what that means for the attempt."""
+"""Agents that arrive, end, lose their lease or answer a command: the effect on the attempt.
+
+A loss that proves nothing (`certain` False) never frees a rank by itself: a new world waits for
+proof that the old ranks have stopped (`recovery/world/stop_proof.py`).
+"""
 
 from __future__ import annotations
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
-from holdfast_service.placement.rank_assignment import listed
+from holdfast_service.placement.rank_assignment import format_ranks
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core_state.effects import RemoveAgent
 from holdfast_service.recovery.core_state.inputs import (
@@ -12,10 +16,10 @@ from holdfast_service.recovery.core_state.inputs import (
     Fenced,
     LeaseEnded,
     NodeChecked,
-    NodeWord,
+    NodeStatus,
 )
 from holdfast_service.recovery.core_state.roster import Arrival
-from holdfast_service.recovery.core_state.state import WITH_WORLD, Stage, State
+from holdfast_service.recovery.core_state.state import WITH_WORLD, CoreState, Stage
 from holdfast_service.recovery.faults import hang_suspicion, judgement, node_eviction
 from holdfast_service.recovery.signals import signal_handlers
 from holdfast_service.recovery.upkeep import command_retry, injection_dispatch, remote_outage
@@ -23,90 +27,94 @@ from holdfast_service.recovery.upkeep.partners import mend_partners
 from holdfast_service.recovery.world import attempt_formation, stop_proof
 from holdfast_workers.protocol.messages import AgentReport
 
-REPEATED = frozenset({"set_partners", "set_intervals", "free_memory", "warm_up"})
+REPEATED_COMMANDS = frozenset({"set_partners", "set_intervals", "free_memory", "warm_up"})
 
 
-def arrived(state: State, report: AgentReport, now: float) -> None:
-    """An agent is there: for the first time, again, in a new life, or simply still."""
+def handle_agent_up(state: CoreState, report: AgentReport, now: float) -> None:
+    """Record an agent that is present: new, back, restarted, or unchanged."""
     if (report.agent, report.incarnation) in state.dead:
         return
-    arrival = state.roster.take(report)
+    arrival = state.roster.record_report(report)
     if arrival is Arrival.STALE:
         return
     state.lapsed.discard((report.agent, report.incarnation))
     if arrival is not Arrival.KNOWN:
-        state.awaiting.discard(report.agent)  # a fence sent to its former life has no answer
-    _take_shards(state, report)
+        state.awaiting.discard(report.agent)  # its former incarnation will not answer the fence
+    _record_shards(state, report)
     if arrival is Arrival.RESTARTED:
-        _forget_former_life(state, report.agent, now)
-    record = state.roster.record(report.agent)
+        _drop_former_incarnation(state, report.agent, now)
+    record = state.roster.find(report.agent)
     if record is not None:
-        node_eviction.take_health(state, record, node_eviction.report_of_health(report))
+        node_eviction.record_health(state, record, node_eviction.health_fields(report))
         if arrival is not Arrival.KNOWN:
-            state.unchecked.pop(report.agent, None)  # who comes, or comes back, was checked
+            state.unchecked.pop(report.agent, None)  # an arriving agent has already been checked
     hosting = state.world is not None and report.agent in state.world.hosts()
     if record is not None and not hosting and state.stage is not Stage.ENDED:
-        attempt_formation.welcome(state, record)
+        attempt_formation.admit_agent(state, record)
         mend_partners(state, now)
 
 
-def lost(state: State, given: AgentLost, now: float) -> None:
-    """An agent is gone, or cannot be reached."""
-    record = state.roster.record(given.agent)
-    if given.certain:
-        _has_ended(state, given.agent, given.incarnation or (record.incarnation if record else ""))
-    if record is None or not state.roster.is_current(given.agent, given.incarnation):
-        _go_on(state, now)
+def handle_agent_lost(state: CoreState, event: AgentLost, now: float) -> None:
+    """Record that an agent has ended or is unreachable."""
+    record = state.roster.find(event.agent)
+    if event.certain:
+        _record_agent_ended(
+            state, event.agent, event.incarnation or (record.incarnation if record else "")
+        )
+    if record is None or not state.roster.is_current(event.agent, event.incarnation):
+        _retry_forming(state, now)
         return
     was_live = record.live
-    state.roster.lose(given.agent)
-    state.saves.release(given.agent)
-    state.awaiting.discard(given.agent)
+    state.roster.mark_lost(event.agent)
+    state.saves.release_agent(event.agent)
+    state.awaiting.discard(event.agent)
     world = state.world if state.stage in WITH_WORLD else state.last_world
-    if world is not None and given.agent in world.hosts():
-        judgement.accuse(state, _loss(state, given, now), now)
+    if world is not None and event.agent in world.hosts():
+        judgement.report_fault(state, _loss_fault(state, event, now), now)
     elif was_live:
-        state.emit(EventKind.STANDBY, agent=given.agent, state="lost")
-        state.note(f"standby {given.agent} is lost: {given.why}")
+        state.emit(EventKind.STANDBY, agent=event.agent, state="lost")
+        state.add_evidence(f"the standby agent {event.agent} is lost: {event.why}")
         mend_partners(state, now)
-    _go_on(state, now)
+    _retry_forming(state, now)
 
 
-def checked(state: State, given: NodeChecked, now: float) -> None:
-    """A node that was set aside may be used again, if it is fit."""
-    node_eviction.checked(state, given.report)
-    _go_on(state, now)
+def handle_node_checked(state: CoreState, event: NodeChecked, now: float) -> None:
+    """Record the check of an avoided node: the node may be used again if it is fit."""
+    node_eviction.record_node_check(state, event.report)
+    _retry_forming(state, now)
 
 
-def _has_ended(state: State, agent: str, incarnation: str) -> None:
+def _record_agent_ended(state: CoreState, agent: str, incarnation: str) -> None:
     state.dead.add((agent, incarnation))
     state.lapsed.add((agent, incarnation))
-    stop_proof.found(state, agent, incarnation)
+    stop_proof.record_stopped(state, agent, incarnation)
 
 
-def lapsed(state: State, given: LeaseEnded, now: float) -> None:
-    """A life of an agent that is not there any more has no lease."""
-    record = state.roster.record(given.agent)
-    live = record is not None and record.live and record.incarnation == given.incarnation
-    if given.certain:
-        _has_ended(state, given.agent, given.incarnation)
+def handle_lease_ended(state: CoreState, event: LeaseEnded, now: float) -> None:
+    """Record that the lease of an agent's incarnation has ended."""
+    record = state.roster.find(event.agent)
+    live = record is not None and record.live and record.incarnation == event.incarnation
+    if event.certain:
+        _record_agent_ended(state, event.agent, event.incarnation)
         if live:
-            lost(state, AgentLost(given.agent, "its process has ended", given.incarnation), now)
+            handle_agent_lost(
+                state, AgentLost(event.agent, "its process has ended", event.incarnation), now
+            )
             return
     elif live:
-        return  # told late: it is back, and was granted more since
-    state.lapsed.add((given.agent, given.incarnation))
-    _go_on(state, now)
+        return  # a late message: the agent is back and has a newer lease
+    state.lapsed.add((event.agent, event.incarnation))
+    _retry_forming(state, now)
 
 
-def node_told(state: State, given: NodeWord) -> None:
-    """Why an agent was lost: with its node, or alone. For the record of the incident that it
-    belongs to, which may be closed by now."""
+def handle_node_status(state: CoreState, event: NodeStatus) -> None:
+    """Record whether an agent was lost with its node. This amends the incident of the loss, which
+    may already be closed."""
     for incident in (state.incident, state.closed_incident):
-        if incident is None or not incident.has_lost_agent(given.agent):
+        if incident is None or not incident.has_lost_agent(event.agent):
             continue
-        amended = incident.with_node_lost(given.agent) if given.lost else incident
-        amended = amended.with_evidence(given.evidence)
+        amended = incident.with_node_lost(event.agent) if event.lost else incident
+        amended = amended.with_evidence(event.evidence)
         if incident is state.incident:
             state.incident = amended
         else:
@@ -115,110 +123,119 @@ def node_told(state: State, given: NodeWord) -> None:
         return
 
 
-def made_way(state: State, given: Fenced, now: float) -> None:
-    """An agent has answered a fence. Late answers to older fences mean nothing."""
-    if given.attempt != state.attempt or state.stage in (Stage.ASSEMBLING, Stage.ADOPTING):
+def handle_fenced(state: CoreState, event: Fenced, now: float) -> None:
+    """Record an agent's answer to the fence. Late answers to older fences are ignored."""
+    if event.attempt != state.attempt or state.stage in (Stage.ASSEMBLING, Stage.ADOPTING):
         return
-    if (given.agent, given.report.incarnation) in state.dead:
+    if (event.agent, event.report.incarnation) in state.dead:
         return
-    arrival = state.roster.take(given.report)
+    arrival = state.roster.record_report(event.report)
     if arrival is Arrival.STALE:
         return
-    state.lapsed.discard((given.agent, given.report.incarnation))
+    state.lapsed.discard((event.agent, event.report.incarnation))
     if arrival is Arrival.RESTARTED:
-        _forget_former_life(state, given.agent, now)
-    _take_shards(state, given.report)
+        _drop_former_incarnation(state, event.agent, now)
+    _record_shards(state, event.report)
     if state.stage is Stage.ENDED:
         return
-    state.roster.has_made_way(given.report, given.attempt)
-    state.awaiting.discard(given.agent)
-    stop_proof.found(state, given.agent, given.report.incarnation)
-    for held in given.report.held:
-        state.note_step(held.attempt, held.step)
-    _go_on(state, now)
+    state.roster.record_fence_answer(event.report, event.attempt)
+    state.awaiting.discard(event.agent)
+    stop_proof.record_stopped(state, event.agent, event.report.incarnation)
+    for held in event.report.held:
+        state.record_step(held.attempt, held.step)
+    _retry_forming(state, now)
 
 
-def command_failed(state: State, given: CommandFailed, now: float) -> None:
-    """A command did not get through: its agent is as good as lost, and made so."""
-    if given.command == "finalize_checkpoint":
-        _finalize_failed(state, given, now)
+def handle_command_failed(state: CoreState, event: CommandFailed, now: float) -> None:
+    """Handle a failed command. If it was a fence or an order to form, the agent is removed and
+    counts as lost."""
+    if event.command == "finalize_checkpoint":
+        _handle_finalize_failed(state, event, now)
         return
-    if given.command == "inject":
-        injection_dispatch.failed(state, given)
+    if event.command == "inject":
+        injection_dispatch.handle_inject_failed(state, event)
         return
-    if given.command == "inspect":
-        hang_suspicion.failed(state, given, now)
+    if event.command == "inspect":
+        hang_suspicion.handle_inspect_failed(state, event, now)
         return
-    if given.command == "check_node":
-        node_eviction.check_failed(state, given, now)
+    if event.command == "check_node":
+        node_eviction.handle_check_failed(state, event, now)
         return
-    if given.attempt != state.attempt or given.command not in ("fence", "form"):
-        state.note(f"{given.command} failed on {given.agent}: {given.why}")
-        if given.attempt == state.attempt and given.command in REPEATED:
-            command_retry.failed(state, given)
+    if event.attempt != state.attempt or event.command not in ("fence", "form"):
+        state.add_evidence(f"command {event.command} failed on agent {event.agent}: {event.why}")
+        if event.attempt == state.attempt and event.command in REPEATED_COMMANDS:
+            command_retry.record_failure(state, event)
         return
-    record = state.roster.record(given.agent)
+    record = state.roster.find(event.agent)
     if (
         record is None
         or not record.live
-        or not state.roster.is_current(given.agent, given.incarnation)
+        or not state.roster.is_current(event.agent, event.incarnation)
     ):
         return
-    why = f"{given.command} of attempt {given.attempt} failed: {given.why}"
-    state.ask(RemoveAgent(given.agent, why, record.incarnation))
-    lost(state, AgentLost(given.agent, why, certain=False), now)
+    why = f"{event.command} of attempt {event.attempt} failed: {event.why}"
+    state.request(RemoveAgent(event.agent, why, record.incarnation))
+    handle_agent_lost(state, AgentLost(event.agent, why, certain=False), now)
 
 
-def _take_shards(state: State, report: AgentReport) -> None:
+def _record_shards(state: CoreState, report: AgentReport) -> None:
     for shard in report.shards:
-        signal_handlers.shard_saved(state, int(shard["attempt"]), int(shard["rank"]), dict(shard))
+        signal_handlers.record_saved_shard(
+            state, int(shard["attempt"]), int(shard["rank"]), dict(shard)
+        )
 
 
-def _forget_former_life(state: State, agent: str, now: float) -> None:
-    state.saves.release(agent)
+def _drop_former_incarnation(state: CoreState, agent: str, now: float) -> None:
+    state.saves.release_agent(agent)
     state.bad_links = {link: at for link, at in state.bad_links.items() if agent not in link}
-    for life in [one for one in state.unproven if one[0] == agent and not state.config.lease_s]:
-        stop_proof.found(state, *life)
+    for host in [host for host in state.unproven if host[0] == agent and not state.config.lease_s]:
+        stop_proof.record_stopped(state, *host)
     world = state.world
     if world is None:
         return
     if agent in world.hosts():
         loss = AgentLost(agent, "its process was replaced by a new one")
-        judgement.accuse(state, _loss(state, loss, now), now)
+        judgement.report_fault(state, _loss_fault(state, loss, now), now)
         return
     for member in world.members.values():
-        # Its address and what it held are of the former life.
-        member.partners = tuple(one for one in member.partners if one != agent)
+        # The address and the copies belong to the former incarnation.
+        member.partners = tuple(partner for partner in member.partners if partner != agent)
 
 
-def _loss(state: State, given: AgentLost, now: float) -> Fault:
+def _loss_fault(state: CoreState, event: AgentLost, now: float) -> Fault:
     world = state.world or state.last_world
     members = world.members.values() if world is not None else ()
-    ranks = [member.rank for member in members if member.agent == given.agent]
+    ranks = [member.rank for member in members if member.agent == event.agent]
     return Fault(
         Cause.AGENT_LOST,
         attempt=state.attempt,
-        at=now if given.at is None else given.at,
-        what=f"agent {given.agent} with {listed(ranks)} is lost: {given.why}",
+        at=now if event.at is None else event.at,
+        what=f"agent {event.agent} with {format_ranks(ranks)} is lost: {event.why}",
         rank=min(ranks, default=None),
         ranks=tuple(ranks),
-        agent=given.agent,
+        agent=event.agent,
         step=state.committed,
-        certain=given.certain,
+        certain=event.certain,
     )
 
 
-def _finalize_failed(state: State, given: CommandFailed, now: float) -> None:
-    """Another agent tries, a few times; then the checkpoint is given up. If it is the remote tier
-    that does not take it, it is tried until it does."""
-    pending = state.saves.pending.get((given.attempt, given.step))
-    if pending is None or pending.agent != given.agent:
+def _handle_finalize_failed(state: CoreState, event: CommandFailed, now: float) -> None:
+    """Let another agent write the manifest, a few times; then abandon the checkpoint. If the remote
+    tier refuses the manifest, retry without limit."""
+    pending = state.saves.pending.get((event.attempt, event.step))
+    if pending is None or pending.agent != event.agent:
         return
-    pending.agent, pending.last = None, given.agent
-    if given.refused:
-        what = f"{given.agent} cannot publish step {given.step}: {given.why}"
-        remote_outage.noticed(
-            state, now, at=now, what=what, step=given.step, rank=None, agent=given.agent
+    pending.agent, pending.last = None, event.agent
+    if event.refused:
+        description = f"agent {event.agent} cannot publish step {event.step}: {event.why}"
+        remote_outage.open_outage(
+            state,
+            now,
+            at=now,
+            description=description,
+            step=event.step,
+            rank=None,
+            agent=event.agent,
         )
         pending.refusals += 1
         pause_s = state.config.finalize_pause_s * 2.0 ** min(pending.refusals - 1, 10)
@@ -226,12 +243,12 @@ def _finalize_failed(state: State, given: CommandFailed, now: float) -> None:
         return
     pending.failures += 1
     if pending.failures >= state.config.finalize_attempts:
-        state.saves.drop(given.attempt, given.step)
-        message = f"step {given.step} could not be finalized: {given.why}"
-        state.emit(EventKind.CHECKPOINT_BAD, step=given.step, uri="", message=message)
+        state.saves.abandon(event.attempt, event.step)
+        message = f"step {event.step} could not be finalized: {event.why}"
+        state.emit(EventKind.CHECKPOINT_BAD, step=event.step, uri="", message=message)
 
 
-def _go_on(state: State, now: float) -> None:
-    """An agent less to wait for, or one more to count on."""
+def _retry_forming(state: CoreState, now: float) -> None:
+    """Try to form the attempt if the set of awaited or available agents has changed."""
     if state.stage is Stage.WAITING or (state.stage is Stage.FENCING and not state.awaiting):
-        attempt_formation.decide(state, now)
+        attempt_formation.form_or_wait(state, now)

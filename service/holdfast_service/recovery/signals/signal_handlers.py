@@ -1,4 +1,8 @@
-"""What signals mean: which of them speak of the present world, and what they say of it."""
+"""Handlers of worker and agent signals: they select signals of the present world and apply them.
+
+Signals may be repeated, early or late. A signal of another incarnation, attempt or worker changes
+nothing; only the death of a worker is always recorded.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.placement.restore_points import BadCopy
 from holdfast_service.policy.causes import Cause, Fault
-from holdfast_service.recovery.core_state.state import WITH_WORLD, Member, Stage, State
+from holdfast_service.recovery.core_state.state import WITH_WORLD, CoreState, Member, Stage
 from holdfast_service.recovery.faults import (
     corruption,
     guard_decisions,
@@ -17,16 +21,16 @@ from holdfast_service.recovery.faults import (
     node_eviction,
 )
 from holdfast_service.recovery.upkeep import remote_outage
-from holdfast_service.recovery.upkeep.partners import link_failed
+from holdfast_service.recovery.upkeep.partners import handle_link_failed
 from holdfast_service.recovery.world import attempt_formation, checkpoint_finalization
-from holdfast_workers.errors import complaint
+from holdfast_workers.errors import short_error
 from holdfast_workers.protocol.messages import (
     ErrorKind,
+    ErrorReport,
     Place,
     Signal,
     SignalKind,
     Tier,
-    WorkerError,
 )
 
 CAUSES = {
@@ -42,35 +46,37 @@ CAUSES = {
 }
 
 
-def hear_all(state: State, signals: Sequence[Signal], now: float) -> None:
-    """In their order; after the end of the job nothing is heard any more."""
+def handle_signals(state: CoreState, signals: Sequence[Signal], now: float) -> None:
+    """Handle signals in their order; signals after the end of the job are ignored."""
     for signal in signals:
         if state.stage is not Stage.ENDED:
-            hear(state, signal, now)
+            handle_signal(state, signal, now)
 
 
-def hear(state: State, signal: Signal, now: float) -> None:
-    """One signal, new or repeated, early or late."""
+def handle_signal(state: CoreState, signal: Signal, now: float) -> None:
+    """Handle one signal, which may be repeated, early or late."""
     if signal.kind is SignalKind.WORKER_EXITED and signal.worker is not None:
-        state.roster.bury(signal.worker)  # true whatever else is known
+        state.roster.mark_dead(signal.worker)  # true in any state of the core
     if state.stage is Stage.ADOPTING:
-        state.early.append(signal)
+        state.early_signals.append(signal)
         return
     if not state.roster.is_current(signal.agent, signal.incarnation):
         return
-    _HEARERS[signal.kind](state, signal, now)
+    _HANDLERS[signal.kind](state, signal, now)
 
 
-def shard_saved(state: State, attempt: int, rank: int | None, record: dict[str, Any]) -> None:
-    """A rank's shard is durable. That of an attempt which has ended counts as long as the step is
-    part of history: a save goes on when a worker dies."""
+def record_saved_shard(
+    state: CoreState, attempt: int, rank: int | None, record: dict[str, Any]
+) -> None:
+    """Record that a rank's shard is durable. A shard of an ended attempt counts while its step is
+    on the present line: a save continues after its worker has died."""
     step = int(record["step"])
-    if rank is not None and state.line.holds(attempt, step, formed_too=True):
-        state.saves.add(attempt, step, rank, record)
+    if rank is not None and state.line.contains(attempt, step, formed_too=True):
+        state.saves.record_shard(attempt, step, rank, record)
 
 
-def _member(state: State, signal: Signal) -> Member | None:
-    """The member of the present world that the signal speaks of."""
+def _find_member(state: CoreState, signal: Signal) -> Member | None:
+    """The member of the present world that the signal refers to."""
     world = state.world
     if world is None or state.stage not in WITH_WORLD:
         return None
@@ -83,8 +89,8 @@ def _member(state: State, signal: Signal) -> Member | None:
     return seated if seated is not None and seated.agent == signal.agent else None
 
 
-def _of_this_attempt(state: State, signal: Signal) -> Member | None:
-    member = _member(state, signal)
+def _member_of_attempt(state: CoreState, signal: Signal) -> Member | None:
+    member = _find_member(state, signal)
     if member is None or state.world is None or signal.attempt != state.world.attempt:
         return None
     if signal.worker is not None and not state.roster.is_dead(signal.worker):
@@ -93,26 +99,30 @@ def _of_this_attempt(state: State, signal: Signal) -> Member | None:
     return member
 
 
-def _exited(state: State, signal: Signal, now: float) -> None:
-    member = _member(state, signal)
+def _handle_worker_exited(state: CoreState, signal: Signal, now: float) -> None:
+    member = _find_member(state, signal)
     if member is None:
-        state.note(f"worker {signal.worker} of {signal.agent} ended ({_how(signal)})")
+        state.add_evidence(
+            f"worker {signal.worker} of {signal.agent} ended ({_exit_description(signal)})"
+        )
         return
     if member.done:
-        return  # it has done all its steps; its shard is in the hands of a saver by now
+        return  # it has finished all steps, and a saver process already has its shard
     step = int(signal.detail.get("step", 0)) or state.committed
-    what = f"rank {member.rank} on {signal.agent} ended by {_how(signal)} at step {step}"
+    description = (
+        f"rank {member.rank} on {signal.agent} ended by {_exit_description(signal)} at step {step}"
+    )
     ended_by, short = _ended_by(signal), str(signal.detail.get("out_of_memory") or "")
     cause = Cause.PREEMPTED if ended_by == "SIGTERM" else Cause.WORKER_CRASH
     if short:
-        cause, what = Cause.OUT_OF_MEMORY, f"{what}: {short}"
-    judgement.accuse(
+        cause, description = Cause.OUT_OF_MEMORY, f"{description}: {short}"
+    judgement.report_fault(
         state,
         Fault(
             cause,
             attempt=state.attempt,
             at=signal.at,
-            what=what,
+            what=description,
             rank=member.rank,
             worker=signal.worker,
             agent=signal.agent,
@@ -131,22 +141,22 @@ def _ended_by(signal: Signal) -> str:
     return str(detail.get("name") or detail.get("signal") or "")
 
 
-def _how(signal: Signal) -> str:
+def _exit_description(signal: Signal) -> str:
     why = f": {signal.detail['why']}" if signal.detail.get("why") else ""
     return f"{_ended_by(signal)}{why}".removeprefix(": ") or "an unknown cause"
 
 
-def _failed(state: State, signal: Signal, now: float) -> None:
-    member = _of_this_attempt(state, signal)
+def _handle_worker_failed(state: CoreState, signal: Signal, now: float) -> None:
+    member = _member_of_attempt(state, signal)
     if member is None:
         return
-    error = _error(signal)
+    error = _error_report(signal)
     if error.kind is ErrorKind.CORRUPTION:
-        corruption.found(state, signal, error, now)
+        corruption.handle_corruption(state, signal, error, now)
         return
     cause = CAUSES[error.kind]
     if signal.detail.get("trip"):
-        guard_decisions.heed(state, signal.attempt, signal.detail["trip"])
+        guard_decisions.apply_guard_trip(state, signal.attempt, signal.detail["trip"])
     if _follows_from_restored_state(state, error):
         cause = Cause.NOT_FINITE
         for rank in state.world.members if state.world is not None else ():
@@ -155,15 +165,18 @@ def _failed(state: State, signal: Signal, now: float) -> None:
         damaged = error.kind is ErrorKind.DAMAGED
         judgement.distrust_source(state, member.rank, for_ever=damaged, why=error.message)
     if cause is Cause.INTERNAL_ERROR and signal.worker is not None:
-        state.roster.doubt(signal.worker)
-    said = complaint(error.message) if error.kind is ErrorKind.COMMUNICATION else error.message
-    judgement.accuse(
+        state.roster.exclude_worker(signal.worker)
+    summary = short_error(error.message) if error.kind is ErrorKind.COMMUNICATION else error.message
+    judgement.report_fault(
         state,
         Fault(
             cause,
             attempt=state.attempt,
             at=signal.at,
-            what=f"rank {member.rank} on {signal.agent}: {error.type} at step {error.step}: {said}",
+            what=(
+                f"rank {member.rank} on {signal.agent} failed at step {error.step} with "
+                f"{error.type}: {summary}"
+            ),
             rank=member.rank,
             worker=signal.worker,
             agent=signal.agent,
@@ -174,28 +187,28 @@ def _failed(state: State, signal: Signal, now: float) -> None:
     )
 
 
-def _follows_from_restored_state(state: State, error: WorkerError) -> bool:
-    """Whether a step was not finite right after a restore. Whoever computed that state went on
-    from finite values, for no other step is applied: so the saved state is suspected. Unless the
-    same step was not finite before: then it is the step's own fault, and the user's."""
+def _follows_from_restored_state(state: CoreState, error: ErrorReport) -> bool:
+    """Whether a step was not finite right after a restore. Only finite steps are applied, so the
+    saved state is suspect. If the same step was already not finite before, the step itself is at
+    fault: it is a user error."""
     world = state.world
     if error.kind is not ErrorKind.NOT_FINITE or world is None:
         return False
-    restored = all(one.restore.tier is not Tier.INIT for one in world.members.values())
+    restored = all(member.restore.tier is not Tier.INIT for member in world.members.values())
     mark = state.mark
     seen_before = mark is not None and (mark.type, mark.step) == (error.type, error.step)
     return restored and error.step <= world.restored_step and not seen_before
 
 
-def _error(signal: Signal) -> WorkerError:
-    told = signal.detail["error"]
-    if isinstance(told, WorkerError):
-        return told
-    return WorkerError(**{**told, "kind": ErrorKind(told["kind"])})
+def _error_report(signal: Signal) -> ErrorReport:
+    error = signal.detail["error"]
+    if isinstance(error, ErrorReport):
+        return error
+    return ErrorReport(**{**error, "kind": ErrorKind(error["kind"])})
 
 
-def _joined(state: State, signal: Signal, now: float) -> None:
-    member = _of_this_attempt(state, signal)
+def _handle_worker_joined(state: CoreState, signal: Signal, now: float) -> None:
+    member = _member_of_attempt(state, signal)
     if member is None:
         return
     member.joined = True
@@ -203,15 +216,15 @@ def _joined(state: State, signal: Signal, now: float) -> None:
     attempt_formation.advance(state, now)
 
 
-def _first_step(state: State, signal: Signal, now: float) -> None:
-    if _of_this_attempt(state, signal) is None or state.world is None:
+def _handle_first_step(state: CoreState, signal: Signal, now: float) -> None:
+    if _member_of_attempt(state, signal) is None or state.world is None:
         return
-    first_step_seen(state, signal.attempt, int(signal.detail.get("step", 0)), now)
+    record_committed_step(state, signal.attempt, int(signal.detail.get("step", 0)), now)
 
 
-def first_step_seen(state: State, attempt: int, step: int, now: float) -> None:
-    """A step of the attempt is known to be committed, by signal or by metric row."""
-    state.note_step(attempt, step)
+def record_committed_step(state: CoreState, attempt: int, step: int, now: float) -> None:
+    """Record that a signal or a metric row shows a committed step of the attempt."""
+    state.record_step(attempt, step)
     world = state.world
     if world is None or attempt != world.attempt or step <= world.restored_step:
         return
@@ -220,89 +233,97 @@ def first_step_seen(state: State, attempt: int, step: int, now: float) -> None:
     attempt_formation.advance(state, now)
 
 
-def _done(state: State, signal: Signal, now: float) -> None:
-    member = _of_this_attempt(state, signal)
+def _handle_worker_done(state: CoreState, signal: Signal, now: float) -> None:
+    member = _member_of_attempt(state, signal)
     if member is None:
         return
     member.done = True
     state.final_step = int(signal.detail["step"])
-    state.note_step(signal.attempt, state.final_step)
+    state.record_step(signal.attempt, state.final_step)
     if state.stage is Stage.FORMING:
         attempt_formation.advance(state, now)
     elif state.stage in (Stage.RUNNING, Stage.FINISHING):
-        attempt_formation.finish(state, now)
+        attempt_formation.finish_if_complete(state, now)
 
 
-def _shard_failed(state: State, signal: Signal, now: float) -> None:
-    """A periodic checkpoint is given up; the last one is worth another attempt."""
+def _handle_shard_failed(state: CoreState, signal: Signal, now: float) -> None:
+    """Abandon a periodic checkpoint. For the last checkpoint, report a fault: it is worth another
+    attempt."""
     step = int(signal.detail["step"])
     message = str(signal.detail.get("message", ""))
-    if not state.saves.drop(signal.attempt, step):
-        return  # another rank has given it up before
+    if not state.saves.abandon(signal.attempt, step):
+        return  # another rank has already abandoned it
     if signal.attempt != state.attempt or state.stage not in WITH_WORLD:
         return
-    what = f"rank {signal.rank} on {signal.agent} could not save step {step}: {message}"
+    description = f"rank {signal.rank} on {signal.agent} could not save step {step}: {message}"
     stopping = state.stop is not None and step >= (state.final_step or 0)
     if signal.detail.get("superseded") or (step < state.config.steps and not stopping):
-        state.emit(EventKind.CHECKPOINT_BAD, step=step, uri="", message=what)
+        state.emit(EventKind.CHECKPOINT_BAD, step=step, uri="", message=description)
         return
     fault = Fault(
         Cause.CHECKPOINT_FAILED,
         attempt=state.attempt,
         at=signal.at,
-        what=what,
+        what=description,
         rank=signal.rank,
         agent=signal.agent,
         step=step,
         certain=False,
     )
-    judgement.accuse(state, fault, now)
+    judgement.report_fault(state, fault, now)
 
 
-def _shard_delayed(state: State, signal: Signal, now: float) -> None:
-    """The remote tier does not take a shard; its agent tries again."""
+def _handle_shard_delayed(state: CoreState, signal: Signal, now: float) -> None:
+    """The remote tier refused a shard; the agent retries."""
     step = int(signal.detail["step"])
     why = f"rank {signal.rank} on {signal.agent} cannot save step {step}: "
-    what = why + str(signal.detail.get("message", ""))
-    remote_outage.noticed(
-        state, now, at=signal.at, what=what, step=step, rank=signal.rank, agent=signal.agent
+    description = why + str(signal.detail.get("message", ""))
+    remote_outage.open_outage(
+        state,
+        now,
+        at=signal.at,
+        description=description,
+        step=step,
+        rank=signal.rank,
+        agent=signal.agent,
     )
 
 
-def _shard_saved(state: State, signal: Signal, now: float) -> None:
+def _handle_shard_saved(state: CoreState, signal: Signal, now: float) -> None:
     del now
-    shard_saved(state, signal.attempt, signal.rank, signal.detail)
+    record_saved_shard(state, signal.attempt, signal.rank, signal.detail)
 
 
-def _zygote_lost(state: State, signal: Signal, now: float) -> None:
+def _handle_zygote_lost(state: CoreState, signal: Signal, now: float) -> None:
     del now
     unfit = str(signal.detail.get("unfit") or "")
     if unfit:
-        state.roster.is_unfit(signal.agent, unfit)
-        state.note(f"{signal.agent} cannot run workers any more: {unfit}")
+        state.roster.mark_unfit(signal.agent, unfit)
+        state.add_evidence(f"agent {signal.agent} cannot run workers any more: {unfit}")
     else:
-        state.note(f"the zygote of {signal.agent} died; another is being started")
+        state.add_evidence(f"the zygote of agent {signal.agent} died and is being restarted")
 
 
-def _partner_lost(state: State, signal: Signal, now: float) -> None:
+def _handle_partner_lost(state: CoreState, signal: Signal, now: float) -> None:
     partner = str(signal.detail.get("partner", ""))
-    if _of_this_attempt(state, signal) is None or not partner:
+    if _member_of_attempt(state, signal) is None or not partner:
         return
-    link_failed(state, signal.agent, partner, now)
+    handle_link_failed(state, signal.agent, partner, now)
 
 
-def _sources_lost(state: State, signal: Signal, now: float) -> None:
-    """A rank is about to fail for want of parts of its state: these could not be had."""
-    member = _of_this_attempt(state, signal)
+def _handle_sources_lost(state: CoreState, signal: Signal, now: float) -> None:
+    """Record the parts of a rank's state that could not be fetched; the rank is about to fail."""
+    member = _member_of_attempt(state, signal)
     if member is not None:
         lost = {(agent, Place(place), rank) for agent, place, rank in signal.detail["origins"]}
         judgement.distrust_origins(state, member.restore, lost, str(signal.detail["message"]))
 
 
-def _bad_shard(state: State, signal: Signal, now: float) -> None:
-    """A saved state failed its verification: quarantine it; while restoring, that is a fault."""
+def _handle_bad_shard(state: CoreState, signal: Signal, now: float) -> None:
+    """A saved state failed its verification: never restore it again. During a restore this is also
+    a fault."""
     message = str(signal.detail.get("message", "a saved state failed its verification"))
-    member = _of_this_attempt(state, signal)
+    member = _member_of_attempt(state, signal)
     if (
         member is not None
         and member.restore.tier is not Tier.RESHARD  # another source may have it whole
@@ -314,48 +335,50 @@ def _bad_shard(state: State, signal: Signal, now: float) -> None:
         )
     ):
         judgement.distrust_source(state, member.rank, for_ever=True, why=message)
-        what = f"rank {member.rank} on {signal.agent} was given a bad state: {message}"
+        description = f"rank {member.rank} on {signal.agent} restored a bad state: {message}"
         fault = Fault(
             Cause.BAD_STATE,
             attempt=state.attempt,
             at=signal.at,
-            what=what,
+            what=description,
             rank=member.rank,
             worker=signal.worker,
             agent=signal.agent,
             step=member.restore.step,
         )
-        judgement.accuse(state, fault, now)
+        judgement.report_fault(state, fault, now)
         return
     place, step = signal.detail.get("place"), signal.detail.get("step")
     if place and step is not None and signal.rank is not None:
         computed = int(signal.detail.get("attempt", signal.attempt))
         bad = BadCopy(signal.agent, Place(place), signal.rank, computed, int(step))
-        judgement.add_bad(state, bad, message)
+        judgement.record_bad_copy(state, bad, message)
 
 
-def _stalled(state: State, signal: Signal, now: float) -> None:
-    member = _of_this_attempt(state, signal)
+def _handle_rank_stalled(state: CoreState, signal: Signal, now: float) -> None:
+    member = _member_of_attempt(state, signal)
     if member is not None and not member.done:
-        hang_suspicion.stalled(state, int(signal.detail["beat"]["step"]), signal.at, now)
+        hang_suspicion.handle_rank_stalled(
+            state, int(signal.detail["beat"]["step"]), signal.at, now
+        )
 
 
-_HEARERS: dict[SignalKind, Callable[[State, Signal, float], None]] = {
-    SignalKind.WORKER_EXITED: _exited,
-    SignalKind.WORKER_FAILED: _failed,
-    SignalKind.WORKER_JOINED: _joined,
-    SignalKind.FIRST_STEP: _first_step,
-    SignalKind.WORKER_DONE: _done,
-    SignalKind.SHARD_SAVED: _shard_saved,
-    SignalKind.SHARD_FAILED: _shard_failed,
-    SignalKind.SHARD_DELAYED: _shard_delayed,
-    SignalKind.RECOMPUTED: corruption.recomputed,
-    SignalKind.TIDIED: checkpoint_finalization.tidied,
-    SignalKind.PARTNER_LOST: _partner_lost,
-    SignalKind.ZYGOTE_LOST: _zygote_lost,
-    SignalKind.SOURCES_LOST: _sources_lost,
-    SignalKind.NODE_UNWELL: node_eviction.health_told,
-    SignalKind.BAD_SHARD: _bad_shard,
-    SignalKind.RANK_STALLED: _stalled,
-    SignalKind.GUARD_TRIPPED: guard_decisions.tripped,
+_HANDLERS: dict[SignalKind, Callable[[CoreState, Signal, float], None]] = {
+    SignalKind.WORKER_EXITED: _handle_worker_exited,
+    SignalKind.WORKER_FAILED: _handle_worker_failed,
+    SignalKind.WORKER_JOINED: _handle_worker_joined,
+    SignalKind.FIRST_STEP: _handle_first_step,
+    SignalKind.WORKER_DONE: _handle_worker_done,
+    SignalKind.SHARD_SAVED: _handle_shard_saved,
+    SignalKind.SHARD_FAILED: _handle_shard_failed,
+    SignalKind.SHARD_DELAYED: _handle_shard_delayed,
+    SignalKind.RECOMPUTED: corruption.handle_recomputed,
+    SignalKind.RETENTION_DONE: checkpoint_finalization.handle_tidied,
+    SignalKind.PARTNER_LOST: _handle_partner_lost,
+    SignalKind.ZYGOTE_LOST: _handle_zygote_lost,
+    SignalKind.SOURCES_LOST: _handle_sources_lost,
+    SignalKind.NODE_UNWELL: node_eviction.handle_health_signal,
+    SignalKind.BAD_SHARD: _handle_bad_shard,
+    SignalKind.RANK_STALLED: _handle_rank_stalled,
+    SignalKind.GUARD_TRIPPED: guard_decisions.handle_guard_tripped,
 }

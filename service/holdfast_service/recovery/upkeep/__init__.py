@@ -1,4 +1,5 @@
-"""What keeps a running attempt recoverable: partners, save intervals, drains, the remote tier.
+"""Upkeep of a running attempt: partners, save intervals, draining nodes, the remote tier.
 
-Nothing here stops training; a failed command is repeated or given up, never escalated.
+It keeps the attempt recoverable and never stops training. A failed command is repeated or dropped;
+it never becomes a fault.
 """

@@ -1,56 +1,55 @@
-"""Commands whose failure condemns nobody: they are asked for again until they get through, or their
-agent is lost. What the core believes meanwhile is only what was confirmed.
+"""Retry of commands whose failure is no fault, until they succeed or their agent is lost.
 
-Asked again when the next steps are known to be made, so that a call that fails at once does not
-spin. Nothing here is needed for an attempt to go on.
+Meanwhile the core relies only on confirmed results. A retry waits for the next known step, so that
+a call that fails at once does not spin. No attempt needs these commands to continue.
 """
 
 from __future__ import annotations
 
 from holdfast_service.recovery.core_state.effects import WarmUp
 from holdfast_service.recovery.core_state.inputs import CommandFailed, PartnersSet
-from holdfast_service.recovery.core_state.state import Stage, State
+from holdfast_service.recovery.core_state.state import CoreState, Stage
 from holdfast_service.recovery.upkeep import save_intervals
-from holdfast_service.recovery.upkeep.partners import tell_partners
+from holdfast_service.recovery.upkeep.partners import request_partners
 
 
-def failed(state: State, given: CommandFailed) -> None:
-    """A command of this attempt did not get through."""
-    if state.world is None or not state.roster.is_current(given.agent, given.incarnation):
+def record_failure(state: CoreState, event: CommandFailed) -> None:
+    """Record that a command of this attempt failed, so that it is repeated."""
+    if state.world is None or not state.roster.is_current(event.agent, event.incarnation):
         return
-    if given.command == "free_memory":
-        state.world.freed = False  # said anew to all, once what it follows from is certain
+    if event.command == "free_memory":
+        state.world.freed = False  # all agents get it again once its conditions hold
     else:
-        state.world.untold.add((given.agent, given.command))
+        state.world.commands_to_repeat.add((event.agent, event.command))
 
 
-def partners_set(state: State, given: PartnersSet) -> None:
-    """An agent replicates a rank to these partners by now."""
+def handle_partners_set(state: CoreState, event: PartnersSet) -> None:
+    """Record that an agent confirmed the partners of a rank."""
     world = state.world
-    if world is None or given.attempt != world.attempt:
+    if world is None or event.attempt != world.attempt:
         return
-    if not state.roster.is_current(given.agent, given.incarnation):
+    if not state.roster.is_current(event.agent, event.incarnation):
         return
-    member = world.members[given.rank]
-    if member.agent == given.agent and member.partners == given.partners:
-        member.partners_told = True
+    member = world.members[event.rank]
+    if member.agent == event.agent and member.partners == event.partners:
+        member.partners_confirmed = True
 
 
-def ask_again(state: State) -> None:
-    """For everything that failed since the last time."""
+def repeat_failed_commands(state: CoreState) -> None:
+    """Repeat the commands that have failed since the last call."""
     world = state.world
     if world is None or state.stage not in (Stage.RUNNING, Stage.FINISHING):
         return
-    untold, world.untold = world.untold, set()
+    untold, world.commands_to_repeat = world.commands_to_repeat, set()
     for agent, command in sorted(untold):
-        record = state.roster.record(agent)
+        record = state.roster.find(agent)
         if record is None or not record.live:
             continue
         if command == "set_partners":
             for rank, member in sorted(world.members.items()):
-                if member.agent == agent and not member.partners_told:
-                    tell_partners(state, world.attempt, rank, member)
+                if member.agent == agent and not member.partners_confirmed:
+                    request_partners(state, world.attempt, rank, member)
         elif command == "set_intervals":
-            save_intervals.tell(state)
+            save_intervals.request_intervals(state)
         elif command == "warm_up" and agent not in world.hosts():
-            state.ask(WarmUp(agent, world.attempt, record.incarnation))
+            state.request(WarmUp(agent, world.attempt, record.incarnation))

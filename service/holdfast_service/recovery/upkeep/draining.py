@@ -1,30 +1,30 @@
-"""Nodes that the cluster is about to take away: their ranks leave while there is time.
+"""Draining nodes, which the cluster is about to remove: their ranks leave before the removal.
 
-A node that drains is avoided like a cordoned one (`recovery/nodes/node_eligibility.py`), so ranks
-go to a standby as soon as one is ready (`recovery/faults/node_eviction.py`), and copies to partners
-elsewhere. As long as ranks have to stay, their state is saved to the remote tier as often as it can
-be. What is lost with such a node counts as a preemption, and speaks against nobody.
+A draining node is avoided like a cordoned node (`recovery/nodes/node_eligibility.py`): its ranks
+move to a standby as soon as a standby is ready (`recovery/faults/node_eviction.py`), and copies
+move to other partners. While ranks must stay, their state is saved to the remote tier as often as
+possible. The loss of a draining node counts as a preemption and not against the node.
 """
 
 from __future__ import annotations
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
-from holdfast_service.policy.causes import Fault, came_from_outside
+from holdfast_service.policy.causes import Fault, is_external
 from holdfast_service.recovery.core_state.inputs import NodesDraining
-from holdfast_service.recovery.core_state.state import Stage, State
+from holdfast_service.recovery.core_state.state import CoreState, Stage
 from holdfast_service.recovery.nodes import node_eligibility
 from holdfast_service.recovery.upkeep import save_intervals
 from holdfast_service.recovery.upkeep.partners import mend_partners
 
 
-def told(state: State, given: NodesDraining, now: float) -> None:
-    """These nodes are to go. One that was told to go never comes back under its id."""
+def handle_nodes_draining(state: CoreState, event: NodesDraining, now: float) -> None:
+    """Record draining nodes. A drained node never returns under its id."""
     before = dict(state.draining)
-    state.draining.update(given.nodes)
+    state.draining.update(event.nodes)
     news = [
         record
         for record in state.roster.live()
-        if record.report.node_id in given.nodes.keys() - before.keys()
+        if record.report.node_id in event.nodes.keys() - before.keys()
     ]
     for record in news:
         members = state.world.members.values() if state.world is not None else ()
@@ -33,25 +33,25 @@ def told(state: State, given: NodesDraining, now: float) -> None:
             agent=record.agent,
             node_id=record.report.node_id,
             host=record.report.host,
-            ranks=[one.rank for one in members if one.agent == record.agent],
+            ranks=[member.rank for member in members if member.agent == record.agent],
             deadline=state.draining[record.report.node_id],
         )
     if news:
         mend_partners(state, now)
-        _save_often(state)
+        _save_as_often_as_possible(state)
 
 
-def on_notice(state: State, fault: Fault) -> bool:
-    """Whether the fault is the end of a node that was to go."""
-    return came_from_outside(fault) and node_eligibility.drains(state, fault.agent)
+def on_notice(state: CoreState, fault: Fault) -> bool:
+    """Whether the fault is the announced removal of a node."""
+    return is_external(fault) and node_eligibility.is_draining(state, fault.agent)
 
 
-def _save_often(state: State) -> None:
-    """Where ranks are on such a node, from the next steps on."""
+def _save_as_often_as_possible(state: CoreState) -> None:
+    """Save at every step while ranks are on a draining node, starting with the next steps."""
     world = state.world
-    if world is None or not node_eligibility.any_drains(state, world.hosts()):
+    if world is None or not node_eligibility.any_draining(state, world.hosts()):
         return
     if state.stage is Stage.RUNNING:
-        save_intervals.tell(state)
+        save_intervals.request_intervals(state)
     elif state.stage is Stage.FORMING:
-        world.untold.add((world.members[0].agent, "set_intervals"))
+        world.commands_to_repeat.add((world.members[0].agent, "set_intervals"))

@@ -1,24 +1,24 @@
-"""Orders to tidy the remote tier: what is bad goes into quarantine, and retention takes its share.
+"""Orders to clean up the remote tier: quarantine of bad checkpoints, then retention.
 
-It is ordered only after it was decided whether a new checkpoint belongs to history, so that
-retention never takes one that nobody will use for the newest good one. No order is ever waited
-for, but at the end of a job, for a while: what was removed is to be told.
+A cleanup is ordered only after the core has decided whether a new checkpoint is on the present
+line, so that retention never counts an unusable checkpoint as the newest good one. Nothing waits
+for a cleanup except the end of a job, for a limited time, so that its deletions are recorded.
 """
 
 from __future__ import annotations
 
 from holdfast_service.recovery.core_state.effects import TidyRemoteTier
-from holdfast_service.recovery.core_state.state import State
+from holdfast_service.recovery.core_state.state import CoreState
 
 
-def begin(state: State, step: int) -> None:
-    """Let an agent tidy now that the checkpoint of `step` is finished, or was found bad."""
+def request_cleanup(state: CoreState, step: int) -> None:
+    """Order a cleanup after the checkpoint of `step` was finished or found bad."""
     hosts = state.world.hosts() if state.world is not None else set()
-    chosen = min(state.roster.live(), key=lambda one: one.agent not in hosts, default=None)
+    chosen = min(state.roster.live(), key=lambda record: record.agent not in hosts, default=None)
     if chosen is None:
         return
     state.saves.tidying = step
-    state.ask(
+    state.request(
         TidyRemoteTier(
             chosen.agent,
             state.attempt,
@@ -30,8 +30,8 @@ def begin(state: State, step: int) -> None:
     )
 
 
-def holds_up(state: State, now: float) -> bool:
-    """Whether the end of the job waits for it; that has a deadline of its own."""
+def delays_end(state: CoreState, now: float) -> bool:
+    """Whether the end of the job waits for the cleanup. The wait has its own deadline."""
     if state.saves.tidying is None:
         return False
     until = now + state.config.last_tidy_s

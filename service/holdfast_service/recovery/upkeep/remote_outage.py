@@ -1,7 +1,7 @@
-"""A remote tier that does not take checkpoints: an incident of its own, for which nothing stops.
+"""Outages of the remote tier: an incident of its own, which never stops training.
 
-It is told once, when the first save is refused, and closed when a checkpoint is durable again.
-Recoveries have their own incidents, also meanwhile.
+The incident opens when the first save is refused and closes when a checkpoint is durable again.
+Recoveries in the meantime have their own incidents.
 """
 
 from __future__ import annotations
@@ -11,13 +11,20 @@ from dataclasses import replace
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.policy.incidents import Incident
-from holdfast_service.recovery.core_state.state import State
+from holdfast_service.recovery.core_state.state import CoreState
 
 
-def noticed(
-    state: State, now: float, *, at: float, what: str, step: int, rank: int | None, agent: str
+def open_outage(
+    state: CoreState,
+    now: float,
+    *,
+    at: float,
+    description: str,
+    step: int,
+    rank: int | None,
+    agent: str,
 ) -> None:
-    """A save was refused. What is refused after the first one is no news."""
+    """Open the outage incident after a refused save; later refusals change nothing."""
     if state.outage is not None:
         return
     state.incidents += 1
@@ -25,7 +32,7 @@ def noticed(
         Cause.REMOTE_UNAVAILABLE,
         attempt=state.attempt,
         at=at,
-        what=what,
+        what=description,
         rank=rank,
         agent=agent,
         step=step,
@@ -33,14 +40,14 @@ def noticed(
     )
     state.outage = replace(
         Incident.opened(state.incidents, fault, now),
-        decision="train on; the newest state is saved when the remote tier answers",
-        reason=what,
+        decision="training goes on; the newest state is saved when the remote tier answers",
+        reason=description,
     )
     state.emit(EventKind.INCIDENT_OPENED, **state.outage.data())
 
 
-def over(state: State, now: float, resolution: str) -> None:
-    """A checkpoint is durable again, or there will be none any more."""
+def close_outage(state: CoreState, now: float, resolution: str) -> None:
+    """Close the outage incident: a checkpoint is durable again, or the job has ended."""
     if state.outage is not None:
         closed = state.outage.closed(now, resolution)
         state.outage = None

@@ -1,7 +1,7 @@
-"""From a verdict to a running world: fence, decide, form, join, first step.
+"""Formation of an attempt: fence, choose seats and state, form, join, first step.
 
-Attempt 1 goes the same way as every recovery. A world is formed at most once per attempt number,
-and only of agents that have answered this attempt's fence in their present life.
+Attempt 1 is formed in the same way as every recovery. A world is formed at most once per attempt
+number, and only of agents that have answered this attempt's fence in their present incarnation.
 """
 
 from __future__ import annotations
@@ -10,83 +10,83 @@ from functools import partial
 from typing import Any
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, Phase
-from holdfast_service.placement.rank_assignment import Assignment, Home, Shortage, assign, listed
-from holdfast_service.placement.restore_points import RestorePoint, Source, find_restore_point
-from holdfast_service.placement.tier_inventory import Holding, holdings, restorable, why_not_newer
+from holdfast_service.placement.rank_assignment import Assignment, GroupHome, Shortage, assign, format_ranks
+from holdfast_service.placement.restore_points import RestorePoint, RestoreSource, find_restore_point
+from holdfast_service.placement.tier_inventory import Holding, holdings, newest_restorable, why_not_newer
 from holdfast_service.policy.causes import Cause
-from holdfast_service.policy.decision_ladder import Action, Decision, carried_out
+from holdfast_service.policy.decision_ladder import Action, Decision, applied_decision
 from holdfast_service.recovery.core_state.effects import Fence, Form, RemoveAgent, WarmUp
 from holdfast_service.recovery.core_state.roster import AgentRecord, copies
-from holdfast_service.recovery.core_state.state import Stage, State, World
+from holdfast_service.recovery.core_state.state import AttemptWorld, CoreState, Stage
 from holdfast_service.recovery.nodes import situation
 from holdfast_service.recovery.upkeep import remote_cleanup_orders, save_intervals, shard_rescue
-from holdfast_service.recovery.upkeep.partners import tell_protection
+from holdfast_service.recovery.upkeep.partners import emit_protection
 from holdfast_service.recovery.world import outcome, stop_proof
-from holdfast_service.recovery.world.attempt_orders import build_world, orders_for, seating
+from holdfast_service.recovery.world.attempt_orders import build_world, form_orders, seating
 from holdfast_workers.protocol.messages import Restore, Tier
 
-FOUND_TOLD = 8
-"""Of the states found in all tiers, so many are told with an attempt, newest first."""
+MAX_FOUND_REPORTED = 8
+"""How many of the states found in all tiers the event of an attempt lists, newest first."""
 
 
-def open_attempt(state: State, now: float) -> None:
-    """Announce the next attempt to every agent that is there."""
+def open_attempt(state: CoreState, now: float) -> None:
+    """Announce the next attempt to every live agent."""
     state.attempt = max(state.attempt, state.roster.highest_attempt()) + 1
     state.waiting_for = ""
     state.update_incident(next_attempt=state.attempt)
-    state.tell_incident()
-    state.enter(Stage.FENCING, now, state.config.fence_timeout_s)
+    state.emit_incident()
+    state.enter_stage(Stage.FENCING, now, state.config.fence_timeout_s)
     state.awaiting = set()
     for record in state.roster.live():
         fence(state, record)
     if not state.awaiting:
-        decide(state, now)
+        form_or_wait(state, now)
 
 
-def fence(state: State, record: AgentRecord) -> None:
-    """Ask one agent to make way for the present attempt, and wait for its answer."""
+def fence(state: CoreState, record: AgentRecord) -> None:
+    """Fence an agent for the present attempt; its answer is awaited."""
     state.awaiting.add(record.agent)
     last = state.last_world.members.values() if state.last_world is not None else ()
-    condemned = {one.worker for one in last if one.worker and one.agent == record.agent}
+    condemned = {member.worker for member in last if member.worker and member.agent == record.agent}
     condemned &= state.condemned
-    state.ask(Fence(record.agent, state.attempt, record.incarnation, tuple(sorted(condemned))))
+    state.request(Fence(record.agent, state.attempt, record.incarnation, tuple(sorted(condemned))))
 
 
-def give_up_on_silent(state: State, now: float) -> None:
-    """The fence's deadline is over: who has not answered is lost, and must not live on."""
+def drop_unanswered_agents(state: CoreState, now: float) -> None:
+    """After the deadline of the fence, remove the agents that have not answered."""
     why = f"no answer to the fence of attempt {state.attempt} in {state.config.fence_timeout_s:g} s"
     for agent in sorted(state.awaiting):
-        record = state.roster.record(agent)
+        record = state.roster.find(agent)
         if record is not None and record.live:
             if state.last_world is None or agent not in state.last_world.hosts():
                 state.emit(EventKind.STANDBY, agent=agent, state="lost")
-            drop(state, agent, why)
+            drop_agent(state, agent, why)
     state.awaiting = set()
-    decide(state, now)
+    form_or_wait(state, now)
 
 
-def drop(state: State, agent: str, why: str) -> None:
-    """The agent is as good as lost, and must not live on."""
-    record = state.roster.record(agent)
+def drop_agent(state: CoreState, agent: str, why: str) -> None:
+    """Remove an agent: it counts as lost, and its processes must not continue."""
+    record = state.roster.find(agent)
     if record is None or not record.live:
         return
-    state.ask(RemoveAgent(agent, why, record.incarnation))
-    state.roster.lose(agent)
-    state.saves.release(agent)
-    state.note(f"{agent}: {why}")
+    state.request(RemoveAgent(agent, why, record.incarnation))
+    state.roster.mark_lost(agent)
+    state.saves.release_agent(agent)
+    state.add_evidence(f"agent {agent} was removed: {why}")
 
 
-def decide(state: State, now: float) -> None:
-    """Everybody who is there has made way: seat the ranks, or wait for who is missing."""
+def form_or_wait(state: CoreState, now: float) -> None:
+    """After all live agents have answered the fence: form the world, or wait for a resource."""
     if state.awaiting and state.stage is Stage.FENCING:
         return
-    if stop_proof.is_missing(state):
+    if stop_proof.is_proof_missing(state):
         names = ", ".join(sorted(agent for agent, _ in state.unproven))
         every = "each" if state.config.lease_s else "any"
-        _wait(state, f"proof that the last attempt has stopped on {every} of {names}", now)
+        _wait_for(state, f"proof that the last attempt has stopped on {every} of {names}", now)
         return
     records = state.roster.fenced(state.attempt)
-    shard_rescue.save_for_the_lost(state, records)
+    shard_rescue.request_missing_shards(state, records)
     config = state.config
     last = state.last_world
     ranks = {
@@ -94,39 +94,43 @@ def decide(state: State, now: float) -> None:
         for member in (last.members.values() if last else ())
         if member.worker is not None
     }
-    nodes = situation.places(state, records, ranks, now)
-    result = assign(config.groups, _homes(state), nodes)
-    if outcome.is_durable(state) and (isinstance(result, Shortage) or _has_told_its_end(state)):
+    nodes = situation.candidate_nodes(state, records, ranks, now)
+    result = assign(config.groups, _current_homes(state), nodes)
+    if outcome.is_last_step_durable(state) and (
+        isinstance(result, Shortage) or _needs_no_further_attempt(state)
+    ):
         outcome.conclude(state, now)
         return
     if isinstance(result, Shortage):
-        _wait(state, f"node for {listed(result.ranks)}", now)
+        _wait_for(state, f"node for {format_ranks(result.ranks)}", now)
         return
-    known = _known(state, records)
+    known = _known_copies(state, records)
     point = _restore_point(state, known)
-    if point.source is not Source.MEMORY and not state.saves.known:
+    if point.source is not RestoreSource.MEMORY and not state.saves.known:
         why = f" ({state.saves.problem})" if state.saves.problem else ""
-        _wait(state, f"answer of the remote tier, which may hold what memory has not{why}", now)
+        _wait_for(
+            state, f"answer of the remote tier, which may hold a state that memory lacks{why}", now
+        )
         return
-    if point.source is Source.INIT and _was_not_finite(state):
+    if point.source is RestoreSource.INIT and _had_nonfinite_step(state):
         why = (
-            "from every saved state that was left the next step was not finite: the states are as "
-            f"they were computed, so look at data and learning rate about step {state.committed}"
+            "from every saved state that was left the next step was not finite: the states were "
+            f"saved as computed, so check data and learning rate around step {state.committed}"
         )
         outcome.fail(state, now, "not_finite", why)
         return
-    _form(state, result, point, holdings(config.mesh, **known), records, now)
+    _form_world(state, result, point, holdings(config.mesh, **known), records, now)
 
 
-def _has_told_its_end(state: State) -> bool:
-    """All is saved, and one more attempt would tell nothing new: a stop was asked for, or one has
-    stood on the last step already, to tell the digest of its state."""
+def _needs_no_further_attempt(state: CoreState) -> bool:
+    """Whether the saved job needs no further attempt: a stop was requested, or an attempt has
+    already restored the last step and reported the digest of its state."""
     last = state.last_world
     return state.stop is not None or (last is not None and last.restored_step >= state.config.steps)
 
 
-def _restore_point(state: State, known: dict[str, Any]) -> RestorePoint:
-    """What is doubted comes after everything else that is saved."""
+def _restore_point(state: CoreState, known: dict[str, Any]) -> RestorePoint:
+    """The state to restore. Doubted copies are used only if there is no other saved state."""
     config = state.config
     find = partial(
         find_restore_point,
@@ -135,30 +139,30 @@ def _restore_point(state: State, known: dict[str, Any]) -> RestorePoint:
         beginning=config.beginning,
     )
     point = find(**{**known, "bad": known["bad"] | state.doubted})
-    return point if point.source is not Source.INIT else find(**known)
+    return point if point.source is not RestoreSource.INIT else find(**known)
 
 
-def _was_not_finite(state: State) -> bool:
+def _had_nonfinite_step(state: CoreState) -> bool:
     faults = state.incident.faults if state.incident is not None else ()
     return any(fault.cause is Cause.NOT_FINITE for fault in faults)
 
 
-def advance(state: State, now: float) -> None:
-    """Some rank joined, stepped or finished: go on if that was the last one missing."""
+def advance(state: CoreState, now: float) -> None:
+    """A rank joined, stepped or finished: continue if no rank is missing any more."""
     world = state.world
     if state.stage is not Stage.FORMING or world is None:
         return
     if not all(member.joined or member.done for member in world.members.values()):
         return
     if world.joined_at is None:
-        _all_joined(state, world, now)
+        _record_all_joined(state, world, now)
     all_done = all(member.done for member in world.members.values())
     if world.first_step is not None or all_done:
-        run(state, now)
+        start_running(state, now)
 
 
-def run(state: State, now: float) -> None:
-    """The attempt makes steps: the incident is over."""
+def start_running(state: CoreState, now: float) -> None:
+    """The attempt commits steps: close the incident."""
     world = state.world
     assert world is not None
     joined_at = world.joined_at if world.joined_at is not None else now
@@ -170,101 +174,104 @@ def run(state: State, now: float) -> None:
         joined={str(r): {"phases_s": m.phases_s} for r, m in sorted(world.members.items())},
         first_step=first,
     )
-    tell_protection(state)
+    emit_protection(state)
     state.condemned = set()
     state.committed = max(first, world.restored_step)
-    state.note_step(world.attempt, state.committed)
+    state.record_step(world.attempt, state.committed)
     if state.incident is not None:
-        state.spent("first_step", (world.first_step_at or now) - joined_at)
+        state.add_phase_time("first_step", (world.first_step_at or now) - joined_at)
         resolution = f"attempt {world.attempt} runs from step {world.restored_step}"
         state.incident = state.incident.closed(now, resolution)
-        state.tell_incident(EventKind.INCIDENT_CLOSED)
+        state.emit_incident(EventKind.INCIDENT_CLOSED)
         state.closed_incident, state.incident = state.incident, None
-        save_intervals.recovered(state, [member.restore.tier for member in world.members.values()])
-    state.show(Phase.RUNNING)
-    state.enter(Stage.RUNNING, now, None)
+        save_intervals.record_restore(
+            state, [member.restore.tier for member in world.members.values()]
+        )
+    state.set_phase(Phase.RUNNING)
+    state.enter_stage(Stage.RUNNING, now, None)
     if any(member.done for member in world.members.values()):
-        finish(state, now)
+        finish_if_complete(state, now)
 
 
-def finish(state: State, now: float) -> None:
-    """A rank has done the last step. The job ends when all have and the checkpoint is durable."""
+def finish_if_complete(state: CoreState, now: float) -> None:
+    """Handle a rank that is done. The job ends when all ranks are done and the last checkpoint is
+    durable."""
     world = state.world
     assert world is not None
     if state.stage is Stage.RUNNING:
-        state.show(Phase.FINISHING)
-        state.enter(Stage.FINISHING, now, state.config.finish_timeout_s)
+        state.set_phase(Phase.FINISHING)
+        state.enter_stage(Stage.FINISHING, now, state.config.finish_timeout_s)
     if (
         state.stage is Stage.FINISHING
         and all(member.done for member in world.members.values())
-        and outcome.is_durable(state)
-        and not remote_cleanup_orders.holds_up(state, now)
+        and outcome.is_last_step_durable(state)
+        and not remote_cleanup_orders.delays_end(state, now)
     ):
         outcome.conclude(state, now)
 
 
-def settle(state: State, world: World) -> None:
-    """Remember where each group of ranks sits, and in which life of its agent."""
+def record_homes(state: CoreState, world: AttemptWorld) -> None:
+    """Record the agent and incarnation that host each group of ranks."""
     for index, group in enumerate(state.config.groups):
         member = world.members[group[0]]
-        record = state.roster.record(member.agent)
+        record = state.roster.find(member.agent)
         domain = record.report.domain if record is not None else ""
-        state.homes[index] = Home(member.agent, domain, alive=True)
-        state.home_lives[index] = member.incarnation
+        state.homes[index] = GroupHome(member.agent, domain, alive=True)
+        state.home_incarnations[index] = member.incarnation
 
 
-def welcome(state: State, record: AgentRecord) -> None:
-    """An agent that is there but has no rank: fence it if an attempt forms, warm it up else."""
+def admit_agent(state: CoreState, record: AgentRecord) -> None:
+    """Admit an agent without ranks: fence it while an attempt forms, otherwise warm it up."""
     if state.stage in (Stage.FENCING, Stage.WAITING):
         if state.stage is Stage.WAITING or record.agent not in state.awaiting:
-            fence(state, record)  # also if it has answered before: it may have more to offer now
+            fence(state, record)  # even if it has answered before: its inventory may have grown
     elif state.stage in (Stage.FORMING, Stage.RUNNING, Stage.FINISHING):
         warm_up(state, record)
 
 
-def warm_up(state: State, record: AgentRecord) -> None:
-    """Let the agent be a standby of the present attempt; nothing older may run on it."""
+def warm_up(state: CoreState, record: AgentRecord) -> None:
+    """Make the agent a standby of the present attempt; no older worker may run on it."""
     if record.fenced != state.attempt and record.report.attempt <= state.attempt:
-        state.ask(Fence(record.agent, state.attempt, record.incarnation))
-    state.ask(WarmUp(record.agent, state.attempt, record.incarnation))
+        state.request(Fence(record.agent, state.attempt, record.incarnation))
+    state.request(WarmUp(record.agent, state.attempt, record.incarnation))
     ready = record.report.ready
     state.emit(EventKind.STANDBY, agent=record.agent, state="ready" if ready else "warming")
 
 
-def _homes(state: State) -> dict[int, Home]:
-    found: dict[int, Home] = {}
+def _current_homes(state: CoreState) -> dict[int, GroupHome]:
+    homes: dict[int, GroupHome] = {}
     for index, home in state.homes.items():
-        record = state.roster.record(home.agent)
+        record = state.roster.find(home.agent)
         alive = (
             record is not None
             and record.fenced == state.attempt
-            and record.incarnation == state.home_lives[index]
+            and record.incarnation == state.home_incarnations[index]
         )
-        found[index] = Home(home.agent, home.domain, alive)
-    return found
+        homes[index] = GroupHome(home.agent, home.domain, alive)
+    return homes
 
 
-def _wait(state: State, resource: str, now: float) -> None:
+def _wait_for(state: CoreState, resource: str, now: float) -> None:
     if state.stage is not Stage.WAITING:
-        state.spent("fence", now - state.since)
+        state.add_phase_time("fence", now - state.since)
         patience = state.config.wait_for_replacement_s
         if state.last_world is None and state.committed == 0:
-            patience = max(patience, state.start_deadline - now)  # it starts: nobody is replaced
+            patience = max(patience, state.start_deadline - now)  # a start replaces no node
         if state.waiting_until is not None:
             patience = min(patience, max(0.0, state.waiting_until - now))
             state.waiting_until = None
         if state.unproven:
-            patience = max(patience, state.config.lapse_s or 0.0)  # when it will be proven
-        state.enter(Stage.WAITING, now, patience)
+            patience = max(patience, state.config.lapse_s or 0.0)  # until the leases have ended
+        state.enter_stage(Stage.WAITING, now, patience)
     if resource != state.waiting_for:
         state.waiting_for = resource
-        state.update_incident(decision=Action.WAIT.value, reason=f"there is no {resource}")
-        state.tell_incident()
+        state.update_incident(decision=Action.WAIT.value, reason=f"no {resource} is available")
+        state.emit_incident()
         state.emit(EventKind.WAITING, resource=resource, until=state.deadline)
 
 
-def _known(state: State, records: list[AgentRecord]) -> dict[str, Any]:
-    """All that there is to go on from."""
+def _known_copies(state: CoreState, records: list[AgentRecord]) -> dict[str, Any]:
+    """The saved states that a restore point may be chosen from."""
     return {
         "copies": copies(records),
         "remotes": state.saves.remotes.values(),
@@ -274,57 +281,57 @@ def _known(state: State, records: list[AgentRecord]) -> dict[str, Any]:
     }
 
 
-def _form(
-    state: State,
+def _form_world(
+    state: CoreState,
     result: Assignment,
     point: RestorePoint,
     found: list[Holding],
     records: list[AgentRecord],
     now: float,
 ) -> None:
-    state.spent("decide" if state.stage is Stage.WAITING else "fence", now - state.since)
-    state.spent("decide", 0.0)
-    if point.source in (Source.MEMORY, Source.RESHARD):
-        state.line = state.line.ran(point.attempt)
+    state.add_phase_time("decide" if state.stage is Stage.WAITING else "fence", now - state.since)
+    state.add_phase_time("decide", 0.0)
+    if point.source in (RestoreSource.MEMORY, RestoreSource.RESHARD):
+        state.line = state.line.with_run(point.attempt)
     world = build_world(state, result, point, records, now)
-    decision = carried_out(state.judged, seating(state, result, world))
-    _tell_decision(state, decision, point, world, why_not_newer(found, point.step))
-    _tell_forming(state, world, point, found, records)
+    decision = applied_decision(state.last_decision, seating(state, result, world))
+    _emit_decision(state, decision, point, world, why_not_newer(found, point.step))
+    _emit_forming(state, world, point, found, records)
     by_agent = {record.agent: record for record in records}
-    for order_agent, order in orders_for(state, world, by_agent):
-        state.ask(Form(order_agent, order, by_agent[order_agent].incarnation))
+    for order_agent, order in form_orders(state, world, by_agent):
+        state.request(Form(order_agent, order, by_agent[order_agent].incarnation))
     state.world = world
-    state.waiting_until = None  # what is waited for from now on, is waited for anew
-    if state.line.begins_elsewhere(world.restored_step):
+    state.waiting_until = None  # a later wait has its own deadline
+    if state.line.starts_elsewhere(world.restored_step):
         state.floor = world.restored_step
-    state.line = state.line.formed(world.attempt, world.restored_step)
+    state.line = state.line.with_attempt(world.attempt, world.restored_step)
     state.saves.keep_only(state.line)
-    settle(state, world)
+    record_homes(state, world)
     for record in records:
         if record.agent not in world.hosts():
             warm_up(state, record)
-    state.enter(Stage.FORMING, now, state.config.form_timeout_s)
+    state.enter_stage(Stage.FORMING, now, state.config.form_timeout_s)
 
 
-def _tell_decision(
-    state: State, decision: Decision, point: RestorePoint, world: World, not_newer: str
+def _emit_decision(
+    state: CoreState, decision: Decision, point: RestorePoint, world: AttemptWorld, not_newer: str
 ) -> None:
     reason = decision.reason
-    if decision.refused:  # else a former supervisor judged it, and the incident has its reasons
-        state.update_incident(refused=tuple(one.data() for one in decision.refused))
+    if decision.refused:  # otherwise a former supervisor decided; the incident has its reasons
+        state.update_incident(refused=tuple(refused.data() for refused in decision.refused))
     state.update_incident(
         decision=decision.action.value,
         reason=f"{reason}; {not_newer}" if not_newer else reason,
         restored_step=point.step,
         steps_lost=max(0, state.committed - point.step),
-        tiers={rank: one.restore.tier.value for rank, one in world.members.items()},
+        tiers={rank: member.restore.tier.value for rank, member in world.members.items()},
     )
-    state.tell_incident()
+    state.emit_incident()
 
 
-def _tell_forming(
-    state: State,
-    world: World,
+def _emit_forming(
+    state: CoreState,
+    world: AttemptWorld,
     point: RestorePoint,
     found: list[Holding],
     records: list[AgentRecord],
@@ -343,7 +350,7 @@ def _tell_forming(
                 "node_id": record.report.node_id,
                 "host": record.report.host,
                 "workers": [
-                    {"worker": one.worker, "pid": one.pid} for one in record.report.workers
+                    {"worker": worker.worker, "pid": worker.pid} for worker in record.report.workers
                 ],
             }
             for record in standbys
@@ -352,27 +359,27 @@ def _tell_forming(
             "step": point.step,
             "attempt": point.attempt,
             "tiers": {str(m.rank): m.restore.tier.value for m in members},
-            "sources": {str(m.rank): _whence(m.restore) for m in members},
-            "newest": {tier.value: one.step for tier, one in restorable(found).items()},
-            "found": [one.data() for one in found[:FOUND_TOLD]],
+            "sources": {str(m.rank): _source_name(m.restore) for m in members},
+            "newest": {tier.value: holding.step for tier, holding in newest_restorable(found).items()},
+            "found": [holding.data() for holding in found[:MAX_FOUND_REPORTED]],
         },
         cause_incident=state.incident.number if state.incident else None,
     )
 
 
-def _whence(restore: Restore) -> str:
-    agents = sorted({one.agent for one in restore.origins})
+def _source_name(restore: Restore) -> str:
+    agents = sorted({origin.agent for origin in restore.origins})
     return restore.agent or restore.uri or ", ".join(agents)
 
 
-def _all_joined(state: State, world: World, now: float) -> None:
+def _record_all_joined(state: CoreState, world: AttemptWorld, now: float) -> None:
     world.joined_at = now
-    state.line = state.line.ran(world.attempt)
+    state.line = state.line.with_run(world.attempt)
     restore = max((m.phases_s.get("restore", 0.0) for m in world.members.values()), default=0.0)
-    state.spent("form", now - world.formed_at - restore)
-    state.spent("restore", restore)
+    state.add_phase_time("form", now - world.formed_at - restore)
+    state.add_phase_time("restore", restore)
     state.update_incident(joined_attempt=world.attempt)
-    state.tell_incident()
+    state.emit_incident()
     start = world.members[0].restore
     if start.tier is Tier.INIT and start.uri:
         state.emit(

@@ -1,15 +1,18 @@
-"""A decision written out: the world's members, the agents' orders, and the words for people."""
+"""The members of a world, the orders to its agents, and the description of the seating.
+
+Pure functions of the state and the chosen seats: they emit nothing and change no state.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 
-from holdfast_service.placement.rank_assignment import Assignment, listed
+from holdfast_service.placement.rank_assignment import Assignment, format_ranks
 from holdfast_service.placement.restore_points import RestorePoint, restore_for
-from holdfast_service.policy.decision_ladder import Seating
+from holdfast_service.policy.decision_ladder import SeatingResult
 from holdfast_service.recovery.core_state.roster import AgentRecord
-from holdfast_service.recovery.core_state.state import Member, State, World
+from holdfast_service.recovery.core_state.state import AttemptWorld, CoreState, Member
 from holdfast_service.recovery.nodes import node_eligibility
 from holdfast_service.recovery.upkeep import save_intervals
 from holdfast_service.recovery.upkeep.partners import choose_partners
@@ -17,13 +20,13 @@ from holdfast_workers.protocol.messages import FormOrder, Seat, Tier
 
 
 def build_world(
-    state: State,
+    state: CoreState,
     result: Assignment,
     point: RestorePoint,
     records: list[AgentRecord],
     now: float,
-) -> World:
-    """The members of the attempt: seats, partners, and where each gets its state."""
+) -> AttemptWorld:
+    """Build the world of the attempt: seats, partners, and the restore source of each rank."""
     by_agent = {record.agent: record for record in records}
     seats = {placed.rank: placed.agent for placed in result.placed}
     chosen = choose_partners(state, seats, records)
@@ -46,7 +49,7 @@ def build_world(
             partners=chosen.partners[placed.rank],
             pid=worker.pid if worker is not None else None,
         )
-    return World(
+    return AttemptWorld(
         attempt=state.attempt,
         restored_step=point.step,
         members=members,
@@ -56,11 +59,11 @@ def build_world(
     )
 
 
-def orders_for(
-    state: State, world: World, records: Mapping[str, AgentRecord]
+def form_orders(
+    state: CoreState, world: AttemptWorld, records: Mapping[str, AgentRecord]
 ) -> list[tuple[str, FormOrder]]:
-    """One order per agent with ranks. Rank 0's agent hosts the store: its loss ends the attempt
-    anyway, so the store adds no further way to fail."""
+    """The order of each agent with ranks. Rank 0's agent hosts the store: its loss ends the attempt
+    in any case, so the store adds no further point of failure."""
     store = records[world.members[0].agent].report
     orders: list[tuple[str, FormOrder]] = []
     for agent in dict.fromkeys(world.members[rank].agent for rank in sorted(world.members)):
@@ -81,7 +84,7 @@ def orders_for(
             store_host=store.host,
             store_port=store.store_port,
             seats=seats,
-            intervals=save_intervals.present(state, world),
+            intervals=save_intervals.current_intervals(state, world),
             skipped=state.ledger.ranges,
             leased=state.config.lease_s > 0,
             recheck=state.unexplained.finding.step if state.unexplained is not None else None,
@@ -90,31 +93,33 @@ def orders_for(
     return orders
 
 
-def seating(state: State, result: Assignment, world: World) -> Seating:
-    """What became of the ranks, for the record of the decision."""
+def seating(state: CoreState, result: Assignment, world: AttemptWorld) -> SeatingResult:
+    """The moved and forked ranks, for the record of the decision."""
     ranks = tuple(rank for index in result.moved for rank in state.config.groups[index])
-    return Seating(
+    return SeatingResult(
         moved=ranks,
-        forked=tuple(rank for rank, one in sorted(world.members.items()) if one.worker is None),
+        forked=tuple(
+            rank for rank, member in sorted(world.members.items()) if member.worker is None
+        ),
         onto=tuple(sorted({world.members[rank].agent for rank in ranks})),
         why_moved=_why_moved(state, result),
     )
 
 
-def _why_moved(state: State, result: Assignment) -> str:
+def _why_moved(state: CoreState, result: Assignment) -> str:
     before = {state.homes[index].agent: state.config.groups[index] for index in result.moved}
     reasons = []
     for agent, ranks in before.items():
-        record = state.roster.record(agent)
-        there = record is not None and record.live
-        why = node_eligibility.why_avoided(state, record) if record is not None and there else ""
+        record = state.roster.find(agent)
+        is_live = record is not None and record.live
+        why = node_eligibility.why_avoided(state, record) if record is not None and is_live else ""
         why = f" ({why})" if why else ""
-        gone = f"the agent of {listed(ranks)} is gone"
-        reasons.append(f"the node of {listed(ranks)} is to be left{why}" if there else gone)
+        gone = f"the agent of {format_ranks(ranks)} is gone"
+        reasons.append(f"the node of {format_ranks(ranks)} must be left{why}" if is_live else gone)
     return "; ".join(reasons)
 
 
-def _role(state: State, rank: int, agent: str, worker: str | None) -> str:
+def _role(state: CoreState, rank: int, agent: str, worker: str | None) -> str:
     before = state.last_world.members.get(rank) if state.last_world else None
     if before is not None and before.agent == agent and worker is not None:
         return "kept" if before.worker in (None, worker) else "replaced"

@@ -1,4 +1,7 @@
-"""Checkpoints of the remote tier: who writes which manifest, and what a finished one means."""
+"""Finalization of remote checkpoints: assign manifests to agents, and handle finished checkpoints.
+
+A finished checkpoint counts only if it is on the present line; otherwise it is marked bad.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.placement.restore_points import RemoteCheckpoint
 from holdfast_service.recovery.core_state.effects import FinalizeCheckpoint
 from holdfast_service.recovery.core_state.inputs import CheckpointFinalized, RemoteCheckpoints
-from holdfast_service.recovery.core_state.save_ledger import Pending
-from holdfast_service.recovery.core_state.state import Stage, State
+from holdfast_service.recovery.core_state.save_ledger import PendingManifest
+from holdfast_service.recovery.core_state.state import CoreState, Stage
 from holdfast_service.recovery.upkeep import remote_cleanup_orders, remote_outage
 from holdfast_service.recovery.world import attempt_formation, outcome
 from holdfast_workers.protocol.messages import Signal
@@ -15,114 +18,117 @@ from holdfast_workers.protocol.messages import Signal
 _RECOVERING = (Stage.GATHERING, Stage.FENCING, Stage.FORMING)
 
 
-def hand_out(state: State, now: float) -> None:
-    """Give every complete set of shards that nobody works on to a living agent."""
+def assign_pending(state: CoreState, now: float) -> None:
+    """Assign every complete set of shards without a writer to a live agent."""
     if state.stage in (Stage.ENDED, Stage.ASSEMBLING, Stage.ADOPTING):
         return
     for pending in list(state.saves.pending.values()):
-        if not state.line.holds(pending.attempt, pending.step, formed_too=True):
-            state.saves.drop(pending.attempt, pending.step)
+        if not state.line.contains(pending.attempt, pending.step, formed_too=True):
+            state.saves.abandon(pending.attempt, pending.step)
         elif pending.agent is None and pending.not_before <= now:
-            _give(state, pending)
+            _assign(state, pending)
 
 
-def replace_known(state: State, given: RemoteCheckpoints, now: float) -> None:
-    """The remote tier was listed anew; it may hold what nobody lived to tell of."""
-    state.saves.known, state.saves.problem = given.known, given.problem
-    if not given.known:
+def apply_remote_listing(state: CoreState, event: RemoteCheckpoints, now: float) -> None:
+    """Apply a new listing of the remote tier. It may contain a checkpoint whose writer died before
+    it answered."""
+    state.saves.known, state.saves.problem = event.known, event.problem
+    if not event.known:
         if state.stage is Stage.WAITING:
-            attempt_formation.decide(state, now)  # it says what it waits for
+            attempt_formation.form_or_wait(state, now)  # updates the reason of the wait
         return
-    state.saves.remotes = {one.uri: one for one in given.found}
-    for damaged in given.damaged:
+    state.saves.remotes = {checkpoint.uri: checkpoint for checkpoint in event.found}
+    for damaged in event.damaged:
         if damaged.uri not in state.saves.bad_uris:
             state.saves.bad_uris.add(damaged.uri)
             state.emit(
                 EventKind.CHECKPOINT_BAD, step=damaged.step, uri=damaged.uri, message=damaged.why
             )
-    announce(state, now)
+    announce_finished(state, now)
     if state.stage is Stage.WAITING:
-        attempt_formation.decide(state, now)
-    if state.stage is Stage.FINISHING and outcome.is_durable(state):
-        attempt_formation.finish(state, now)
+        attempt_formation.form_or_wait(state, now)
+    if state.stage is Stage.FINISHING and outcome.is_last_step_durable(state):
+        attempt_formation.finish_if_complete(state, now)
 
 
-def announce(state: State, now: float) -> None:
-    """Tell of every finished checkpoint of the present history, once in the life of the job."""
-    for one in sorted(state.saves.remotes.values(), key=lambda one: (one.step, one.attempt)):
-        known = one.uri in state.saves.announced or one.uri in state.saves.bad_uris
-        if known or not state.line.holds(one.attempt, one.step, formed_too=True):
+def announce_finished(state: CoreState, now: float) -> None:
+    """Emit every finished checkpoint of the present line, once in the life of the job."""
+    for checkpoint in sorted(
+        state.saves.remotes.values(), key=lambda checkpoint: (checkpoint.step, checkpoint.attempt)
+    ):
+        known = checkpoint.uri in state.saves.announced or checkpoint.uri in state.saves.bad_uris
+        if known or not state.line.contains(checkpoint.attempt, checkpoint.step, formed_too=True):
             continue
-        state.saves.finished(one)
-        state.saves.announced.add(one.uri)
+        state.saves.record_finished(checkpoint)
+        state.saves.announced.add(checkpoint.uri)
         state.emit(
             EventKind.CHECKPOINT_SAVED,
-            step=one.step,
-            attempt=one.attempt,
+            step=checkpoint.step,
+            attempt=checkpoint.attempt,
             tier="remote",
-            uri=one.uri,
-            nbytes=one.nbytes,
+            uri=checkpoint.uri,
+            nbytes=checkpoint.nbytes,
             mesh=dict(state.config.mesh),
-            metrics=dict(one.metrics),
+            metrics=dict(checkpoint.metrics),
         )
-        remote_outage.over(state, now, f"step {one.step} is in the remote tier")
+        remote_outage.close_outage(state, now, f"step {checkpoint.step} is in the remote tier")
 
 
-def finalized(state: State, given: CheckpointFinalized, now: float) -> None:
-    """A manifest is durable. One that history has passed by meanwhile is never used."""
-    if given.uri in state.saves.bad_uris:
+def handle_finalized(state: CoreState, event: CheckpointFinalized, now: float) -> None:
+    """Handle a durable manifest. A checkpoint that is off the present line is never used."""
+    if event.uri in state.saves.bad_uris:
         return
-    if not state.line.holds(given.attempt, given.step, formed_too=True):
-        state.saves.drop(given.attempt, given.step)
-        state.saves.bad_uris.add(given.uri)
-        message = f"a later attempt started before step {given.step} of attempt {given.attempt}"
-        state.emit(EventKind.CHECKPOINT_BAD, step=given.step, uri=given.uri, message=message)
-        remote_cleanup_orders.begin(
-            state, given.step
+    if not state.line.contains(event.attempt, event.step, formed_too=True):
+        state.saves.abandon(event.attempt, event.step)
+        state.saves.bad_uris.add(event.uri)
+        message = f"a later attempt started before step {event.step} of attempt {event.attempt}"
+        state.emit(EventKind.CHECKPOINT_BAD, step=event.step, uri=event.uri, message=message)
+        remote_cleanup_orders.request_cleanup(
+            state, event.step
         )  # retention must not take it for the newest good one
         return
-    state.saves.finished(
-        RemoteCheckpoint(given.step, given.attempt, given.uri, given.nbytes, given.metrics)
+    state.saves.record_finished(
+        RemoteCheckpoint(event.step, event.attempt, event.uri, event.nbytes, event.metrics)
     )
-    announce(state, now)
-    remote_cleanup_orders.begin(state, given.step)
-    if given.step >= outcome.last_step(state):
-        _last_is_durable(state, now)
+    announce_finished(state, now)
+    remote_cleanup_orders.request_cleanup(state, event.step)
+    if event.step >= outcome.last_step(state):
+        _conclude_last_checkpoint(state, now)
 
 
-def tidied(state: State, signal: Signal, now: float) -> None:
-    """Retention is through with the remote tier, or gave up: the next one takes the rest."""
+def handle_tidied(state: CoreState, signal: Signal, now: float) -> None:
+    """Record the result of a cleanup. After a failure, the next cleanup removes the rest."""
     for uri, why in signal.detail["deleted"].items():
         gone = state.saves.remotes.pop(uri, None)
         if gone is not None:
             state.emit(EventKind.CHECKPOINT_DELETED, step=gone.step, uri=uri, why=why)
     if signal.detail["message"]:
-        state.note(f"retention failed on {signal.agent}: {signal.detail['message']}")
+        state.add_evidence(f"retention failed on agent {signal.agent}: {signal.detail['message']}")
     if state.saves.tidying == signal.detail["step"]:
         state.saves.tidying = None
         if state.stage is Stage.FINISHING:
-            attempt_formation.finish(state, now)
+            attempt_formation.finish_if_complete(state, now)
 
 
-def _last_is_durable(state: State, now: float) -> None:
+def _conclude_last_checkpoint(state: CoreState, now: float) -> None:
     if state.stage is Stage.FINISHING:
-        attempt_formation.finish(state, now)
+        attempt_formation.finish_if_complete(state, now)
     elif state.stage is Stage.WAITING or (state.stop is not None and state.stage in _RECOVERING):
         outcome.conclude(state, now)
-    # Else amid a recovery: the attempt that it ends in tells the last state's digest, and no more.
+    # Otherwise during a recovery: its attempt only reports the digest of the last state.
 
 
-def _give(state: State, pending: Pending) -> None:
+def _assign(state: CoreState, pending: PendingManifest) -> None:
     hosts = state.world.hosts() if state.world is not None else set()
     chosen = min(
         state.roster.live(),
-        key=lambda one: (one.agent == pending.last, one.agent not in hosts),
+        key=lambda record: (record.agent == pending.last, record.agent not in hosts),
         default=None,
     )
     if chosen is None:
         return
     pending.agent = chosen.agent
-    state.ask(
+    state.request(
         FinalizeCheckpoint(
             chosen.agent, pending.step, pending.attempt, pending.records, chosen.incarnation
         )

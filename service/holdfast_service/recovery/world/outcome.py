@@ -1,18 +1,18 @@
-"""How a job ends: once, with a named outcome, and with nothing left running."""
+"""The end of a job: it happens once, with a named outcome, and stops every agent."""
 
 from __future__ import annotations
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, StopKind
 from holdfast_service.placement.restore_points import RemoteCheckpoint
 from holdfast_service.recovery.core_state.effects import End, Stop
-from holdfast_service.recovery.core_state.state import WITH_WORLD, Stage, State
+from holdfast_service.recovery.core_state.state import WITH_WORLD, CoreState, Stage
 from holdfast_service.recovery.upkeep import remote_outage
 
 OUTCOME_OF = {StopKind.CANCEL: "CANCELLED", StopKind.PAUSE: "PAUSED"}
 
 
-def end(
-    state: State,
+def end_job(
+    state: CoreState,
     now: float,
     *,
     outcome: str,
@@ -22,16 +22,16 @@ def end(
     step: int | None = None,
     durable_step: int | None = None,
 ) -> None:
-    """Close what is open, stop every agent, end. Nothing follows, ever."""
+    """Close open incidents, stop every agent, and end the job. No effect follows."""
     at_step = state.committed if step is None else step
     if state.world is not None and state.stage in WITH_WORLD:
         end_attempt(state, message)
     if state.incident is not None:
         state.incident = state.incident.closed(now, f"the job ended: {code}")
-        state.tell_incident(EventKind.INCIDENT_CLOSED)
+        state.emit_incident(EventKind.INCIDENT_CLOSED)
         state.incident = None
-    remote_outage.over(state, now, f"the job ended: {code}")
-    state.show(Phase.ENDED)
+    remote_outage.close_outage(state, now, f"the job ended: {code}")
+    state.set_phase(Phase.ENDED)
     state.emit(
         EventKind.ENDED,
         outcome=outcome,
@@ -42,19 +42,19 @@ def end(
         durable_step=durable_step,
     )
     for record in state.roster.live():
-        state.ask(Stop(record.agent, message, record.incarnation))
-    state.ask(End(outcome, code, message, traceback, at_step))
-    state.enter(Stage.ENDED, now, None)
+        state.request(Stop(record.agent, message, record.incarnation))
+    state.request(End(outcome, code, message, traceback, at_step))
+    state.enter_stage(Stage.ENDED, now, None)
     state.world = None
 
 
-def conclude(state: State, now: float) -> None:
-    """The state after the last step is durable: of all that were asked for, or as it was asked."""
+def conclude(state: CoreState, now: float) -> None:
+    """The last state is durable: the job succeeded, or it ends early as requested."""
     steps = state.config.steps
     if last_step(state) < steps:
-        stopped(state, now, state.saves.newest(state.line), "")
+        end_as_stopped(state, now, state.saves.newest(state.line), "")
         return
-    end(
+    end_job(
         state,
         now,
         outcome="SUCCEEDED",
@@ -65,8 +65,10 @@ def conclude(state: State, now: float) -> None:
     )
 
 
-def stopped(state: State, now: float, durable: RemoteCheckpoint | None, why: str) -> None:
-    """End as somebody asked for it, and say what of the job is durable."""
+def end_as_stopped(
+    state: CoreState, now: float, durable: RemoteCheckpoint | None, why: str
+) -> None:
+    """End as requested; the message states which step is durable."""
     stop = state.stop
     assert stop is not None
     saved = durable.step if durable is not None else 0
@@ -75,10 +77,10 @@ def stopped(state: State, now: float, durable: RemoteCheckpoint | None, why: str
         kept = f"its last state, step {last}, is in the remote tier" if last else ""
     else:
         newest = f"step {saved} is" if durable is not None else "nothing is"
-        kept = f"{newest} in the remote tier of its {last} steps"
+        kept = f"{newest} in the remote tier, out of {last} computed steps"
         if state.protected > saved:
             kept += f", and step {state.protected} was on two nodes in memory"
-    end(
+    end_job(
         state,
         now,
         outcome=OUTCOME_OF[stop.kind],
@@ -89,27 +91,29 @@ def stopped(state: State, now: float, durable: RemoteCheckpoint | None, why: str
     )
 
 
-def fail(state: State, now: float, code: str, message: str, traceback: str | None = None) -> None:
-    end(state, now, outcome="FAILED", code=code, message=message, traceback=traceback)
+def fail(
+    state: CoreState, now: float, code: str, message: str, traceback: str | None = None
+) -> None:
+    end_job(state, now, outcome="FAILED", code=code, message=message, traceback=traceback)
 
 
-def end_attempt(state: State, reason: str) -> None:
-    """The world is over; its number never comes back."""
+def end_attempt(state: CoreState, reason: str) -> None:
+    """End the present world; its attempt number is never used again."""
     if state.world is not None:
         state.emit(
             EventKind.ATTEMPT_ENDED,
             attempt=state.world.attempt,
             reason=reason,
             last_step=state.committed,
-            gone=sorted(list(life) for life in state.world.lives() & state.lapsed),
+            gone=sorted(list(host) for host in state.world.incarnations() & state.lapsed),
         )
         state.last_world, state.world = state.world, None
 
 
-def last_step(state: State) -> int:
+def last_step(state: CoreState) -> int:
     return state.config.steps if state.final_step is None else state.final_step
 
 
-def is_durable(state: State) -> bool:
-    """Whether the job's last state is in the remote tier, as part of history."""
+def is_last_step_durable(state: CoreState) -> bool:
+    """Whether the job's last state is in the remote tier, on the present line."""
     return state.saves.has_final(last_step(state), state.line)

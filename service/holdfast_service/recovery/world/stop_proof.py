@@ -1,38 +1,39 @@
-"""That the ranks of an ended world step no more: known of each host before another forms (P1).
+"""Proof that the ranks of an ended world step no more, host by host, before a new world forms (P1).
 
-That one member has left is no proof for the others. What it brought to its last agreement may still
-be on its way to them: over a link that mends, or into a node that stood still and goes on; whoever
-hears it then applies one step more. So each life of an agent that hosted the world is proven by
-itself: it has answered the fence, or its process has ended, or it holds, for its lease has ended.
+A member that has left proves nothing about the others. Its last contribution to the step agreement
+may still be on its way to them, over a link that recovers or into a node that was suspended; a rank
+that receives it applies one more step. So each agent incarnation that hosted the world needs its
+own proof: it has answered the fence, or its process has ended, or its lease has ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast_service.recovery.core_state.state import Life, State
+from holdfast_service.recovery.core_state.state import AgentIncarnation, CoreState
 
-ANY_LIFE = ""
-"""Of a lease that has ended: whichever life of the agent had it, if it was never heard here."""
-
-
-def is_needed(state: State, lives: Iterable[Life]) -> None:
-    """These hosted a world that has ended."""
-    state.unproven = set(lives)
+ANY_INCARNATION = ""
+"""Stands for the incarnation of an ended lease that never sent a report to this supervisor."""
 
 
-def found(state: State, agent: str, incarnation: str) -> None:
-    """This life has stopped. Without leases, it has to do for all: no other proof may ever come."""
-    life = (agent, incarnation)
-    if life not in state.unproven:
+def require_proof(state: CoreState, hosts: Iterable[AgentIncarnation]) -> None:
+    """Require a proof of stop for these hosts of an ended world."""
+    state.unproven = set(hosts)
+
+
+def record_stopped(state: CoreState, agent: str, incarnation: str) -> None:
+    """Record the proof for an incarnation. Without leases it counts for all hosts, because no other
+    proof may ever arrive."""
+    host = (agent, incarnation)
+    if host not in state.unproven:
         return
-    state.unproven = state.unproven - {life} if state.config.lease_s else set()
+    state.unproven = state.unproven - {host} if state.config.lease_s else set()
 
 
-def is_missing(state: State) -> bool:
-    """Whether some rank of the last world may still step, as far as is known."""
+def is_proof_missing(state: CoreState) -> bool:
+    """Whether a rank of the last world may still step, as far as known."""
     for agent, incarnation in tuple(state.unproven):
-        met = state.roster.has_met(agent, incarnation)
-        if ((agent, incarnation if met else ANY_LIFE)) in state.lapsed:
-            found(state, agent, incarnation)
+        met = state.roster.has_seen(agent, incarnation)
+        if ((agent, incarnation if met else ANY_INCARNATION)) in state.lapsed:
+            record_stopped(state, agent, incarnation)
     return bool(state.unproven)

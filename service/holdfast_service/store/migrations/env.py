@@ -1,4 +1,4 @@
-"""What alembic runs for every migration: on the connection and in the transaction it is given."""
+"""The alembic environment: runs migrations on the caller's connection, in its transaction."""
 
 from __future__ import annotations
 

@@ -17,21 +17,21 @@ from holdfast_service.recovery.core_state.state import Stage
 from holdfast_workers.protocol.messages import Inspection, SignalKind
 
 
-def watched(of: SimulatedCluster) -> list[fx.Effect]:
+def watched(job: SimulatedCluster) -> list[fx.Effect]:
     """All effects from now on."""
     seen: list[fx.Effect] = []
-    carry_out = of._carry_out
+    carry_out = job._carry_out
 
     def note(effect: fx.Effect) -> None:
         seen.append(effect)
         carry_out(effect)
 
-    of._carry_out = note  # type: ignore[method-assign]
+    job._carry_out = note  # type: ignore[method-assign]
     return seen
 
 
-def accused(of: SimulatedCluster) -> dict[str, Any]:
-    (incident,) = closed(of)
+def accused(job: SimulatedCluster) -> dict[str, Any]:
+    (incident,) = closed(job)
     assert incident["cause"] == "hang"
     return incident
 
@@ -51,15 +51,17 @@ def test_a_rank_that_hangs_is_named_and_its_process_killed_with_the_fence(proces
     assert incident["suspects"][0]["score"] > 0.5
     assert any("rank 2" in line for line in incident["evidence"])
     assert incident["stacks"][0]["frames"]
-    looks = [one for one in effects if isinstance(one, fx.Inspect)]
+    looks = [effect for effect in effects if isinstance(effect, fx.Inspect)]
     assert len(looks) == (2 if process == "T" else 4), "what is plain needs one look"
-    condemned = {one.agent: one.condemned for one in effects if isinstance(one, fx.Fence)}
+    condemned = {
+        effect.agent: effect.condemned for effect in effects if isinstance(effect, fx.Fence)
+    }
     assert {agent for agent, workers in condemned.items() if workers} == {"n1"}
     assert condemned["n1"] == (incident["suspects"][0]["worker"],)
     assert job.run().outcome == "SUCCEEDED"
 
 
-def test_what_is_told_during_a_look_is_looked_at_soon_after_it() -> None:
+def test_a_stall_reported_during_an_inspection_is_inspected_soon_after() -> None:
     """The look may have come a moment before the peers had waited for long enough."""
     job = running(cluster())
     see, looks = job._see, list[float]()
@@ -78,22 +80,22 @@ def test_what_is_told_during_a_look_is_looked_at_soon_after_it() -> None:
     assert job.now - began < 4.0
 
 
-def test_all_ranks_in_one_long_phase_are_waited_for_and_that_is_said_once() -> None:
+def test_all_ranks_in_one_long_phase_are_waited_for_and_reported_once() -> None:
     job = running(cluster())
     effects = watched(job)
     job.slow_down(for_s=200.0)
     assert job.run().outcome == "SUCCEEDED"
-    assert not job.told(EventKind.INCIDENT_OPENED)
-    (told,) = job.told(EventKind.STALLED)
-    assert told["finding"] == "waiting"
-    looks = [one for one in effects if isinstance(one, fx.Inspect)]
+    assert not job.emitted(EventKind.INCIDENT_OPENED)
+    (event,) = job.emitted(EventKind.STALLED)
+    assert event["finding"] == "waiting"
+    looks = [effect for effect in effects if isinstance(effect, fx.Inspect)]
     assert 4 <= len(looks) <= 30, "looked at again, less and less often"
 
 
-def test_a_world_that_stands_still_beyond_the_bound_is_formed_anew_whoever_is_to_blame() -> None:
+def test_a_world_without_steps_beyond_the_limit_is_re_formed_without_a_culprit() -> None:
     job = running(cluster(stall_limit_s=50.0))
     began = job.now
-    job.quiet = True
+    job.stalls_unreported = True
     job.slow_down(for_s=1000.0)
     job.at(60.0, lambda: setattr(job, "slow_until", 0.0))
     job.run_until(lambda: bool(closed(job)))
@@ -102,14 +104,14 @@ def test_a_world_that_stands_still_beyond_the_bound_is_formed_anew_whoever_is_to
     assert accused(job)["decision"] == "re-form in place"
 
 
-def test_a_phase_may_take_longer_than_the_bound_if_its_limit_says_so() -> None:
+def test_a_phase_may_exceed_the_stall_limit_if_its_own_limit_is_longer() -> None:
     job = running(cluster(stall_limit_s=50.0))
     job.slow_down(for_s=300.0, limit_s=400.0)
     assert job.run(2000.0).outcome == "SUCCEEDED"
-    assert not job.told(EventKind.INCIDENT_OPENED)
+    assert not job.emitted(EventKind.INCIDENT_OPENED)
 
 
-def test_a_step_beyond_the_bound_made_of_moving_micro_batches_is_waited_for() -> None:
+def test_a_long_step_with_moving_micro_batches_is_waited_for() -> None:
     job = running(cluster(stall_limit_s=50.0))
     see = job._see
 
@@ -120,38 +122,38 @@ def test_a_step_beyond_the_bound_made_of_moving_micro_batches_is_waited_for() ->
         return replace(one, beat=beat) if slow else one
 
     job._see = moving  # type: ignore[method-assign]
-    job.quiet = True
+    job.stalls_unreported = True
     job.slow_down(for_s=400.0)
     assert job.run(2000.0).outcome == "SUCCEEDED"
-    assert not job.told(EventKind.INCIDENT_OPENED)
+    assert not job.emitted(EventKind.INCIDENT_OPENED)
 
 
-def test_past_the_bound_ranks_within_their_limits_are_looked_at_less_and_less_often() -> None:
+def test_past_the_stall_limit_ranks_within_their_limits_are_inspected_less_often() -> None:
     job = running(cluster(stall_limit_s=50.0))
     effects = watched(job)
-    job.quiet = True
+    job.stalls_unreported = True
     job.slow_down(for_s=1000.0, limit_s=3600.0)
     assert job.run(3000.0).outcome == "SUCCEEDED"
-    assert not job.told(EventKind.INCIDENT_OPENED)
-    looks = [one for one in effects if isinstance(one, fx.Inspect)]
+    assert not job.emitted(EventKind.INCIDENT_OPENED)
+    looks = [effect for effect in effects if isinstance(effect, fx.Inspect)]
     assert 10 <= len(looks) <= 60, "two agents, after 50 s, then pauses of 5 s to 60 s"
 
 
-def test_an_agent_that_does_not_tell_of_ranks_that_others_wait_for_is_removed() -> None:
+def test_an_agent_that_does_not_answer_about_awaited_ranks_is_removed() -> None:
     job = running(cluster())
     effects = watched(job)
-    job.blind = frozenset({"n1"})
+    job.uninspectable = frozenset({"n1"})
     job.hang_rank(3)
     job.run_until(lambda: bool(closed(job)))
     assert accused(job)["lost"][0]["ranks"] == [2, 3]
-    assert [one.agent for one in effects if isinstance(one, fx.RemoveAgent)] == ["n1"]
-    job.blind = frozenset()
+    assert [effect.agent for effect in effects if isinstance(effect, fx.RemoveAgent)] == ["n1"]
+    job.uninspectable = frozenset()
     assert job.run().outcome == "SUCCEEDED"
 
 
-def test_a_supervisor_that_takes_a_stalled_world_over_looks_by_itself() -> None:
+def test_a_supervisor_that_adopts_a_stalled_world_inspects_it() -> None:
     job = running(cluster())
-    job.quiet = True
+    job.stalls_unreported = True
     job.hang_rank(1)
     job.at(1.0, job.restart_supervisor)
     job.run_until(lambda: bool(closed(job)))
@@ -159,7 +161,7 @@ def test_a_supervisor_that_takes_a_stalled_world_over_looks_by_itself() -> None:
     assert job.run().outcome == "SUCCEEDED"
 
 
-def test_a_supervisor_lost_while_it_looked_leaves_nothing_undone() -> None:
+def test_a_supervisor_restart_during_an_inspection_loses_nothing() -> None:
     job = running(cluster())
     job.hang_rank(1, "R")
     job.at(1.2, job.restart_supervisor)
@@ -181,13 +183,15 @@ def test_a_rank_that_hangs_before_the_first_step_is_found() -> None:
     assert job.run().outcome == "SUCCEEDED"
 
 
-def test_a_rank_that_is_stopped_while_a_world_forms_is_named() -> None:
+def test_a_rank_that_stops_while_a_world_forms_is_named() -> None:
     job = running(cluster(form_timeout_s=100.0))
-    job.stick("n1")
+    job.lose_next_worker("n1")
     job.kill_rank(2)
     n1 = job.agents["n1"]
     job.run_until(lambda: len(job.worlds.get(2, {})) == 3)
-    (worker,) = (one for one in n1.workers.values() if one.attempt == 2 and one.rank == 2)
+    (worker,) = (
+        worker for worker in n1.workers.values() if worker.attempt == 2 and worker.rank == 2
+    )
     worker.hangs = "T"
     began, detail = job.now, {"beat": {"rank": 2, "step": 0}}
     job.signal(n1, SignalKind.RANK_STALLED, 2, rank=2, worker=worker.name, detail=detail)
@@ -231,7 +235,7 @@ def test_a_rank_without_peers_that_hangs_is_named_by_its_own_limit() -> None:
     assert job.run().outcome == "SUCCEEDED"
 
 
-def test_a_rank_without_peers_in_a_long_phase_that_was_declared_is_waited_for() -> None:
+def test_a_rank_without_peers_in_a_declared_long_phase_is_waited_for() -> None:
     job = alone()
     job.slow_down(50.0, limit_s=60.0)
     assert job.run().outcome == "SUCCEEDED"

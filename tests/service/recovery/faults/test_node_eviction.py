@@ -12,32 +12,42 @@ from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_jobs import closed, cluster, forming, members, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
-from holdfast_service.placement.rank_assignment import Assignment, Home, Node, Shortage, assign
-from holdfast_service.policy.quarantine import Avoided, Standing, node_name
+from holdfast_service.placement.rank_assignment import (
+    Assignment,
+    GroupHome,
+    CandidateNode,
+    Shortage,
+    assign,
+)
+from holdfast_service.policy.quarantine import Avoided, NodeStanding, node_name
 from holdfast_service.recovery.core_state import effects as fx
-from holdfast_service.recovery.core_state import inputs as say
+from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.recovery.core_state.state import Stage
-from holdfast_workers.health.findings import Finding, Level
+from holdfast_workers.health.findings import HealthFinding, Level
 from holdfast_workers.protocol.messages import SignalKind
 
-ECC = Finding("accelerator", "ecc", Level.UNFIT, "1 uncorrectable memory errors on GPU-1", "GPU-1")
-GONE = Finding("accelerator", "xid", Level.UNFIT, "XID 79", "GPU-1", 79, lost=True)
-HOT = Finding("accelerator", "hw_thermal", Level.SUSPECT, "clocks halved", "GPU-1")
+ECC = HealthFinding(
+    "accelerator", "ecc", Level.UNFIT, "1 uncorrectable memory errors on GPU-1", "GPU-1"
+)
+GONE = HealthFinding("accelerator", "xid", Level.UNFIT, "XID 79", "GPU-1", 79, lost=True)
+HOT = HealthFinding("accelerator", "hw_thermal", Level.SUSPECT, "clocks halved", "GPU-1")
 
 
-def tell(job: SimulatedCluster, agent: str, *findings: Finding) -> None:
+def tell(job: SimulatedCluster, agent: str, *findings: HealthFinding) -> None:
     of = job.agents[agent]
     of.health += 1
-    of.findings = tuple(one.data() for one in findings)
+    of.findings = tuple(finding.data() for finding in findings)
     detail = {"health": of.health, "findings": list(of.findings), "measured": {}}
     job.signal(job.agents[agent], SignalKind.NODE_UNWELL, job.core.attempt, detail=detail)
 
 
-def set_aside(job: SimulatedCluster, *agents: str, standing: Standing = Standing.CORDONED) -> None:
+def set_aside(
+    job: SimulatedCluster, *agents: str, standing: NodeStanding = NodeStanding.CORDONED
+) -> None:
     reports = [job.agents[name].report() for name in agents]
-    names = [node_name(one.node_id, one.host) for one in reports]
-    job.send(say.NodesAvoided({name: Avoided(standing, "for repair") for name in names}))
+    names = [node_name(report.node_id, report.host) for report in reports]
+    job.send(inputs.NodesAvoided({name: Avoided(standing, "for repair") for name in names}))
 
 
 def hosts(event: dict[str, Any]) -> set[str]:
@@ -53,29 +63,29 @@ def test_ranks_leave_an_unfit_node_for_the_standby_and_keep_their_steps() -> Non
     assert incident["cause"] == "node_unwell" and incident["decision"] == "replace the node"
     assert "uncorrectable memory errors on GPU-1" in incident["reason"]
     assert incident["steps_lost"] <= 1
-    (told,) = job.told(EventKind.NODE_HEALTH)
-    assert [one["kind"] for one in told["findings"]] == ["ecc", "hw_thermal"]
-    assert told["node_id"] == "n0-1"
+    (event,) = job.emitted(EventKind.NODE_HEALTH)
+    assert [finding["kind"] for finding in event["findings"]] == ["ecc", "hw_thermal"]
+    assert event["node_id"] == "n0-1"
 
 
-def test_without_a_standby_an_unfit_node_goes_on_and_is_told() -> None:
+def test_without_a_standby_an_unfit_node_keeps_its_ranks_and_is_reported() -> None:
     job = running(cluster(standbys=0))
     tell(job, "n0", ECC)
     assert job.run().outcome == "SUCCEEDED"
     assert len(forming(job)) == 1 and not closed(job)
-    assert len(job.told(EventKind.NODE_HEALTH)) == 1
+    assert len(job.emitted(EventKind.NODE_HEALTH)) == 1
 
 
-def test_ranks_leave_an_unfit_node_as_soon_as_a_standby_comes() -> None:
+def test_ranks_leave_an_unfit_node_as_soon_as_a_standby_arrives() -> None:
     job = running(cluster())
     job.kill_node("n2", back_after_s=1.0)
-    job.run_until(lambda: any(one["state"] == "lost" for one in job.told(EventKind.STANDBY)))
+    job.run_until(lambda: any(event["state"] == "lost" for event in job.emitted(EventKind.STANDBY)))
     tell(job, "n0", ECC)
     assert job.run().outcome == "SUCCEEDED"
     assert hosts(forming(job)[-1]) == {"n1", "n2"}
 
 
-def test_without_a_standby_a_node_whose_device_is_gone_is_not_gone_on_with() -> None:
+def test_without_a_standby_a_node_with_a_lost_device_ends_the_job() -> None:
     job = running(cluster(standbys=0, wait_for_replacement_s=5.0))
     tell(job, "n0", GONE)
     end = job.run()
@@ -83,7 +93,7 @@ def test_without_a_standby_a_node_whose_device_is_gone_is_not_gone_on_with() -> 
     assert "XID 79" in end.message
 
 
-def test_what_is_only_suspect_moves_nobody() -> None:
+def test_a_suspect_finding_moves_no_rank() -> None:
     job = running(cluster())
     tell(job, "n0", HOT)
     assert job.run().outcome == "SUCCEEDED"
@@ -91,15 +101,15 @@ def test_what_is_only_suspect_moves_nobody() -> None:
 
 
 def test_ranks_leave_a_cordoned_node_and_stay_on_a_quarantined_one() -> None:
-    for standing, left in ((Standing.CORDONED, True), (Standing.QUARANTINED, False)):
+    for standing, left in ((NodeStanding.CORDONED, True), (NodeStanding.QUARANTINED, False)):
         job = running(cluster())
         set_aside(job, "n1", standing=standing)
         assert job.run().outcome == "SUCCEEDED"
         assert ("n1" in hosts(forming(job)[-1])) is not left
-        assert [one["cause"] for one in closed(job)] == (["preempted"] if left else [])
+        assert [incident["cause"] for incident in closed(job)] == (["preempted"] if left else [])
 
 
-def test_a_standby_that_is_set_aside_takes_no_rank_and_a_cordoned_home_keeps_its_own() -> None:
+def test_an_avoided_standby_gets_no_rank_and_a_cordoned_host_keeps_its_ranks() -> None:
     job = running(cluster())
     set_aside(job, "n2", "n0")
     job.run_until(lambda: job.core.committed >= 15)
@@ -108,75 +118,75 @@ def test_a_standby_that_is_set_aside_takes_no_rank_and_a_cordoned_home_keeps_its
     assert hosts(forming(job)[-1]) == {"n0", "n1"}, "no new node is taken, and none is there"
 
 
-def test_ranks_do_not_leave_a_node_for_one_that_they_would_not_be_given() -> None:
+def test_ranks_do_not_leave_a_node_for_a_node_that_cannot_take_them() -> None:
     """Or they would leave it again and again, and arrive nowhere."""
     job = running(cluster())
     report = job.agents["n2"].report()
     name = node_name(report.node_id, report.host)
-    job.send(say.NodesAvoided({name: Avoided(Standing.QUARANTINED, "of late")}))
+    job.send(inputs.NodesAvoided({name: Avoided(NodeStanding.QUARANTINED, "of late")}))
     job.run_until(lambda: bool(job.core._state.avoided))
     tell(job, "n0", ECC)
     assert job.run().outcome == "SUCCEEDED"
     assert len(forming(job)) == 1
 
 
-def test_nobody_starts_on_a_node_that_is_set_aside() -> None:
+def test_no_rank_starts_on_an_avoided_node() -> None:
     job = cluster()
     set_aside(job, "n0")
     assert job.run().outcome == "SUCCEEDED"
     assert hosts(forming(job)[0]) == {"n1", "n2"}
 
 
-def test_a_node_that_fails_its_check_before_use_is_given_no_rank() -> None:
+def test_a_node_that_fails_its_first_check_gets_no_rank() -> None:
     job = cluster()
-    bad = Finding("preflight", "arithmetic", Level.UNFIT, "3 numbers of a product are wrong")
+    bad = HealthFinding("preflight", "arithmetic", Level.UNFIT, "3 numbers of a product are wrong")
     job.agents["n0"].health, job.agents["n0"].findings = 1, (bad.data(),)
     assert job.run().outcome == "SUCCEEDED"
     assert hosts(forming(job)[0]) == {"n1", "n2"}
-    (told,) = job.told(EventKind.NODE_HEALTH)
-    assert (told["agent"], told["findings"][0]["kind"]) == ("n0", "arithmetic")
+    (event,) = job.emitted(EventKind.NODE_HEALTH)
+    assert (event["agent"], event["findings"][0]["kind"]) == ("n0", "arithmetic")
 
 
-def test_ranks_leave_a_node_that_bytes_do_not_reach() -> None:
+def test_ranks_leave_a_node_that_fails_the_network_check() -> None:
     job = running(cluster())
-    job.send(say.Exchanged("n0", "an earlier life", "refused"))
-    job.send(say.Exchanged("n1", job.agents["n1"].incarnation, "refused"))
+    job.send(inputs.LinkChecked("n0", "an earlier life", "refused"))
+    job.send(inputs.LinkChecked("n1", job.agents["n1"].incarnation, "refused"))
     assert job.run().outcome == "SUCCEEDED"
     assert hosts(forming(job)[-1]) == {"n0", "n2"}
     assert "bytes do not reach the node of n1" in closed(job)[0]["reason"]
 
 
-def test_a_node_that_bytes_reach_again_is_fit_again() -> None:
+def test_a_node_that_passes_the_network_check_again_is_fit_again() -> None:
     job = running(cluster(standbys=0))
     life = job.agents["n1"].incarnation
-    job.send(say.Exchanged("n1", life, "refused"))
-    job.run_until(lambda: bool(job.told(EventKind.NODE_HEALTH)))
-    job.send(say.Exchanged("n1", life, ""))
-    job.run_until(lambda: len(job.told(EventKind.NODE_HEALTH)) == 2)
-    assert job.told(EventKind.NODE_HEALTH)[-1]["findings"] == []
+    job.send(inputs.LinkChecked("n1", life, "refused"))
+    job.run_until(lambda: bool(job.emitted(EventKind.NODE_HEALTH)))
+    job.send(inputs.LinkChecked("n1", life, ""))
+    job.run_until(lambda: len(job.emitted(EventKind.NODE_HEALTH)) == 2)
+    assert job.emitted(EventKind.NODE_HEALTH)[-1]["findings"] == []
 
 
-def test_a_word_on_health_that_comes_late_changes_nothing() -> None:
+def test_a_late_health_report_changes_nothing() -> None:
     job = running(cluster())
     tell(job, "n0", HOT)
-    job.run_until(lambda: bool(job.told(EventKind.NODE_HEALTH)))
+    job.run_until(lambda: bool(job.emitted(EventKind.NODE_HEALTH)))
     late = {"health": 0, "findings": [ECC.data()], "measured": {}}
     job.signal(job.agents["n0"], SignalKind.NODE_UNWELL, job.core.attempt, detail=late)
     assert job.run().outcome == "SUCCEEDED"
-    assert len(forming(job)) == 1 and len(job.told(EventKind.NODE_HEALTH)) == 1
+    assert len(forming(job)) == 1 and len(job.emitted(EventKind.NODE_HEALTH)) == 1
 
 
-def test_a_restarted_supervisor_hears_of_findings_from_the_agents_and_tells_them_once() -> None:
+def test_a_restarted_supervisor_receives_findings_from_the_agents() -> None:
     job = running(cluster(standbys=0))
     tell(job, "n0", ECC)
-    job.run_until(lambda: bool(job.told(EventKind.NODE_HEALTH)))
+    job.run_until(lambda: bool(job.emitted(EventKind.NODE_HEALTH)))
     job.restart_supervisor()
     job.run_until(lambda: job.core.stage is Stage.RUNNING)
     assert job.core._state.health["n0"].findings == (ECC,)
     assert Facts.from_events(job.events).attempt == 1
 
 
-def test_a_new_life_of_the_agent_has_no_findings_of_the_former() -> None:
+def test_a_new_incarnation_has_no_findings_of_the_former_one() -> None:
     job = running(cluster(standbys=0))
     tell(job, "n0", ECC)
     job.kill_agent("n0", back_after_s=0.5)
@@ -192,59 +202,61 @@ GROUPS = ((0, 1), (2, 3), (4,))
     st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 3)), min_size=1, max_size=6),
     st.lists(st.none() | st.integers(0, 5), min_size=3, max_size=3),
 )
-def test_no_group_comes_to_a_node_that_is_to_be_avoided(
+def test_no_group_moves_to_an_avoided_node(
     drawn: list[tuple[bool, bool, int]], at: list[int | None]
 ) -> None:
     nodes = [
-        Node(f"n{i}", "", capacity, ready, avoid=avoid)
+        CandidateNode(f"n{i}", "", capacity, ready, avoid=avoid)
         for i, (ready, avoid, capacity) in enumerate(drawn)
     ]
     homes = {
-        index: Home(f"n{seat}", "", alive=True)
+        index: GroupHome(f"n{seat}", "", alive=True)
         for index, seat in enumerate(at)
         if seat is not None and seat < len(nodes)
     }
     result = assign(GROUPS, homes, nodes)
-    free = assign(GROUPS, homes, [Node(n.agent, "", n.capacity, n.ready) for n in nodes])
+    free = assign(GROUPS, homes, [CandidateNode(n.agent, "", n.capacity, n.ready) for n in nodes])
     if isinstance(result, Shortage):
         return
     assert isinstance(free, Assignment), "to avoid a node never makes more room"
     by_name = {node.agent: node for node in nodes}
     for index, group in enumerate(GROUPS):
-        (seat,) = {one.agent for one in result.placed if one.rank in group}
+        (seat,) = {placed.agent for placed in result.placed if placed.rank in group}
         if by_name[seat].avoid:
             assert index in homes and homes[index].agent == seat
             others = [n for n in nodes if n.ready and not n.avoid]
             used = {n.agent: 0 for n in others}
-            for one in result.placed:
+            for placed in result.placed:
                 if one.agent in used:
                     used[one.agent] += 1
             assert all(n.capacity - used[n.agent] < len(group) for n in others), "it had to stay"
 
 
 def standings(job: SimulatedCluster) -> list[str]:
-    return [one["state"] for one in job.told(EventKind.STANDBY) if one["agent"] == "n2"]
+    return [event["state"] for event in job.emitted(EventKind.STANDBY) if event["agent"] == "n2"]
 
 
-def lifted(job: SimulatedCluster, standing: Standing = Standing.QUARANTINED) -> SimulatedCluster:
+def uncordoned(
+    job: SimulatedCluster, standing: NodeStanding = NodeStanding.QUARANTINED
+) -> SimulatedCluster:
     """The standby's node was set aside, and is not any more."""
     set_aside(job, "n2", standing=standing)
     job.run_until(lambda: bool(job.core._state.avoided))
-    job.send(say.NodesAvoided({}))
+    job.send(inputs.NodesAvoided({}))
     job.run_until(lambda: not job.core._state.avoided)
     return job
 
 
-def test_a_node_that_is_back_is_checked_before_it_gets_a_rank() -> None:
-    for standing in (Standing.QUARANTINED, Standing.CORDONED):
-        job = lifted(running(cluster(steps=60)), standing)
+def test_a_node_that_returns_to_use_is_checked_before_it_gets_a_rank() -> None:
+    for standing in (NodeStanding.QUARANTINED, NodeStanding.CORDONED):
+        job = uncordoned(running(cluster(steps=60)), standing)
         tell(job, "n0", ECC)
-        job.run_until(lambda job=job: bool(job.told(EventKind.NODE_HEALTH)))  # type: ignore[misc]
-        assert not job.told(EventKind.INCIDENT_OPENED)
+        job.run_until(lambda job=job: bool(job.emitted(EventKind.NODE_HEALTH)))  # type: ignore[misc]
+        assert not job.emitted(EventKind.INCIDENT_OPENED)
         assert standings(job)[-1] == "checking"
         assert job.run().outcome == "SUCCEEDED"
         assert hosts(forming(job)[-1]) == {"n1", "n2"}
-        kinds = [one.kind for one in job.events]
+        kinds = [event.kind for event in job.events]
         opened = kinds.index(EventKind.INCIDENT_OPENED)
         ready = [n for n, kind in enumerate(kinds) if kind is EventKind.STANDBY]
         assert any("ready" in job.events[n].data["state"] for n in ready if n < opened)
@@ -252,59 +264,59 @@ def test_a_node_that_is_back_is_checked_before_it_gets_a_rank() -> None:
         assert standings(job)[-2:] == ["checking", "ready"]
 
 
-def test_a_node_that_is_back_and_fails_its_check_gets_no_rank() -> None:
+def test_a_node_that_returns_to_use_and_fails_its_check_gets_no_rank() -> None:
     job = running(cluster(steps=60))
-    bad = Finding("preflight", "arithmetic", Level.UNFIT, "3 numbers of a product are wrong")
+    bad = HealthFinding("preflight", "arithmetic", Level.UNFIT, "3 numbers of a product are wrong")
     job.agents["n2"].health, job.agents["n2"].findings = 1, (bad.data(),)
-    lifted(job)
+    uncordoned(job)
     tell(job, "n0", ECC)
     assert job.run().outcome == "SUCCEEDED"
     assert len(forming(job)) == 1
     assert standings(job)[-2:] == ["checking", "unfit"]
 
 
-def test_a_check_that_did_not_get_through_is_asked_for_again() -> None:
+def test_a_failed_check_command_is_repeated() -> None:
     job = running(cluster(steps=60))
     job.agents["n2"].refused.add("check_node")
     effects = watched(job)
-    lifted(job)
+    uncordoned(job)
     tell(job, "n0", ECC)
     assert job.run().outcome == "SUCCEEDED"
     assert job.checks == ["n2"] and standings(job).count("checking") == 1
-    assert len([one for one in effects if isinstance(one, fx.CheckNode)]) == 2
+    assert len([effect for effect in effects if isinstance(effect, fx.CheckNode)]) == 2
     assert hosts(forming(job)[-1]) == {"n1", "n2"}
 
 
-def test_a_check_that_nobody_answers_is_asked_for_again_also_while_no_step_is_made() -> None:
+def test_an_unanswered_check_is_repeated_while_no_step_is_committed() -> None:
     job = running(cluster(steps=60, check_timeout_s=5.0))
     job.chaos = 1.0  # no word on what does not get through
     effects = watched(job)
     job.agents["n2"].reachable = False  # not for long enough to be missed
-    lifted(job)
+    uncordoned(job)
     job.at(1.0, lambda: setattr(job.agents["n2"], "reachable", True))
     job.chaos = 0.0
     job.kill_node("n0", back_after_s=None)
     assert job.run().outcome == "SUCCEEDED"
-    assert len([one for one in effects if isinstance(one, fx.CheckNode)]) == 2
+    assert len([effect for effect in effects if isinstance(effect, fx.CheckNode)]) == 2
     assert hosts(forming(job)[-1]) == {"n1", "n2"}
 
 
-def test_a_node_that_kept_its_ranks_is_not_checked_under_them() -> None:
+def test_a_node_that_kept_its_ranks_is_not_checked() -> None:
     job = running(cluster(standbys=0))
-    set_aside(job, "n1", standing=Standing.QUARANTINED)
+    set_aside(job, "n1", standing=NodeStanding.QUARANTINED)
     job.run_until(lambda: bool(job.core._state.avoided))
-    job.send(say.NodesAvoided({}))
+    job.send(inputs.NodesAvoided({}))
     assert job.run().outcome == "SUCCEEDED"
     assert job.checks == [] and len(forming(job)) == 1
 
 
-def test_a_job_that_waits_for_a_node_takes_one_that_is_back_once_it_is_checked() -> None:
+def test_a_waiting_job_uses_a_node_that_returned_after_its_check() -> None:
     job = running(cluster(steps=60))
     set_aside(job, "n2")
     job.run_until(lambda: bool(job.core._state.avoided))
     job.kill_node("n0", back_after_s=None)
     job.run_until(lambda: job.core.stage is Stage.WAITING)
-    job.send(say.NodesAvoided({}))
+    job.send(inputs.NodesAvoided({}))
     assert job.run().outcome == "SUCCEEDED"
     assert job.checks == ["n2"]
     assert hosts(forming(job)[-1]) == {"n1", "n2"}

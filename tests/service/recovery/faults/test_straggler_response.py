@@ -8,18 +8,18 @@ from tests.support.simulation.simulated_jobs import closed, cluster, forming, me
 from holdfast_service.job_model.supervisor_protocol import EventKind
 
 
-def told(of: SimulatedCluster) -> list[tuple[str, int]]:
-    return [(one["state"], one["rank"]) for one in of.told(EventKind.STRAGGLER)]
+def straggler_events(job: SimulatedCluster) -> list[tuple[str, int]]:
+    return [(event["state"], event["rank"]) for event in job.emitted(EventKind.STRAGGLER)]
 
 
-def test_ranks_leave_a_slow_node_for_the_standby_once_it_lasts() -> None:
+def test_ranks_leave_a_lastingly_slow_node_for_the_standby() -> None:
     job = cluster(steps=200, straggler_patience_s=3.0, workers_per_node=1, standbys=1)
     job.slow_nodes = {"n2-1": 1.0}
     running(job)
     job.slow_nodes = {"n2-1": 3.0}
     began = job.core.committed
     assert job.run().outcome == "SUCCEEDED"
-    slow, moved = job.told(EventKind.STRAGGLER)
+    slow, moved = job.emitted(EventKind.STRAGGLER)
     assert (slow["state"], slow["rank"], slow["agent"], slow["node_id"]) == (
         "slow",
         2,
@@ -38,49 +38,59 @@ def test_ranks_leave_a_slow_node_for_the_standby_once_it_lasts() -> None:
     assert len(forming(job)) == 2
 
 
-def test_without_a_standby_a_slow_rank_is_told_and_training_goes_on() -> None:
+def test_without_a_standby_a_slow_rank_is_reported_and_training_continues() -> None:
     job = running(cluster(standbys=0, steps=200, straggler_patience_s=3.0))
     job.slow_nodes = {"n1-1": 3.0}
     assert job.run().outcome == "SUCCEEDED"
-    assert sorted(told(job)) == [("slow", 2), ("slow", 3)]
+    assert sorted(straggler_events(job)) == [("slow", 2), ("slow", 3)]
     assert len(forming(job)) == 1
 
 
-def test_a_spec_may_forbid_to_leave_a_slow_node() -> None:
+def test_a_spec_may_keep_ranks_on_a_slow_node() -> None:
     job = running(cluster(steps=200, straggler_patience_s=3.0, replace_stragglers=False))
     job.slow_nodes = {"n1-1": 3.0}
     assert job.run().outcome == "SUCCEEDED"
-    assert sorted(told(job)) == [("slow", 2), ("slow", 3)]
-    assert len(forming(job)) == 1 and not job.told(EventKind.INCIDENT_OPENED)
+    assert sorted(straggler_events(job)) == [("slow", 2), ("slow", 3)]
+    assert len(forming(job)) == 1 and not job.emitted(EventKind.INCIDENT_OPENED)
 
 
-def test_a_rank_that_recovers_in_time_stays_where_it_is() -> None:
+def test_a_rank_that_recovers_in_time_stays_on_its_node() -> None:
     job = running(cluster(steps=200, straggler_patience_s=8.0))
     job.slow_nodes = {"n0-1": 2.0, "n1-1": 1.0}
     job.at(3.0, lambda: setattr(job, "slow_nodes", {"n1-1": 1.0}))
     assert job.run().outcome == "SUCCEEDED"
-    assert sorted(told(job)) == [("recovered", 0), ("recovered", 1), ("slow", 0), ("slow", 1)]
+    assert sorted(straggler_events(job)) == [
+        ("recovered", 0),
+        ("recovered", 1),
+        ("slow", 0),
+        ("slow", 1),
+    ]
     assert len(forming(job)) == 1
 
 
-def test_a_restarted_supervisor_knows_who_is_slow_and_tells_who_has_recovered() -> None:
+def test_a_restarted_supervisor_knows_slow_ranks_and_reports_recovered_ranks() -> None:
     job = running(cluster(steps=200, standbys=0, straggler_patience_s=1000.0))
     job.slow_nodes = {"n1-1": 3.0}
-    job.run_until(lambda: len(told(job)) == 2)
+    job.run_until(lambda: len(straggler_events(job)) == 2)
     job.restart_supervisor()
     job.run_until(lambda: job.core.committed > 100)
-    assert len(told(job)) == 2, "said once"
+    assert len(straggler_events(job)) == 2, "said once"
     job.slow_nodes = {"n1-1": 1.0}
     assert job.run().outcome == "SUCCEEDED"
-    assert sorted(told(job)) == [("recovered", 2), ("recovered", 3), ("slow", 2), ("slow", 3)]
+    assert sorted(straggler_events(job)) == [
+        ("recovered", 2),
+        ("recovered", 3),
+        ("slow", 2),
+        ("slow", 3),
+    ]
 
 
-def test_a_slow_rank_that_moved_while_its_supervisor_was_away_is_slow_no_more() -> None:
+def test_a_slow_rank_that_moved_during_a_supervisor_restart_is_no_longer_slow() -> None:
     job = cluster(steps=200, standbys=1, workers_per_node=1, straggler_patience_s=1000.0)
     running(job)
     job.slow_nodes = {"n2-1": 3.0, "n0-1": 1.0}
-    job.run_until(lambda: len(told(job)) == 1)
+    job.run_until(lambda: len(straggler_events(job)) == 1)
     job.kill_node("n2", None)
     job.restart_supervisor()
     assert job.run().outcome == "SUCCEEDED"
-    assert told(job) == [("slow", 2), ("moved", 2)]
+    assert straggler_events(job) == [("slow", 2), ("moved", 2)]

@@ -12,7 +12,7 @@ from tests.support.simulation.simulated_jobs import closed, cluster, forming, ru
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core_state import effects as fx
-from holdfast_service.recovery.core_state import inputs as say
+from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.supervisor.drain_watch import DrainWatch
 
@@ -23,14 +23,16 @@ def drain(job: SimulatedCluster, *agents: str, in_s: float | None = 30.0) -> Non
     """Ray is told that the nodes of these agents go in `in_s` seconds."""
     at = None if in_s is None else job.now + in_s
     ids = [job.agents[name].report().node_id for name in agents]
-    job.send(say.NodesDraining(dict.fromkeys(ids, at)))
+    job.send(inputs.NodesDraining(dict.fromkeys(ids, at)))
 
 
 def paces(effects: list[fx.Effect]) -> list[tuple[int, int]]:
-    return [(one.memory, one.remote) for one in effects if isinstance(one, fx.SetIntervals)]
+    return [
+        (effect.memory, effect.remote) for effect in effects if isinstance(effect, fx.SetIntervals)
+    ]
 
 
-def test_ranks_leave_a_node_that_is_to_go_for_the_standby_before_it_goes() -> None:
+def test_ranks_leave_a_draining_node_for_the_standby_before_its_removal() -> None:
     job = running(cluster(steps=100))
     drain(job, "n0")
     began = job.now
@@ -39,17 +41,17 @@ def test_ranks_leave_a_node_that_is_to_go_for_the_standby_before_it_goes() -> No
     assert hosts(forming(job)[-1]) == {"n1", "n2"}
     (incident,) = closed(job)
     assert (incident["cause"], incident["decision"]) == ("preempted", "replace the node")
-    assert "about to take it away, at " in incident["reason"]
+    assert "about to remove it, at " in incident["reason"]
     assert incident["steps_lost"] <= 1
     assert len(incident["preemptions"]) == 1 and incident["failures"] == []
-    (told,) = job.told(EventKind.NODE_DRAINING)
-    assert (told["agent"], told["node_id"], told["ranks"]) == ("n0", "n0-1", [0, 1])
+    (event,) = job.emitted(EventKind.NODE_DRAINING)
+    assert (event["agent"], event["node_id"], event["ranks"]) == ("n0", "n0-1", [0, 1])
     job.kill_node("n0", back_after_s=None)
     assert job.run().outcome == "SUCCEEDED"
     assert len(closed(job)) == 1
 
 
-def test_without_a_standby_state_is_saved_as_often_as_can_be_and_the_loss_is_a_preemption() -> None:
+def test_without_a_standby_a_drain_saves_every_step_and_counts_as_a_preemption() -> None:
     job = running(cluster(standbys=0, steps=200, intervals=(1, 50)))
     effects = watched(job)
     drain(job, "n0", in_s=None)
@@ -70,7 +72,7 @@ def test_without_a_standby_state_is_saved_as_often_as_can_be_and_the_loss_is_a_p
     assert job.run().outcome == "SUCCEEDED"
 
 
-def test_a_node_that_is_lost_without_notice_is_a_failure() -> None:
+def test_a_node_lost_without_notice_is_a_failure() -> None:
     job = running(cluster(steps=100))
     drain(job, "n1")
     job.run_until(lambda: bool(closed(job)))
@@ -78,32 +80,32 @@ def test_a_node_that_is_lost_without_notice_is_a_failure() -> None:
     assert job.run().outcome == "SUCCEEDED"
     first, second = closed(job)
     assert first["failures"] == [] and len(second["failures"]) == 1
-    assert not any(one["on_notice"] for one in second["lost"])
+    assert not any(fault["on_notice"] for fault in second["lost"])
 
 
-def test_a_standby_that_is_to_go_gets_no_rank_and_keeps_copies_only_where_nobody_else_can() -> None:
+def test_a_draining_standby_gets_no_rank_and_keeps_copies_only_as_a_last_resort() -> None:
     job = running(cluster(steps=100, standbys=2))
     drain(job, "n2")
     set_aside(job, "n0")
     job.run_until(lambda: bool(closed(job)))
     assert hosts(forming(job)[-1]) == {"n1", "n3"}
-    placed = job.told(EventKind.MEMORY_PLACED)[-1]["partners"]
-    assert {one for names in placed.values() for one in names} == {"n1", "n3"}
+    placed = job.emitted(EventKind.MEMORY_PLACED)[-1]["partners"]
+    assert {name for names in placed.values() for name in names} == {"n1", "n3"}
     assert job.run().outcome == "SUCCEEDED"
 
 
-def test_copies_move_away_from_a_partner_that_is_to_go() -> None:
+def test_copies_move_away_from_a_draining_partner() -> None:
     job = running(cluster(steps=100, workers_per_node=4, standbys=2))
-    before = job.told(EventKind.MEMORY_PLACED)[-1]["partners"]
-    assert {one for names in before.values() for one in names} == {"n1", "n2"}
+    before = job.emitted(EventKind.MEMORY_PLACED)[-1]["partners"]
+    assert {name for names in before.values() for name in names} == {"n1", "n2"}
     drain(job, "n1")
     assert job.run().outcome == "SUCCEEDED"
-    after = job.told(EventKind.MEMORY_PLACED)[-1]["partners"]
-    assert {one for names in after.values() for one in names} == {"n2"}
+    after = job.emitted(EventKind.MEMORY_PLACED)[-1]["partners"]
+    assert {name for names in after.values() for name in names} == {"n2"}
     assert not closed(job)
 
 
-class Told:
+class FakeAgents:
     """Agents of a cluster that answers with what a test puts here, or raises it."""
 
     seats = ("n0",)
@@ -118,17 +120,19 @@ class Told:
         return answer
 
 
-def test_what_drains_is_told_once_and_a_cluster_that_does_not_answer_says_nothing(
+def test_draining_nodes_are_reported_once_and_a_silent_cluster_reports_nothing(
     capsys: Any,
 ) -> None:
-    heard: queue.Queue[say.NodesDraining] = queue.Queue()
-    agents = Told({}, ConnectionError("no head"), {"a": 5.0}, {"a": 5.0}, {"a": 6.0, "b": None})
+    heard: queue.Queue[inputs.NodesDraining] = queue.Queue()
+    agents = FakeAgents(
+        {}, ConnectionError("no head"), {"a": 5.0}, {"a": 5.0}, {"a": 6.0, "b": None}
+    )
     watch = DrainWatch(agents, heard.put)  # type: ignore[arg-type]
     while heard.qsize() < 2:
         watch.look()
         assert watch._asked is not None
         watch._asked.result(WAIT_S)
-    assert heard.get() == say.NodesDraining({"a": 5.0})
-    assert heard.get() == say.NodesDraining({"a": 6.0, "b": None})
-    assert "no head" in capsys.readouterr().err
+    assert heard.get() == inputs.NodesDraining({"a": 5.0})
+    assert heard.get() == inputs.NodesDraining({"a": 6.0, "b": None})
+    assert "no head" in "".join(capsys.readouterr())
     watch.close()

@@ -11,70 +11,72 @@ from tests.support.simulation.simulated_jobs import cluster, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core_state.effects import Emit, InjectFault
-from holdfast_service.recovery.core_state.inputs import CommandFailed, FaultWanted, Tick
+from holdfast_service.recovery.core_state.inputs import CommandFailed, FaultRequested, Tick
 from holdfast_service.recovery.core_state.state import Stage
 from holdfast_service.supervisor.injection_record import TakenFaults
 from holdfast_workers.fault_injection.kinds import FaultKind, Injection
 
 
-def wanted(job: SimulatedCluster, number: int, fault: Injection) -> list[tuple[str, int]]:
+def dispatched(job: SimulatedCluster, number: int, fault: Injection) -> list[tuple[str, int]]:
     """The agents that are told of it at once."""
-    effects = job.core.handle(FaultWanted(number, fault), job.now)
-    return [(one.agent, one.number) for one in effects if isinstance(one, InjectFault)]
+    effects = job.core.handle(FaultRequested(number, fault), job.now)
+    return [(effect.agent, effect.number) for effect in effects if isinstance(effect, InjectFault)]
 
 
-def told_later(job: SimulatedCluster) -> list[tuple[str, int]]:
+def dispatched_later(job: SimulatedCluster) -> list[tuple[str, int]]:
     effects = job.core.handle(Tick(), job.now)
-    return [(one.agent, one.number) for one in effects if isinstance(one, InjectFault)]
+    return [(effect.agent, effect.number) for effect in effects if isinstance(effect, InjectFault)]
 
 
 @pytest.mark.parametrize("kind", [FaultKind.KILL, FaultKind.NODE_LOSS])
-def test_a_fault_of_a_rank_or_its_node_goes_to_the_agent_that_hosts_it(kind: FaultKind) -> None:
+def test_a_fault_of_a_rank_or_its_node_goes_to_the_hosting_agent(kind: FaultKind) -> None:
     job = running(cluster())
-    assert wanted(job, 1, Injection(kind, rank=3)) == [("n1", 1)]
-    assert told_later(job) == []
+    assert dispatched(job, 1, Injection(kind, rank=3)) == [("n1", 1)]
+    assert dispatched_later(job) == []
 
 
-def test_a_fault_of_the_remote_tier_goes_to_every_agent_standbys_included() -> None:
+def test_a_fault_of_the_remote_tier_goes_to_every_agent_including_standbys() -> None:
     job = running(cluster())
-    assert wanted(job, 1, Injection(FaultKind.DISK_FULL)) == [("n0", 1), ("n1", 1), ("n2", 1)]
+    assert dispatched(job, 1, Injection(FaultKind.DISK_FULL)) == [("n0", 1), ("n1", 1), ("n2", 1)]
 
 
-def test_before_there_is_a_world_a_fault_waits_for_one() -> None:
+def test_a_fault_requested_before_the_first_world_waits_for_it() -> None:
     job = cluster()
-    assert wanted(job, 1, Injection(FaultKind.KILL, rank=0)) == []
-    job.run_until(lambda: not job.core._state.wanted_faults)
+    assert dispatched(job, 1, Injection(FaultKind.KILL, rank=0)) == []
+    job.run_until(lambda: not job.core._state.requested_faults)
     assert job.core.stage is not Stage.ASSEMBLING
 
 
-def test_during_a_recovery_a_fault_meets_the_rank_where_it_was() -> None:
+def test_a_fault_during_a_recovery_goes_to_the_former_host_of_its_rank() -> None:
     job = running(cluster())
     job.kill_rank(1)
     job.run_until(lambda: job.core.stage is Stage.FENCING)
-    assert wanted(job, 1, Injection(FaultKind.KILL, rank=2)) == [("n1", 1)]
+    assert dispatched(job, 1, Injection(FaultKind.KILL, rank=2)) == [("n1", 1)]
 
 
-def test_a_fault_for_an_agent_that_is_gone_waits_for_the_next_world() -> None:
+def test_a_fault_for_a_lost_agent_waits_for_the_next_world() -> None:
     job = running(cluster())
     job.kill_node("n0")
-    record = job.core._state.roster.record("n0")
+    record = job.core._state.roster.find("n0")
     assert record is not None
     job.run_until(lambda: not record.live)
-    assert wanted(job, 1, Injection(FaultKind.KILL, rank=0)) == []
-    job.run_until(lambda: not job.core._state.wanted_faults)
+    assert dispatched(job, 1, Injection(FaultKind.KILL, rank=0)) == []
+    job.run_until(lambda: not job.core._state.requested_faults)
     world = job.core._state.world
     assert world is not None and world.members[0].agent == "n2"
 
 
-def test_a_fault_that_cannot_be_brought_about_is_told_and_condemns_nobody() -> None:
+def test_a_fault_that_cannot_be_injected_is_emitted_and_condemns_no_attempt() -> None:
     job = running(cluster())
     failed = CommandFailed("n0", "inject", 0, "CannotInject: it is no local node")
     effects = job.core.handle(failed, job.now)
-    assert [one.kind for one in effects if isinstance(one, Emit)] == [EventKind.FAULT_FAILED]
+    assert [effect.kind for effect in effects if isinstance(effect, Emit)] == [
+        EventKind.FAULT_FAILED
+    ]
     assert job.core.stage is Stage.RUNNING
 
 
-def test_a_number_is_taken_once_in_all_lives(tmp_path: Path) -> None:
+def test_a_fault_number_is_taken_once_across_restarts(tmp_path: Path) -> None:
     assert [TakenFaults(tmp_path).take(number) for number in (1, 1, 2, 1, 2, 5)] == [
         *(True, False, True, False, False, True)
     ]

@@ -21,7 +21,7 @@ def two_nodes(**changes: Any) -> SimulatedCluster:
 
 
 def placed(job: SimulatedCluster) -> list[dict[str, list[str]]]:
-    return [one["partners"] for one in job.told(EventKind.MEMORY_PLACED)]
+    return [event["partners"] for event in job.emitted(EventKind.MEMORY_PLACED)]
 
 
 def newest_replica(job: SimulatedCluster, rank: int) -> int:
@@ -32,7 +32,7 @@ def newest_replica(job: SimulatedCluster, rank: int) -> int:
     )
 
 
-def test_the_only_partner_there_is_stays_when_replication_to_it_fails_for_a_while() -> None:
+def test_the_only_available_partner_stays_when_replication_to_it_fails_for_a_while() -> None:
     job = running(two_nodes())
     job.break_link(0, for_s=2.0)
     job.run_until(lambda: len(placed(job)) == 2)
@@ -42,7 +42,7 @@ def test_the_only_partner_there_is_stays_when_replication_to_it_fails_for_a_whil
     assert job.agents["n0"].partners[0] == ("n1",)
 
 
-def test_a_link_that_failed_is_counted_on_again_after_a_while() -> None:
+def test_a_failed_link_counts_again_after_a_while() -> None:
     job = running(two_nodes(avoid_link_s=5.0, steps=300))
     job.break_link(0, for_s=2.0)
     job.run_until(lambda: len(placed(job)) == 3)
@@ -50,29 +50,29 @@ def test_a_link_that_failed_is_counted_on_again_after_a_while() -> None:
     assert not job.core._state.bad_links
 
 
-def test_a_world_formed_soon_after_a_link_failed_has_its_partner_all_the_same() -> None:
+def test_a_world_formed_soon_after_a_link_failure_still_has_its_partner() -> None:
     job = running(two_nodes())
     job.break_link(0)
     job.run_until(lambda: len(placed(job)) == 2)
     job.kill_rank(1)
     job.run_until(lambda: len(job.orders) == 2)
     partners = {seat.rank: seat.partners for seat in job.orders[2].seats}
-    assert [one.agent for one in partners[0]] == ["n1"]
+    assert [partner.agent for partner in partners[0]] == ["n1"]
 
 
-def test_a_change_of_partners_that_did_not_get_through_is_asked_for_again() -> None:
+def test_a_failed_change_of_partners_is_repeated() -> None:
     job = running(cluster(standbys=2, steps=200))
     host = job.core._state.world.members[0].agent
     before = dict(job.agents[host].partners)
     job.agents[host].refused.add("set_partners")
     job.break_link(0, for_s=0.0)
     job.run_until(lambda: not job.agents[host].refused)
-    told = {rank: tuple(placed(job)[-1][str(rank)]) for rank in before}
-    assert job.agents[host].partners != told != before
-    job.run_until(lambda: job.agents[host].partners == told)
+    expected = {rank: tuple(placed(job)[-1][str(rank)]) for rank in before}
+    assert job.agents[host].partners != expected != before
+    job.run_until(lambda: job.agents[host].partners == expected)
 
 
-def test_no_replica_is_freed_before_its_owner_is_known_to_send_to_another() -> None:
+def test_no_replica_is_freed_before_its_owner_confirms_a_new_partner() -> None:
     """The command takes longer to fail than new partners are given to catch up."""
     job = running(cluster(standbys=2, steps=200, free_after_s=0.0), step=5)
     core = job.core
@@ -89,8 +89,8 @@ def test_no_replica_is_freed_before_its_owner_is_known_to_send_to_another() -> N
         member.worker,
         detail={"partner": former},
     )
-    told = core.handle(inputs.Signals((failed,)), job.now)
-    asked = [one for one in told if isinstance(one, fx.SetPartners)]
+    effects = core.handle(inputs.Signals((failed,)), job.now)
+    asked = [effect for effect in effects if isinstance(effect, fx.SetPartners)]
     step = inputs.StepCommitted(core.attempt, core.committed, core.committed)
     for one in asked:
         assert not core.handle(step, job.now + 1.0)
@@ -98,11 +98,13 @@ def test_no_replica_is_freed_before_its_owner_is_known_to_send_to_another() -> N
         answer = inputs.PartnersSet(one.agent, core.attempt, one.rank, names, one.incarnation)
         core.handle(answer, job.now + 1.0)
     freed = core.handle(step, job.now + 1.0)
-    assert {one.agent for one in freed if isinstance(one, fx.FreeMemory)} == set(job.agents)
+    assert {effect.agent for effect in freed if isinstance(effect, fx.FreeMemory)} == set(
+        job.agents
+    )
 
 
 @pytest.mark.parametrize("command", [fx.FreeMemory, fx.SetIntervals, fx.WarmUp])
-def test_what_an_agent_was_told_in_vain_it_is_told_again_with_the_next_steps(
+def test_a_failed_upkeep_command_is_repeated_with_the_next_steps(
     command: type[fx.FreeMemory | fx.SetIntervals | fx.WarmUp],
 ) -> None:
     job = running(cluster(free_after_s=0.0))
@@ -113,11 +115,11 @@ def test_what_an_agent_was_told_in_vain_it_is_told_again_with_the_next_steps(
     assert not core.handle(step, job.now)
     core.handle(inputs.CommandFailed(agent, name[command], core.attempt, "timed out"), job.now)
     again = core.handle(step, job.now)
-    assert agent in {one.agent for one in again if isinstance(one, command)}
+    assert agent in {effect.agent for effect in again if isinstance(effect, command)}
     assert not core.handle(step, job.now)
 
 
-def test_a_lost_standby_partner_is_replaced_while_training_goes_on() -> None:
+def test_a_lost_standby_partner_is_replaced_while_training_continues() -> None:
     job = running(cluster(standbys=2, mesh={"tp": 2}, world_size=2))
     first = job.agents["n0"].partners
     lost = first[0][0]
@@ -127,7 +129,7 @@ def test_a_lost_standby_partner_is_replaced_while_training_goes_on() -> None:
     assert len(forming(job)) == 1
 
 
-def test_former_partners_free_what_they_hold_once_new_ones_have_caught_up() -> None:
+def test_former_partners_free_their_copies_once_new_partners_have_caught_up() -> None:
     job = running(cluster(standbys=2, free_after_s=1.0))
     host = next(name for name, agent in job.agents.items() if 0 in agent.partners)
     (partner,) = job.agents[host].partners[0]
@@ -136,12 +138,12 @@ def test_former_partners_free_what_they_hold_once_new_ones_have_caught_up() -> N
     job.run_until(lambda: len(forming(job)) == 2 and job.core.stage is Stage.RUNNING)
     assert job.agents[partner].memory
     job.run_until(lambda: not job.agents[partner].memory)
-    placed = job.told(EventKind.MEMORY_PLACED)[-1]["partners"]
+    placed = job.emitted(EventKind.MEMORY_PLACED)[-1]["partners"]
     assert partner not in {name for those in placed.values() for name in those}
     assert job.run().outcome == "SUCCEEDED"
 
 
-def test_a_partner_lost_alone_is_made_up_for_and_the_other_stays() -> None:
+def test_a_lost_partner_is_replaced_and_the_other_partner_stays() -> None:
     job = running(cluster(standbys=2, memory_copies=2))
     first = {name: dict(agent.partners) for name, agent in job.agents.items()}
     assert {len(those) for held in first.values() for those in held.values()} == {2}
@@ -150,6 +152,6 @@ def test_a_partner_lost_alone_is_made_up_for_and_the_other_stays() -> None:
     gone, stays = first[host][0]
     (spare,) = set(job.agents) - {host, gone, stays}
     job.run_until(lambda: set(job.agents[host].partners[0]) == {stays, spare})
-    assert len(job.told(EventKind.MEMORY_PLACED)) == 2
+    assert len(job.emitted(EventKind.MEMORY_PLACED)) == 2
     assert len(forming(job)) == 1
     assert job.run().outcome == "SUCCEEDED"

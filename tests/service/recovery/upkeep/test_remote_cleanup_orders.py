@@ -11,11 +11,11 @@ from holdfast_workers.protocol.messages import SignalKind
 
 
 def _orders(of: inputs.Input, job) -> list[effects.TidyRemoteTier]:  # type: ignore[no-untyped-def]
-    told = job.core.handle(of, job.now)
-    return [one for one in told if isinstance(one, effects.TidyRemoteTier)]
+    returned = job.core.handle(of, job.now)
+    return [effect for effect in returned if isinstance(effect, effects.TidyRemoteTier)]
 
 
-def test_what_history_has_passed_by_is_named_bad_before_retention_takes_it_for_good() -> None:
+def test_a_checkpoint_off_the_present_line_is_marked_bad_before_retention_counts_it() -> None:
     job = running(cluster(), step=13)
     job.kill_rank(1)
     job.run_until(lambda: job.core.attempt == 2 and job.core.stage is Stage.RUNNING)
@@ -27,25 +27,25 @@ def test_what_history_has_passed_by_is_named_bad_before_retention_takes_it_for_g
     assert "mem://29.1" in again.bad  # should the first order have come to nothing
 
 
-def test_what_is_to_be_published_yet_is_named_with_the_order() -> None:
+def test_a_cleanup_order_lists_unfinished_checkpoints() -> None:
     job = running(cluster(), step=13)
-    job.core._state.saves.add(1, 13, 0, {"rank": 0, "step": 13, "attempt": 1, "nbytes": 1})
+    job.core._state.saves.record_shard(1, 13, 0, {"rank": 0, "step": 13, "attempt": 1, "nbytes": 1})
     (order,) = _orders(inputs.CheckpointFinalized(12, 1, "mem://12.1", 1), job)
     assert (13, 1) in order.unfinished
 
 
-def test_what_retention_removed_is_told_and_that_it_failed_is_no_harm() -> None:
+def test_deletions_by_retention_are_emitted_and_its_failure_is_harmless() -> None:
     job = running(cluster(), step=15)
-    job.run_until(lambda: bool(job.told(EventKind.CHECKPOINT_SAVED)))
-    (uri,) = {one["uri"] for one in job.told(EventKind.CHECKPOINT_SAVED)}
+    job.run_until(lambda: bool(job.emitted(EventKind.CHECKPOINT_SAVED)))
+    (uri,) = {event["uri"] for event in job.emitted(EventKind.CHECKPOINT_SAVED)}
     for deleted, message in (({}, "no such bucket"), ({uri: "not among the newest 1"}, "")):
         detail = {"step": 10, "deleted": deleted, "message": message}
-        job.signal(job.agents["n0"], SignalKind.TIDIED, 1, detail=detail)
+        job.signal(job.agents["n0"], SignalKind.RETENTION_DONE, 1, detail=detail)
     assert job.run().outcome == "SUCCEEDED"
-    assert [one["uri"] for one in job.told(EventKind.CHECKPOINT_DELETED)] == [uri]
+    assert [event["uri"] for event in job.emitted(EventKind.CHECKPOINT_DELETED)] == [uri]
 
 
-def test_the_end_waits_for_what_is_removed_but_not_for_ever() -> None:
+def test_the_end_of_a_job_waits_for_cleanup_for_a_limited_time() -> None:
     job = cluster()
     job._tidy = lambda agent, effect: None  # type: ignore[method-assign]
     job.run_until(

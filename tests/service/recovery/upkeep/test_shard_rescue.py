@@ -29,11 +29,11 @@ def saving_at_ten(standbys: int = 1) -> SimulatedCluster:
     return job
 
 
-def saved(of: SimulatedCluster) -> list[tuple[int, int]]:
-    return [(one["attempt"], one["step"]) for one in of.told(EventKind.CHECKPOINT_SAVED)]
+def saved(job: SimulatedCluster) -> list[tuple[int, int]]:
+    return [(event["attempt"], event["step"]) for event in job.emitted(EventKind.CHECKPOINT_SAVED)]
 
 
-def test_the_last_checkpoint_is_finalized_by_another_agent_if_the_first_dies() -> None:
+def test_another_agent_finalizes_the_last_checkpoint_if_the_first_dies() -> None:
     job = cluster()
     job.run_until(lambda: bool(job.core._state.saves.pending) and job.core.committed == 30)
     (pending,) = job.core._state.saves.pending.values()
@@ -42,7 +42,7 @@ def test_the_last_checkpoint_is_finalized_by_another_agent_if_the_first_dies() -
     assert job.run().outcome == "SUCCEEDED"
 
 
-def test_a_shard_of_the_last_step_that_failed_is_saved_by_a_new_attempt() -> None:
+def test_a_new_attempt_saves_a_failed_shard_of_the_last_step() -> None:
     job = cluster()
     job.run_until(lambda: job.core.committed >= 25)
     job.shard_failures = 1
@@ -58,7 +58,7 @@ def test_without_the_last_checkpoint_the_job_has_not_succeeded() -> None:
     assert (end.outcome, end.code) == ("FAILED", "final_checkpoint")
 
 
-def test_why_the_remote_tier_does_not_answer_is_said_while_it_is_awaited_and_at_the_end() -> None:
+def test_the_reason_of_a_remote_outage_is_in_the_wait_and_in_the_end_of_the_job() -> None:
     job = cluster()
     silent = inputs.RemoteCheckpoints((), known=False, problem="it was silent for 10 s")
     job.feed(silent)
@@ -66,34 +66,34 @@ def test_why_the_remote_tier_does_not_answer_is_said_while_it_is_awaited_and_at_
     denied = replace(silent, problem="s3://bucket: access denied")
     job.feed(denied)
     job.feed(denied)
-    told = [data["resource"] for data in job.told(EventKind.WAITING)]
-    assert ["silent" in told[0], "denied" in told[1], len(told)] == [True, True, 2]
+    resources = [data["resource"] for data in job.emitted(EventKind.WAITING)]
+    assert ["silent" in resources[0], "denied" in resources[1], len(resources)] == [True, True, 2]
     end = job.run()
     assert end.code == "no_replacement"
     assert "s3://bucket: access denied" in end.message
 
 
-def test_a_remote_save_is_completed_from_the_partners_when_a_node_dies() -> None:
+def test_partners_complete_a_remote_save_when_a_node_dies() -> None:
     job = saving_at_ten()
     job.kill_node("n0")
     assert job.run().outcome == "SUCCEEDED"
-    assert {(one.rank, one.place) for one in job.completions} == {
+    assert {(save.rank, save.place) for save in job.completions} == {
         (0, Place.REPLICA),
         (1, Place.REPLICA),
     }
     assert (1, 10) in saved(job)
 
 
-def test_it_is_completed_while_the_job_waits_for_a_node_and_asked_for_once() -> None:
+def test_a_remote_save_is_completed_while_the_job_waits_and_requested_once() -> None:
     job = saving_at_ten(standbys=0)
     job.kill_node("n0", back_after_s=20.0)
     job.run_until(lambda: (1, 10) in saved(job))
     assert job.core.stage is Stage.WAITING
     assert job.run().outcome == "SUCCEEDED"
-    assert sorted(one.rank for one in job.completions) == [0, 1]
+    assert sorted(save.rank for save in job.completions) == [0, 1]
 
 
-def test_nobody_is_asked_for_a_part_of_what_cannot_be_completed() -> None:
+def test_no_shard_is_requested_if_the_checkpoint_cannot_be_completed() -> None:
     job = saving_at_ten()
     for agent in job.agents.values():
         agent.memory.pop((Place.REPLICA, 1), None)
@@ -103,7 +103,7 @@ def test_nobody_is_asked_for_a_part_of_what_cannot_be_completed() -> None:
     assert (1, 10) not in saved(job)
 
 
-def test_a_save_that_goes_on_at_its_own_node_is_nobody_elses() -> None:
+def test_a_save_that_continues_on_its_own_node_is_not_requested_elsewhere() -> None:
     job = saving_at_ten()
     job.kill_rank(1)
     assert job.run().outcome == "SUCCEEDED"

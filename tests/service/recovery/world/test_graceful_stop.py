@@ -61,21 +61,21 @@ def test_a_cancelled_job_makes_one_more_step_and_saves_it() -> None:
     last = job.committed[-1][1]
     assert last < 30
     assert (end.outcome, end.step) == ("CANCELLED", last)
-    assert job.told(EventKind.CHECKPOINT_SAVED)[-1]["step"] == last
-    assert job.told(EventKind.ENDED)[0]["durable_step"] == last
+    assert job.emitted(EventKind.CHECKPOINT_SAVED)[-1]["step"] == last
+    assert job.emitted(EventKind.ENDED)[0]["durable_step"] == last
     assert f"step {last}, is in the remote tier" in end.message
-    (stopping,) = job.told(EventKind.JOB_STOPPING)
+    (stopping,) = job.emitted(EventKind.JOB_STOPPING)
     assert (stopping["wanted"], stopping["step"]) == ("cancel", 13)
-    assert not job.told(EventKind.INCIDENT_OPENED)
+    assert not job.emitted(EventKind.INCIDENT_OPENED)
 
 
-def test_to_ask_again_changes_nothing_and_a_nearer_deadline_hastens_the_end() -> None:
+def test_a_repeated_stop_changes_nothing_and_an_earlier_deadline_applies() -> None:
     job = running(cluster())
     job._finalize = lambda agent, effect: None  # type: ignore[method-assign]
     job.feed(inputs.StopRequested(StopKind.CANCEL, "enough", job.now + 60))
     for late in (60, 70):
         job.feed(inputs.StopRequested(StopKind.CANCEL, "enough", job.now + late))
-    assert len(job.told(EventKind.JOB_STOPPING)) == 1
+    assert len(job.emitted(EventKind.JOB_STOPPING)) == 1
     job.feed(inputs.StopRequested(StopKind.CANCEL, "now", 0.0))
     assert job.ended is not None and job.ended.outcome == "CANCELLED"
 
@@ -86,51 +86,51 @@ def test_a_rank_that_dies_while_the_job_stops_is_recovered_and_the_last_state_is
     job.at(0.15, lambda: job.kill_rank(1))
     end = job.run()
     assert end.outcome == "PAUSED"
-    assert job.told(EventKind.ENDED)[0]["durable_step"] == job.committed[-1][1] >= 13
+    assert job.emitted(EventKind.ENDED)[0]["durable_step"] == job.committed[-1][1] >= 13
     assert len(forming(job)) == 2
 
 
-def test_a_pause_without_time_for_its_checkpoint_keeps_the_newest_that_there_is() -> None:
+def test_a_pause_without_time_for_its_checkpoint_keeps_the_newest_durable_one() -> None:
     job = running(cluster(), step=13)
-    job.run_until(lambda: bool(job.told(EventKind.CHECKPOINT_SAVED)))
+    job.run_until(lambda: bool(job.emitted(EventKind.CHECKPOINT_SAVED)))
     job._finalize = lambda agent, effect: None  # type: ignore[method-assign]
     job.feed(inputs.StopRequested(StopKind.PAUSE, "enough", job.now + 5))
     end = job.run()
     assert (end.outcome, end.step) == ("PAUSED", 10)
-    assert "step 10 is in the remote tier of its" in end.message
+    assert "step 10 is in the remote tier, out of" in end.message
 
 
-def test_a_pause_of_which_nothing_would_be_durable_is_undone_and_the_job_goes_on() -> None:
+def test_a_pause_without_any_durable_state_is_undone_and_the_job_continues() -> None:
     job = cluster()
     job.remote_every = 0
     running(job, step=5)
     finalize, job._finalize = job._finalize, lambda agent, effect: None  # type: ignore[method-assign, assignment]
     job.feed(inputs.StopRequested(StopKind.PAUSE, "enough", job.now + 5))
-    job.run_until(lambda: bool(job.told(EventKind.STOP_UNDONE)))
+    job.run_until(lambda: bool(job.emitted(EventKind.STOP_UNDONE)))
     job._finalize = finalize  # type: ignore[method-assign]
     assert job.run().outcome == "SUCCEEDED"
     assert [step for _, step in job.committed] == list(range(1, 31))
-    assert not job.told(EventKind.INCIDENT_OPENED)
+    assert not job.emitted(EventKind.INCIDENT_OPENED)
 
 
-def test_a_supervisor_restarted_while_the_job_stops_goes_on_with_that() -> None:
+def test_a_supervisor_restarted_during_a_stop_completes_the_stop() -> None:
     job = running(cluster(), step=13)
     job.feed(inputs.StopRequested(StopKind.PAUSE, "enough", job.now + 60))
     job.at(0.25, job.restart_supervisor)
     end = job.run()
     assert end.outcome == "PAUSED"
-    assert job.told(EventKind.ENDED)[0]["durable_step"] == job.committed[-1][1]
+    assert job.emitted(EventKind.ENDED)[0]["durable_step"] == job.committed[-1][1]
     assert len(forming(job)) == 1
 
 
-def test_a_cancel_of_a_job_that_pauses_ends_it_as_cancelled() -> None:
+def test_a_cancel_during_a_pause_ends_the_job_as_cancelled() -> None:
     job = running(cluster(), step=13)
     job.feed(inputs.StopRequested(StopKind.PAUSE, "rest", job.now + 60))
     job.feed(inputs.StopRequested(StopKind.CANCEL, "enough", job.now + 60))
     assert job.run().outcome == "CANCELLED"
 
 
-def test_a_job_that_is_at_its_end_when_it_is_cancelled_succeeds() -> None:
+def test_a_job_that_is_finishing_when_cancelled_succeeds() -> None:
     job = cluster()
     job.run_until(lambda: job.core.stage is Stage.FINISHING)
     job.feed(inputs.StopRequested(StopKind.CANCEL, "enough", job.now + 60))
@@ -138,7 +138,7 @@ def test_a_job_that_is_at_its_end_when_it_is_cancelled_succeeds() -> None:
 
 
 @pytest.mark.parametrize("kind", StopKind)
-def test_a_stop_that_comes_before_a_running_attempt_is_taken_over_loses_nothing_of_it(
+def test_a_stop_before_the_adoption_of_a_running_attempt_loses_no_step(
     kind: StopKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = running(cluster(), step=13)
@@ -149,4 +149,4 @@ def test_a_stop_that_comes_before_a_running_attempt_is_taken_over_loses_nothing_
     assert job.core.stage is Stage.ADOPTING
     job.feed(inputs.StopRequested(kind, "enough", job.now + 60))
     assert job.run().outcome in ("CANCELLED", "PAUSED")
-    assert job.told(EventKind.ENDED)[0]["durable_step"] == job.committed[-1][1] >= 13
+    assert job.emitted(EventKind.ENDED)[0]["durable_step"] == job.committed[-1][1] >= 13

@@ -9,7 +9,7 @@ from holdfast_service.recovery.core_state.effects import FinalizeCheckpoint
 from holdfast_service.recovery.core_state.state import Stage
 
 
-def test_a_manifest_that_nobody_is_left_to_write_again_keeps_nobody_awake() -> None:
+def test_a_refused_manifest_without_a_live_agent_sets_no_deadline() -> None:
     job = cluster(standbys=0)
     core, saves = job.core, job.core._state.saves
     job.run_until(lambda: any(one.agent for one in saves.pending.values()))
@@ -30,4 +30,4 @@ def test_a_manifest_that_nobody_is_left_to_write_again_keeps_nobody_awake() -> N
     assert deadline is not None and deadline > pending.not_before
     report = job.agents["n0"].report()
     given = core.handle(inputs.AgentUp(report), pending.not_before + 1.0)
-    assert any(isinstance(one, FinalizeCheckpoint) for one in given)
+    assert any(isinstance(effect, FinalizeCheckpoint) for effect in given)

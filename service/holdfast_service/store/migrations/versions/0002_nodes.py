@@ -1,4 +1,4 @@
-"""Nodes, what befell them, and which of them are set aside."""
+"""Nodes, the incidents attributed to them, and their quarantine state."""
 
 from __future__ import annotations
 

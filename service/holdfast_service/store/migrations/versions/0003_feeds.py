@@ -1,4 +1,4 @@
-"""What lists and live pages read: figures of a job, outlines of its series, its ranks."""
+"""Data for lists and live pages: job statistics, outlines of series, rank times and states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Users' code, and which job runs which."""
+"""Users' code packages, and the package of each job."""
 
 from __future__ import annotations
 

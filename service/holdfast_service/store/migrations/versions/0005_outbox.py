@@ -1,4 +1,4 @@
-"""What is to be told to a webhook."""
+"""The outbox of webhook messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of the numbers that users' functions tell."""
+"""Names of the metrics reported by users' functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking for work passes over the jobs that somebody holds."""
+"""The search for claimable jobs skips leased jobs in its index."""
 
 from __future__ import annotations
 

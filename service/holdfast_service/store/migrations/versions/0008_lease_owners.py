@@ -1,5 +1,5 @@
-"""A reconciler renews one promise for all its jobs. Leases of older servers are over: whatever one
-of them still writes is refused, as its token is gone."""
+"""A reconciler renews one expiry time for all its jobs. Ends the leases of older servers: their
+later writes are rejected, because their tokens are deleted."""
 
 from __future__ import annotations
 
