@@ -1,23 +1,28 @@
-# `make demo` shows Holdfast at work, `make test` proves it; both set up what they need.
+# `make demo` runs the demonstration, `make test` every check; both set up a virtual environment first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
+CHECK_PYTHON := import sys; sys.exit("Holdfast needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)
 
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
 .PHONY: setup test lint demo soak bench clean
 
-# The dashboard's build looks by itself whether its sources have changed.
+# build.py builds only if the sources of the dashboard, or of the API it uses, have changed.
 setup: $(STAMP)
+	@echo "Building the dashboard, if its sources have changed"
 	@$(BIN)/python api/dashboard/build.py
 
+# One line per stage; pip itself is quiet and reports errors only.
 $(STAMP): requirements.lock pyproject.toml
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c 'import sys; sys.exit("Holdfast needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@test -x $(BIN)/python || { $(PYTHON) -c '$(CHECK_PYTHON)' && echo "Creating $(VENV)" && $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -c '$(CHECK_PYTHON)'
+	@echo "Installing $$(grep -c == requirements.lock) pinned packages (one to two minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@echo "Installing Holdfast itself"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
 lint: setup
@@ -26,7 +31,7 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# What starts or kills real processes has the machine to itself.
+# Tests that start or kill real processes run alone, after the others.
 test: lint
 	$(BIN)/python api/dashboard/build.py test
 	$(BIN)/pytest -m "not cluster and not chaos and not web and not soak" -n 2

@@ -130,8 +130,8 @@ class Parts:
         for name, pid in self.pids.items():
             parents = psutil.Process(pid)
             children = parents.children(recursive=True) if name == "postgresql" else []
-            times = [one.cpu_times() for one in (parents, *children)]
-            found[name] = sum(one.user + one.system for one in times)
+            times = [item.cpu_times() for item in (parents, *children)]
+            found[name] = sum(entry.user + entry.system for entry in times)
         return found
 
 
@@ -156,9 +156,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     summary = {
         "jobs": options.jobs,
         "kept_awake": options.keep_awake,
-        "read_p99_ms": max(one["read_p99_ms"] for one in found.values()),
-        "transition_p99_ms": max(one["transition_p99_ms"] for one in found.values()),
-        "sse_clients": min(one["sse_clients"] for one in found.values()),
+        "read_p99_ms": max(item["read_p99_ms"] for item in found.values()),
+        "transition_p99_ms": max(entry["transition_p99_ms"] for entry in found.values()),
+        "sse_clients": min(element["sse_clients"] for element in found.values()),
         "submissions_per_s": min(one["submissions_per_s"] for one in found.values()),
         "reads_per_s": min(one["reads_per_s"] for one in found.values()),
         "missed": {kind: _missed(one, options.clients) for kind, one in found.items()},
@@ -243,8 +243,8 @@ async def _loaded(
     after = await watchers.told()
     reads_per_s = await _reads_per_s(client, ids, min(10.0, options.seconds))
     last = await watchers.told()
-    every = [one for times in reads.values() for one in times]
-    moves = [one for times in orders.values() for one in times]
+    every = [item for times in reads.values() for item in times]
+    moves = [entry for times in orders.values() for entry in times]
     messages = (after["messages"] - before["messages"]) / took / max(1, after["held"])
     return {
         "reads_per_s": round(reads_per_s, 1),

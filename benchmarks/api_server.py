@@ -97,7 +97,7 @@ class PlayedSupervisor:
         step = int((now - self.began) / self.step_s)
         attempt, stored = cursors.row
         after = stored if attempt == self.attempt else 0
-        rows = [self._row(one) for one in range(max(after, step - MOST_ROWS) + 1, step + 1)]
+        rows = [self._row(item) for item in range(max(after, step - MOST_ROWS) + 1, step + 1)]
         ended = self.phase is Phase.ENDED
         source = f"n0.{self.attempt}"
         lines = () if ended else (self._line(cursors.logs.get(source, 0) + 1, now, step),)
@@ -106,7 +106,7 @@ class PlayedSupervisor:
             phase=self.phase,
             step=step,
             attempt=self.attempt,
-            events=tuple(one for one in self.events if one.seq > cursors.event),
+            events=tuple(event for event in self.events if event.seq > cursors.event),
             rows=() if ended else tuple(rows),
             digests={} if ended else {row.step: f"{row.step:032x}" for row in rows},
             logs=lines,

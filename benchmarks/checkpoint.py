@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     grown = growth(min(options.ranks))
     say(f"{SAVES} saves added {grown} MB to the process that grew most")
     summary = {
-        **{name: max(one[name] for one in by_ranks.values()) for name in RATIOS},
+        **{name: max(by_rank[name] for by_rank in by_ranks.values()) for name in RATIOS},
         "resident_growth_mb": grown,
         "by_ranks": by_ranks,
     }
@@ -178,7 +178,7 @@ def growth(ranks: int) -> float:
         running.wait_step(WARM_UP, RUN_S)
         ranks_own = [psutil.Process(pid) for pid in running.pids().values()]
         agents = {rank.parent() or rank for rank in ranks_own}
-        before = {one: one.memory_info().rss for one in (*ranks_own, *agents)}
+        before = {item: item.memory_info().rss for item in (*ranks_own, *agents)}
         running.wait_step(steps, RUN_S)
         grown = [one.memory_info().rss - rss for one, rss in before.items()]
     return round(max(grown) / (1 << 20), 2)

@@ -48,7 +48,7 @@ def machine() -> dict[str, Any]:
         **{name: version(name) for name in ("torch", "ray", "holdfast")},
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "load": [round(one, 2) for one in os.getloadavg()],
+        "load": [round(item, 2) for item in os.getloadavg()],
         "system": f"{platform.system()} {platform.machine()}",
     }
 

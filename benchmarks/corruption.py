@@ -97,7 +97,7 @@ def _flips(mesh: Mapping[str, int], count: int, seed: int) -> tuple[list[Found],
             f"{name:<30} {one.tensor:<9} of rank {one.rank} in step {one.step:>4}: found within "
             f"{one.within} steps, named {one.named}"
         )
-    return found, sum(one["cause"] != "corruption" for one in incidents)
+    return found, sum(incident["cause"] != "corruption" for incident in incidents)
 
 
 def _healthy(steps: int) -> int:

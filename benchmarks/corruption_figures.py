@@ -30,10 +30,12 @@ def found_of(
     steps between two flips."""
     near = range(flip["step"] - 2, flip["step"] + apart - 2)
     mine = [
-        one for one in incidents if one["cause"] == "corruption" and one["restored_step"] in near
+        incident
+        for incident in incidents
+        if incident["cause"] == "corruption" and incident["restored_step"] in near
     ]
     named = {
-        lost["rank"] for one in mine for lost in one["lost"] if lost["cause"] == "corruption"
+        lost["rank"] for item in mine for lost in item["lost"] if lost["cause"] == "corruption"
     } - {None}
     first = mine[0] if mine else None
     at = None if first is None else first["restored_step"] + first["steps_lost"] + 1
@@ -66,14 +68,14 @@ def corruption_summary(
 ) -> dict[str, Any]:
     """The benchmark's last line. `others`: incidents that no flip explains. `overhead` is the
     median over the ranks of the time spent on checks; `step_ratio` compares whole steps."""
-    within = [one.within for one in found if one.within is not None]
+    within = [item.within for item in found if item.within is not None]
     return {
-        "found_share": _share(one.within is not None for one in found),
+        "found_share": _share(entry.within is not None for entry in found),
         "within_steps": max(within, default=None),
-        "named_share": _share(one.named == (one.rank,) for one in found),
+        "named_share": _share(element.named == (element.rank,) for element in found),
         "overhead": round(median(shares), 5) if shares else None,
         "step_ratio": round(median(ratios), 4) if ratios else None,
-        "step_ratio_by_round": [round(one, 4) for one in ratios],
+        "step_ratio_by_round": [round(ratio, 4) for ratio in ratios],
         "false_alarms": false_alarms + others,
         "healthy_steps": healthy_steps,
         "flips": len(found),

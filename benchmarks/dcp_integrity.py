@@ -177,7 +177,9 @@ DAMAGES: Mapping[str, Callable[[bytes, random.Random], bytes]] = {
 
 def _rank_state(state: State) -> RankState:
     pieces = [
-        StateTensor(name, value, ShardBox(tuple(value.shape), (0,) * value.dim(), tuple(value.shape), True))
+        StateTensor(
+            name, value, ShardBox(tuple(value.shape), (0,) * value.dim(), tuple(value.shape), True)
+        )
         for name, value in state.items()
     ]
     return RankState(pieces, [])

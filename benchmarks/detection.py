@@ -117,7 +117,7 @@ def _hang(run: SupervisedRun, times: Path, number: int, kind: str, rank: int, ph
     _wait_recovered(run)
     onset = float((run.folder / f"chaos.json.{number}.0").read_text().split()[1])
     suspects = verdict.data["suspects"]
-    most = max((one["score"] for one in suspects), default=0.0)
+    most = max((suspect["score"] for suspect in suspects), default=0.0)
     return Trial(
         kind=kind,
         mesh=mesh,
@@ -125,8 +125,8 @@ def _hang(run: SupervisedRun, times: Path, number: int, kind: str, rank: int, ph
         phase=phase,
         p999_s=p999_s,
         verdict_s=verdict.at - onset,
-        suspects=tuple(one["rank"] for one in suspects),
-        accused=tuple(one["rank"] for one in suspects if one["score"] == most),
+        suspects=tuple(item["rank"] for item in suspects),
+        accused=tuple(entry["rank"] for entry in suspects if entry["score"] == most),
     )
 
 

@@ -73,10 +73,10 @@ def recovered_at(commits: Sequence[Commit], killed_at: float) -> float | None:
 
 def median_phases(phases: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
     """Median of each phase over the incidents that measured it, in the order first seen."""
-    names = list(dict.fromkeys(name for one in phases for name in one))
+    names = list(dict.fromkeys(name for item in phases for name in item))
     found: dict[str, float] = {}
     for name in names:
-        values = [value for one in phases if (value := one.get(name)) is not None]
+        values = [value for phase in phases if (value := phase.get(name)) is not None]
         if values:
             found[name] = round(median(values), 4)
     return found
@@ -99,7 +99,7 @@ def recovery_summary(
         "ray_train_s": round(theirs[best].median, 4),
         "ratio": round(theirs[best].median / ours.median, 2),
         "phases_s": median_phases([fault.phases_s for fault in holdfast]),
-        "least_ratio": round(min(one.least for one in theirs.values()) / ours.greatest, 2),
+        "least_ratio": round(min(their.least for their in theirs.values()) / ours.greatest, 2),
         "holdfast_min_max_s": [round(ours.least, 4), round(ours.greatest, 4)],
         "ray_train_setting": best,
         "ray_train_by_setting": {
@@ -128,8 +128,8 @@ def overhead_summary(
     compared with the mean of its two neighbours, which takes out a machine that grows slower or
     faster; `ratio` is the median of these `round_ratios`.
     """
-    ours = [median(one) for one in holdfast]
-    theirs = [median(one) for one in bare]
+    ours = [median(item) for item in holdfast]
+    theirs = [median(entry) for entry in bare]
     if len(theirs) != len(ours) + 1:
         raise ValueError(f"{len(ours)} runs need {len(ours) + 1} bare ones around them")
     ratios = [
@@ -139,8 +139,8 @@ def overhead_summary(
     return {
         "ratio": round(median(ratios), 4),
         "round_ratios": [round(ratio, 4) for ratio in ratios],
-        "holdfast_step_s": [round(one, 6) for one in ours],
-        "bare_step_s": [round(one, 6) for one in theirs],
+        "holdfast_step_s": [round(our, 6) for our in ours],
+        "bare_step_s": [round(their, 6) for their in theirs],
         "steps": {"holdfast": sum(map(len, holdfast)), "bare": sum(map(len, bare))},
     }
 

@@ -39,7 +39,7 @@ class RunningJob:
     def pids(self) -> dict[int, int]:
         """The process of every rank."""
         newest = self.client.attempts(self.id)[-1]
-        return {one.rank: one.pid for one in newest.members if one.pid is not None}
+        return {member.rank: member.pid for member in newest.members if member.pid is not None}
 
     def points(self) -> list[MetricPoint]:
         return list(self.client.metrics(self.id, ["step_time_s"]))
@@ -89,7 +89,9 @@ def measure(document: Mapping[str, Any], rank: int, after_step: int) -> Fault:
 def _closed_incident(job: RunningJob) -> IncidentView:
     deadline = time.monotonic() + RECOVER_S
     while time.monotonic() < deadline:
-        closed = [one for one in job.client.incidents(job.id) if one.closed_at is not None]
+        closed = [
+            incident for incident in job.client.incidents(job.id) if incident.closed_at is not None
+        ]
         if closed:
             return closed[-1]
         time.sleep(POLL_S)

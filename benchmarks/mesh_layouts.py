@@ -47,11 +47,13 @@ def meshes(most_ranks: int) -> Iterator[dict[str, int]]:
 def layout_of(parameters: tuple[Parameter, ...], mesh: Mapping[str, int], rank: int) -> StateLayout:
     """The payload of `rank`: its boxes, bytes of its own (as of a generator), the small state."""
     entries, at = [], 0
-    for one in parameters:
-        box = _box(one, mesh, rank)
-        nbytes = box.volume * np.dtype(one.dtype).itemsize
+    for parameter in parameters:
+        box = _box(parameter, mesh, rank)
+        nbytes = box.volume * np.dtype(parameter.dtype).itemsize
         entries.append(
-            TensorEntry(one.name, one.dtype, one.shape, box.offsets, box.shape, at, nbytes)
+            TensorEntry(
+                parameter.name, parameter.dtype, parameter.shape, box.offsets, box.shape, at, nbytes
+            )
         )
         at += aligned(nbytes)
     for name, nbytes in ((RANDOM, RANDOM_BYTES), (SMALL_STATE, SMALL_BYTES)):
@@ -86,7 +88,9 @@ def placements_of(one: Parameter, mesh: Mapping[str, int]) -> list[Placement]:
 def random_state(parameters: tuple[Parameter, ...], seed: int) -> dict[str, np.ndarray]:
     """Global tensors of random bytes, and a small state that all ranks share."""
     random = np.random.default_rng(seed)
-    shapes = [(one.name, one.shape, np.dtype(one.dtype)) for one in parameters]
+    shapes = [
+        (parameter.name, parameter.shape, np.dtype(parameter.dtype)) for parameter in parameters
+    ]
     shapes.append((SMALL_STATE, (SMALL_BYTES,), np.dtype(np.uint8)))
     return {
         name: np.frombuffer(random.bytes(math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
@@ -96,7 +100,7 @@ def random_state(parameters: tuple[Parameter, ...], seed: int) -> dict[str, np.n
 
 def least_bytes(target: StateLayout, near: Iterable[StateLayout]) -> int:
     """Bytes of the target that no layout of `near` holds, found by marking every element."""
-    held = {(one.name, box_of(one)) for layout in near for one in layout.tensors}
+    held = {(tensor.name, box_of(tensor)) for layout in near for tensor in layout.tensors}
     total = 0
     for entry in target.tensors:
         if entry.name == RANDOM or not entry.nbytes:

@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         times, shares = under_holdfast(job)
         ours.append(steady(times, options.skip, options.steps))
         theirs.append(steady(bare(job), options.skip, options.steps))
-        before, under, after = (median(one) * 1e3 for one in (theirs[-2], ours[-1], theirs[-1]))
+        before, under, after = (median(item) * 1e3 for item in (theirs[-2], ours[-1], theirs[-1]))
         say(
             f"{number + 1}/{options.rounds} median step: bare {before:.2f} ms, holdfast "
             f"{under:.2f} ms, bare {after:.2f} ms, ratio {2 * under / (before + after):.4f}"

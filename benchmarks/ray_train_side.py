@@ -113,21 +113,21 @@ class _Run:
                 yield [json.loads(line) for line in whole]
 
     def step(self) -> int:
-        return max((line["step"] for one in self.lines() for line in one[1:]), default=0)
+        return max((line["step"] for item in self.lines() for line in item[1:]), default=0)
 
     def pids(self) -> dict[int, int]:
-        return {one[0]["rank"]: one[0]["pid"] for one in self.lines()}
+        return {line[0]["rank"]: line[0]["pid"] for line in self.lines()}
 
     def commits(self, killed_at: float) -> list[Commit]:
         return [
-            Commit(1 if one[0]["born"] <= killed_at else 2, line["step"], line["at"])
-            for one in self.lines()
-            for line in one[1:]
+            Commit(1 if item[0]["born"] <= killed_at else 2, line["step"], line["at"])
+            for item in self.lines()
+            for line in item[1:]
         ]
 
     def latest(self, name: str, killed_at: float) -> float:
         """The greatest value of a field that the ranks of the new world wrote of themselves."""
-        return max(float(one[0][name]) for one in self.lines() if one[0]["born"] > killed_at)
+        return max(float(line[0][name]) for line in self.lines() if line[0]["born"] > killed_at)
 
     def phases(self, killed_at: float) -> dict[str, float]:
         """Seconds from the kill to when the last rank of the new world was so far.

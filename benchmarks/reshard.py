@@ -94,7 +94,7 @@ def stock(
     kept = Path(tempfile.mkdtemp(prefix="bench-", dir=folder))
     try:
         told, out = kept / "pairs.json", kept / "rows.jsonl"
-        listed = [asdict(one) for one in parameters]
+        listed = [asdict(parameter) for parameter in parameters]
         told.write_text(json.dumps({"parameters": listed, "seed": SEED, "pairs": pairs}))
         program = ("benchmarks.reshard_stock", str(told), str(kept), str(out))
         done = torchrun(MOST_RANKS, *program, timeout_s=RUN_S)
@@ -121,7 +121,7 @@ def moved(parameters: tuple[Parameter, ...], old: Mesh, new: Mesh) -> tuple[int,
             for holder in {other // RANKS_PER_NODE, (other // RANKS_PER_NODE + 1) % homes}
         ]
         total += plan_moves(target, sources, rank).moved_bytes(sources)
-        least += least_bytes(target, [one.layout for one in sources if one.near])
+        least += least_bytes(target, [source.layout for source in sources if source.near])
     return total, least
 
 

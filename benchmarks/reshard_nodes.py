@@ -66,8 +66,8 @@ class Nodes:
             held[rank // RANKS_PER_NODE].append((rank, Place.OWN))
             if homes > 1:
                 held[(rank // RANKS_PER_NODE + 1) % homes].append((rank, Place.REPLICA))
-        answers = self._ask("hold", [(mesh, one) for one in held])
-        origins = tuple(origin for one in answers for origin in one)
+        answers = self._ask("hold", [(mesh, item) for item in held])
+        origins = tuple(origin for answer in answers for origin in answer)
         return Restore(Tier.RESHARD, STEP, attempt=ATTEMPT, mesh=mesh_tag(mesh), origins=origins)
 
     def reshard(self, source: Restore, mesh: Mesh) -> float:
@@ -77,11 +77,11 @@ class Nodes:
         """
         ranks = range(math.prod(mesh.values()))
         here = [[rank for rank in ranks if rank // RANKS_PER_NODE == n] for n in self._numbers()]
-        self._ask("prepare", [(mesh, one) for one in here])
+        self._ask("prepare", [(mesh, entry) for entry in here])
         began = time.perf_counter()
-        self._ask("reshard", [(source, mesh, one) for one in here])
+        self._ask("reshard", [(source, mesh, element) for element in here])
         took = time.perf_counter() - began
-        wrong = [rank for one in self._ask("wrong", [(mesh,)] * len(here)) for rank in one]
+        wrong = [rank for item in self._ask("wrong", [(mesh,)] * len(here)) for rank in item]
         if wrong:
             raise RuntimeError(f"ranks {wrong} of {mesh} do not have the state of {source.mesh}")
         return took
@@ -118,7 +118,7 @@ class _Node:
         self._tensors: dict[int, np.ndarray] = {}
 
     def hold(self, mesh: Mesh, held: list[tuple[int, Place]]) -> list[Origin]:
-        store, origins = self._store.of(mesh_tag(mesh)), []
+        store, origins = self._store.for_mesh(mesh_tag(mesh)), []
         for rank, place in held:
             layout = layout_of(self._parameters, mesh, rank)
             segment = store.ensure(rank, place, layout)
@@ -133,7 +133,7 @@ class _Node:
         """Room for the tensors and for the segment, as a rank has it that has built its model."""
         sizes = {rank: layout_of(self._parameters, mesh, rank).payload_bytes for rank in ranks}
         self._tensors = {rank: np.ones(size, np.uint8) for rank, size in sizes.items()}
-        store = self._store.of(mesh_tag(mesh))
+        store = self._store.for_mesh(mesh_tag(mesh))
         for rank in ranks:
             store.ensure(rank, Place.OWN, layout_of(self._parameters, mesh, rank))
 
@@ -157,7 +157,7 @@ class _Node:
 
     def _bring(self, source: Restore, mesh: Mesh, rank: int) -> None:
         """What the worker and its agent do together."""
-        store = self._store.of(mesh_tag(mesh))
+        store = self._store.for_mesh(mesh_tag(mesh))
         Reshard(SECRET, self._name, source, rank, store).run(OWN, PATIENCE_S)
         segment = store.find(rank, Place.OWN)
         commit = segment.find(ATTEMPT, STEP) if segment else None

@@ -35,7 +35,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     told = json.loads(pairs_file.read_text())
     parameters = tuple(
-        Parameter(**{**one, "shape": tuple(one["shape"])}) for one in told["parameters"]
+        Parameter(**{**item, "shape": tuple(item["shape"])}) for item in told["parameters"]
     )
     state = random_state(parameters, told["seed"])
     for old, new in told["pairs"]:
@@ -47,7 +47,7 @@ def main() -> None:
         load_s = _timed(partial(loaded.run, partial(dcp.load, taken, checkpoint_id=path)))
         expected = loaded.tensors(parameters, state)
         for name, tensor in taken.items():
-            bits = (one.to_local().view(torch.int32) for one in (tensor, expected[name]))
+            bits = (entry.to_local().view(torch.int32) for entry in (tensor, expected[name]))
             if not torch.equal(*bits):  # of numbers, some are none, and equal to nothing
                 raise RuntimeError(f"{name} is not what was saved: {old} to {new}")
         if dist.get_rank() == 0:

@@ -59,7 +59,7 @@ def summary(fetches_s: list[float], raws_s: list[float], nbytes: int) -> dict[st
     ratios = [raw / one for one, raw in zip(fetches_s, raws_s, strict=True)]
     return {
         "ratio": round(median(ratios), 4),
-        "round_ratios": [round(one, 3) for one in ratios],
+        "round_ratios": [round(ratio, 3) for ratio in ratios],
         "fetch_mb_per_s": round(nbytes / median(fetches_s) / 1e6, 1),
         "raw_mb_per_s": round(nbytes / median(raws_s) / 1e6, 1),
     }
@@ -104,8 +104,8 @@ def _fetch(store: SegmentStore, port: int, commit: Commit) -> float:
     took = time.perf_counter() - began
     segment = store.find(0, Place.OWN)
     assert segment is not None
-    for one in segment.commits():  # what lies there already would not be fetched again
-        segment.quarantine(one)
+    for item in segment.commits():  # what lies there already would not be fetched again
+        segment.quarantine(item)
     return took
 
 

@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     ours = _holdfast(options)
     found = [_torchft(python, limit, options) for limit in options.timeouts]
     theirs = {
-        name: max((one[name] for one in found), key=lambda one: one.efficiency)
+        name: max((item[name] for item in found), key=lambda one: one.efficiency)
         for name in STEPS_BETWEEN_KILLS
     }
     for name in STEPS_BETWEEN_KILLS:

@@ -23,7 +23,7 @@ class OneSecondSteps(PretrainRecipe):
 
     def build(self, world: World) -> None:
         super().build(world)
-        blocks = next(one for one in self.model.children() if isinstance(one, nn.ModuleList))
+        blocks = next(item for item in self.model.children() if isinstance(item, nn.ModuleList))
         train = self.spec.train
         passes = train.global_batch // (train.micro_batch * world.size("dp_shard")) * len(blocks)
         forward_s = STEP_S * FORWARD_SHARE / passes

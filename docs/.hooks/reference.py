@@ -1,5 +1,7 @@
-"""The reference pages of the site, made from the code while it is built: nothing in them is written
-by hand, so nothing in them can be out of date."""
+"""Generates the reference pages of the site from the code while the site is built.
+
+No part of these pages is written by hand, so they are never out of date.
+"""
 
 from __future__ import annotations
 
@@ -47,36 +49,36 @@ def _section(path: str, schema: dict[str, Any], known: dict[str, Any]) -> Iterat
     yield "| Key | Type | Default | |\n|---|---|---|---|"
     below: list[tuple[str, dict[str, Any]]] = []
     for name, field in schema.get("properties", {}).items():
-        inner = _referred(field, known)
+        inner = _referenced(field, known)
         if inner is not None and inner.get("properties"):
             below.append((f"{path}.{name}".lstrip("."), inner))
             continue
-        needed = name in schema.get("required", ())
-        default = "**needed**" if needed else f"`{_default(field)}`"
-        yield f"| `{name}` | {_type(field, known)} | {default} | {_cell(_said(field))} |"
+        required = name in schema.get("required", ())
+        default = "**required**" if required else f"`{_default(field)}`"
+        yield f"| `{name}` | {_type(field, known)} | {default} | {_cell(_description(field))} |"
     for name, inner in below:
         yield from _section(name, inner, known)
 
 
-def _referred(field: dict[str, Any], known: dict[str, Any]) -> dict[str, Any] | None:
-    for one in (field, *field.get("allOf", ()), *field.get("anyOf", ())):
-        if "$ref" in one:
-            found: dict[str, Any] = known[one["$ref"].rpartition("/")[2]]
+def _referenced(field: dict[str, Any], known: dict[str, Any]) -> dict[str, Any] | None:
+    for variant in (field, *field.get("allOf", ()), *field.get("anyOf", ())):
+        if "$ref" in variant:
+            found: dict[str, Any] = known[variant["$ref"].rpartition("/")[2]]
             return found
     return None
 
 
 def _type(field: dict[str, Any], known: dict[str, Any]) -> str:
     if "anyOf" in field:
-        return " or ".join(dict.fromkeys(_type(one, known) for one in field["anyOf"]))
+        return " or ".join(dict.fromkeys(_type(variant, known) for variant in field["anyOf"]))
     if "enum" in field:
-        return " or ".join(f"`{one}`" for one in field["enum"])
+        return " or ".join(f"`{value}`" for value in field["enum"])
     if "const" in field:
         return f"`{field['const']}`"
     if "$ref" in field:
-        return _type(_referred(field, known) or {}, known)
-    words = {"object": "mapping", "array": "list", "string": "text", "integer": "whole number"}
-    return words.get(field.get("type", ""), field.get("type", "any"))
+        return _type(_referenced(field, known) or {}, known)
+    names = {"object": "mapping", "array": "list", "string": "text", "integer": "whole number"}
+    return names.get(field.get("type", ""), field.get("type", "any"))
 
 
 def _default(field: dict[str, Any]) -> str:
@@ -90,10 +92,10 @@ def _default(field: dict[str, Any]) -> str:
     )
 
 
-def _said(field: dict[str, Any]) -> str:
+def _description(field: dict[str, Any]) -> str:
     bounds = [
-        f"{words} {field[key]}"
-        for key, words in (
+        f"{text} {field[key]}"
+        for key, text in (
             ("minimum", "at least"),
             ("exclusiveMinimum", "above"),
             ("maximum", "at most"),
@@ -115,25 +117,25 @@ def _command_line() -> str:
 def _rest(document: dict[str, Any]) -> Iterator[str]:
     yield "# REST\n\nErrors are problem documents (RFC 9457) with a stable `code`."
     yield "The document itself is served at `/api/v1/openapi.json`.\n"
-    yield "| | | |\n|---|---|---|"
+    yield "| Request | | Statuses |\n|---|---|---|"
     for path, methods in document["paths"].items():
         for method in METHODS:
             if method in methods:
                 answers = ", ".join(sorted(methods[method]["responses"]))
-                said = _cell(methods[method].get("summary", ""))
-                yield f"| `{method.upper()} {path}` | {said} | {answers} |"
+                summary = _cell(methods[method].get("summary", ""))
+                yield f"| `{method.upper()} {path}` | {summary} | {answers} |"
     for path, methods in document["paths"].items():
         for method in METHODS:
             if methods.get(method, {}).get("parameters"):
                 yield f"\n## `{method.upper()} {path}`\n\n| Parameter | In | |\n|---|---|---|"
-                for one in methods[method]["parameters"]:
-                    said = _cell(one.get("description", ""))
-                    yield f"| `{one['name']}` | {one['in']} | {said} |"
+                for parameter in methods[method]["parameters"]:
+                    description = _cell(parameter.get("description", ""))
+                    yield f"| `{parameter['name']}` | {parameter['in']} | {description} |"
 
 
 def _metrics() -> Iterator[str]:
-    yield "# Metrics\n\nAt `/metrics`, in Prometheus' text format.\n"
+    yield "# Metrics\n\nExported at `/metrics`, in Prometheus' text format.\n"
     yield "| Name | Kind | Labels | |\n|---|---|---|---|"
-    for one in SERIES:
-        labels = ", ".join(f"`{label}`" for label in one.labels)
-        yield f"| `{one.name}` | {one.kind} | {labels} | {_cell(one.help)} |"
+    for series in SERIES:
+        labels = ", ".join(f"`{label}`" for label in series.labels)
+        yield f"| `{series.name}` | {series.kind} | {labels} | {_cell(series.help)} |"

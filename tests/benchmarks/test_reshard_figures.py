@@ -25,7 +25,7 @@ def test_a_reshard_is_set_against_save_and_load_together() -> None:
     )
     assert (found["ratio"], found["worst_ratio"]) == (0.1, 0.2)
     assert found["moved_vs_least"] == 1.1
-    assert [one["from"] for one in found["pairs"]] == [old for old, _ in pairs]
+    assert [item["from"] for item in found["pairs"]] == [old for old, _ in pairs]
 
 
 @pytest.mark.parametrize("pair", reshard.sample(10), ids=str)
@@ -38,8 +38,8 @@ def test_the_measured_state_is_cut_whole_on_every_measured_mesh(pair: reshard.Pa
         for rank in range(size):
             for entry in layout_of(parameters, mesh, rank).tensors:
                 boxes.setdefault(entry.name, set()).add(box_of(entry))
-        for one in parameters:
-            assert tiling_fault(boxes[one.name], one.shape) is None
+        for parameter in parameters:
+            assert tiling_fault(boxes[parameter.name], parameter.shape) is None
         assert RANDOM in boxes
     assert pair[0] != pair[1]
 

@@ -38,7 +38,7 @@ def _flip(segment: Segment, commit: Commit) -> None:
 
 def _saved(run: SupervisedRun) -> dict[int, Path]:
     """The remote checkpoints by step. On a busy machine one may have been given up for the next."""
-    return {int(one["step"]): Path(one["uri"]) for one in run.of(EventKind.CHECKPOINT_SAVED)}
+    return {int(item["step"]): Path(item["uri"]) for item in run.of(EventKind.CHECKPOINT_SAVED)}
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_restore_goes_down_the_ladder_past_what_is_damaged(
     assert incident["restored_step"] == ladder.step, stopped.story()
     assert incident["tiers"][str(VICTIM)] == ladder.tier, stopped.story()
     said = stopped.of(EventKind.CHECKPOINT_BAD)  # also of a save that was given up, with neither
-    bad = [str(one["uri"] or one["copy"]) for one in said if one["uri"] or one.get("copy")]
+    bad = [str(item["uri"] or item["copy"]) for item in said if item["uri"] or item.get("copy")]
     assert len(bad) == len(set(bad)) == ladder.damaged, stopped.story()
 
 

@@ -33,7 +33,7 @@ def test_a_remote_save_that_costs_much_is_made_more_rarely_and_the_reason_is_tol
 
         def chosen() -> list[dict[str, Any]]:
             told = run.of(EventKind.CHECKPOINT_INTERVAL)
-            return [one for one in told if one["cost_s"] is not None]
+            return [item for item in told if item["cost_s"] is not None]
 
         run.wait(lambda: bool(chosen()))
         change = chosen()[-1]
@@ -45,7 +45,7 @@ def test_a_remote_save_that_costs_much_is_made_more_rarely_and_the_reason_is_tol
         assert "apart" in change["why"]
         settled = max(run.rows) + 2 * change["before"]  # rank 0 tells it with a step of its own
         run.wait_step(settled + 3 * change["before"])
-        saved = [one["step"] for one in run.of(EventKind.CHECKPOINT_SAVED)]
+        saved = [item["step"] for item in run.of(EventKind.CHECKPOINT_SAVED)]
         late = [step for step in saved if step > settled and step % change["every_steps"]]
         assert late == [], run.story()
         run.stop(StopKind.CANCEL)

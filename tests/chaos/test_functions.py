@@ -67,7 +67,7 @@ def test_a_rank_of_a_function_may_die(
         assert {step: row.samples for step, row in run.rows.items()} == samples
         assert not not_fired(run, plan)
         assert len(incidents(run)) == len(plan), run.story()
-        assert max(one["steps_lost"] for one in incidents(run)) <= 1
+        assert max(incident["steps_lost"] for incident in incidents(run)) <= 1
 
 
 def test_a_users_mistake_ends_the_job_with_its_traceback(tmp_path: Path) -> None:

@@ -42,9 +42,9 @@ def test_every_kind_of_hang_is_named_and_recovered_from_with_the_same_bits(
         assert not not_fired(run, EVERY_KIND)
         assert_same_history(run, undisturbed)
         found = incidents(run)
-        assert [one["cause"] for one in found] == ["hang"] * len(EVERY_KIND), run.story()
+        assert [item["cause"] for item in found] == ["hang"] * len(EVERY_KIND), run.story()
         for planned, incident in zip(EVERY_KIND, found, strict=True):
-            (lost,) = (one for one in incident["lost"] if one["cause"] == "hang")
+            (lost,) = (entry for entry in incident["lost"] if entry["cause"] == "hang")
             assert lost["rank"] == planned["rank"], (planned, incident)
             assert incident["suspects"][0]["rank"] == planned["rank"]
             assert incident["stacks"]
@@ -63,7 +63,7 @@ def test_a_rank_that_leaves_out_a_collective_is_named(
         assert_same_history(run, undisturbed)
         (incident,) = incidents(run)
         assert incident["cause"] == "hang", run.story()
-        assert 2 in {one["rank"] for one in incident["suspects"]}, run.story()
+        assert 2 in {item["rank"] for item in incident["suspects"]}, run.story()
         assert incident["suspects"][0]["rank"] == 2, run.story()
 
 
@@ -76,7 +76,7 @@ def test_long_phases_of_all_ranks_and_declared_ones_of_one_are_no_incident(
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert_same_history(run, undisturbed)
         assert not run.of(EventKind.INCIDENT_OPENED), run.story()
-        told = [one["reason"] for one in run.of(EventKind.STALLED)]
+        told = [item["reason"] for item in run.of(EventKind.STALLED)]
         assert any("load" in reason for reason in told), run.story()
         assert any("evaluate" in reason for reason in told), run.story()
         assert any("rank 1," in reason and "user" in reason for reason in told), run.story()
@@ -89,10 +89,10 @@ def test_a_slow_rank_is_told_within_some_steps_and_its_node_is_left(tmp_path: Pa
     with supervised(tmp_path, training, standbys=1, chaos=[slow], config=patience) as run:
 
         def told() -> list[dict[str, Any]]:
-            return [one for one in run.of(EventKind.STRAGGLER) if one["rank"] == 2]
+            return [item for item in run.of(EventKind.STRAGGLER) if item["rank"] == 2]
 
         def replaced() -> list[dict[str, Any]]:
-            return [one for one in incidents(run) if one["cause"] == "straggler"]
+            return [incident for incident in incidents(run) if incident["cause"] == "straggler"]
 
         run.wait(lambda: bool(replaced()) and len(told()) > 1, 90.0)
         first, second = told()[:2]

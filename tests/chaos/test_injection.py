@@ -21,10 +21,10 @@ SUPERVISOR_DEATH = Injection(FaultKind.SUPERVISOR_DEATH)
 
 def lost_ranks(run: SupervisedRun) -> list[tuple[str, list[int]]]:
     return [
-        (one["cause"], lost["ranks"])
-        for one in incidents(run)
-        for lost in one["lost"]
-        if lost["cause"] == one["cause"]
+        (incident["cause"], lost["ranks"])
+        for incident in incidents(run)
+        for lost in incident["lost"]
+        if lost["cause"] == incident["cause"]
     ]
 
 
@@ -97,6 +97,6 @@ def test_a_remote_tier_that_is_away_and_then_full_costs_no_step(
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert_same_history(run, undisturbed)
         assert {row.attempt for row in run.all_rows} == {1}
-        first, second = (str(one["evidence"]) for one in incidents(run))
+        first, second = (str(incident["evidence"]) for incident in incidents(run))
         assert "it does not answer" in first and "No space left" in second
-        assert {one["cause"] for one in incidents(run)} == {"remote_unavailable"}
+        assert {item["cause"] for item in incidents(run)} == {"remote_unavailable"}

@@ -22,8 +22,8 @@ def test_a_users_error_ends_the_job_with_its_traceback_and_burns_no_standby(
         assert "the user's own mistake" in end["traceback"]
         assert end["step"] in (8, 9)  # the last row may not have been told yet
         members = [event["members"] for event in run.of(EventKind.ATTEMPT_FORMING)]
-        assert {member["agent"] for one in members for member in one} == {"n0", "n1"}
-        assert len({tuple(member["pid"] for member in one) for one in members}) == 1
+        assert {member["agent"] for item in members for member in item} == {"n0", "n1"}
+        assert len({tuple(member["pid"] for member in entry) for entry in members}) == 1
 
 
 def test_a_rank_that_dies_at_the_same_step_for_ever_ends_the_job_by_the_budget(

@@ -83,9 +83,13 @@ def test_a_node_and_the_supervisor_on_it_are_lost_at_once(
         (incident,) = incidents(run)
         assert incident["steps_lost"] <= 1
         members = run.of(EventKind.ATTEMPT_RUNNING)[-1]["members"]
-        assert {one["rank"] for one in members if one["agent"] == kept} == {2, 3}
+        assert {item["rank"] for item in members if item["agent"] == kept} == {2, 3}
         stuck = str(incident["evidence"]).count("slept on after its connections were cut")
-        moved = [one for one in members if one["rank"] in pids and one["pid"] != pids[one["rank"]]]
+        moved = [
+            member
+            for member in members
+            if member["rank"] in pids and member["pid"] != pids[member["rank"]]
+        ]
         assert len(moved) <= stuck, run.story()
 
 
@@ -211,7 +215,7 @@ def test_a_remote_save_is_completed_from_the_partners_when_its_node_dies(
         run.agents.kill_node(run.seat_of(0))
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert run.digests[STEPS] == undisturbed.digests[STEPS]
-        saved = [(one["attempt"], one["step"]) for one in run.of(EventKind.CHECKPOINT_SAVED)]
+        saved = [(item["attempt"], item["step"]) for item in run.of(EventKind.CHECKPOINT_SAVED)]
         assert (1, 20) in saved, run.story()
         assert saved_digest(run, 1, 20) == undisturbed.digests[20]
         run.wait(lambda: not list(run.agents.root.glob("*/save-*.seg")), 10.0)
@@ -220,8 +224,8 @@ def test_a_remote_save_is_completed_from_the_partners_when_its_node_dies(
 def kept_for_others(run: SupervisedRun, step: int) -> set[int]:
     """The ranks whose partner holds their state at `step`."""
     reports = (run.agents.call(seat, "report", timeout_s=5).result() for seat in run.agents.seats)
-    held = (one for report in reports for one in report.held)
-    return {one.rank for one in held if (one.place, one.step) == (Place.REPLICA, step)}
+    held = (item for report in reports for item in report.held)
+    return {entry.rank for entry in held if (entry.place, entry.step) == (Place.REPLICA, step)}
 
 
 def saved_digest(run: SupervisedRun, attempt: int, step: int) -> str:

@@ -124,18 +124,18 @@ def cut_and_mend(run: SupervisedRun, chance: random.Random) -> str:
 def is_back(run: SupervisedRun, seat: str, told: int) -> bool:
     """Whether it is a standby again after it was cut off."""
     since = [e.data for e in run.events[told:] if e.kind is EventKind.STANDBY]
-    return any(one["agent"] == seat and one["state"] == "ready" for one in since)
+    return any(item["agent"] == seat and item["state"] == "ready" for item in since)
 
 
 def assert_one_world_at_a_time(made: list[LoggedStep]) -> None:
     """By the workers' own word: nobody stepped in an attempt once a later one had begun to."""
     last: dict[int, float] = {}
     first: dict[int, float] = {}
-    for one in made:
-        first.setdefault(one.attempt, one.at)
-        last[one.attempt] = one.at
+    for item in made:
+        first.setdefault(item.attempt, item.at)
+        last[item.attempt] = item.at
     attempts = sorted(first)
-    assert attempts == list(dict.fromkeys(one.attempt for one in made))
+    assert attempts == list(dict.fromkeys(entry.attempt for entry in made))
     for before, after in pairwise(attempts):
         assert last[before] < first[after], f"attempt {before} steps beside attempt {after}"
 
@@ -165,7 +165,7 @@ def play(folder: Path, layout: Layout, cuts: int) -> None:
         formed = run.of(EventKind.ATTEMPT_FORMING)
         assert len(formed) >= cuts + 1
         reached = max(run.rows)
-        assert {one.step for one in made} == set(range(1, reached + 1)), run.story()
+        assert {entry.step for entry in made} == set(range(1, reached + 1)), run.story()
         # What the cut-off node alone could tell of its steps since the last poll is not told.
         untold = set(range(1, reached + 1)) - set(run.rows)
         most = UNPOLLED * cuts if layout.workers_per_node == 2 else 0
@@ -174,7 +174,7 @@ def play(folder: Path, layout: Layout, cuts: int) -> None:
     expected = undisturbed_digests(folder / "undisturbed", reached)
     assert digests.items() <= expected.items()
     assert len(expected) - len(digests) <= 2 * len(untold)
-    again = {one["agent"] for form in formed[1:] for one in form["members"]}
+    again = {item["agent"] for form in formed[1:] for item in form["members"]}
     assert again & set(seats[:-1]), "a node that was cut off is used again"
 
 

@@ -56,11 +56,11 @@ def start(tmp_path: Path, s3_server: S3Server, proxy: FlakyProxy) -> Start:
 
 
 def _saved(run: SupervisedRun) -> list[int]:
-    return [one["step"] for one in run.of(EventKind.CHECKPOINT_SAVED)]
+    return [item["step"] for item in run.of(EventKind.CHECKPOINT_SAVED)]
 
 
 def _outages(run: SupervisedRun, kind: EventKind) -> list[dict[str, Any]]:
-    return [one for one in run.of(kind) if one["cause"] == "remote_unavailable"]
+    return [item for item in run.of(kind) if item["cause"] == "remote_unavailable"]
 
 
 def _assert_nothing_left(run: SupervisedRun, server: S3Server) -> None:
@@ -93,7 +93,9 @@ def test_a_bucket_disappears_and_comes_back(
         assert opened["incident"] == closed["incident"]
         assert "NoSuchBucket" in opened["reason"]
         assert "is in the remote tier" in closed["resolution"]
-        assert [one for one in incidents(run) if one["cause"] != "remote_unavailable"] == []
+        assert [
+            incident for incident in incidents(run) if incident["cause"] != "remote_unavailable"
+        ] == []
         assert {row.attempt for row in run.all_rows} == {1}
         assert STEPS in _saved(run)
         _assert_nothing_left(run, s3_server)
@@ -161,7 +163,8 @@ def test_a_restore_waits_for_a_storage_that_is_away_rather_than_begin_again(
             run.agents.forget_memory(seat)
         run.lose_supervisor()
         run.wait(
-            lambda: any("remote tier" in one["resource"] for one in run.of(EventKind.WAITING)), 90.0
+            lambda: any("remote tier" in item["resource"] for item in run.of(EventKind.WAITING)),
+            90.0,
         )
         proxy.heal()
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()

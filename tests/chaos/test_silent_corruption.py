@@ -68,7 +68,7 @@ def undisturbed(folder: Path, training: TrainingSpec, patch: pytest.MonkeyPatch)
 
 def named(incident: dict[str, Any]) -> set[int]:
     """Who is said to have computed other bits."""
-    return {one["rank"] for one in incident["lost"] if one["cause"] == "corruption"} - {None}
+    return {item["rank"] for item in incident["lost"] if item["cause"] == "corruption"} - {None}
 
 
 @pytest.mark.parametrize("replicas", [2, 3])
@@ -88,9 +88,9 @@ def test_a_flipped_bit_is_found_within_three_steps_named_and_undone(
         for flip in flips:
             # What flips while the state of the step before is being copied may be in the copy.
             steps = range(flip["step"] - 2, flip["step"] + 2)
-            mine = [one for one in found if one["restored_step"] in steps]
+            mine = [item for item in found if item["restored_step"] in steps]
             assert mine, (flip, run.story())
-            assert max(one["steps_lost"] for one in mine) <= 1
+            assert max(entry["steps_lost"] for entry in mine) <= 1
             assert set.union(*map(named, mine)) == {flip["rank"]}, (flip, run.story())
         assert len(run.of(EventKind.ATTEMPT_FORMING)) <= 1 + 2 * len(flips)
 
@@ -104,7 +104,7 @@ def test_the_node_that_computed_other_bits_is_left_where_there_is_another(
     with flipping(tmp_path, training, flips, monkeypatch, standbys=1) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert_same_history(run, whole)
-        worlds = [one["members"] for one in run.of(EventKind.ATTEMPT_RUNNING)]
+        worlds = [item["members"] for item in run.of(EventKind.ATTEMPT_RUNNING)]
         seats = [[member["agent"] for member in members] for members in worlds]
         assert seats[0] == seats[1]  # two differed: the step was repeated by the same
         assert seats[-1][0] == seats[0][0]
@@ -122,8 +122,8 @@ def test_a_third_node_decides_between_two_that_always_differ(
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert_same_history(run, whole)
         assert set.union(*map(named, incidents(run))) == {0}, run.story()
-        formed = [one["members"] for one in run.of(EventKind.ATTEMPT_FORMING)]
-        assert formed[2][1]["agent"] not in {one["agent"] for one in formed[0]}, run.story()
+        formed = [item["members"] for item in run.of(EventKind.ATTEMPT_FORMING)]
+        assert formed[2][1]["agent"] not in {entry["agent"] for entry in formed[0]}, run.story()
 
 
 def test_a_corrupt_state_is_in_no_tier_for_good(
@@ -139,12 +139,12 @@ def test_a_corrupt_state_is_in_no_tier_for_good(
     with flipping(tmp_path, training, flips, monkeypatch, config=chances) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert_same_history(run, whole)
-        saved = {(one["step"], one["attempt"]) for one in run.of(EventKind.CHECKPOINT_SAVED)}
-        bad = {one["uri"] for one in run.of(EventKind.CHECKPOINT_BAD)} - {""}
+        saved = {(item["step"], item["attempt"]) for item in run.of(EventKind.CHECKPOINT_SAVED)}
+        bad = {element["uri"] for element in run.of(EventKind.CHECKPOINT_BAD)} - {""}
         corrupt = {
-            (one["corrupt"]["step"], one["corrupt"]["attempt"])
-            for one in run.of(EventKind.CHECKPOINT_BAD)
-            if "corrupt" in one
+            (entry["corrupt"]["step"], entry["corrupt"]["attempt"])
+            for entry in run.of(EventKind.CHECKPOINT_BAD)
+            if "corrupt" in entry
         }
         assert {step for step, _ in corrupt} == {6, 11, steps}
         good = {pair for pair in saved if not any(_is_of(uri, *pair) for uri in bad)}

@@ -64,7 +64,7 @@ class Watched:
         inspected: tuple[Inspection, ...] = agents.call(
             seat, "inspect", epoch, worker.attempt, timeout_s=10
         ).result()
-        return next(one for one in inspected if one.beat.rank == rank)
+        return next(item for item in inspected if item.beat.rank == rank)
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +88,8 @@ def test_a_stopped_rank_is_told_of_and_seen_without_its_help(watched: Watched) -
     assert seen.process == "T"
     assert seen.stack, seen.problem
     others = [watched.inspect(rank) for rank in (0, 1, 3)]
-    assert all(one.process in "SR" for one in others)
-    entered = {one.beat.rank: one.beat for one in [seen, *others]}
+    assert all(other.process in "SR" for other in others)
+    entered = {item.beat.rank: item.beat for item in [seen, *others]}
     waiting = [g for beat in entered.values() for g in beat.groups if g.entered > g.left]
     assert waiting, entered
     watched.replace(2)
@@ -161,6 +161,6 @@ def test_a_long_phase_of_all_ranks_is_told_of_and_breaks_nothing(tmp_path: Path)
         end = run.wait_end()
         assert end["outcome"] == "SUCCEEDED", run.story()
         assert not run.of(EventKind.INCIDENT_OPENED), run.story()
-    stalls = [one.detail["beat"] for one in told if one.kind is SignalKind.RANK_STALLED]
+    stalls = [item.detail["beat"] for item in told if item.kind is SignalKind.RANK_STALLED]
     assert {beat["phase"] for beat in stalls} == {"evaluate"}
     assert {beat["rank"] for beat in stalls} == {0, 1, 2, 3}

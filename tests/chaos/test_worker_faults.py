@@ -80,8 +80,8 @@ def test_a_slow_copy_holds_up_the_step_and_never_tears_the_state(
 def test_survivors_keep_their_processes(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Also the regression test for stale gradients: each kill comes in the middle of a backward.
 
-    A survivor may be killed only where gloo lost its wake-up (see `WorkerPool`); the incident says so,
-    and that it is the exception shows in the number of recoveries in which all lived on.
+    A survivor is killed only if gloo lost its wake-up (see `WorkerPool`), and the incident says so.
+    The number of recoveries without such a kill shows that it is the exception.
     """
     plan = [kill("backward", 1, step) for step in (12, 22, 32, 42)]
     with supervised(tmp_path, small_training(STEPS), standbys=0, chaos=plan) as run:
@@ -175,6 +175,6 @@ def test_a_state_that_gives_no_finite_step_is_taken_from_elsewhere(
         assert_same_history(run, undisturbed)
         (incident,) = incidents(run)
         assert {"worker_crash", "not_finite"} <= set(incident["causes"]), run.story()
-        second, third = (one["restore"] for one in run.of(EventKind.ATTEMPT_FORMING)[1:])
+        second, third = (item["restore"] for item in run.of(EventKind.ATTEMPT_FORMING)[1:])
         assert (second["step"], second["sources"]) != (third["step"], third["sources"])
-        assert {one["step"] for one in incident["bad"]} == {second["step"]}
+        assert {entry["step"] for entry in incident["bad"]} == {second["step"]}

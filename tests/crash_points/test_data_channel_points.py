@@ -132,7 +132,7 @@ class Replication:
             self.replicated = step
             self.changed.notify_all()
 
-    def _record_lost(self, rank: int, partner: Partner, why: str, others: bool) -> None:
+    def _record_lost(self, rank: int, partner: Partner, reason: str, others: bool) -> None:
         """Runs in the sending thread before the retry: a node may be lost at this moment."""
         self.lost += 1
         step = self.sender.step

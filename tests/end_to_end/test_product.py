@@ -51,7 +51,7 @@ def test_killed_ranks_cost_their_processes_and_a_killed_supervisor_or_server_not
     assert before[0].pid is not None and before[3].pid is not None
     os.kill(before[0].pid, signal.SIGKILL)
     os.kill(before[3].pid, signal.SIGKILL)
-    product.wait(lambda: any(one.closed_at for one in client.incidents(job.id)))
+    product.wait(lambda: any(item.closed_at for item in client.incidents(job.id)))
     attempts = len(client.attempts(job.id))
     (supervisor,) = product.actor_pids("SupervisorActor")
     client.inject(job.id, "supervisor_death")
@@ -128,7 +128,7 @@ def test_another_job_goes_on_from_a_checkpoint_with_the_same_bits(
     client = product.client
     first = next(job for job in client.list(name="small-lm") if job.state == "SUCCEEDED")
     # Not any one step: a job may skip a save that comes while the one before is still written.
-    start = min(one.step for one in client.checkpoints(first.id).remote if not one.deleted_at)
+    start = min(entry.step for entry in client.checkpoints(first.id).remote if not entry.deleted_at)
     job = client.submit(
         spec(name="goes-on", init_from=f"{first.id}/{start}", resources=WITHOUT_STANDBY)
     )
@@ -137,7 +137,9 @@ def test_another_job_goes_on_from_a_checkpoint_with_the_same_bits(
     assert ended.origin is not None and ended.origin.job == first.id
     digests = client.digests(job.id)
     assert digests == {step: undisturbed[step] for step in range(start, STEPS + 1)}
-    kept = {one.step: one for one in client.checkpoints(first.id).remote if one.deleted_at is None}
+    kept = {
+        item.step: item for item in client.checkpoints(first.id).remote if item.deleted_at is None
+    }
     assert kept[start].needed_by == ()  # the other has its own by now
     assert kept[start].metrics["loss"] > 0
     target = tmp_path / "model.safetensors"
@@ -161,7 +163,7 @@ def test_a_function_of_the_users_own_is_sent_along_and_recovers(product: Product
             pid = product.members(job.id)[1].pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            product.wait(lambda: any(one.closed_at for one in client.incidents(job.id)))
+            product.wait(lambda: any(incident.closed_at for incident in client.incidents(job.id)))
             os.kill(product.agent_of(job.id, 0), signal.SIGKILL)
         ended = product.finish(job.id)
         assert ended.state == "SUCCEEDED", ended.outcome
@@ -174,11 +176,17 @@ def test_a_function_of_the_users_own_is_sent_along_and_recovers(product: Product
         ]
         told_by_nodes = product.node_logs(job.id)
         assert any(
-            one["event"] == "output" and one["rank"] == 0 and "classified correctly" in one["message"]
-            for one in told_by_nodes
+            item["event"] == "output"
+            and item["rank"] == 0
+            and "classified correctly" in item["message"]
+            for item in told_by_nodes
         )
-        exits = [one for one in told_by_nodes if one["event"] == "worker_exited"]
-        assert not break_it or any(one["rank"] == 1 and one["attempt"] == 1 for one in exits)
+        exits = [
+            told_by_node
+            for told_by_node in told_by_nodes
+            if told_by_node["event"] == "worker_exited"
+        ]
+        assert not break_it or any(entry["rank"] == 1 and entry["attempt"] == 1 for entry in exits)
         product.wait(lambda: not product.left_of(job.id), 60)
         return client.digests(job.id)
 

@@ -15,9 +15,9 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 SELECTED = re.compile(r"\b(holdfast_\w+)(?:\{([^}]*)\})?")
 GROUPED = re.compile(r"\bby \(([^)]*)\)")
 LABELS = {
-    name: {*one.labels, *(["le"] if one.kind is Kind.HISTOGRAM else [])}
-    for one in SERIES
-    for name in one.names
+    name: {*point.labels, *(["le"] if point.kind is Kind.HISTOGRAM else [])}
+    for point in SERIES
+    for name in point.names
 }
 
 
@@ -39,7 +39,7 @@ def test_a_query_asks_for_what_there_is(query: str) -> None:
         assert set(named) <= LABELS[name], name
         labels |= LABELS[name]
     for group in GROUPED.findall(query):
-        assert {one.strip() for one in group.split(",")} <= labels
+        assert {item.strip() for item in group.split(",")} <= labels
 
 
 def test_alerts_say_what_is_wrong() -> None:

@@ -46,9 +46,9 @@ def test_it_is_whole_and_fetches_nothing_from_elsewhere(site: Path) -> None:
     ("page", "names"),
     [
         ("spec", list(TrainingSpec.model_fields)),
-        ("cli", [f"holdfast {one.name}" for one in COMMANDS]),
+        ("cli", [f"holdfast {command.name}" for command in COMMANDS]),
         ("rest", list(openapi.document()["paths"])),
-        ("metrics", [one.name for one in SERIES]),
+        ("metrics", [point.name for point in SERIES]),
         ("decisions", ["node_lost", "replace the node"]),
     ],
 )

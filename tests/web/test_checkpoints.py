@@ -159,4 +159,4 @@ def test_a_fault_is_injected(
     dialog.get_by_role("button", name="Inject it").click()
     dialog.wait_for(state="detached")
     faults = httpx.get(f"{dashboard_server.address}/api/v1/jobs/{saved_job}/faults").json()
-    assert [(one["kind"], one["fault"]["rank"]) for one in faults] == [("slow", 1)]
+    assert [(fault["kind"], fault["fault"]["rank"]) for fault in faults] == [("slow", 1)]

@@ -116,7 +116,9 @@ def test_the_log_is_searched_by_expression_and_level(
     assert "WARNING reading shard" in page.locator(".log-line").first.inner_text()
     search.fill("(unclosed")
     page.locator("#logs [role=alert]").wait_for()
-    open_page.errors[:] = [one for one in open_page.errors if "422" not in one]  # it is refused
+    open_page.errors[:] = [
+        error for error in open_page.errors if "422" not in error
+    ]  # it is refused
     search.fill("")
     page.get_by_role("combobox", name="Level").select_option("error")
     page.wait_for_url("**level=error**")
@@ -135,7 +137,7 @@ def test_two_specs_are_compared(scene: Scene, job_page: Callable[..., Any]) -> N
     page.get_by_role("button", name="atlas-probe").click()
     row = page.locator(".difference tr", has_text="parallel.dp_shard")
     row.wait_for()
-    assert [one.inner_text() for one in row.locator("td").all()] == ["128", "2"]
+    assert [item.inner_text() for item in row.locator("td").all()] == ["128", "2"]
     assert f"against={scene.small.job_id}" in page.url
 
 
@@ -208,4 +210,4 @@ def _clean(page: Any) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     found = Axe().run(page).response["violations"]
-    assert [(one["id"], [node["html"][:160] for node in one["nodes"]]) for one in found] == []
+    assert [(item["id"], [node["html"][:160] for node in item["nodes"]]) for item in found] == []

@@ -90,12 +90,12 @@ def test_what_is_seen_first_is_one_answer_and_is_asked_for_once(
         f"{scene.address}?from={middle:.2f}&to={middle + 900:.2f}" if brushed else scene.address
     )
     page.wait_for_function(DRAWN, timeout=PATIENCE_MS)
-    of_job = [one.removeprefix(f"/jobs/{scene.big.job_id}") for one in asked if one]
+    of_job = [item.removeprefix(f"/jobs/{scene.big.job_id}") for item in asked if item]
     assert of_job[0] == f"/live?job={scene.big.job_id}"
     assert of_job[1].startswith("/glance?of=compute_s&buckets=120")
     again = ("", "/verdict", "/timeline", "/ranks/heat")
-    assert not [one for one in of_job if one.partition("?")[0] in again], of_job
-    assert len([one for one in of_job if "/live" in one or "/glance" in one]) == 2
+    assert not [entry for entry in of_job if entry.partition("?")[0] in again], of_job
+    assert len([element for element in of_job if "/live" in element or "/glance" in element]) == 2
 
 
 def test_a_thousand_ranks_scroll_smoothly(

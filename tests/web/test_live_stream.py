@@ -60,7 +60,7 @@ def test_a_stream_that_was_cut_goes_on_where_it_was(
         )
 
     def sequence() -> list[int]:
-        return [one["seq"] for one in heard("event")]
+        return [item["seq"] for item in heard("event")]
 
     supervisor.enter(Phase.RECOVERING)
     page.wait_for_function("() => heard.some(one => one.event === 'event')")
@@ -88,7 +88,7 @@ def test_a_stream_that_was_cut_goes_on_where_it_was(
     assert told[-1] == last
     opened = page.evaluate("heard.filter(one => 'opened' in one).map(one => one.opened)")
     assert opened[-1] is not None  # it was resumed, not begun anew
-    open_page.errors[:] = [one for one in open_page.errors if "ERR_" not in one]  # type: ignore[attr-defined]
+    open_page.errors[:] = [error for error in open_page.errors if "ERR_" not in error]  # type: ignore[attr-defined]
 
 
 def test_a_tab_has_one_stream(open_page: Callable[..., Any], dashboard_server: LiveServer) -> None:

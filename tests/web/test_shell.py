@@ -64,7 +64,7 @@ def test_the_first_load_is_small(
     assert len(sizes) >= 4
     assert sum(sizes.values()) <= FIRST_LOAD_BYTES, sizes
     assert not [
-        one for one in sizes if not one.startswith(dashboard_server.address)
+        size for size in sizes if not size.startswith(dashboard_server.address)
     ]  # nothing from elsewhere
 
 

@@ -1,9 +1,9 @@
 """Configures structlog for a process of the data plane: one line per event, in the logs' format.
 
 Each entry point calls `configure` once: the process of a node agent, a zygote (whose forks inherit
-the configuration), a supervisor, the keeper of the embedded cluster. It sets structlog's process-wide configuration and does nothing else: it starts no thread,
-keeps no open file and leaves `logging` alone, so a configured process may be forked. Importing this
-module configures nothing.
+the configuration), a supervisor, the keeper of the embedded cluster. It sets structlog's
+process-wide configuration and does nothing else: it starts no thread, keeps no open file and leaves
+`logging` alone, so a configured process may be forked. Importing this module configures nothing.
 
 Events go to the current `sys.stderr`:
 

@@ -28,10 +28,10 @@ BUILT_IN_RECIPES = ("pretrain",)
 not import torch."""
 
 
-def _steps_or_auto(given: object) -> object:
+def _steps_or_auto(value: object) -> object:
     """One error message for both types; a union would report one for each of its members."""
-    if given == "auto" or (type(given) is int and given >= 0):
-        return given
+    if value == "auto" or (type(value) is int and value >= 0):
+        return value
     raise PydanticCustomError("steps_or_auto", "input should be a whole number of steps, or auto")
 
 
@@ -247,7 +247,7 @@ class DetectionSpec(Section):
     stall_limit_s: Annotated[float, Field(gt=0)] = Field(
         default=600.0,
         description="A running job without a new step for this many seconds (or for the limit of "
-        "a phase, if that is longer) forms a new attempt, even if no rank is found at fault.",
+        "a phase, if that is longer) forms a new attempt, even if no rank is at fault.",
     )
     replace_stragglers: bool = Field(
         default=True,
@@ -347,11 +347,11 @@ class SpecFault(BaseModel):
 
 def find_faults(spec: TrainingSpec) -> list[SpecFault]:
     """Every fault that follows from the training spec alone, in the order of the spec."""
-    found: list[SpecFault] = [] if spec.function is not None else _model_faults(spec)
+    faults: list[SpecFault] = [] if spec.function is not None else _model_faults(spec)
     train, parallel = spec.train, spec.parallel
 
     def add(path: str, message: str) -> None:
-        found.append(SpecFault(path=path, message=message))
+        faults.append(SpecFault(path=path, message=message))
 
     per_pass = train.micro_batch * parallel.data_parallel
     if train.global_batch % per_pass:
@@ -374,17 +374,17 @@ def find_faults(spec: TrainingSpec) -> list[SpecFault]:
             f"a rollback skips {guards.rollback_steps} windows; max_skips {guards.max_skips} "
             "allows fewer",
         )
-    return found
+    return faults
 
 
 def _model_faults(spec: TrainingSpec) -> list[SpecFault]:
     """The faults of the built-in model and of its sharding."""
-    found: list[SpecFault] = []
+    faults: list[SpecFault] = []
     model, parallel = spec.model, spec.parallel
     kv_heads = model.kv_heads or model.heads
 
     def add(path: str, message: str) -> None:
-        found.append(SpecFault(path=path, message=message))
+        faults.append(SpecFault(path=path, message=message))
 
     if model.dim % model.heads:
         add("model.heads", f"dim {model.dim} is not divisible by heads {model.heads}")
@@ -405,4 +405,4 @@ def _model_faults(spec: TrainingSpec) -> list[SpecFault]:
         )
     if model.ffn_dim is not None and model.ffn_dim % parallel.tp:
         add("parallel.tp", f"ffn_dim {model.ffn_dim} is not divisible by tp {parallel.tp}")
-    return found
+    return faults

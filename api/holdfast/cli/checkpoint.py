@@ -73,7 +73,7 @@ def ls(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
     protected = found.memory.protected_step
     if protected is not None:
         output.console().print(f"in memory: step {protected}, on every rank's partner too")
-    rows = [_row(one) for one in found.remote if one.deleted_at is None]
+    rows = [_row(item) for item in found.remote if item.deleted_at is None]
     if rows:
         output.table(COLUMNS, rows, whole=options.wide)
     else:
@@ -185,9 +185,9 @@ def _one(client: Client, word: str, step: int | None) -> tuple[str, int]:
     job_id = client.find(job_word)
     if said is not None:
         return job_id, said
-    for one in client.checkpoints(job_id).remote:
-        if one.deleted_at is None and one.bad is None:
-            return job_id, one.step
+    for item in client.checkpoints(job_id).remote:
+        if item.deleted_at is None and item.bad is None:
+            return job_id, item.step
     raise NoCheckpoint(f"job {job_id} has no remote checkpoint")
 
 

@@ -117,7 +117,7 @@ def _limits() -> Iterator[Finding]:
 
 
 def _disk(folder: Path) -> Iterator[Finding]:
-    there = next(one for one in (folder, *folder.parents) if one.exists())
+    there = next(item for item in (folder, *folder.parents) if item.exists())
     if not os.access(there, os.W_OK):
         advice = "name another by --data-dir or HOLDFAST_DATA_DIR"
         yield Finding("disk", Grade.BAD, f"{there} cannot be written", advice)

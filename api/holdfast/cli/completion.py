@@ -78,7 +78,7 @@ def complete(
     with contextlib.suppress(Exception):  # a shell has no use for what goes wrong
         for candidate, what in candidates(words):
             if _PLAIN.fullmatch(candidate):
-                told = "".join(one if one.isprintable() else " " for one in what)
+                told = "".join(item if item.isprintable() else " " for item in what)
                 sys.stdout.write(f"{candidate}\t{told}\n")
     return ExitCode.OK
 
@@ -89,7 +89,9 @@ def candidates(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
     *before, begun = words or [""]
     if not before:
-        yield from ((one.name, one.help) for one in COMMANDS if one.name.startswith(begun))
+        yield from (
+            (command.name, command.help) for command in COMMANDS if command.name.startswith(begun)
+        )
         return
     app, path = build(), list(before)
     while path and path[0] in app and not path[0].startswith("-"):
@@ -99,11 +101,13 @@ def candidates(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _of_command(app: App, given: Sequence[str], begun: str) -> Iterator[tuple[str, str]]:
     arguments = list(app.assemble_argument_collection()) if app.default_command else []
-    by_name = {name: one for one in arguments for name in one.names if name.startswith("-")}
+    by_name = {
+        name: argument for argument in arguments for name in argument.names if name.startswith("-")
+    }
     expecting = by_name.get(given[-1]) if given else None
     if expecting is not None and expecting.hint is not bool:
-        choices = (str(one) for one in expecting.get_choices() or ())
-        yield from ((one, "") for one in choices if one.startswith(begun))
+        choices = (str(entry) for entry in expecting.get_choices() or ())
+        yield from ((choice, "") for choice in choices if choice.startswith(begun))
         return
     if begun.startswith("-"):
         for name, one in by_name.items():
@@ -114,7 +118,7 @@ def _of_command(app: App, given: Sequence[str], begun: str) -> Iterator[tuple[st
         for name in app:
             if not name.startswith("-") and name.startswith(begun):
                 yield name, app[name].help.split("\n")[0]
-    positionals = [one for one in arguments if not any(n.startswith("-") for n in one.names)]
+    positionals = [item for item in arguments if not any(n.startswith("-") for n in item.names)]
     place = _place(given, by_name)
     if place >= len(positionals):
         return
@@ -122,7 +126,7 @@ def _of_command(app: App, given: Sequence[str], begun: str) -> Iterator[tuple[st
     if "JOB" in wanted.names:
         yield from jobs(begun)
     else:
-        choices = (str(one) for one in wanted.get_choices() or ())
+        choices = (str(element) for element in wanted.get_choices() or ())
         yield from ((one, "") for one in choices if one.startswith(begun))
 
 
@@ -152,8 +156,8 @@ def jobs(begun: str) -> Iterator[tuple[str, str]]:
         rows = client.rows(begun)
         found = [one for one, _ in zip(rows, range(MOST_JOBS), strict=False)]
     found.sort(key=lambda one: one.state.terminal)
-    named = Counter(one.name for one in found)
-    for prefix, one in zip(short([one.id for one in found]), found, strict=True):
+    named = Counter(item.name for item in found)
+    for prefix, one in zip(short([entry.id for entry in found]), found, strict=True):
         if named[one.name] == 1 and one.name.startswith(begun) and _PLAIN.fullmatch(one.name):
             yield one.name, one.state.value
         elif one.id.startswith(begun):

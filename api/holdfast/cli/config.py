@@ -74,7 +74,10 @@ def show(*, options: Options = OPTIONS) -> ExitCode:
     if output.results(options, settings):
         return ExitCode.OK
     columns = (Column("SETTING"), Column("VALUE", least=20), Column("FROM", least=10))
-    rows = [[one["setting"], one["value"] or "-", one["from"] or "-"] for one in settings]
+    rows = [
+        [setting["setting"], setting["value"] or "-", setting["from"] or "-"]
+        for setting in settings
+    ]
     output.table(columns, rows, whole=options.wide)
     if config.readable_by_others():
         output.talk(f"{config.path()} can be read by others: chmod 600 {config.path()}")
@@ -101,8 +104,13 @@ def contexts(*, options: Options = OPTIONS) -> ExitCode:
         return ExitCode.OK
     columns = (Column(""), Column("NAME"), Column("ADDRESS", least=20), Column("TOKEN"))
     rows = [
-        ["*" if one["current"] else "", str(one["name"]), str(one["address"]), str(one["token"])]
-        for one in known
+        [
+            "*" if item["current"] else "",
+            str(item["name"]),
+            str(item["address"]),
+            str(item["token"]),
+        ]
+        for item in known
     ]
     output.table(columns, rows, whole=options.wide)
     return ExitCode.OK

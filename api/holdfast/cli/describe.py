@@ -279,7 +279,7 @@ def _attempt(console: Console, attempt: AttemptView) -> None:
             f"  restored step {restored} from {tiers(attempt.restore.get('tiers', {}))}"
             f" (newest in {there})"
         )
-    members = [_member(one) for one in attempt.members]
+    members = [_member(member) for member in attempt.members]
     console.print(lay(MEMBERS, members, output.width()))
     if attempt.memory_protection is not None:
         for line in protection_lines(attempt.memory_protection):

@@ -35,7 +35,7 @@ def doctor(
             output.results(options, [finding.document()])
         else:
             _print(finding)
-    return ExitCode.SERVER if any(one.grade is checks.Grade.BAD for one in found) else ExitCode.OK
+    return ExitCode.SERVER if any(item.grade is checks.Grade.BAD for item in found) else ExitCode.OK
 
 
 def _print(finding: checks.Finding) -> None:

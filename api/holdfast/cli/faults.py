@@ -52,8 +52,8 @@ def inject(
     with options.connect() as client:
         job_id = client.find(job_word)
         if storm is None:
-            for one in (kind, *others):
-                tell(client.inject(job_id, one, **how))
+            for item in (kind, *others):
+                tell(client.inject(job_id, item, **how))
             return ExitCode.OK
         if how:
             raise NotUnderstood(f"a storm chooses by itself: leave out {', '.join(how)}")

@@ -94,11 +94,11 @@ def events(
     with options.connect(LONG_RETRY_S if follow else SHORT_RETRY_S) as client:
         job_id = client.find(job_word)
         found = client.follow(job_id) if follow else client.all_events(job_id)
-        chosen = (one for one in found if one.at >= after and kinds.search(one.kind))
+        chosen = (item for item in found if item.at >= after and kinds.search(item.kind))
         with Detaching(follow):
             if not output.results(options, chosen):
-                for one in chosen:
-                    output.console().print(output.fold(event_line(one), EVENT_INDENT))
+                for entry in chosen:
+                    output.console().print(output.fold(event_line(entry), EVENT_INDENT))
     return ExitCode.OK
 
 

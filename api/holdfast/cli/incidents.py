@@ -36,7 +36,7 @@ def incidents(
     with options.connect() as client:
         found = client.incidents(client.find(job_word))
     if number is not None:
-        found = [one for one in found if one.number == number]
+        found = [item for item in found if item.number == number]
         if not found:
             raise NotUnderstood(f"the job has no incident {number}")
     if output.results(options, found):
@@ -47,7 +47,7 @@ def incidents(
         for line in incident_lines(found[0]):
             output.console().print(output.fold(line, 14))
     else:
-        output.table(COLUMNS, [_row(one) for one in found], whole=options.wide)
+        output.table(COLUMNS, [_row(entry) for entry in found], whole=options.wide)
     return ExitCode.OK
 
 
@@ -69,9 +69,9 @@ def _row(incident: IncidentView) -> list[str | Text]:
 def _lost(lost: tuple[Any, ...]) -> str:
     """`rank 3`, or `ranks 0-3`."""
     ranks = list[int]()
-    for one in lost:
-        if isinstance(one, dict):
-            given = one.get("ranks") or ([one["rank"]] if one.get("rank") is not None else [])
+    for item in lost:
+        if isinstance(item, dict):
+            given = item.get("ranks") or ([item["rank"]] if item.get("rank") is not None else [])
             ranks += [int(rank) for rank in given]
     if not ranks:
         return "-"

@@ -50,7 +50,7 @@ def ls(
     options: Options = OPTIONS,
 ) -> ExitCode:
     """List jobs, newest first. As documents (-o json, -o yaml) each is told in full."""
-    states = [one.value for one in state or []]
+    states = [item.value for item in state or []]
     with options.connect() as client:
         rows = client.rows(search or name, state=states, owner=owner, sort=sort.value)
         fitting = (row for row in rows if name is None or row.name == name)
@@ -86,7 +86,7 @@ def describe(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
         description.show(output.console(), job, attempts, incidents, checkpoints, goodput)
         return ExitCode.OK
     parts = {"attempts": attempts, "incidents": incidents}
-    lists = {name: [one.model_dump(mode="json") for one in part] for name, part in parts.items()}
+    lists = {name: [item.model_dump(mode="json") for item in part] for name, part in parts.items()}
     rest = {"job": job, "checkpoints": checkpoints, "goodput": goodput, "verdict": verdict}
     whole = {name: one.model_dump(mode="json") for name, one in rest.items()} | lists
     output.results(options, [whole])

@@ -81,8 +81,10 @@ def build() -> App:
         version=_version,
         result_action="return_value",
     )
-    for one in COMMANDS:
-        app.command(f"holdfast.{one.where}", name=one.name, help=one.help, group=one.group)
+    for command in COMMANDS:
+        app.command(
+            f"holdfast.{command.where}", name=command.name, help=command.help, group=command.group
+        )
     app.command("holdfast.cli.completion:complete", name=HIDDEN, show=False)
     return app
 

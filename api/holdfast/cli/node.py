@@ -63,9 +63,9 @@ def describe(name: NodeName, /, *, options: Options = OPTIONS) -> ExitCode:
         out.print(f"memory of {device}: {speed:g} GB/s")
     for finding in node.findings:
         out.print(Text(f"{finding.level} ({finding.probe}): {finding.what}"))
-    for one in node.incidents:
-        when = output.ago(one.at)
-        out.print(f"incident {one.incident} of job {one.job}: {one.cause}, {when}")
+    for incident in node.incidents:
+        when = output.ago(incident.at)
+        out.print(f"incident {incident.incident} of job {incident.job}: {incident.cause}, {when}")
     return ExitCode.OK
 
 

@@ -55,7 +55,7 @@ def chart(
     """`points` with a title, two values on the left and two steps below; `width` in characters."""
     ys = Span.of([y for _, y in points])
     labels = [label(ys.high), *[""] * (height - 2), label(ys.low)]
-    margin = max(len(one) for one in labels)
+    margin = max(len(item) for item in labels)
     inner = max(10, width - margin - 2)
     lines = [
         f"{one:>{margin}} ┤{row}"

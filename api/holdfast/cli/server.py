@@ -80,7 +80,7 @@ def serve(
 def _faults(error: ValidationError) -> str:
     """Which options are impossible, of the command line or of the environment."""
     faults = (
-        f"{one['loc'][0] if one['loc'] else 'options'}: {one['msg']}" for one in error.errors()
+        f"{item['loc'][0] if item['loc'] else 'options'}: {item['msg']}" for item in error.errors()
     )
     return "; ".join(faults)
 

@@ -79,10 +79,10 @@ def job(
     parts = [_summary(seen, verdict, points, width)]
     if ranks is not None and ranks.ranks:
         title = Text(f"Attempt {ranks.attempt}, ranks", style="bold")
-        lines = lay(RANKS, [_rank_row(one) for one in ranks.ranks], width)
+        lines = lay(RANKS, [_rank_row(rank) for rank in ranks.ranks], width)
         parts.append(Text("\n").join([title, lines]))
     if incidents:
-        shown = [_incident(one) for one in incidents[-SHOWN_INCIDENTS:]]
+        shown = [_incident(incident) for incident in incidents[-SHOWN_INCIDENTS:]]
         title = Text(f"Incidents ({len(incidents)})", style="bold")
         parts.append(Text("\n").join([title, *shown]))
     return Text("\n\n").join(parts)
@@ -104,7 +104,7 @@ def _summary(
     if verdict.eta_s is not None:
         text.append(f", {output.brief(verdict.eta_s)} left")
     text.append(f"\n{verdict.doing}")
-    losses = [y for _, y in plots.finite([(one.step, _loss(one)) for one in points])]
+    losses = [y for _, y in plots.finite([(point.step, _loss(point)) for point in points])]
     text.append(f"\nloss {output.number(progress.loss, '.4f')}")
     if losses:
         text.append(f"  {plots.spark(losses, max(10, min(60, width - 20)))}", style="cyan")

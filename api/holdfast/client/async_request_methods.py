@@ -113,9 +113,9 @@ class AsyncRequestMethods:
             some = ids[start : start + calls.JOBS_PAGE]
             page = await self._transport.call(calls.jobs_of(some))
             found = {job.id: job for job in page.jobs}
-            for one in some:
-                if one in found:
-                    yield found[one]
+            for item in some:
+                if item in found:
+                    yield found[item]
 
     async def find(self, word: str) -> str:
         """The id of the job that `word` means: its name, its id, or the beginning of the id.
@@ -124,7 +124,7 @@ class AsyncRequestMethods:
         """
         if names.is_id(word):
             return word
-        fitting = [one async for one in self._transport.pages(calls.rows(word, None, None, None))]
+        fitting = [page async for page in self._transport.pages(calls.rows(word, None, None, None))]
         return names.chosen(word, fitting).id
 
     def rows(

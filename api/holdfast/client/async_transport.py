@@ -41,8 +41,8 @@ class AsyncTransport:
         call: Call[Any] | None = pages.first
         while call is not None:
             page = await self.call(call)
-            for one in pages.items(page):
-                yield one
+            for item in pages.items(page):
+                yield item
             call = pages.following(page)
 
     async def follow(self, feed: Feed[T]) -> AsyncIterator[T]:

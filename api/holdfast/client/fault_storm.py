@@ -45,7 +45,7 @@ def blow(
     job_id: str,
     coming: Iterator[Strike],
     for_s: float,
-    told: Callable[[FaultView], None],
+    report: Callable[[FaultView], None],
 ) -> int:
     """Inject each when it is due, until `for_s` are over or the job is; how many there were."""
     began = time.monotonic()
@@ -58,7 +58,7 @@ def blow(
             break
         how = strike.fault.document()
         try:
-            told(client.inject(job_id, how.pop("kind"), **how))
+            report(client.inject(job_id, how.pop("kind"), **how))
         except Conflict:  # it ended meanwhile
             break
         count += 1

@@ -39,13 +39,13 @@ def chosen(word: str, candidates: Iterable[CandidateT]) -> CandidateT:
     Raises AmbiguousName with all that it could be, JobNotFound.
     """
     named, begun = list[CandidateT](), list[CandidateT]()
-    for one in candidates:
-        if one.id == word:
-            return one
-        if one.name == word:
-            named.append(one)
-        elif word and one.id.startswith(word):
-            begun.append(one)
+    for candidate in candidates:
+        if candidate.id == word:
+            return candidate
+        if candidate.name == word:
+            named.append(candidate)
+        elif word and candidate.id.startswith(word):
+            begun.append(candidate)
     fitting = named or begun
     if not fitting:
         detail = f"there is no job {word[:64]!r}: give a name, an id or the beginning of one"
@@ -59,13 +59,13 @@ def short(ids: Sequence[str]) -> list[str]:
     """Each as short as still tells it from the others, and never shorter than its time."""
     length = SHORTEST_PREFIX
     distinct = len(set(ids))
-    while length < 36 and len({one[:length] for one in ids}) < distinct:
+    while length < 36 and len({entry[:length] for entry in ids}) < distinct:
         length += 1
-    return [one[:length].rstrip("-") for one in ids]
+    return [item[:length].rstrip("-") for item in ids]
 
 
 def _ambiguous(word: str, how: str, fitting: Sequence[Candidate]) -> AmbiguousName:
-    ids = [one.id for one in fitting]
+    ids = [item.id for item in fitting]
     lines = [
         f"  {prefix}  {one.state:<10}  {one.name}"
         for prefix, one in zip(short(ids), fitting[:SHOWN], strict=False)

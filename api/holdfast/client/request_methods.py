@@ -105,7 +105,7 @@ class RequestMethods:
         for start in range(0, len(ids), calls.JOBS_PAGE):
             some = ids[start : start + calls.JOBS_PAGE]
             found = {job.id: job for job in self._transport.call(calls.jobs_of(some)).jobs}
-            yield from (found[one] for one in some if one in found)
+            yield from (found[item] for item in some if item in found)
 
     def find(self, word: str) -> str:
         """The id of the job that `word` means: its name, its id, or the beginning of the id.

@@ -65,8 +65,8 @@ def _plain(verdict: Any) -> dict[str, Any]:
         "incidents": verdict.incidents,
         "jobs": [verdict.undisturbed.id, verdict.disturbed.id],
         "compared": [
-            {"what": one.what, "steps": one.steps, "equal": one.equal}
-            for one in verdict.comparisons
+            {"what": comparison.what, "steps": comparison.steps, "equal": comparison.equal}
+            for comparison in verdict.comparisons
         ],
     }
 

@@ -36,7 +36,11 @@ class Verdict:
     @property
     def passed(self) -> bool:
         ended_well = all(job.state is State.SUCCEEDED for job in (self.undisturbed, self.disturbed))
-        return ended_well and self.incidents >= 2 and all(one.same for one in self.comparisons)
+        return (
+            ended_well
+            and self.incidents >= 2
+            and all(comparison.same for comparison in self.comparisons)
+        )
 
 
 class JobDidNotSucceed(HoldfastError):

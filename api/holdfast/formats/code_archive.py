@@ -60,7 +60,7 @@ def packed(folder: Path, most_bytes: int = MOST_BYTES) -> bytes:
     if not files:
         raise CodeUnusable(f"code: there is nothing in {folder} but what is ignored")
     try:
-        if sum(one.stat().st_size for one in files) > MOST_UNPACKED_BYTES:
+        if sum(file.stat().st_size for file in files) > MOST_UNPACKED_BYTES:
             raise _too_large(folder, files, MOST_UNPACKED_BYTES, "before it is packed")
         content = _zipped(folder, files)
     except OSError as error:
@@ -131,7 +131,7 @@ def _below(folder: Path, rules: list[tuple[Path, GitIgnoreSpec]]) -> Iterator[Pa
 def _too_large(folder: Path, files: list[Path], most_bytes: int, when: str) -> CodeUnusable:
     largest = sorted(files, key=lambda one: -one.stat().st_size)[:_LARGEST_NAMED]
     named = ", ".join(
-        f"{one.relative_to(folder)} ({one.stat().st_size / 2**20:.1f} MiB)" for one in largest
+        f"{item.relative_to(folder)} ({item.stat().st_size / 2**20:.1f} MiB)" for item in largest
     )
     return CodeUnusable(
         f"code: {folder} is larger than {most_bytes / 2**20:.0f} MiB {when}. Leave out what "

@@ -12,7 +12,12 @@ from holdfast.rest.history import Time
 from holdfast.rest.jobs import JobId
 from holdfast.rest.problems import documented
 from holdfast.rest.services import ServicesDep
-from holdfast_service.job_model.log_filters import MAX_REGEX_LENGTH, LogFilter, LogLevel, compile_pattern
+from holdfast_service.job_model.log_filters import (
+    MAX_REGEX_LENGTH,
+    LogFilter,
+    LogLevel,
+    compile_pattern,
+)
 from holdfast_service.views.jobs import EventPage, LogPage
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}", tags=["feeds"])

@@ -84,7 +84,7 @@ async def metrics(
         bool, Query(description="with the steps that a rollback threw away")
     ] = False,
 ) -> MetricPage:
-    asked = [*(name or ()), *(one for one in (names or "").split(",") if one)]
+    asked = [*(name or ()), *(item for item in (names or "").split(",") if item)]
     return await jobs.metrics(
         job_id,
         names=asked or None,

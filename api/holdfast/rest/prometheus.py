@@ -77,7 +77,7 @@ class Measured:
 async def _fleet(fleet: FleetReader, now: float) -> CollectorRegistry:
     """Figures that the store knows, so they are the same on every server and after a restart."""
     figures = await fleet.statistics(now)
-    families = {one.name: one.family() for one in FLEET_SERIES}
+    families = {fleet_sery.name: fleet_sery.family() for fleet_sery in FLEET_SERIES}
     for state in State:
         families["holdfast_jobs"].add_metric([state.value], figures.jobs.get(state.value, 0))
     for edge, count in sorted(fleet.transitions.items()):
@@ -114,7 +114,8 @@ async def _live_jobs(jobs: JobService) -> CollectorRegistry:
     """One series for each live job: only where the server was told to, for jobs are without end."""
     registry = CollectorRegistry()
     gauges = {
-        one.name: Gauge(one.name, one.help, one.labels, registry=registry) for one in JOB_SERIES
+        job_sery.name: Gauge(job_sery.name, job_sery.help, job_sery.labels, registry=registry)
+        for job_sery in JOB_SERIES
     }
     live = [state for state in State if not state.terminal]
     for job in (await jobs.list(limit=LIVE_JOBS_SHOWN, state=live)).jobs:

@@ -61,9 +61,9 @@ def incident_tracer(sender: TracerProvider) -> Callable[[str, Mapping[str, Any]]
             whole.name, start_time=_ns(whole.begins), attributes=dict(whole.attributes)
         )
         inside = set_span_in_context(root)
-        for one in phases:
-            below = tracer.start_span(one.name, inside, start_time=_ns(one.begins))
-            below.end(_ns(one.ends))
+        for phase in phases:
+            below = tracer.start_span(phase.name, inside, start_time=_ns(phase.begins))
+            below.end(_ns(phase.ends))
         root.end(_ns(whole.ends))
 
     return trace

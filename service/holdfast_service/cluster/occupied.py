@@ -27,7 +27,7 @@ def occupied(node_ids: Sequence[str]) -> Iterator[bool]:
     free meanwhile, or is not taken in time, can be had.
     """
     free = free_cpus() if node_ids else {}
-    spans = {one: free[one] for one in node_ids if free.get(one, 0.0) > 0}
+    spans = {node_id: free[node_id] for node_id in node_ids if free.get(node_id, 0.0) > 0}
     takers = [
         placement_group([{"CPU": cpus}], bundle_label_selector=[{NODE_ID_LABEL: one}])
         for one, cpus in spans.items()

@@ -99,7 +99,7 @@ class RankMetrics:
         self._figures = figures
         self._known: set[tuple[str, str]] = set()
         self._over = threading.Event()
-        self._gauges = {one.name: Gauge(one.name, one.help, one.labels) for one in GAUGES}
+        self._gauges = {gauge.name: Gauge(gauge.name, gauge.help, gauge.labels) for gauge in GAUGES}
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="rank-metrics", daemon=True).start()
@@ -116,7 +116,7 @@ class RankMetrics:
 
     def _turn(self) -> None:
         beats, newest = self._figures()
-        for one in samples(beats, newest, self._known):
-            values = {"job": self._job, "rank": one.rank, "phase": one.phase}
-            labels = {name: values[name] for name in one.series.labels}
-            self._gauges[one.series.name].set(one.value, labels)
+        for sample in samples(beats, newest, self._known):
+            values = {"job": self._job, "rank": sample.rank, "phase": sample.phase}
+            labels = {name: values[name] for name in sample.series.labels}
+            self._gauges[sample.series.name].set(sample.value, labels)

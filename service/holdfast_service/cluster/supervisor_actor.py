@@ -89,7 +89,7 @@ def recovery_config(
         stall_limit_s=spec.detection.stall_limit_s,
         replace_stragglers=spec.detection.replace_stragglers,
         straggler_patience_s=spec.detection.straggler_patience_s,
-        beginning=None if origin is None else _beginning(origin),
+        initial=None if origin is None else _beginning(origin),
         skipped=skipped,
     )
 

@@ -1,4 +1,4 @@
-"""Pure judgements about running ranks: hang culprits, stragglers, corrupted replicas, bad links.
+"""Diagnoses of running ranks: hang culprits, stragglers, corrupted replicas, bad links. Pure.
 
-Each takes observations as values and names ranks or nodes; what follows is the policy's decision.
+Each diagnosis takes observations as values and names ranks or nodes; the policy decides what to do.
 """

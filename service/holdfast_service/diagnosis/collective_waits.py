@@ -1,9 +1,9 @@
-"""Who waits for whom, read from the sequence numbers of collectives. Pure.
+"""Derives which ranks wait for which others from the sequence numbers of their collectives. Pure.
 
 All ranks of a world run one program: on each axis of the mesh they enter the same collectives in
-the same order. So whoever has entered a collective and not left it waits for those of its group
-that have not entered it yet; and who is beyond the place of a collective without having entered
-it, or in another than its peers are in as their n-th, has left the common program.
+the same order. So a rank that has entered a collective and not left it waits for the ranks of its
+group that have not entered it yet. A rank has diverged from the program if it is past the position
+of a collective that it has not entered, or if its n-th collective differs from that of its peers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TypeVar
 from holdfast_service.placement.replica_placement import AxisGroup, groups
 from holdfast_workers.protocol.messages import Beat, GroupBeat
 
-T = TypeVar("T")
+ValueT = TypeVar("ValueT")
 WORLD = "world"
 PHASES = (
     "load",
@@ -38,36 +38,36 @@ AFTER_MICRO_BATCHES = PHASES.index("reduce")
 
 @dataclass(frozen=True)
 class Waits:
-    """`on`: rank → rank it waits for → in which collective. `stuck`: rank → the group of a
-    collective that it is in although every member has come."""
+    """`on`: rank -> rank that it waits for -> collective. `stuck`: rank -> group of the collective
+    in which it still is although every member has entered."""
 
     on: Mapping[int, Mapping[int, str]]
     stuck: Mapping[int, AxisGroup]
 
-    def last_in_line(self) -> list[frozenset[int]]:
-        """Those that others wait for and that wait for nobody but each other: one rank, or some
-        that wait in a circle."""
+    def root_blockers(self) -> list[frozenset[int]]:
+        """Sets of ranks that others wait for and that wait only for each other: single ranks, or
+        ranks that wait in a cycle."""
         reach = _reach(self.on)
         awaited = {other for others in self.on.values() for other in others}
         found: set[frozenset[int]] = set()
         for rank in awaited:
-            circle = frozenset({rank} | {one for one in reach[rank] if rank in reach[one]})
-            if reach[rank] <= circle:
-                found.add(circle)
+            cycle = frozenset({rank} | {other for other in reach[rank] if rank in reach[other]})
+            if reach[rank] <= cycle:
+                found.add(cycle)
         return sorted(found, key=min)
 
 
 def all_groups(mesh: Mapping[str, int]) -> list[AxisGroup]:
-    """Every process group that beats can speak of: those of the axes, and the world."""
+    """Every process group that beats can report: those of the axes, and the world."""
     world_size = prod(mesh.values())
     return [*groups(mesh, range(world_size)), AxisGroup(WORLD, tuple(range(world_size)))]
 
 
-def waits(
+def find_waits(
     mesh: Mapping[str, int], beats: Mapping[int, Beat], unknown: Collection[int] = ()
 ) -> Waits:
-    """`beats` by rank; of the ranks in `unknown` nothing is known: they may be awaited wherever
-    nobody else is absent."""
+    """The waits of a world. `beats` by rank. Ranks in `unknown` have no beat: they count as awaited
+    wherever no other rank is absent."""
     on: dict[int, dict[int, str]] = {}
     stuck: dict[int, AxisGroup] = {}
     for group in all_groups(mesh):
@@ -85,105 +85,109 @@ def waits(
 
 
 def position(beat: Beat) -> tuple[int, bool, int, int]:
-    """Where a rank is in the common program; comparable between ranks."""
-    at = PHASES.index(beat.phase) if beat.phase in PHASES else 0
-    after = at >= AFTER_MICRO_BATCHES
-    return beat.step, after, 0 if after else beat.micro_batch, at
+    """A rank's position in the common program; comparable between ranks."""
+    phase = PHASES.index(beat.phase) if beat.phase in PHASES else 0
+    after = phase >= AFTER_MICRO_BATCHES
+    return beat.step, after, 0 if after else beat.micro_batch, phase
 
 
-def strayed(mesh: Mapping[str, int], beats: Mapping[int, Beat], seen: Waits) -> dict[int, str]:
-    """The ranks that have left the common program, and by what one knows."""
+def diverged_ranks(
+    mesh: Mapping[str, int], beats: Mapping[int, Beat], seen: Waits
+) -> dict[int, str]:
+    """The ranks that have diverged from the common program, with the evidence."""
     found: dict[int, str] = {}
     for rank, absent in seen.on.items():
         for other, where in absent.items():
             if other in beats and position(beats[other]) > position(beats[rank]):
-                found.setdefault(other, f"is beyond {where}, which it has not entered")
+                found.setdefault(other, f"is past {where}, which it has not entered")
     return found or _of_other_kind(beats) or _out_of_order(mesh, beats)
 
 
 def _of_other_kind(beats: Mapping[int, Beat]) -> dict[int, str]:
-    """In a collective of another kind than most are, or were, in as their n-th on that axis."""
+    """Ranks whose n-th collective on an axis has another kind than that of most ranks."""
     kinds: dict[tuple[str, int], dict[int, str]] = {}
     for rank, beat in beats.items():
-        for one in beat.groups:
-            kinds.setdefault((one.group, one.entered), {})[rank] = one.kind
+        for group in beat.groups:
+            kinds.setdefault((group.group, group.entered), {})[rank] = group.kind
     found: dict[int, str] = {}
     for (axis, number), by_rank in kinds.items():
         common = _majority(by_rank.values())
         for rank, kind in by_rank.items():
             if common is not None and kind != common:
-                found[rank] = f"is in {kind} as number {number} of {axis}, others in {common}"
+                found[rank] = (
+                    f"is in {kind} as collective {number} of {axis}, the others in {common}"
+                )
     return found
 
 
 def _out_of_order(mesh: Mapping[str, int], beats: Mapping[int, Beat]) -> dict[int, str]:
-    """Ahead of peers on one axis and behind them on another; or in one collective with others, and
-    with another count on another axis than they have."""
+    """A rank that is ahead of its peers on one axis and behind them on another; or ranks in one
+    collective with others, whose counts on another axis differ from those of the others."""
     counts = {rank: _counts(beat) for rank, beat in beats.items()}
     alike: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for rank in sorted(counts):
         alike.setdefault(counts[rank], []).append(rank)
     crossings: Counter[int] = Counter()
-    for one, other in combinations(alike, 2):
-        if _cross(dict(one), dict(other)):
-            crossings.update(dict.fromkeys(alike[one], len(alike[other])))
-            crossings.update(dict.fromkeys(alike[other], len(alike[one])))
+    for left, right in combinations(alike, 2):
+        if _cross(dict(left), dict(right)):
+            crossings.update(dict.fromkeys(alike[left], len(alike[right])))
+            crossings.update(dict.fromkeys(alike[right], len(alike[left])))
     (most, times), (_, next_times) = [*crossings.most_common(2), (-1, 0), (-1, 0)][:2]
     if times > next_times:
         return {most: "is ahead of its peers on one axis and behind them on another"}
     for group in all_groups(mesh):
-        there = {
+        inside = {
             rank: counts[rank]
             for rank in group.ranks
             if rank in beats and _is_inside(beats[rank], group.axis)
         }
-        common = _majority(there.values())
-        if common is not None and any(one != common for one in there.values()):
+        common = _majority(inside.values())
+        if common is not None and any(count != common for count in inside.values()):
             return {
-                rank: f"is in {group.axis} with its peers, and has left out a collective elsewhere"
-                for rank, one in there.items()
-                if one != common
+                rank: f"is in {group.axis} with its peers, but skipped a collective elsewhere"
+                for rank, count in inside.items()
+                if count != common
             }
     return {}
 
 
 def _counts(beat: Beat) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted((one.group, one.entered) for one in beat.groups))
+    return tuple(sorted((group.group, group.entered) for group in beat.groups))
 
 
-def _cross(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
-    pairs = [(n, other.get(axis, 0)) for axis, n in one.items()]
+def _cross(left: Mapping[str, int], right: Mapping[str, int]) -> bool:
+    pairs = [(n, right.get(axis, 0)) for axis, n in left.items()]
     return any(a < b for a, b in pairs) and any(a > b for a, b in pairs)
 
 
 def _is_absent(theirs: GroupBeat | None, mine: GroupBeat) -> bool:
-    """Whether they are not, or not yet, in the collective that this one has entered last."""
+    """Whether another rank (`theirs`) is not in the collective that this rank entered last."""
     if theirs is None or theirs.entered < mine.entered:
         return True
     return theirs.entered == mine.entered and theirs.kind != mine.kind
 
 
 def _is_inside(beat: Beat, axis: str) -> bool:
-    one = _in(beat, axis)
-    return one is not None and one.entered > one.left
+    group = _in(beat, axis)
+    return group is not None and group.entered > group.left
 
 
 def _in(beat: Beat, axis: str) -> GroupBeat | None:
-    return next((one for one in beat.groups if one.group == axis), None)
+    return next((group for group in beat.groups if group.group == axis), None)
 
 
-def _majority(values: Iterable[T]) -> T | None:
-    """What more than half of them are."""
+def _majority(values: Iterable[ValueT]) -> ValueT | None:
+    """The value of more than half of them, if any."""
     held = list(values)
     most = Counter(held).most_common(1)
     return most[0][0] if most and 2 * most[0][1] > len(held) else None
 
 
 def _reach(edges: Mapping[int, Mapping[int, str]]) -> dict[int, frozenset[int]]:
-    """Whom each rank waits for, directly or through others."""
+    """The ranks that each rank waits for, directly or through others."""
     found: dict[int, frozenset[int]] = {}
-    everyone = set(edges) | {other for others in edges.values() for other in others}
-    for start in everyone:
+    all_ranks = set(edges) | {other for others in edges.values() for other in others}
+    for start in all_ranks:
         seen: set[int] = set()
         ahead = list(edges.get(start, ()))
         while ahead:

@@ -1,8 +1,8 @@
-"""Who exchanges bytes with whom, and what follows: pure.
+"""Chooses pairs of nodes for test exchanges, and finds bad nodes from the results. Pure.
 
-One exchange that fails says only that one of two nodes is bad. So whoever failed is paired, in a
-second round, with a node that did not: it is bad if it fails there too, and its partner was if not.
-Where no exchange succeeds, nobody can tell, and nobody is accused.
+A failed exchange proves only that one of the two nodes is bad. So a second round pairs each node
+that failed with a node that succeeded: if it fails again it is bad, otherwise its first partner
+was. If no exchange succeeds, the culprit is unknown and no node is accused.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ Pair = tuple[str, str]
 
 
 def first_round(new: Sequence[str], known: Sequence[str]) -> list[Pair]:
-    """Every new node once, with another new one, or with one that was there before; some node
-    twice where there is nobody else."""
+    """Pairs each new node once with another new node, or with a known node; without one, some node
+    is used twice."""
     agents = sorted(new)
     pairs = list(zip(agents[::2], agents[1::2], strict=False))
     if len(agents) % 2:
@@ -24,31 +24,31 @@ def first_round(new: Sequence[str], known: Sequence[str]) -> list[Pair]:
 
 
 def second_round(results: Mapping[Pair, bool], known: Sequence[str]) -> list[Pair]:
-    """Whoever failed, with those who did not in turn; if nobody did not, with those who had no
-    part in the first round; with each other anew if everybody had."""
+    """Pairs each node that failed with a node that succeeded, in turn; without such nodes, with
+    nodes that were not tested; without those too, failed nodes with each other in new pairs."""
     tried = {agent for pair in results for agent in pair}
     sound = sorted(_sound(results)) or sorted(set(known) - tried)
-    doubted = sorted(tried - set(sound))
+    suspects = sorted(tried - set(sound))
     if sound:
-        return [(agent, sound[index % len(sound)]) for index, agent in enumerate(doubted)]
-    if len(doubted) < 3:
+        return [(agent, sound[index % len(sound)]) for index, agent in enumerate(suspects)]
+    if len(suspects) < 3:
         return []
-    turned = zip(doubted, [*doubted[2:], *doubted[:2]], strict=True)
+    rotated = zip(suspects, [*suspects[2:], *suspects[:2]], strict=True)
     before = {frozenset(pair) for pair in results}
-    return [pair for pair in turned if frozenset(pair) not in before]
+    return [pair for pair in rotated if frozenset(pair) not in before]
 
 
 def culprits(results: Mapping[Pair, bool]) -> set[str]:
-    """Nodes that failed with a partner who did not fail with another, and never succeeded."""
+    """Nodes that never succeeded, and failed with a partner that succeeded with another node."""
     sound = _sound(results)
-    failed = [pair for pair, well in results.items() if not well]
+    failed = [pair for pair, succeeded in results.items() if not succeeded]
     return {
         agent
-        for one, other in failed
-        for agent, partner in ((one, other), (other, one))
+        for left, right in failed
+        for agent, partner in ((left, right), (right, left))
         if partner in sound and agent not in sound
     }
 
 
 def _sound(results: Mapping[Pair, bool]) -> Collection[str]:
-    return {agent for pair, well in results.items() if well for agent in pair}
+    return {agent for pair, succeeded in results.items() if succeeded for agent in pair}

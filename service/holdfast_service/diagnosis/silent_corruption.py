@@ -1,10 +1,10 @@
-"""Silent corruption: from what ranks found to who computed other bits. Pure.
+"""Silent corruption: names the rank that computed wrong bits, from the ranks' findings. Pure.
 
-A rank whose parameters changed by themselves has told it of itself. Of three replicas or more, the
-odd ones are named by majority. Of two that differ nobody can be named at once: the step is
-computed again, from the last state in which they agreed, and whoever has other bits than the first
-time was wrong once. If both compute what they had, one of them is always wrong: a referee, another
-node, computes the suspect's share, and the one that it does not agree with is named.
+A rank whose parameters change without a step reports itself. Of three or more replicas, a majority
+names the odd ranks. Two replicas that differ name no culprit at once: the step is computed again
+from the last state in which they agreed, and a rank whose bits differ from its first result was
+wrong once. If both repeat their results, one of them is always wrong: a referee, another node,
+computes the suspect's part, and the rank that it disagrees with is named.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from holdfast_workers.state.replicas import ReplicaFinding
 
 
 @dataclass(frozen=True)
-class Seated:
-    """Who had a rank when something was found."""
+class RankHolder:
+    """The agent and worker that had a rank at the time of a finding."""
 
     agent: str
     worker: str | None = None
@@ -26,53 +26,59 @@ class Seated:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was found in one attempt. `refereed`: the rank that another node computed than in the
-    attempt before."""
+    """The finding of one attempt. `refereed`: the rank that was on another node in the attempt
+    before."""
 
     finding: ReplicaFinding
-    seats: Mapping[int, Seated] = field(default_factory=dict)
+    seats: Mapping[int, RankHolder] = field(default_factory=dict)
     refereed: int | None = None
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """`ranks` computed other bits, in the attempt of `at`; none is named if that is empty. Then
-    `referee` is the rank that another node is to compute next, if one is needed."""
+class CorruptionVerdict:
+    """`ranks` computed wrong bits, in the attempt of `evidence`. If it is empty, no rank is named;
+    then `referee` is the rank that another node must compute next, if one is needed."""
 
     why: str
     ranks: tuple[int, ...] = ()
-    at: Evidence | None = None
+    evidence: Evidence | None = None
     referee: int | None = None
 
 
-def judge(now: Evidence, before: Evidence | None = None) -> Verdict:
-    """On what was just found. `before`: the evidence on the same history that named nobody."""
+def judge_corruption(now: Evidence, before: Evidence | None = None) -> CorruptionVerdict:
+    """The verdict on new evidence. `before`: earlier evidence that named no rank, if any."""
     finding = now.finding
     if finding.changed:
-        return Verdict("its parameters changed between two steps", finding.changed, now)
+        return CorruptionVerdict("its parameters changed between two steps", finding.changed, now)
     odd = _outvoted(finding)
     if odd:
-        return Verdict("it differs from most of its replicas", odd, now)
+        return CorruptionVerdict("it differs from most of its replicas", odd, now)
     again = before is not None and before.finding.step == finding.step
     if before is None or not again:
-        return Verdict("two replicas differ, and nobody is known to be wrong: the step is repeated")
-    return _twice(now, before)
+        return CorruptionVerdict(
+            "two replicas differ, and the wrong rank is unknown: the step is repeated"
+        )
+    return _judge_repeated(now, before)
 
 
-def after_repeat(before: Evidence, digests: Sequence[str]) -> Verdict:
-    """The step was computed again, and the replicas agree: `digests` of all ranks, by rank."""
-    moved = tuple(
+def after_repeat(before: Evidence, digests: Sequence[str]) -> CorruptionVerdict:
+    """The verdict after the step was repeated and the replicas agree. `digests`: of all ranks."""
+    changed = tuple(
         rank
         for ranks in before.finding.groups
-        for rank in _moved(ranks, before.finding.digests, digests)
+        for rank in _changed_ranks(ranks, before.finding.digests, digests)
     )
-    if not moved or any(set(ranks) <= set(moved) for ranks in before.finding.groups):
-        return Verdict("the step was repeated, and all replicas have other bits than before")
-    return Verdict("the step was repeated, and only it had other bits before", moved, before)
+    if not changed or any(set(ranks) <= set(changed) for ranks in before.finding.groups):
+        return CorruptionVerdict(
+            "the step was repeated, and all replicas have other bits than before"
+        )
+    return CorruptionVerdict(
+        "the step was repeated, and only it had other bits before", changed, before
+    )
 
 
 def _outvoted(finding: ReplicaFinding) -> tuple[int, ...]:
-    """Ranks against which more than half of their replicas agree; none if a group is undecided."""
+    """Ranks that differ from the majority of their replicas; none if a group has no majority."""
     odd: list[int] = []
     for ranks in finding.groups:
         digest, votes = Counter(finding.digests[rank] for rank in ranks).most_common(1)[0]
@@ -82,25 +88,27 @@ def _outvoted(finding: ReplicaFinding) -> tuple[int, ...]:
     return tuple(odd)
 
 
-def _twice(now: Evidence, before: Evidence) -> Verdict:
-    """The same step differs again."""
+def _judge_repeated(now: Evidence, before: Evidence) -> CorruptionVerdict:
+    """The verdict if the replicas differ at the same step again."""
     finding, known = now.finding, before.finding.digests
     for ranks in finding.groups:
-        moved = _moved(ranks, known, finding.digests)
-        if now.refereed in ranks and now.refereed not in moved:
+        changed = _changed_ranks(ranks, known, finding.digests)
+        if now.refereed in ranks and now.refereed not in changed:
             others = tuple(rank for rank in ranks if rank != now.refereed)
-            return Verdict("another node computed what its replica has", others, now)
-        if moved and len(moved) < len(ranks):
-            return Verdict("it computed the same step with other bits each time", moved, now)
+            return CorruptionVerdict("another node computed what its replica has", others, now)
+        if changed and len(changed) < len(ranks):
+            return CorruptionVerdict(
+                "it computed the same step with other bits each time", changed, now
+            )
     suspect = max(rank for ranks in finding.groups for rank in ranks)
-    return Verdict(
-        f"the replicas differ each time: another node is to compute rank {suspect}",
+    return CorruptionVerdict(
+        f"the replicas differ each time: another node must compute rank {suspect}",
         referee=suspect,
     )
 
 
-def _moved(
+def _changed_ranks(
     ranks: Sequence[int], before: Mapping[int, str], now: Mapping[int, str] | Sequence[str]
 ) -> tuple[int, ...]:
-    """Those of `ranks` that were known, and have other bits than before."""
+    """The ranks whose digest was known and differs from before."""
     return tuple(rank for rank in ranks if rank in before and now[rank] != before[rank])

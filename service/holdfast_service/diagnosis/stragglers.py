@@ -1,11 +1,11 @@
-"""Which ranks compute more slowly than their peers, and since when. Pure: times in, changes out.
+"""Finds ranks that compute more slowly than their peers, and since which step. Pure.
 
-A rank's time without waiting is set against the median of the *other* ranks' in the same steps, so
-that what slows all of them slows nobody. It is slow once the median of its ratios over some window
-is far above one: by `FACTOR`, and by so many standard errors of a median that no healthy job of
-this noise comes there (longer windows see less in more noise). Where it began is the change point
-that fits its series best by least absolute deviations. Medians throughout, so that a few steps that
-take long on some rank (a checkpoint, a garbage collection) mean nothing.
+A rank's time without waiting is compared with the median of the *other* ranks in the same steps, so
+that a slowdown of all ranks counts for none. A rank is slow once the median of its ratios over a
+window is far above one: by `FACTOR`, and by more standard errors of a median than a healthy job
+with this noise ever reaches (longer windows detect smaller effects in more noise). The start is the
+change point that fits the series best by least absolute deviations. All statistics are medians, so
+that a few long steps on a rank (a checkpoint, a garbage collection) have no effect.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from statistics import fmean, median
 from holdfast_workers.protocol.messages import StepRow
 
 FACTOR = 1.5
-"""Slower than that is told. What is merely uneven, like the ranks of a mesh, is not."""
+"""Slowness above this factor is reported; the usual unevenness of a mesh's ranks is below it."""
 RECOVERED_FACTOR = 1.2
 DEVIATIONS = 8.0
-MOST_OF = 0.75
-"""In more of a window than that the rank must be slow: some long steps are no slow rank."""
+MIN_SLOW_SHARE = 0.75
+"""A rank must be slow in more than this share of a window: a few long steps are not enough."""
 WINDOWS = (8, 16, 32, 64)
-"""Samples that are looked at together."""
+"""Window lengths, in samples."""
 SAMPLE_S = 0.25
-"""A sample is at least a step, and so many seconds: what is shorter says more of the scheduler of
-the machine than of the rank."""
+"""A sample is at least one step and at least this long: shorter times depend more on the machine's
+scheduler than on the rank."""
 WARM_UP_STEPS = 3
 """The first steps of an attempt compile, allocate and fill caches."""
-LEAST_SPREAD = 0.02
-OF_MEDIAN = 1.2533
+MIN_SPREAD = 0.02
+MEDIAN_TO_MEAN_ERROR = 1.2533
 """The standard error of a median over that of a mean."""
-OF_DEVIATION = 1.4826
+MAD_TO_STANDARD_DEVIATION = 1.4826
 """The standard deviation of a normal distribution over its median absolute deviation."""
 
 
@@ -47,16 +47,16 @@ class Straggler:
     factor: float
     since_step: int
     step: int
-    """When that was noticed."""
+    """The step at which it was detected."""
     recovered: bool = False
 
 
 class PeerTimes:
-    """What the ranks of one job took, attempt by attempt."""
+    """The step times of a job's ranks, attempt by attempt."""
 
     def __init__(self) -> None:
         self.slow: dict[int, Straggler] = {}
-        """The ranks that are slow at present."""
+        """The ranks that are slow now."""
         self._attempt = 0
         self._first_step = 0
         self._last_step = 0
@@ -64,8 +64,8 @@ class PeerTimes:
         self._steps: deque[int] = deque(maxlen=WINDOWS[-1])
         self._ratios: list[deque[float]] = []
 
-    def take(self, row: StepRow) -> list[Straggler]:
-        """A step, once more or for the first time; who became slow by it, or recovered."""
+    def add_row(self, row: StepRow) -> list[Straggler]:
+        """Add a step; returns the ranks that became slow or recovered. Known steps are ignored."""
         if (row.attempt, row.step) <= (self._attempt, self._last_step):
             return []
         if row.attempt != self._attempt or len(row.compute_s) != len(self._ratios):
@@ -74,9 +74,9 @@ class PeerTimes:
         if row.step < self._first_step + WARM_UP_STEPS or min(row.compute_s, default=0.0) <= 0.0:
             return []
         self._open.append(row)
-        if sum(one.step_time_s for one in self._open) < SAMPLE_S:
+        if sum(step.step_time_s for step in self._open) < SAMPLE_S:
             return []
-        times = [fmean(one) for one in zip(*(one.compute_s for one in self._open), strict=True)]
+        times = [fmean(rank) for rank in zip(*(step.compute_s for step in self._open), strict=True)]
         self._steps.append(self._open[0].step)
         self._open = []
         for ratios, ratio in zip(self._ratios, _against_others(times), strict=True):
@@ -84,7 +84,7 @@ class PeerTimes:
         return self._changes(row.step)
 
     def forget(self, rank: int) -> None:
-        """Another process, on another node, has the rank."""
+        """Clear the state of a rank that moved to another process on another node."""
         self.slow.pop(rank, None)
 
     def _begin(self, row: StepRow) -> None:
@@ -105,8 +105,8 @@ class PeerTimes:
                 del self.slow[rank]
                 found.append(replace(before, step=step, recovered=True))
             elif before is None and recent >= log(FACTOR) and self._stands_out(rank):
-                self.slow[rank] = one = self._described(rank, step)
-                found.append(one)
+                self.slow[rank] = straggler = self._measure(rank, step)
+                found.append(straggler)
         return found
 
     def _stands_out(self, rank: int) -> bool:
@@ -116,25 +116,27 @@ class PeerTimes:
                 return False
             window = mine[-size:]
             middle = median(window)
-            slow = sum(one >= log(RECOVERED_FACTOR) for one in window)
-            if middle < log(FACTOR) or slow <= MOST_OF * size:
+            slow = sum(ratio >= log(RECOVERED_FACTOR) for ratio in window)
+            if middle < log(FACTOR) or slow <= MIN_SLOW_SHARE * size:
                 continue
-            if middle >= DEVIATIONS * OF_MEDIAN * self._spread(rank, size) / sqrt(size):
+            if middle >= DEVIATIONS * MEDIAN_TO_MEAN_ERROR * self._spread(rank, size) / sqrt(size):
                 return True
         return False
 
     def _spread(self, rank: int, size: int) -> float:
-        """How far a sample lies from its rank's median, as a standard deviation: of this rank or of
-        all, in this window or from one sample to the next in all that is kept, whichever is most.
-        Of few samples it is known badly, and taken for more."""
+        """Standard deviation of a sample from its rank's median: the largest of this rank's, that of
+        all ranks in this window, and that between successive samples of the series. With few samples
+        the estimate is uncertain, and is increased."""
         series = list(self._ratios[rank])
         alone = median(_deviations(series[-size:]))
-        pooled = median(one for kept in self._ratios for one in _deviations(list(kept)[-size:]))
+        pooled = median(
+            deviation for kept in self._ratios for deviation in _deviations(list(kept)[-size:])
+        )
         steps = median(abs(b - a) for a, b in pairwise(series)) / sqrt(2.0)
-        doubt = 1.0 + WINDOWS[0] / len(series)
-        return max(LEAST_SPREAD, doubt * OF_DEVIATION * max(alone, pooled, steps))
+        uncertainty = 1.0 + WINDOWS[0] / len(series)
+        return max(MIN_SPREAD, uncertainty * MAD_TO_STANDARD_DEVIATION * max(alone, pooled, steps))
 
-    def _described(self, rank: int, step: int) -> Straggler:
+    def _measure(self, rank: int, step: int) -> Straggler:
         series = list(self._ratios[rank])
         start = change_point(series)
         factor = exp(median(series[start:]))
@@ -142,8 +144,8 @@ class PeerTimes:
 
 
 def change_point(series: Sequence[float]) -> int:
-    """Where the last stretch of a series begins that has one level and is higher than what was
-    before; 0 if all of it has one. By least absolute deviations from the medians of both parts."""
+    """Index at which the series rises to its last level; 0 if it has a single level or falls. By
+    least absolute deviations from the medians of both parts."""
 
     def cost(start: int) -> float:
         parts = (series[:start], series[start:])
@@ -156,12 +158,12 @@ def change_point(series: Sequence[float]) -> int:
 
 
 def _against_others(times: Sequence[float]) -> list[float]:
-    """Each over the (lower) median of the others."""
+    """Each value over the (lower) median of the others."""
     ordered = sorted(times)
     middle = (len(times) - 2) // 2
-    return [one / ordered[middle + (one <= ordered[middle])] for one in times]
+    return [time / ordered[middle + (time <= ordered[middle])] for time in times]
 
 
 def _deviations(values: Sequence[float]) -> list[float]:
     middle = median(values)
-    return [abs(one - middle) for one in values]
+    return [abs(value - middle) for value in values]

@@ -93,7 +93,7 @@ def name_order(agent: str) -> tuple[int, str]:
     return len(agent), agent
 
 
-def listed(ranks: Sequence[int], max_shown: int = 8) -> str:
+def format_ranks(ranks: Sequence[int], max_shown: int = 8) -> str:
     """`rank 3`, `ranks 0, 1`, or `ranks 0, 1, ... (64 in all)`."""
     shown = ", ".join(str(rank) for rank in ranks[:max_shown])
     if len(ranks) > max_shown:

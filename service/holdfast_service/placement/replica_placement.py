@@ -19,12 +19,12 @@ avoided. Of all such choices, the one with the least `Cost` is taken, compared f
 6. `crowding`: sum of the squares of the agents' loads; with one copy per shard, the minimum also
    minimises the greatest load.
 
-For the sake of 4 no agent keeps more than `MAX_LOAD_FACTOR` times what is made of its own ranks: where it
-would have to, 4 is left out of the comparison (`Placement.crosses_domains` is false).
+No agent keeps more than `MAX_LOAD_FACTOR` times the number of copies of its own ranks for the sake
+of 4: if it would have to, 4 is not compared (`Placement.crosses_domains` is false).
 
-The choice is exact for one copy per shard at any size; for more of them 6 is a local optimum where
-a search over `balance.SEARCHED_CHOICES` does not settle it. It is deterministic, and among equals
-partners are mutual where that comes by itself, so that few sets of machines are fatal (GEMINI,
+The choice is exact for one copy per shard at any size; for more copies, 6 is a local optimum unless
+a search of `replica_spread.SEARCHED_CHOICES` finds the best. It is deterministic, and among equals
+partners are mutual where that is possible, so that few sets of machines are fatal (GEMINI,
 SOSP 2023, section 4: group placement).
 """
 
@@ -116,7 +116,9 @@ class Topology:
         self._node_of = {site.agent: site.node_id for site in sites}
         self.machines: list[Site] = []
         self._bit: dict[str, int] = {}
-        for site in sorted(sites, key=lambda site: (site.agent not in hosts, name_order(site.agent))):
+        for site in sorted(
+            sites, key=lambda site: (site.agent not in hosts, name_order(site.agent))
+        ):
             if site.node_id not in self._bit:
                 self._bit[site.node_id] = 1 << len(self.machines)
                 self.machines.append(site)
@@ -163,7 +165,7 @@ class Topology:
         return self._links(tuple(dict.fromkeys(self.seats[rank] for rank in ranks)))
 
     def domain(self, machines: int) -> int:
-        """All machines of the domain that contains these machines; 0 if it is unknown or several."""
+        """All machines of the domain that contains these machines; 0 if unknown or several."""
         named = {self.machines[bit.bit_length() - 1].domain for bit in bits(machines)}
         return self._domains.get(named.pop(), 0) if len(named) == 1 else 0
 
@@ -365,10 +367,12 @@ def _share_out(
     keep: Mapping[int, Partners],
     partners: dict[int, Partners],
 ) -> None:
-    """Assign each copy to a rank that sends it: the rank that already does, else the least loaded."""
+    """Choose the rank that sends each copy: the rank that already does, else the least loaded."""
     for agent in topology.agents(machines):
         sender = next((rank for rank in ranks if agent in keep.get(rank, ())), None)
         if sender is None:
-            senders = [rank for rank in ranks if (topology.seats[rank], agent) not in topology.avoid]
+            senders = [
+                rank for rank in ranks if (topology.seats[rank], agent) not in topology.avoid
+            ]
             sender = min(senders, key=lambda rank: (len(partners[rank]), rank))
         partners[sender] = (*partners[sender], agent)

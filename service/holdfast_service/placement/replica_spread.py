@@ -21,8 +21,8 @@ SEARCHED_CHOICES = 20_000
 
 @dataclass(frozen=True)
 class ReplicaDemand:
-    """The demand of one shard: all `options` are equally good. An option is a tuple of disjoint sets
-    of machines (bit masks), with one entry for each machine to be taken from that set."""
+    """The demand of one shard: all `options` are equally good. An option is a tuple of disjoint
+    sets of machines (bit masks), with one entry for each machine to be taken from that set."""
 
     home: int
     """Index of the shard's own machine."""
@@ -221,7 +221,7 @@ class _Spread:
             self.chosen = [_mask(chosen) for chosen in states[loads]]
 
     def _floor(self, loads: Sequence[int], more: int) -> int:
-        """Lower bound of the sum of squares after `more` copies, each on the least loaded machine."""
+        """Least sum of squares after `more` copies, each on the least loaded machine then."""
         levels = [loads[index] for index in _indices(self._usable)]
         others = sum(load * load for load in loads) - sum(load * load for load in levels)
         heapify(levels)

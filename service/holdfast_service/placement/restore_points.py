@@ -1,11 +1,11 @@
-"""Who holds which step, and from where an attempt can start: pure look-ups over inventories.
+"""Finds the step from which an attempt can start, from inventories of held state. Pure.
 
-Promises: a restore point is one (step, attempt that computed it) which *every* rank can have from
-copies not known to be bad; steps of different attempts are never mixed; and it lies on the line
-of history, so work that a later attempt has already replaced never comes back.
+Promises: a restore point is one (step, attempt that computed it) that *every* rank can load from
+copies not known to be bad; steps of different attempts are never mixed; and it is on the line of
+history, so that work which a later attempt has replaced never returns.
 
-A rank of the mesh that computed a step takes its own payload; any other mesh takes boxes from
-whichever ranks have them, for which one replica along `dp_replicate` of every shard is enough.
+On the mesh that computed a step, each rank loads its own payload. On any other mesh, ranks load
+boxes from any rank that has them: one replica along `dp_replicate` of every shard is enough.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ class HeldCopy:
 
 @dataclass(frozen=True)
 class BadCopy:
-    """A copy that failed. With an incarnation it is bad only for that life of the agent: a
-    restarted agent verifies its segments again. `agent` "": the state itself is bad, whoever
-    holds it and wherever."""
+    """A copy that failed to load. With an incarnation it is bad only until that agent restarts: a
+    restarted agent verifies its segments again. `agent` "": the state is bad in every copy."""
 
     agent: str
     place: Place
@@ -65,7 +64,7 @@ class BadCopy:
 
 @dataclass(frozen=True)
 class AttemptBranch:
-    """An attempt, the step it started from, and whether it may have computed anything."""
+    """An attempt, the step it started from, and whether it may have computed steps."""
 
     attempt: int
     restored_step: int
@@ -74,7 +73,7 @@ class AttemptBranch:
 
 @dataclass(frozen=True)
 class HistoryCut:
-    """What the attempts up to this one computed after `step` was taken back on purpose."""
+    """A rollback: steps after `step`, computed by this attempt or earlier ones, are discarded."""
 
     attempt: int
     step: int
@@ -82,32 +81,34 @@ class HistoryCut:
 
 @dataclass(frozen=True)
 class HistoryLine:
-    """The line of history: what each attempt took over from those before it."""
+    """The line of history: the steps that each attempt took over from earlier attempts."""
 
     branches: tuple[AttemptBranch, ...] = ()
     cuts: tuple[HistoryCut, ...] = ()
 
     def with_attempt(self, attempt: int, restored_step: int) -> HistoryLine:
+        """The line after `attempt` was formed to start from `restored_step`."""
         return replace(self, branches=(*self.branches, AttemptBranch(attempt, restored_step)))
 
     def starts_elsewhere(self, step: int) -> bool:
-        """Whether an attempt from `step` starts from another one than the attempt before it."""
+        """Whether an attempt that starts from `step` differs in that from the attempt before it."""
         return not self.branches or self.branches[-1].restored_step != step
 
     def with_rollback(self, attempt: int, step: int) -> HistoryLine:
-        """No later step that `attempt`, or one before it, computed belongs to history."""
+        """The line after a rollback: later steps of `attempt` and of earlier ones are discarded."""
         return replace(self, cuts=(*self.cuts, HistoryCut(attempt, step)))
 
     def with_run(self, attempt: int) -> HistoryLine:
-        """`attempt` got as far as running: from here on its steps replace older ones."""
+        """The line after `attempt` has started to run: its steps now replace older ones."""
         branches = (
-            replace(one, ran=True) if one.attempt == attempt else one for one in self.branches
+            replace(branch, ran=True) if branch.attempt == attempt else branch
+            for branch in self.branches
         )
         return replace(self, branches=tuple(branches))
 
     def contains(self, attempt: int, step: int, *, formed_too: bool = False) -> bool:
-        """Whether `step` as computed by `attempt` is part of history: it was not taken back, and
-        no later attempt that ran (or, with `formed_too`, was formed at all) started from an older
+        """Whether `step` as computed by `attempt` is part of history: it was not rolled back, and
+        no later attempt that ran (or, with `formed_too`, was only formed) started from an older
         step."""
         kept = all(step <= cut.step for cut in self.cuts if attempt <= cut.attempt)
         return kept and all(
@@ -119,7 +120,7 @@ class HistoryLine:
 
 @dataclass(frozen=True)
 class InitialCheckpoint:
-    """What a job begins with instead of its seed: a checkpoint, and the step it then stands at."""
+    """The checkpoint that a job starts from instead of its seed, and the job's step after that."""
 
     uri: str
     step: int = 0
@@ -127,6 +128,8 @@ class InitialCheckpoint:
 
 
 class RestoreSource(StrEnum):
+    """The tier from which an attempt loads its state."""
+
     MEMORY = "memory"
     RESHARD = "reshard"  # memory too, from the ranks of another mesh
     REMOTE = "remote"
@@ -155,36 +158,38 @@ def find_restore_point(
     line: HistoryLine,
     bad: frozenset[BadCopy] = frozenset(),
     bad_uris: frozenset[str] = frozenset(),
-    beginning: InitialCheckpoint | None = None,
+    initial: InitialCheckpoint | None = None,
 ) -> RestorePoint:
-    """The newest step that every rank can have: memory, else remote, else what the job begins with.
+    """The newest step that every rank can load: memory, else remote, else the initial state.
 
-    At the same step memory wins over remote, this mesh's own copies over another mesh's, and a
-    later attempt over an earlier one.
+    At the same step, memory is preferred over remote, copies of this mesh over those of another
+    mesh, and a later attempt over an earlier one.
     """
     found = copies_by_step(copies, bad)
     in_memory = (_newest_of_own(world_size, mesh, found, line), _newest_of_others(found, line))
-    memory = max((one for one in in_memory if one), key=lambda one: one.step, default=None)
+    memory = max(
+        (point for point in in_memory if point), key=lambda point: point.step, default=None
+    )
     usable = [
-        one for one in remotes if one.uri not in bad_uris and line.contains(one.attempt, one.step)
+        checkpoint
+        for checkpoint in remotes
+        if checkpoint.uri not in bad_uris and line.contains(checkpoint.attempt, checkpoint.step)
     ]
-    remote = max(usable, key=lambda one: (one.step, one.attempt), default=None)
+    remote = max(usable, key=lambda remote: (remote.step, remote.attempt), default=None)
     if memory is not None and (remote is None or memory.step >= remote.step):
         return memory
     if remote is not None and remote.step > 0:
         return RestorePoint(RestoreSource.REMOTE, remote.step, remote.attempt, remote.uri)
-    if beginning is not None:
-        return RestorePoint(
-            RestoreSource.INIT, beginning.step, uri=beginning.uri, what=beginning.what
-        )
+    if initial is not None:
+        return RestorePoint(RestoreSource.INIT, initial.step, uri=initial.uri, what=initial.what)
     return RestorePoint(RestoreSource.INIT)
 
 
 def restore_for(
     rank: int, agent: str, point: RestorePoint, busy: Mapping[str, int] | None = None
 ) -> Restore:
-    """How the rank, seated on `agent`, gets its state at the restore point: from its own node if
-    it can, else from the agent that has the fewest others to serve (`busy`: agent → ranks)."""
+    """How the rank on `agent` loads its state at the restore point: from its own node if possible,
+    else from the agent that serves the fewest other ranks (`busy`: agent -> number of ranks)."""
     if point.source is RestoreSource.INIT:
         return Restore(tier=Tier.INIT, step=point.step, uri=point.uri, what=point.what)
     if point.source is RestoreSource.REMOTE:
@@ -199,11 +204,11 @@ def restore_for(
         )
     copy = min(
         point.copies[rank],
-        key=lambda one: (
-            one.agent != agent,
-            0 if busy is None else busy.get(one.agent, 0),
-            one.held.place is Place.REPLICA,
-            one.agent,
+        key=lambda copy: (
+            copy.agent != agent,
+            0 if busy is None else busy.get(copy.agent, 0),
+            copy.held.place is Place.REPLICA,
+            copy.agent,
         ),
     )
     return Restore(
@@ -219,24 +224,24 @@ def restore_for(
 
 
 def mesh_name(mesh: Mapping[str, int]) -> str:
-    """The mesh as payloads name it; axes of size one change nothing and are left out."""
+    """The name of the mesh in payloads. Axes of size one have no effect and are omitted."""
     return ",".join(f"{axis}={size}" for axis, size in mesh.items() if size > 1)
 
 
 def is_mesh(name: str, mesh: Mapping[str, int]) -> bool:
-    """Whether payloads named so are of `mesh`."""
+    """Whether payloads with this mesh name are of `mesh`."""
     return mesh_name(sizes(name)) == mesh_name(mesh)
 
 
 def sizes(name: str) -> dict[str, int]:
-    """The mesh that payloads name so, outermost axis first."""
+    """The mesh with this name, outermost axis first."""
     axes = (axis.partition("=") for axis in name.split(",") if axis)
     return {axis: int(size) for axis, _, size in axes}
 
 
 @dataclass(frozen=True)
 class StepCopies:
-    """Every copy of one step, as one attempt computed it on one mesh, by rank."""
+    """Every copy of one step as computed by one attempt on one mesh, by rank."""
 
     mesh: str
     step: int
@@ -244,21 +249,21 @@ class StepCopies:
     copies: Mapping[int, tuple[HeldCopy, ...]]
 
     def missing_shards(self) -> list[tuple[int, ...]]:
-        """Shards that nobody holds, each as the ranks of which one would be enough."""
+        """Shards without a copy, each as the ranks of which one copy would be enough."""
         return [
             ranks for ranks in ranks_by_shard(sizes(self.mesh)) if not set(ranks) & set(self.copies)
         ]
 
 
 def copies_by_step(copies: Iterable[HeldCopy], bad: frozenset[BadCopy]) -> list[StepCopies]:
-    """The copies that are not known to be bad, newest step first, then latest attempt."""
+    """The copies not known to be bad, with the newest step first, then the latest attempt."""
     found: dict[tuple[int, int, str], dict[int, list[HeldCopy]]] = {}
     for copy in copies:
         held = copy.held
-        if held.step < 1 or any(one.matches(copy) for one in bad):
+        if held.step < 1 or any(bad_copy.matches(copy) for bad_copy in bad):
             continue
-        shelf = found.setdefault((held.step, held.attempt, held.mesh), {})
-        shelf.setdefault(held.rank, []).append(copy)
+        by_rank = found.setdefault((held.step, held.attempt, held.mesh), {})
+        by_rank.setdefault(held.rank, []).append(copy)
     return [
         StepCopies(mesh, step, attempt, {rank: tuple(ranks[rank]) for rank in sorted(ranks)})
         for (step, attempt, mesh), ranks in sorted(found.items(), reverse=True)
@@ -268,24 +273,31 @@ def copies_by_step(copies: Iterable[HeldCopy], bad: frozenset[BadCopy]) -> list[
 def _newest_of_own(
     world_size: int, mesh: Mapping[str, int], found: Iterable[StepCopies], line: HistoryLine
 ) -> RestorePoint | None:
-    for shelf in found:
-        whole = set(shelf.copies) >= set(range(world_size))
-        if is_mesh(shelf.mesh, mesh) and whole and line.contains(shelf.attempt, shelf.step):
-            copies = {rank: shelf.copies[rank] for rank in range(world_size)}
-            return RestorePoint(RestoreSource.MEMORY, shelf.step, shelf.attempt, copies=copies)
+    for held_step in found:
+        whole = set(held_step.copies) >= set(range(world_size))
+        if (
+            is_mesh(held_step.mesh, mesh)
+            and whole
+            and line.contains(held_step.attempt, held_step.step)
+        ):
+            copies = {rank: held_step.copies[rank] for rank in range(world_size)}
+            return RestorePoint(
+                RestoreSource.MEMORY, held_step.step, held_step.attempt, copies=copies
+            )
     return None
 
 
 def _newest_of_others(found: Iterable[StepCopies], line: HistoryLine) -> RestorePoint | None:
-    """Of this mesh too, if a rank's own copy is gone and a replica of its shard is not."""
-    for shelf in found:
-        if line.contains(shelf.attempt, shelf.step) and not shelf.missing_shards():
+    """Of any mesh; also of this mesh, if a rank's own copy is lost but a replica of its shard is
+    not."""
+    for held_step in found:
+        if line.contains(held_step.attempt, held_step.step) and not held_step.missing_shards():
             return RestorePoint(
                 RestoreSource.RESHARD,
-                shelf.step,
-                shelf.attempt,
-                mesh=shelf.mesh,
-                copies=shelf.copies,
+                held_step.step,
+                held_step.attempt,
+                mesh=held_step.mesh,
+                copies=held_step.copies,
             )
     return None
 

@@ -1,8 +1,8 @@
-"""What there is to go on from: for a mesh, the newest step in each tier, and what is missing. Pure.
+"""Lists the state from which a mesh can continue: the steps in each tier, and missing parts. Pure.
 
-Made of the agents' inventories and the remote tier's manifests alone, so a supervisor that has
-just restarted knows as much as the one before it. What a rank takes in fact is decided in
-`placement/restore_points.py`, by the same rules.
+The input is only the agents' inventories and the remote tier's manifests, so a restarted supervisor
+knows as much as the previous one. `placement/restore_points.py` decides what each rank loads, by
+the same rules.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from holdfast_service.placement.restore_points import (
     HeldCopy,
     HistoryLine,
     RemoteCheckpoint,
-    StepCopies,
     RestoreSource,
-    is_mesh,
+    StepCopies,
     copies_by_step,
+    is_mesh,
 )
 
 MAX_EXPLAINED = 3
-"""Steps that were of no use and are explained at most."""
+"""Most incomplete steps that are explained."""
 
 
 @dataclass(frozen=True)
 class Holding:
-    """One step in one tier. `missing`: the ranks of `mesh`, the one that computed it, that nobody
-    holds; where several would do, they stand together."""
+    """One step in one tier. `missing`: the ranks without a copy, in the mesh that computed it;
+    ranks of which one copy would be enough are grouped."""
 
     source: RestoreSource
     step: int
@@ -43,7 +43,7 @@ class Holding:
         return not self.missing
 
     def data(self) -> dict[str, Any]:
-        """As a view shows it."""
+        """The content of the view."""
         return {
             "tier": self.source.value,
             "step": self.step,
@@ -62,49 +62,51 @@ def holdings(
     bad: frozenset[BadCopy] = frozenset(),
     bad_uris: frozenset[str] = frozenset(),
 ) -> list[Holding]:
-    """All that a world of `mesh` could start from or lacks something of, newest first. What is not
-    on the line of history is left out."""
+    """All complete and incomplete steps for a world of `mesh`, newest first. Steps that are not on
+    the line of history are omitted."""
     found = [
         holding
-        for shelf in copies_by_step(copies, bad)
-        if line.contains(shelf.attempt, shelf.step)
-        for holding in _in_memory(shelf, mesh)
+        for held_step in copies_by_step(copies, bad)
+        if line.contains(held_step.attempt, held_step.step)
+        for holding in _in_memory(held_step, mesh)
     ]
     found += [
-        Holding(RestoreSource.REMOTE, one.step, one.attempt)
-        for one in remotes
-        if one.uri not in bad_uris and line.contains(one.attempt, one.step)
+        Holding(RestoreSource.REMOTE, checkpoint.step, checkpoint.attempt)
+        for checkpoint in remotes
+        if checkpoint.uri not in bad_uris and line.contains(checkpoint.attempt, checkpoint.step)
     ]
     tiers = list(RestoreSource)
-    return sorted(found, key=lambda one: (-one.step, -one.attempt, tiers.index(one.source)))
+    return sorted(found, key=lambda held: (-held.step, -held.attempt, tiers.index(held.source)))
 
 
 def newest_restorable(found: Iterable[Holding]) -> dict[RestoreSource, Holding]:
-    """The newest complete step of each tier, of holdings that are newest first."""
+    """The newest complete step of each tier. `found`: holdings, newest first."""
     newest: dict[RestoreSource, Holding] = {}
-    for one in found:
-        if one.complete:
-            newest.setdefault(one.source, one)
+    for holding in found:
+        if holding.complete:
+            newest.setdefault(holding.source, holding)
     return newest
 
 
 def why_not_newer(found: Iterable[Holding], step: int) -> str:
-    """In words, what the newest holdings beyond `step` lack; empty if there are none."""
-    newer = [one for one in found if one.step > step and not one.complete]
-    told = {one.step: _what_it_lacks(one) for one in reversed(newer)}
-    return "; ".join(told[step] for step in sorted(told, reverse=True)[:MAX_EXPLAINED])
+    """Describes what the newest holdings beyond `step` lack; empty if there are none."""
+    newer = [holding for holding in found if holding.step > step and not holding.complete]
+    lacks = {holding.step: _describe_lack(holding) for holding in reversed(newer)}
+    return "; ".join(lacks[step] for step in sorted(lacks, reverse=True)[:MAX_EXPLAINED])
 
 
-def _what_it_lacks(holding: Holding) -> str:
+def _describe_lack(holding: Holding) -> str:
     lacking = ", ".join(" or ".join(str(rank) for rank in ranks) for ranks in holding.missing)
     return f"step {holding.step} is in memory without rank {lacking}"
 
 
-def _in_memory(shelf: StepCopies, mesh: Mapping[str, int]) -> Iterable[Holding]:
-    if is_mesh(shelf.mesh, mesh):
-        lacking = [(rank,) for rank in range(prod(mesh.values())) if rank not in shelf.copies]
-        yield Holding(RestoreSource.MEMORY, shelf.step, shelf.attempt, shelf.mesh, tuple(lacking))
+def _in_memory(held_step: StepCopies, mesh: Mapping[str, int]) -> Iterable[Holding]:
+    if is_mesh(held_step.mesh, mesh):
+        lacking = [(rank,) for rank in range(prod(mesh.values())) if rank not in held_step.copies]
+        yield Holding(
+            RestoreSource.MEMORY, held_step.step, held_step.attempt, held_step.mesh, tuple(lacking)
+        )
         if not lacking:
             return
-    shards = tuple(shelf.missing_shards())
-    yield Holding(RestoreSource.RESHARD, shelf.step, shelf.attempt, shelf.mesh, shards)
+    shards = tuple(held_step.missing_shards())
+    yield Holding(RestoreSource.RESHARD, held_step.step, held_step.attempt, held_step.mesh, shards)

@@ -50,7 +50,7 @@ class LogReader:
             most = limit if tail is None else min(tail, limit)
             return await self._backwards(job_id, log_filter, after, before, most)
         found: list[NumberedLine] = []
-        cut, seen = False, after
+        truncated, seen = False, after
         deadline = self._deadline()
         async with self._store.read() as session:
             job = await find_job(session, job_id)
@@ -64,19 +64,21 @@ class LogReader:
                     room = limit + 1 - len(found)
                     matching, seen, _ = await _filter(part, log_filter, room, deadline)
                     found += matching
-                    cut = len(found) > limit or time.monotonic() > deadline
-                    if cut:
+                    truncated = len(found) > limit or time.monotonic() > deadline
+                    if truncated:
                         break
                     await asyncio.sleep(0)
         if len(found) > limit:
             seen = found.pop()[0] - 1
-        more = cut and seen < newest
+        more = truncated and seen < newest
         # Skips the lines that the filter excluded: a follower would read them again and again.
         last = seen if more else max(after, newest)
         shown = tuple(queries.log_line_view(*line) for line in found)
         return LogPage(lines=shown, last_line=last, more=more)
 
-    async def text(self, job_id: str, log_filter: LogFilter, *, after: int = 0) -> AsyncIterator[str]:
+    async def text(
+        self, job_id: str, log_filter: LogFilter, *, after: int = 0
+    ) -> AsyncIterator[str]:
         """All matching lines as text, in parts; the job lookup happens before the first part."""
         async with self._store.read() as session:
             job = await find_job(session, job_id)
@@ -121,7 +123,9 @@ class LogReader:
             async with aclosing(chunks):
                 async for part in chunks:
                     room = most - len(found)
-                    matching, first, newest = await _filter(part, log_filter, room, deadline, back=True)
+                    matching, first, newest = await _filter(
+                        part, log_filter, room, deadline, back=True
+                    )
                     found += [queries.log_line_view(*line) for line in matching]
                     if len(found) == most or time.monotonic() > deadline:
                         break
@@ -165,7 +169,11 @@ def _filter_slice(
     end = max(part.first, part.after + 1) if back else _last(part)
     searched = log_filter.grep
     # A `since` bound needs the times of the lines, so the part must be read.
-    if searched is not None and log_filter.since is None and not searched.may_match_stored(part.stored):
+    if (
+        searched is not None
+        and log_filter.since is None
+        and not searched.may_match_stored(part.stored)
+    ):
         return [], end, None
     lines = part.lines()
     newest = max(line[0] for _, line in lines)

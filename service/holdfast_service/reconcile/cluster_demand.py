@@ -53,7 +53,7 @@ class Competition:
     def _demands(self, jobs: list[str]) -> list[NodeDemand]:
         """Of those that can be read."""
         found = (self._known.get(job) for job in jobs)
-        return [one for one in found if one is not None]
+        return [item for item in found if item is not None]
 
 
 def _released() -> ColumnElement[bool]:

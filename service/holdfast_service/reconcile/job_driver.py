@@ -93,7 +93,9 @@ class Driver:
         self._silent_since: float | None = None  # monotonic: the supervisor did not answer
         self._ended_since: float | None = None  # monotonic: it says ENDED, rows still come
         self._admitted: tuple[float, dict[str, Avoided]] | None = None  # when, and who was aside
-        self._seen: tuple[JobRecord, dict[str, Intent]] | None = None  # as the last turn left the job
+        self._seen: tuple[JobRecord, dict[str, Intent]] | None = (
+            None  # as the last turn left the job
+        )
 
     async def turn(self) -> Rest | None:
         """Do what is next; None: the job needs nobody ever again.
@@ -159,7 +161,9 @@ class Driver:
             if not capacity.can_grow:
                 held, before = await self._competition.of_others(tx)
             spec = tx.job.spec
-            wanted = NodeDemand.from_stored_spec(spec) or NodeDemand.from_spec(JobSpec.model_validate(spec))
+            wanted = NodeDemand.from_stored_spec(spec) or NodeDemand.from_spec(
+                JobSpec.model_validate(spec)
+            )
             aside = await nodes.avoided(tx.session, tx.now)
             admission = admit(capacity, aside, held, before, wanted)
             if not admission.may_start:
@@ -190,7 +194,7 @@ class Driver:
                 last_event=job.cursor_event,
                 last_attempt=job.attempt,
                 origin=job.origin,
-                skipped=tuple((one[0], one[1]) for one in job.guards.get("ledger", ())),
+                skipped=tuple((item[0], item[1]) for item in job.guards.get("ledger", ())),
                 avoid=aside,
                 package=package,
             )
@@ -227,7 +231,9 @@ class Driver:
                 tx, report, self._settings.quarantine_rules, hold_end=not self._drained()
             )
             if absorbed.rows and anew:
-                (await tx.record_intent(Effect.START)).times = 1  # it advances again: losses count anew
+                (
+                    await tx.record_intent(Effect.START)
+                ).times = 1  # it advances again: losses count anew
             if report.phase is Phase.ENDED and not tx.state.terminal and self._drained():
                 tx.end(State.FAILED, "outcome_lost", "it ended, and its outcome was not told")
             if is_held_for(tx.job) and await has_own_checkpoint(tx.session, job.id):

@@ -79,7 +79,9 @@ class Reaper:
             for start in range(0, len(asked), ASKED_TOGETHER):
                 some = asked[start : start + ASKED_TOGETHER]
                 rows = await session.execute(
-                    select(JobRecord.id, JobRecord.state, JobRecord.cleaned).where(JobRecord.id.in_(some))
+                    select(JobRecord.id, JobRecord.state, JobRecord.cleaned).where(
+                        JobRecord.id.in_(some)
+                    )
                 )
                 found |= {row.id: Standing(State(row.state), row.cleaned) for row in rows}
         return found

@@ -52,9 +52,9 @@ class Webhooks:
     async def send_due(self, client: httpx.AsyncClient, now: float) -> int:
         """Try every message that is due, up to AT_ONCE; how many that were."""
         claimed = await self._claim(now)
-        for one in claimed:
-            problem = await self._send(client, one, now)
-            await self._settle(one, problem, now)
+        for item in claimed:
+            problem = await self._send(client, item, now)
+            await self._settle(item, problem, now)
         return len(claimed)
 
     async def _claim(self, now: float) -> list[Outbox]:
@@ -64,9 +64,9 @@ class Webhooks:
                 return []
         async with self._store.write() as session:
             found = list(await session.scalars(due.with_for_update(skip_locked=True)))
-            for one in found:
-                one.due_at = now + CLAIMED_S
-                one.tries += 1
+            for item in found:
+                item.due_at = now + CLAIMED_S
+                item.tries += 1
             return found
 
     async def _send(self, client: httpx.AsyncClient, one: Outbox, now: float) -> str | None:

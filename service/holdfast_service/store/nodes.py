@@ -60,10 +60,10 @@ def is_present(node: NodeRow, now: float) -> bool:
 async def avoided(session: AsyncSession, now: float) -> dict[str, Avoided]:
     """The quarantined and cordoned nodes, by name."""
     found = await session.scalars(select(NodeRow).where(NodeRow.state != NodeStanding.READY))
-    aside = {node.id: (node, standing_at(quarantine_of(node), now)) for node in found}
+    restricted = {node.id: (node, standing_at(quarantine_of(node), now)) for node in found}
     return {
         name: Avoided(standing, f"{standing}: {node.reason}")
-        for name, (node, standing) in aside.items()
+        for name, (node, standing) in restricted.items()
         if standing is not NodeStanding.READY
     }
 
@@ -200,12 +200,12 @@ async def _quarantine(
         for other in all_nodes
         if other is node or (is_present(other, tx.now) and (other.cpus or other.gpus))
     ]
-    aside = [
+    quarantined_nodes = [
         other
         for other in present
         if standing_at(quarantine_of(other), tx.now) is NodeStanding.QUARANTINED
     ]
-    if rules.leaves_enough(len(aside), len(present)):
+    if rules.leaves_enough(len(quarantined_nodes), len(present)):
         set_quarantine(node, new)
         tx.emit("node.quarantined", {"node": node.id, "reason": new.reason, "until": new.until})
 

@@ -331,13 +331,13 @@ async def read_discarded(
         .where(MetricChunk.job_id == job_id, MetricChunk.window >= window(after_step + 1))
         .order_by(MetricChunk.attempt, MetricChunk.window)
     )
-    cut = [
+    affected = [
         (index, attempt)
         for index, attempt, last in chunks
         if not history.keeps(attempt, (index + 1) * WINDOW if last is None else last)
     ]
     found: dict[int, list[tuple[int, int, list[Any]]]] = defaultdict(list)
-    for index, attempt in cut:
+    for index, attempt in affected:
         chunk = await session.get_one(MetricChunk, (job_id, index, attempt))
         found[attempt] += sorted(
             (int(step), attempt, values)

@@ -100,7 +100,7 @@ class AgentCommands:
 
     def _set_partners(self, effect: do.SetPartners) -> None:
         arguments = (effect.attempt, effect.rank, effect.partners)
-        names = tuple(one.agent for one in effect.partners)
+        names = tuple(partner.agent for partner in effect.partners)
         done = say.PartnersSet(effect.agent, effect.attempt, effect.rank, names, effect.incarnation)
         self._command(effect, "set_partners", arguments, self._times.call_s, lambda _: done)
 

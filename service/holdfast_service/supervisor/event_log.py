@@ -65,8 +65,8 @@ class EventLog:
         with self._lock:
             after = self._kept.get((agent, incarnation), 0)
             return [
-                {"seq": one.seq, "at": one.at, "kind": str(one.kind), "data": one.data}
-                for one in self._events_after(after)
+                {"seq": item.seq, "at": item.at, "kind": str(item.kind), "data": item.data}
+                for item in self._events_after(after)
             ]
 
     def kept(self, agent: str, incarnation: str, events: list[dict[str, Any]]) -> None:

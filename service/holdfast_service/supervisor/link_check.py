@@ -52,10 +52,10 @@ class Exchanges:
         if not self.wait(0.0):
             return
         now = time.monotonic()
-        new = [one for one in reports if self._checked.get(_life(one), now) <= now]
+        new = [report for report in reports if self._checked.get(_life(report), now) <= now]
         if not new or len(reports) < 2:
             return
-        self._checked |= {_life(one): math.inf for one in new}
+        self._checked |= {_life(item): math.inf for item in new}
         self._running = threading.Thread(
             target=self._run, args=(new, list(reports), epoch), name="exchanges", daemon=True
         )
@@ -75,14 +75,14 @@ class Exchanges:
             problems, well = self._measure(new, reports, epoch)
             if not problems:
                 break
-        for one in reports:
-            life = _life(one)
-            if one.agent in problems:
+        for report in reports:
+            life = _life(report)
+            if report.agent in problems:
                 self._accused.add(life)
                 self._checked[life] = time.monotonic() + self._again_s
-                self._tell(LinkChecked(*life, problems[one.agent]))
-            elif life in self._accused and one in new:
-                if one.agent in well:
+                self._tell(LinkChecked(*life, problems[report.agent]))
+            elif life in self._accused and report in new:
+                if report.agent in well:
                     self._accused.remove(life)
                     self._tell(LinkChecked(*life, ""))
                 else:
@@ -92,8 +92,8 @@ class Exchanges:
         self, new: list[AgentReport], reports: list[AgentReport], epoch: int
     ) -> tuple[dict[str, str], set[str]]:
         """Culprits with what went wrong, and the agents that an exchange was well with."""
-        by_agent = {one.agent: one for one in reports}
-        names = [one.agent for one in new]
+        by_agent = {report.agent: report for report in reports}
+        names = [item.agent for item in new]
         results: dict[Pair, bool] = {}
         problems: dict[Pair, str] = {}
         known = [agent for agent in by_agent if agent not in names]

@@ -88,8 +88,8 @@ class RemoteListing:
         found = list_checkpoints(self._remote, note)
         return Found(
             tuple(
-                RemoteCheckpoint(one.step, one.attempt, one.uri, one.nbytes, one.metrics)
-                for one in found
+                RemoteCheckpoint(item.step, item.attempt, item.uri, item.nbytes, item.metrics)
+                for item in found
             ),
             tuple(damaged),
         )

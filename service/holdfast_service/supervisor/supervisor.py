@@ -221,7 +221,7 @@ class Supervisor:
             floor.attempt,
             self._launch.last_attempt,
             *(report.attempt for report in reports),
-            *(one.attempt for one in remotes.checkpoints),
+            *(checkpoint.attempt for checkpoint in remotes.checkpoints),
         )
         # Before anybody hears of the epoch: who cannot be reached now may remember it later.
         self._fence_file.write(self._commands.epoch, attempt)

@@ -118,8 +118,8 @@ def test_a_list_as_documents_takes_few_requests(
 
     before = requests()
     shown = [json.loads(x) for x in told(capsys, "ls", "--json").splitlines()]
-    assert [one["id"] for one in shown] == ids[::-1]
-    assert all(one["spec"]["name"] == one["name"] for one in shown)
+    assert [item["id"] for item in shown] == ids[::-1]
+    assert all(entry["spec"]["name"] == entry["name"] for entry in shown)
     assert requests() - before == 2
 
 
@@ -226,8 +226,8 @@ def test_a_server_is_remembered_for_its_owner_alone(
     assert run(["login", server.address, "--name", "lab", "--token", token]) == 0
     assert stat.S_IMODE(config.path().stat().st_mode) == 0o600
     shown = {
-        one["setting"]: one
-        for one in map(json.loads, told(capsys, "config", "--json").splitlines())
+        item["setting"]: item
+        for item in map(json.loads, told(capsys, "config", "--json").splitlines())
     }
     assert shown["address"]["value"] == server.address
     assert shown["address"]["from"] == "context lab"
@@ -256,7 +256,7 @@ def test_the_shells_complete_commands_options_and_living_jobs(
         return [text.split("\t")[0] for text in told(capsys, "_candidates", *words).splitlines()]
 
     started(server, client, "alive")
-    assert offered("") == [one.name for one in COMMANDS]
+    assert offered("") == [command.name for command in COMMANDS]
     assert offered("des") == ["describe"]
     assert offered("logs", "") == ["alive"]
     assert offered("logs", "-f", "al") == ["alive"]
@@ -315,7 +315,7 @@ def test_doctor_says_what_to_do(
     server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(["doctor", "--json", "--data-dir", str(tmp_path)])
-    found = {one["what"]: one for one in map(json.loads, capsys.readouterr().out.splitlines())}
+    found = {item["what"]: item for item in map(json.loads, capsys.readouterr().out.splitlines())}
     assert found["server"]["grade"] == "good"
     assert {"machine", "memory", "disk", "gpu", "ray", "port", "packages"} <= set(found)
     server.stop()

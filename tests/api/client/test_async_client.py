@@ -47,7 +47,7 @@ async def test_a_job_from_submission_to_its_metrics(
     assert list(frame["loss"]) == [1.5] * 5
     assert await job.incidents() == []
     assert await job.digests() == {step: f"d{step}" for step in range(1, 6)}
-    assert [one.id async for one in remote.jobs.list()] == [job.id]
+    assert [item.id async for item in remote.jobs.list()] == [job.id]
     assert (await remote.jobs.get("tiny")).id == job.id
     with pytest.raises(errors.JobEnded):
         await job.cancel()

@@ -58,9 +58,11 @@ def test_a_fault_is_told_to_the_supervisor_and_recorded(
         (1, {"kind": "kill", "rank": chosen.fault["rank"]}),
         (2, {"kind": "bit_flip", "rank": 2, "at_step": 50, "where": "moment"}),
     ]
-    eventually(lambda: all(one.injected_at for one in client.faults(running_job)))
-    events = [one for one in client.events(running_job).events if one.kind == "fault.injected"]
-    assert [one.data["number"] for one in events] == [1, 2]
+    eventually(lambda: all(fault.injected_at for fault in client.faults(running_job)))
+    events = [
+        event for event in client.events(running_job).events if event.kind == "fault.injected"
+    ]
+    assert [item.data["number"] for item in events] == [1, 2]
 
 
 def test_the_same_key_is_the_same_fault_and_another_document_a_conflict(
@@ -82,8 +84,10 @@ def test_a_supervisor_that_does_not_answer_is_told_again_and_the_event_comes_onc
     assert client.faults(running_job)[0].injected_at is None
     server.cluster.silent.discard(running_job)
     eventually(lambda: client.faults(running_job)[0].injected_at is not None)
-    events = [one for one in client.events(running_job).events if one.kind == "fault.injected"]
-    assert [one.data["number"] for one in events] == [fault.number]
+    events = [
+        event for event in client.events(running_job).events if event.kind == "fault.injected"
+    ]
+    assert [item.data["number"] for item in events] == [fault.number]
 
 
 def test_an_ended_job_takes_no_fault(
@@ -135,8 +139,8 @@ def test_a_storm_is_the_same_for_a_seed_and_lasts_as_long_as_was_said(
         "1s",
     ]
     assert run([*words, "--address", client.address]) == ExitCode.OK
-    struck = [(one.kind, one.fault["rank"]) for one in client.faults(running_job)]
+    struck = [(fault.kind, fault.fault["rank"]) for fault in client.faults(running_job)]
     coming = fault_storm.strikes(0.03, 3, (FaultKind.KILL, FaultKind.STOP), 4)
     drawn = list(itertools.takewhile(lambda one: one.at_s <= 1.0, coming))
-    assert struck == [(one.fault.kind, one.fault.rank) for one in drawn]
+    assert struck == [(item.fault.kind, item.fault.rank) for item in drawn]
     assert len(struck) > 15 and set(struck) == {(k, r) for k in ("kill", "stop") for r in range(4)}

@@ -76,4 +76,4 @@ def test_the_demo_shows_the_same_bits() -> None:
     assert demo.returncode == 0, demo.stderr
     verdict = json.loads(demo.stdout)
     assert verdict["passed"] and verdict["incidents"] >= 2
-    assert all(one["equal"] == one["steps"] == 100 for one in verdict["compared"])
+    assert all(item["equal"] == item["steps"] == 100 for item in verdict["compared"])

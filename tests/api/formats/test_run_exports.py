@@ -109,10 +109,10 @@ def test_mlflow_reads_one_run_of_the_job_with_each_step_once(
         assert experiment is not None
         (found,) = reader.search_runs([experiment.experiment_id])
         history = reader.get_metric_history(found.info.run_id, "loss")
-        assert [(one.step, one.value) for one in history] == [
+        assert [(item.step, item.value) for item in history] == [
             (step, 10.0 - step) for step in range(1, last + 1)
         ]
-        assert all(one.timestamp == 1_000_000 + 1000 * one.step for one in history)
+        assert all(entry.timestamp == 1_000_000 + 1000 * entry.step for entry in history)
     assert found.info.status == "FINISHED"
     assert found.info.run_name == "told"
     assert found.data.params["train.steps"] == str(STEPS)

@@ -46,7 +46,7 @@ def job_id(server: LiveServer, client: Client) -> str:
 
 
 def _steps(client: Client, job_id: str) -> list[int]:
-    return [one.step for one in client.checkpoints(job_id).remote if one.deleted_at is None]
+    return [item.step for item in client.checkpoints(job_id).remote if item.deleted_at is None]
 
 
 def _folder(server: LiveServer, job_id: str, step: int) -> Path:
@@ -60,13 +60,13 @@ def test_the_list_says_what_each_tier_holds(
     client.pin_checkpoint(job_id, 6)
     found = client.checkpoints(job_id)
     assert found.memory.protected_step is None  # its rows say that nothing is
-    assert [(one.step, one.metrics["loss"]) for one in found.remote] == [
+    assert [(item.step, item.metrics["loss"]) for item in found.remote] == [
         (6, 1.3),
         (4, 1.1),
         (2, 1.5),
     ]
-    assert [one.best for one in found.remote] == [False, True, False]
-    assert [one.pinned for one in found.remote] == [True, False, False]
+    assert [entry.best for entry in found.remote] == [False, True, False]
+    assert [element.pinned for element in found.remote] == [True, False, False]
     assert [one.needed_by for one in found.remote] == [(), (), ("job-b",)]
     assert found.storage_problem is None
 
@@ -81,7 +81,7 @@ def test_a_verification_tells_how_far_it_is_and_what_it_found(
     spoil(_folder(server, job_id, 6))
     last = list(client.verify_checkpoint(job_id, 6))[-1]
     assert "__1_0.distcp" in str(last.bad)
-    by_step = {one.step: one for one in client.checkpoints(job_id).remote}
+    by_step = {item.step: item for item in client.checkpoints(job_id).remote}
     assert by_step[4].verified_at is not None
     assert by_step[6].bad == last.bad
     assert (_folder(server, job_id, 6) / QUARANTINED).exists()
@@ -253,7 +253,7 @@ def test_a_storage_that_fails_is_told_and_hides_nothing(
 
     monkeypatch.setattr(LocalStorage, "objects", fails)
     found = client.checkpoints(job_id)
-    assert [(one.step, one.pinned) for one in found.remote] == [(6, None), (4, None), (2, None)]
+    assert [(item.step, item.pinned) for item in found.remote] == [(6, None), (4, None), (2, None)]
     assert "the disk is gone" in str(found.storage_problem)
     with Client(client.address, retry_s=0.1) as hasty, pytest.raises(ServerError) as refused:
         hasty.remove_checkpoint(job_id, 6)
@@ -340,7 +340,9 @@ def test_from_the_command_line(
         assert "step_unclear" in err
     assert call("rm", f"{job_id}/6")[:2] == (ExitCode.OK, "")
     assert call("rm", job_id, "--step", "99")[0] == ExitCode.NOT_FOUND
-    assert [one.step for one in list_checkpoints(root_of(server, job_id))] == [4, 2]
+    assert [
+        list_checkpoint.step for list_checkpoint in list_checkpoints(root_of(server, job_id))
+    ] == [4, 2]
 
 
 def test_a_pin_outlives_retention_and_the_server(
@@ -349,6 +351,6 @@ def test_a_pin_outlives_retention_and_the_server(
     client.pin_checkpoint(job_id, 2)
     server.stop()
     server.start()
-    by_step = {one.step: one.pinned for one in client.checkpoints(job_id).remote}
+    by_step = {item.step: item.pinned for item in client.checkpoints(job_id).remote}
     assert by_step == {6: False, 4: False, 2: True}
     pin(root_of(server, job_id).below(checkpoint_folder(2, 1)))  # again is the same

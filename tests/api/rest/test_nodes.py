@@ -33,7 +33,7 @@ def test_a_node_is_cordoned_and_taken_back_over_rest(nodes: Client, http: httpx.
     cordoned = nodes.cordon("node1", "new cables", until=until)
     assert (cordoned.state, cordoned.reason) == (NodeStanding.CORDONED, "new cables")
     assert cordoned.until == pytest.approx(until)
-    assert [one.state for one in nodes.nodes()] == ["ready", "cordoned", "ready"]
+    assert [node.state for node in nodes.nodes()] == ["ready", "cordoned", "ready"]
     assert nodes.uncordon("node1").state is NodeStanding.READY
     assert nodes.uncordon("node1").reason is None, "again is the same"
     answer = http.get("/api/v1/nodes/node1").json()
@@ -79,7 +79,7 @@ def test_the_command_line_lists_describes_cordons_and_uncordons(
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line)["id"] for line in lines] == ["node0", "node1", "node2"]
     assert run(["node", "cordon", "node0"]) == ExitCode.OK
-    assert "by hand" in [one.reason for one in nodes.nodes()]
+    assert "by hand" in [node.reason for node in nodes.nodes()]
     assert run(["node", "cordon", "nobody", "--reason", "x"]) == ExitCode.NOT_FOUND
     assert "node_not_found" in capsys.readouterr().err
 
@@ -101,7 +101,7 @@ def test_a_job_shows_its_slow_ranks_and_what_was_found_of_its_nodes(
     shown = nodes.get(job.id)
     (told, _), (_, standby) = shown.stragglers, shown.unwell_nodes
     assert (told.rank, told.node, told.factor, told.since_step) == (2, "node1", 2.5, 3)
-    assert [(one.node, one.ranks) for one in shown.unwell_nodes] == [
+    assert [(unwell_node.node, unwell_node.ranks) for unwell_node in shown.unwell_nodes] == [
         ("node1", (2, 3)),
         ("node2", ()),
     ]
@@ -115,7 +115,7 @@ def test_a_job_shows_its_slow_ranks_and_what_was_found_of_its_nodes(
     assert "standby on node node2: suspect (accelerator)" in printed
 
     supervisor.say(EventKind.STRAGGLER, **slow, rank=2, state="recovered")
-    eventually(lambda: [one.rank for one in nodes.get(job.id).stragglers] == [3])
+    eventually(lambda: [straggler.rank for straggler in nodes.get(job.id).stragglers] == [3])
     supervisor.end()
     eventually(lambda: nodes.get(job.id).state == "SUCCEEDED")
     assert (nodes.get(job.id).stragglers, nodes.get(job.id).unwell_nodes) == ((), ())

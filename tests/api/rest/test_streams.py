@@ -116,9 +116,11 @@ def test_the_last_lines_that_match_are_looked_for_until_they_are_found(tmp_path:
                 eventually(lambda least=number: client.logs(job_id, tail=1).last_line >= least)  # type: ignore[misc]
             hits = LogFilter(grep="hit")
             for tail, texts in ((0, []), (1, ["hit 3"]), (9, ["hit 1", "hit 3"])):
-                assert [one.text for one in client.all_logs(job_id, hits, tail=tail)] == texts
+                assert [
+                    all_log.text for all_log in client.all_logs(job_id, hits, tail=tail)
+                ] == texts
             supervisor.end()
             followed = client.follow_logs(job_id, grep="hit", tail=9)
-            assert [one.text for one in followed] == ["hit 1", "hit 3"]
+            assert [item.text for item in followed] == ["hit 1", "hit 3"]
     finally:
         server.stop()

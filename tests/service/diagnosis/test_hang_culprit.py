@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.simulation.hung_worlds import draw
 
-from holdfast_service.diagnosis.hang_culprit import Finding, Look, Verdict, cover, judge
+from holdfast_service.diagnosis.hang_culprit import HangFinding, WorldObservation, HangVerdict, smallest_group, judge
 from holdfast_workers.protocol.messages import Beat, GroupBeat, Inspection
 
 MESH = {"dp_shard": 2, "tp": 2}
@@ -45,8 +45,8 @@ def inside(axis: str = "tp", number: int = 4) -> tuple[GroupBeat, ...]:
     return (GroupBeat(axis, number, number - 1, "all_reduce"),)
 
 
-def world(*of: Inspection) -> Look:
-    return Look({one.beat.rank: one for one in of})
+def world(*of: Inspection) -> WorldObservation:
+    return WorldObservation({one.beat.rank: one for one in of})
 
 
 @given(seed=st.integers(0, 2**32))
@@ -54,7 +54,7 @@ def world(*of: Inspection) -> Look:
 def test_the_culprit_is_always_among_the_suspects(seed: int) -> None:
     hung = draw(seed)
     verdict = judge(hung.mesh, hung.look, hung.look)
-    assert verdict.finding is Finding.HANG, (hung, verdict)
+    assert verdict.finding is HangFinding.HANG, (hung, verdict)
     assert hung.culprit in {one.rank for one in verdict.suspects}, (hung, verdict)
     assert all(0 < one.score <= 1 and one.reasons for one in verdict.suspects)
 
@@ -72,21 +72,21 @@ def test_the_culprit_is_named_exactly_in_nearly_all_worlds() -> None:
 def test_all_ranks_in_one_long_phase_wait_until_a_job_may_stand_still_no_longer() -> None:
     stalled = world(*(seen(rank, "load", process="D") for rank in range(4)))
     verdict = judge(MESH, stalled, stalled)
-    assert verdict.finding is Finding.WAITING
+    assert verdict.finding is HangFinding.WAITING
     assert "load" in verdict.reason
     overdue = judge(MESH, stalled, stalled, overdue=True)
-    assert (overdue.finding, overdue.accused) == (Finding.HANG, ())
+    assert (overdue.finding, overdue.accused) == (HangFinding.HANG, ())
 
 
 def test_a_long_step_whose_ranks_move_within_their_limits_is_no_hang() -> None:
     moving = world(*(seen(rank, age_s=0.3, process="R") for rank in range(4)))
-    assert judge(MESH, moving, overdue=True).finding is Finding.WAITING
+    assert judge(MESH, moving, overdue=True).finding is HangFinding.WAITING
     one = world(*(seen(rank, age_s=0.3 if rank == 2 else 2.0) for rank in range(4)))
-    assert judge(MESH, one, one, overdue=True).finding is Finding.WAITING
+    assert judge(MESH, one, one, overdue=True).finding is HangFinding.WAITING
     waits = [seen(rank, groups=inside("world")) for rank in (0, 2, 3)]
     then = world(seen(1, process="R"), *waits)
     now = world(seen(1, process="R", micro_batch=1), *waits)
-    assert judge(MESH, now, then, overdue=True).finding is Finding.WAITING
+    assert judge(MESH, now, then, overdue=True).finding is HangFinding.WAITING
     assert judge(MESH, now, now, overdue=True).accused == (1,)
 
 
@@ -95,7 +95,7 @@ def test_peers_wait_for_a_rank_that_is_within_the_limit_of_its_phase(phase: str)
     others = [seen(rank, "reduce", groups=inside("world")) for rank in (0, 2, 3)]
     look = world(seen(1, phase, limit_s=60.0), *others)
     verdict = judge(MESH, look, look)
-    assert verdict.finding is Finding.WAITING
+    assert verdict.finding is HangFinding.WAITING
     assert "rank 1" in verdict.reason
 
 
@@ -104,7 +104,7 @@ def test_a_rank_that_holds_for_want_of_a_lease_is_no_culprit_unless_its_process_
 ):
     others = [seen(rank, "reduce", age_s=900.0, groups=inside("world")) for rank in (0, 2, 3)]
     look = world(seen(1, "hold", age_s=900.0, limit_s=math.inf), *others)
-    assert judge(MESH, look, look, overdue=True).finding is Finding.WAITING
+    assert judge(MESH, look, look, overdue=True).finding is HangFinding.WAITING
     look = world(seen(1, "hold", age_s=900.0, limit_s=math.inf, process="T"), *others)
     assert judge(MESH, look).accused == (1,)
 
@@ -113,7 +113,7 @@ def test_who_is_through_a_long_phase_of_all_first_waits_for_the_rest() -> None:
     """Where all have stood for long, a moment later than the others is nothing."""
     late = seen(1, "load", age_s=6.0, process="D")
     look = world(late, *(seen(rank, age_s=0.3, groups=inside("world")) for rank in (0, 2, 3)))
-    assert judge(MESH, look, look).finding is Finding.WAITING
+    assert judge(MESH, look, look).finding is HangFinding.WAITING
     look = world(late, *(seen(rank, age_s=1.1, groups=inside("world")) for rank in (0, 2, 3)))
     assert judge(MESH, look, look).accused == (1,)
 
@@ -122,9 +122,9 @@ def test_a_rank_that_moves_between_two_looks_is_slow_and_does_not_hang() -> None
     others = [seen(rank, groups=inside()) for rank in (1,)]
     slow = world(seen(0, process="R", stack=("matmul (model.py:3)",)), *others)
     first = judge(MESH, slow)
-    assert (first.finding, first.accused, first.sure) == (Finding.HANG, (0,), False)
+    assert (first.finding, first.accused, first.sure) == (HangFinding.HANG, (0,), False)
     later = world(seen(0, process="R", micro_batch=1), *others)
-    assert judge(MESH, later, slow).finding is Finding.WAITING
+    assert judge(MESH, later, slow).finding is HangFinding.WAITING
     assert judge(MESH, slow, slow).sure
 
 
@@ -132,24 +132,24 @@ def test_a_rank_that_moves_between_two_looks_is_slow_and_does_not_hang() -> None
 def test_a_process_that_can_do_nothing_needs_no_second_look(process: str) -> None:
     look = world(seen(0, age_s=0.1), seen(1), seen(2, process=process, age_s=0.1), seen(3))
     verdict = judge(MESH, look)
-    assert (verdict.finding, verdict.accused, verdict.sure) == (Finding.HANG, (2,), True)
+    assert (verdict.finding, verdict.accused, verdict.sure) == (HangFinding.HANG, (2,), True)
 
 
 def test_ranks_whose_agent_does_not_answer_are_accused_only_if_others_wait_for_them() -> None:
     waiting = {rank: seen(rank, groups=inside("world")) for rank in (0, 1)}
-    look = Look(waiting, {2: "n1 did not answer", 3: "n1 did not answer"})
+    look = WorldObservation(waiting, {2: "n1 did not answer", 3: "n1 did not answer"})
     assert judge(MESH, look, look).accused == (2, 3)
-    free = Look({rank: seen(rank) for rank in (0, 1)}, look.silent)
-    assert judge(MESH, free, free).finding is Finding.WAITING
+    free = WorldObservation({rank: seen(rank) for rank in (0, 1)}, look.silent)
+    assert judge(MESH, free, free).finding is HangFinding.WAITING
     looping = {0: seen(0, process="R"), 1: waiting[1]}
-    look = Look(looping, look.silent)
+    look = WorldObservation(looping, look.silent)
     assert judge(MESH, look, look).accused == (0,)
 
 
 def test_where_all_have_come_and_nobody_leaves_the_group_is_named_after_more_patience() -> None:
     stuck = [seen(rank, groups=inside("dp_shard"), age_s=2.0) for rank in range(4)]
     look = world(*stuck)
-    assert judge(MESH, look, look).finding is Finding.WAITING
+    assert judge(MESH, look, look).finding is HangFinding.WAITING
     odd = replace(stuck[1], stack=("send (gloo.cc:4)",))
     long = [replace(one, beat=replace(one.beat, age_s=4.0)) for one in (*stuck, odd)]
     assert judge(MESH, world(*long[:4]), look).accused == ()
@@ -172,12 +172,12 @@ def test_ranks_of_which_only_the_phase_is_known_are_compared_by_their_steps() ->
 
 def test_outliers_are_covered_by_the_smallest_group_of_the_mesh() -> None:
     mesh = {"dp_shard": 2, "cp": 2, "tp": 2}
-    assert cover(mesh, [5]) == (5,)
-    assert cover(mesh, [4, 5]) == (4, 5)
-    assert cover(mesh, [1, 5]) == (1, 5)
-    assert cover(mesh, [4, 7]) == (4, 5, 6, 7)
-    assert cover(mesh, [0, 7]) == tuple(range(8))
-    assert cover(mesh, []) == ()
+    assert smallest_group(mesh, [5]) == (5,)
+    assert smallest_group(mesh, [4, 5]) == (4, 5)
+    assert smallest_group(mesh, [1, 5]) == (1, 5)
+    assert smallest_group(mesh, [4, 7]) == (4, 5, 6, 7)
+    assert smallest_group(mesh, [0, 7]) == tuple(range(8))
+    assert smallest_group(mesh, []) == ()
 
 
 def test_equal_stacks_are_told_once_and_all_is_bounded() -> None:
@@ -198,16 +198,16 @@ def test_equal_stacks_are_told_once_and_all_is_bounded() -> None:
 def test_the_only_rank_of_a_world_is_given_more_time_and_then_named() -> None:
     alone = {"dp_shard": 1, "tp": 1}
 
-    def verdict(age_s: float, overdue: bool = False, **changes: object) -> Verdict:
+    def verdict(age_s: float, overdue: bool = False, **changes: object) -> HangVerdict:
         look = world(seen(0, age_s=age_s, **changes))
         return judge(alone, look, look, overdue=overdue)
 
-    assert verdict(9.0).finding is Finding.WAITING
+    assert verdict(9.0).finding is HangFinding.WAITING
     assert verdict(9.0, limit_s=0.8).accused == (0,)
     assert verdict(11.0).accused == (0,)
-    assert verdict(11.0, limit_s=60.0).finding is Finding.WAITING, "it said so itself"
+    assert verdict(11.0, limit_s=60.0).finding is HangFinding.WAITING, "it said so itself"
     assert verdict(1.5, overdue=True).accused == (0,)
-    assert verdict(0.5, overdue=True).finding is Finding.WAITING
+    assert verdict(0.5, overdue=True).finding is HangFinding.WAITING
     assert verdict(0.1, process="T").accused == (0,)
     moving = world(seen(0, age_s=11.0, micro_batch=1))
-    assert judge(alone, moving, world(seen(0, age_s=10.5))).finding is Finding.WAITING
+    assert judge(alone, moving, world(seen(0, age_s=10.5))).finding is HangFinding.WAITING

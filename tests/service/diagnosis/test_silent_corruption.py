@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_service.diagnosis.silent_corruption import Evidence, Seated, after_repeat, judge
+from holdfast_service.diagnosis.silent_corruption import Evidence, RankHolder, after_repeat, judge_corruption
 from holdfast_service.job_model.supervisor_protocol import EventKind, SupervisorEvent
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_workers.state.replicas import ReplicaFinding
@@ -24,51 +24,51 @@ def seen(
         digests=dict(enumerate(digests)) if differ else {},
         changed=changed,
     )
-    return Evidence(finding, {rank: Seated(f"n{rank}") for rank in range(9)}, refereed)
+    return Evidence(finding, {rank: RankHolder(f"n{rank}") for rank in range(9)}, refereed)
 
 
 def test_a_rank_whose_parameters_changed_is_named() -> None:
-    assert judge(seen(changed=(1,))).ranks == (1,)
-    assert judge(seen("a", "b", changed=(0,))).ranks == (0,)
+    assert judge_corruption(seen(changed=(1,))).ranks == (1,)
+    assert judge_corruption(seen("a", "b", changed=(0,))).ranks == (0,)
 
 
 def test_of_three_replicas_the_odd_one_is_named() -> None:
-    assert judge(seen("a", "b", "a")).ranks == (1,)
-    assert judge(seen("a", "b", "c")).ranks == ()
-    assert judge(seen("a", "a", "b", "b")).ranks == ()
+    assert judge_corruption(seen("a", "b", "a")).ranks == (1,)
+    assert judge_corruption(seen("a", "b", "c")).ranks == ()
+    assert judge_corruption(seen("a", "a", "b", "b")).ranks == ()
 
 
 def test_each_group_of_replicas_is_judged_by_itself() -> None:
     digests = {0: "a", 2: "a", 4: "x", 1: "b", 3: "y", 5: "b"}
     finding = ReplicaFinding(1, 5, 5, groups=((0, 2, 4), (1, 3, 5)), digests=digests)
-    assert judge(Evidence(finding)).ranks == (4, 3)
+    assert judge_corruption(Evidence(finding)).ranks == (4, 3)
 
 
 def test_of_two_replicas_the_one_that_repeats_itself_was_right() -> None:
     first = seen("a", "b")
-    assert judge(first).ranks == ()
-    assert judge(first).referee is None
+    assert judge_corruption(first).ranks == ()
+    assert judge_corruption(first).referee is None
     assert after_repeat(first, ("a", "a")).ranks == (1,)
     assert after_repeat(first, ("b", "b")).ranks == (0,)
     assert after_repeat(first, ("c", "c")).ranks == ()
 
 
 def test_a_rank_that_computes_other_bits_each_time_is_named() -> None:
-    assert judge(seen("a", "c"), seen("a", "b")).ranks == (1,)
+    assert judge_corruption(seen("a", "c"), seen("a", "b")).ranks == (1,)
 
 
 def test_another_step_that_differs_is_a_new_question() -> None:
-    verdict = judge(seen("a", "b", step=9), seen("a", "b", step=5))
+    verdict = judge_corruption(seen("a", "b", step=9), seen("a", "b", step=5))
     assert (verdict.ranks, verdict.referee) == ((), None)
 
 
 def test_a_referee_decides_between_two_that_differ_each_time() -> None:
     first, again = seen("a", "b"), seen("a", "b")
-    assert judge(again, first).referee == 1
+    assert judge_corruption(again, first).referee == 1
     # Another node computed rank 1, and has what rank 0 has: it was rank 1's node.
     assert after_repeat(again, ("a", "a")).ranks == (1,)
     # It has what rank 1 had: it is rank 0's.
-    other = judge(seen("a", "b", refereed=1), again)
+    other = judge_corruption(seen("a", "b", refereed=1), again)
     assert other.ranks == (0,)
 
 
@@ -89,7 +89,7 @@ def test_one_wrong_rank_is_named_and_no_other(replicas: int, wrong: int, how: st
             assert after_repeat(before, digests).ranks == (wrong,)
             return
         evidence = seen(*digests, refereed=moved)
-        verdict = judge(evidence, before)
+        verdict = judge_corruption(evidence, before)
         if verdict.ranks:
             assert verdict.ranks == (wrong,)
             return

@@ -46,14 +46,14 @@ def test_in_a_healthy_job_nobody_is_slow_however_noisy_it_is(
     for step in range(1, 400):
         together = drift ** (step / 400)
         times = [together * noisy(chance, noise, spikes) for _ in range(world_size)]
-        assert not peers.take(measured(step, times)), (step, times)
+        assert not peers.add_row(measured(step, times)), (step, times)
 
 
 def test_there_is_no_false_alarm_in_a_hundred_thousand_noisy_steps() -> None:
     chance, peers = random.Random(5), PeerTimes()
     for step in range(1, 100_001):
         times = [noisy(chance, 0.2, 0.02) for _ in range(4)]
-        assert not peers.take(measured(step, times)), step
+        assert not peers.add_row(measured(step, times)), step
 
 
 @given(
@@ -74,7 +74,7 @@ def test_a_slow_rank_is_told_within_some_steps_and_again_when_it_has_recovered(
         times = [noisy(chance, noise, 0.0) for _ in range(world_size)]
         if healthy < step <= healthy + 30:
             times[slow] *= factor
-        told += peers.take(measured(step, times))
+        told += peers.add_row(measured(step, times))
     noticed, recovered = told
     assert noticed.rank == recovered.rank == slow
     assert not noticed.recovered and recovered.recovered
@@ -87,13 +87,13 @@ def test_a_slow_rank_is_told_within_some_steps_and_again_when_it_has_recovered(
 
 def test_a_rank_that_was_slow_all_along_is_told_too() -> None:
     peers = PeerTimes()
-    told = [one for step in range(1, 30) for one in peers.take(measured(step, [1, 1, 2.0, 1.1]))]
+    told = [one for step in range(1, 30) for one in peers.add_row(measured(step, [1, 1, 2.0, 1.1]))]
     assert [(one.rank, one.since_step) for one in told] == [(2, 1 + WARM_UP_STEPS)]
 
 
 def test_all_ranks_of_a_slow_node_are_told_though_they_are_half_of_all() -> None:
     peers = PeerTimes()
-    told = [one for step in range(1, 30) for one in peers.take(measured(step, [1, 1, 3, 3]))]
+    told = [one for step in range(1, 30) for one in peers.add_row(measured(step, [1, 1, 3, 3]))]
     assert sorted(one.rank for one in told) == [2, 3]
 
 
@@ -103,10 +103,10 @@ def test_steps_shorter_than_a_turn_of_the_scheduler_are_taken_together() -> None
     told = []
     for step in range(1, 200):
         slow = 5.0 if 50 <= step < 60 else 1.0  # 0.1 s
-        told += peers.take(measured(step, [0.01, 0.01 * slow], step_s=0.01))
+        told += peers.add_row(measured(step, [0.01, 0.01 * slow], step_s=0.01))
     assert not told
     for step in range(200, 600):
-        told += peers.take(measured(step, [0.01, 0.03], step_s=0.03))
+        told += peers.add_row(measured(step, [0.01, 0.03], step_s=0.03))
     assert [one.rank for one in told] == [1]
     assert 150 <= told[0].since_step <= 230
 
@@ -115,18 +115,18 @@ def test_what_is_told_again_counts_once_and_a_new_attempt_begins_anew() -> None:
     peers = PeerTimes()
     rows = [measured(step, [1.0, 3.0]) for step in range(1, 9)]
     for _ in range(5):
-        assert not [one for each in rows for one in peers.take(each)]
+        assert not [one for each in rows for one in peers.add_row(each)]
     for attempt in (2, 3):
         for step in range(9, 16):
-            assert not peers.take(measured(step, [1.0, 3.0], attempt))
+            assert not peers.add_row(measured(step, [1.0, 3.0], attempt))
 
 
 def test_a_world_of_one_or_a_row_without_times_has_no_straggler() -> None:
     peers = PeerTimes()
     for step in range(1, 50):
-        assert not peers.take(measured(step, [1.0]))
+        assert not peers.add_row(measured(step, [1.0]))
     for step in range(50, 100):
-        assert not peers.take(measured(step, []))
+        assert not peers.add_row(measured(step, []))
 
 
 @given(

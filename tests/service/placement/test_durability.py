@@ -80,7 +80,7 @@ def test_a_placement_without_gaps_says_nothing() -> None:
 
 def test_a_group_on_every_machine_cannot_be_survived_and_the_plan_says_so() -> None:
     found = gaps(on_nodes({"dp_shard": 4, "tp": 2}, 4))
-    assert [gap.words for gap in found] == [
+    assert [gap.text for gap in found] == [
         "evicting all machines of the dp_shard group of ranks 0, 2, 4, 6 (and of 1 more on the "
         "same machines) loses the state of ranks 0, 1, 2, 3, 4, 5, 6, 7: "
         "no legal placement: the group is on every machine that trains"
@@ -103,7 +103,7 @@ def test_links_that_failed_are_named_as_the_reason() -> None:
 def test_one_domain_for_all_is_a_gap() -> None:
     seats = {0: "n0", 1: "n1"}
     sites = [Site("n0", "x0", "rack"), Site("n1", "x1", "rack"), Site("n2", "x2", "rack")]
-    words = [gap.words for gap in gaps(place_partners({"tp": 2}, seats, sites))]
+    words = [gap.text for gap in gaps(place_partners({"tp": 2}, seats, sites))]
     assert any("failure domain rack loses the state of ranks 0, 1" in one for one in words)
 
 
@@ -120,7 +120,7 @@ def test_one_node_is_not_made_to_keep_the_copies_of_a_whole_other_domain() -> No
 
 
 def test_own_memory_alone_protects_against_no_lost_node() -> None:
-    words = [gap.words for gap in gaps(on_nodes({"dp_shard": 2, "tp": 2}, 4, copies=0))]
+    words = [gap.text for gap in gaps(on_nodes({"dp_shard": 2, "tp": 2}, 4, copies=0))]
     assert words[0] == (
         "losing a node loses the state of ranks 0, 1, 2, 3: checkpoint.memory.copies is 0"
     )

@@ -249,7 +249,7 @@ def test_every_eviction_is_survived_wherever_a_legal_placement_exists() -> None:
                         if have <= gone:
                             exposed += 1
                 assert placed.cost.exposed == exposed
-                words = [gap.words for gap in gaps(placed) if gap.what.startswith("evicting")]
+                words = [gap.text for gap in gaps(placed) if gap.what.startswith("evicting")]
                 assert bool(words) == bool(exposed)
                 assert all("no legal placement" in one for one in words), words
                 impossible += bool(exposed)

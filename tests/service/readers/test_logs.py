@@ -146,7 +146,7 @@ def test_an_invalid_expression_is_rejected(expression: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "level"),
+    ("content", "level"),
     [
         ("2026-01-01 12:00:00 ERROR boom", LogLevel.ERROR),
         ("[warning] slow", LogLevel.WARNING),

@@ -1,8 +1,8 @@
-"""A million random signals through policy and recovery core: no promise is broken by any of them.
+"""A million random signals through policy and recovery core: none breaks an invariant.
 
-The other histories have a cluster that behaves; here signals come from anybody about anything: of
-past lives and attempts, twice, of workers that never were, between any two answers. What the core
-asks for is answered by agents of the simulated cluster, or is not. The seed is printed.
+The other histories use a well-behaved cluster. Here signals are arbitrary: of past incarnations and
+attempts, repeated, of workers that never existed, between any two answers. Agents of the simulated
+cluster answer the effects, or do not. The seed is printed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holdfast_workers.state.replicas import ReplicaFinding
 
 SIGNALS = 250_000
 SEEDS = (20_261, 20_262, 20_263, 20_264)
-"""Each is sent as many signals as that: a million in all."""
+"""Each seed sends `SIGNALS` signals: a million in total."""
 TYPES = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 MESH = {"dp_shard": 2, "tp": 2}
 ENDINGS = {f"exit_code {code}": {"exit_code": code} for code in (1, 3)} | {
@@ -61,7 +61,7 @@ def config(rng: random.Random) -> RecoveryConfig:
 
 
 class RandomJob:
-    """One job from its start to its end, or until it has sent enough."""
+    """A job from its start to its end, or to the maximum number of signals."""
 
     def __init__(self, rng: random.Random) -> None:
         self.random = rng
@@ -77,7 +77,7 @@ class RandomJob:
         self.signals = 0
         self.decisions: Counter[str] = Counter()
         self.seats: dict[int, tuple[SimAgent, str]] = {}
-        """Rank → who has it in the newest attempt; worker names of former ones are in `past`."""
+        """Rank → (agent, worker) in the newest attempt; former worker names are in `past`."""
         self.past: list[str] = ["n0.i1.1"]
         self.ends: list[fx.End] = []
         self.feed(inputs.RemoteCheckpoints(()))
@@ -85,7 +85,7 @@ class RandomJob:
             agent.become_ready()
             self.feed(inputs.AgentUp(agent.report()))
 
-    # --- what is asked, and how it is answered ----------------------------------------------------
+    # --- effects and their answers ----------------------------------------------------------------
 
     def feed(self, value: inputs.Input) -> None:
         effects = self.core.handle(value, self.now)
@@ -108,7 +108,7 @@ class RandomJob:
         if effect.kind is not EventKind.INCIDENT_CLOSED:
             return
         data = effect.data
-        if not data["budget"]:  # the job ended, or made a step, before anything was decided
+        if not data["budget"]:  # the job ended, or committed a step, before a decision
             return
         assert data["decision"] in set(Action) and data["reason"]
         self.decisions[data["decision"]] += 1
@@ -117,7 +117,7 @@ class RandomJob:
         )
         if data["decision"] != Action.WAIT:
             named = {refused["decision"] for refused in data["refused"]} | {data["decision"]}
-            assert named == set(Action), "all others are refused, with why"
+            assert named == set(Action), "all other actions are refused with a reason"
 
     def _check_budget(self) -> None:
         state = self.core._state
@@ -127,7 +127,7 @@ class RandomJob:
         assert state.without_progress <= self.config.max_without_progress
 
     def answer(self) -> None:
-        """One of the commands under way gets through, fails, or is never sent of again."""
+        """The oldest pending command succeeds, fails, or stays unanswered."""
         if not self.pending:
             return
         effect = self.pending.pop(0)
@@ -176,7 +176,7 @@ class RandomJob:
         self.feed(inputs.AgentUp(agent.report()))
 
     def commit(self) -> None:
-        """The newest world makes a step, if all of it is there, and every rank keeps its state."""
+        """Commit a step of the newest world if all its workers live; every rank keeps its state."""
         members = [(rank, *seat) for rank, seat in self.seats.items()]
         there = all(
             agent.alive and name in agent.workers and agent.workers[name].attempt == self.attempt
@@ -192,18 +192,18 @@ class RandomJob:
                 self.agents[partner].keep_replica(held)
         self.feed(inputs.StepCommitted(self.attempt, self.step, self.step))
 
-    # --- what is sent ----------------------------------------------------------------------------
+    # --- signals ----------------------------------------------------------------------------------
 
     def send_noise(self, count: int) -> None:
-        """Signals about anything."""
+        """Send arbitrary signals."""
         self.send(*(self._any_signal() for _ in range(count)))
 
     def send(self, *signals: Signal) -> None:
         self.signals += len(signals)
-        for one in signals:
-            if one.kind is SignalKind.WORKER_EXITED:
+        for signal in signals:
+            if signal.kind is SignalKind.WORKER_EXITED:
                 for agent in self.agents.values():
-                    agent.workers.pop(one.worker or "", None)
+                    agent.workers.pop(signal.worker or "", None)
         self.feed(inputs.Signals(signals))
 
     def signal(
@@ -229,7 +229,7 @@ class RandomJob:
         agent, worker = self.seats.get(rank, (self.agents["n0"], "n0.i1.1"))
         attempt = self.attempt
         draw = rng.random()
-        if draw < 0.85 or kind is SignalKind.FIRST_STEP:  # of a past that no longer matters
+        if draw < 0.85 or kind is SignalKind.FIRST_STEP:  # from a past attempt
             attempt = max(0, attempt - rng.randint(1, 3))
             worker = rng.choice(self.past)
         elif draw < 0.88:
@@ -263,7 +263,7 @@ class RandomJob:
                 return {"step": self.step, "phases_s": {}, **texts}
 
     def _finding(self) -> dict[str, object]:
-        """What ranks may say of replicas; only what comes with its kind of error is looked at."""
+        """A random finding about replicas; the core reads it only with an error of its kind."""
         differ = self.random.random() < 0.8
         return ReplicaFinding(
             attempt=self.attempt,
@@ -276,7 +276,7 @@ class RandomJob:
 
 
 def play(job: RandomJob, max_signals: int) -> None:
-    """Let it go on until the job has ended, or `max_signals` signals were sent."""
+    """Continue until the job has ended or `max_signals` signals were sent."""
     rng = job.random
     while job.core.stage is not Stage.ENDED and job.signals < max_signals:
         for _ in range(rng.randint(1, 6)):

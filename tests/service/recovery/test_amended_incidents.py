@@ -1,4 +1,4 @@
-"""A word on a closed incident amends its record, and counts nothing for a second time."""
+"""A late report on a closed incident amends its record and counts nothing twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def account(core: RecoveryCore) -> tuple[object, ...]:
 
 
 def lost_its_agent() -> SimulatedCluster:
-    """A job that got over the loss of n0's agent, of whose node nothing was said yet."""
+    """A job that recovered from the loss of n0's agent; the state of the node is not known yet."""
     job = running(cluster(steps=300))
     job.kill_agent("n0", back_after_s=None)
     recovered(job, 1)
@@ -33,7 +33,7 @@ def lost_its_agent() -> SimulatedCluster:
 
 
 def replayed_core(job: SimulatedCluster) -> RecoveryCore:
-    """A supervisor that knows the job from its events alone."""
+    """A core that knows the job only from its events."""
     return RecoveryCore(job.config, job.now, Facts.from_events(job.events))
 
 

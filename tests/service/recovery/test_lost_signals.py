@@ -1,4 +1,4 @@
-"""A signal is a call, and may be lost: what it should have said is seen when agents are asked."""
+"""Signals are calls and may be lost: polls of the agents replace lost signals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_unreported_corruption_excludes_the_corrupt_state() -> None:
     assert incident["cause"] == "corruption"
     assert [fault["rank"] for fault in incident["lost"]] == [2]
     corrupt = [
-        event["corrupt"] for event in job.emitted(EventKind.CHECKPOINT_BAD) if "corrupt" in one
+        event["corrupt"] for event in job.emitted(EventKind.CHECKPOINT_BAD) if "corrupt" in event
     ]
     assert corrupt == [{"attempt": finding.attempt, "step": step}]
 

@@ -1,6 +1,6 @@
-"""Ranks that nobody can reach: replaced once their lease has ended, and never while they may step.
+"""Unreachable ranks: replaced once their lease has ended, and never while they may step.
 
-The watchdog of the simulated cluster checks that no attempt steps after a later one has (P1).
+The watchdog of the simulated cluster checks that no attempt steps after a later attempt (P1).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core_state import inputs
 
 LEASE_S, MARGIN_S = 2.0, 0.5  # of the histories
-ONE_NODE = 4  # the layout of a world of one rank, beside one standby
-TWO_NODES = 0  # of four ranks, beside one standby
+ONE_NODE = 4  # the layout with a world of one rank and a standby
+TWO_NODES = 0  # the layout with a world of four ranks and a standby
 
 
 def by_attempt(cluster: SimulatedCluster) -> dict[int, int]:
@@ -64,7 +64,7 @@ def test_an_ended_lease_proves_nothing_about_an_agent_that_returned() -> None:
     cluster = prepared(ONE_NODE, [], 0.0, 1)
     cluster.run_until(lambda: len(cluster.committed) >= 3)
     life = cluster.agents["n0"].incarnation
-    cluster.feed(inputs.LeaseEnded("n0", life))  # told late: it has been heard since
+    cluster.feed(inputs.LeaseEnded("n0", life))  # a late message: the agent has answered since
     cut_at = cluster.now
     cluster.cut_off("n0", for_s=1000.0, noticed_after_s=1.5)
     lost = inputs.AgentLost("n0", "cannot be asked", incarnation=life, certain=False)
@@ -74,7 +74,7 @@ def test_an_ended_lease_proves_nothing_about_an_agent_that_returned() -> None:
 
 
 def test_a_stopped_host_proves_nothing_about_a_host_that_may_still_step() -> None:
-    """What it brought to the last agreement may get there late: each host is proven by itself."""
+    """Its contribution to the last agreement may arrive late: each host needs its own proof."""
     cluster = prepared(TWO_NODES, [], 0.0, 1)
     cluster.run_until(lambda: len(cluster.committed) >= 3)
     cut_at = cluster.now

@@ -1,4 +1,4 @@
-"""A fault and what follows, told as single stories on the simulated cluster."""
+"""Single faults and their recovery on the simulated cluster."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def test_a_lost_node_is_replaced_by_the_standby_from_its_partners_memory() -> No
     assert event["restore"]["tiers"]["0"] == "partner_ram"
     assert event["restore"]["tiers"]["2"] == "own_ram"
     assert closed(job)[0]["steps_lost"] <= 1
-    assert closed(job)[0]["cause"] == "node_lost"  # amended: the agent's end was seen first
+    assert (
+        closed(job)[0]["cause"] == "node_lost"
+    )  # amended: the end of the agent was detected first
 
 
 def test_two_ranks_at_once_are_one_incident() -> None:
@@ -142,7 +144,7 @@ def test_a_communication_error_without_deaths_re_forms_in_place() -> None:
     (incident,) = closed(job)
     assert (incident["cause"], incident["lost"]) == ("communication", [])
     assert incident["decision"] == "re-form in place"
-    assert incident["phases_s"]["gather"] < 0.1, "every rank spoke: nothing to wait for"
+    assert incident["phases_s"]["gather"] < 0.1, "every rank reported: nothing to wait for"
 
 
 def test_a_worker_that_never_arrives_is_replaced_after_the_deadline() -> None:

@@ -1,6 +1,6 @@
 """Long random histories of faults, with a network that delays, repeats and loses messages.
 
-The watchdog checks every promise after every input; these tests add how a job must end.
+The watchdog checks every invariant after every input; these tests check the end of the job.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What happens to a job when faults repeat: nodes that are to blame, programs that end themselves,
-attempts without progress, and what only slows it down. Told on the simulated cluster."""
+"""Repeated faults on the simulated cluster: blamed nodes, programs that end themselves, attempts
+without progress, and faults that only slow the job down."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def accuse(
     rank: int | None = None,
     worker: str | None = None,
 ) -> None:
-    """As a detector would, in the middle of a step."""
+    """Report a fault like a detector, in the middle of a step."""
     state = job.core._state
     what = f"{cause} on {agent}"
     fault = Fault(cause, job.core.attempt, job.now, what, rank, agent=agent, worker=worker)
@@ -65,7 +65,7 @@ def test_a_blamed_node_is_used_again_only_as_a_last_resort() -> None:
     crash_twice(job)
     job.kill_agent("n2", back_after_s=5.0)
     recovered(job, 3)
-    assert agents(job) == ["n0", "n0", "n1", "n1"], "better than to wait"
+    assert agents(job) == ["n0", "n0", "n1", "n1"], "better than waiting"
     job.run_until(lambda: job.agents["n2"].ready)
     job.kill_rank(2)
     recovered(job, 4)
@@ -115,7 +115,7 @@ def test_out_of_memory_twice_at_a_step_ends_the_job_with_the_memory_figures() ->
 def test_out_of_memory_at_a_later_step_is_new_even_after_an_older_restore() -> None:
     job = running(cluster(steps=200), 120)
     job.kill_node("n0", back_after_s=2.0)
-    job.kill_node("n1", back_after_s=2.0)  # what is left is the remote checkpoint of step 100
+    job.kill_node("n1", back_after_s=2.0)  # only the remote checkpoint of step 100 is left
     for done in (1, 2, 3):
         recovered(job, done)
         began = job.core.committed
@@ -177,13 +177,13 @@ def test_attempts_that_make_no_new_step_end_the_job_long_before_the_budget(
 
 
 def lose_memory(job: SimulatedCluster) -> None:
-    """All nodes go at once: nothing but the remote tier is left."""
+    """Lose all nodes at once: only the remote tier is left."""
     for name in ("n0", "n1", "n2"):
         job.kill_node(name, back_after_s=5.0)
 
 
 def test_repeated_steps_after_an_older_restore_count_as_progress() -> None:
-    """Six faults, each of them 15 new steps after the last, far below the newest step ever."""
+    """Six faults, each 15 new steps after the last, far below the newest step ever reached."""
     job = cluster(steps=400, max_failures=100)
     job.remote_every = 100
     running(job, 299)
@@ -200,7 +200,7 @@ def test_repeated_steps_after_an_older_restore_count_as_progress() -> None:
 
 
 def test_the_same_steps_repeated_from_one_state_are_no_progress() -> None:
-    """A process that crashes always at the same step, well past the only state that is left."""
+    """A process always crashes at the same step, well past the only remaining state."""
     job = cluster(steps=400, max_failures=100)
     job.remote_every = 100
     running(job, 150)

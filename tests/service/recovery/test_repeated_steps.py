@@ -1,4 +1,4 @@
-"""A step that is computed again for two replicas that differ: its outcome is told once."""
+"""A step that is computed again because two replicas differ; its outcome is reported once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast_workers.state.replicas import ReplicaFinding
 
 
 def differ(job: SimulatedCluster, step: int) -> None:
-    """Both replicas leave their attempt because they have other bits than each other."""
+    """Both replicas leave their attempt because their bits differ."""
     attempt = job.core.attempt
     finding = ReplicaFinding(attempt, step, step, groups=((0, 1),), digests={0: "a", 1: "b"}).data()
     for _, agent, worker in job._members(attempt):
@@ -21,7 +21,7 @@ def differ(job: SimulatedCluster, step: int) -> None:
 
 
 def differed_twice() -> tuple[SimulatedCluster, int]:
-    """A job in which another node computes the step in question now, and that step."""
+    """A job in which another node recomputes a step, and that step."""
     mesh = {"dp_replicate": 2}
     job = running(cluster(mesh=mesh, world_size=2, workers_per_node=1, steps=200))
     step = job.core.committed
@@ -62,7 +62,7 @@ def test_a_late_recheck_outcome_names_the_differing_rank() -> None:
 
 
 def test_a_recheck_outcome_received_before_all_ranks_joined_names_the_differing_rank() -> None:
-    """Signals of other agents may be slower than that of the rank that reports."""
+    """Signals of other agents may be slower than that of the reporting rank."""
     mesh = {"dp_replicate": 2}
     job = running(cluster(mesh=mesh, world_size=2, workers_per_node=1, steps=200))
     step = job.core.committed

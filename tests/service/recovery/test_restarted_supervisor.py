@@ -1,4 +1,4 @@
-"""What a supervisor that begins anew takes over, and what it finds, on the simulated cluster."""
+"""The takeover by a restarted supervisor, on the simulated cluster."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_formed_world_ends_the_wait_that_a_supervisor_adopted() -> None:
     (first,) = job.emitted(EventKind.WAITING)
     back_at = job.now + 15.0
     job.run_until(lambda: job.now >= back_at - 0.05)
-    job.restart_supervisor()  # it finds the node there, and waits for nothing
+    job.restart_supervisor()  # the node is present, so it waits for nothing
     formed = len(forming(job))
     job.run_until(lambda: len(forming(job)) > formed)
     assert len(job.emitted(EventKind.WAITING)) == 1

@@ -1,4 +1,4 @@
-"""Which saved state a world is given, and which is not taken again, on the simulated cluster."""
+"""The choice of the saved state that a world restores, on the simulated cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast_workers.protocol.messages import Origin, Place, Restore, SignalKin
 
 
 def forming_by_reshard() -> SimulatedCluster:
-    """Rank 3 is to be put together from parts of two ranks."""
+    """Rank 3 is restored from parts of two ranks."""
     job = running(cluster())
     job.kill_rank(0)
     job.run_until(lambda: job.core.stage is Stage.FORMING)
@@ -68,7 +68,7 @@ def test_an_unreadable_copy_is_skipped_for_the_next_copy() -> None:
 
 
 def test_a_nonfinite_step_after_a_restore_falls_back_to_an_older_state() -> None:
-    """Then an older step, and that one is good; the partners' copies of the first are no better."""
+    """The older state is good; the partners' copies of the newer state are no better."""
     job = running(cluster())
     newest = max(held.step for held in job.agents["n0"].memory[Place.OWN, 0])
     job.poisoned = {(place, step) for place in Place for step in range(newest, newest + 3)}
@@ -79,7 +79,7 @@ def test_a_nonfinite_step_after_a_restore_falls_back_to_an_older_state() -> None
     steps = [event["restore"]["step"] for event in forming(job)]
     assert steps[1] >= newest > steps[-1] > 0
     assert len(set(steps)) == len(steps)
-    assert {(one["place"], one["step"]) for one in incident["bad"]} >= {("own", steps[1])}
+    assert {(copy["place"], copy["step"]) for copy in incident["bad"]} >= {("own", steps[1])}
     job.poisoned = set()
     assert job.run().outcome == "SUCCEEDED"
 

@@ -19,7 +19,7 @@ from tests.support.service.job_drives import JOB, kinds, reconciling, submitted,
 from holdfast_service.job_model.job_errors import InvalidTime, NodeNotFound
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.supervisor_protocol import Capacity, EventKind, NodeCapacity, Phase
-from holdfast_service.policy.quarantine import NodeStanding, closed
+from holdfast_service.policy.quarantine import NodeStanding, cordoned_only
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.services.jobs import JobService
 from holdfast_service.services.nodes import NodeService
@@ -167,7 +167,7 @@ async def test_a_job_that_needs_a_node_in_quarantine_is_started_and_may_come_to_
     assert begun["reason"].endswith("set aside: node0 (quarantined: XID 48 of GPU-1)")
     launch = cluster.supervisors[later.id].launch
     assert launch.avoid["node0"].standing is NodeStanding.QUARANTINED
-    assert closed(launch.avoid) == {}
+    assert cordoned_only(launch.avoid) == {}
 
 
 async def test_a_node_that_can_run_nothing_is_none_of_those_of_which_a_share_is_quarantined(
@@ -311,7 +311,7 @@ async def test_a_job_waits_for_nodes_that_are_cordoned_and_is_started_beside_the
     launch = cluster.supervisors[job.id].launch
     assert set(launch.avoid) == {"node1"}
     assert launch.avoid["node1"].reason == "cordoned: new cables"
-    assert set(closed(launch.avoid)) == {"node1"}
+    assert set(cordoned_only(launch.avoid)) == {"node1"}
 
 
 async def test_an_incident_that_is_told_again_does_not_set_aside_anew(

@@ -82,7 +82,7 @@ def test_the_account_of_outlines_equals_that_of_their_rows(
     for kind, seconds in exact.by_kind_s.items():
         assert abs(result.by_kind_s[kind] - seconds) < 1e-4, kind
     assert abs(sum(result.lost_s.values()) - sum(exact.lost_s.values())) < 1e-4
-    for one in (exact, result):
-        assert abs(sum(span.until - span.since for span in one.spans) - one.held_s) < 1e-6
-        ends = [span.until for span in one.spans]
-        assert [span.since for span in one.spans][1:] == ends[:-1]
+    for goodput in (exact, result):
+        assert abs(sum(span.until - span.since for span in goodput.spans) - goodput.held_s) < 1e-6
+        ends = [span.until for span in goodput.spans]
+        assert [span.since for span in goodput.spans][1:] == ends[:-1]

@@ -38,9 +38,9 @@ async def test_migrations_match_the_models(store: Store) -> None:
         assert await connection.run_sync(differences) == []
 
 
-async def test_concurrently_started_processes_migrate_once(bare: Settings) -> None:
-    command = [sys.executable, "-c", _OPEN, str(bare.data_dir)]
-    url = bare.resolved_database_url()
+async def test_concurrently_started_processes_migrate_once(unmigrated_settings: Settings) -> None:
+    command = [sys.executable, "-c", _OPEN, str(unmigrated_settings.data_dir)]
+    url = unmigrated_settings.resolved_database_url()
     started = [
         await asyncio.create_subprocess_exec(*command, url, stderr=subprocess.PIPE)
         for _ in range(3)
@@ -50,8 +50,8 @@ async def test_concurrently_started_processes_migrate_once(bare: Settings) -> No
         assert process.returncode == 0, errors.decode()
 
 
-async def test_reopening_changes_nothing(bare: Settings) -> None:
+async def test_reopening_changes_nothing(unmigrated_settings: Settings) -> None:
     for _ in range(2):
-        store = await Store.open(bare)
+        store = await Store.open(unmigrated_settings)
         await store.ping()
         await store.close()

@@ -129,7 +129,9 @@ def watching(
 
 
 def test_a_life_that_comes_back_is_checked_before_anybody_hears_of_it(shm: Path) -> None:
-    server = DataServer(SegmentStore(shm, "dp_shard=1", on_quarantine=lambda _: None), SECRET, "127.0.0.1")
+    server = DataServer(
+        SegmentStore(shm, "dp_shard=1", on_quarantine=lambda _: None), SECRET, "127.0.0.1"
+    )
     agents = OneSeat(lambda: True)
     agents.life = report("a", server.port)
     watch, heard = watching(agents)

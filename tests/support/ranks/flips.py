@@ -42,7 +42,7 @@ class FlipsBits(PretrainRecipe):
         tensors: list[Tensor] = {
             "parameter": lambda: built.locals,
             "moment": lambda: [*built.optimizer.exp_avg, *built.optimizer.exp_avg_sq],
-            "gradient": lambda: [local_of(one.grad) for one in built.parameters],  # type: ignore[arg-type]
+            "gradient": lambda: [local_of(p.grad) for p in built.parameters],  # type: ignore[arg-type]
         }[flip["tensor"]]()
         chosen = tensors[flip["index"] % len(tensors)].view(-1)
         # The largest value: a flip in the smallest may be rounded away without any effect.

@@ -104,11 +104,11 @@ def states(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> list
     recipe.build(world)
     recipe.initialize()
     hooks = RecordingHooks()
-    found: list[str] = []
-    hooks.on_checkpoint = lambda step, r: found.append(r.state_digest(step))
+    digests: list[str] = []
+    hooks.on_checkpoint = lambda step, r: digests.append(r.state_digest(step))
     train(recipe, world, spec, hooks, 0)
     process_groups.leave()
-    return found
+    return digests
 
 
 def undisturbed_per_block(

@@ -20,7 +20,7 @@ from holdfast_service.store.engine import Store
 T = TypeVar("T")
 
 
-def beside_the_loop(work: Coroutine[Any, Any, T]) -> T:
+def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in another thread; works for fixtures whose own thread runs a loop."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()
@@ -31,7 +31,7 @@ def migrated_file() -> bytes:
     """An empty SQLite database with the schema: copying is cheaper than migrating."""
     with TemporaryDirectory() as folder:
         data_dir = Path(folder)
-        beside_the_loop(_migrate(fast_settings(data_dir)))
+        run_in_thread(_migrate(fast_settings(data_dir)))
         return (data_dir / "holdfast.db").read_bytes()
 
 

@@ -1,8 +1,8 @@
-"""Worlds in which one rank was made to hang at a random place of a step.
+"""Worlds in which a single rank hangs at a random place of a step.
 
-All that is seen of the others follows from a small model of collectives: the n-th that each member
-of a group enters is one collective, it ends for all once all have entered it, if they are of one
-kind; one that was only begun is waited for later.
+A small model of collectives determines the inspection of the other ranks. The n-th collective that
+each member of a group enters is the same collective. It ends for all members once all have entered
+it with the same kind. A member that only begins a collective waits for it later.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from holdfast_service.diagnosis.collective_waits import WORLD, all_groups
-from holdfast_service.diagnosis.hang_culprit import Look
+from holdfast_service.diagnosis.hang_culprit import WorldObservation
 from holdfast_service.placement.replica_placement import AxisGroup
 from holdfast_workers.protocol.messages import Beat, GroupBeat, Inspection
 
@@ -22,7 +22,7 @@ LIMIT_S = 1.0
 
 @dataclass(frozen=True)
 class Op:
-    """One thing that every rank does in a step: compute, or begin or end a collective."""
+    """An operation of every rank in a step: compute, or begin or end a collective."""
 
     phase: str
     micro_batch: int
@@ -41,17 +41,17 @@ class Rank:
     kinds: dict[tuple[str, int], str] = field(default_factory=dict)
     moved_at: int = 0
     inside: bool = False
-    """In a collective that it cannot leave yet."""
+    """Whether the rank is in a collective that it cannot leave yet."""
 
 
 @dataclass
 class HungWorld:
-    """`culprit` hangs in the way `hang_kind` before its operation number `place`."""
+    """The look at a world in which rank `culprit` hangs by `hang_kind`."""
 
     mesh: dict[str, int]
     culprit: int
     hang_kind: str
-    look: Look
+    look: WorldObservation
 
 
 def draw(seed: int) -> HungWorld:
@@ -84,8 +84,8 @@ def draw(seed: int) -> HungWorld:
 
 
 def _program(chance: random.Random, mesh: dict[str, int]) -> list[Op]:
-    """A step of a sharded model: parameters gathered ahead of use, sums over `tp`, gradients
-    scattered, and at the end the agreement of the whole world."""
+    """A step of a sharded model: parameters gathered before use, sums over `tp`, scattered
+    gradients, and at the end the step agreement of the whole world."""
     sharded = [axis for axis in mesh if axis != "tp" and mesh[axis] > 1]
     ops: list[Op] = [Op("load", 0)]
     for micro_batch in range(chance.randint(1, 2)):
@@ -118,7 +118,7 @@ def _run(
     place: int,
     hang_kind: str,
 ) -> list[Rank]:
-    """Let all go on until nobody can."""
+    """Advance all ranks until no rank can advance."""
     ranks = [Rank(number) for number in range(world_size)]
     members = {(group.axis, rank): group for group in all_groups(mesh) for rank in group.ranks}
     clock, moved = 0, True
@@ -139,7 +139,7 @@ def _run(
 def _advance(
     rank: Rank, op: Op, ranks: list[Rank], members: dict[tuple[str, int], AxisGroup]
 ) -> bool:
-    """Whether the rank could do anything of its operation."""
+    """Advance the rank in its operation. False if it could not advance."""
     begun = False
     if op.begins and not rank.inside:
         rank.entered[op.axis] += 1
@@ -164,7 +164,7 @@ def _seen(
     length: int,
     culprit: int,
     hang_kind: str,
-) -> Look:
+) -> WorldObservation:
     seen: dict[int, Inspection] = {}
     silent: dict[int, str] = {}
     for rank in ranks:
@@ -192,7 +192,7 @@ def _seen(
                 continue
             inspection = _of_culprit(beat, hang_kind, inspection)
         seen[rank.number] = inspection
-    return Look(seen, silent)
+    return WorldObservation(seen, silent)
 
 
 def _of_culprit(beat: Beat, hang_kind: str, waiting: Inspection) -> Inspection:

@@ -1,4 +1,4 @@
-"""The node agent of the simulated cluster: processes and memory, no network."""
+"""The node agent of the simulated cluster: processes and memory, without a network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SimWorker:
     step: int = 0
     failure: dict[str, Any] | None = None
     hangs: str = ""
-    """The state of its process, if it does: R, S, D or T."""
+    """The process state of a hung worker: R, S, D or T; "" if it does not hang."""
 
 
 @dataclass
@@ -54,9 +54,9 @@ class SimAgent:
     memory: dict[tuple[Place, int], list[Held]] = field(default_factory=dict)
     partners: dict[int, tuple[str, ...]] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
-    """Partners that replication does not get through to."""
+    """Partners to which replication fails."""
     refused: set[str] = field(default_factory=set)
-    """Commands that fail, each once."""
+    """Commands that fail once."""
     restores: dict[int, Restore] = field(default_factory=dict)
     shards: list[dict[str, int]] = field(default_factory=list)
     saving: set[tuple[int, int, int]] = field(default_factory=set)
@@ -117,7 +117,7 @@ class SimAgent:
         return worker
 
     def fence(self, attempt: int, *, kill: bool) -> list[SimWorker]:
-        """Park what is of an older attempt; with `kill`, one of them does not obey and dies."""
+        """Park workers of older attempts. With `kill`, one of them does not obey and is killed."""
         self.known_attempt = max(self.known_attempt, attempt)
         killed: list[SimWorker] = []
         for worker in list(self.workers.values()):
@@ -150,7 +150,7 @@ class SimAgent:
                 del self.memory[place, rank]
 
     def may_save(self, effect: SaveShard) -> bool:
-        """Whether it holds what it is asked to save, and does not save it already."""
+        """Whether the agent holds the requested shard and is not saving it already."""
         slots = self.memory.get((effect.place, effect.rank), [])
         held = any((held.attempt, held.step) == (effect.attempt, effect.step) for held in slots)
         shard = {"rank": effect.rank, "attempt": effect.attempt, "step": effect.step}
@@ -158,7 +158,7 @@ class SimAgent:
         return held and not done and (effect.rank, effect.attempt, effect.step) not in self.saving
 
     def newest(self, place: Place, rank: int, attempt: int) -> int:
-        """The newest step of that attempt that it holds of the rank; -1 if none."""
+        """The newest step of that attempt that the agent holds for the rank; -1 if none."""
         slots = self.memory.get((place, rank), [])
         return max((held.step for held in slots if held.attempt == attempt), default=-1)
 
@@ -171,7 +171,7 @@ class SimAgent:
         self._keep(replace(held, place=Place.REPLICA))
 
     def take_copy(self, source: Restore, rank: int, to: SimAgent) -> bool:
-        """Bring the copy that `source` names into the own memory of `to`, if it is there."""
+        """Copy the state named by `source` into the own memory of `to`. False if it is missing."""
         if self.copies_unreadable:
             return False
         for held in self.memory.get((source.place, rank), []):
@@ -198,7 +198,7 @@ class SimAgent:
         self.partners.clear()
 
     def _keep(self, held: Held) -> None:
-        """Two slots per rank and place: a new step takes that of the older one."""
+        """Keep two slots per rank and place: a new step replaces the oldest."""
         slots = self.memory.setdefault((held.place, held.rank), [])
         slots[:] = [
             other for other in slots if (other.attempt, other.step) != (held.attempt, held.step)

@@ -1,7 +1,7 @@
-"""A small cluster with faults, on which a recovery core is tried: see `simulated_training`.
+"""A small cluster with faults, for testing a recovery core: see `simulated_training`.
 
-A watchdog checks after every input what must always hold; an AssertionError is raised where a
-promise of the core does not. Everything random comes from one seed.
+A watchdog checks the invariants of the core after every input and raises an AssertionError if a
+check fails. All randomness comes from a single seed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast_workers.protocol.messages import ErrorKind, SignalKind
 
 
 class SimulatedCluster(SimulatedStalls):
-    """`run()` until the job has ended; schedule faults before with `at(...)`."""
+    """Schedule faults with `at(...)`, then `run()` until the job has ended."""
 
     # --- faults -------------------------------------------------------------------------------
 
@@ -54,8 +54,8 @@ class SimulatedCluster(SimulatedStalls):
         node: bool = False,
         removed: bool = False,
     ) -> None:
-        """The agent's process and its workers die; its memory segments stay. With `removed` it was
-        not to live on, and nobody is told of its end but that it has no lease."""
+        """The agent's process and its workers die; its memory segments stay. With `removed`, the
+        core ordered the death and learns of it only by the end of the lease."""
         agent = self.agents[name]
         if not agent.alive:
             return
@@ -76,7 +76,7 @@ class SimulatedCluster(SimulatedStalls):
             self.at(back_after_s, lambda: self._restart(agent, life))
 
     def kill_node(self, name: str, back_after_s: float | None = 20.0) -> None:
-        """The node and all its memory are gone; perhaps an empty one comes instead."""
+        """The node and all its memory are gone; an empty node may replace it."""
         agent = self.agents[name]
         if not agent.alive:
             return
@@ -84,7 +84,8 @@ class SimulatedCluster(SimulatedStalls):
         agent.forget()
 
     def drain_node(self, name: str, in_s: float = 5.0) -> None:
-        """The cluster says that it takes the node away, and does; an empty one comes instead."""
+        """The cluster announces the removal of the node and removes it; an empty node replaces
+        it."""
         agent = self.agents[name]
         node = agent.report().node_id
         self.send(inputs.NodesDraining({node: self.now + in_s}))
@@ -98,14 +99,14 @@ class SimulatedCluster(SimulatedStalls):
         self.at(in_s, go)
 
     def set_aside(self, name: str, for_s: float, standing: NodeStanding) -> None:
-        """No new rank is to come to the node for a while; it is alone in that."""
+        """The control plane avoids this node, and no other, for a while."""
         report = self.agents[name].report()
         named = node_name(report.node_id, report.host)
         self.send(inputs.NodesAvoided({named: Avoided(standing, "for a while")}))
         self.at(for_s, lambda: self.send(inputs.NodesAvoided({})))
 
     def cut_off(self, name: str, for_s: float, noticed_after_s: float = 3.0) -> None:
-        """A partition: the agent lives, but nobody hears it for a while."""
+        """A partition: the agent lives but is unreachable for a while."""
         agent = self.agents[name]
         if not (agent.alive and agent.reachable):
             return
@@ -131,8 +132,8 @@ class SimulatedCluster(SimulatedStalls):
         self._deliver_late(agent)
 
     def _deliver_late(self, agent: SimAgent) -> None:
-        """What its peers brought to the agreement was under way when the link was cut, and gets
-        through some time: the step that was agreed on is then applied, if it may be."""
+        """The peers' contributions to the step agreement were on their way when the link was cut,
+        and arrive later: the agreed step is then applied, if the lease still allows it."""
         attempt = max(self.worlds, default=0)
         mine = (
             [worker for _, host, worker in self._members(attempt) if host is agent]
@@ -153,19 +154,19 @@ class SimulatedCluster(SimulatedStalls):
             self.at(self.random.uniform(0.0, 6.0), hear)
 
     def make_copies_unreadable(self, name: str) -> None:
-        """Every memory checkpoint of this agent rots: it is listed, but cannot be loaded."""
+        """The memory checkpoints of this agent are listed but cannot be loaded."""
         self.agents[name].copies_unreadable = True
         self.at(6.0, lambda: setattr(self.agents[name], "rotten", False))
 
     def lose_signals(self, name: str, for_s: float) -> None:
-        """What the agent says of itself is lost for a while; what it is asked, it answers."""
+        """The agent's signals are lost for a while; it still answers polls."""
         agent = self.agents[name]
         agent.loses_signals = True
         self.at(for_s, lambda: setattr(agent, "unheard", False))
         self._poll(agent)
 
     def _poll(self, agent: SimAgent) -> None:
-        """What a supervisor does every second with every agent."""
+        """Poll the agent every second, like a supervisor."""
         if self.ended is not None:
             return
         if agent.alive and agent.reachable:
@@ -177,7 +178,7 @@ class SimulatedCluster(SimulatedStalls):
         self.at(1.0, lambda: self._poll(agent))
 
     def lose_next_worker(self, name: str) -> None:
-        """The next worker of this agent that is to join never arrives."""
+        """The next worker of this agent that should join never arrives."""
         self.agents[name].loses_next_worker = True
 
     def break_link(self, rank: int, for_s: float = 2.0) -> None:
@@ -199,7 +200,7 @@ class SimulatedCluster(SimulatedStalls):
                 )
 
     def glitch(self) -> None:
-        """Every rank's collective fails, and nobody has died."""
+        """Every rank's collective fails, although no process has died."""
         self._break_collectives(max(self.worlds, default=0))
 
     def restart_supervisor(self) -> None:

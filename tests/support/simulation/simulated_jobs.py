@@ -1,4 +1,4 @@
-"""A job of four ranks on the simulated cluster, and what was told of it."""
+"""A job of four ranks on the simulated cluster, and readers of its events."""
 
 from __future__ import annotations
 

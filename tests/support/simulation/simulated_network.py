@@ -1,5 +1,5 @@
-"""Simulated time, and a network that delays, repeats and loses what passes between a recovery
-core and its agents."""
+"""Simulated time, and a network that delays, repeats and loses messages between a recovery core and
+its agents."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from holdfast_workers.protocol.messages import FormOrder, Signal, SignalKind
 
 START = 1_000_000.0
 STEPPING_S = 0.4
-"""How long ranks step on that nobody hears; less than it takes to miss their agent."""
+"""How long unreachable ranks continue to step; shorter than the detection of their agent's loss."""
 MISSED_S = 0.5
 
 
 class SimulatedNetwork:
-    """Holds the core, the agents and the clock; lets time pass until the job has ended."""
+    """Owns the core, the agents and the clock, and advances time until the job has ended."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class SimulatedNetwork:
         self.user_error_at: int | None = None
         self.not_finite_at: int | None = None
         self.poisoned: set[tuple[str, int]] = set()
-        """Saved states, as (place or tier, step), from which no finite step is made."""
+        """Saved states, as (place or tier, step), that give no finite step."""
         self.user_errors = 1000
         """How often the recipe raises when it gets to `user_error_at`."""
         self.shard_failures = 0
@@ -79,11 +79,11 @@ class SimulatedNetwork:
     # --- time and messages --------------------------------------------------------------------
 
     def at(self, seconds: float, act: Callable[[], None]) -> None:
-        """Let `act` happen `seconds` after now."""
+        """Call `act` `seconds` from now."""
         heapq.heappush(self._queue, (self.now + seconds, next(self._order), act))
 
     def run(self, limit_s: float = 5000.0) -> fx.End:
-        """Let time pass until the job ends."""
+        """Advance time until the job ends."""
         end = self.now + limit_s
         while self.ended is None:
             self._advance()
@@ -95,7 +95,7 @@ class SimulatedNetwork:
         end = self.now + limit_s
         while not met():
             self._advance()
-            assert self.now <= end, f"did not come to pass; {self.core.stage}"
+            assert self.now <= end, f"the condition was not met; {self.core.stage}"
 
     def _advance(self) -> None:
         deadline = self.core.next_deadline()
@@ -104,12 +104,12 @@ class SimulatedNetwork:
             self.now = max(self.now, deadline)
             self.feed(inputs.Tick())
             return
-        assert upcoming is not None, f"nothing will ever happen again; {self.core.stage}"
+        assert upcoming is not None, f"no event is left; {self.core.stage}"
         self.now, _, act = heapq.heappop(self._queue)
         act()
 
     def feed(self, value: inputs.Input) -> None:
-        """Hand one input to the core now, and carry out what it asks for."""
+        """Pass an input to the core now, and execute the returned effects."""
         if self.ended is not None:
             assert self.core.handle(value, self.now) == (), "effects after the end"
             return
@@ -120,7 +120,7 @@ class SimulatedNetwork:
             self._carry_out(effect)
 
     def send(self, value: inputs.Input, slowest_s: float = 0.02) -> None:
-        """Hand it in after a network's delay; with chaos, late or twice."""
+        """Pass an input to the core after a network delay; with chaos, late or twice."""
         supervisor = self.supervisor
 
         def deliver() -> None:
@@ -151,7 +151,7 @@ class SimulatedNetwork:
             agent.unsent.append(signal)
 
     def _grant_leases(self) -> None:
-        """To everybody who is heard at this moment, for the attempt that was announced last."""
+        """Grant a lease for the newest attempt to every reachable agent."""
         for agent in self.agents.values():
             if agent.alive and agent.reachable:
                 agent.granted[self.core.attempt] = self.now + STEPPING_S
@@ -161,20 +161,20 @@ class SimulatedNetwork:
         return not self.config.lease_s or self.now <= agent.granted.get(attempt, -1.0)
 
     def _supervisor_ended(self, agent: SimAgent) -> None:
-        """Its agent sees it, and lets its ranks step on until somebody else hears it."""
+        """The agent sees its supervisor end: its ranks may step until a new supervisor arrives."""
         attempt = self.core.attempt
         if agent.alive and agent.reachable and self.now <= agent.granted.get(attempt, -1.0):
             agent.granted[attempt] = self.now + self.config.lease_s
 
     def _announce_agent(self, agent: SimAgent) -> None:
-        """A supervisor meets the agent, if it can: from now on its silence counts."""
+        """A supervisor reaches the agent, if possible: leases are short from now on."""
         if agent.alive and agent.reachable:
             for attempt, until in agent.granted.items():
                 agent.granted[attempt] = min(until, self.now + STEPPING_S)
             self.send(inputs.AgentUp(agent.report()))
 
     def _send_lease_end(self, name: str, life: str, in_s: float | None) -> None:
-        """As the supervisor's watch tells it."""
+        """Report the end of a lease, like the supervisor's agent watch."""
         supervisor = self.supervisor
 
         def tell() -> None:

@@ -1,4 +1,4 @@
-"""Ranks of the simulated cluster that hang or are merely slow, and what agents see of them."""
+"""Ranks of the simulated cluster that hang or are slow, and the inspections of their agents."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from holdfast_service.recovery.core_state import inputs
 from holdfast_workers.protocol.messages import Beat, GroupBeat, Inspection, SignalKind, WorkerState
 
 LIMIT_S = 1.0
-"""How long every phase may take, as the agents have learned."""
+"""The learned limit of every phase."""
 
 
 class SimulatedStalls(SimulatedTraining):
     slow_until = 0.0
-    """Until then all ranks are in one long phase."""
+    """All ranks are in a long phase until this time."""
     slow_limit_s = LIMIT_S
-    """How long that phase may take."""
+    """The limit of that phase."""
     uninspectable: frozenset[str] = frozenset()
-    """Agents that do not tell what they see."""
+    """Agents that do not answer inspections."""
     slow_nodes: Mapping[str, float] = MappingProxyType({})
-    """Node → how many times as long as elsewhere a rank takes there."""
+    """Node → factor by which its ranks compute more slowly."""
     stalls_unreported = False
-    """No agent says that a rank stalls."""
+    """Whether agents do not report stalled ranks."""
 
     def hang_rank(self, rank: int, process: str = "S") -> None:
-        """The rank's worker does nothing any more; its peers wait for it in the agreement."""
+        """The rank's worker stops working; its peers wait for it in the step agreement."""
         attempt = max(self.worlds, default=0)
         for at, agent, worker in self._members(attempt) if attempt else ():
             if at == rank and worker is not None and self._is_in(agent, worker, attempt):
@@ -39,7 +39,7 @@ class SimulatedStalls(SimulatedTraining):
                 self._report_stalled(attempt, worker.step + 1, lambda hung=worker: bool(hung.hangs))
 
     def slow_down(self, for_s: float, limit_s: float = LIMIT_S) -> None:
-        """All ranks evaluate, or wait for the loader, for so long."""
+        """All ranks evaluate, or wait for the loader, for `for_s` seconds."""
         attempt = max(self.worlds, default=0)
         self.slow_until, self.slow_limit_s = self.now + for_s, limit_s
         if attempt and attempt in self.restored:
@@ -48,12 +48,12 @@ class SimulatedStalls(SimulatedTraining):
             self._report_stalled(attempt, step + 1, lambda: self.now < self.slow_until)
 
     def stop_inspections_for(self, agent: str, for_s: float) -> None:
-        """The agent does not tell what it sees, for a while."""
+        """The agent does not answer inspections for a while."""
         self.uninspectable |= {agent}
         self.at(for_s, lambda: setattr(self, "uninspectable", self.uninspectable - {agent}))
 
     def _report_stalled(self, attempt: int, step: int, still: Callable[[], bool]) -> None:
-        """Once a rank is beyond its limit, its agent says so."""
+        """When a rank exceeds its limit, its agent reports it."""
 
         def say() -> None:
             for rank, agent, worker in self._members(attempt):
@@ -85,7 +85,7 @@ class SimulatedStalls(SimulatedTraining):
             self._send_times(attempt, step)
 
     def _send_times(self, attempt: int, step: int) -> None:
-        """What each rank took, as the row of the step says."""
+        """Send a step row with the compute time of each rank."""
         hosts = [agent.report().node_id for _, agent, _ in self._members(attempt)]
         times = (STEP_S * self.slow_nodes.get(node, 1.0) for node in hosts)
         measured = replace(row(attempt, step), step_time_s=1.0, compute_s=tuple(times))
@@ -108,7 +108,7 @@ class SimulatedStalls(SimulatedTraining):
         )
 
     def _see(self, attempt: int, worker: SimWorker) -> Inspection:
-        """As if everybody but the one that hangs waited in the step's agreement for long."""
+        """The inspection of a worker: all workers but the hung worker wait in the agreement."""
         hung = [w for _, _, w in self._members(attempt) if w is not None and w.hangs]
         absent = bool(worker.hangs) or not hung
         slow = self.now < self.slow_until

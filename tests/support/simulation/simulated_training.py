@@ -1,7 +1,7 @@
 """Training on a small cluster in one thread: agents, workers and a network in simulated time.
 
-It answers the recovery core's effects as real agents would: late, twice, not at all, out of
-order. The faults are in `simulated_cluster`.
+It answers the effects of the recovery core like real agents: late, twice, never, or out of order.
+`simulated_cluster` adds the faults.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HOLD_S = 0.25
 
 
 class SimulatedTraining(SimulatedNetwork):
-    """Carries out what a recovery core asks for."""
+    """Executes the effects of a recovery core."""
 
     def kill_agent(
         self,
@@ -47,12 +47,12 @@ class SimulatedTraining(SimulatedNetwork):
     ) -> None:
         raise NotImplementedError
 
-    # --- what the core asks for ---------------------------------------------------------------
+    # --- effects of the core ------------------------------------------------------------------
 
     def _carry_out(self, effect: fx.Effect) -> None:
         match effect:
             case fx.Emit():
-                data = json.loads(json.dumps(effect.data))  # as a journal would keep it
+                data = json.loads(json.dumps(effect.data))  # like a journal
                 event = SupervisorEvent(len(self.events) + 1, self.now, effect.kind, data)
                 self.events.append(event)
             case fx.End():
@@ -78,7 +78,7 @@ class SimulatedTraining(SimulatedNetwork):
             case fx.FinalizeCheckpoint() | fx.TidyRemoteTier():
                 self._command(effect, lambda agent: self._handle_remote_command(agent, effect))
             case fx.SetIntervals() | fx.Stop():
-                pass  # what is saved here follows from `remote_every`
+                pass  # `remote_every` determines the saves of the simulation
 
     def _command(self, effect: Any, act: Callable[[SimAgent], None]) -> None:
         agent = self.agents[effect.agent]
@@ -91,7 +91,7 @@ class SimulatedTraining(SimulatedNetwork):
 
         def arrive() -> None:
             if supervisor != self.supervisor:
-                return  # of an older epoch: refused
+                return  # an older epoch: refused
             there = agent.alive and agent.reachable and agent.incarnation == life
             if name in agent.refused:
                 agent.refused.discard(name)
@@ -101,7 +101,7 @@ class SimulatedTraining(SimulatedNetwork):
             elif name == "finalize_checkpoint" or (
                 agent.reachable and self.random.random() >= self.chaos
             ):
-                # Otherwise the failure itself stays unknown: a deadline of the core covers it.
+                # Otherwise even the failure stays unknown: a deadline of the core covers it.
                 failed = inputs.CommandFailed(agent.name, name, attempt, "gone", life, step)
                 self.send(failed, 0.5)
 
@@ -149,7 +149,7 @@ class SimulatedTraining(SimulatedNetwork):
             self.at(delay, lambda w=worker, s=seat: self._arrive(agent, w, s, order))
 
     def _arrive(self, agent: SimAgent, worker: SimWorker, seat: Seat, order: FormOrder) -> None:
-        """The worker reaches the rendezvous; the last one to arrive lets all restore."""
+        """The worker reaches the rendezvous; when the last worker arrives, all restore."""
         if not self._is_in(agent, worker, order.attempt):
             return
         world = self.worlds.setdefault(order.attempt, {})
@@ -209,7 +209,7 @@ class SimulatedTraining(SimulatedNetwork):
         )
 
     def _step(self, attempt: int, step: int) -> None:
-        """A step commits only if every member agrees, and none of them is fenced."""
+        """Commit a step, if every member agrees and no member is fenced."""
         if not self._all_in(attempt, WorkerState.TRAINING):
             return
         if not all(self._may_step(agent, attempt) for _, agent, _ in self._members(attempt)):
@@ -262,7 +262,7 @@ class SimulatedTraining(SimulatedNetwork):
             self.at(STEP_S, lambda: self._step(attempt, step + 1))
 
     def _restored_poisoned_state(self, attempt: int) -> bool:
-        """Whether some rank of the attempt took a state that gives no finite step."""
+        """Whether a rank of the attempt restored a state that gives no finite step."""
         return any(
             (restore.place if restore.agent else restore.tier, restore.step) in self.poisoned
             for restore in (agent.restores[rank] for rank, agent, _ in self._members(attempt))
@@ -284,7 +284,7 @@ class SimulatedTraining(SimulatedNetwork):
             self.at(self.random.uniform(0, STEP_S / 3), lambda to=partner: replicate(to))
 
     def _protected(self, attempt: int) -> int:
-        """The newest step that every rank's partners hold."""
+        """The newest step that the partners of every rank hold."""
         newest: list[int] = []
         for rank, agent, _ in self._members(attempt):
             partners = [self.agents[name] for name in agent.partners.get(rank, ())]
@@ -304,7 +304,7 @@ class SimulatedTraining(SimulatedNetwork):
             self._start_saver(effect.rank, agent, effect.attempt, effect.step)
 
     def _finish_shard(self, rank: int, agent: SimAgent, attempt: int, step: int) -> None:
-        """Its saver has ended; a save goes on when its attempt does not, unless its agent died."""
+        """The saver has ended. A save outlives its attempt, but not its agent."""
         if (rank, attempt, step) not in agent.saving:
             return
         agent.saving.remove((rank, attempt, step))
@@ -362,7 +362,7 @@ class SimulatedTraining(SimulatedNetwork):
         detail = {"step": effect.step, "deleted": {}, "message": ""}
         self.signal(agent, SignalKind.RETENTION_DONE, effect.attempt, detail=detail)
 
-    # --- what becomes of processes --------------------------------------------------------------
+    # --- processes ------------------------------------------------------------------------------
 
     def _boot(self, agent: SimAgent) -> None:
         life = agent.incarnation
@@ -418,5 +418,5 @@ class SimulatedTraining(SimulatedNetwork):
         )
 
     def emitted(self, kind: EventKind) -> list[dict[str, Any]]:
-        """The data of every event of that kind, in order."""
+        """The data of every emitted event of that kind, in order."""
         return [event.data for event in self.events if event.kind is kind]

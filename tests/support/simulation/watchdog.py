@@ -1,4 +1,4 @@
-"""What must hold after every input that the recovery core takes, whatever the history."""
+"""The invariants of the recovery core, checked after every input of a simulated job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast_workers.protocol.messages import Place, SignalKind, Tier
 
 
 class Watchdog:
-    """Sees all inputs and effects of a job, over restarts of its supervisor."""
+    """Checks all inputs and effects of a job, across restarts of its supervisor."""
 
     def __init__(self, config: RecoveryConfig) -> None:
         self._config = config
@@ -34,7 +34,7 @@ class Watchdog:
         self._offered.clear()
 
     def committed(self, attempt: int, step: int) -> None:
-        """A step was applied: by no attempt older than one that has applied any."""
+        """A step was applied. Once an attempt has applied a step, no older attempt may."""
         assert attempt >= self._stepping, f"attempt {attempt} steps after {self._stepping}"
         assert not self._ended or step <= self._config.steps
         self._stepping = attempt

@@ -28,7 +28,9 @@ GPUS = 8
 XID = HealthFinding(
     "accelerator", "xid", Level.SUSPECT, "XID 63: a row of memory is to be remapped", "gpu3", 63
 )
-HOT = HealthFinding("accelerator", "throttling", Level.NOTE, "gpu5 runs at 81% of its clock: hot", "gpu5")
+HOT = HealthFinding(
+    "accelerator", "throttling", Level.NOTE, "gpu5 runs at 81% of its clock: hot", "gpu5"
+)
 FULL = HealthFinding("host", "disk", Level.SUSPECT, "/var/lib has 2.1 GB left", "/var/lib")
 
 
@@ -83,7 +85,7 @@ def _node(number: int) -> NodeRow:
         gpus=float(GPUS),
         first_seen=now - 86400 * 12,
         last_seen=now - (7200 if number == MACHINES - 1 else 0),
-        findings=[one.data() for one in findings],
+        findings=[finding.data() for finding in findings],
         measured={f"gpu{device}": 2890.0 + device for device in range(2)},
         **row,
     )

@@ -69,7 +69,7 @@ async def big_job(
     end = time.time() if until is None else until
     legs = legs_of(size, end)
     job = await _submitted(store, size, name, legs[0].forming_at - 260)
-    made = [one for leg in legs for one in rows(leg)]
+    made = [item for leg in legs for item in rows(leg)]
     async with store.write() as session:
         for start in range(0, len(made), 20_000):
             await series.store_rows(session, job, made[start : start + 20_000])
@@ -171,7 +171,7 @@ async def _submitted(store: Store, size: Size, name: str, at: float) -> str:
 
 async def _now(store: Store, job: str, leg: Leg, newest: StepRow, size: Size) -> None:
     """How the job stands: its last rows by the usual way, and where each rank is."""
-    placed = {one["rank"]: one for one in members(leg.attempt, size)}
+    placed = {member["rank"]: member for member in members(leg.attempt, size)}
     chance = random.Random(9)
     beats = tuple(
         Beat(

@@ -125,7 +125,7 @@ async def store_logs(store: Store, job: str, legs: list[Leg], size: Size) -> Non
             say(at, chance.randrange(size.ranks), leg.attempt, _said(chance, step, size.line_bytes))
         if leg.fault is not None:
             at = leg.until + leg.fault.detect_s
-            for text in (*TRACEBACK, *(f"ERROR {one}" for one in leg.fault.evidence)):
+            for text in (*TRACEBACK, *(f"ERROR {item}" for item in leg.fault.evidence)):
                 say(at, leg.fault.ranks[0] % size.ranks, leg.attempt, text)
     assert since <= until
     for start in range(0, len(lines), 20_000):

@@ -254,7 +254,7 @@ def legs_of(size: Size, end: float) -> list[Leg]:
             first = leg.last - lost + 1
             signalled = leg.until + fault.detect_s
             phases = fault.phases_s
-            forming = signalled + sum(phases.get(one, 0) for one in ("gather", "fence", "decide"))
+            forming = signalled + sum(phases.get(item, 0) for item in ("gather", "fence", "decide"))
             since = signalled + sum(phases.values())
     shift = end - legs[-1].until
     for leg in legs:
@@ -271,7 +271,7 @@ def members(attempt: int, size: Size) -> list[dict[str, Any]]:
     members = []
     for rank in range(size.ranks):
         seat = moved.get(rank // PER_NODE, rank // PER_NODE)
-        lives = 1 + sum(1 for one in STORY[: attempt - 1] if rank in one.ranks)
+        lives = 1 + sum(1 for item in STORY[: attempt - 1] if rank in item.ranks)
         members.append(
             {
                 "rank": rank,

@@ -18,10 +18,10 @@ from tests.support.nodes.supervised import small_training
 from tests.support.waiting import eventually
 
 from holdfast_service.placement.restore_points import (
-    Copy,
-    Line,
+    HeldCopy,
+    HistoryLine,
     RestorePoint,
-    Source,
+    RestoreSource,
     find_restore_point,
     restore_for,
 )
@@ -70,7 +70,7 @@ class Fleet:
         )
         self.agents.on_signal = self.signals.append
         self.seats = list(self.agents.seats)
-        self.line = Line()
+        self.line = HistoryLine()
         self.agents.ensure()
         self.wait(lambda: all(self.call(seat, "report").ready for seat in self.seats))
 
@@ -89,7 +89,7 @@ class Fleet:
     ) -> RestorePoint:
         """Give the ranks to the first agents, each with the next agent as its partner."""
         copies = [
-            Copy(seat, report.incarnation, report.host, report.data_port, held)
+            HeldCopy(seat, report.incarnation, report.host, report.data_port, held)
             for seat, report in reports.items()
             for held in report.held
         ]
@@ -97,7 +97,7 @@ class Fleet:
         point = find_restore_point(
             world_size=world, mesh=mesh, copies=copies, remotes=(), line=self.line
         )
-        self.line = self.line.formed(attempt, point.step).ran(attempt)
+        self.line = self.line.with_attempt(attempt, point.step).with_run(attempt)
         store = reports[self.seats[0]].store_port
         for index in range(-(-world // PER_NODE)):
             seat = self.seats[index]
@@ -189,7 +189,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 def test_training_continues_from_memory_on_a_smaller_and_on_a_different_mesh(fleet: Fleet) -> None:
     first = {"dp_shard": 2, "tp": 2}
     point = fleet.form(1, first, fleet.fence(1))
-    assert point.source is Source.INIT
+    assert point.source is RestoreSource.INIT
     fleet.wait_protected(1, EVERY)
     computed, before = 1, first
     for attempt, mesh in ((2, {"dp_shard": 1, "tp": 2}), (3, {"dp_shard": 4, "tp": 1})):
@@ -199,7 +199,7 @@ def test_training_continues_from_memory_on_a_smaller_and_on_a_different_mesh(fle
             del reports["n0"]
         point = fleet.form(attempt, mesh, reports)
         assert (point.source, point.attempt, point.mesh) == (
-            Source.RESHARD,
+            RestoreSource.RESHARD,
             computed,
             mesh_tag(before),
         )

@@ -21,12 +21,12 @@ STEPS = 4
 def make(cache: Path) -> Callable[[], PretrainRecipe]:
     """A recipe at step 0."""
 
-    def made() -> PretrainRecipe:
+    def create() -> PretrainRecipe:
         recipe = PretrainRecipe(tiny_spec({}), cache)
         start_from_seed(recipe)
         return recipe
 
-    return made
+    return create
 
 
 class NotFinite(Exception):

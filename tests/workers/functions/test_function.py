@@ -197,13 +197,13 @@ def test_encoded_values_are_decoded_unchanged(value: object) -> None:
 
 
 def test_encoded_tensors_keep_their_bits() -> None:
-    made: list[Callable[[], torch.Tensor]] = [
+    factories: list[Callable[[], torch.Tensor]] = [
         lambda: torch.randn(3, 2, dtype=torch.bfloat16),
         lambda: torch.tensor(7),
         lambda: torch.empty(0, 4),
     ]
-    for make in made:
-        tensor = make()
+    for create in factories:
+        tensor = create()
         back = decode(encode({"x": tensor}, "it"))["x"]
         assert back.dtype == tensor.dtype and back.shape == tensor.shape
         assert torch.equal(back, tensor)

@@ -55,9 +55,9 @@ def test_numbers_of_every_type_are_accepted_and_nonfinite_ones_left_out() -> Non
         "e": math.nan,
         "f": -math.inf,
     }
-    found = UserMetrics().validated(given)
-    assert found == {"a": 1.0, "b": 1.0, "c": 0.5, "d": 2.0}
-    assert all(type(value) is float for value in found.values())
+    metrics = UserMetrics().validated(given)
+    assert metrics == {"a": 1.0, "b": 1.0, "c": 0.5, "d": 2.0}
+    assert all(type(value) is float for value in metrics.values())
 
 
 def test_names_are_counted_over_all_steps() -> None:

@@ -29,24 +29,24 @@ from holdfast_workers.protocol.messages import GroupBeat
 
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[Path]:
-    made = beacons.path_of(tmp_path, "n0.abc.1")
-    beacons.create(made)
-    yield made
+    created = beacons.path_of(tmp_path, "n0.abc.1")
+    beacons.create(created)
+    yield created
     beacons.remove_all(tmp_path)
-    assert not made.exists()
+    assert not created.exists()
 
 
 @pytest.fixture
 def beacon(path: Path) -> Beacon:
-    made = Beacon(path)
-    made.begin(3)
-    return made
+    created = Beacon(path)
+    created.begin(3)
+    return created
 
 
 def read(reader: BeaconReader) -> BeaconReading:
-    found = reader.read()
-    assert found is not None
-    return found
+    reading = reader.read()
+    assert reading is not None
+    return reading
 
 
 def test_a_beacon_without_a_write_reads_as_none(path: Path) -> None:
@@ -59,9 +59,14 @@ def test_phase_step_and_micro_batch_are_read_as_they_were_written(
     reader = BeaconReader(path)
     before = time.monotonic_ns()
     beacon.enter("backward", 17, 2)
-    found = read(reader)
-    assert (found.attempt, found.phase, found.step, found.micro_batch) == (3, "backward", 17, 2)
-    assert before <= found.changed_ns <= time.monotonic_ns()
+    reading = read(reader)
+    assert (reading.attempt, reading.phase, reading.step, reading.micro_batch) == (
+        3,
+        "backward",
+        17,
+        2,
+    )
+    assert before <= reading.changed_ns <= time.monotonic_ns()
 
 
 def test_collectives_are_counted_by_group_and_are_signs_of_life(beacon: Beacon, path: Path) -> None:
@@ -72,12 +77,12 @@ def test_collectives_are_counted_by_group_and_are_signs_of_life(beacon: Beacon, 
     since = world.enter(b"all_gather")
     world.leave(since)
     tp.enter(b"all_reduce")
-    found = read(reader)
-    assert found.groups == (
+    reading = read(reader)
+    assert reading.groups == (
         GroupBeat("world", 1, 1, "all_gather"),
         GroupBeat("tp", 1, 0, "all_reduce"),
     )
-    changed = found.changed_ns
+    changed = reading.changed_ns
     world.leave(world.enter(b"barrier"))
     assert read(reader).changed_ns > changed
     assert read(reader).groups[0] == GroupBeat("world", 2, 2, "barrier")
@@ -89,8 +94,8 @@ def test_each_attempt_counts_its_collectives_from_zero(beacon: Beacon, path: Pat
     track.leave(track.enter(b"barrier"))
     beacon.begin(4)
     beacon.enter("rendezvous", 0)
-    found = read(BeaconReader(path))
-    assert (found.attempt, found.groups) == (4, ())
+    reading = read(BeaconReader(path))
+    assert (reading.attempt, reading.groups) == (4, ())
 
 
 def test_groups_beyond_the_maximum_are_left_out(beacon: Beacon, path: Path) -> None:
@@ -198,7 +203,7 @@ def test_a_write_in_progress_reads_as_the_record_before(beacon: Beacon, path: Pa
     beacon.enter("forward", 6)
     track.enter(b"barrier")
     assert len(seen) == 4
-    assert all(found is not None and len(found.groups) == 1 for found in seen)
+    assert all(reading is not None and len(reading.groups) == 1 for reading in seen)
 
 
 def test_a_reader_never_reads_a_partial_write(beacon: Beacon, path: Path) -> None:
@@ -214,7 +219,9 @@ def test_a_reader_never_reads_a_partial_write(beacon: Beacon, path: Path) -> Non
                 return
 
     def look() -> bool:
-        seen.update(found.step for found in (read(reader) for _ in range(100)) if _whole(found))
+        seen.update(
+            reading.step for reading in (read(reader) for _ in range(100)) if _whole(reading)
+        )
         return len(seen) > 10
 
     seen: set[int] = set()
@@ -227,8 +234,8 @@ def test_a_reader_never_reads_a_partial_write(beacon: Beacon, path: Path) -> Non
         writer.join()
 
 
-def _whole(found: BeaconReading) -> bool:
-    assert found.step == found.micro_batch, found
+def _whole(reading: BeaconReading) -> bool:
+    assert reading.step == reading.micro_batch, reading
     return True
 
 
@@ -239,10 +246,15 @@ def test_a_declared_phase_has_its_bound_and_returns_to_the_outer_phase(
     beacon.make_current()
     beacon.enter("optimizer", 4, 1)
     with beacons.phase("evaluate", bound_s=60.0):
-        found = read(reader)
-        assert (found.phase, found.step, found.bound_s) == ("evaluate", 4, 60.0)
-    found = read(reader)
-    assert (found.phase, found.step, found.micro_batch, found.bound_s) == ("optimizer", 4, 1, 0.0)
+        reading = read(reader)
+        assert (reading.phase, reading.step, reading.bound_s) == ("evaluate", 4, 60.0)
+    reading = read(reader)
+    assert (reading.phase, reading.step, reading.micro_batch, reading.bound_s) == (
+        "optimizer",
+        4,
+        1,
+        0.0,
+    )
 
 
 def test_a_declared_phase_aborted_by_an_exception_is_not_recorded(

@@ -60,10 +60,10 @@ def test_groups_have_the_names_of_their_axes(counted: Any) -> None:
     dist.all_reduce(torch.ones(1), group=tp)
     dist.broadcast(torch.ones(1), 0, tp)
     dist.all_reduce(torch.ones(1), dist.ReduceOp.SUM, dp)
-    found = counted()
-    assert found["tp"] == GroupBeat("tp", 2, 2, "broadcast")
-    assert found["dp_shard"] == GroupBeat("dp_shard", 1, 1, "all_reduce")
-    assert found.get("world") == before
+    counts = counted()
+    assert counts["tp"] == GroupBeat("tp", 2, 2, "broadcast")
+    assert counts["dp_shard"] == GroupBeat("dp_shard", 1, 1, "all_reduce")
+    assert counts.get("world") == before
 
 
 def test_an_axis_as_large_as_the_world_counts_as_the_world(

@@ -75,8 +75,8 @@ def test_a_record_survives_packing(record: Record) -> None:
 
 
 @given(RECORDS, RECORDS)
-def test_all_records_have_the_same_size(one: Record, other: Record) -> None:
-    assert len(one.pack()) == len(other.pack())
+def test_all_records_have_the_same_size(first: Record, second: Record) -> None:
+    assert len(first.pack()) == len(second.pack())
 
 
 def test_shares_add_up_and_the_samples_of_peers_count_once() -> None:

@@ -60,10 +60,10 @@ def undisturbed(worlds: Worlds, states: Path) -> dict[str, Any]:
 def test_every_mesh_follows_the_curve_of_one_process(worlds: Worlds, mesh: dict[str, int]) -> None:
     alone = worlds.run(programs.undisturbed, tiny_spec({}))[0]["rows"]
     together = worlds.run(programs.undisturbed, tiny_spec(mesh))[0]["rows"]
-    for one, many in zip(alone, together, strict=True):
-        assert many.loss == pytest.approx(one.loss, abs=1e-5)
-        assert many.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)
-        assert many.samples == one.samples
+    for single, many in zip(alone, together, strict=True):
+        assert many.loss == pytest.approx(single.loss, abs=1e-5)
+        assert many.grad_norm == pytest.approx(single.grad_norm, rel=1e-4)
+        assert many.samples == single.samples
 
 
 def test_replicas_have_the_same_bits_at_every_step(worlds: Worlds) -> None:
@@ -117,7 +117,7 @@ def test_a_digest_is_the_same_from_a_payload_and_from_live_tensors(
         assert filled == streamed
 
 
-@pytest.mark.parametrize("fall_back", [False, True], ids=["in place", "rebuilt"])
+@pytest.mark.parametrize("rebuild", [False, True], ids=["in place", "rebuilt"])
 def test_replicas_rebind_to_new_groups_with_the_same_bits(worlds: Worlds, rebuild: bool) -> None:
     spec = tiny_spec({"dp_replicate": 2, "tp": 2}, dropout=0.1)
     expected = worlds.run(programs.undisturbed, spec)[0]["digests"]
@@ -127,7 +127,7 @@ def test_replicas_rebind_to_new_groups_with_the_same_bits(worlds: Worlds, rebuil
         assert result["same_tensors"] is not rebuild
 
 
-@pytest.mark.parametrize("fall_back", [False, True], ids=["in place", "rebuilt"])
+@pytest.mark.parametrize("rebuild", [False, True], ids=["in place", "rebuilt"])
 def test_survivors_rebind_to_new_groups_with_the_same_bits(
     worlds: Worlds, undisturbed: dict[str, Any], rebuild: bool
 ) -> None:
@@ -161,17 +161,17 @@ def test_gradients_of_a_broken_backward_pass_do_not_reach_the_next(
 def test_a_large_models_groups_follow_the_same_curve(worlds: Worlds) -> None:
     alone = worlds.run(programs.undisturbed, tiny_spec({}))[0]["rows"]
     together = worlds.run(programs.undisturbed_per_block, tiny_spec(FULL))[0]["rows"]
-    for one, many in zip(alone, together, strict=True):
-        assert many.loss == pytest.approx(one.loss, abs=1e-5)
+    for single, many in zip(alone, together, strict=True):
+        assert many.loss == pytest.approx(single.loss, abs=1e-5)
 
 
 @pytest.mark.parametrize("mesh", [{}, FULL])
 def test_low_precision_stays_near_the_curve(worlds: Worlds, mesh: dict[str, int]) -> None:
     exact = worlds.run(programs.undisturbed, tiny_spec({}))[0]["rows"]
     low = worlds.run(programs.undisturbed, tiny_spec(mesh, dtype="bfloat16"))[0]["rows"]
-    for one, other in zip(exact, low, strict=True):
-        assert other.loss == pytest.approx(one.loss, rel=2e-2)
-        assert other.loss != one.loss
+    for single, other in zip(exact, low, strict=True):
+        assert other.loss == pytest.approx(single.loss, rel=2e-2)
+        assert other.loss != single.loss
 
 
 def test_a_step_that_is_nonfinite_on_one_rank_is_applied_on_no_rank(worlds: Worlds) -> None:

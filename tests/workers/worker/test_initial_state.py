@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
-from holdfast_service.placement.restore_points import Beginning
+from holdfast_service.placement.restore_points import InitialCheckpoint
 from holdfast_workers.checkpoint.export import plan_export, write_export
 from holdfast_workers.checkpoint.manifest import Manifest, list_checkpoints
 from holdfast_workers.checkpoint.open_storage import open_storage
@@ -72,7 +72,7 @@ def _ended_well(run: SupervisedRun, first: First, part: InitPart, step: int) -> 
 
 def _origin(first: First, part: InitPart) -> dict[str, Any]:
     step = first.at_3.step if part is InitPart.EVERYTHING else 0
-    return {"beginning": Beginning(first.at_3.uri, step, part)}
+    return {"initial": InitialCheckpoint(first.at_3.uri, step, part)}
 
 
 def test_the_manifest_contains_the_loss_of_its_step(first: First) -> None:
@@ -101,7 +101,7 @@ def test_on_another_mesh_a_job_continues_with_the_same_values_and_samples(
             assert run.rows[step].loss == pytest.approx(first.rows[step].loss, rel=1e-5)
 
 
-# --- in this process, on a mesh of one ------------------------------------------------------------
+# --- in this process, on a mesh of size 1 ---------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -215,8 +215,8 @@ def tokens() -> torch.Tensor:
 def logits(first: First, recipe: PretrainRecipe, tokens: torch.Tensor) -> torch.Tensor:
     _begin(recipe, first.at_3.uri, InitPart.EVERYTHING, step=3)
     with torch.no_grad():
-        found: torch.Tensor = recipe.model(tokens)
-    return found
+        logits: torch.Tensor = recipe.model(tokens)
+    return logits
 
 
 def _export(first: First, path: Path, *, hugging_face: bool = False) -> Path:

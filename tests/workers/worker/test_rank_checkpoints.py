@@ -26,7 +26,7 @@ def without_room_for_copies(root: Path, sent: Messages) -> RankCheckpoints:
         "attempt": SAVED.attempt,
         "rank": 0,
     }
-    made = RankCheckpoints(
+    checkpoints = RankCheckpoints(
         order,
         lambda: layout_of((1 << 50,)),
         lambda op, **fields: sent.append((op, fields)),
@@ -34,8 +34,8 @@ def without_room_for_copies(root: Path, sent: Messages) -> RankCheckpoints:
     )
     with segment.begin(4) as slot:
         digest = snapshot_of(SAVED).write(slot)
-    made.adopt_commit(segment, segment.commit(attempt=1, step=4, digest=digest))
-    return made
+    checkpoints.adopt_commit(segment, segment.commit(attempt=1, step=4, digest=digest))
+    return checkpoints
 
 
 @pytest.mark.parametrize("to_memory", [True, False])

@@ -204,19 +204,19 @@ def list_checkpoints(
     Complete means published; the files are not read, see `verify`. A folder whose manifest is
     damaged is left out and reported by `on_bad(uri, reason)`.
     """
-    found = []
+    manifests = []
     names = root.objects()
     for folder in {name.partition("/")[0] for name in names}:
         if FOLDER_NAME.fullmatch(folder) is None or f"{folder}/{QUARANTINED}" in names:
             continue
         try:
-            found.append(read_manifest(root.below(folder)))
+            manifests.append(read_manifest(root.below(folder)))
         except ObjectMissing:
             continue  # not complete, or removed since the listing
         except BadCheckpoint as error:
             if on_bad is not None:
                 on_bad(joined(root.uri, folder), str(error))
-    return sorted(found, key=lambda manifest: (-manifest.step, -manifest.attempt))
+    return sorted(manifests, key=lambda manifest: (-manifest.step, -manifest.attempt))
 
 
 def verify(checkpoint: Storage, on_read: Callable[[int], None] = lambda _: None) -> None:
@@ -283,8 +283,8 @@ class VerifiedReader:
         if self._sha256.hexdigest() != self._file.sha256:
             raise BadCheckpoint(self._uri, "its sha256 is not the manifest's")
 
-    def _wrong_size(self, found: int) -> None:
-        size = f"{found} bytes" if found <= self._file.nbytes else "longer"
+    def _wrong_size(self, nbytes: int) -> None:
+        size = f"{nbytes} bytes" if nbytes <= self._file.nbytes else "longer"
         raise BadCheckpoint(self._uri, f"{size}, the manifest says {self._file.nbytes}")
 
     @property

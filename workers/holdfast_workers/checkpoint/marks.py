@@ -46,7 +46,7 @@ def marks_among(names: Collection[str], folder: str = "") -> Marks:
 
 
 def has_own_marks(names: Collection[str]) -> bool:
-    """Whether Holdfast has written a mark here, whatever else exists or has been removed."""
+    """Whether one of `names` is a mark that Holdfast wrote; the manifest may be gone already."""
     ours = (_PINNED, REMOVING, QUARANTINED)
     return any(name in ours or name.startswith(_NEEDED) for name in names)
 
@@ -85,7 +85,10 @@ def remove_unmarked(checkpoint: Storage) -> bool:
 
 
 def undo_removal(checkpoint: Storage) -> bool:
-    """After a failed removal: whether the checkpoint is still complete. If so, it can be marked."""
+    """Withdraw a failed removal, so that the checkpoint can be marked again.
+
+    Returns False, and changes nothing, if the manifest is already gone.
+    """
     if MANIFEST not in checkpoint.objects():
         return False
     checkpoint.delete(REMOVING)

@@ -73,10 +73,10 @@ class Plan:
     left: tuple[str, ...] = ()
 
     def by_source(self) -> dict[int, tuple[Move, ...]]:
-        found: dict[int, list[Move]] = defaultdict(list)
+        grouped: dict[int, list[Move]] = defaultdict(list)
         for move in self.moves:
-            found[move.source].append(move)
-        return {source: tuple(moves) for source, moves in sorted(found.items())}
+            grouped[move.source].append(move)
+        return {source: tuple(moves) for source, moves in sorted(grouped.items())}
 
     def moved_bytes(self, sources: Sequence[MoveSource]) -> int:
         """Number of bytes that cross the network."""
@@ -105,10 +105,10 @@ def plan_moves(
         if entry.per_rank and not holders and entry.name != SMALL_STATE:
             left.append(entry.name)
             continue
-        found, lacking = _cover(index, entry, holders, sources, load, rank)
-        moves += found
-        if lacking:
-            missing[entry.name] = lacking
+        entry_moves, missing_bytes = _cover(index, entry, holders, sources, load, rank)
+        moves += entry_moves
+        if missing_bytes:
+            missing[entry.name] = missing_bytes
     if missing:
         raise NotCovered(missing)
     return Plan(tuple(moves), tuple(left))

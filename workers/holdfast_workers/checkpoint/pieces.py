@@ -54,23 +54,23 @@ def batches(views: Iterable[Array], limit: int = BATCH_BYTES) -> Iterator[list[A
 
 def gather(batch: Iterable[Array], stage: NDArray[np.uint8]) -> int:
     """Write the pieces one after the other into `stage`; return their size in bytes."""
-    at = 0
+    offset = 0
     for piece in batch:
-        _staged(piece, stage, at)[...] = piece
-        at += piece.nbytes
-    return at
+        _staged(piece, stage, offset)[...] = piece
+        offset += piece.nbytes
+    return offset
 
 
 def scatter(batch: Iterable[Array], stage: NDArray[np.uint8]) -> None:
     """Fill the pieces from `stage`: the inverse of `gather`."""
-    at = 0
+    offset = 0
     for piece in batch:
-        piece[...] = _staged(piece, stage, at)
-        at += piece.nbytes
+        piece[...] = _staged(piece, stage, offset)
+        offset += piece.nbytes
 
 
-def _staged(piece: Array, stage: NDArray[np.uint8], at: int) -> Array:
-    return stage[at : at + piece.nbytes].view(piece.dtype).reshape(piece.shape)
+def _staged(piece: Array, stage: NDArray[np.uint8], offset: int) -> Array:
+    return stage[offset : offset + piece.nbytes].view(piece.dtype).reshape(piece.shape)
 
 
 def _cut(view: Array, limit: int) -> Iterator[Array]:

@@ -1,8 +1,8 @@
-"""Publishing a checkpoint: the moment from which it counts.
+"""Publishes a checkpoint by writing its manifest; a checkpoint without a manifest does not count.
 
-The manifest is written last, at once, and never again. It is written only once every rank's file
-is there with the recorded size and the boxes of every tensor tile it, and taken back if a removal
-began meanwhile. Importing this module loads torch, for the sake of `.metadata`.
+The manifest is written last, in one piece, and never changes. It is written only if every rank's
+file exists with the recorded size and the boxes of every tensor tile it. It is withdrawn if a
+removal began meanwhile. Importing this module loads torch, which writes stock's `.metadata`.
 """
 
 from __future__ import annotations

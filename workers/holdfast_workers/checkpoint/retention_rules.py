@@ -1,6 +1,6 @@
 """Decides which checkpoints of the remote tier a spec's rules remove, and for what reason. Pure.
 
-Never removed, whatever the rules say: pinned checkpoints, checkpoints that another job starts
+Never removed, independent of the rules: pinned checkpoints, checkpoints that another job starts
 from, the newest checkpoint that verifies, and folders that the current attempt or a later one may
 still be writing.
 """
@@ -29,7 +29,7 @@ class StoredCheckpoint:
 
     @property
     def age(self) -> tuple[int, int]:
-        """Sort key: the newest checkpoint has the greatest age key."""
+        """Sort key; the newest checkpoint has the greatest."""
         return (self.step, self.attempt)
 
 

@@ -78,15 +78,15 @@ def source_files(source: str) -> list[tuple[str, Path]]:
     """(name, path) of every file of a source, in the order in which the files are joined."""
     if source == "python-stdlib":
         root = Path(sysconfig.get_paths()["stdlib"])
-        found = [(n, p) for n, p in _files_under(root, _STDLIB_SKIPPED) if n.endswith(".py")]
+        files = [(n, p) for n, p in _files_under(root, _STDLIB_SKIPPED) if n.endswith(".py")]
     elif Path(source).is_dir():
-        found = list(_files_under(Path(source), frozenset()))
+        files = list(_files_under(Path(source), frozenset()))
     else:
         paths = (Path(match) for match in glob.glob(source, recursive=True))  # noqa: PTH207
-        found = [(path.as_posix(), path) for path in paths if path.is_file()]
-    if not found:
+        files = [(path.as_posix(), path) for path in paths if path.is_file()]
+    if not files:
         raise CorpusError(f"data.source {source!r} matches no file on this node")
-    return sorted(found)
+    return sorted(files)
 
 
 def _files_under(root: Path, skipped: frozenset[str]) -> Iterator[tuple[str, Path]]:

@@ -80,11 +80,11 @@ class FaultKindSpec:
 
     description: str
     victim: Victim = Victim.RANK
-    takes: frozenset[str] = frozenset()
+    parameters: frozenset[str] = frozenset()
 
 
-def _kind(description: str, *takes: str, victim: Victim = Victim.RANK) -> FaultKindSpec:
-    return FaultKindSpec(description, victim, frozenset(takes))
+def _kind(description: str, *parameters: str, victim: Victim = Victim.RANK) -> FaultKindSpec:
+    return FaultKindSpec(description, victim, frozenset(parameters))
 
 
 KINDS: Mapping[FaultKind, FaultKindSpec] = {
@@ -232,7 +232,7 @@ class Injection:
 def injection_faults(document: Mapping[str, Any], world_size: int) -> list[SpecFault]:
     """Every error in the document of a requested fault, with its path."""
     names = {field.name for field in fields(Injection)}
-    found = [
+    faults = [
         SpecFault(path=str(name), message="there is no such field")
         for name in document
         if name not in names
@@ -242,12 +242,12 @@ def injection_faults(document: Mapping[str, Any], world_size: int) -> list[SpecF
         kind = FaultKind(given.get("kind", ""))
     except ValueError:
         known = ", ".join(FaultKind)
-        return [*found, SpecFault(path="kind", message=f"must be one of {known}")]
+        return [*faults, SpecFault(path="kind", message=f"must be one of {known}")]
     for name, value in given.items():
         if name in names and name != "kind":
             problem = _field_problem(kind, name, value, world_size)
-            found += [SpecFault(path=name, message=problem)] if problem else []
-    return found
+            faults += [SpecFault(path=name, message=problem)] if problem else []
+    return faults
 
 
 def carry_out(fault: Injection, point: str) -> None:
@@ -282,10 +282,10 @@ def carry_out(fault: Injection, point: str) -> None:
 
 def _field_problem(kind: FaultKind, name: str, value: Any, world_size: int) -> str | None:
     victim = KINDS[kind].victim
-    takes = set(KINDS[kind].takes)
-    takes |= {"rank"} if victim in (Victim.RANK, Victim.NODE) else set()
-    takes |= {"at_step", "phase"} if victim is Victim.RANK else set()
-    if name not in takes:
+    parameters = set(KINDS[kind].parameters)
+    parameters |= {"rank"} if victim in (Victim.RANK, Victim.NODE) else set()
+    parameters |= {"at_step", "phase"} if victim is Victim.RANK else set()
+    if name not in parameters:
         return f"{kind} does not have this parameter"
     if name == "target":
         return None if isinstance(value, str) and 0 < len(value) <= 200 else "must be a name"

@@ -28,8 +28,8 @@ def decode(raw: bytes) -> Any:
     return _value(json.loads(raw))
 
 
-def _plain(given: Any, where: str) -> Any:
-    value = given.item() if isinstance(given, np.generic) else given
+def _plain(original: Any, where: str) -> Any:
+    value = original.item() if isinstance(original, np.generic) else original
     if isinstance(value, torch.Tensor | np.ndarray):
         return _plain_array(value)
     if value is None or type(value) in (bool, int, float, str):

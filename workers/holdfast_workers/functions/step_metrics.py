@@ -30,17 +30,17 @@ class UserMetrics:
     def __init__(self) -> None:
         self._names: set[str] = set()
 
-    def validated(self, given: Mapping[str, float | Tensor]) -> dict[str, float]:
+    def validated(self, metrics: Mapping[str, float | Tensor]) -> dict[str, float]:
         """The finite metrics; a value that is not finite is left out. Raises FunctionError."""
-        for name in given:
+        for name in metrics:
             _check_name(name)
-        self._names |= set(given)
+        self._names |= set(metrics)
         if len(self._names) > MAX_NAMES:
             raise FunctionError(
                 f"step(metrics=...) was given more than {MAX_NAMES} different names: a name is a "
                 "series, so it must not contain the step or a sample"
             )
-        values = {name: _number(name, value) for name, value in given.items()}
+        values = {name: _number(name, value) for name, value in metrics.items()}
         return {name: value for name, value in values.items() if math.isfinite(value)}
 
 

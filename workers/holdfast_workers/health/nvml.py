@@ -1,9 +1,9 @@
 # ruff: noqa: N802  (the functions of NVML have their own names)
-"""Accelerators, asked through NVML. Observes; judges nothing.
+"""Reads the state of accelerators through NVML. Does not evaluate it.
 
-`Nvml` is what is used of NVIDIA's library: the module `pynvml` has it, and so has whatever stands
-in for it in tests. Every function may fail for itself (not supported, no permission): its value
-is then not measured, and the others are.
+`Nvml` is the part of NVIDIA's library in use: the module `pynvml` provides it, and tests substitute
+a fake. Each query may fail separately (not supported, no permission): then only its own value is
+not measured.
 """
 
 from __future__ import annotations

@@ -294,9 +294,8 @@ class Lifelines:
         if line.broken or line.released_at is not None:
             return
         answer = self._grant.answer_to(line.beat)
-        with contextlib.suppress(
-            BlockingIOError
-        ):  # the peer reads nothing now; a later grant replaces this one
+        # BlockingIOError: the peer reads nothing now; a later grant replaces this one.
+        with contextlib.suppress(BlockingIOError):
             if line.sock.send(answer) < len(answer):
                 raise OSError(errno.ENOBUFS, "the peer's receive buffer is full")
 

@@ -183,9 +183,8 @@ def lower_priority(sock: socket.socket) -> None:
         else (socket.IPPROTO_IP, socket.IP_TOS)
     )
     sock.setsockopt(family, option, _LOWER_EFFORT)
-    sock.setsockopt(
-        socket.SOL_SOCKET, socket.SO_PRIORITY, _FILLER
-    )  # last: setting the class resets it
+    # The priority is set last, because setting the traffic class changes it too.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, _FILLER)
 
 
 def encode_header(header: dict[str, Any]) -> bytes:

@@ -76,10 +76,10 @@ def _parameter_groups(model: nn.Module) -> Iterator[Any]:
 
 
 def _mesh_infos(model: nn.Module) -> list[Any]:
-    found: dict[int, Any] = {}
+    infos: dict[int, Any] = {}
     for group in _parameter_groups(model):
         for holder in (group, *group.fsdp_params):
             for info in (holder.mesh_info, holder.post_forward_mesh_info):
                 if info is not None:
-                    found[id(info)] = info
-    return list(found.values())
+                    infos[id(info)] = info
+    return list(infos.values())

@@ -288,19 +288,19 @@ class BeaconReader:
 
     def ended_phases(self) -> list[EndedPhase]:
         """The phases that ended since the last call; only the newest if the ring overflowed."""
-        ended = self._record(_PHASE_AT, _PHASE)[0]
+        newest = self._record(_PHASE_AT, _PHASE)[0]
         ring = bytes(self._buffer[_RING_AT : _RING_AT + RING_ENTRIES * _ENDED_PHASE.size])
         # Entries that may have been overwritten during the copy are left out.
         first = max(self._read_phases, self._record(_PHASE_AT, _PHASE)[0] + 1 - RING_ENTRIES)
-        self._read_phases = max(self._read_phases, ended)
-        found = [
-            _ENDED_PHASE.unpack_from(ring, at % RING_ENTRIES * _ENDED_PHASE.size)
-            for at in range(first, ended)
+        self._read_phases = max(self._read_phases, newest)
+        entries = [
+            _ENDED_PHASE.unpack_from(ring, number % RING_ENTRIES * _ENDED_PHASE.size)
+            for number in range(first, newest)
         ]
         return [
-            EndedPhase(_text(n), elapsed_ns * 1e-9, cold)
-            for n, elapsed_ns, cold in found
-            if elapsed_ns and n[0]
+            EndedPhase(_text(name), standstill_ns * 1e-9, cold)
+            for name, standstill_ns, cold in entries
+            if standstill_ns and name[0]
         ]
 
     def _record(self, at: int, layout: struct.Struct) -> tuple[Any, ...]:

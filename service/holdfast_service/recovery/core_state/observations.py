@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast_service.diagnosis.hang_culprit import Look
+from holdfast_service.diagnosis.hang_culprit import WorldObservation
 from holdfast_service.diagnosis.stragglers import Straggler
 from holdfast_workers.protocol.messages import Inspection
 
@@ -45,7 +45,7 @@ class HangSuspicion:
     """Rank → why it was not seen."""
     unanswered: set[str] = field(default_factory=set)
     """Agents that failed to answer."""
-    before: Look | None = None
+    before: WorldObservation | None = None
     """The inspection that a second one is compared with."""
     stall_emitted: bool = False
     """Whether the STALLED event was emitted for this suspicion."""

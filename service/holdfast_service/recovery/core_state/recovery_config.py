@@ -80,7 +80,7 @@ class RecoveryConfig:
     """Pause after the remote tier refused a manifest for the first time; doubles each time."""
     finalize_longest_pause_s: float = 15.0
     remotes: tuple[RemoteCheckpoint, ...] = ()
-    beginning: InitialCheckpoint | None = None
+    initial: InitialCheckpoint | None = None
     skipped: tuple[tuple[int, int], ...] = ()
     """Data windows, half-open, that the ledger already contains."""
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from holdfast_service.placement.rank_assignment import IdleWorker, CandidateNode, name_order
+from holdfast_service.placement.rank_assignment import CandidateNode, IdleWorker, name_order
 from holdfast_service.placement.replica_placement import Site
 from holdfast_service.placement.restore_points import HeldCopy
 from holdfast_workers.protocol.messages import AgentReport, Partner, WorkerReport, WorkerState
@@ -28,6 +28,8 @@ class Arrival(Enum):
 
 @dataclass
 class AgentRecord:
+    """The last report of an agent in its present incarnation."""
+
     report: AgentReport
     live: bool = True
     fenced: int = 0
@@ -181,7 +183,9 @@ def sites(records: list[AgentRecord]) -> list[Site]:
 def copies(records: list[AgentRecord]) -> list[HeldCopy]:
     """All memory checkpoints that these agents hold."""
     return [
-        HeldCopy(record.agent, record.incarnation, record.report.host, record.report.data_port, held)
+        HeldCopy(
+            record.agent, record.incarnation, record.report.host, record.report.data_port, held
+        )
         for record in records
         for held in record.report.held
     ]

@@ -31,6 +31,8 @@ class PendingManifest:
 
 
 class SaveLedger:
+    """Durable shards, pending manifests and finished checkpoints of a job."""
+
     def __init__(self, world_size: int, remotes: Iterable[RemoteCheckpoint]) -> None:
         self._world_size = world_size
         self._shards: dict[tuple[int, int], dict[int, dict[str, Any]]] = {}

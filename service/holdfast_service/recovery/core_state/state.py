@@ -16,7 +16,7 @@ from holdfast_service.diagnosis.stragglers import PeerTimes
 from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, StopOrder
 from holdfast_service.placement.rank_assignment import GroupHome
 from holdfast_service.placement.replica_placement import Placement
-from holdfast_service.placement.restore_points import BadCopy, AttemptBranch, HistoryLine
+from holdfast_service.placement.restore_points import AttemptBranch, BadCopy, HistoryLine
 from holdfast_service.policy.causes import ErrorMark, Fault, Offence
 from holdfast_service.policy.checkpoint_intervals import AutoTier, SaveCosts
 from holdfast_service.policy.decision_ladder import Decision
@@ -137,6 +137,8 @@ class AttemptWorld:
 
 @dataclass
 class CoreState:
+    """All state of the core. `emit` and `request` append to `effects`, which `handle` returns."""
+
     config: RecoveryConfig
     roster: Roster
     saves: SaveLedger

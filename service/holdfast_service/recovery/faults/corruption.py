@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from holdfast_service.diagnosis.silent_corruption import (
     Evidence,
-    Seated,
-    Verdict,
+    RankHolder,
+    CorruptionVerdict,
     after_repeat,
-    judge,
+    judge_corruption,
 )
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.placement.rank_assignment import format_ranks
@@ -36,9 +36,9 @@ def handle_corruption(state: CoreState, signal: Signal, error: ErrorReport, now:
         return  # another rank has already reported it
     state.corrupted.add(finding.attempt)
     _discard_corrupt_state(state, finding)
-    seats = {rank: Seated(member.agent, member.worker) for rank, member in world.members.items()}
+    seats = {rank: RankHolder(member.agent, member.worker) for rank, member in world.members.items()}
     evidence = Evidence(finding, seats, state.refereed_rank)
-    verdict = judge(evidence, state.unexplained)
+    verdict = judge_corruption(evidence, state.unexplained)
     state.unexplained = None if verdict.ranks else evidence
     state.sidelined = set()
     if verdict.referee is not None:
@@ -103,7 +103,7 @@ def _discard_corrupt_state(state: CoreState, finding: ReplicaFinding) -> None:
 
 def _report_faults(
     state: CoreState,
-    verdict: Verdict,
+    verdict: CorruptionVerdict,
     evidence: Evidence,
     at: float,
     now: float,
@@ -119,7 +119,7 @@ def _report_faults(
         error=error,
         certain=error is not None,
     )
-    source = verdict.at or evidence
+    source = verdict.evidence or evidence
     for rank in verdict.ranks:
         seat = source.seats[rank]
         named = replace(fault, rank=rank, agent=seat.agent, worker=seat.worker)
@@ -128,7 +128,7 @@ def _report_faults(
         judgement.report_fault(state, fault, now)
 
 
-def _verdict_text(verdict: Verdict) -> str:
+def _verdict_text(verdict: CorruptionVerdict) -> str:
     if not verdict.ranks:
         return verdict.why
     return f"{format_ranks(verdict.ranks)}: {verdict.why}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast_service.diagnosis import hang_culprit
-from holdfast_service.diagnosis.hang_culprit import Finding, Look, Verdict
+from holdfast_service.diagnosis.hang_culprit import HangFinding, WorldObservation, HangVerdict
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core_state.effects import Inspect
@@ -101,6 +101,7 @@ def next_due(state: CoreState) -> float | None:
 
 
 def handle_tick(state: CoreState, now: float) -> None:
+    """Start an inspection, or judge the present one, when it is due."""
     due = next_due(state)
     if due is None or now < due:
         return
@@ -188,21 +189,21 @@ def _record_answer(
 
 
 def _judge_inspection(state: CoreState, suspicion: HangSuspicion, now: float) -> None:
-    look = Look(dict(suspicion.seen), dict(suspicion.silent))
+    look = WorldObservation(dict(suspicion.seen), dict(suspicion.silent))
     longest_s = max((inspection.beat.limit_s for inspection in look.seen.values()), default=0.0)
     late_s = max(0.0, longest_s - state.config.stall_limit_s)
     overdue = state.stage is Stage.RUNNING and now >= _stall_deadline(state) + late_s
     verdict = hang_culprit.judge(state.config.mesh, look, suspicion.before, overdue=overdue)
-    if verdict.finding is Finding.HANG and verdict.sure:
+    if verdict.finding is HangFinding.HANG and verdict.sure:
         _report_hang(state, suspicion, verdict, now)
-    elif verdict.finding is Finding.HANG and _all_joined(state):
+    elif verdict.finding is HangFinding.HANG and _all_joined(state):
         suspicion.before, suspicion.due = look, now + state.config.inspect_pause_s
     else:
         _keep_watching(state, suspicion, verdict, now)
 
 
 def _keep_watching(
-    state: CoreState, suspicion: HangSuspicion, verdict: Verdict, now: float
+    state: CoreState, suspicion: HangSuspicion, verdict: HangVerdict, now: float
 ) -> None:
     """No hang is proven: emit STALLED once, and schedule the next inspection."""
     late = [
@@ -226,7 +227,7 @@ def _keep_watching(
     suspicion.pause_s = min(2 * suspicion.pause_s, state.config.inspect_longest_pause_s)
 
 
-def _report_hang(state: CoreState, suspicion: HangSuspicion, verdict: Verdict, now: float) -> None:
+def _report_hang(state: CoreState, suspicion: HangSuspicion, verdict: HangVerdict, now: float) -> None:
     """Condemn the world. The fence kills the workers that block it instead of waiting for them to
     leave. An agent that did not answer and whose ranks block others counts as lost."""
     world = state.world

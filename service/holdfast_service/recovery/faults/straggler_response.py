@@ -34,7 +34,7 @@ def handle_step_rows(state: CoreState, rows: Sequence[StepRow], now: float) -> N
     _drop_moved_ranks(state, world)
     for row in rows:
         if row.attempt == world.attempt and len(row.compute_s) == len(world.members):
-            for straggler in state.peer_times.take(row):
+            for straggler in state.peer_times.add_row(row):
                 _record_change(state, world, straggler, now)
     if state.config.replace_stragglers:
         _report_lasting_stragglers(state, world, now)

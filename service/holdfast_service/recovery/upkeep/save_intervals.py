@@ -14,10 +14,10 @@ from holdfast_service.policy.checkpoint_intervals import (
     IntervalChoice,
     SaveCosts,
     choose_interval,
+    doubled_interval,
     is_worth_changing,
     mean_time_between_failures_s,
     needed_remote_tier,
-    doubled_interval,
 )
 from holdfast_service.recovery.core_state.effects import SetIntervals
 from holdfast_service.recovery.core_state.state import AttemptWorld, CoreState, Stage

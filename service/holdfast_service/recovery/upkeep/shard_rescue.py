@@ -7,7 +7,7 @@ memory of an available agent. It is requested once per incarnation of an agent.
 
 from __future__ import annotations
 
-from holdfast_service.placement.restore_points import HeldCopy, is_mesh, copies_by_step
+from holdfast_service.placement.restore_points import HeldCopy, copies_by_step, is_mesh
 from holdfast_service.recovery.core_state.effects import SaveShard
 from holdfast_service.recovery.core_state.roster import AgentRecord, copies
 from holdfast_service.recovery.core_state.state import CoreState

@@ -10,9 +10,24 @@ from functools import partial
 from typing import Any
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, Phase
-from holdfast_service.placement.rank_assignment import Assignment, GroupHome, Shortage, assign, format_ranks
-from holdfast_service.placement.restore_points import RestorePoint, RestoreSource, find_restore_point
-from holdfast_service.placement.tier_inventory import Holding, holdings, newest_restorable, why_not_newer
+from holdfast_service.placement.rank_assignment import (
+    Assignment,
+    GroupHome,
+    Shortage,
+    assign,
+    format_ranks,
+)
+from holdfast_service.placement.restore_points import (
+    RestorePoint,
+    RestoreSource,
+    find_restore_point,
+)
+from holdfast_service.placement.tier_inventory import (
+    Holding,
+    holdings,
+    newest_restorable,
+    why_not_newer,
+)
 from holdfast_service.policy.causes import Cause
 from holdfast_service.policy.decision_ladder import Action, Decision, applied_decision
 from holdfast_service.recovery.core_state.effects import Fence, Form, RemoveAgent, WarmUp
@@ -136,7 +151,7 @@ def _restore_point(state: CoreState, known: dict[str, Any]) -> RestorePoint:
         find_restore_point,
         world_size=config.world_size,
         mesh=config.mesh,
-        beginning=config.beginning,
+        initial=config.initial,
     )
     point = find(**{**known, "bad": known["bad"] | state.doubted})
     return point if point.source is not RestoreSource.INIT else find(**known)
@@ -360,7 +375,9 @@ def _emit_forming(
             "attempt": point.attempt,
             "tiers": {str(m.rank): m.restore.tier.value for m in members},
             "sources": {str(m.rank): _source_name(m.restore) for m in members},
-            "newest": {tier.value: holding.step for tier, holding in newest_restorable(found).items()},
+            "newest": {
+                tier.value: holding.step for tier, holding in newest_restorable(found).items()
+            },
             "found": [holding.data() for holding in found[:MAX_FOUND_REPORTED]],
         },
         cause_incident=state.incident.number if state.incident else None,

@@ -1,4 +1,4 @@
-"""Hangs on the simulated cluster: from the first sign to the world that goes on."""
+"""Hangs on the simulated cluster: from the first signal to the recovered world."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast_workers.protocol.messages import Inspection, SignalKind
 
 
 def watched(job: SimulatedCluster) -> list[fx.Effect]:
-    """All effects from now on."""
+    """A list that collects all effects from now on."""
     seen: list[fx.Effect] = []
     carry_out = job._carry_out
 
@@ -52,7 +52,9 @@ def test_a_rank_that_hangs_is_named_and_its_process_killed_with_the_fence(proces
     assert any("rank 2" in line for line in incident["evidence"])
     assert incident["stacks"][0]["frames"]
     looks = [effect for effect in effects if isinstance(effect, fx.Inspect)]
-    assert len(looks) == (2 if process == "T" else 4), "what is plain needs one look"
+    assert len(looks) == (2 if process == "T" else 4), (
+        "conclusive evidence needs a single inspection"
+    )
     condemned = {
         effect.agent: effect.condemned for effect in effects if isinstance(effect, fx.Fence)
     }
@@ -62,15 +64,17 @@ def test_a_rank_that_hangs_is_named_and_its_process_killed_with_the_fence(proces
 
 
 def test_a_stall_reported_during_an_inspection_is_inspected_soon_after() -> None:
-    """The look may have come a moment before the peers had waited for long enough."""
+    """The inspection may have come just before the peers had waited for long enough."""
     job = running(cluster())
     see, looks = job._see, list[float]()
 
     def early(attempt: int, worker: SimWorker) -> Inspection:
-        one = see(attempt, worker)
+        inspection = see(attempt, worker)
         looks.append(job.now)
         first = job.now - looks[0] < 0.1 and not worker.hangs
-        return replace(one, beat=replace(one.beat, age_s=0.9)) if first else one
+        return (
+            replace(inspection, beat=replace(inspection.beat, age_s=0.9)) if first else inspection
+        )
 
     job._see = early  # type: ignore[method-assign]
     job.hang_rank(2, "R")
@@ -89,7 +93,7 @@ def test_all_ranks_in_one_long_phase_are_waited_for_and_reported_once() -> None:
     (event,) = job.emitted(EventKind.STALLED)
     assert event["finding"] == "waiting"
     looks = [effect for effect in effects if isinstance(effect, fx.Inspect)]
-    assert 4 <= len(looks) <= 30, "looked at again, less and less often"
+    assert 4 <= len(looks) <= 30, "inspected again at growing intervals"
 
 
 def test_a_world_without_steps_beyond_the_limit_is_re_formed_without_a_culprit() -> None:
@@ -116,10 +120,10 @@ def test_a_long_step_with_moving_micro_batches_is_waited_for() -> None:
     see = job._see
 
     def moving(attempt: int, worker: SimWorker) -> Inspection:
-        one = see(attempt, worker)
+        inspection = see(attempt, worker)
         slow = job.now < job.slow_until
-        beat = replace(one.beat, age_s=0.3, micro_batch=int(job.now))
-        return replace(one, beat=beat) if slow else one
+        beat = replace(inspection.beat, age_s=0.3, micro_batch=int(job.now))
+        return replace(inspection, beat=beat) if slow else inspection
 
     job._see = moving  # type: ignore[method-assign]
     job.stalls_unreported = True
@@ -204,16 +208,16 @@ def test_a_rank_that_stops_while_a_world_forms_is_named() -> None:
 
 
 def alone(**changes: Any) -> SimulatedCluster:
-    """A job of one rank, whose agent tells for how long it has stood."""
+    """A job of a single rank, whose agent reports for how long the rank has not moved."""
     job = cluster(mesh={"dp_shard": 1, "tp": 1}, world_size=1, workers_per_node=1, **changes)
     see, moved = job._see, {"at": 0.0}
 
     def aged(attempt: int, worker: SimWorker) -> Inspection:
-        one = see(attempt, worker)
+        inspection = see(attempt, worker)
         if not worker.hangs:
             moved["at"] = job.now
-            return one
-        return replace(one, beat=replace(one.beat, age_s=job.now - moved["at"]))
+            return inspection
+        return replace(inspection, beat=replace(inspection.beat, age_s=job.now - moved["at"]))
 
     job._see = aged  # type: ignore[method-assign]
     running(job)

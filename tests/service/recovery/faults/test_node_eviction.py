@@ -1,4 +1,4 @@
-"""Ranks on a node that is unwell, or set aside: when they leave it, and when they stay."""
+"""Ranks on an unhealthy or avoided node: when they leave it, and when they stay."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.support.simulation.simulated_jobs import closed, cluster, forming, me
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.placement.rank_assignment import (
     Assignment,
-    GroupHome,
     CandidateNode,
+    GroupHome,
     Shortage,
     assign,
 )
@@ -115,11 +115,11 @@ def test_an_avoided_standby_gets_no_rank_and_a_cordoned_host_keeps_its_ranks() -
     job.run_until(lambda: job.core.committed >= 15)
     job.kill_rank(0)
     assert job.run().outcome == "SUCCEEDED"
-    assert hosts(forming(job)[-1]) == {"n0", "n1"}, "no new node is taken, and none is there"
+    assert hosts(forming(job)[-1]) == {"n0", "n1"}, "no other node is available"
 
 
 def test_ranks_do_not_leave_a_node_for_a_node_that_cannot_take_them() -> None:
-    """Or they would leave it again and again, and arrive nowhere."""
+    """Otherwise they would leave it repeatedly without moving."""
     job = running(cluster())
     report = job.agents["n2"].report()
     name = node_name(report.node_id, report.host)
@@ -218,7 +218,7 @@ def test_no_group_moves_to_an_avoided_node(
     free = assign(GROUPS, homes, [CandidateNode(n.agent, "", n.capacity, n.ready) for n in nodes])
     if isinstance(result, Shortage):
         return
-    assert isinstance(free, Assignment), "to avoid a node never makes more room"
+    assert isinstance(free, Assignment), "avoiding a node never adds capacity"
     by_name = {node.agent: node for node in nodes}
     for index, group in enumerate(GROUPS):
         (seat,) = {placed.agent for placed in result.placed if placed.rank in group}
@@ -227,8 +227,8 @@ def test_no_group_moves_to_an_avoided_node(
             others = [n for n in nodes if n.ready and not n.avoid]
             used = {n.agent: 0 for n in others}
             for placed in result.placed:
-                if one.agent in used:
-                    used[one.agent] += 1
+                if placed.agent in used:
+                    used[placed.agent] += 1
             assert all(n.capacity - used[n.agent] < len(group) for n in others), "it had to stay"
 
 
@@ -239,7 +239,7 @@ def standings(job: SimulatedCluster) -> list[str]:
 def uncordoned(
     job: SimulatedCluster, standing: NodeStanding = NodeStanding.QUARANTINED
 ) -> SimulatedCluster:
-    """The standby's node was set aside, and is not any more."""
+    """The standby's node was avoided and may be used again."""
     set_aside(job, "n2", standing=standing)
     job.run_until(lambda: bool(job.core._state.avoided))
     job.send(inputs.NodesAvoided({}))
@@ -289,9 +289,9 @@ def test_a_failed_check_command_is_repeated() -> None:
 
 def test_an_unanswered_check_is_repeated_while_no_step_is_committed() -> None:
     job = running(cluster(steps=60, check_timeout_s=5.0))
-    job.chaos = 1.0  # no word on what does not get through
+    job.chaos = 1.0  # failures are not reported
     effects = watched(job)
-    job.agents["n2"].reachable = False  # not for long enough to be missed
+    job.agents["n2"].reachable = False  # too briefly for its loss to be detected
     uncordoned(job)
     job.at(1.0, lambda: setattr(job.agents["n2"], "reachable", True))
     job.chaos = 0.0

@@ -1,4 +1,4 @@
-"""A slow rank on the simulated cluster: told, left if there is a better node, let be if not."""
+"""A slow rank on the simulated cluster: reported, and moved if a better node is available."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_restarted_supervisor_knows_slow_ranks_and_reports_recovered_ranks() -
     job.run_until(lambda: len(straggler_events(job)) == 2)
     job.restart_supervisor()
     job.run_until(lambda: job.core.committed > 100)
-    assert len(straggler_events(job)) == 2, "said once"
+    assert len(straggler_events(job)) == 2, "reported once"
     job.slow_nodes = {"n1-1": 1.0}
     assert job.run().outcome == "SUCCEEDED"
     assert sorted(straggler_events(job)) == [

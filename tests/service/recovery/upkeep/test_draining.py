@@ -1,4 +1,4 @@
-"""Nodes that the cluster is about to take away: their ranks leave in time, and nobody is blamed."""
+"""Draining nodes: their ranks leave in time, and no node is blamed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_S = 10.0
 
 
 def drain(job: SimulatedCluster, *agents: str, in_s: float | None = 30.0) -> None:
-    """Ray is told that the nodes of these agents go in `in_s` seconds."""
+    """Announce the removal of these agents' nodes in `in_s` seconds; None: without a time."""
     at = None if in_s is None else job.now + in_s
     ids = [job.agents[name].report().node_id for name in agents]
     job.send(inputs.NodesDraining(dict.fromkeys(ids, at)))
@@ -58,17 +58,17 @@ def test_without_a_standby_a_drain_saves_every_step_and_counts_as_a_preemption()
     job.run_until(lambda: job.core.committed >= 30)
     assert paces(effects) == [(1, 1)]
     assert not closed(job) and len(forming(job)) == 1
-    job.kill_node("n0", back_after_s=2.0)  # another machine takes its place
+    job.kill_node("n0", back_after_s=2.0)  # another machine replaces it
     job.run_until(lambda: bool(closed(job)))
     (incident,) = closed(job)
     assert incident["cause"] == "node_lost"
     assert len(incident["preemptions"]) == 1 and incident["failures"] == []
-    assert incident["offences"] == [], "nobody is to blame for what was announced"
+    assert incident["offences"] == [], "no node is blamed for an announced removal"
     assert incident["lost"][0]["on_notice"]
     facts = Facts.from_events(job.events)
     assert (len(facts.preemptions), facts.failures, facts.offences) == (1, (), ())
     orders = [order.intervals for order in (job.orders[max(job.orders)],)]
-    assert orders == [(1, 50)], "the node that came stays"
+    assert orders == [(1, 50)], "the new node does not drain"
     assert job.run().outcome == "SUCCEEDED"
 
 
@@ -106,7 +106,7 @@ def test_copies_move_away_from_a_draining_partner() -> None:
 
 
 class FakeAgents:
-    """Agents of a cluster that answers with what a test puts here, or raises it."""
+    """Agents of a cluster that returns, or raises, the answers of a test in order."""
 
     seats = ("n0",)
 

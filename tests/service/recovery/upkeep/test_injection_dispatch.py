@@ -1,4 +1,4 @@
-"""Where an injected fault goes: to the agent that hosts its rank, once, as soon as there is one."""
+"""Dispatch of an injected fault: once, to the agent that hosts its rank, when one exists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast_workers.fault_injection.kinds import FaultKind, Injection
 
 
 def dispatched(job: SimulatedCluster, number: int, fault: Injection) -> list[tuple[str, int]]:
-    """The agents that are told of it at once."""
+    """The agents that receive the fault at once."""
     effects = job.core.handle(FaultRequested(number, fault), job.now)
     return [(effect.agent, effect.number) for effect in effects if isinstance(effect, InjectFault)]
 
@@ -81,5 +81,5 @@ def test_a_fault_number_is_taken_once_across_restarts(tmp_path: Path) -> None:
         *(True, False, True, False, False, True)
     ]
     (tmp_path / "faults-taken").write_text("")
-    assert TakenFaults(tmp_path).take(6), "a file that lost its bytes holds up none"
+    assert TakenFaults(tmp_path).take(6), "an emptied file blocks no fault"
     assert sorted(os.listdir(tmp_path)) == ["faults-taken"]  # noqa: PTH208

@@ -1,4 +1,4 @@
-"""Who keeps whose memory checkpoints after something has failed, on the simulated cluster."""
+"""Replication partners after failures, on the simulated cluster."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_only_available_partner_stays_when_replication_to_it_fails_for_a_whi
     job = running(two_nodes())
     job.break_link(0, for_s=2.0)
     job.run_until(lambda: len(placed(job)) == 2)
-    assert placed(job)[-1] == {"0": [], "1": ["n0"]}  # nobody counts on it meanwhile
+    assert placed(job)[-1] == {"0": [], "1": ["n0"]}  # the link does not count meanwhile
     before = newest_replica(job, 0)
     job.run_until(lambda: newest_replica(job, 0) > before + 10)
     assert job.agents["n0"].partners[0] == ("n1",)
@@ -73,7 +73,7 @@ def test_a_failed_change_of_partners_is_repeated() -> None:
 
 
 def test_no_replica_is_freed_before_its_owner_confirms_a_new_partner() -> None:
-    """The command takes longer to fail than new partners are given to catch up."""
+    """The command fails only after the time that new partners have to catch up."""
     job = running(cluster(standbys=2, steps=200, free_after_s=0.0), step=5)
     core = job.core
     member = core._state.world.members[0]
@@ -92,10 +92,12 @@ def test_no_replica_is_freed_before_its_owner_confirms_a_new_partner() -> None:
     effects = core.handle(inputs.Signals((failed,)), job.now)
     asked = [effect for effect in effects if isinstance(effect, fx.SetPartners)]
     step = inputs.StepCommitted(core.attempt, core.committed, core.committed)
-    for one in asked:
+    for command in asked:
         assert not core.handle(step, job.now + 1.0)
-        names = tuple(partner.agent for partner in one.partners)
-        answer = inputs.PartnersSet(one.agent, core.attempt, one.rank, names, one.incarnation)
+        names = tuple(partner.agent for partner in command.partners)
+        answer = inputs.PartnersSet(
+            command.agent, core.attempt, command.rank, names, command.incarnation
+        )
         core.handle(answer, job.now + 1.0)
     freed = core.handle(step, job.now + 1.0)
     assert {effect.agent for effect in freed if isinstance(effect, fx.FreeMemory)} == set(

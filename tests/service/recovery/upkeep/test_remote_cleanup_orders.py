@@ -1,4 +1,4 @@
-"""What the core orders to be tidied in the remote tier, when, and what it makes of the answer."""
+"""Cleanup orders of the core for the remote tier, and the handling of their results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_checkpoint_off_the_present_line_is_marked_bad_before_retention_counts
     assert order.bad == {"mem://29.1"}
     assert order.attempt == 2
     (again,) = _orders(inputs.CheckpointFinalized(13, 2, "mem://13.2", 1), job)
-    assert "mem://29.1" in again.bad  # should the first order have come to nothing
+    assert "mem://29.1" in again.bad  # in case the first order failed
 
 
 def test_a_cleanup_order_lists_unfinished_checkpoints() -> None:

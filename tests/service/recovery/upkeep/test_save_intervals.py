@@ -1,4 +1,4 @@
-"""How often a tier of `auto` is saved, as it is measured, on the simulated cluster."""
+"""Measured save intervals of the `auto` tiers, on the simulated cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes durable when those who save it die or fail, on the simulated cluster."""
+"""Completion of remote saves whose savers die or fail, on the simulated cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast_workers.protocol.messages import Place
 
 
 def saving_at_ten(standbys: int = 1) -> SimulatedCluster:
-    """Step 10 is on its way to the remote tier, and lies in the memory of two nodes already."""
+    """Step 10 is being saved to the remote tier, and is already in the memory of two nodes."""
     job = running(cluster(standbys))
     agents = job.agents.values()
     job.run_until(

@@ -1,4 +1,4 @@
-"""When a job that is cancelled or paused ends, and with which state, on the simulated cluster."""
+"""The end of a cancelled or paused job: when, and with which state, on the simulated cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def in_stage(stage: Stage) -> SimulatedCluster:
     return job
 
 
-STAGES = [one for one in Stage if one not in NOT_YET]
+STAGES = [stage for stage in Stage if stage not in NOT_YET]
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -40,10 +40,12 @@ def test_a_job_without_time_to_stop_ends_at_once_from_every_stage(
     assert job.ended is not None
     assert job.ended.outcome == {"cancel": "CANCELLED", "pause": "PAUSED"}[kind]
     assert job.ended.message.startswith("enough")
-    job.feed(inputs.StopRequested(kind, "again", job.now))  # the cluster asserts: nothing follows
+    job.feed(
+        inputs.StopRequested(kind, "again", job.now)
+    )  # the cluster asserts that no effect follows
 
 
-@pytest.mark.parametrize("stage", [one for one in STAGES if one is not Stage.FINISHING])
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage is not Stage.FINISHING])
 def test_a_job_that_is_cancelled_stops_by_its_deadline_from_every_stage(stage: Stage) -> None:
     job = cluster() if stage is Stage.ASSEMBLING else in_stage(stage)
     deadline = job.now + 20.0

@@ -1,4 +1,4 @@
-"""A manifest that the remote tier refused, and nobody there to try it again."""
+"""A manifest that the remote tier refused, without a live agent to retry it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast_service.recovery.core_state.state import Stage
 def test_a_refused_manifest_without_a_live_agent_sets_no_deadline() -> None:
     job = cluster(standbys=0)
     core, saves = job.core, job.core._state.saves
-    job.run_until(lambda: any(one.agent for one in saves.pending.values()))
+    job.run_until(lambda: any(pending.agent for pending in saves.pending.values()))
     (pending,) = saves.pending.values()
     assert pending.agent is not None
     agent, attempt, step = pending.agent, pending.attempt, pending.step
