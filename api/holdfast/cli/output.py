@@ -1,12 +1,14 @@
-"""What the commands print: results on stdout (JSON or YAML if asked), everything else on stderr.
+"""Prints for all commands: results to stdout (JSON or YAML on request); progress and errors go to
+stderr.
 
-Where stdout is no terminal there is no colour and nothing is cut off: programs read it.
+If stdout is not a terminal, there is no colour and no line is cut: programs read it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -36,8 +38,11 @@ STATE_STYLES = {
 
 
 TRACEBACK_VARIABLE = "HOLDFAST_TRACEBACK"
-WIDE = 200  # columns where no terminal says how many there are: nothing is cut off in a pipe
+WIDE = 200  # columns if there is no terminal: no line is cut in a pipe
 BLOCKS = " ▏▎▍▌▋▊▉█"
+NODE_ID = re.compile(r"\b[0-9a-f]{56}\b")
+"""A node id of Ray."""
+MIN_NODE_ID_DIGITS = 8
 
 
 def console() -> Console:
@@ -50,24 +55,25 @@ def stderr() -> Console:
 
 
 def width() -> int | None:
-    """Cells of the terminal that stdout is; None: it is none."""
+    """Columns of the terminal; None if stdout is not a terminal."""
     return console().width if sys.stdout.isatty() else None
 
 
 def fold(line: Text, indent: int) -> Text:
-    """The line, on as many lines of the terminal as it needs, the further ones indented."""
+    """The line, wrapped to the width of the terminal; continuation lines are indented."""
     cells = width()
     if cells is None or line.cell_len <= cells:
         return line
     return Text("\n" + " " * indent).join(line.wrap(console(), cells - indent))
 
 
-def plural(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def results(options: Options, values: Iterable[Any]) -> bool:
-    """Print each value as a document, if documents were asked for; else False, and nothing."""
+    """Print each value as a document, if the options request documents; else print nothing and
+    return False."""
     if not options.plain:
         return False
     for value in values:
@@ -76,13 +82,13 @@ def results(options: Options, values: Iterable[Any]) -> bool:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on one line, at once: a reader may be waiting for it."""
+    """Print one JSON document on one line, and flush: a reader may wait for it."""
     sys.stdout.write(json.dumps(_plain(value)) + "\n")
     sys.stdout.flush()
 
 
 def print_yaml(value: Any) -> None:
-    """One YAML document, set off from the one before it."""
+    """Print one YAML document, separated from the previous one."""
     import yaml  # late: few commands need it
 
     sys.stdout.write("---\n" + yaml.safe_dump(_plain(value), sort_keys=False, allow_unicode=True))
@@ -92,12 +98,12 @@ def print_yaml(value: Any) -> None:
 def table(
     columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], *, whole: bool = False
 ) -> None:
-    """Fitted to the terminal, or `whole`."""
+    """Print a table that fits the terminal; `whole`: without cutting."""
     console().print(lay(columns, rows, None if whole else width()))
 
 
-def talk(*lines: str | Text) -> None:
-    """To the person at the terminal, on stderr."""
+def progress(*lines: str | Text) -> None:
+    """Print lines for the user to stderr."""
     out = stderr()
     for line in lines:
         out.print(line, markup=False)
@@ -115,19 +121,39 @@ def print_error(error: HoldfastError) -> None:
 
 
 def print_unforeseen(error: Exception) -> None:
-    """With where it was raised, only if HOLDFAST_TRACEBACK is set."""
+    """Print an unexpected exception; its traceback only if HOLDFAST_TRACEBACK is set."""
     if os.environ.get(TRACEBACK_VARIABLE):
         stderr().print("".join(traceback.format_exception(error)), markup=False)
-    what = " ".join(str(error).split()) or "no more is known"
-    talk(
-        f"error (unforeseen): {type(error).__name__}: {what}",
-        f"a fault of this program, please report it; {TRACEBACK_VARIABLE}=1 shows where it is",
+    message = " ".join(str(error).split()) or "without a message"
+    progress(
+        f"error (unforeseen): {type(error).__name__}: {message}",
+        f"this is a bug of holdfast, please report it; {TRACEBACK_VARIABLE}=1 prints a traceback",
     )
 
 
 def ids(whole: Sequence[str], *, wide: bool = False) -> list[str]:
-    """As they are shown: on a terminal as short as still tells them apart, else whole."""
+    """Job ids for display: on a terminal the shortest distinct prefixes, else whole."""
     return list(whole) if wide or not sys.stdout.isatty() else short(whole)
+
+
+class NodeIdShortener:
+    """Cuts the node ids in a text to their first digits: as many as distinguish all node ids that
+    it has seen, at least 8. Other names of nodes (host names, addresses) stay whole."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self._known: set[str] = set()
+        self._digits = MIN_NODE_ID_DIGITS
+        for text in texts:
+            self._learn(text)
+
+    def __call__(self, text: str) -> str:
+        self._learn(text)
+        return NODE_ID.sub(lambda found: found[0][: self._digits], text)
+
+    def _learn(self, text: str) -> None:
+        self._known.update(NODE_ID.findall(text))
+        while len({node_id[: self._digits] for node_id in self._known}) < len(self._known):
+            self._digits += 1
 
 
 def state_text(state: State) -> Text:
@@ -135,14 +161,14 @@ def state_text(state: State) -> Text:
 
 
 def bar(share: float, cells: int) -> str:
-    """A bar of so many cells, drawn in eighths."""
+    """A bar of `cells` characters, with a resolution of an eighth."""
     eighths = round(max(0.0, min(1.0, share)) * cells * 8)
     whole, rest = divmod(eighths, 8)
     return (BLOCKS[8] * whole + (BLOCKS[rest] if rest else "")).ljust(cells)
 
 
 def seconds(value: float | None) -> str:
-    """A duration for people: 0.134 s, 12.1 s, 3 min 20 s."""
+    """A duration as text: 0.134 s, 12.1 s, 3 min 20 s."""
     if value is None:
         return "-"
     if value < 1:

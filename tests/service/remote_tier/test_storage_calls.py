@@ -51,5 +51,5 @@ async def test_what_a_storage_says_reaches_the_caller(tmp_path: Path) -> None:
     with pytest.raises(StorageNotAnswering, match="slow down"):
         await calls.run(fails)
     with pytest.raises(StorageNotAnswering, match="no secret 'mine'"):
-        calls.at("s3://bucket/x", _spec(secret="mine", uri="s3://bucket"))
-    assert calls.at("s3://bucket/x", _spec()).uri == "s3://bucket/x"
+        calls.storage_at("s3://bucket/x", _spec(secret="mine", uri="s3://bucket"))
+    assert calls.storage_at("s3://bucket/x", _spec()).uri == "s3://bucket/x"
