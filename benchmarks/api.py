@@ -49,7 +49,7 @@ from uuid import uuid4
 import httpx
 import psutil
 
-from benchmarks.conditions import kept_awake, machine, print_json, say
+from benchmarks.conditions import kept_awake, machine, print_json, report
 
 READS_PER_S = 40.0
 TRANSITIONS_PER_S = 1.0
@@ -71,7 +71,7 @@ _TOLD_EVERY_S = 15.0
 _SEED = 7
 
 
-class Watchers:
+class WatcherProcess:
     """Streams on `/live`, in a process of their own; see `benchmarks.api_watchers`."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -80,7 +80,7 @@ class Watchers:
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, address: str, count: int) -> AsyncIterator[Watchers]:
+    async def opened(cls, address: str, count: int) -> AsyncIterator[WatcherProcess]:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "benchmarks.api_watchers", address, str(count)),
@@ -108,7 +108,7 @@ class Watchers:
 
 
 @dataclass
-class Parts:
+class CpuShares:
     """Seconds of processors that each part of the whole has used since it was made."""
 
     pids: Mapping[str, int]
@@ -135,7 +135,7 @@ class Parts:
         return found
 
 
-class Stolen:
+class StealTime:
     """Of the time in which somebody wanted a processor, the share that the host gave to others."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class Stolen:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    say("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
     kinds = ["sqlite", "postgresql"] if options.database == "both" else [options.database]
     found = {kind: asyncio.run(_measure(kind, options)) for kind in kinds}
     summary = {
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     for kind, missed in summary["missed"].items():
         for name, words in missed.items():
-            say(f"{kind}: {name} missed: {words}")
+            report(f"{kind}: {name} missed: {words}")
     if options.json:
         print_json(summary)
     return 0
@@ -186,25 +186,25 @@ def _missed(found: dict[str, Any], clients: int) -> dict[str, str]:
 
 
 async def _measure(kind: str, options: argparse.Namespace) -> dict[str, Any]:
-    def tell(told: str) -> None:
-        say(f"{kind}: {told}")
+    def report_progress(told: str) -> None:
+        report(f"{kind}: {told}")
 
     async with _server(kind) as server, _client(server.address) as client:
-        tell(f"submitting {options.jobs} jobs")
-        ids, submissions_per_s = await _submit(client, options.jobs, tell)
-        tell(f"{submissions_per_s:.0f} submissions/s; waiting until all run")
+        report_progress(f"submitting {options.jobs} jobs")
+        ids, submissions_per_s = await _submit(client, options.jobs, report_progress)
+        report_progress(f"{submissions_per_s:.0f} submissions/s; waiting until all run")
         began = time.monotonic()
-        await _all_running(client, options.jobs, tell)
+        await _all_running(client, options.jobs, report_progress)
         starting_s = time.monotonic() - began
-        async with Watchers.opened(server.address, options.clients) as watchers:
+        async with WatcherProcess.opened(server.address, options.clients) as watchers:
             with kept_awake(options.keep_awake):
-                found = await _loaded(client, server, watchers, ids, options, tell)
+                found = await _loaded(client, server, watchers, ids, options, report_progress)
     found = {
         "submissions_per_s": round(submissions_per_s, 1),
         "until_all_ran_s": round(starting_s, 1),
         **found,
     }
-    tell(str(found))
+    report_progress(str(found))
     return found
 
 
@@ -215,22 +215,22 @@ def _client(address: str) -> httpx.AsyncClient:
 
 async def _loaded(
     client: httpx.AsyncClient,
-    server: Server,
-    watchers: Watchers,
+    server: BenchServer,
+    watchers: WatcherProcess,
     ids: Sequence[str],
     options: argparse.Namespace,
-    tell: Callable[[str], None],
+    report_progress: Callable[[str], None],
 ) -> dict[str, Any]:
     """What is measured with all jobs active and all streams open."""
     before = await watchers.told()
-    tell(f"{before['held']} streams are open")
+    report_progress(f"{before['held']} streams are open")
     await asyncio.sleep(2)
     before = await watchers.told()
     reads: dict[str, list[float]] = {}
     orders: dict[str, list[float]] = {}
     late: list[float] = []
-    stolen = Stolen()
-    parts = Parts({**server.pids, "load": os.getpid(), "streams": watchers.pid})
+    stolen = StealTime()
+    parts = CpuShares({**server.pids, "load": os.getpid(), "streams": watchers.pid})
     began = time.monotonic()
     looking = asyncio.create_task(_own_lag(late))
     async with _client(server.address) as another:  # whose connections no read has
@@ -275,7 +275,7 @@ async def _own_lag(found: list[float]) -> None:
 
 
 async def _submit(
-    client: httpx.AsyncClient, count: int, tell: Callable[[str], None]
+    client: httpx.AsyncClient, count: int, report_progress: Callable[[str], None]
 ) -> tuple[list[str], float]:
     ids: list[str] = []
     numbers = iter(range(count))
@@ -286,14 +286,14 @@ async def _submit(
             answer.raise_for_status()
             ids.append(answer.json()["id"])
             if len(ids) % max(1, count // 5) == 0:
-                tell(f"{len(ids)} submitted after {time.monotonic() - began:.0f} s")
+                report_progress(f"{len(ids)} submitted after {time.monotonic() - began:.0f} s")
 
     began = time.monotonic()
     await asyncio.gather(*(submitter() for _ in range(SUBMITTERS)))
     return ids, count / (time.monotonic() - began)
 
 
-async def _all_running(client: httpx.AsyncClient, count: int, tell: Callable[[str], None]) -> None:
+async def _all_running(client: httpx.AsyncClient, count: int, report_progress: Callable[[str], None]) -> None:
     began = told_at = time.monotonic()
     running = 0
     while time.monotonic() - began < _RUNNING_S:
@@ -303,20 +303,20 @@ async def _all_running(client: httpx.AsyncClient, count: int, tell: Callable[[st
             return
         if time.monotonic() - told_at > _TOLD_EVERY_S:
             told_at = time.monotonic()
-            tell(f"{running} run after {told_at - began:.0f} s")
+            report_progress(f"{running} run after {told_at - began:.0f} s")
         await asyncio.sleep(1)
     raise TimeoutError(f"{running} of {count} jobs run after {_RUNNING_S:g} s")
 
 
-def _calls(ids: Sequence[str], chance: random.Random) -> dict[str, Callable[[], str]]:
+def _calls(ids: Sequence[str], rng: random.Random) -> dict[str, Callable[[], str]]:
     """What a dashboard asks for: name -> path."""
 
     def job(path: str) -> Callable[[], str]:
-        return lambda: f"/api/v1/jobs/{chance.choice(ids)}{path}"
+        return lambda: f"/api/v1/jobs/{rng.choice(ids)}{path}"
 
     return {
         "list": lambda: "/api/v1/jobs?view=row&limit=50",
-        "search": lambda: f"/api/v1/jobs?view=row&q=bench-{chance.randrange(100)}&sort=name",
+        "search": lambda: f"/api/v1/jobs?view=row&q=bench-{rng.randrange(100)}&sort=name",
         "job": job(""),
         "verdict": job("/verdict"),
         "timeline": job("/timeline"),
@@ -335,8 +335,8 @@ async def _paced_reads(
     client: httpx.AsyncClient, ids: Sequence[str], seconds: float, found: dict[str, list[float]]
 ) -> None:
     """Each is counted from when it was due, so that one that is late does not hide the next."""
-    chance = random.Random(_SEED)
-    calls = itertools.cycle(_calls(ids, chance).items())
+    rng = random.Random(_SEED)
+    calls = itertools.cycle(_calls(ids, rng).items())
     began = time.monotonic()
     under_way: set[asyncio.Task[None]] = set()
 
@@ -359,38 +359,38 @@ async def _transitions(
     client: httpx.AsyncClient, ids: Sequence[str], seconds: float, found: dict[str, list[float]]
 ) -> None:
     """`found`: order -> how long each took."""
-    chance = random.Random(_SEED)
+    rng = random.Random(_SEED)
     end = time.monotonic() + seconds
-    for job in chance.sample(list(ids), len(ids)):
+    for job in rng.sample(list(ids), len(ids)):
         due = time.monotonic() + 2 / TRANSITIONS_PER_S
         if time.monotonic() > end:
             return
-        took = await _moved(client, job, "pause", {"PAUSING", "PAUSED"})
+        took = await _time_transition(client, job, "pause", {"PAUSING", "PAUSED"})
         found.setdefault("pause", []).append(took)
         with contextlib.suppress(TimeoutError):
-            await _is(client, job, {"PAUSED"})
-        took = await _moved(client, job, "resume", {"STARTING", "RUNNING"})
+            await _reach_state(client, job, {"PAUSED"})
+        took = await _time_transition(client, job, "resume", {"STARTING", "RUNNING"})
         found.setdefault("resume", []).append(took)
         await asyncio.sleep(max(0.0, due - time.monotonic()))
 
 
-async def _moved(client: httpx.AsyncClient, job: str, order: str, states: set[str]) -> float:
+async def _time_transition(client: httpx.AsyncClient, job: str, order: str, states: set[str]) -> float:
     began = time.monotonic()
     (await client.post(f"/api/v1/jobs/{job}/{order}")).raise_for_status()
     with contextlib.suppress(TimeoutError):  # that long, then
-        await _is(client, job, states)
+        await _reach_state(client, job, states)
     return time.monotonic() - began
 
 
-async def _is(client: httpx.AsyncClient, job: str, states: set[str]) -> None:
+async def _reach_state(client: httpx.AsyncClient, job: str, states: set[str]) -> None:
     async with asyncio.timeout(30):
         while (await client.get(f"/api/v1/jobs/{job}")).json()["state"] not in states:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
 async def _reads_per_s(client: httpx.AsyncClient, ids: Sequence[str], seconds: float) -> float:
-    chance = random.Random(_SEED)
-    calls = itertools.cycle(_calls(ids, chance).values())
+    rng = random.Random(_SEED)
+    calls = itertools.cycle(_calls(ids, rng).values())
     end = time.monotonic() + seconds
     count = 0
 
@@ -405,13 +405,13 @@ async def _reads_per_s(client: httpx.AsyncClient, ids: Sequence[str], seconds: f
 
 
 @dataclass(frozen=True)
-class Server:
+class BenchServer:
     address: str
     pids: Mapping[str, int]
 
 
 @asynccontextmanager
-async def _server(kind: str) -> AsyncIterator[Server]:
+async def _server(kind: str) -> AsyncIterator[BenchServer]:
     with (
         tempfile.TemporaryDirectory(prefix="hf-bench-api-") as folder,
         _database(kind, folder) as (url, pids),
@@ -426,7 +426,7 @@ async def _server(kind: str) -> AsyncIterator[Server]:
             assert process.stdout is not None
             async with asyncio.timeout(60):
                 port, pid = map(int, (await process.stdout.readline()).split())
-            yield Server(f"http://127.0.0.1:{port}", {"server": pid, **pids})
+            yield BenchServer(f"http://127.0.0.1:{port}", {"server": pid, **pids})
         finally:
             process.send_signal(signal.SIGTERM)
             try:

@@ -50,7 +50,7 @@ MOST_ROWS = 50
 
 
 @dataclass
-class PlayedSupervisor:
+class SimulatedSupervisor:
     """Trains as fast as the clock goes."""
 
     launch: JobLaunch
@@ -73,7 +73,7 @@ class PlayedSupervisor:
             }
             for rank in range(RANKS)
         ]
-        self._say(
+        self._emit(
             EventKind.ATTEMPT_FORMING,
             attempt=self.attempt,
             mesh={"dp_shard": RANKS, "tp": 1},
@@ -82,15 +82,15 @@ class PlayedSupervisor:
             standbys=[],
             restore={"step": 0},
         )
-        self._say(EventKind.ATTEMPT_RUNNING, attempt=self.attempt, members=members, joined={})
-        self._say(EventKind.PHASE, phase=Phase.RUNNING)
+        self._emit(EventKind.ATTEMPT_RUNNING, attempt=self.attempt, members=members, joined={})
+        self._emit(EventKind.PHASE, phase=Phase.RUNNING)
 
     def stop(self, order: StopOrder) -> None:
         if self.phase is Phase.ENDED:
             return
         self.phase = Phase.ENDED
         outcome = {StopKind.CANCEL: "CANCELLED", StopKind.PAUSE: "PAUSED"}[order.kind]
-        self._say(EventKind.ENDED, outcome=outcome, code=outcome.lower(), message=order.reason)
+        self._emit(EventKind.ENDED, outcome=outcome, code=outcome.lower(), message=order.reason)
 
     def report(self, cursors: Cursors) -> SupervisorReport:
         now = time.time()
@@ -113,7 +113,7 @@ class PlayedSupervisor:
             beats=() if ended else self._beats(step, now),
         )
 
-    def _say(self, kind: EventKind, **data: Any) -> None:
+    def _emit(self, kind: EventKind, **data: Any) -> None:
         seq = self.launch.last_event + len(self.events) + 1
         self.events.append(SupervisorEvent(seq, time.time(), kind, data))
 
@@ -144,12 +144,12 @@ class PlayedSupervisor:
         )
 
 
-class PlayedCluster:
+class SimulatedCluster:
     """Implements reports.Cluster; it has room for everybody."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
-        self._supervisors: dict[str, PlayedSupervisor] = {}
+        self._supervisors: dict[str, SimulatedSupervisor] = {}
 
     async def capacity(self) -> Capacity:
         nodes = tuple(NodeCapacity(f"node{n}", f"10.0.0.{n}", 64.0, 8.0) for n in range(8))
@@ -158,7 +158,7 @@ class PlayedCluster:
     async def ensure_supervisor(self, launch: JobLaunch) -> bool:
         if launch.job_id in self._supervisors:
             return False
-        self._supervisors[launch.job_id] = PlayedSupervisor(launch, self._step_s)
+        self._supervisors[launch.job_id] = SimulatedSupervisor(launch, self._step_s)
         return True
 
     async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport:
@@ -180,7 +180,7 @@ class PlayedCluster:
     async def jobs_present(self) -> set[str]:
         return set(self._supervisors)
 
-    def _of(self, job_id: str) -> PlayedSupervisor:
+    def _of(self, job_id: str) -> SimulatedSupervisor:
         if job_id not in self._supervisors:
             raise SupervisorUnavailable(job_id)
         return self._supervisors[job_id]
@@ -194,7 +194,7 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
         check_data_paths=False,
         lease_s=60.0,
     )
-    cluster = PlayedCluster(step_s)
+    cluster = SimulatedCluster(step_s)
     store = await Store.open(settings)
     reconciler = Reconciler(store, cluster, settings)
     stopping = asyncio.Event()

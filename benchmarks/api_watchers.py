@@ -22,19 +22,19 @@ PAUSE_S = 0.1
 
 
 @dataclass
-class Told:
+class StreamCounts:
     held: int = 0
     lost: int = 0
     messages: int = 0
     nbytes: int = 0
 
 
-class Stream(asyncio.Protocol):
+class WatcherStream(asyncio.Protocol):
     """One connection: its request, then whatever comes."""
 
-    def __init__(self, host: str, told: Told) -> None:
+    def __init__(self, host: str, counts: StreamCounts) -> None:
         self._host = host
-        self._told = told
+        self._told = counts
         self._begun = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -62,14 +62,14 @@ async def main(address: str, count: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
     parts = urlsplit(address)
-    told = Told()
+    counts = StreamCounts()
     loop = asyncio.get_running_loop()
     for start in range(0, count, OPENED_TOGETHER):
         some = min(OPENED_TOGETHER, count - start)
         await asyncio.gather(
             *(
                 loop.create_connection(
-                    lambda: Stream(parts.netloc, told), parts.hostname, parts.port
+                    lambda: WatcherStream(parts.netloc, counts), parts.hostname, parts.port
                 )
                 for _ in range(some)
             )
@@ -78,7 +78,7 @@ async def main(address: str, count: int) -> None:
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while await reader.readline():
-        print(json.dumps(vars(told)), flush=True)
+        print(json.dumps(vars(counts)), flush=True)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ import psutil
 import yaml
 
 from benchmarks import holdfast_side
-from benchmarks.conditions import machine, print_json, say, torchrun
+from benchmarks.conditions import machine, print_json, report, torchrun
 from benchmarks.floor import floor
 from benchmarks.stock_savers import SAVERS
 
@@ -44,7 +44,7 @@ SMALL_WORK = 10
 
 
 @dataclass(frozen=True)
-class Steps:
+class MeasuredSteps:
     """Measured steps, the first ones left out. Seconds per step, and of it those that the training
     thread stood still for a save; steps from one save to the next."""
 
@@ -61,20 +61,20 @@ class Steps:
         """Per save."""
         return _middle(self.stalls_s) * self.interval
 
-    def added_s(self, without: Steps) -> float:
+    def added_s(self, without: MeasuredSteps) -> float:
         """Per save: by how much steps take longer. What is negative is noise: 0."""
         return max(0.0, self.step_s - without.step_s) * self.interval
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
-    say("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
     by_ranks = {}
     for ranks in options.ranks:
-        say(f"{ranks} ranks of {options.state_mb} MB each, {options.steps} steps")
+        report(f"{ranks} ranks of {options.state_mb} MB each, {options.steps} steps")
         by_ranks[str(ranks)] = measure(ranks, options.state_mb, options.steps, options.work)
     grown = growth(min(options.ranks))
-    say(f"{SAVES} saves added {grown} MB to the process that grew most")
+    report(f"{SAVES} saves added {grown} MB to the process that grew most")
     summary = {
         **{name: max(by_rank[name] for by_rank in by_ranks.values()) for name in RATIOS},
         "resident_growth_mb": grown,
@@ -89,27 +89,27 @@ RATIOS = ("stall_vs_dcp_default", "stall_vs_dcp_best", "added_vs_floor")
 
 
 def measure(ranks: int, state_mb: int, steps: int, work: int) -> dict[str, Any]:
-    found: dict[str, Steps] = {}
+    found: dict[str, MeasuredSteps] = {}
     for saver in SAVERS:
         found[saver] = stock(job(ranks, state_mb, steps, work, memory=0), ranks, saver)
-        _tell(saver, found[saver])
+        _report_steps(saver, found[saver])
     for name, memory, per_node in (
         ("holdfast_none", 0, 1),
         ("holdfast_own", 1, ranks),
         ("holdfast_partner", 1, 1),
     ):
         found[name] = under_holdfast(job(ranks, state_mb, steps, work, memory, per_node), ranks)
-        _tell(name, found[name])
+        _report_steps(name, found[name])
     floors = {
         "own": floor(ranks, state_mb << 20, partner=False),
         "partner": floor(ranks, state_mb << 20, partner=True),
     }
-    say(f"floor: own {floors['own']['total']:.3f} s, partner {floors['partner']['total']:.3f} s")
+    report(f"floor: own {floors['own']['total']:.3f} s, partner {floors['partner']['total']:.3f} s")
     return summary(found, floors)
 
 
 def summary(
-    found: Mapping[str, Steps], floors: Mapping[str, Mapping[str, float]]
+    found: Mapping[str, MeasuredSteps], floors: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
     """Means of the middle, and ratios."""
     added = {
@@ -159,15 +159,15 @@ def job(
     }
 
 
-def under_holdfast(document: Mapping[str, Any], nodes: int) -> Steps:
+def under_holdfast(document: Mapping[str, Any], nodes: int) -> MeasuredSteps:
     names = ["step_time_s", "checkpoint_wait_s", "protected_step"]
     with holdfast_side.running(document, nodes) as running:
-        running.wait_step(document["train"]["steps"] - 1, RUN_S, look_s=1.0)
+        running.wait_step(document["train"]["steps"] - 1, RUN_S, poll_s=1.0)
         points = list(running.client.metrics(running.id, names))
     rows = [[float(point.values[name] or 0.0) for name in names] for point in points][SKIP:]
     times, waits, protected = (list(column) for column in zip(*rows, strict=True))
     saves = len(set(protected)) - 1
-    return Steps(times, waits, (protected[-1] - protected[0]) / saves if saves else 1.0)
+    return MeasuredSteps(times, waits, (protected[-1] - protected[0]) / saves if saves else 1.0)
 
 
 def growth(ranks: int) -> float:
@@ -184,7 +184,7 @@ def growth(ranks: int) -> float:
     return round(max(grown) / (1 << 20), 2)
 
 
-def stock(document: Mapping[str, Any], ranks: int, saver: str) -> Steps:
+def stock(document: Mapping[str, Any], ranks: int, saver: str) -> MeasuredSteps:
     kept = Path(tempfile.mkdtemp(prefix="bench-", dir="/dev/shm"))
     try:
         path, rows = kept / "job.yaml", kept / "rows.jsonl"
@@ -195,16 +195,16 @@ def stock(document: Mapping[str, Any], ranks: int, saver: str) -> Steps:
         if len(lines) < document["train"]["steps"]:
             raise RuntimeError(f"{saver} failed at step {len(lines)}:\n{done.stderr[-4000:]}")
         if done.returncode:
-            say(f"{saver} did all its steps and then ended with {done.returncode}")
+            report(f"{saver} did all its steps and then ended with {done.returncode}")
         times, stalls, saves = zip(*lines[SKIP:], strict=True)
         made = saves[-1] - saves[0]
-        return Steps(times, stalls, (len(saves) - 1) / made if made else 1.0)
+        return MeasuredSteps(times, stalls, (len(saves) - 1) / made if made else 1.0)
     finally:
         shutil.rmtree(kept, ignore_errors=True)
 
 
-def _tell(name: str, steps: Steps) -> None:
-    say(
+def _report_steps(name: str, steps: MeasuredSteps) -> None:
+    report(
         f"{name:>16}: step {steps.step_s * 1e3:8.1f} ms, a save every {steps.interval:.2f} steps "
         f"with a stall of {steps.stall_s * 1e3:8.1f} ms ({len(steps.times_s)} steps)"
     )

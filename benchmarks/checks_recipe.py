@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 from holdfast_workers.recipes.pretrain import PretrainRecipe
 from holdfast_workers.training.recipe import Agree, Gate, PhaseReporter, StepOutcome, World
 
-TIMES_VARIABLE = "HOLDFAST_BENCH_TIMES"
+TIMES_ENV = "HOLDFAST_BENCH_TIMES"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class TimedChecks(PretrainRecipe):
     def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         outcome = super().train_step(step, agree, gate, phase)
         now = time.perf_counter()
-        file = Path(os.environ[TIMES_VARIABLE]) / str(os.getpid())
+        file = Path(os.environ[TIMES_ENV]) / str(os.getpid())
         with file.open("a") as out:
             out.write(f"{now - self._since:.6f} {self._spent_s:.6f}\n")
         self._since, self._spent_s = now, 0.0

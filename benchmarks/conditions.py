@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "stdlib-lm.yaml"
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     """Progress and conditions; stdout, so that the JSON line is the last of it."""
     print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
 
@@ -53,7 +53,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def model_words(job: Mapping[str, Any]) -> str:
+def describe_model(job: Mapping[str, Any]) -> str:
     model, train, parallel = job["model"], job["train"], job["parallel"]
     return (
         f"{model['family']} dim {model['dim']}, {model['layers']} layers, "
@@ -91,18 +91,18 @@ while not select.select([sys.stdin], [], [], 0)[0]:  # until whoever wants it is
 """
 
 
-def add_quiet_options(parser: argparse.ArgumentParser) -> None:
-    """What `wait_for_quiet` is to be told."""
+def add_idle_options(parser: argparse.ArgumentParser) -> None:
+    """What `wait_for_idle_machine` is to be told."""
     parser.add_argument("--quiet", type=float, default=1.0, help="start below this load")
     parser.add_argument("--patience-s", type=float, default=60.0, help="wait so long for it")
 
 
-def wait_for_quiet(limit: float, patience_s: float) -> None:
+def wait_for_idle_machine(limit: float, patience_s: float) -> None:
     """Wait until the load of the last minute is below `limit`, for `patience_s` at most."""
     deadline = time.monotonic() + patience_s
     while os.getloadavg()[0] >= limit:
         if time.monotonic() >= deadline:
-            say(f"the machine is not quiet: load {os.getloadavg()[0]:.2f}; measuring all the same")
+            report(f"the machine is not quiet: load {os.getloadavg()[0]:.2f}; measuring all the same")
             return
         time.sleep(5)
 

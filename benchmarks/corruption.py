@@ -33,18 +33,18 @@ import yaml
 from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
 from tests.support.ranks.flips import APART, FIRST, random_flips
 
-from benchmarks.checks_recipe import TIMES_VARIABLE
+from benchmarks.checks_recipe import TIMES_ENV
 from benchmarks.conditions import (
     EXAMPLE,
-    add_quiet_options,
+    add_idle_options,
     load_job,
     machine,
     print_json,
-    say,
+    report,
     torchrun,
-    wait_for_quiet,
+    wait_for_idle_machine,
 )
-from benchmarks.corruption_figures import Found, check_share, corruption_summary, found_of
+from benchmarks.corruption_figures import FlipResult, check_share, corruption_summary, flip_result
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_workers.spec import (
     ModelSpec,
@@ -56,19 +56,19 @@ from holdfast_workers.spec import (
 
 MESHES = ({"dp_replicate": 2}, {"dp_replicate": 3}, {"dp_replicate": 2, "dp_shard": 2})
 MODEL = ModelSpec(dim=32, layers=2, heads=2, sequence_length=32, dropout=0.1)
-FLIPS_VARIABLE = "HOLDFAST_TEST_FLIPS"
+FLIPS_ENV = "HOLDFAST_TEST_FLIPS"
 RUN_S = 3600.0
 SKIP = 10
-FORGOTTEN_S = 0.05
+FAILURE_WINDOW_S = 0.05
 """Each flip is another chance: that a node had one before is not held against it for long."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
-    say("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
-    wait_for_quiet(options.quiet, options.patience_s)
+    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    wait_for_idle_machine(options.quiet, options.patience_s)
     shares, ratios = _cost(options.rounds, options.steps)
-    found: list[Found] = []
+    found: list[FlipResult] = []
     others = 0
     for mesh in MESHES if options.flips else ():
         told, more = _flips(mesh, options.flips, options.seed)
@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _flips(mesh: Mapping[str, int], count: int, seed: int) -> tuple[list[Found], int]:
+def _flips(mesh: Mapping[str, int], count: int, seed: int) -> tuple[list[FlipResult], int]:
     """What was made of `count` flips on one mesh; incidents that none of them explains."""
     training = _training(mesh, FIRST + (count + 1) * APART)
     flips = random_flips(f"{seed} {sorted(mesh.items())}", training.parallel.world_size, count)
@@ -91,9 +91,9 @@ def _flips(mesh: Mapping[str, int], count: int, seed: int) -> tuple[list[Found],
             raise RuntimeError(f"the job with flips ended badly: {run.story()}")
         incidents = run.of(EventKind.INCIDENT_CLOSED)
     name = " × ".join(f"{axis} {size}" for axis, size in mesh.items())
-    found = [found_of(name, flip, incidents, APART) for flip in flips]
+    found = [flip_result(name, flip, incidents, APART) for flip in flips]
     for one in found:
-        say(
+        report(
             f"{name:<30} {one.tensor:<9} of rank {one.rank} in step {one.step:>4}: found within "
             f"{one.within} steps, named {one.named}"
         )
@@ -107,7 +107,7 @@ def _healthy(steps: int) -> int:
     with _running(_training({"dp_replicate": 3}, steps), []) as run:
         run.wait_end(RUN_S + steps)
         alarms = len(run.of(EventKind.INCIDENT_OPENED))
-    say(f"healthy    {steps} steps, {alarms} false alarms")
+    report(f"healthy    {steps} steps, {alarms} false alarms")
     return alarms
 
 
@@ -131,8 +131,8 @@ def _running(training: TrainingSpec, flips: Sequence[Mapping[str, Any]]) -> Iter
     ) as folder:
         plan = Path(folder) / "flips.json"
         plan.write_text(json.dumps(flips))
-        os.environ[FLIPS_VARIABLE] = str(plan)
-        config = {"window_s": FORGOTTEN_S, "max_failures": 1_000_000}
+        os.environ[FLIPS_ENV] = str(plan)
+        config = {"window_s": FAILURE_WINDOW_S, "max_failures": 1_000_000}
         with supervised(
             Path(folder), training, standbys=0, workers_per_node=1, config=config
         ) as run:
@@ -154,7 +154,7 @@ def _cost(rounds: int, steps: int) -> tuple[list[float], list[float]]:
         bare = (_median(without) + _median(after)) / 2
         ratios.append(_median(checked) / bare)
         without = after
-        say(
+        report(
             f"{number + 1}/{rounds} step with checks {_median(checked) * 1e3:.1f} ms, without "
             f"{bare * 1e3:.1f} ms; share of the checks {median(shares):.4f}"
         )
@@ -181,7 +181,7 @@ def _timed(every: int, steps: int) -> list[list[tuple[float, float]]]:
         document, times = Path(folder) / "job.yaml", Path(folder) / "times"
         document.write_text(yaml.safe_dump(job))
         times.mkdir()
-        os.environ[TIMES_VARIABLE] = str(times)
+        os.environ[TIMES_ENV] = str(times)
         done = torchrun(2, "holdfast_workers.standalone", str(document), timeout_s=RUN_S)
         if done.returncode:
             raise RuntimeError(f"the training core failed:\n{done.stderr[-4000:]}")
@@ -201,7 +201,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="of the cost; default 3")
     parser.add_argument("--steps", type=int, default=60, help="measured per run; default 60")
     parser.add_argument("--seed", type=int, default=7, help="default 7")
-    add_quiet_options(parser)
+    add_idle_options(parser)
     return parser.parse_args(arguments)
 
 

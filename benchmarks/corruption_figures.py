@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Found:
+class FlipResult:
     """One flipped bit, and what was made of it."""
 
     mesh: str
@@ -23,9 +23,9 @@ class Found:
     """The ranks that were said to have computed other bits."""
 
 
-def found_of(
+def flip_result(
     mesh: str, flip: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]], apart: int
-) -> Found:
+) -> FlipResult:
     """What the incidents of the run say of one flip, by the steps that they went back to; `apart`:
     steps between two flips."""
     near = range(flip["step"] - 2, flip["step"] + apart - 2)
@@ -39,7 +39,7 @@ def found_of(
     } - {None}
     first = mine[0] if mine else None
     at = None if first is None else first["restored_step"] + first["steps_lost"] + 1
-    return Found(
+    return FlipResult(
         mesh=mesh,
         tensor=flip["tensor"],
         rank=flip["rank"],
@@ -59,7 +59,7 @@ def check_share(steps: Sequence[tuple[float, float]], skip: int) -> float:
 
 
 def corruption_summary(
-    found: Sequence[Found],
+    found: Sequence[FlipResult],
     others: int,
     healthy_steps: int,
     false_alarms: int,

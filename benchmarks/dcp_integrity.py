@@ -27,7 +27,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from benchmarks.conditions import machine, print_json, say
+from benchmarks.conditions import machine, print_json, report
 from holdfast_workers.checkpoint.load import load_state
 from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.checkpoint.manifest import checkpoint_folder
@@ -56,7 +56,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     limit = psutil.Process().memory_info().vms + SPARE_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
-    say(json.dumps(machine()))
+    report(json.dumps(machine()))
     with tempfile.TemporaryDirectory(prefix="holdfast-integrity-") as folder:
         found = {
             side.__name__.removeprefix("of_"): count(side(Path(folder)), options)
@@ -64,7 +64,7 @@ def main() -> None:
         }
     for side, kinds in found.items():
         for kind, ends in kinds.items():
-            say(f"{side:9} {kind:45} " + ", ".join(f"{n} {end}" for end, n in ends.items()))
+            report(f"{side:9} {kind:45} " + ", ".join(f"{n} {end}" for end, n in ends.items()))
     if options.json:
         summary = {
             side: sum(k.get(SILENT, 0) for k in kinds.values()) for side, kinds in found.items()
@@ -72,7 +72,7 @@ def main() -> None:
         print_json({"silently_wrong": summary, "seed": options.seed, "by_kind": found})
 
 
-class Checkpoint:
+class DamagedCopy:
     """A saved state: its files, and how it is loaded from them."""
 
     def __init__(self, folder: Path, wanted: State, load: Callable[[], State]) -> None:
@@ -97,7 +97,7 @@ class Checkpoint:
         return UNHARMED if same else SILENT
 
 
-def of_stock(folder: Path) -> Checkpoint:
+def of_stock(folder: Path) -> DamagedCopy:
     """By `torch.distributed.checkpoint`, as its documentation has it."""
     wanted, path = some_state(), folder / "stock"
 
@@ -107,10 +107,10 @@ def of_stock(folder: Path) -> Checkpoint:
         return target
 
     dcp.save(wanted, checkpoint_id=path, no_dist=True)
-    return Checkpoint(path, wanted, load)
+    return DamagedCopy(path, wanted, load)
 
 
-def of_holdfast(folder: Path) -> Checkpoint:
+def of_holdfast(folder: Path) -> DamagedCopy:
     """By Holdfast's remote tier."""
     wanted = some_state()
     snapshot = _rank_state(wanted).freeze({})
@@ -128,7 +128,7 @@ def of_holdfast(folder: Path) -> Checkpoint:
         _rank_state(target).read(loaded)
         return target
 
-    return Checkpoint(Path(at.uri), wanted, load)
+    return DamagedCopy(Path(at.uri), wanted, load)
 
 
 def some_state() -> State:
@@ -140,7 +140,7 @@ def some_state() -> State:
     return {**state, "step": torch.tensor([12345])}
 
 
-def count(checkpoint: Checkpoint, options: argparse.Namespace) -> dict[str, dict[str, int]]:
+def count(checkpoint: DamagedCopy, options: argparse.Namespace) -> dict[str, dict[str, int]]:
     """How many loads end how, by file and kind of damage."""
     found: dict[str, Counter[str]] = {}
     for name, content in sorted(checkpoint.files.items()):

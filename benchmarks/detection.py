@@ -33,9 +33,9 @@ from typing import Any
 
 from tests.support.nodes.supervised import SupervisedRun, supervised
 
-from benchmarks.conditions import add_quiet_options, machine, print_json, say, wait_for_quiet
-from benchmarks.hang_figures import Trial, by_kind, detection_summary, high
-from benchmarks.hang_recipe import DELAY_VARIABLE, TIMES_VARIABLE, phase_times
+from benchmarks.conditions import add_idle_options, machine, print_json, report, wait_for_idle_machine
+from benchmarks.hang_figures import HangTrial, by_kind, detection_summary, high
+from benchmarks.hang_recipe import DELAY_ENV, TIMES_ENV, phase_times
 from holdfast_service.job_model.supervisor_protocol import EventKind, SupervisorEvent
 from holdfast_workers.spec import (
     CheckpointSpec,
@@ -60,7 +60,7 @@ RANKS_PER_NODE = 2
 LEARN_STEPS, BETWEEN_STEPS, COLD_STEPS = 60, 12, 3
 START_S, VERDICT_S, RECOVER_S = 180.0, 150.0, 120.0
 DELAY_EVERY, SAVE_EVERY = 500, 400
-OFTEN = {"max_failures": ENDLESS}
+RECOVERY = {"max_failures": ENDLESS}
 STOCK = (
     "torch gives a collective up after 10 min (NCCL) or 30 min (gloo), and names no rank; Ray "
     "Train 2.60 looks for hangs only if told to, needs 600 s to confirm one, and reports it"
@@ -69,11 +69,11 @@ STOCK = (
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
-    say("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
-    say(f"stock, not run: {STOCK}")
-    wait_for_quiet(options.quiet, options.patience_s)
+    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    report(f"stock, not run: {STOCK}")
+    wait_for_idle_machine(options.quiet, options.patience_s)
     floor_s = TrainingSpec().detection.hang_floor_s
-    trials: list[Trial] = []
+    trials: list[HangTrial] = []
     for mesh in MESHES[: options.meshes]:
         trials += _hangs(mesh, options.trials, options.seed)
     on_four = options.healthy_steps // HEALTHY_ON_FOUR
@@ -81,44 +81,44 @@ def main(arguments: list[str] | None = None) -> int:
     on_two = options.healthy_steps - on_four
     false_alarms += _healthy(SMALL_MESH, on_two, options.loaded)
     for kind, found in by_kind(trials).items():
-        say(f"{kind:<10} " + ", ".join(_words(trial) for trial in found))
+        report(f"{kind:<10} " + ", ".join(_describe(trial) for trial in found))
     summary = detection_summary(trials, floor_s, false_alarms, options.healthy_steps)
     if options.json:
         print_json(summary)
     return 0
 
 
-def _hangs(mesh: Mapping[str, int], trials: int, seed: int) -> list[Trial]:
+def _hangs(mesh: Mapping[str, int], trials: int, seed: int) -> list[HangTrial]:
     """`trials` of each kind on one mesh, in an order by the seed."""
-    chance = random.Random(f"{seed} {sorted(mesh.items())}")
+    rng = random.Random(f"{seed} {sorted(mesh.items())}")
     kinds = list(KINDS) * trials
-    chance.shuffle(kinds)
+    rng.shuffle(kinds)
     found = []
     with _training(mesh, {}) as (run, times):
         run.wait_step(LEARN_STEPS, START_S)
         for number, kind in enumerate(kinds):
-            rank, phase = chance.randrange(run.training.parallel.world_size), chance.choice(PHASES)
+            rank, phase = rng.randrange(run.training.parallel.world_size), rng.choice(PHASES)
             trial = _hang(run, times, number, kind, rank, phase)
             found.append(trial)
-            say(f"{_name(mesh):<20} {number + 1}/{len(kinds)} {_words(trial)}")
+            report(f"{_name(mesh):<20} {number + 1}/{len(kinds)} {_describe(trial)}")
             if trial.verdict_s is None:
                 break
     return found
 
 
-def _hang(run: SupervisedRun, times: Path, number: int, kind: str, rank: int, phase: str) -> Trial:
+def _hang(run: SupervisedRun, times: Path, number: int, kind: str, rank: int, phase: str) -> HangTrial:
     p999_s = high(phase_times(times, COLD_STEPS)[phase])
     events = len(run.events)
     _plan(run, number, {"point": phase, "rank": rank, "action": kind})
     verdict = _verdict(run, events)
     mesh = _name(run.training.parallel.mesh)
     if verdict is None:
-        return Trial(kind, mesh, rank, phase, p999_s, None)
+        return HangTrial(kind, mesh, rank, phase, p999_s, None)
     _wait_recovered(run)
     onset = float((run.folder / f"chaos.json.{number}.0").read_text().split()[1])
     suspects = verdict.data["suspects"]
     most = max((suspect["score"] for suspect in suspects), default=0.0)
-    return Trial(
+    return HangTrial(
         kind=kind,
         mesh=mesh,
         rank=rank,
@@ -167,25 +167,25 @@ def _healthy(mesh: Mapping[str, int], steps: int, loaded: float) -> int:
     beside busy processes."""
     if steps == 0:
         return 0
-    name, delays = f"{_name(mesh):<20} healthy", {DELAY_VARIABLE: str(DELAY_EVERY)}
+    name, delays = f"{_name(mesh):<20} healthy", {DELAY_ENV: str(DELAY_EVERY)}
     with _training(mesh, delays, TINY) as (run, times):
-        at_ease = int(steps * (1 - loaded))
-        run.wait_step(at_ease, START_S + steps)
-        say(f"{name}: {at_ease} steps, {_alarms(run)} false alarms; now under load")
-        _tell_longest(times)
+        unloaded_steps = int(steps * (1 - loaded))
+        run.wait_step(unloaded_steps, START_S + steps)
+        report(f"{name}: {unloaded_steps} steps, {_alarms(run)} false alarms; now under load")
+        _report_longest_phases(times)
         with _load():
             run.wait_step(steps, START_S + 4 * steps)
-        _tell_longest(times)
+        _report_longest_phases(times)
         told = len(run.of(EventKind.STALLED))
-        say(f"{name}: {steps} steps, {_alarms(run)} false alarms; {told} times told to wait")
+        report(f"{name}: {steps} steps, {_alarms(run)} false alarms; {told} times told to wait")
         return _alarms(run)
 
 
-def _tell_longest(times: Path) -> None:
+def _report_longest_phases(times: Path) -> None:
     """How long the phases in which nothing dawdles took so far."""
     for phase, took in sorted(phase_times(times, COLD_STEPS).items()):
         if phase in PHASES:
-            say(f"healthy    {phase}: P99.9 {high(took):.3f} s, longest {max(took):.3f} s")
+            report(f"healthy    {phase}: P99.9 {high(took):.3f} s, longest {max(took):.3f} s")
 
 
 def _alarms(run: SupervisedRun) -> int:
@@ -214,14 +214,14 @@ def _training(
     ) as folder:
         times = Path(folder) / "times"
         times.mkdir()
-        os.environ.update({TIMES_VARIABLE: str(times), **environment})
+        os.environ.update({TIMES_ENV: str(times), **environment})
         try:
             with supervised(
-                Path(folder), training, standbys=0, workers_per_node=per_node, config=OFTEN
+                Path(folder), training, standbys=0, workers_per_node=per_node, config=RECOVERY
             ) as run:
                 yield run, times
         finally:
-            for name in (TIMES_VARIABLE, *environment):
+            for name in (TIMES_ENV, *environment):
                 os.environ.pop(name)
 
 
@@ -251,7 +251,7 @@ def _name(mesh: Mapping[str, int]) -> str:
     return " × ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1)
 
 
-def _words(trial: Trial) -> str:
+def _describe(trial: HangTrial) -> str:
     took = "no verdict" if trial.verdict_s is None else f"{trial.verdict_s:.2f} s"
     named = "right" if trial.accused == (trial.rank,) else f"named {trial.accused}"
     return f"{trial.kind} in {trial.phase} of rank {trial.rank}: {took}, {named}"
@@ -269,7 +269,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         "--loaded", type=float, default=0.25, help="share of them beside busy processes"
     )
     parser.add_argument("--seed", type=int, default=7, help="default 7")
-    add_quiet_options(parser)
+    add_idle_options(parser)
     return parser.parse_args(arguments)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Commit:
+class AppliedStep:
     """A step that a world applied. `world` grows by one with each world that was formed."""
 
     world: int
@@ -19,7 +19,7 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class Fault:
+class MeasuredFault:
     """One SIGKILL and what it cost, in seconds from the kill.
 
     `recovery_s` ends with the first step of a new world whose number goes beyond every step that
@@ -34,7 +34,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Spread:
+class MeasuredSpread:
     """Median, least and greatest of some measurements."""
 
     median: float
@@ -49,21 +49,21 @@ class Spread:
         )
 
 
-def spread(values: Iterable[float]) -> Spread:
+def spread(values: Iterable[float]) -> MeasuredSpread:
     """Raises ValueError if there is nothing to measure."""
     found = sorted(values)
     if not found:
         raise ValueError("no measurement")
-    return Spread(median(found), found[0], found[-1], len(found))
+    return MeasuredSpread(median(found), found[0], found[-1], len(found))
 
 
-def last_step(commits: Sequence[Commit], killed_at: float) -> int:
+def last_step(commits: Sequence[AppliedStep], killed_at: float) -> int:
     """The last step of the world that was hit; its commits after the kill count too."""
     hit = max((commit.world for commit in commits if commit.at <= killed_at), default=0)
     return max((commit.step for commit in commits if commit.world <= hit), default=0)
 
 
-def recovered_at(commits: Sequence[Commit], killed_at: float) -> float | None:
+def recovered_at(commits: Sequence[AppliedStep], killed_at: float) -> float | None:
     """When a new world first went beyond the last step before the kill; None: not yet."""
     hit = max((commit.world for commit in commits if commit.at <= killed_at), default=0)
     reached = last_step(commits, killed_at)
@@ -83,7 +83,7 @@ def median_phases(phases: Sequence[Mapping[str, float | None]]) -> dict[str, flo
 
 
 def recovery_summary(
-    holdfast: Sequence[Fault], ray_train: Mapping[str, Sequence[Fault]]
+    holdfast: Sequence[MeasuredFault], ray_train: Mapping[str, Sequence[MeasuredFault]]
 ) -> dict[str, Any]:
     """The last line of `benchmarks.recovery`: Ray Train is judged by its better setting.
 

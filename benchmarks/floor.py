@@ -69,9 +69,9 @@ def _rank(nbytes: int, partner: bool, barrier: Barrier, found: object) -> None:
 
 
 def _loopback() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        ours = socket.create_connection(door.getsockname())
-        theirs, _ = door.accept()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
     return ours, theirs
 
 

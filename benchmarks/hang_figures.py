@@ -12,7 +12,7 @@ QUANTILE = 0.999
 
 
 @dataclass(frozen=True)
-class Trial:
+class HangTrial:
     """One hang, and what was made of it. `verdict_s` is None where nobody was accused in time."""
 
     kind: str
@@ -43,7 +43,7 @@ def high(values: Iterable[float]) -> float:
 
 
 def detection_summary(
-    trials: Sequence[Trial], floor_s: float, false_alarms: int, healthy_steps: int
+    trials: Sequence[HangTrial], floor_s: float, false_alarms: int, healthy_steps: int
 ) -> dict[str, Any]:
     """The benchmark's last line. `verdict_vs_p999` is the worst of all; null: one was missed."""
     verdicts = [trial.verdict_s for trial in trials if trial.verdict_s is not None]
@@ -66,14 +66,14 @@ def detection_summary(
     }
 
 
-def by_kind(trials: Sequence[Trial]) -> Mapping[str, list[Trial]]:
-    found: dict[str, list[Trial]] = {}
+def by_kind(trials: Sequence[HangTrial]) -> Mapping[str, list[HangTrial]]:
+    found: dict[str, list[HangTrial]] = {}
     for trial in trials:
         found.setdefault(trial.kind, []).append(trial)
     return found
 
 
-def _of_kind(trials: Sequence[Trial]) -> dict[str, Any]:
+def _of_kind(trials: Sequence[HangTrial]) -> dict[str, Any]:
     verdicts = [trial.verdict_s for trial in trials if trial.verdict_s is not None]
     return {
         "trials": len(trials),

@@ -16,8 +16,8 @@ from holdfast_workers.progress import beacon
 from holdfast_workers.recipes.pretrain import PretrainRecipe
 from holdfast_workers.training.recipe import Agree, Gate, PhaseReporter, StepOutcome, World
 
-TIMES_VARIABLE = "HOLDFAST_BENCH_TIMES"
-DELAY_VARIABLE = "HOLDFAST_BENCH_DELAY_EVERY"
+TIMES_ENV = "HOLDFAST_BENCH_TIMES"
+DELAY_ENV = "HOLDFAST_BENCH_DELAY_EVERY"
 DELAYS_S = (0.5, 4.0)
 APART_S = 0.5
 """How much longer than the first the last rank may take over the same delay."""
@@ -31,24 +31,24 @@ class TimedPretrain(PretrainRecipe):
         super().build(world)
 
     def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
-        self._dawdle(step, phase)
+        self._delay(step, phase)
         stopwatch = _Stopwatch(phase)
         outcome = super().train_step(step, agree, gate, stopwatch)
-        stopwatch.note()
-        folder = Path(os.environ[TIMES_VARIABLE])
+        stopwatch.record_phase()
+        folder = Path(os.environ[TIMES_ENV])
         with (folder / f"{self._rank}-{os.getpid()}").open("a") as file:
             file.write(" ".join(f"{name} {took:.6f}" for name, took in stopwatch.took) + "\n")
         return outcome
 
-    def _dawdle(self, step: int, phase: PhaseReporter) -> None:
-        every = int(os.environ.get(DELAY_VARIABLE, "0"))
+    def _delay(self, step: int, phase: PhaseReporter) -> None:
+        every = int(os.environ.get(DELAY_ENV, "0"))
         if not every or step % every:
             return
-        chance = random.Random(step)
-        takes_s = chance.uniform(*DELAYS_S) + random.Random(step * 64 + self._rank).uniform(
+        rng = random.Random(step)
+        takes_s = rng.uniform(*DELAYS_S) + random.Random(step * 64 + self._rank).uniform(
             0.0, APART_S
         )
-        if chance.random() < 0.5:
+        if rng.random() < 0.5:
             with beacon.phase("evaluate"):
                 time.sleep(takes_s)
         else:
@@ -64,11 +64,11 @@ class _Stopwatch:
         self.took: list[tuple[str, float]] = []
 
     def __call__(self, name: str, step: int, micro_batch: int = 0) -> None:
-        self.note()
+        self.record_phase()
         self._name, self._since = name, time.perf_counter()
         self._phase(name, step, micro_batch)
 
-    def note(self) -> None:
+    def record_phase(self) -> None:
         if self._name:
             self.took.append((self._name, time.perf_counter() - self._since))
 

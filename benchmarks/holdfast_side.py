@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.figures import Commit, Fault, last_step, recovered_at
+from benchmarks.figures import AppliedStep, MeasuredFault, last_step, recovered_at
 from holdfast.client.client import Client
 from holdfast.demo.child_server import child_server
 from holdfast.errors import Conflict
@@ -44,7 +44,7 @@ class RunningJob:
     def points(self) -> list[MetricPoint]:
         return list(self.client.metrics(self.id, ["step_time_s"]))
 
-    def wait_step(self, step: int, timeout_s: float, look_s: float = POLL_S) -> None:
+    def wait_step(self, step: int, timeout_s: float, poll_s: float = POLL_S) -> None:
         """Raises HoldfastFailed if the job ends or does not come so far in time."""
         deadline = time.monotonic() + timeout_s
         while (job := self.client.get(self.id)).progress.step < step:
@@ -53,7 +53,7 @@ class RunningJob:
                     f"the job is {job.state.value} at step {job.progress.step} of {step}: "
                     f"{job.outcome or job.waiting}"
                 )
-            time.sleep(look_s)
+            time.sleep(poll_s)
 
 
 @contextlib.contextmanager
@@ -68,7 +68,7 @@ def running(document: Mapping[str, Any], nodes: int = NODES) -> Iterator[Running
         client.wait(job.id, END_S)
 
 
-def measure(document: Mapping[str, Any], rank: int, after_step: int) -> Fault:
+def measure(document: Mapping[str, Any], rank: int, after_step: int) -> MeasuredFault:
     """Start, kill `rank` once `after_step` steps are applied, wait for the first step beyond."""
     with running(document) as job:
         job.wait_step(after_step, START_S)
@@ -77,7 +77,7 @@ def measure(document: Mapping[str, Any], rank: int, after_step: int) -> Fault:
         os.kill(victim, signal.SIGKILL)
         incident = _closed_incident(job)
         commits, recovered = _beyond(job, killed_at)
-        return Fault(
+        return MeasuredFault(
             rank=rank,
             last_step=last_step(commits, killed_at),
             restored_step=incident.restored_step,
@@ -98,7 +98,7 @@ def _closed_incident(job: RunningJob) -> IncidentView:
     raise HoldfastFailed(f"no recovery within {RECOVER_S:g} s: {job.client.get(job.id)}")
 
 
-def _beyond(job: RunningJob, killed_at: float) -> tuple[list[Commit], float]:
+def _beyond(job: RunningJob, killed_at: float) -> tuple[list[AppliedStep], float]:
     """All commits, and when the first of a new attempt went beyond the last before the kill."""
     deadline = time.monotonic() + RECOVER_S
     while time.monotonic() < deadline:
@@ -109,10 +109,10 @@ def _beyond(job: RunningJob, killed_at: float) -> tuple[list[Commit], float]:
     raise HoldfastFailed(f"no new step within {RECOVER_S:g} s: {job.client.get(job.id)}")
 
 
-def _commits(job: RunningJob) -> list[Commit]:
+def _commits(job: RunningJob) -> list[AppliedStep]:
     """Every step of history, and the last of each ended attempt, which may have been redone."""
-    commits = [Commit(point.attempt, point.step, point.at) for point in job.points()]
+    commits = [AppliedStep(point.attempt, point.step, point.at) for point in job.points()]
     for attempt in job.client.attempts(job.id):
         if attempt.last_step is not None and attempt.ended_at is not None:
-            commits.append(Commit(attempt.number, attempt.last_step, attempt.ended_at))
+            commits.append(AppliedStep(attempt.number, attempt.last_step, attempt.ended_at))
     return commits

@@ -28,14 +28,14 @@ import yaml
 from benchmarks import holdfast_side
 from benchmarks.conditions import (
     EXAMPLE,
-    add_quiet_options,
+    add_idle_options,
     load_job,
     machine,
-    model_words,
+    describe_model,
     print_json,
-    say,
+    report,
     torchrun,
-    wait_for_quiet,
+    wait_for_idle_machine,
 )
 from benchmarks.cpu_use import CpuUse
 from benchmarks.figures import overhead_summary, steady
@@ -44,36 +44,36 @@ from holdfast_workers.spec import TrainingSpec
 RUN_S = 600.0
 TAIL = 30
 """Steps after those that are measured: CPU use is counted before the job ends."""
-LOOK_S = 3.0
+POLL_S = 3.0
 """Between two looks at the running job: to look costs, and is no part of what is measured."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     job = without_checkpoints(load_job(options.job), options.skip + options.steps + TAIL)
-    say("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
-    say(
-        f"model: {model_words(job)}; no checkpoints; {options.rounds} rounds of "
+    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    report(
+        f"model: {describe_model(job)}; no checkpoints; {options.rounds} rounds of "
         f"{options.steps} steps, after {options.skip} that are left out"
     )
-    wait_for_quiet(options.quiet, options.patience_s)
+    wait_for_idle_machine(options.quiet, options.patience_s)
     ours, theirs = [], [steady(bare(job), options.skip, options.steps)]
     shares: dict[str, float] = {}
     for number in range(options.rounds):
         times, shares = under_holdfast(job)
         ours.append(steady(times, options.skip, options.steps))
         theirs.append(steady(bare(job), options.skip, options.steps))
-        before, under, after = (median(item) * 1e3 for item in (theirs[-2], ours[-1], theirs[-1]))
-        say(
+        before, with_holdfast, after = (median(item) * 1e3 for item in (theirs[-2], ours[-1], theirs[-1]))
+        report(
             f"{number + 1}/{options.rounds} median step: bare {before:.2f} ms, holdfast "
-            f"{under:.2f} ms, bare {after:.2f} ms, ratio {2 * under / (before + after):.4f}"
+            f"{with_holdfast:.2f} ms, bare {after:.2f} ms, ratio {2 * with_holdfast / (before + after):.4f}"
         )
-    say("share of one core, last round: " + _shares(shares))
+    report("share of one core, last round: " + _shares(shares))
     summary = overhead_summary(ours, theirs) | {"cpu_share": shares}
     if options.json:
         print_json(summary)
     else:
-        say(f"ratio {summary['ratio']}")
+        report(f"ratio {summary['ratio']}")
     return 0
 
 
@@ -94,7 +94,7 @@ def under_holdfast(job: Mapping[str, Any]) -> tuple[list[float], dict[str, float
     with holdfast_side.running(job) as running:
         running.wait_step(1, holdfast_side.START_S)
         use = CpuUse(Path(running.data_dir))
-        running.wait_step(job["train"]["steps"] - TAIL, RUN_S, LOOK_S)
+        running.wait_step(job["train"]["steps"] - TAIL, RUN_S, POLL_S)
         shares = use.shares()
         points = running.points()
     times = [point.values["step_time_s"] for point in points]
@@ -126,7 +126,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60, help="measured per run; default 60")
     parser.add_argument("--skip", type=int, default=10, help="first steps left out; default 10")
     parser.add_argument("--job", type=Path, default=EXAMPLE, help="default: the example")
-    add_quiet_options(parser)
+    add_idle_options(parser)
     return parser.parse_args(arguments)
 
 

@@ -67,7 +67,7 @@ def train_function(fields: dict[str, Any]) -> None:
             "restored": start,
         }
         _write(out, about)
-        train(recipe, world, spec, _Hooks(config, world.rank, out), start)
+        train(recipe, world, spec, RayTrainHooks(config, world.rank, out), start)
 
 
 def _restore(recipe: Recipe, rank: int) -> int:
@@ -80,7 +80,7 @@ def _restore(recipe: Recipe, rank: int) -> int:
     return recipe.read_state(memoryview(payload))
 
 
-class _Hooks:
+class RayTrainHooks:
     """Ray Train's side of the step loop."""
 
     def __init__(self, config: LoopConfig, rank: int, out: TextIO) -> None:

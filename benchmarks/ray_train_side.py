@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.conditions import ROOT, environment
-from benchmarks.figures import Commit, Fault, last_step, recovered_at
+from benchmarks.figures import AppliedStep, MeasuredFault, last_step, recovered_at
 from holdfast_service.embedded_cluster import processes
 
 START_S = 180.0
@@ -35,7 +35,7 @@ CPUS = 8
 
 
 @dataclass(frozen=True)
-class Setting:
+class RayTrainSetting:
     """How Ray Train is run. `why` is printed with the figures."""
 
     name: str
@@ -45,7 +45,7 @@ class Setting:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-DEFAULT = Setting(
+DEFAULT = RayTrainSetting(
     name="default",
     why="no setting touched; state by report() of a temporary folder to storage on disk",
     upload=True,
@@ -59,7 +59,7 @@ _QUICK = {  # read by Ray Train's controller and workers, and by its torch backe
     "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "1",  # 30 by default
     "RAY_worker_niceness": "0",  # 15 by default
 }
-BEST = Setting(
+BEST = RayTrainSetting(
     name="best",
     why="workers polled every 0.1 s instead of 2, watchers and metrics off, normal priority; "
     "state written straight to its place in /dev/shm",
@@ -74,7 +74,7 @@ class RayTrainFailed(Exception):
     """Ray Train did not start, or did not recover in time."""
 
 
-def measure(spec: dict[str, Any], setting: Setting, rank: int, after_step: int) -> Fault:
+def measure(spec: dict[str, Any], setting: RayTrainSetting, rank: int, after_step: int) -> MeasuredFault:
     """Start, kill `rank` once `after_step` steps are applied, wait for the first step beyond."""
     with _run(spec, setting) as run:
         run.wait(lambda: run.step() >= after_step, START_S, f"reach step {after_step}")
@@ -89,7 +89,7 @@ def measure(spec: dict[str, Any], setting: Setting, rank: int, after_step: int) 
         commits = run.commits(killed_at)
         recovered = recovered_at(commits, killed_at)
         assert recovered is not None
-        return Fault(
+        return MeasuredFault(
             rank=rank,
             last_step=last_step(commits, killed_at),
             restored_step=int(run.latest("restored", killed_at)),
@@ -99,7 +99,7 @@ def measure(spec: dict[str, Any], setting: Setting, rank: int, after_step: int) 
 
 
 @dataclass
-class _Run:
+class RayTrainRun:
     process: subprocess.Popen[bytes]
     folder: Path
     log: Path
@@ -118,9 +118,9 @@ class _Run:
     def pids(self) -> dict[int, int]:
         return {line[0]["rank"]: line[0]["pid"] for line in self.lines()}
 
-    def commits(self, killed_at: float) -> list[Commit]:
+    def commits(self, killed_at: float) -> list[AppliedStep]:
         return [
-            Commit(1 if item[0]["born"] <= killed_at else 2, line["step"], line["at"])
+            AppliedStep(1 if item[0]["born"] <= killed_at else 2, line["step"], line["at"])
             for item in self.lines()
             for line in item[1:]
         ]
@@ -147,7 +147,7 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _run(spec: dict[str, Any], setting: Setting) -> Iterator[_Run]:
+def _run(spec: dict[str, Any], setting: RayTrainSetting) -> Iterator[RayTrainRun]:
     mark = secrets.token_hex(4)
     folder = Path(tempfile.mkdtemp(prefix=f"bench-{mark}-"))
     storage = Path(f"/dev/shm/bench-{mark}") if setting.in_memory else folder / "storage"
@@ -157,7 +157,7 @@ def _run(spec: dict[str, Any], setting: Setting) -> Iterator[_Run]:
     log = folder / "ray_train.log"
     process = _start(spec, setting, mark, folder, storage, ray_temp, log)
     try:
-        yield _Run(process, folder / "commits", log)
+        yield RayTrainRun(process, folder / "commits", log)
     finally:
         processes.sweep(mark, [str(storage), str(ray_temp)])
         process.wait()
@@ -166,7 +166,7 @@ def _run(spec: dict[str, Any], setting: Setting) -> Iterator[_Run]:
 
 def _start(
     spec: dict[str, Any],
-    setting: Setting,
+    setting: RayTrainSetting,
     mark: str,
     folder: Path,
     storage: Path,

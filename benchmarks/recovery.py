@@ -22,22 +22,22 @@ from typing import Any
 from benchmarks import holdfast_side, ray_train_side
 from benchmarks.conditions import (
     ROOT,
-    add_quiet_options,
+    add_idle_options,
     load_job,
     machine,
-    model_words,
+    describe_model,
     print_json,
-    say,
-    wait_for_quiet,
+    report,
+    wait_for_idle_machine,
 )
-from benchmarks.figures import Fault, median_phases, recovery_summary, spread
+from benchmarks.figures import MeasuredFault, median_phases, recovery_summary, spread
 from holdfast_workers.spec import TrainingSpec
 
 ENDLESS = 1_000_000
 HOLDFAST = "holdfast"
 SMALL_JOB = ROOT / "benchmarks" / "recovery.yaml"
 
-Measure = Callable[[int, int], Fault]
+MeasureFault = Callable[[int, int], MeasuredFault]
 """(rank to kill, step to wait for first) -> what it cost."""
 
 
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     job = endless(load_job(options.job))
     sides = _sides(job, options.settings)
     _print_conditions(job, options)
-    wait_for_quiet(options.quiet, options.patience_s)
+    wait_for_idle_machine(options.quiet, options.patience_s)
     faults = _rounds(sides, options.faults, options.after_step, _ranks(job))
     ray_train = {name: found for name, found in faults.items() if name != HOLDFAST}
     summary = recovery_summary(faults[HOLDFAST], ray_train)
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         print_json(summary)
     else:
-        say(f"ratio {summary['ratio']} against the setting {summary['ray_train_setting']!r}")
+        report(f"ratio {summary['ratio']} against the setting {summary['ray_train_setting']!r}")
     return 0
 
 
@@ -74,8 +74,8 @@ def ray_train_spec(job: Mapping[str, Any]) -> dict[str, Any]:
     return spec
 
 
-def _sides(job: Mapping[str, Any], settings: list[str]) -> dict[str, Measure]:
-    sides: dict[str, Measure] = {HOLDFAST: partial(holdfast_side.measure, job)}
+def _sides(job: Mapping[str, Any], settings: list[str]) -> dict[str, MeasureFault]:
+    sides: dict[str, MeasureFault] = {HOLDFAST: partial(holdfast_side.measure, job)}
     spec = ray_train_spec(job)
     for setting in ray_train_side.SETTINGS:
         if setting.name in settings:
@@ -84,14 +84,14 @@ def _sides(job: Mapping[str, Any], settings: list[str]) -> dict[str, Measure]:
 
 
 def _rounds(
-    sides: Mapping[str, Measure], rounds: int, after_step: int, ranks: int
-) -> dict[str, list[Fault]]:
-    faults: dict[str, list[Fault]] = {name: [] for name in sides}
+    sides: Mapping[str, MeasureFault], rounds: int, after_step: int, ranks: int
+) -> dict[str, list[MeasuredFault]]:
+    faults: dict[str, list[MeasuredFault]] = {name: [] for name in sides}
     for number in range(rounds):
         for name, measure in sides.items():
             fault = measure(number % ranks, after_step + number)
             faults[name].append(fault)
-            say(
+            report(
                 f"{number + 1}/{rounds} {name:<9} rank {fault.rank} killed after step "
                 f"{fault.last_step}, restored step {fault.restored_step}: "
                 f"{fault.recovery_s:.3f} s  {_phases(fault.phases_s)}"
@@ -100,17 +100,17 @@ def _rounds(
 
 
 def _print_conditions(job: Mapping[str, Any], options: argparse.Namespace) -> None:
-    say("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
-    say(f"model: {model_words(job)}; state kept every step; {options.faults} faults on each side")
-    say("holdfast: `serve` and REST, an embedded cluster of three raylets, one standby node")
+    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    report(f"model: {describe_model(job)}; state kept every step; {options.faults} faults on each side")
+    report("holdfast: `serve` and REST, an embedded cluster of three raylets, one standby node")
     for setting in ray_train_side.SETTINGS:
-        say(f"Ray Train, {setting.name}: {setting.why}; FailureConfig(max_failures=-1), one raylet")
+        report(f"Ray Train, {setting.name}: {setting.why}; FailureConfig(max_failures=-1), one raylet")
 
 
-def _print_table(faults: Mapping[str, list[Fault]]) -> None:
+def _print_table(faults: Mapping[str, list[MeasuredFault]]) -> None:
     for name, found in faults.items():
-        say(f"{name:<9} {spread(fault.recovery_s for fault in found)}")
-        say(f"{'':<9} phases: {_phases(median_phases([fault.phases_s for fault in found]))}")
+        report(f"{name:<9} {spread(fault.recovery_s for fault in found)}")
+        report(f"{'':<9} phases: {_phases(median_phases([fault.phases_s for fault in found]))}")
 
 
 def _phases(phases_s: Mapping[str, float]) -> str:
@@ -134,7 +134,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         choices=[setting.name for setting in ray_train_side.SETTINGS],
         help="of Ray Train; default: all",
     )
-    add_quiet_options(parser)
+    add_idle_options(parser)
     return parser.parse_args(arguments)
 
 

@@ -27,9 +27,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.conditions import machine, print_json, say, torchrun
+from benchmarks.conditions import machine, print_json, report, torchrun
 from benchmarks.mesh_layouts import Parameter, layout_of, least_bytes, meshes
-from benchmarks.reshard_nodes import RANKS_PER_NODE, Nodes
+from benchmarks.reshard_nodes import RANKS_PER_NODE, NodeProcesses
 from holdfast_workers.checkpoint.moves import MoveSource, plan_moves
 
 MOST_RANKS = 8
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     parameters = model(options.state_mb)
     pairs = sample(options.pairs)
-    say(f"{len(pairs)} pairs, {options.state_mb} MB; {machine()}")
+    report(f"{len(pairs)} pairs, {options.state_mb} MB; {machine()}")
     ours = from_memory(parameters, pairs)
     theirs = stock(parameters, pairs, Path(options.folder))
     found = summary(pairs, ours, theirs, [moved(parameters, *pair) for pair in pairs])
@@ -75,13 +75,13 @@ def sample(count: int) -> list[Pair]:
 
 def from_memory(parameters: tuple[Parameter, ...], pairs: Sequence[Pair]) -> list[float]:
     """Seconds of each pair."""
-    nodes = Nodes(MOST_RANKS // RANKS_PER_NODE, parameters, SEED)
+    nodes = NodeProcesses(MOST_RANKS // RANKS_PER_NODE, parameters, SEED)
     try:
         found = []
         for old, new in pairs:
             found.append(nodes.reshard(nodes.hold(old), new))
             nodes.free()
-            say(f"{old} → {new}: from memory in {found[-1]:.3f} s")
+            report(f"{old} → {new}: from memory in {found[-1]:.3f} s")
         return found
     finally:
         nodes.close()
@@ -102,7 +102,7 @@ def stock(
         if len(rows) < len(pairs):
             raise RuntimeError(f"failed at pair {len(rows)}:\n{done.stderr[-4000:]}")
         for (old, new), (save_s, load_s) in zip(pairs, rows, strict=True):
-            say(f"{old} → {new}: saved in {save_s:.3f} s, loaded in {load_s:.3f} s")
+            report(f"{old} → {new}: saved in {save_s:.3f} s, loaded in {load_s:.3f} s")
         return [(save_s, load_s) for save_s, load_s in rows]
     finally:
         shutil.rmtree(kept, ignore_errors=True)

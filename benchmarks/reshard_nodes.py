@@ -35,13 +35,13 @@ from holdfast_workers.state.digest import payload_digest
 SECRET = b"a benchmark's secret"
 RANKS_PER_NODE = 2
 STEP, ATTEMPT = 5, 1
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 OWN = {RANDOM: bytes(RANDOM_BYTES)}
 
 Mesh = dict[str, int]
 
 
-class Nodes:
+class NodeProcesses:
     """Processes that hold the state of `parameters`, and their memory. Close it."""
 
     def __init__(self, count: int, parameters: tuple[Parameter, ...], seed: int) -> None:
@@ -108,7 +108,7 @@ class Nodes:
         return answers
 
 
-class _Node:
+class NodeProcess:
     def __init__(self, name: str, root: str, parameters: tuple[Parameter, ...], seed: int) -> None:
         self._name = name
         self._parameters = parameters
@@ -139,7 +139,7 @@ class _Node:
 
     def reshard(self, source: Restore, mesh: Mesh, ranks: list[int]) -> None:
         with ThreadPoolExecutor(max(1, len(ranks))) as pool:
-            list(pool.map(lambda rank: self._bring(source, mesh, rank), ranks))
+            list(pool.map(lambda rank: self._restore_rank(source, mesh, rank), ranks))
 
     def wrong(self, mesh: Mesh) -> list[int]:
         found = []
@@ -155,10 +155,10 @@ class _Node:
         self._tensors = {}
         self._store.free_all()
 
-    def _bring(self, source: Restore, mesh: Mesh, rank: int) -> None:
+    def _restore_rank(self, source: Restore, mesh: Mesh, rank: int) -> None:
         """What the worker and its agent do together."""
         store = self._store.for_mesh(mesh_tag(mesh))
-        Reshard(SECRET, self._name, source, rank, store).run(OWN, PATIENCE_S)
+        Reshard(SECRET, self._name, source, rank, store).run(OWN, TIMEOUT_S)
         segment = store.find(rank, Place.OWN)
         commit = segment.find(ATTEMPT, STEP) if segment else None
         assert segment is not None
@@ -170,7 +170,7 @@ class _Node:
 def _node(
     name: str, root: str, parameters: tuple[Parameter, ...], seed: int, pipe: Connection
 ) -> None:
-    node = _Node(name, root, parameters, seed)
+    node = NodeProcess(name, root, parameters, seed)
     while True:
         what, arguments = pipe.recv()
         try:

@@ -39,7 +39,7 @@ def main() -> None:
     )
     state = random_state(parameters, told["seed"])
     for old, new in told["pairs"]:
-        saved, loaded = _World(old), _World(new)
+        saved, loaded = MeshRanks(old), MeshRanks(new)
         path = folder / "checkpoint"
         given = saved.tensors(parameters, state)
         save_s = _timed(partial(saved.run, partial(dcp.save, given, checkpoint_id=path)))
@@ -58,7 +58,7 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-class _World:
+class MeshRanks:
     """The first ranks of the world, as a mesh. Made by all ranks together."""
 
     def __init__(self, mesh: dict[str, int]) -> None:

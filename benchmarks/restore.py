@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.conditions import machine, print_json, say
+from benchmarks.conditions import machine, print_json, report
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.fetch import fetch
 from holdfast_workers.memory.segment import Commit
@@ -38,14 +38,14 @@ MESH = "dp_shard=2"
 SENT_PIECE = 4 << 20
 RECEIVED_PIECES = (128 << 10, 1 << 20)
 """What the bare stream receives at a time: it is timed with each, and the quickest counts."""
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
-    say(f"{options.rounds} rounds of {options.state_mb} MB; {machine()}")
+    report(f"{options.rounds} rounds of {options.state_mb} MB; {machine()}")
     found = summary(*measure(options.state_mb << 20, options.rounds), options.state_mb << 20)
-    say(
+    report(
         f"fetch {found['fetch_mb_per_s']:.0f} MB/s, raw {found['raw_mb_per_s']:.0f} MB/s, "
         f"ratio {found['ratio']:.3f}"
     )
@@ -76,7 +76,7 @@ def measure(nbytes: int, rounds: int) -> tuple[list[float], list[float]]:
         port, raw_port, commits = ours.recv()
         store = SegmentStore(root / "own", MESH)
         kept = np.zeros(nbytes, dtype=np.uint8)
-        raw = socket.create_connection(("127.0.0.1", raw_port), PATIENCE_S)
+        raw = socket.create_connection(("127.0.0.1", raw_port), TIMEOUT_S)
         fetches, raws = [], []
         for turn in range(rounds + 1):
             raws.append(min(_stream(raw, kept, piece) for piece in RECEIVED_PIECES))
@@ -100,7 +100,7 @@ def _fetch(store: SegmentStore, port: int, commit: Commit) -> float:
         port,
     )
     began = time.perf_counter()
-    fetch(SECRET, source, 0, store, PATIENCE_S)
+    fetch(SECRET, source, 0, store, TIMEOUT_S)
     took = time.perf_counter() - began
     segment = store.find(0, Place.OWN)
     assert segment is not None
@@ -134,9 +134,9 @@ def _partner(root: str, nbytes: int, answers: Connection) -> None:
             digest = payload_digest(slot)
         commits.append(segment.commit(attempt=1, step=step, digest=digest))
     server = DataServer(store, SECRET, "127.0.0.1")
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        answers.send((server.port, door.getsockname()[1], commits))
-        sock, _ = door.accept()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answers.send((server.port, listener.getsockname()[1], commits))
+        sock, _ = listener.accept()
         payload = segment.payload(commits[1])
         while sock.recv(1):
             for start in range(0, nbytes, SENT_PIECE):

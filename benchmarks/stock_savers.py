@@ -50,13 +50,13 @@ def main() -> None:
     recipe.build(world := World(rank, size, spec.parallel.mesh, attempt=0, device="cpu"))
     recipe.initialize()
     with open(out if rank == 0 else os.devnull, "w") as lines:  # noqa: PTH123
-        hooks = _Saving(saver, recipe, rank, folder, lines)
+        hooks = SavingHooks(saver, recipe, rank, folder, lines)
         train(recipe, world, spec, hooks, 0)
         hooks.finish()
     process_groups.leave()
 
 
-class _Saving:
+class SavingHooks:
     """Hooks that save after every step."""
 
     def __init__(self, saver: str, recipe: BigState, rank: int, folder: Path, out: TextIO) -> None:
@@ -117,7 +117,7 @@ class _Saving:
             self._saves += 1
             if self._rank == 0 and self._last is not None:
                 shutil.rmtree(self._last, ignore_errors=True)
-            self._last = self._place(step)
+            self._last = self._path_of(step)
         return None
 
     def committed(self, row: StepRow) -> None:
@@ -142,13 +142,13 @@ class _Saving:
 
     def _dcp_default(self, step: int) -> None:
         self._saving = dcp.async_save(
-            self._state(), checkpoint_id=self._place(step), process_group=self._group
+            self._state(), checkpoint_id=self._path_of(step), process_group=self._group
         )  # type: ignore[assignment]
 
     def _dcp_best(self, step: int) -> None:
         answer: Any = dcp.async_save(
             self._state(),
-            checkpoint_id=self._place(step),
+            checkpoint_id=self._path_of(step),
             process_group=self._group,
             async_checkpointer_type=AsyncCheckpointerType.PROCESS,
             async_stager=self._stager,
@@ -164,11 +164,11 @@ class _Saving:
         idle = torch.tensor(int(self._saving is None or self._saving.done()))
         torch.distributed.all_reduce(idle, torch.distributed.ReduceOp.MIN, group=self._asking)
         if idle and self._rank == 0:
-            shutil.rmtree(self._place(step), ignore_errors=True)
+            shutil.rmtree(self._path_of(step), ignore_errors=True)
         torch.distributed.barrier(group=self._asking)
         return bool(idle)
 
-    def _place(self, step: int) -> Path:
+    def _path_of(self, step: int) -> Path:
         return self._folder / f"step-{step}"
 
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.conditions import ROOT, environment, load_job, machine, print_json, say
+from benchmarks.conditions import ROOT, environment, load_job, machine, print_json, report
 from benchmarks.figures import StormFigure, storm_limit, storm_summary
 from benchmarks.holdfast_side import START_S, RunningJob, running
 from benchmarks.recovery import SMALL_JOB, endless
@@ -53,7 +53,7 @@ SLACK_S = 120.0
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
-    say("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
     python = options.torchft_python or _environment_with_torchft(options.torchft_home)
     ours = _holdfast(options)
     found = [_torchft(python, limit, options) for limit in options.timeouts]
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name in STEPS_BETWEEN_KILLS
     }
     for name in STEPS_BETWEEN_KILLS:
-        _tell("torchft", name, theirs[name])
+        _report_figure("torchft", name, theirs[name])
     summary = storm_summary(ours, theirs, STEPS_BETWEEN_KILLS)
     if options.json:
         print_json(summary)
@@ -84,38 +84,38 @@ def _holdfast(options: argparse.Namespace) -> dict[str, StormFigure]:
         "HOLDFAST_ALLOW_FAULT_INJECTION": "true",
         "HOLDFAST_QUARANTINE_INCIDENTS": "0",  # three deaths on a node are no reason here
     }
-    with running(job()) as there:
-        there.wait_step(WARM_STEPS + options.calm_steps, START_S)
-        calm = [point for point in there.points() if point.step > WARM_STEPS]
+    with running(job()) as running_job:
+        running_job.wait_step(WARM_STEPS + options.calm_steps, START_S)
+        calm = [point for point in running_job.points() if point.step > WARM_STEPS]
         step_s = median(float(point.values["step_time_s"] or 0.0) for point in calm)
         found = {}
         for name, steps in STEPS_BETWEEN_KILLS.items():
             began = time.time()
-            coming = even_strikes(steps * STEP_S, options.seed)
+            coming = stratified_strikes(steps * STEP_S, options.seed)
             kills = fault_storm.blow(
-                there.client, there.id, coming, options.storm_s, lambda _: None
+                running_job.client, running_job.id, coming, options.storm_s, lambda _: None
             )
-            committed = _committed(there, began, began + options.storm_s)
+            committed = _committed(running_job, began, began + options.storm_s)
             found[name] = StormFigure(step_s, committed * step_s / options.storm_s, kills)
-            _tell("holdfast", name, found[name])
+            _report_figure("holdfast", name, found[name])
     return found
 
 
-def even_strikes(mtbf_s: float, seed: int) -> Iterator[fault_storm.Strike]:
+def stratified_strikes(mtbf_s: float, seed: int) -> Iterator[fault_storm.Strike]:
     """Kills of random ranks at exponential intervals; each `BLOCK` of them has one from each
     `BLOCK`th part of the distribution."""
-    drawn = random.Random(seed)
+    rng = random.Random(seed)
     at_s = 0.0
     while True:
-        for part in drawn.sample(range(BLOCK), BLOCK):
-            at_s -= mtbf_s * math.log(1.0 - (part + drawn.random()) / BLOCK)
-            yield fault_storm.Strike(at_s, Injection(FaultKind.KILL, rank=drawn.randrange(RANKS)))
+        for part in rng.sample(range(BLOCK), BLOCK):
+            at_s -= mtbf_s * math.log(1.0 - (part + rng.random()) / BLOCK)
+            yield fault_storm.Strike(at_s, Injection(FaultKind.KILL, rank=rng.randrange(RANKS)))
 
 
-def _committed(there: RunningJob, since: float, until: float) -> int:
+def _committed(running_job: RunningJob, since: float, until: float) -> int:
     """Steps of the history that was kept; the last rows are on their way for a moment."""
     time.sleep(3 * STEP_S)
-    return sum(since <= point.at < until for point in there.points())
+    return sum(since <= point.at < until for point in running_job.points())
 
 
 def _torchft(python: str, timeout_s: float, options: argparse.Namespace) -> dict[str, StormFigure]:
@@ -125,7 +125,7 @@ def _torchft(python: str, timeout_s: float, options: argparse.Namespace) -> dict
     program = str(ROOT / "benchmarks" / "torchft_program.py")
     with tempfile.TemporaryDirectory(prefix="torchft-storm-") as folder:
         command = [python, program, "storm", f"{folder}/commits", *map(str, numbers)]
-        done = _run_to_the_last(command, calm_s + len(rates) * options.torchft_s + SLACK_S)
+        done = run_or_kill_group(command, calm_s + len(rates) * options.torchft_s + SLACK_S)
     if done.returncode != 0:
         raise RuntimeError(f"torchft's storm failed: {done.stderr[-2000:]}")
     told = json.loads(done.stdout.splitlines()[-1])
@@ -136,7 +136,7 @@ def _torchft(python: str, timeout_s: float, options: argparse.Namespace) -> dict
     }
 
 
-def _run_to_the_last(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+def run_or_kill_group(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
     """Run a program, and leave nothing of what it started if it does not end in time."""
     with subprocess.Popen(
         command,
@@ -159,7 +159,7 @@ def _environment_with_torchft(home: Path) -> str:
     """An interpreter that has torchft beside this one's own packages, made if it is not there."""
     python = home / "bin" / "python"
     if not python.exists():
-        say(f"making {home} for {TORCHFT}")
+        report(f"making {home} for {TORCHFT}")
         venv.create(home, with_pip=True)
         beside = sysconfig.get_path("purelib", vars={"base": str(home)})
         Path(beside, "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -167,9 +167,9 @@ def _environment_with_torchft(home: Path) -> str:
     return str(python)
 
 
-def _tell(side: str, name: str, figure: StormFigure) -> None:
+def _report_figure(side: str, name: str, figure: StormFigure) -> None:
     mtbf_s = STEPS_BETWEEN_KILLS[name] * STEP_S
-    say(
+    report(
         f"{side:<9} M {mtbf_s:g} s: step {figure.step_s:.3f} s, {figure.kills} kills, "
         f"efficiency {figure.efficiency:.3f} of at most {storm_limit(figure.step_s, mtbf_s):.3f}"
     )

@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 
 WARM_S = 20.0
-LOOK_S = 0.02
+POLL_S = 0.02
 NEVER_S = 1e9
 
 
@@ -69,27 +69,27 @@ def storms(
         )
 
     replicas = [start(rank) for rank in range(ranks)]
-    drawn = random.Random(seed)
-    calm_at = time.time() + WARM_S
+    rng = random.Random(seed)
+    calm_from = time.time() + WARM_S
 
-    def keep_up(until: float, mtbf_s: float) -> int:
+    def restart_and_kill(until: float, mtbf_s: float) -> int:
         """Start who died; how many were killed."""
-        kills, due = 0, time.time() + drawn.expovariate(1.0 / mtbf_s)
+        kills, due = 0, time.time() + rng.expovariate(1.0 / mtbf_s)
         while (now := time.time()) < until:
             for rank, process in enumerate(replicas):
                 if process.poll() is not None:
                     replicas[rank] = start(rank)
             if now >= due:
-                replicas[drawn.randrange(ranks)].kill()
+                replicas[rng.randrange(ranks)].kill()
                 kills += 1
-                due += drawn.expovariate(1.0 / mtbf_s)
-            time.sleep(LOOK_S)
+                due += rng.expovariate(1.0 / mtbf_s)
+            time.sleep(POLL_S)
         return kills
 
-    begins = [calm_at + calm_s + index * storm_s for index in range(len(rates))]
+    begins = [calm_from + calm_s + index * storm_s for index in range(len(rates))]
     try:
-        keep_up(begins[0], NEVER_S)
-        kills = [keep_up(at + storm_s, rate) for at, rate in zip(begins, rates, strict=True)]
+        restart_and_kill(begins[0], NEVER_S)
+        kills = [restart_and_kill(at + storm_s, rate) for at, rate in zip(begins, rates, strict=True)]
     finally:
         for process in replicas:
             process.kill()
@@ -99,7 +99,7 @@ def storms(
         {"per_s": sum(begin <= at < begin + storm_s for at in commits) / storm_s, "kills": count}
         for begin, count in zip(begins, kills, strict=True)
     ]
-    calm = sum(calm_at <= at < begins[0] for at in commits) / calm_s
+    calm = sum(calm_from <= at < begins[0] for at in commits) / calm_s
     print(json.dumps({"calm_per_s": calm, "storms": told}), flush=True)
     os._exit(0)  # the lighthouse's threads do not end
 

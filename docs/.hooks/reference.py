@@ -103,7 +103,8 @@ def _description(field: dict[str, Any]) -> str:
         )
         if key in field
     ]
-    return "; ".join(filter(None, (field.get("description", ""), ", ".join(bounds))))
+    described = str(field.get("description", "")).rstrip(".")
+    return "; ".join(filter(None, (described, ", ".join(bounds))))
 
 
 def _cell(text: str) -> str:

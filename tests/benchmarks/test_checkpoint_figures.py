@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.checkpoint import Steps, job, summary
+from benchmarks.checkpoint import MeasuredSteps, job, summary
 
 from holdfast_service.job_model.job_spec import parse
 
@@ -11,28 +11,28 @@ PARTS = {"copy": 0.02, "digest": 0.01, "send": 0.0, "total": 0.03}
 
 
 def test_a_rarer_save_counts_for_all_the_steps_it_is_spread_over() -> None:
-    without = Steps([1.0] * 10, [0.0] * 10)
-    every_step = Steps([1.1] * 10, [0.01] * 10)
-    every_other = Steps([1.05, 1.15] * 5, [0.0, 0.02] * 5, interval=2.0)
+    without = MeasuredSteps([1.0] * 10, [0.0] * 10)
+    every_step = MeasuredSteps([1.1] * 10, [0.01] * 10)
+    every_other = MeasuredSteps([1.05, 1.15] * 5, [0.0, 0.02] * 5, interval=2.0)
     assert every_step.added_s(without) == pytest.approx(0.1)
     assert every_other.added_s(without) == pytest.approx(0.2)
     assert (every_step.stall_s, every_other.stall_s) == pytest.approx((0.01, 0.02))
-    assert Steps([0.9], [0.0]).added_s(without) == 0.0
+    assert MeasuredSteps([0.9], [0.0]).added_s(without) == 0.0
 
 
 def test_one_slow_step_in_ten_is_left_out() -> None:
-    assert Steps([1.0] * 9 + [60.0], [0.0] * 10).step_s == 1.0
+    assert MeasuredSteps([1.0] * 9 + [60.0], [0.0] * 10).step_s == 1.0
 
 
 def test_ratios_are_of_the_copy_with_a_partner() -> None:
     found = {
-        "none": Steps([1.0], [0.0]),
-        "torch_save": Steps([1.5], [0.5]),
-        "dcp_default": Steps([2.0], [0.5]),
-        "dcp_best": Steps([1.8], [0.1]),
-        "holdfast_none": Steps([1.1], [0.0]),
-        "holdfast_own": Steps([1.13], [0.0]),
-        "holdfast_partner": Steps([1.16], [0.01]),
+        "none": MeasuredSteps([1.0], [0.0]),
+        "torch_save": MeasuredSteps([1.5], [0.5]),
+        "dcp_default": MeasuredSteps([2.0], [0.5]),
+        "dcp_best": MeasuredSteps([1.8], [0.1]),
+        "holdfast_none": MeasuredSteps([1.1], [0.0]),
+        "holdfast_own": MeasuredSteps([1.13], [0.0]),
+        "holdfast_partner": MeasuredSteps([1.16], [0.01]),
     }
     figures = summary(found, {"own": PARTS, "partner": {**PARTS, "send": 0.03, "total": 0.06}})
     assert figures["stall_vs_dcp_default"] == pytest.approx(0.02)

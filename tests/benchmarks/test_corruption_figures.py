@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from benchmarks.corruption_figures import Found, check_share, corruption_summary, found_of
+from benchmarks.corruption_figures import FlipResult, check_share, corruption_summary, flip_result
 
 APART = 6
 FLIP = {"rank": 1, "step": 9, "tensor": "moment"}
@@ -21,24 +21,24 @@ def incident(restored: int, lost: int = 0, *ranks: int, cause: str = "corruption
 
 
 def test_a_flip_is_found_in_the_step_after_the_last_that_was_applied() -> None:
-    assert found_of("m", FLIP, [incident(8, 0, 1)], APART) == Found("m", "moment", 1, 9, 0, (1,))
-    assert found_of("m", FLIP, [incident(8, 2, 1)], APART).within == 2
+    assert flip_result("m", FLIP, [incident(8, 0, 1)], APART) == FlipResult("m", "moment", 1, 9, 0, (1,))
+    assert flip_result("m", FLIP, [incident(8, 2, 1)], APART).within == 2
 
 
 def test_all_incidents_of_one_flip_name_ranks_together() -> None:
-    assert found_of("m", FLIP, [incident(8), incident(8, 0, 1)], APART).named == (1,)
-    assert found_of("m", FLIP, [incident(8, 0, 0), incident(8, 0, 1)], APART).named == (0, 1)
+    assert flip_result("m", FLIP, [incident(8), incident(8, 0, 1)], APART).named == (1,)
+    assert flip_result("m", FLIP, [incident(8, 0, 0), incident(8, 0, 1)], APART).named == (0, 1)
 
 
 def test_what_other_flips_or_other_faults_did_says_nothing_of_it() -> None:
     others = [incident(14, 0, 1), incident(2, 0, 1), incident(8, 0, 1, cause="crash")]
-    assert found_of("m", FLIP, others, APART).within is None
+    assert flip_result("m", FLIP, others, APART).within is None
 
 
 def test_a_missed_flip_a_wrong_name_and_an_unexplained_incident_are_all_told() -> None:
-    right = Found("m", "moment", 1, 9, 1, (1,))
+    right = FlipResult("m", "moment", 1, 9, 1, (1,))
     told = corruption_summary(
-        [right, Found("m", "moment", 1, 15, None), Found("m", "moment", 1, 21, 2, (0, 1))],
+        [right, FlipResult("m", "moment", 1, 15, None), FlipResult("m", "moment", 1, 21, 2, (0, 1))],
         others=1,
         healthy_steps=100,
         false_alarms=2,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from benchmarks.conditions import EXAMPLE, load_job, machine, model_words
+from benchmarks.conditions import EXAMPLE, load_job, machine, describe_model
 from benchmarks.figures import (
-    Commit,
-    Fault,
+    AppliedStep,
+    MeasuredFault,
     StormFigure,
     last_step,
     median_phases,
@@ -29,31 +29,31 @@ from benchmarks.storm import job as storm_job
 from holdfast_service.job_model.job_spec import parse
 
 
-def fault(recovery_s: float, **phases_s: float) -> Fault:
-    return Fault(0, last_step=10, restored_step=10, recovery_s=recovery_s, phases_s=phases_s)
+def fault(recovery_s: float, **phases_s: float) -> MeasuredFault:
+    return MeasuredFault(0, last_step=10, restored_step=10, recovery_s=recovery_s, phases_s=phases_s)
 
 
 def test_recovery_ends_with_the_first_step_beyond_the_old_world() -> None:
     commits = [
-        Commit(1, 9, 1.0),
-        Commit(1, 10, 2.0),
-        Commit(2, 10, 5.0),  # computed again: no progress yet
-        Commit(2, 11, 6.0),
-        Commit(2, 12, 7.0),
+        AppliedStep(1, 9, 1.0),
+        AppliedStep(1, 10, 2.0),
+        AppliedStep(2, 10, 5.0),  # computed again: no progress yet
+        AppliedStep(2, 11, 6.0),
+        AppliedStep(2, 12, 7.0),
     ]
     assert last_step(commits, killed_at=2.5) == 10
     assert recovered_at(commits, killed_at=2.5) == 6.0
 
 
 def test_a_step_in_flight_at_the_kill_is_the_old_worlds() -> None:
-    commits = [Commit(1, 10, 2.0), Commit(1, 11, 2.51), Commit(2, 11, 5.0)]
+    commits = [AppliedStep(1, 10, 2.0), AppliedStep(1, 11, 2.51), AppliedStep(2, 11, 5.0)]
     assert last_step(commits, killed_at=2.5) == 11
     assert recovered_at(commits, killed_at=2.5) is None
-    assert recovered_at([*commits, Commit(2, 12, 6.0)], killed_at=2.5) == 6.0
+    assert recovered_at([*commits, AppliedStep(2, 12, 6.0)], killed_at=2.5) == 6.0
 
 
 def test_nothing_is_recovered_while_there_is_no_new_world() -> None:
-    assert recovered_at([Commit(1, 1, 1.0), Commit(1, 2, 3.0)], killed_at=2.0) is None
+    assert recovered_at([AppliedStep(1, 1, 1.0), AppliedStep(1, 2, 3.0)], killed_at=2.0) is None
     assert recovered_at([], killed_at=2.0) is None
     assert last_step([], killed_at=2.0) == 0
 
@@ -113,7 +113,7 @@ def test_a_file_that_is_no_job_is_refused(tmp_path: Path) -> None:
 
 def test_conditions_name_versions_load_and_model() -> None:
     assert {"torch", "ray", "cores", "load"} <= set(machine())
-    assert "dp_shard 2 × tp 2" in model_words(load_job(EXAMPLE))
+    assert "dp_shard 2 × tp 2" in describe_model(load_job(EXAMPLE))
 
 
 def test_the_limit_of_a_storm_is_that_of_a_synchronous_scheme() -> None:

@@ -7,10 +7,10 @@ from math import inf
 from pathlib import Path
 
 import pytest
-from benchmarks.hang_figures import Trial, detection_summary, high
+from benchmarks.hang_figures import HangTrial, detection_summary, high
 from benchmarks.hang_recipe import phase_times
 
-RIGHT = Trial("stop", "dp_shard 4", 1, "forward", 0.2, 1.5, suspects=(1, 3), accused=(1,))
+RIGHT = HangTrial("stop", "dp_shard 4", 1, "forward", 0.2, 1.5, suspects=(1, 3), accused=(1,))
 
 
 def test_a_verdict_is_held_against_the_phase_or_the_floor_whichever_is_longer() -> None:

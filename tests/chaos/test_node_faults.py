@@ -75,7 +75,7 @@ def test_a_node_and_the_supervisor_on_it_are_lost_at_once(
         run.wait_step(20)
         lost, kept = run.seat_of(0), run.seat_of(2)
         pids = {rank: pid for rank, pid in run.pids().items() if rank in (2, 3)}
-        run.supervisor.vanish()
+        run.supervisor.halt()
         run.agents.kill_node(lost)
         run.lose_supervisor()
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()

@@ -1,4 +1,4 @@
-"""`checkpoint ls`, `verify`, `pin`, `unpin`, `rm`, `export`: results on stdout, else stderr."""
+"""The commands `checkpoint ls`, `verify`, `pin`, `unpin`, `rm` and `export`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from holdfast.cli import output
 from holdfast.cli.columns import Column
-from holdfast.cli.common import OPTIONS, SERVER, JobWord, Options, Server
+from holdfast.cli.common import OPTIONS, SERVER, JobWord, Options, ServerOptions
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.client.client import Client
 from holdfast.errors import HoldfastError
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 CheckpointWord = Annotated[
-    str, Parameter(name="JOB", help="A job, or JOB/STEP: its name, its id, or the beginning of it.")
+    str, Parameter(name="JOB", help="A job or JOB/STEP; a job by its name, its id, or the start of the id.")
 ]
-Step = Annotated[int | None, Parameter(help="Of which step; default: the newest.")]
-OneStep = Annotated[int | None, Parameter(help="Of which step; JOB/STEP says it, too.")]
+Step = Annotated[int | None, Parameter(help="Step of the checkpoint; default: the newest.")]
+RequiredStep = Annotated[int | None, Parameter(help="Step of the checkpoint; or JOB/STEP.")]
 
 COLUMNS = (
     Column("STEP", right=True),
@@ -38,91 +38,91 @@ COLUMNS = (
 
 
 class NoCheckpoint(HoldfastError):
-    """The job has none that one could take by default."""
+    """The job has no checkpoint to choose by default."""
 
     code = "checkpoint_not_found"
     status = 404
 
 
 class StepUnclear(HoldfastError):
-    """Which checkpoint is meant was not said, or not in a way that has one meaning."""
+    """The step of the checkpoint is missing or ambiguous."""
 
     code = "step_unclear"
     status = 400
 
 
-class DamagedCheckpoint(HoldfastError):
-    """A verification found it to be bad."""
+class VerificationFailed(HoldfastError):
+    """A verification found that the checkpoint is bad."""
 
     code = "checkpoint_bad"
 
 
 class CannotWrite(HoldfastError):
-    """The file that was asked for cannot be written here."""
+    """The output file cannot be written."""
 
     code = "cannot_write"
     status = 400
 
 
 def ls(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
-    """List what a job can go on from, by tier."""
+    """List the checkpoints that a job can continue from, by tier."""
     with options.connect() as client:
         found = client.checkpoints(client.find(job_word))
     if output.results(options, [found]):
         return ExitCode.OK
     protected = found.memory.protected_step
     if protected is not None:
-        output.console().print(f"in memory: step {protected}, on every rank's partner too")
-    rows = [_row(item) for item in found.remote if item.deleted_at is None]
+        output.console().print(f"in memory: step {protected}, also on the partner of every rank")
+    rows = [_row(checkpoint) for checkpoint in found.remote if checkpoint.deleted_at is None]
     if rows:
         output.table(COLUMNS, rows, whole=options.wide)
     else:
-        output.talk("no remote checkpoint")
+        output.progress("no remote checkpoint")
     if found.storage_problem is not None:
-        output.talk(f"the storage could not be asked: {found.storage_problem}")
+        output.progress(f"the storage did not answer: {found.storage_problem}")
     return ExitCode.OK
 
 
 def verify(word: CheckpointWord, /, *, step: Step = None, options: Options = OPTIONS) -> ExitCode:
-    """Read every byte of a checkpoint. One that is bad is quarantined, and the exit code 1."""
+    """Read every byte of a checkpoint. A bad one is quarantined, and the exit code is 1."""
     with options.connect() as client:
-        job_id, chosen = _one(client, word, step)
+        job_id, chosen = _find_checkpoint(client, word, step)
         with _progress("verifying") as progress:
             bar = progress.add_task(f"step {chosen}")
-            for told in client.verify_checkpoint(job_id, chosen):
-                progress.update(bar, completed=told.read_bytes, total=told.nbytes)
-    if not output.results(options, [told]) and told.bad is None:
+            for verification in client.verify_checkpoint(job_id, chosen):
+                progress.update(bar, completed=verification.read_bytes, total=verification.nbytes)
+    if not output.results(options, [verification]) and verification.bad is None:
         output.console().print(f"step {chosen}: every byte is as it was saved")
-    if told.bad is None:
+    if verification.bad is None:
         return ExitCode.OK
-    output.print_error(DamagedCheckpoint(f"step {chosen} is quarantined: {told.bad}"))
+    output.print_error(VerificationFailed(f"step {chosen} is quarantined: {verification.bad}"))
     return ExitCode.JOB_FAILED
 
 
 def pin(word: CheckpointWord, /, *, step: Step = None, options: Options = OPTIONS) -> ExitCode:
-    """Let nobody remove a checkpoint, whatever retention says; again is the same."""
+    """Protect a checkpoint from removal and from retention. Can be repeated."""
     with options.connect() as client:
-        pinned = client.pin_checkpoint(*_one(client, word, step))
+        pinned = client.pin_checkpoint(*_find_checkpoint(client, word, step))
     if not output.results(options, [pinned]):
         output.console().print(f"step {pinned.step} is pinned")
     return ExitCode.OK
 
 
-def unpin(word: CheckpointWord, /, *, step: OneStep = None, options: Options = OPTIONS) -> ExitCode:
-    """Leave a checkpoint to retention again; again is the same."""
+def unpin(word: CheckpointWord, /, *, step: RequiredStep = None, options: Options = OPTIONS) -> ExitCode:
+    """Give a checkpoint back to retention. Can be repeated."""
     with options.connect() as client:
-        free = client.unpin_checkpoint(*_said(client, word, step))
-    if not output.results(options, [free]):
-        output.console().print(f"step {free.step} is not pinned")
+        unpinned = client.unpin_checkpoint(*_find_named_checkpoint(client, word, step))
+    if not output.results(options, [unpinned]):
+        output.console().print(f"step {unpinned.step} is not pinned")
     return ExitCode.OK
 
 
-def rm(word: CheckpointWord, /, *, step: OneStep = None, server: Server = SERVER) -> ExitCode:
-    """Remove a checkpoint, unless it is pinned, needed, or all that the job has (4)."""
+def rm(word: CheckpointWord, /, *, step: RequiredStep = None, server: ServerOptions = SERVER) -> ExitCode:
+    """Remove a checkpoint. A pinned, needed or last checkpoint is a conflict (exit code 4)."""
     with server.connect() as client:
-        job_id, chosen = _said(client, word, step)
+        job_id, chosen = _find_named_checkpoint(client, word, step)
         client.remove_checkpoint(job_id, chosen)
-    output.talk(f"step {chosen} is removed")
+    output.progress(f"step {chosen} is removed")
     return ExitCode.OK
 
 
@@ -132,18 +132,18 @@ def export(
     *,
     out: Annotated[Path, Parameter(name=("--output", "-o"), help="The file to write.")],
     step: Step = None,
-    format: Annotated[Literal["safetensors"], Parameter(help="Of the file.")] = "safetensors",
+    format: Annotated[Literal["safetensors"], Parameter(help="Format of the file.")] = "safetensors",
     names: Annotated[
-        Literal["own", "hf"], Parameter(help="hf: as Hugging Face's LlamaForCausalLM has them.")
+        Literal["own", "hf"], Parameter(help="hf: the names of Hugging Face's LlamaForCausalLM.")
     ] = "own",
     json: Annotated[bool, Parameter(negative="", help="JSON on stdout.")] = False,
-    server: Server = SERVER,
+    server: ServerOptions = SERVER,
 ) -> ExitCode:
-    """Write a model, whole and verified, to one file."""
-    del format  # there is one so far; scripts say which they mean
+    """Verify a checkpoint and write the whole model to one file."""
+    del format  # only one so far; scripts can already name it
     with server.connect() as client:
-        job_id, chosen = _one(client, word, step)
-        output.talk(f"step {chosen} is verified first, which takes its time")
+        job_id, chosen = _find_checkpoint(client, word, step)
+        output.progress(f"step {chosen} is verified first, which can take a while")
         with _progress("exporting") as progress:
             bar = progress.add_task(f"step {chosen}")
             try:
@@ -169,39 +169,39 @@ for command in (ls, verify, pin, unpin, rm, export):
 
 
 def _parts(word: str, step: int | None) -> tuple[str, int | None]:
-    """The job, and the step that JOB/STEP or `--step` says."""
+    """The job, and the step from JOB/STEP or `--step`."""
     try:
         named = parse_job_reference(word)
     except ValueError as error:
-        raise StepUnclear(f"{error}, as {word.partition('/')[0]}/200 is") from error
+        raise StepUnclear(f"{error}, such as {word.partition('/')[0]}/200") from error
     if None not in (named.step, step) and named.step != step:
-        raise StepUnclear(f"{word!r} says another step than --step {step}")
+        raise StepUnclear(f"{word!r} and --step {step} are different steps")
     return named.job, step if named.step is None else named.step
 
 
-def _one(client: Client, word: str, step: int | None) -> tuple[str, int]:
-    """The job's id, and the step that was named, or the newest there is."""
-    job_word, said = _parts(word, step)
+def _find_checkpoint(client: Client, word: str, step: int | None) -> tuple[str, int]:
+    """The job's id, and the given step or that of the newest checkpoint."""
+    job_word, named = _parts(word, step)
     job_id = client.find(job_word)
-    if said is not None:
-        return job_id, said
-    for item in client.checkpoints(job_id).remote:
-        if item.deleted_at is None and item.bad is None:
-            return job_id, item.step
+    if named is not None:
+        return job_id, named
+    for checkpoint in client.checkpoints(job_id).remote:
+        if checkpoint.deleted_at is None and checkpoint.bad is None:
+            return job_id, checkpoint.step
     raise NoCheckpoint(f"job {job_id} has no remote checkpoint")
 
 
-def _said(client: Client, word: str, step: int | None) -> tuple[str, int]:
-    """The job's id, and the step; none is taken by default."""
-    job_word, said = _parts(word, step)
-    if said is None:
-        raise StepUnclear(f"which checkpoint? {word}/STEP says it; `checkpoint ls {word}` has them")
-    return client.find(job_word), said
+def _find_named_checkpoint(client: Client, word: str, step: int | None) -> tuple[str, int]:
+    """The job's id and the given step; there is no default step."""
+    job_word, named = _parts(word, step)
+    if named is None:
+        raise StepUnclear(f"name the checkpoint: {word}/STEP; `checkpoint ls {word}` lists them")
+    return client.find(job_word), named
 
 
 def _progress(what: str) -> Progress:
-    """A bar on stderr, where that is a terminal."""
-    from rich.progress import (  # late: slow to load, and two commands need it
+    """A progress bar on stderr, if that is a terminal."""
+    from rich.progress import (  # late: slow to load, and only two commands need it
         BarColumn,
         DownloadColumn,
         Progress,
@@ -221,26 +221,26 @@ def _progress(what: str) -> Progress:
     )
 
 
-def _row(one: CheckpointView) -> list[str | Text]:
+def _row(checkpoint: CheckpointView) -> list[str | Text]:
     return [
-        str(one.step),
-        str(one.attempt),
-        f"{one.nbytes:,}",
-        output.age(one.saved_at),
-        output.number(one.metrics.get("loss"), ".4f"),
-        _kept_as(one),
-        _state(one),
+        str(checkpoint.step),
+        str(checkpoint.attempt),
+        f"{checkpoint.nbytes:,}",
+        output.age(checkpoint.saved_at),
+        output.number(checkpoint.metrics.get("loss"), ".4f"),
+        _kept_as(checkpoint),
+        _state(checkpoint),
     ]
 
 
-def _kept_as(one: CheckpointView) -> str:
-    words = ["pinned"] if one.pinned else []
-    words += ["best"] if one.best else []
-    words += [f"start of {job}" for job in one.needed_by or ()]
-    return ", ".join(words) or "-"
+def _kept_as(checkpoint: CheckpointView) -> str:
+    labels = ["pinned"] if checkpoint.pinned else []
+    labels += ["best"] if checkpoint.best else []
+    labels += [f"start of {job}" for job in checkpoint.needed_by or ()]
+    return ", ".join(labels) or "-"
 
 
-def _state(one: CheckpointView) -> Text:
-    if one.bad is not None:
-        return Text(f"BAD: {one.bad}", style="bold red")
-    return Text("saved" if one.verified_at is None else f"verified {output.ago(one.verified_at)}")
+def _state(checkpoint: CheckpointView) -> Text:
+    if checkpoint.bad is not None:
+        return Text(f"BAD: {checkpoint.bad}", style="bold red")
+    return Text("saved" if checkpoint.verified_at is None else f"verified {output.ago(checkpoint.verified_at)}")

@@ -1,4 +1,4 @@
-"""Lays rows out in columns that fit a terminal, or whole where there is none. Pure."""
+"""Lays out rows in columns that fit a given width, or without a limit. Pure."""
 
 from __future__ import annotations
 
@@ -8,63 +8,72 @@ from dataclasses import dataclass
 from rich.text import Text
 
 GAP = 2
-DOTS = "…"
+ELLIPSIS = "…"
 
 
 @dataclass(frozen=True)
 class Column:
     heading: str
     right: bool = False
-    """Numbers stand to the right."""
+    """Aligned to the right, for numbers."""
     least: int | None = None
-    """It may be cut to so many cells where room is short; None: never."""
+    """Smallest width if the table is too wide; None: the column is never cut."""
     drop: int = 0
-    """Left out where room is still short, the largest first; 0: never."""
+    """Left out if the table is still too wide, the largest number first; 0: never."""
 
 
 def lay(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], width: int | None) -> Text:
-    """Heading and rows as lines. `width` in cells; None: as wide as it gets."""
+    """The heading and the rows as lines. `width` in terminal cells; None: no limit."""
     texts = [[_text(cell) for cell in row] for row in rows]
     kept = list(range(len(columns)))
     widths = [
-        max([len(column.heading), *(row[at].cell_len for row in texts)])
-        for at, column in enumerate(columns)
+        max([len(column.heading), *(row[index].cell_len for row in texts)])
+        for index, column in enumerate(columns)
     ]
     if width is not None:
         kept = _fitted(columns, widths, width)
-    lines = [[Text(columns[at].heading, style="bold") for at in range(len(columns))], *texts]
-    laid = [_line([(row[at], widths[at], columns[at].right) for at in kept]) for row in lines]
-    return Text("\n").join(laid)
+    rows_of_text = [[Text(column.heading, style="bold") for column in columns], *texts]
+    lines = [
+        _line([(row[index], widths[index], columns[index].right) for index in kept])
+        for row in rows_of_text
+    ]
+    return Text("\n").join(lines)
 
 
 def _fitted(columns: Sequence[Column], widths: list[int], width: int) -> list[int]:
-    """Cut `widths` until the columns fit; which columns are left."""
+    """Cut `widths` until the columns fit. Returns the indices of the columns that are kept."""
     kept = list(range(len(columns)))
-    droppable = sorted((at for at in kept if columns[at].drop), key=lambda at: columns[at].drop)
+    droppable = sorted(
+        (index for index in kept if columns[index].drop), key=lambda index: columns[index].drop
+    )
     while True:
-        over = sum(widths[at] for at in kept) + GAP * (len(kept) - 1) - width
-        if over <= 0:
+        excess = sum(widths[index] for index in kept) + GAP * (len(kept) - 1) - width
+        if excess <= 0:
             return kept
-        room = {at: widths[at] - least for at in kept if (least := columns[at].least) is not None}
-        if sum(max(0, free) for free in room.values()) >= over:
-            _cut(widths, room, over)
+        spare = {
+            index: widths[index] - least
+            for index in kept
+            if (least := columns[index].least) is not None
+        }
+        if sum(max(0, cells) for cells in spare.values()) >= excess:
+            _cut(widths, spare, excess)
             return kept
         if not droppable:
-            _cut(widths, room, over)
+            _cut(widths, spare, excess)
             return kept
         kept.remove(droppable.pop())
 
 
-def _cut(widths: list[int], room: dict[int, int], over: int) -> None:
-    """Take cells from the widest of the columns that have room, one by one."""
-    while over > 0:
-        able = [at for at, free in room.items() if free > 0]
-        if not able:
+def _cut(widths: list[int], spare: dict[int, int], excess: int) -> None:
+    """Take cells one by one from the widest column that has spare cells."""
+    while excess > 0:
+        candidates = [index for index, cells in spare.items() if cells > 0]
+        if not candidates:
             return
-        widest = max(able, key=lambda at: widths[at])
+        widest = max(candidates, key=lambda index: widths[index])
         widths[widest] -= 1
-        room[widest] -= 1
-        over -= 1
+        spare[widest] -= 1
+        excess -= 1
 
 
 def _line(cells: Sequence[tuple[Text, int, bool]]) -> Text:
@@ -84,7 +93,7 @@ def _cut_text(cell: Text, width: int) -> Text:
         return cell
     cut = cell.copy()
     cut.truncate(max(0, width - 1))
-    return cut.append(DOTS)
+    return cut.append(ELLIPSIS)
 
 
 def _text(cell: str | Text) -> Text:

@@ -1,7 +1,7 @@
-"""`completion`: what a shell needs to complete commands, options and the names of living jobs.
+"""`completion`: completes commands, options and the names of jobs in bash, zsh and fish.
 
-The shells' parts are a few lines: they hand the words over to `holdfast _candidates`, which answers
-with a candidate per line, a tab and what it is. It keeps quiet about whatever goes wrong.
+The scripts of the shells are short: they pass the words to `holdfast _candidates`, which prints a
+line per candidate: the candidate, a tab, its description. It prints no errors.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from holdfast.cli.exit_codes import ExitCode
 if TYPE_CHECKING:
     from cyclopts import App
 
-SERVER_S = 1.0
-MOST_JOBS = 200
+SERVER_TIMEOUT_S = 1.0
+MAX_JOBS = 200
 
 BASH = """\
 _holdfast() {
-    local word=${COMP_WORDS[COMP_CWORD]} one
+    local word=${COMP_WORDS[COMP_CWORD]} candidate
     COMPREPLY=()
-    while IFS=$'\\t' read -r one _; do
-        [[ $one == "$word"* ]] && COMPREPLY+=("$one")
+    while IFS=$'\\t' read -r candidate _; do
+        [[ $candidate == "$word"* ]] && COMPREPLY+=("$candidate")
     done < <(holdfast _candidates "${COMP_WORDS[@]:1:COMP_CWORD-1}" "$word" 2>/dev/null)
     (( ${#COMPREPLY[@]} )) && return
-    while IFS= read -r one; do COMPREPLY+=("$one"); done < <(compgen -f -- "$word")
+    while IFS= read -r candidate; do COMPREPLY+=("$candidate"); done < <(compgen -f -- "$word")
 }
 complete -F _holdfast holdfast
 """
@@ -55,14 +55,14 @@ end
 complete -c holdfast -a '(__holdfast_complete)'
 """
 _PLAIN = re.compile(r"[A-Za-z0-9._-]+")
-"""What no shell takes for anything but itself: a job's name is anybody's text."""
+"""A text that no shell interprets: a job's name is chosen by any user."""
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 
 def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Whose.")], /
+    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="The shell.")], /
 ) -> ExitCode:
-    """Print the completion of a shell, with the names of living jobs.
+    """Print the completion script of a shell; it also completes the names of jobs.
 
     bash: source <(holdfast completion bash), in ~/.bashrc. zsh: the same in ~/.zshrc, after
     compinit. fish: holdfast completion fish > ~/.config/fish/completions/holdfast.fish
@@ -74,65 +74,69 @@ def completion(
 def complete(
     *words: Annotated[str, Parameter(allow_leading_hyphen=True)],
 ) -> ExitCode:
-    """For the shells: candidates for the last of the words."""
-    with contextlib.suppress(Exception):  # a shell has no use for what goes wrong
-        for candidate, what in candidates(words):
+    """Print the candidates for the last word; called by the shells."""
+    with contextlib.suppress(Exception):  # a shell cannot show errors
+        for candidate, description in candidates(words):
             if _PLAIN.fullmatch(candidate):
-                told = "".join(item if item.isprintable() else " " for item in what)
-                sys.stdout.write(f"{candidate}\t{told}\n")
+                shown = "".join(char if char.isprintable() else " " for char in description)
+                sys.stdout.write(f"{candidate}\t{shown}\n")
     return ExitCode.OK
 
 
 def candidates(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What may stand where the last word is (which may be empty), and what each is."""
-    from holdfast.cli.main import COMMANDS, build  # late: it names this module
+    """The candidates for the last word (which may be empty), each with a description."""
+    from holdfast.cli.main import COMMANDS, build  # late: it refers to this module
 
-    *before, begun = words or [""]
+    *before, prefix = words or [""]
     if not before:
         yield from (
-            (command.name, command.help) for command in COMMANDS if command.name.startswith(begun)
+            (command.name, command.help) for command in COMMANDS if command.name.startswith(prefix)
         )
         return
     app, path = build(), list(before)
     while path and path[0] in app and not path[0].startswith("-"):
         app = app[path.pop(0)]
-    yield from _of_command(app, path, begun)
+    yield from _command_candidates(app, path, prefix)
 
 
-def _of_command(app: App, given: Sequence[str], begun: str) -> Iterator[tuple[str, str]]:
+def _command_candidates(app: App, given: Sequence[str], prefix: str) -> Iterator[tuple[str, str]]:
     arguments = list(app.assemble_argument_collection()) if app.default_command else []
     by_name = {
         name: argument for argument in arguments for name in argument.names if name.startswith("-")
     }
     expecting = by_name.get(given[-1]) if given else None
     if expecting is not None and expecting.hint is not bool:
-        choices = (str(entry) for entry in expecting.get_choices() or ())
-        yield from ((choice, "") for choice in choices if choice.startswith(begun))
+        choices = (str(choice) for choice in expecting.get_choices() or ())
+        yield from ((choice, "") for choice in choices if choice.startswith(prefix))
         return
-    if begun.startswith("-"):
-        for name, one in by_name.items():
-            if name.startswith(begun) and name.startswith("--"):
-                yield name, (one.parameter.help or "").split("\n")[0]
+    if prefix.startswith("-"):
+        for name, argument in by_name.items():
+            if name.startswith(prefix) and name.startswith("--"):
+                yield name, (argument.parameter.help or "").split("\n")[0]
         return
     if not given:
         for name in app:
-            if not name.startswith("-") and name.startswith(begun):
+            if not name.startswith("-") and name.startswith(prefix):
                 yield name, app[name].help.split("\n")[0]
-    positionals = [item for item in arguments if not any(n.startswith("-") for n in item.names)]
-    place = _place(given, by_name)
-    if place >= len(positionals):
+    positionals = [
+        argument
+        for argument in arguments
+        if not any(name.startswith("-") for name in argument.names)
+    ]
+    index = _count_positionals(given, by_name)
+    if index >= len(positionals):
         return
-    wanted = positionals[place]
+    wanted = positionals[index]
     if "JOB" in wanted.names:
-        yield from jobs(begun)
+        yield from jobs(prefix)
     else:
-        choices = (str(element) for element in wanted.get_choices() or ())
-        yield from ((one, "") for one in choices if one.startswith(begun))
+        choices = (str(choice) for choice in wanted.get_choices() or ())
+        yield from ((choice, "") for choice in choices if choice.startswith(prefix))
 
 
-def _place(given: Sequence[str], by_name: Mapping[str, object]) -> int:
-    """How many positional words stand there already."""
-    place, skip = 0, False
+def _count_positionals(given: Sequence[str], by_name: Mapping[str, object]) -> int:
+    """The number of positional arguments among the given words."""
+    count, skip = 0, False
     for word in given:
         if skip:
             skip = False
@@ -140,25 +144,26 @@ def _place(given: Sequence[str], by_name: Mapping[str, object]) -> int:
             option = by_name.get(word)
             skip = option is not None and getattr(option, "hint", bool) is not bool
         else:
-            place += 1
-    return place
+            count += 1
+    return count
 
 
-def jobs(begun: str) -> Iterator[tuple[str, str]]:
-    """Names that one job alone has, ids of the others; living ones first."""
+def jobs(prefix: str) -> Iterator[tuple[str, str]]:
+    """The names of jobs, or the ids of jobs whose name is not unique; active jobs first."""
     from collections import Counter
 
     from holdfast.client.client import Client
     from holdfast.client.job_names import short
 
     address = os.environ.get("HOLDFAST_ADDRESS")
-    with Client(address, retry_s=0.0, timeout_s=SERVER_S) as client:
-        rows = client.rows(begun)
-        found = [one for one, _ in zip(rows, range(MOST_JOBS), strict=False)]
-    found.sort(key=lambda one: one.state.terminal)
-    named = Counter(item.name for item in found)
-    for prefix, one in zip(short([entry.id for entry in found]), found, strict=True):
-        if named[one.name] == 1 and one.name.startswith(begun) and _PLAIN.fullmatch(one.name):
-            yield one.name, one.state.value
-        elif one.id.startswith(begun):
-            yield prefix, f"{one.name} {one.state.value}"
+    with Client(address, retry_s=0.0, timeout_s=SERVER_TIMEOUT_S) as client:
+        rows = client.rows(prefix)
+        found = [job for job, _ in zip(rows, range(MAX_JOBS), strict=False)]
+    found.sort(key=lambda job: job.state.terminal)
+    count_of_name = Counter(job.name for job in found)
+    for short_id, job in zip(short([job.id for job in found]), found, strict=True):
+        unique = count_of_name[job.name] == 1 and _PLAIN.fullmatch(job.name)
+        if unique and job.name.startswith(prefix):
+            yield job.name, job.state.value
+        elif job.id.startswith(prefix):
+            yield short_id, f"{job.name} {job.state.value}"

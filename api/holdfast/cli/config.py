@@ -1,4 +1,4 @@
-"""`config` and `login`: which server is meant, who said so, and servers by name."""
+"""`config` and `login`: show the settings and their origin, and store servers by name."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from holdfast.cli.common import OPTIONS, NotUnderstood, Options
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.client import address, config
 from holdfast.client.client import Client
-from holdfast.client.config import Config, Context
+from holdfast.client.config import Config, ServerContext
 from holdfast.errors import ServerError
 
-NAMES = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
+NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 NO_TOKEN = "none"
 
-Name = Annotated[str, Parameter(name="NAME", help="Of the context.")]
+Name = Annotated[str, Parameter(name="NAME", help="Name of the context.")]
 
 group = App(name="config")
 
@@ -32,7 +32,7 @@ def login(
     server: Annotated[str, Parameter(name="ADDRESS", help="URL of the server.")],
     /,
     *,
-    name: Annotated[str | None, Parameter(help="To call it by; default: its host.")] = None,
+    name: Annotated[str | None, Parameter(help="Name of the context; default: the host.")] = None,
     token: Annotated[
         str | None,
         Parameter(
@@ -40,35 +40,35 @@ def login(
             help="Sent with each request; - reads it from standard input.",
         ),
     ] = None,
-    check: Annotated[bool, Parameter(negative="--no-check", help="Ask it first.")] = True,
+    check: Annotated[bool, Parameter(negative="--no-check", help="Check that the server answers.")] = True,
 ) -> ExitCode:
-    """Remember a server by a name, and mean it from now on."""
-    where = address.normal(server)
-    called = name or urlsplit(where).hostname or ""
-    if not called or set(called) - set(NAMES):
-        raise NotUnderstood(f"{called or server!r} is no name: use letters, digits, . _ -; --name")
+    """Store a server under a name, and make it the current one."""
+    url = address.normal(server)
+    context = name or urlsplit(url).hostname or ""
+    if not context or set(context) - set(NAME_CHARACTERS):
+        raise NotUnderstood(f"{context or server!r} is not a valid name: use letters, digits, . _ - with --name")
     if token is not None and token.startswith("--"):
-        raise NotUnderstood(f"--token is followed by {token}: say the token, or - to read it")
+        raise NotUnderstood(f"--token is followed by {token}: give the token, or - to read it")
     secret = sys.stdin.readline().strip() if token == "-" else token
     if check:
-        _ask(where, secret)
-    if secret and where.startswith("http://") and urlsplit(where).hostname not in LOOPBACK:
-        output.talk(Text.assemble(("warning", "yellow"), ": the token goes out unencrypted"))
-    config.store(config.load().with_context(called, Context(address=where, token=secret or None)))
-    output.talk(f"{called} is {where} and is meant from now on ({config.path()})")
+        _check_server(url, secret)
+    if secret and url.startswith("http://") and urlsplit(url).hostname not in LOOPBACK:
+        output.progress(Text.assemble(("warning", "yellow"), ": the token is sent unencrypted"))
+    config.store(config.load().with_context(context, ServerContext(address=url, token=secret or None)))
+    output.progress(f"{context} is {url}, and is now the current context ({config.path()})")
     return ExitCode.OK
 
 
 @group.default
 def show(*, options: Options = OPTIONS) -> ExitCode:
-    """Show what is set, and who said so."""
+    """Show the settings and their origin."""
     found = address.find(options.address, context=options.context)
     stored = config.load()
     token = _hidden(found.token) if found.token else NO_TOKEN
     settings = [
         {"setting": "address", "value": found.address, "from": found.source},
         {"setting": "token", "value": token, "from": found.token_source},
-        {"setting": "config file", "value": str(config.path()), "from": _who_names_the_file()},
+        {"setting": "config file", "value": str(config.path()), "from": _config_file_source()},
         {"setting": "context", "value": stored.current or "", "from": "config file"},
     ]
     if output.results(options, settings):
@@ -80,37 +80,37 @@ def show(*, options: Options = OPTIONS) -> ExitCode:
     ]
     output.table(columns, rows, whole=options.wide)
     if config.readable_by_others():
-        output.talk(f"{config.path()} can be read by others: chmod 600 {config.path()}")
+        output.progress(f"{config.path()} is readable by others: chmod 600 {config.path()}")
     return ExitCode.OK
 
 
 @group.command
 def contexts(*, options: Options = OPTIONS) -> ExitCode:
-    """List the servers that have a name."""
+    """List the stored servers."""
     stored = config.load()
     known = [
         {
             "name": name,
-            "address": one.address,
-            "token": _hidden(one.token) if one.token else NO_TOKEN,
+            "address": context.address,
+            "token": _hidden(context.token) if context.token else NO_TOKEN,
             "current": name == stored.current,
         }
-        for name, one in sorted(stored.contexts.items())
+        for name, context in sorted(stored.contexts.items())
     ]
     if output.results(options, known):
         return ExitCode.OK
     if not known:
-        output.talk("no server has a name yet: holdfast login ADDRESS")
+        output.progress("no server is stored yet: holdfast login ADDRESS")
         return ExitCode.OK
     columns = (Column(""), Column("NAME"), Column("ADDRESS", least=20), Column("TOKEN"))
     rows = [
         [
-            "*" if item["current"] else "",
-            str(item["name"]),
-            str(item["address"]),
-            str(item["token"]),
+            "*" if context["current"] else "",
+            str(context["name"]),
+            str(context["address"]),
+            str(context["token"]),
         ]
-        for item in known
+        for context in known
     ]
     output.table(columns, rows, whole=options.wide)
     return ExitCode.OK
@@ -118,41 +118,41 @@ def contexts(*, options: Options = OPTIONS) -> ExitCode:
 
 @group.command
 def use(name: Name, /) -> ExitCode:
-    """Mean this server from now on."""
-    return _stored(config.load().used(name), f"{name} is meant from now on")
+    """Make this server the current one."""
+    return _store(config.load().used(name), f"{name} is now the current context")
 
 
 @group.command
 def rm(name: Name, /) -> ExitCode:
-    """Forget a server, and the token for it."""
-    return _stored(config.load().without(name), f"{name} is forgotten")
+    """Remove a stored server and its token."""
+    return _store(config.load().without(name), f"{name} is removed")
 
 
 @group.command
 def path() -> ExitCode:
-    """Print where the configuration file is."""
+    """Print the path of the configuration file."""
     output.console().print(str(config.path()))
     return ExitCode.OK
 
 
-def _stored(changed: Config, words: str) -> ExitCode:
+def _store(changed: Config, message: str) -> ExitCode:
     config.store(changed)
-    output.talk(words)
+    output.progress(message)
     return ExitCode.OK
 
 
-def _ask(where: str, token: str | None) -> None:
-    """Raises ServerUnreachable, Unauthorized; one that is not quite ready is good enough."""
-    with Client(where, token=token or "", retry_s=0.0, timeout_s=10.0) as client:
+def _check_server(url: str, token: str | None) -> None:
+    """Raises ServerUnreachable, Unauthorized. A server that is not ready yet only gets a note."""
+    with Client(url, token=token or "", retry_s=0.0, timeout_s=10.0) as client:
         try:
             client.ready()
         except ServerError as error:
-            output.talk(f"it answers, but is not ready: {error}")
+            output.progress(f"the server answers, but is not ready: {error}")
 
 
 def _hidden(token: str) -> str:
     return f"…{token[-4:]}" if len(token) >= 16 else "set"
 
 
-def _who_names_the_file() -> str:
+def _config_file_source() -> str:
     return config.CONFIG_VARIABLE if os.environ.get(config.CONFIG_VARIABLE) else "default"

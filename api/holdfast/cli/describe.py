@@ -1,16 +1,23 @@
-"""A job in full, for people: progress, attempts, incidents, checkpoints, and why it failed."""
+"""Shows a job in full as text: progress, attempts, incidents, checkpoints, and why it failed."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from holdfast.cli import output
 from holdfast.cli.columns import Column, lay
+from holdfast.cli.incident_text import (
+    Shortener,
+    incident_heading,
+    incident_sentences,
+    ranks_text,
+    sentence,
+    tiers_text,
+)
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.jobs import (
     AttemptView,
@@ -24,17 +31,6 @@ from holdfast_service.views.jobs import (
 )
 from holdfast_service.views.timeline import VerdictView
 
-PHASE_ORDER = (
-    "detect",
-    "gather",
-    "fence",
-    "decide",
-    "form",
-    "restore",
-    "first_step",
-    "total",
-)
-SHOWN_FRAMES = 6
 MEMBERS = (
     Column(""),
     Column("rank", right=True),
@@ -44,13 +40,7 @@ MEMBERS = (
     Column("pid", right=True),
     Column("role"),
 )
-TIER_WORDS = {
-    "own_ram": "own RAM",
-    "partner_ram": "a partner's RAM",
-    "reshard": "RAM, from ranks of another mesh",
-    "remote": "remote storage",
-    "init": "what the job began with",
-}
+INCIDENT_INDENT = 4
 
 
 def show(
@@ -60,116 +50,99 @@ def show(
     incidents: Sequence[IncidentView],
     checkpoints: CheckpointsView,
     goodput: GoodputView,
+    *,
+    alternatives: bool = False,
 ) -> None:
-    _summary(console, job)
-    for line in (*goodput_lines(goodput), *trouble_lines(job)):
+    """Print everything. `alternatives`: list the refused alternatives of every decision."""
+    views = (job, *attempts, *incidents)
+    shorten = output.NodeIdShortener(view.model_dump_json() for view in views)
+    _print_summary(console, job)
+    for line in (*goodput_lines(goodput), *node_problem_lines(job, shorten)):
         console.print(output.fold(line, 2))
     for attempt in attempts:
-        _attempt(console, attempt)
+        _print_attempt(console, attempt, shorten)
     for incident in incidents:
         console.print()
-        for line in incident_lines(incident):
-            console.print(output.fold(line, 14))
+        for line in incident_lines(incident, shorten, alternatives=alternatives):
+            console.print(output.fold(line, INCIDENT_INDENT))
     for line in guard_lines(job.guards):
         console.print(output.fold(line, 12))
-    kept = [point for point in checkpoints.remote if point.deleted_at is None]
+    kept = [checkpoint for checkpoint in checkpoints.remote if checkpoint.deleted_at is None]
     if kept:
         console.print("\nRemote checkpoints")
-        for point in kept:
-            bad = f"  BAD: {point.bad}" if point.bad else ""
-            console.print(f"  step {point.step}, {point.nbytes:,} bytes, {point.uri}{bad}")
+        for checkpoint in kept:
+            bad = f"  BAD: {checkpoint.bad}" if checkpoint.bad else ""
+            console.print(
+                f"  step {checkpoint.step}, {checkpoint.nbytes:,} bytes, {checkpoint.uri}{bad}"
+            )
     if job.outcome is not None and job.outcome.traceback:
         console.print("\nTraceback of the failure")
         console.print(Text(job.outcome.traceback.rstrip()))
 
 
 def verdict_text(job: JobView, verdict: VerdictView) -> Text:
-    """How it stands, in plain words, before all the figures."""
-    told = Text.assemble(
+    """The state of the job in sentences; it stands before all figures."""
+    text = Text.assemble(
         (verdict.headline, f"bold {output.STATE_STYLES.get(job.state, '')}".strip())
     )
-    for words in (verdict.doing, verdict.last, verdict.next):
-        if words:
-            told.append(f"\n{words}")
+    for part in (verdict.doing, verdict.last, verdict.next):
+        if part:
+            text.append(f"\n{part}")
     used, lost = verdict.device_hours_used, verdict.device_hours_lost
-    return told.append(f"\n{used:.2f} device-hours used, {lost:.2f} of them lost\n", "dim")
+    return text.append(f"\n{used:.2f} device-hours used, {lost:.2f} of them lost\n", "dim")
 
 
-def trouble_lines(job: JobView) -> Iterable[Text]:
-    """Which ranks are slow at present, and what was found of the health of the job's nodes."""
+def node_problem_lines(job: JobView, shorten: Shortener) -> Iterable[Text]:
+    """The ranks that are slow at present, and the health findings of the job's nodes."""
     for slow in job.stragglers:
+        node = shorten(slow.node) or "?"
         yield Text.assemble(
             ("Slow", "bold yellow"),
-            f"  rank {slow.rank} on {slow.agent} (node {slow.node or '?'}) takes {slow.factor:.2f} "
+            f"  rank {slow.rank} on {slow.agent} (node {node}) takes {slow.factor:.2f} "
             f"times as long as its peers since step {slow.since_step}, {output.ago(slow.since)}",
         )
-    for node in job.unwell_nodes:
-        where = f"{_ranks(node.ranks)} on" if node.ranks else "standby on"
-        for finding in node.findings:
+    for unwell in job.unwell_nodes:
+        where = f"{ranks_text(unwell.ranks)} on" if unwell.ranks else "standby on"
+        node = shorten(unwell.node)
+        for finding in unwell.findings:
             yield Text.assemble(
                 ("Health", "bold yellow"),
-                f"  {where} node {node.node}: {finding.level} ({finding.probe}): {finding.what}",
+                f"  {where} node {node}: {finding.level} ({finding.probe}): {finding.what}",
             )
 
 
-def incident_lines(incident: IncidentView) -> Iterable[Text]:
-    """What was lost, what was decided, where the state came from, how long each phase took."""
+def incident_lines(
+    incident: IncidentView, shorten: Shortener | None = None, *, alternatives: bool = False
+) -> Iterable[Text]:
+    """The incident in sentences, a paragraph a line. `shorten` cuts node ids; by default to what is
+    unique in this incident."""
+    shorten = shorten or output.NodeIdShortener([incident.model_dump_json()])
     yield Text.assemble(
-        (f"Incident {incident.number}", "bold yellow"),
-        f": {incident.cause} in attempt {incident.attempt} at {output.clock(incident.opened_at)}",
+        (f"Incident {incident.number}", "bold yellow"), incident_heading(incident)
     )
-    if incident.lost:
-        yield Text(f"  lost        {_listed(incident.lost)}")
-    if incident.evidence:
-        yield Text(f"  evidence    {_listed(incident.evidence)}")
-    for suspect in incident.suspects:
-        yield Text(f"  suspect     {_fact(suspect)}")
-    for stack in incident.stacks:
-        yield Text(f"  stack       {_where(stack)}")
-    if incident.decision:
-        why = f" ({incident.reason})" if incident.reason else ""
-        yield Text(f"  decided     {incident.decision}{why}")
-    for other in incident.refused:
-        yield Text(f"  refused     {other.decision}: {other.why}")
-    if incident.budget is not None:
-        budget = incident.budget
-        yield Text(
-            f"  budget      {budget.failures_left} of {budget.max_failures} failures left within "
-            f"{output.seconds(budget.window_s)}; {budget.without_progress} attempt(s) in a row "
-            f"without a new step, {budget.max_without_progress} allowed"
-        )
-    if incident.restored_step is not None:
-        lost = "" if incident.steps_lost is None else f", {incident.steps_lost} step(s) lost"
-        lost += f", {incident.device_seconds_lost:.1f} device-seconds lost"
-        yield Text(f"  restored    step {incident.restored_step}{lost}")
-    if incident.tiers:
-        yield Text(f"  state from  {tiers(incident.tiers)}")
-    phases = phase_times(incident.phases_s)
-    if phases:
-        yield Text(f"  took        {phases}")
-    if incident.resolution:
-        yield Text(f"  resolution  {incident.resolution}")
+    for paragraph in incident_sentences(incident, shorten, alternatives=alternatives):
+        yield Text(f"  {paragraph}")
 
 
 def guard_lines(guards: GuardsView) -> Iterable[Text]:
-    """What tripped, where it began, what was decided; and the data passed over."""
+    """Every guard trip: its reason, its origin and the decision; then the skipped data windows."""
     if not guards.trips:
         return
     yield Text()
-    told = f", the last {len(guards.recent)}" if guards.trips > len(guards.recent) else ""
-    yield Text.assemble(("Guards", "bold yellow"), f": tripped {_times(guards.trips)}{told}")
+    limit = f", the last {len(guards.recent)}" if guards.trips > len(guards.recent) else ""
+    yield Text.assemble(("Guards", "bold yellow"), f": tripped {_times(guards.trips)}{limit}")
     for trip in guards.recent:
         yield Text(f"  {output.clock(trip.at)}  step {trip.step}, {trip.kind}: {trip.why}")
         if trip.what:
-            yield Text(f"            began {_place(trip)}")
+            yield Text(f"            It started {_origin(trip)}.")
         back = f" to step {trip.back_to}" if trip.back_to is not None else ""
         skipped = f", without {_windows(trip.skipped)}" if trip.skipped else ""
-        yield Text(f"            decided: {trip.decision}{back}{skipped}")
+        yield Text(f"            {sentence(f'The decision was to {trip.decision}{back}{skipped}')}")
     if guards.ledger:
-        yield Text(f"  data passed over: {', '.join(map(_windows, guards.ledger))}")
+        yield Text(f"  Skipped data: {', '.join(map(_windows, guards.ledger))}.")
 
 
-def _place(trip: TripView) -> str:
+def _origin(trip: TripView) -> str:
     ranks = ", ".join(map(str, trip.ranks)) or "not known"
     layer = f" of {trip.layer}" if trip.layer else ""
     batch = f", micro-batch {trip.micro_batch}" if trip.micro_batch is not None else ""
@@ -185,53 +158,34 @@ def _windows(span: tuple[int, int]) -> str:
     return f"window {first}" if end == first + 1 else f"windows {first} to {end - 1}"
 
 
-def goodput_lines(told: GoodputView) -> Iterable[Text]:
-    """`Goodput 0.912, effective training time 0.934 of 2 min`, and where the rest went."""
-    if told.goodput is None or told.effective_training_time_ratio is None:
+def goodput_lines(goodput: GoodputView) -> Iterable[Text]:
+    """`Goodput 0.912, effective training time 0.934 of 2 min`, then the time of each kind."""
+    ratio = goodput.effective_training_time_ratio
+    if goodput.goodput is None or ratio is None:
         return
     yield Text.assemble(
         ("Goodput", "bold"),
-        f" {told.goodput:.3f}, effective training time {told.effective_training_time_ratio:.3f} "
-        f"of {output.seconds(told.held_s)} on the cluster; "
-        f"{told.device_seconds_lost:.1f} device-seconds lost to faults",
+        f" {goodput.goodput:.3f}, effective training time {ratio:.3f} "
+        f"of {output.seconds(goodput.held_s)} on the cluster; "
+        f"{goodput.device_seconds_lost:.1f} device-seconds lost to faults",
     )
-    parts = sorted(told.by_kind_s.items(), key=lambda part: -part[1])
+    parts = sorted(goodput.by_kind_s.items(), key=lambda part: -part[1])
     yield Text("  " + ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in parts if seconds))
 
 
-def tiers(of_rank: Mapping[str, str]) -> str:
-    """`own RAM (ranks 0, 1, 2); a partner's RAM (rank 3)`."""
-    ranks: dict[str, list[str]] = {}
-    for rank, tier in sorted(of_rank.items(), key=lambda item: int(item[0])):
-        ranks.setdefault(tier, []).append(rank)
-    return "; ".join(
-        f"{TIER_WORDS.get(tier, tier)} ({'rank' if len(held) == 1 else 'ranks'} {', '.join(held)})"
-        for tier, held in ranks.items()
-    )
-
-
 def protection_lines(memory: MemoryProtectionView) -> Iterable[Text]:
-    """What memory checkpoints survive, and what not."""
+    """The failures that the memory checkpoints survive, and those that they do not."""
     odds = ", ".join(
-        f"{lost} lost node{'s' if lost > 1 else ''}: {one.probability:.0%}"
-        for lost, one in sorted(memory.recoverable.items())
+        f"{lost} lost node{'s' if lost > 1 else ''}: {odd.probability:.0%}"
+        for lost, odd in sorted(memory.recoverable.items())
     )
     copies = "1 copy" if memory.copies == 1 else f"{memory.copies} copies"
-    yield Text(f"  memory  {copies} on other nodes; goes on from memory after {odds}")
+    yield Text(f"  memory  {copies} on other nodes; training continues from memory after {odds}")
     for gap in memory.unprotected:
         yield Text(f"  not protected: {gap}")
 
 
-def phase_times(phases_s: Mapping[str, float | None]) -> str:
-    known = [name for name in PHASE_ORDER if name in phases_s]
-    rest = sorted(set(phases_s) - set(PHASE_ORDER))
-    measured = [(name, phases_s[name]) for name in (*known, *rest)]
-    return ", ".join(
-        f"{name} {value * 1000:.0f} ms" for name, value in measured if value is not None
-    )
-
-
-def _summary(console: Console, job: JobView) -> None:
+def _print_summary(console: Console, job: JobView) -> None:
     progress = job.progress
     facts: list[tuple[str, str | Text]] = [
         ("Job", f"{job.name}  {job.id}"),
@@ -246,13 +200,15 @@ def _summary(console: Console, job: JobView) -> None:
         facts.append(("Ran for", output.seconds(job.ended_at - job.started_at)))
     if job.origin is not None:
         origin = job.origin
-        facts.append(("Began with", f"{origin.what.value} of {origin.uri}, at step {origin.step}"))
+        facts.append(
+            ("Started from", f"{origin.what.value} of {origin.uri}, at step {origin.step}")
+        )
     for tier, chosen in sorted(job.intervals.items()):
         facts.append(
             (f"{tier.capitalize()} saves", f"every {chosen.every_steps} steps: {chosen.why}")
         )
     if job.waiting is not None:
-        facts.append(("Waits for", f"{job.waiting.resource}: {job.waiting.reason}"))
+        facts.append(("Waiting for", f"{job.waiting.resource}: {job.waiting.reason}"))
     if job.outcome is not None:
         facts.append(("Outcome", f"{job.outcome.code}: {job.outcome.message}"))
     margin = max(len(name) for name, _ in facts) + 2
@@ -261,7 +217,7 @@ def _summary(console: Console, job: JobView) -> None:
         console.print(output.fold(line, margin))
 
 
-def _attempt(console: Console, attempt: AttemptView) -> None:
+def _print_attempt(console: Console, attempt: AttemptView, shorten: Shortener) -> None:
     mesh = " × ".join(f"{axis} {size}" for axis, size in attempt.mesh.items())
     steps = f"steps {attempt.first_step or '-'} to {attempt.last_step or '-'}"
     ended = f"; ended: {attempt.reason}" if attempt.reason else ""
@@ -274,12 +230,12 @@ def _attempt(console: Console, attempt: AttemptView) -> None:
     restored = attempt.restore.get("step")
     if restored:
         newest = attempt.restore.get("newest", {})
-        there = ", ".join(f"{tier} {step}" for tier, step in newest.items())
+        newest_steps = ", ".join(f"{tier} {step}" for tier, step in newest.items())
         console.print(
-            f"  restored step {restored} from {tiers(attempt.restore.get('tiers', {}))}"
-            f" (newest in {there})"
+            f"  restored step {restored} from {tiers_text(attempt.restore.get('tiers', {}))}"
+            f" (newest in {newest_steps})"
         )
-    members = [_member(member) for member in attempt.members]
+    members = [_member_row(member, shorten) for member in attempt.members]
     console.print(lay(MEMBERS, members, output.width()))
     if attempt.memory_protection is not None:
         for line in protection_lines(attempt.memory_protection):
@@ -289,31 +245,7 @@ def _attempt(console: Console, attempt: AttemptView) -> None:
         console.print(f"  standby: {', '.join(counted)}")
 
 
-def _member(one: MemberView) -> list[str | Text]:
-    pid = "-" if one.pid is None else str(one.pid)
-    return ["", str(one.rank), one.agent, one.node_id, one.host, pid, one.role]
-
-
-def _where(stack: Mapping[str, Any]) -> str:
-    """`ranks 0 and 1 at all_reduce (...) from forward (...)`; in full over REST."""
-    at = " from ".join(str(frame) for frame in (stack.get("frames") or ())[:SHOWN_FRAMES])
-    return f"{_ranks(stack.get('ranks') or ())} at {at}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {_fact(tuple(ranks))}"
-
-
-def _listed(values: Iterable[Any]) -> str:
-    return "; ".join(_fact(value) for value in values)
-
-
-def _fact(value: Any) -> str:
-    if isinstance(value, Mapping):
-        told = {key: fact for key, fact in value.items() if fact not in (None, "", [])}
-        if "ranks" in told:
-            told.pop("rank", None)
-        return ", ".join(f"{key} {_fact(fact)}" for key, fact in told.items() if key != "cause")
-    if isinstance(value, list | tuple):
-        return " and ".join(map(str, value))
-    return str(value)
+def _member_row(member: MemberView, shorten: Shortener) -> list[str | Text]:
+    pid = "-" if member.pid is None else str(member.pid)
+    node = shorten(member.node_id)
+    return ["", str(member.rank), member.agent, node, member.host, pid, member.role]

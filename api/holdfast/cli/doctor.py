@@ -1,4 +1,4 @@
-"""`doctor`: looks at this machine and at the server, and says what to do."""
+"""`doctor`: checks this machine and the server, and prints advice."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ MARKS = {
 def doctor(
     *,
     data_dir: Annotated[
-        Path | None, Parameter(help="Of the server that is, or would be, run here.")
+        Path | None, Parameter(help="Data directory of the server on this machine.")
     ] = None,
-    port: Annotated[int, Parameter(help="That it would listen on.")] = 8642,
+    port: Annotated[int, Parameter(help="Port of the server on this machine.")] = 8642,
     options: Options = OPTIONS,
 ) -> ExitCode:
-    """Check machine, ports, Ray, GPUs, disk and server. The exit code is 8 if something is bad."""
-    found = []
-    for finding in checks.every(data_dir, port, options):
-        found.append(finding)
+    """Check machine, ports, Ray, GPUs, disk and server. The exit code is 8 if a check has failed."""
+    results = []
+    for result in checks.run_all(data_dir, port, options):
+        results.append(result)
         if options.plain:
-            output.results(options, [finding.document()])
+            output.results(options, [result.document()])
         else:
-            _print(finding)
-    return ExitCode.SERVER if any(item.grade is checks.Grade.BAD for item in found) else ExitCode.OK
+            _print(result)
+    bad = any(result.grade is checks.Grade.BAD for result in results)
+    return ExitCode.SERVER if bad else ExitCode.OK
 
 
-def _print(finding: checks.Finding) -> None:
-    word, style = MARKS[finding.grade]
+def _print(result: checks.CheckResult) -> None:
+    mark, style = MARKS[result.grade]
     out = output.console()
-    out.print(Text.assemble((word, style), f"  {finding.what:<10} {finding.seen}"))
-    if finding.advice:
-        out.print(Text.assemble(" " * 17, ("→ ", "bold"), finding.advice))
+    out.print(Text.assemble((mark, style), f"  {result.what:<10} {result.seen}"))
+    if result.advice:
+        out.print(Text.assemble(" " * 17, ("→ ", "bold"), result.advice))

@@ -1,4 +1,4 @@
-"""What `holdfast` exits with. Scripts lean on these: a number never changes its meaning."""
+"""The exit codes of `holdfast`. Scripts depend on them: a number never changes its meaning."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ class ExitCode(IntEnum):
     JOB_FAILED = 1  # the job ended FAILED; for the demo also: the runs differ
     USAGE = 2  # the command line or the spec is wrong
     NOT_FOUND = 3
-    CONFLICT = 4  # it cannot be done in the present state
+    CONFLICT = 4  # not possible in the present state
     UNREACHABLE = 5  # no server answers
-    TIMEOUT = 6  # `--timeout` was over before the job
+    TIMEOUT = 6  # `--timeout` passed before the job ended
     CANCELLED = 7  # the job ended CANCELLED
     SERVER = 8  # the server failed, could not start, or is not ready
-    UNFORESEEN = 9  # a fault of this program: what happened is on stderr
+    UNFORESEEN = 9  # a bug of this program: see stderr
     INTERRUPTED = 130  # Ctrl-C
 
 
 def of_error(error: HoldfastError) -> ExitCode:
+    """The exit code of a command that failed with `error`."""
     match error:
         case InvalidSpec():
             return ExitCode.USAGE
@@ -47,7 +48,7 @@ def of_error(error: HoldfastError) -> ExitCode:
 
 
 def of_state(state: State) -> ExitCode:
-    """For commands that wait for the end of a job."""
+    """The exit code of a command that waits for the end of a job."""
     return {State.FAILED: ExitCode.JOB_FAILED, State.CANCELLED: ExitCode.CANCELLED}.get(
         state, ExitCode.OK
     )

@@ -111,7 +111,7 @@ def lost_sentence(item: Any, incident: IncidentView) -> str:
     if not isinstance(item, Mapping):
         return sentence(f"Lost: {_plain_text(item)}")
     cause = str(item.get("cause") or "")
-    ranks = _ranks_of(item)
+    ranks = ranks_of(item)
     process, agent = item.get("worker"), item.get("agent")
     where = f" on agent {agent}" if agent else ""
     if ranks:
@@ -200,6 +200,16 @@ def tiers_text(of_rank: Mapping[str, str]) -> str:
     return "; ".join(f"{TIER_NAMES.get(tier, tier)} ({ranks_text(held)})" for tier, held in ordered)
 
 
+def ranks_of(lost_item: Any) -> Sequence[int]:
+    """The ranks of one item of `lost`; none if it has none."""
+    if not isinstance(lost_item, Mapping):
+        return ()
+    ranks = lost_item.get("ranks") or ()
+    if not ranks and lost_item.get("rank") is not None:
+        ranks = (lost_item["rank"],)
+    return [int(rank) for rank in ranks]
+
+
 def ranks_text(ranks: Iterable[int]) -> str:
     """`rank 3`, `ranks 0 and 1`, `ranks 0 to 7, 12 and 16 to 23`."""
     numbers = sorted(set(ranks))
@@ -244,7 +254,8 @@ def _refused_sentences(incident: IncidentView, listed: bool) -> list[str]:
         ]
     count = output.plural(len(incident.refused), "alternative")
     verb = "was" if len(incident.refused) == 1 else "were"
-    return [f"{count} {verb} refused; see --alternatives."]
+    command = f"holdfast incidents JOB {incident.number} --alternatives"
+    return [f"{count} {verb} refused; `{command}` lists them."]
 
 
 def _restore_sentence(incident: IncidentView) -> str:
@@ -257,13 +268,6 @@ def _restore_sentence(incident: IncidentView) -> str:
         f"Training continued from step {incident.restored_step}; "
         f"the incident cost {none_lost}{' and '.join(costs)}."
     )
-
-
-def _ranks_of(item: Mapping[str, Any]) -> Sequence[int]:
-    ranks = item.get("ranks") or ()
-    if not ranks and item.get("rank") is not None:
-        ranks = (item["rank"],)
-    return [int(rank) for rank in ranks]
 
 
 def _plain_text(value: Any) -> str:

@@ -1,8 +1,8 @@
-"""`incidents`: every fault of a job and what was done about it; one of them in full."""
+"""`incidents`: lists the faults of a job and the decisions about them, or shows one in full."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -10,8 +10,9 @@ from rich.text import Text
 from holdfast.cli import output
 from holdfast.cli.columns import Column
 from holdfast.cli.common import OPTIONS, JobWord, NotUnderstood, Options
-from holdfast.cli.describe import incident_lines
+from holdfast.cli.describe import INCIDENT_INDENT, incident_lines
 from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.incident_text import ranks_of, ranks_text
 from holdfast_service.views.jobs import IncidentView
 
 COLUMNS = (
@@ -27,27 +28,30 @@ COLUMNS = (
 
 def incidents(
     job_word: JobWord,
-    number: Annotated[int | None, Parameter(name="NUMBER", help="This one, in full.")] = None,
+    number: Annotated[int | None, Parameter(name="NUMBER", help="Show only this one, in full.")] = None,
     /,
     *,
+    alternatives: Annotated[
+        bool, Parameter(negative="", help="With NUMBER: list the refused alternatives, too.")
+    ] = False,
     options: Options = OPTIONS,
 ) -> ExitCode:
-    """List a job's incidents: what was lost, what was decided, how long it took."""
+    """List a job's incidents: the losses, the decision and the duration of each."""
     with options.connect() as client:
         found = client.incidents(client.find(job_word))
     if number is not None:
-        found = [item for item in found if item.number == number]
+        found = [incident for incident in found if incident.number == number]
         if not found:
             raise NotUnderstood(f"the job has no incident {number}")
     if output.results(options, found):
         return ExitCode.OK
     if not found:
-        output.talk("no incidents")
+        output.progress("no incidents")
     elif number is not None:
-        for line in incident_lines(found[0]):
-            output.console().print(output.fold(line, 14))
+        for line in incident_lines(found[0], alternatives=alternatives):
+            output.console().print(output.fold(line, INCIDENT_INDENT))
     else:
-        output.table(COLUMNS, [_row(entry) for entry in found], whole=options.wide)
+        output.table(COLUMNS, [_row(incident) for incident in found], whole=options.wide)
     return ExitCode.OK
 
 
@@ -59,23 +63,17 @@ def _row(incident: IncidentView) -> list[str | Text]:
         str(incident.number),
         output.clock(incident.opened_at),
         Text(incident.cause, style="" if over else "yellow"),
-        _lost(incident.lost),
+        _lost_ranks(incident),
         incident.decision or "-",
         "-" if incident.steps_lost is None else str(incident.steps_lost),
         took or ("-" if over else "open"),
     ]
 
 
-def _lost(lost: tuple[Any, ...]) -> str:
-    """`rank 3`, or `ranks 0-3`."""
-    ranks = list[int]()
-    for item in lost:
-        if isinstance(item, dict):
-            given = item.get("ranks") or ([item["rank"]] if item.get("rank") is not None else [])
-            ranks += [int(rank) for rank in given]
-    if not ranks:
-        return "-"
-    return ("rank " if len(ranks) == 1 else "ranks ") + ",".join(map(str, sorted(set(ranks))))
+def _lost_ranks(incident: IncidentView) -> str:
+    """`rank 3`, or `ranks 0 to 3`."""
+    ranks = {rank for item in incident.lost for rank in ranks_of(item)}
+    return ranks_text(ranks) if ranks else "-"
 
 
 def _duration(value_s: float) -> str:

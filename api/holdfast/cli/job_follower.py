@@ -16,11 +16,11 @@ POLL_S = 0.25
 PLAIN_EVERY_S = 2.0
 
 Watcher = Callable[[JobView], None]
-"""Called with the job at each look, before it is shown."""
+"""Called with the job after each poll, before it is shown."""
 
 
-class ProgressShow:
-    """Draws one job. Incidents are printed once, when they are over."""
+class JobFollower:
+    """Draws one job. Each incident is printed once, when it is closed."""
 
     def __init__(self, client: Client, console: Console) -> None:
         self._client = client
@@ -30,7 +30,7 @@ class ProgressShow:
         self._last_plain = 0.0
 
     def follow(self, job_id: str, watcher: Watcher | None = None) -> JobView:
-        """Show the job until it has ended; returns it as it then is."""
+        """Show the job until it has ended; returns its final view."""
         if not self._console.is_terminal:
             return self._follow(job_id, watcher, self._plain)
         with self._console.status("") as status:
@@ -66,8 +66,8 @@ class ProgressShow:
 
     def _print_incidents(self, incidents: Sequence[IncidentView], *, final: bool) -> None:
         for incident in incidents:
-            over = incident.closed_at is not None or final
-            if over and incident.number not in self._shown_incidents:
+            closed = incident.closed_at is not None or final
+            if closed and incident.number not in self._shown_incidents:
                 self._shown_incidents.add(incident.number)
                 for line in describe.incident_lines(incident):
                     self._console.print(line)
@@ -83,5 +83,5 @@ def progress_line(job: JobView) -> Text:
         f"incidents {progress.incidents}",
     ]
     if job.waiting is not None:
-        parts.append(f"waits for {job.waiting.resource}: {job.waiting.reason}")
+        parts.append(f"waiting for {job.waiting.resource}: {job.waiting.reason}")
     return Text.assemble(f"{job.name}  ", output.state_text(job.state), "  ", "  ".join(parts))

@@ -1,4 +1,4 @@
-"""`ls`, `describe`, `wait`, `cancel`, `pause`, `resume`."""
+"""The commands `ls`, `describe`, `wait`, `cancel`, `pause` and `resume`."""
 
 from __future__ import annotations
 
@@ -36,42 +36,50 @@ COLUMNS = (
 
 def ls(
     search: Annotated[
-        str | None, Parameter(name="SEARCH", help="Part of a name or owner, or an id's beginning.")
+        str | None, Parameter(name="SEARCH", help="Part of a name or owner, or the start of an id.")
     ] = None,
     /,
     *,
     state: Annotated[
         list[State] | None, Parameter(negative="", help="Only jobs in this state.")
     ] = None,
-    name: Annotated[str | None, Parameter(help="Only jobs of this name.")] = None,
-    owner: Annotated[str | None, Parameter(help="Only of this owner (labels.owner).")] = None,
-    sort: Annotated[Sort, Parameter(help="Newest first, if nothing else.")] = Sort.CREATED,
-    limit: Annotated[int, Parameter(help="The newest so many.")] = 50,
+    name: Annotated[str | None, Parameter(help="Only jobs with this name.")] = None,
+    owner: Annotated[str | None, Parameter(help="Only jobs of this owner (labels.owner).")] = None,
+    sort: Annotated[Sort, Parameter(help="The order; default: newest first.")] = Sort.CREATED,
+    limit: Annotated[int, Parameter(help="Maximum number of jobs.")] = 50,
     options: Options = OPTIONS,
 ) -> ExitCode:
-    """List jobs, newest first. As documents (-o json, -o yaml) each is told in full."""
-    states = [item.value for item in state or []]
+    """List jobs, newest first. With -o json or -o yaml: every job in full."""
+    states = [wanted.value for wanted in state or []]
     with options.connect() as client:
         rows = client.rows(search or name, state=states, owner=owner, sort=sort.value)
-        fitting = (row for row in rows if name is None or row.name == name)
-        jobs = [row for row, _ in zip(fitting, range(limit), strict=False)]
+        matching = (row for row in rows if name is None or row.name == name)
+        jobs = [row for row, _ in zip(matching, range(limit), strict=False)]
         if options.plain and output.results(options, client.all_of([row.id for row in jobs])):
             return ExitCode.OK
     if not jobs:
-        output.talk(
+        output.progress(
             "no jobs"
-            + (" like that" if search or state or name or owner else "; holdfast submit FILE")
+            + (" match" if search or state or name or owner else "; start one: holdfast submit FILE")
         )
         return ExitCode.OK
     shown = output.ids([job.id for job in jobs], wide=options.wide)
-    lines = [_row(word, job) for word, job in zip(shown, jobs, strict=True)]
+    lines = [_row(prefix, job) for prefix, job in zip(shown, jobs, strict=True)]
     output.table(COLUMNS, lines, whole=options.wide)
     return ExitCode.OK
 
 
-def describe(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
+def describe(
+    job_word: JobWord,
+    /,
+    *,
+    alternatives: Annotated[
+        bool, Parameter(negative="", help="List the refused alternatives of each decision, too.")
+    ] = False,
+    options: Options = OPTIONS,
+) -> ExitCode:
     """Show a job in full: attempts, incidents, checkpoints, the traceback of a failure."""
-    from holdfast.cli import describe as description  # late: `--help` and `ls` show none
+    from holdfast.cli import describe as description  # late: `--help` and `ls` do not need it
 
     with options.connect() as client:
         job = client.get(client.find(job_word))
@@ -83,13 +91,21 @@ def describe(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
     if not options.plain:
         for line in description.verdict_text(job, verdict).split("\n", allow_blank=True):
             output.console().print(output.fold(line, 0))
-        description.show(output.console(), job, attempts, incidents, checkpoints, goodput)
+        description.show(
+            output.console(),
+            job,
+            attempts,
+            incidents,
+            checkpoints,
+            goodput,
+            alternatives=alternatives,
+        )
         return ExitCode.OK
     parts = {"attempts": attempts, "incidents": incidents}
-    lists = {name: [item.model_dump(mode="json") for item in part] for name, part in parts.items()}
+    lists = {name: [view.model_dump(mode="json") for view in part] for name, part in parts.items()}
     rest = {"job": job, "checkpoints": checkpoints, "goodput": goodput, "verdict": verdict}
-    whole = {name: one.model_dump(mode="json") for name, one in rest.items()} | lists
-    output.results(options, [whole])
+    document = {name: view.model_dump(mode="json") for name, view in rest.items()} | lists
+    output.results(options, [document])
     return ExitCode.OK
 
 
@@ -97,7 +113,7 @@ def wait(
     job_word: JobWord,
     /,
     *,
-    timeout: Annotated[str | None, Parameter(help="600, 10m, 2h; then exit code 6.")] = None,
+    timeout: Annotated[str | None, Parameter(help="600, 10m, 2h; exit code 6 after it.")] = None,
     options: Options = OPTIONS,
 ) -> ExitCode:
     """Wait until a job has ended. The exit code is the job's: 0, 1 failed, 7 cancelled."""
@@ -114,13 +130,13 @@ def cancel(
     /,
     *,
     now: Annotated[
-        bool, Parameter(negative="", help="At once, without waiting for a last checkpoint.")
+        bool, Parameter(negative="", help="Cancel at once, without a last checkpoint.")
     ] = False,
     options: Options = OPTIONS,
 ) -> ExitCode:
-    """Cancel a job; its last state is saved before. A second cancel ends it at once, as --now does.
+    """Save the last state of a job and end it. A second cancel ends it at once, like --now.
 
-    A job that ended otherwise is a conflict (4).
+    It is a conflict (exit code 4) if the job has ended in another way.
     """
     with options.connect() as client:
         job_id = client.find(job_word)
@@ -130,30 +146,30 @@ def cancel(
 
 
 def pause(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
-    """Pause a job: it saves its state and gives its nodes back, until `resume`."""
+    """Pause a job: it saves its state and releases its nodes until `resume`."""
     with options.connect() as client:
         return _print_state(client.pause(client.find(job_word)), options)
 
 
 def resume(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
-    """Let a paused job go on from where it was saved, with the same bits."""
+    """Resume a paused job from its saved state, bit for bit."""
     with options.connect() as client:
         return _print_state(client.resume(client.find(job_word)), options)
 
 
 def print_outcome(job: JobView) -> None:
-    """How a job ended; why, on stderr, if it did not succeed."""
+    """Print how a job ended; to stderr the reason, if it did not succeed."""
     console = output.console()
     console.print(output.state_text(job.state), f"at step {job.progress.step}")
     if job.outcome is not None and job.state is not State.SUCCEEDED:
-        output.talk(f"{job.outcome.code}: {job.outcome.message}")
+        output.progress(f"{job.outcome.code}: {job.outcome.message}")
         if job.outcome.traceback:
-            output.talk(job.outcome.traceback.rstrip())
+            output.progress(job.outcome.traceback.rstrip())
 
 
-def _row(word: str, job: JobRow) -> list[str | Text]:
+def _row(shown_id: str, job: JobRow) -> list[str | Text]:
     return [
-        word,
+        shown_id,
         job.name,
         output.state_text(job.state),
         f"{job.step}/{job.steps}",
@@ -173,5 +189,5 @@ def _print_state(job: JobView, options: Options) -> ExitCode:
         return ExitCode.OK
     output.console().print(output.state_text(job.state))
     if job.desired.value != "running" and not job.state.terminal:
-        output.talk(f"job {job.name} is to be {job.desired.value}")
+        output.progress(f"job {job.name}: the requested state is {job.desired.value}")
     return ExitCode.OK

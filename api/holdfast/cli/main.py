@@ -1,8 +1,8 @@
 """The `holdfast` program: commands, errors on stderr, exit codes (see `exit_codes`).
 
 0 done, or the job succeeded; 1 the job failed; 2 wrong usage or spec; 3 not found; 4 conflict;
-5 no server; 6 timeout; 7 the job was cancelled; 8 the server failed; 9 a fault of this
-program; 130 interrupted.
+5 no server; 6 timeout; 7 the job was cancelled; 8 the server failed; 9 a bug of this program;
+130 interrupted.
 
 A command's module is loaded when the command is called: `holdfast --help` loads none.
 """
@@ -18,10 +18,10 @@ from cyclopts import App, CycloptsError, Group
 EXIT_CODES = (
     "Exit codes: 0 done or job succeeded, 1 job failed, 2 wrong usage or spec, 3 not found, "
     "4 conflict, 5 no server, 6 timeout, 7 job cancelled, 8 server failed, "
-    "9 fault of this program, 130 interrupted."
+    "9 bug of this program, 130 interrupted."
 )
 JOBS = Group("Jobs", sort_key=1)
-SEEN = Group("What happened to a job", sort_key=2)
+HISTORY = Group("History of a job", sort_key=2)
 CLUSTER = Group("Server and cluster", sort_key=3)
 SETUP = Group("Set up", sort_key=4)
 HIDDEN = "_candidates"
@@ -38,34 +38,34 @@ class Command:
 
 
 COMMANDS = (
-    Command("submit", "cli.submit:submit", JOBS, "Submit a job, or only try its spec (--dry-run)."),
+    Command("submit", "cli.submit:submit", JOBS, "Submit a job, or validate its spec (--dry-run)."),
     Command("ls", "cli.jobs:ls", JOBS, "List jobs, newest first."),
     Command("top", "cli.top:top", JOBS, "Watch the jobs, or the ranks of one, live."),
-    Command("wait", "cli.jobs:wait", JOBS, "Wait until a job has ended; exit as it did."),
-    Command("pause", "cli.jobs:pause", JOBS, "Let a job save its state and give its nodes back."),
-    Command("resume", "cli.jobs:resume", JOBS, "Let a paused job go on, with the same bits."),
-    Command("cancel", "cli.jobs:cancel", JOBS, "End a job; its last state is saved before."),
-    Command("describe", "cli.jobs:describe", SEEN, "Show a job in full."),
-    Command("logs", "cli.feeds:logs", SEEN, "Print what the ranks wrote."),
-    Command("events", "cli.feeds:events", SEEN, "Print the numbered events of a job."),
+    Command("wait", "cli.jobs:wait", JOBS, "Wait until a job has ended; exit with its result."),
+    Command("pause", "cli.jobs:pause", JOBS, "Save a job's state and release its nodes."),
+    Command("resume", "cli.jobs:resume", JOBS, "Resume a paused job, bit for bit."),
+    Command("cancel", "cli.jobs:cancel", JOBS, "Save a job's last state and end it."),
+    Command("describe", "cli.jobs:describe", HISTORY, "Show a job in full."),
+    Command("logs", "cli.feeds:logs", HISTORY, "Print the output of the ranks."),
+    Command("events", "cli.feeds:events", HISTORY, "Print the numbered events of a job."),
     Command(
-        "incidents", "cli.incidents:incidents", SEEN, "List faults and what was done about them."
+        "incidents", "cli.incidents:incidents", HISTORY, "List faults and the decisions about them."
     ),
-    Command("metrics", "cli.metrics:metrics", SEEN, "Plot loss and other series in the terminal."),
-    Command("checkpoints", "cli.checkpoint:ls", SEEN, "List what a job can go on from."),
-    Command("checkpoint", "cli.checkpoint:group", SEEN, "List, verify, pin, remove, export."),
-    Command("inject", "cli.faults:inject", SEEN, "Break something of a job on purpose."),
+    Command("metrics", "cli.metrics:metrics", HISTORY, "Plot loss and other series in the terminal."),
+    Command("checkpoints", "cli.checkpoint:ls", HISTORY, "List the checkpoints of a job."),
+    Command("checkpoint", "cli.checkpoint:group", HISTORY, "List, verify, pin, remove, export."),
+    Command("inject", "cli.faults:inject", HISTORY, "Inject a fault into a job."),
     Command("serve", "cli.server:serve", CLUSTER, "Run the control plane in the foreground."),
     Command("nodes", "cli.node:ls", CLUSTER, "List the cluster's nodes."),
-    Command("node", "cli.node:group", CLUSTER, "List nodes, set them aside, take them back."),
+    Command("node", "cli.node:group", CLUSTER, "List nodes, cordon and uncordon them."),
     Command(
-        "demo", "demo.command:demo", CLUSTER, "Train twice, hurt the second run: the same bits."
+        "demo", "demo.command:demo", CLUSTER, "Train twice, with faults in the second run: the same bits."
     ),
     Command(
-        "doctor", "cli.doctor:doctor", SETUP, "Check this machine and the server; say what to do."
+        "doctor", "cli.doctor:doctor", SETUP, "Check this machine and the server; advise."
     ),
-    Command("login", "cli.config:login", SETUP, "Remember a server, and a token for it."),
-    Command("config", "cli.config:group", SETUP, "Show what is set and by whom; choose a server."),
+    Command("login", "cli.config:login", SETUP, "Store a server and a token for it."),
+    Command("config", "cli.config:group", SETUP, "Show the settings and their origin; choose a server."),
     Command(
         "completion", "cli.completion:completion", SETUP, "Print completion for bash, zsh, fish."
     ),
@@ -90,8 +90,8 @@ def build() -> App:
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of a command line."""
-    from holdfast.cli.exit_codes import ExitCode, of_error  # late: `--help` needs none of it
+    """Run a command line; returns its exit code."""
+    from holdfast.cli.exit_codes import ExitCode, of_error  # late: `--help` does not need it
     from holdfast.errors import HoldfastError
 
     try:
@@ -105,7 +105,7 @@ def run(arguments: list[str]) -> int:
         return of_error(error)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # the reader went away, as `| head` does
+    except BrokenPipeError:  # the reader closed the pipe, such as `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
     except Exception as error:
@@ -117,7 +117,7 @@ def run(arguments: list[str]) -> int:
 
 
 def main() -> None:
-    # httpx brings a program of its own, whose click and pygments would cost more than all of ours.
+    # httpx has its own command line; its imports (click, pygments) cost more than all of Holdfast's.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     sys.exit(run(sys.argv[1:]))
 

@@ -1,4 +1,4 @@
-"""`metrics`: the series of a job, drawn in the terminal, as documents, or for other programs."""
+"""`metrics`: plots the series of a job, prints them as documents, or exports them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.client.client import Client
 from holdfast_service.views.jobs import MetricPoint
 
-USUAL = ("loss", "grad_norm", "tokens_per_second")
-HOUSE = frozenset(
+DEFAULT_NAMES = ("loss", "grad_norm", "tokens_per_second")
+BUILT_IN_NAMES = frozenset(
     {
         *("loss", "grad_norm", "lr", "tokens", "tokens_per_second", "step_time_s", "samples"),
         *("loader_wait_s", "checkpoint_wait_s", "protected_step"),
     }
 )
-"""What every job has; the rest is what its function tells."""
-DRAWN = 1000
-"""Points of a plot: more than any terminal has columns."""
+"""The metrics of every job; all others are recorded by the job's own function."""
+MAX_PLOT_POINTS = 1000
+"""More than any terminal has columns."""
 WIDTH = 80
 
 
@@ -35,7 +35,7 @@ def metrics(
         str,
         Parameter(
             name="NAMES",
-            help="loss, grad_norm, lr, step_time_s, ...; default: the usual, and the job's own.",
+            help="loss, grad_norm, lr, step_time_s, ...; default: three of them and the job's own.",
         ),
     ],
     after_step: Annotated[int, Parameter(help="Only steps above this one.")] = 0,
@@ -49,10 +49,10 @@ def metrics(
     ] = None,
     options: Options = OPTIONS,
 ) -> ExitCode:
-    """Plot series of a job's committed history, its function's own numbers among them.
+    """Plot series of a job's committed history, including the job's own metrics.
 
-    With -o json: every point of them, a line each. To write to TensorBoard or MLflow again is
-    harmless: what is new comes in.
+    With -o json: every point, a line each. An export to TensorBoard or MLflow can be repeated: it
+    adds the new steps.
     """
     with options.connect() as client:
         job_id = client.find(job_word)
@@ -64,9 +64,9 @@ def metrics(
             return ExitCode.OK
         points = _points(client, job_id, names or None, after_step)
     if not points:
-        output.talk("no step was made yet")
+        output.progress("no step has been made yet")
         return ExitCode.OK
-    for number, name in enumerate(names or _usual(points)):
+    for number, name in enumerate(names or _default_names(points)):
         if number:
             output.console().print()
         _draw(name, points, max(2, height))
@@ -76,13 +76,13 @@ def metrics(
 def _points(
     client: Client, job_id: str, names: Sequence[str] | None, after_step: int
 ) -> Sequence[MetricPoint]:
-    found = client.thinned_metrics(job_id, names, most=DRAWN)
+    found = client.thinned_metrics(job_id, names, most=MAX_PLOT_POINTS)
     return [point for point in found if point.step > after_step]
 
 
-def _usual(points: Sequence[MetricPoint]) -> tuple[str, ...]:
-    own = {name for point in points for name in point.values} - HOUSE
-    return (*USUAL, *sorted(own))
+def _default_names(points: Sequence[MetricPoint]) -> tuple[str, ...]:
+    own = {name for point in points for name in point.values} - BUILT_IN_NAMES
+    return (*DEFAULT_NAMES, *sorted(own))
 
 
 def _export(
@@ -92,15 +92,15 @@ def _export(
     tensorboard: Path | None,
     mlflow: str | None,
 ) -> None:
-    from holdfast.formats import run_exports  # late: plots need none of it
+    from holdfast.formats import run_exports  # late: plots do not need it
 
     job = client.get(job_id)
     if tensorboard is not None:
         run = run_exports.to_tensorboard(job, client.metrics(job_id, names or None), tensorboard)
-        output.talk(f"written to {run}; look at it by: tensorboard --logdir {tensorboard}")
+        output.progress(f"written to {run}; show it with: tensorboard --logdir {tensorboard}")
     if mlflow is not None:
-        found = run_exports.to_mlflow(job, client.metrics(job_id, names or None), mlflow)
-        output.talk(f"written to run {found} of experiment {run_exports.EXPERIMENT} at {mlflow}")
+        run_id = run_exports.to_mlflow(job, client.metrics(job_id, names or None), mlflow)
+        output.progress(f"written to run {run_id} of experiment {run_exports.EXPERIMENT} at {mlflow}")
 
 
 def _draw(name: str, points: Sequence[MetricPoint], height: int) -> None:
@@ -114,8 +114,8 @@ def _draw(name: str, points: Sequence[MetricPoint], height: int) -> None:
     head, *lines = plots.chart(title, series, output.width() or WIDTH, height)
     out.print(Text(head, style="bold"))
     for line in lines[:-1]:
-        axis, _, drawn = line.partition("┤")
-        out.print(Text.assemble((f"{axis}┤", "dim"), (drawn, "cyan")))
+        axis, _, curve = line.partition("┤")
+        out.print(Text.assemble((f"{axis}┤", "dim"), (curve, "cyan")))
     out.print(Text(lines[-1], style="dim"))
 
 

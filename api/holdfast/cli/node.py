@@ -1,4 +1,4 @@
-"""`node ls`, `describe`, `cordon`, `uncordon`: results on stdout, everything else on stderr."""
+"""The commands `node ls`, `describe`, `cordon` and `uncordon`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from holdfast.cli import output
 from holdfast.cli.columns import Column
 from holdfast.cli.common import OPTIONS, Options, seconds
 from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.incident_text import Shortener
 from holdfast_service.policy.quarantine import NodeStanding
 from holdfast_service.views.jobs import NodeView
 
-NodeName = Annotated[str, Parameter(help="Name of the node, or the beginning of it.")]
+NodeName = Annotated[str, Parameter(help="Name of the node, or the start of it.")]
 
-SHOWN = 16
-"""Characters of a node's name in a table: enough of it for the other commands."""
 COLUMNS = (
     Column("NODE"),
     Column("HOST", least=9),
@@ -34,15 +33,16 @@ STYLES = {NodeStanding.CORDONED: "magenta", NodeStanding.QUARANTINED: "red"}
 
 
 def ls(*, options: Options = OPTIONS) -> ExitCode:
-    """List the cluster's nodes, and which of them are set aside."""
+    """List the cluster's nodes, with those that are cordoned or quarantined."""
     with options.connect() as client:
         found = client.nodes()
     if output.results(options, found):
         return ExitCode.OK
     if not found:
-        output.talk("no node was seen yet")
+        output.progress("no node has been seen yet")
         return ExitCode.OK
-    output.table(COLUMNS, [_row(node, options.wide) for node in found], whole=options.wide)
+    shorten = _whole_id if options.wide else output.NodeIdShortener(node.id for node in found)
+    output.table(COLUMNS, [_row(node, shorten) for node in found], whole=options.wide)
     return ExitCode.OK
 
 
@@ -55,7 +55,7 @@ def describe(name: NodeName, /, *, options: Options = OPTIONS) -> ExitCode:
     out = output.console()
     out.print(Text.assemble((node.id, "bold"), "  ", _state(node), f"  {_reason(node)}"))
     out.print(f"at {node.host}, {node.cpus:g} CPUs, {node.gpus:g} GPUs; ", end="")
-    seen = "there now" if node.there else f"seen {output.ago(node.last_seen)}"
+    seen = "present" if node.there else f"seen {output.ago(node.last_seen)}"
     out.print(f"{seen}, first {output.ago(node.first_seen)}")
     for job in node.jobs:
         out.print(f"job: {job}")
@@ -73,23 +73,23 @@ def cordon(
     name: NodeName,
     /,
     *,
-    reason: Annotated[str, Parameter(help="Why, for whoever finds it so.")] = "by hand",
+    reason: Annotated[str, Parameter(help="The reason, shown to other users.")] = "by hand",
     for_: Annotated[
         str | None,
         Parameter(name="--for", help="7200, 30m, 2h, 1d; default: until it is uncordoned."),
     ] = None,
     options: Options = OPTIONS,
 ) -> ExitCode:
-    """Let no new rank be seated on a node; ranks leave it where a standby is."""
+    """Place no new rank on a node; its ranks move if a standby is ready."""
     until = None if for_ is None else time.time() + seconds(for_)
     with options.connect() as client:
-        return _told(client.cordon(name, reason, until=until), options)
+        return _print_state(client.cordon(name, reason, until=until), options)
 
 
 def uncordon(name: NodeName, /, *, options: Options = OPTIONS) -> ExitCode:
-    """Take a node back into use, whoever had set it aside; again is the same."""
+    """End the cordon or quarantine of a node. Can be repeated."""
     with options.connect() as client:
-        return _told(client.uncordon(name), options)
+        return _print_state(client.uncordon(name), options)
 
 
 group = App(name="node")
@@ -97,15 +97,20 @@ for command in (ls, describe, cordon, uncordon):
     group.command(command)
 
 
-def _told(node: NodeView, options: Options) -> ExitCode:
+def _print_state(node: NodeView, options: Options) -> ExitCode:
     if not output.results(options, [node]):
-        output.console().print(Text.assemble(f"{node.id[:SHOWN]} is ", _state(node)))
+        shorten = output.NodeIdShortener([node.id])
+        output.console().print(Text.assemble(f"{shorten(node.id)} is ", _state(node)))
     return ExitCode.OK
 
 
-def _row(node: NodeView, whole: bool) -> list[str | Text]:
+def _whole_id(node_id: str) -> str:
+    return node_id
+
+
+def _row(node: NodeView, shorten: Shortener) -> list[str | Text]:
     return [
-        node.id if whole else node.id[:SHOWN],
+        shorten(node.id),
         node.host,
         _state(node),
         f"{node.cpus:g}",

@@ -151,8 +151,9 @@ class NodeIdShortener:
         return NODE_ID.sub(lambda found: found[0][: self._digits], text)
 
     def _learn(self, text: str) -> None:
-        self._known.update(NODE_ID.findall(text))
-        while len({node_id[: self._digits] for node_id in self._known}) < len(self._known):
+        new = set(NODE_ID.findall(text)) - self._known
+        self._known |= new
+        while new and len({node_id[: self._digits] for node_id in self._known}) < len(self._known):
             self._digits += 1
 
 

@@ -1,4 +1,4 @@
-"""`serve`: the control plane in the foreground."""
+"""`serve`: runs the control plane in the foreground."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def serve(
         bool, Parameter(negative="", help="Allow a host that other machines can reach.")
     ] = False,
     allow_fault_injection: Annotated[
-        bool, Parameter(negative="", help="Let `holdfast inject` break jobs on purpose.")
+        bool, Parameter(negative="", help="Allow `holdfast inject`.")
     ] = False,
     json: Annotated[bool, Parameter(name="--json", negative="", help="JSON on stdout.")] = False,
 ) -> ExitCode:
     """Run the control plane until Ctrl-C or SIGTERM.
 
-    Every option with a value can be given as HOLDFAST_<OPTION> in the environment instead.
+    Every option with a value can also be set as HOLDFAST_<OPTION> in the environment.
     """
     from holdfast.rest import serve as server  # late: it loads the whole service
     from holdfast_service.settings import Settings
@@ -58,7 +58,7 @@ def serve(
     try:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        raise NotUnderstood(_faults(error)) from error
+        raise NotUnderstood(_invalid_options(error)) from error
     _configure_logging()
 
     def ready(started: ServerFile) -> None:
@@ -66,7 +66,7 @@ def serve(
             output.print_json(started)
         else:
             output.stderr().print(
-                f"Holdfast serves at {started.address} (data in {started.data_dir}); Ctrl-C ends it"
+                f"Holdfast serves at {started.address} (data in {started.data_dir}); Ctrl-C stops it"
             )
 
     try:
@@ -77,12 +77,12 @@ def serve(
     return ExitCode.OK
 
 
-def _faults(error: ValidationError) -> str:
-    """Which options are impossible, of the command line or of the environment."""
-    faults = (
-        f"{item['loc'][0] if item['loc'] else 'options'}: {item['msg']}" for item in error.errors()
+def _invalid_options(error: ValidationError) -> str:
+    """The invalid options, from the command line or the environment."""
+    return "; ".join(
+        f"{detail['loc'][0] if detail['loc'] else 'options'}: {detail['msg']}"
+        for detail in error.errors()
     )
-    return "; ".join(faults)
 
 
 def _configure_logging() -> None:
@@ -99,6 +99,6 @@ def _configure_logging() -> None:
             if sys.stderr.isatty()
             else structlog.processors.JSONRenderer(),
         ],
-        # Written to what is stderr when a logger is made, not when logging was set up.
+        # Uses sys.stderr at the time a logger is created, not at the time of this configuration.
         logger_factory=lambda *_names: structlog.PrintLogger(sys.stderr),
     )

@@ -1,4 +1,4 @@
-"""`submit`: a job from a file, from standard input, with single values set over it."""
+"""`submit`: submits a job from a file or standard input, with single values overridden."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 from holdfast.cli import output
 from holdfast.cli.common import LONG_RETRY_S, OPTIONS, SHORT_RETRY_S, Options
 from holdfast.cli.exit_codes import ExitCode, of_state
-from holdfast.cli.job_follower import ProgressShow
+from holdfast.cli.job_follower import JobFollower
 from holdfast.cli.jobs import print_outcome
 from holdfast.client.client import Client
 from holdfast.errors import HoldfastError
@@ -22,7 +22,7 @@ from holdfast_service.views.jobs import JobView
 
 
 class UnreadableSpec(HoldfastError):
-    """The spec's file cannot be read or is no document."""
+    """The file of the spec cannot be read or is not a document."""
 
     code = "unreadable_spec"
     status = 400
@@ -41,23 +41,23 @@ def submit(
     *,
     file: Annotated[
         str | None,
-        Parameter(name=("--file", "-f"), allow_leading_hyphen=True, help="The same, by an option."),
+        Parameter(name=("--file", "-f"), allow_leading_hyphen=True, help="SPEC as an option."),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        Parameter(name="--set", negative="", help="path.to.key=value, over the file's own."),
+        Parameter(name="--set", negative="", help="path.to.key=value, overrides the file."),
     ] = None,
     dry_run: Annotated[
-        bool, Parameter(negative="", help="Print what it resolves to, or what is wrong; no job.")
+        bool, Parameter(negative="", help="Print the resolved spec, or its errors; create no job.")
     ] = False,
-    follow: Annotated[bool, Parameter(negative="", help="Show it until it has ended.")] = False,
-    idempotency_key: Annotated[str | None, Parameter(help="Makes a repetition harmless.")] = None,
+    follow: Annotated[bool, Parameter(negative="", help="Show the job until it has ended.")] = False,
+    idempotency_key: Annotated[str | None, Parameter(help="The same key never creates a second job.")] = None,
     options: Options = OPTIONS,
 ) -> ExitCode:
-    """Submit a job. Its id is all that is printed on stdout.
+    """Submit a job. Only its id is printed to stdout.
 
     With --follow the exit code is the job's: 0 succeeded, 1 failed, 7 cancelled. Ctrl-C then only
-    stops looking: the job goes on.
+    ends the display: the job continues.
     """
     source = spec or file
     if source is None or (spec and file) or (source.startswith("-") and source != "-"):
@@ -68,14 +68,14 @@ def submit(
             resolved = client.validate(document)
             if not output.results(options, [resolved]):
                 output.print_yaml(resolved)
-            output.talk(Text.assemble(("ok", "green"), ": it would be accepted; no job was made"))
+            output.progress(Text.assemble(("ok", "green"), ": the spec is valid; no job was created"))
             return ExitCode.OK
         job = client.submit(document, idempotency_key=idempotency_key)
         if follow:
-            return _followed(client, job, options)
+            return _follow(client, job, options)
         if not output.results(options, [job]):
             output.console().print(job.id)
-        output.talk(*_suggestions(job))
+        output.progress(*_suggestions(job))
     return ExitCode.OK
 
 
@@ -86,8 +86,8 @@ def read_spec(source: str, assignments: list[str]) -> dict[str, object]:
         document = yaml_documents.read(text)
         for assignment in assignments:
             yaml_documents.set_path(document, assignment)
-        folder = code.named(document)
-        if folder is not None and source != "-":  # a path in a file is seen from there
+        folder = code.folder_of_spec(document)
+        if folder is not None and source != "-":  # a path in a file is relative to the file
             document["code"] = str(Path(source).parent / folder)
     except (OSError, yaml_documents.DocumentError) as error:
         shown = "standard input" if source == "-" else source
@@ -96,35 +96,35 @@ def read_spec(source: str, assignments: list[str]) -> dict[str, object]:
     return document
 
 
-def _followed(client: Client, job: JobView, options: Options) -> ExitCode:
-    output.talk(f"job {job.id}")
+def _follow(client: Client, job: JobView, options: Options) -> ExitCode:
+    output.progress(f"job {job.id}")
     try:
         if options.plain:
             output.results(options, client.follow(job.id))
             job = client.get(job.id)
         else:
-            job = ProgressShow(client, output.console()).follow(job.id)
+            job = JobFollower(client, output.console()).follow(job.id)
             print_outcome(job)
     except KeyboardInterrupt:
-        output.talk(*_detached(job))
+        output.progress(*_detached(job))
         return ExitCode.INTERRUPTED
     return of_state(job.state)
 
 
 def _suggestions(job: JobView) -> list[Text]:
-    (word,) = output.ids([job.id])
+    (job_id,) = output.ids([job.id])
     return [
-        Text.assemble(("next", "bold"), f"  holdfast top {word}       its ranks, live"),
-        Text(f"      holdfast logs {word} -f   what they write"),
-        Text(f"      holdfast wait {word}      until it has ended; exits as it does"),
-        Text(f"      holdfast cancel {word}    ends it, its last state saved"),
+        Text.assemble(("next", "bold"), f"  holdfast top {job_id}       shows its ranks live"),
+        Text(f"      holdfast logs {job_id} -f   shows their output"),
+        Text(f"      holdfast wait {job_id}      waits for its end; exits with its result"),
+        Text(f"      holdfast cancel {job_id}    saves its last state and ends it"),
     ]
 
 
 def _detached(job: JobView) -> list[Text]:
-    (word,) = output.ids([job.id])
+    (job_id,) = output.ids([job.id])
     return [
-        Text.assemble("\n", ("detached", "bold"), f": job {job.name} goes on without you"),
-        Text(f"  holdfast wait {word}      waits for its end"),
-        Text(f"  holdfast cancel {word}    ends it, its last state saved"),
+        Text.assemble("\n", ("detached", "bold"), f": job {job.name} continues"),
+        Text(f"  holdfast wait {job_id}      waits for its end"),
+        Text(f"  holdfast cancel {job_id}    saves its last state and ends it"),
     ]

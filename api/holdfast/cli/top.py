@@ -1,4 +1,4 @@
-"""`top`: the jobs of a server, or the ranks of one job, drawn anew each second."""
+"""`top`: shows the jobs of a server, or the ranks of one job, and redraws each second."""
 
 from __future__ import annotations
 
@@ -26,41 +26,41 @@ SHORTEST_S = 0.2
 def top(
     job_word: Annotated[
         str | None,
-        Parameter(name="JOB", help="The ranks of this one; default: all living jobs."),
+        Parameter(name="JOB", help="Show the ranks of this job; default: all active jobs."),
     ] = None,
     /,
     *,
-    every: Annotated[float, Parameter(help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, Parameter(negative="", help="Look once, and print it.")] = False,
+    every: Annotated[float, Parameter(help="Seconds between two updates.")] = 1.0,
+    once: Annotated[bool, Parameter(negative="", help="Print once and exit.")] = False,
     options: Options = OPTIONS,
 ) -> ExitCode:
-    """Watch jobs live until Ctrl-C. Where stdout is no terminal it looks once."""
+    """Watch jobs live until Ctrl-C. If stdout is not a terminal, print once."""
     with options.connect(LONG_RETRY_S) as client:
         job_id = None if job_word is None else client.find(job_word)
 
-        def look() -> Text:
+        def draw() -> Text:
             width = output.width() or output.WIDE
             return _jobs(client, width) if job_id is None else _job(client, job_id, width)
 
         if options.plain:
-            output.results(options, _living(client) if job_id is None else [client.get(job_id)])
+            output.results(options, _active_jobs(client) if job_id is None else [client.get(job_id)])
         elif once or output.width() is None:
-            output.console().print(look())
+            output.console().print(draw())
         else:
-            _live(look, max(SHORTEST_S, every))
+            _live(draw, max(SHORTEST_S, every))
     return ExitCode.OK
 
 
-def _live(look: Callable[[], Text], every_s: float) -> None:
-    """On a screen of its own, which is gone afterwards; the last look stays in the terminal."""
-    from rich.live import Live  # late: one command needs it
+def _live(draw: Callable[[], Text], every_s: float) -> None:
+    """Redraw on the alternate screen until Ctrl-C; then print the last picture to the terminal."""
+    from rich.live import Live  # late: only this command needs it
 
     console = Console(highlight=False)
-    shown = look()
+    shown = draw()
     try:
         with Live(shown, console=console, screen=True, auto_refresh=False) as live:
             while True:
-                shown = _fitted(look(), console.height)
+                shown = _fitted(draw(), console.height)
                 live.update(shown, refresh=True)
                 time.sleep(every_s)
     except KeyboardInterrupt:
@@ -68,7 +68,7 @@ def _live(look: Callable[[], Text], every_s: float) -> None:
 
 
 def _fitted(shown: Text, height: int) -> Text:
-    """What does not fit the screen is counted, and not shown."""
+    """The lines that fit on the screen, and the number of the others."""
     lines = shown.split("\n")
     if len(lines) <= height:
         return shown
@@ -76,14 +76,14 @@ def _fitted(shown: Text, height: int) -> Text:
     return kept.append(f"\n… and {len(lines) - height + 1} more lines", style="dim")
 
 
-def _living(client: Client) -> Sequence[JobRow]:
+def _active_jobs(client: Client) -> Sequence[JobRow]:
     states = [state.value for state in State if state not in TERMINAL]
     found = client.rows(state=states, sort=Sort.STATE.value)
     return [job for job, _ in zip(found, range(MOST_JOBS), strict=False)]
 
 
 def _jobs(client: Client, width: int) -> Text:
-    return top_view.jobs(_living(client), client.cluster(), client.address, time.time(), width)
+    return top_view.jobs(_active_jobs(client), client.cluster(), client.address, time.time(), width)
 
 
 def _job(client: Client, job_id: str, width: int) -> Text:

@@ -1,4 +1,4 @@
-"""What `top` shows, as text of a given width. Pure."""
+"""Renders the pictures of `top` as text of a given width. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rich.text import Text
 
 from holdfast.cli import output, plots
 from holdfast.cli.columns import Column, lay
+from holdfast.cli.incident_text import Shortener
 from holdfast.client.job_names import short
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.views.jobs import IncidentView, JobView, MetricPoint
@@ -50,18 +51,19 @@ RANKS = (
 def jobs(
     found: Sequence[JobRow], cluster: ClusterView, address: str, now: float, width: int
 ) -> Text:
-    """The living jobs, and how full the cluster is."""
-    has = cluster.capacity
+    """The active jobs and the use of the cluster."""
+    capacity = cluster.capacity
     head = Text.assemble(
         ("holdfast", "bold"),
         f"  {address}  {output.clock(now)}\n",
-        f"free: {has.free_nodes} of {has.nodes} nodes, {has.free_cpus:g} of {has.cpus:g} CPUs, "
-        f"{has.free_gpus:g} of {has.gpus:g} GPUs",
+        f"free: {capacity.free_nodes} of {capacity.nodes} nodes, "
+        f"{capacity.free_cpus:g} of {capacity.cpus:g} CPUs, "
+        f"{capacity.free_gpus:g} of {capacity.gpus:g} GPUs",
     )
     for state, count in sorted(Counter(job.state for job in found).items()):
         head.append(", ").append(f"{count} ").append_text(output.state_text(state))
     if not found:
-        return head.append("\n\nnothing runs: holdfast submit FILE")
+        return head.append("\n\nno active job; start one: holdfast submit FILE")
     prefixes = short([job.id for job in found])
     rows = [_job_row(prefix, job, now) for prefix, job in zip(prefixes, found, strict=True)]
     return Text("\n\n").join([head, lay(JOBS, rows, width)])
@@ -75,11 +77,12 @@ def job(
     points: Sequence[MetricPoint],
     width: int,
 ) -> Text:
-    """One job: how it stands, its last losses, its ranks, its last incidents."""
+    """One job: its state, its last losses, its ranks, its last incidents."""
     parts = [_summary(seen, verdict, points, width)]
     if ranks is not None and ranks.ranks:
         title = Text(f"Attempt {ranks.attempt}, ranks", style="bold")
-        lines = lay(RANKS, [_rank_row(rank) for rank in ranks.ranks], width)
+        shorten = output.NodeIdShortener(rank.node or "" for rank in ranks.ranks)
+        lines = lay(RANKS, [_rank_row(rank, shorten) for rank in ranks.ranks], width)
         parts.append(Text("\n").join([title, lines]))
     if incidents:
         shown = [_incident(incident) for incident in incidents[-SHOWN_INCIDENTS:]]
@@ -131,34 +134,34 @@ def _job_row(prefix: str, seen: JobRow, now: float) -> list[str | Text]:
     ]
 
 
-def _rank_row(one: RankView) -> list[str | Text]:
-    slow = one.slow_factor is not None and one.slow_factor >= SLOW
-    silent = one.silent_s is not None and one.silent_s >= SILENT_S
+def _rank_row(rank: RankView, shorten: Shortener) -> list[str | Text]:
+    slow = rank.slow_factor is not None and rank.slow_factor >= SLOW
+    silent = rank.silent_s is not None and rank.silent_s >= SILENT_S
     return [
-        str(one.rank),
-        one.node or "-",
-        one.host,
-        one.agent,
-        "-" if one.step is None else str(one.step),
-        one.phase or "-",
-        "-" if one.lag_steps is None else str(one.lag_steps),
-        "-" if one.step_time_s is None else f"{one.step_time_s * 1000:,.0f} ms",
+        str(rank.rank),
+        shorten(rank.node) if rank.node else "-",
+        rank.host,
+        rank.agent,
+        "-" if rank.step is None else str(rank.step),
+        rank.phase or "-",
+        "-" if rank.lag_steps is None else str(rank.lag_steps),
+        "-" if rank.step_time_s is None else f"{rank.step_time_s * 1000:,.0f} ms",
         Text(
-            "-" if one.slow_factor is None else f"{one.slow_factor:.2f}×",
+            "-" if rank.slow_factor is None else f"{rank.slow_factor:.2f}×",
             style="yellow" if slow else "",
         ),
-        Text(output.seconds(one.silent_s), style="yellow" if silent else ""),
+        Text(output.seconds(rank.silent_s), style="yellow" if silent else ""),
     ]
 
 
-def _incident(one: IncidentView) -> Text:
-    over = one.closed_at is not None
-    total_s = one.phases_s.get("total")
-    took = f", {output.seconds(total_s)}" if over and total_s is not None else ""
+def _incident(incident: IncidentView) -> Text:
+    closed = incident.closed_at is not None
+    total_s = incident.phases_s.get("total")
+    took = f", {output.seconds(total_s)}" if closed and total_s is not None else ""
     return Text.assemble(
-        (f"  {output.clock(one.opened_at)} ", "dim"),
-        (one.cause, "" if over else "yellow"),
-        f": {one.decision or 'not decided yet'}{took}" + ("" if over else " (open)"),
+        (f"  {output.clock(incident.opened_at)} ", "dim"),
+        (incident.cause, "" if closed else "yellow"),
+        f": {incident.decision or 'not decided yet'}{took}" + ("" if closed else " (open)"),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from holdfast.cli import output
-from holdfast.cli.job_follower import ProgressShow, Watcher
+from holdfast.cli.job_follower import JobFollower, Watcher
 from holdfast.client.client import Client
 from holdfast.demo.child_server import child_server
 from holdfast.demo.compare import Comparison, compare
@@ -78,7 +78,7 @@ def _follow(
     client: Client, console: Console, document: Mapping[str, Any], watcher: Watcher | None
 ) -> JobView:
     job = client.submit(document)
-    job = ProgressShow(client, console).follow(job.id, watcher)
+    job = JobFollower(client, console).follow(job.id, watcher)
     if job.state is not State.SUCCEEDED:
         outcome = job.outcome
         why = f"{outcome.code}: {outcome.message}" if outcome else "no outcome"

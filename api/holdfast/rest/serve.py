@@ -29,7 +29,7 @@ from holdfast.schemas import SERVER_FILE, ServerFile
 from holdfast_service.embedded_cluster import local_cluster, process_priority
 from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnavailable
 from holdfast_service.reconcile.reconciler import Reconciler
-from holdfast_service.reconcile.webhook_sender import Webhooks
+from holdfast_service.reconcile.webhook_sender import WebhookSender
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store, UnsupportedDatabase, database_url
 
@@ -108,7 +108,7 @@ async def _run(
         store.on_incident_closed = tracing.incident_tracer(sender)
     reconciler = Reconciler(store, cluster, settings)
     services = replace(
-        services_over(store, cluster, settings, reconciler.ring, reconciler.ring_for_nodes),
+        services_over(store, cluster, settings, reconciler.ring, reconciler.wake_for_nodes),
         probes=_probes(store, cluster, reconciler, settings),
         stopping=stopping,
         allowed_hosts=None if exposed else LOOPBACK_NAMES | {settings.host},
@@ -136,7 +136,7 @@ def _telling(
 ) -> asyncio.Task[None] | None:
     if settings.webhook_url is None:
         return None
-    return asyncio.create_task(Webhooks(store, settings).run(stopping), name="webhooks")
+    return asyncio.create_task(WebhookSender(store, settings).run(stopping), name="webhooks")
 
 
 async def _http(services: Services, door: socket.socket, sender: TracerProvider | None) -> None:
@@ -247,7 +247,7 @@ def _probes(
         return None if capacity.nodes or capacity.can_grow else "it has no node"
 
     async def drive() -> str | None:
-        since = reconciler.seconds_since_look()
+        since = reconciler.seconds_since_claim()
         if since is not None and since <= settings.lease_s:
             return None
         return "has not looked for work" + ("" if since is None else f" for {since:.1f} s")

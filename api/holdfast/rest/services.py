@@ -58,12 +58,12 @@ def services_over(
     cluster: Cluster,
     settings: Settings,
     ring: Callable[[str], None] = lambda _job_id: None,
-    ring_for_nodes: Callable[[Iterable[str]], None] = lambda _jobs: None,
+    wake_for_nodes: Callable[[Iterable[str]], None] = lambda _jobs: None,
 ) -> Services:
     """All services on one store and cluster, with the limits of the settings. `ring(job_id)`: there
-    is something to do for the job, for a reconciler in this process; `ring_for_nodes(jobs)`: who
+    is something to do for the job, for a reconciler in this process; `wake_for_nodes(jobs)`: who
     may be seated where has changed, and concerns these."""
-    nodes = NodeService(store, ring_for_nodes)
+    nodes = NodeService(store, wake_for_nodes)
     accounts = GoodputCache()
     return Services(
         jobs=JobService(store, cluster, settings, ring, accounts),

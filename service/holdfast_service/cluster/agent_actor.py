@@ -85,7 +85,7 @@ class AgentActor:
             timestamps=True, json_fields=config.log_fields if config.json_logs else None
         )
         self._agent = NodeAgent(
-            config, self._tell_supervisor, _lose_node(), cut_links=link_cutter()
+            config, self._signal_supervisor, _node_killer(), cut_links=link_cutter()
         )
         threading.Thread(target=self._start, name="agent-start", daemon=True).start()
         self._metrics = RankMetrics(seat.job_id, self._agent.figures)
@@ -190,7 +190,7 @@ class AgentActor:
         with contextlib.suppress(ValueError):  # between two lives; the next one will ask
             self._supervisor = ray.get_actor(self._supervisor_name, actor_names.NAMESPACE)
 
-    def _tell_supervisor(self, seen: Signal) -> None:
+    def _signal_supervisor(self, seen: Signal) -> None:
         """Best effort, and never blocking: a supervisor that begins asks for everything anyway."""
         if self._supervisor is None:
             return
@@ -200,21 +200,21 @@ class AgentActor:
             _log.exception("cannot send a signal to the supervisor", kind=str(seen.kind))
 
 
-def _lose_node() -> Callable[[], None] | None:
+def _node_killer() -> Callable[[], None] | None:
     """Ends the raylet that this process belongs to, and this process: all that a node of an
     embedded cluster is. A machine of somebody's is not ours to take away."""
     if CLUSTER_MARK not in os.environ:
         return None
     raylet, ours = os.getppid(), os.getpid()
 
-    def lose() -> None:
+    def kill_node() -> None:
         os.kill(raylet, signal.SIGKILL)
         os.kill(ours, signal.SIGKILL)
 
-    return lose
+    return kill_node
 
 
-def _private(folder: Path) -> Path:
+def _private_folder(folder: Path) -> Path:
     """The folder, made if need be, ours alone. Raises PermissionError if somebody else made it:
     its name can be guessed, and all may write to /dev/shm."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -236,7 +236,7 @@ def _config(seat: AgentSeat, node_id: str) -> AgentConfig:
         mesh=seat.mesh,
         capacity=seat.capacity,
         secret=seat.secret,
-        memory_root=str(_private(memory_base()) / seat.job_id / f"{seat.seat}-{folder}"),
+        memory_root=str(_private_folder(memory_base()) / seat.job_id / f"{seat.seat}-{folder}"),
         cache_dir=seat.cache_dir,
         heartbeat_s=seat.heartbeat_s,
         remote_root=seat.remote_root,

@@ -24,10 +24,10 @@ from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.policy.quarantine import Avoided, NodeStanding, node_name
 from holdfast_workers.checkpoint.storage import StorageOptions
 
-PLACING_S = 3.0
+PLACEMENT_TIMEOUT_S = 3.0
 """For bundles to be placed beside the nodes in quarantine; after that, these will do."""
 
-BEAT_SHARE = 1 / 8
+HEARTBEAT_FRACTION = 1 / 8
 """Agents beat so often within the time after which a silent one is lost."""
 
 
@@ -103,25 +103,25 @@ class RayAgents:
         try:
             return ray.util.get_placement_group(name)
         except ValueError:
-            with occupied(self._standing(NodeStanding.QUARANTINED)) as some:
+            with occupied(self._node_ids_with(NodeStanding.QUARANTINED)) as any_occupied:
                 group = placement_group(
                     [self._bundle()] * len(self.seats),
                     strategy="STRICT_SPREAD",
                     name=name,
                     lifetime="detached",
-                    bundle_label_selector=self._where(),
+                    bundle_label_selector=self._label_selectors(),
                 )
-                if some:
-                    group.wait(PLACING_S)
+                if any_occupied:
+                    group.wait(PLACEMENT_TIMEOUT_S)
                 return group
 
-    def _where(self) -> list[dict[str, str]] | None:
+    def _label_selectors(self) -> list[dict[str, str]] | None:
         """A label selector for each bundle; None if every node will do."""
-        ids = self._standing(NodeStanding.CORDONED)
+        ids = self._node_ids_with(NodeStanding.CORDONED)
         selector = {NODE_ID_LABEL: f"!in({','.join(ids)})"}
         return [selector] * len(self.seats) if ids else None
 
-    def _standing(self, standing: NodeStanding) -> list[str]:
+    def _node_ids_with(self, standing: NodeStanding) -> list[str]:
         """Ray's ids of the nodes that are set aside like that."""
         names = {name for name, one in self._avoid.items() if one.standing is standing}
         return [
@@ -167,6 +167,6 @@ class RayAgents:
                 remote_root=self._remote_root,
                 storage=self._storage,
                 cache_dir=self._cache_dir,
-                heartbeat_s=self._spec.recovery.heartbeat_timeout_s * BEAT_SHARE,
+                heartbeat_s=self._spec.recovery.heartbeat_timeout_s * HEARTBEAT_FRACTION,
             )
         )

@@ -16,7 +16,7 @@ from ray.util.placement_group import placement_group
 from holdfast_service.cluster.ray_state import free_cpus
 
 NODE_ID_LABEL = "ray.io/node-id"  # which Ray gives every node
-TAKING_S = 1.0
+PLACEMENT_S = 1.0
 
 
 @contextlib.contextmanager
@@ -27,15 +27,15 @@ def occupied(node_ids: Sequence[str]) -> Iterator[bool]:
     free meanwhile, or is not taken in time, can be had.
     """
     free = free_cpus() if node_ids else {}
-    spans = {node_id: free[node_id] for node_id in node_ids if free.get(node_id, 0.0) > 0}
-    takers = [
+    free_on_node = {node_id: free[node_id] for node_id in node_ids if free.get(node_id, 0.0) > 0}
+    placeholders = [
         placement_group([{"CPU": cpus}], bundle_label_selector=[{NODE_ID_LABEL: one}])
-        for one, cpus in spans.items()
+        for one, cpus in free_on_node.items()
     ]
     try:
-        for taker in takers:
-            taker.wait(TAKING_S)
-        yield bool(takers)
+        for placeholder in placeholders:
+            placeholder.wait(PLACEMENT_S)
+        yield bool(placeholders)
     finally:
-        for taker in takers:
-            ray.util.remove_placement_group(taker)
+        for placeholder in placeholders:
+            ray.util.remove_placement_group(placeholder)

@@ -93,29 +93,29 @@ class RankMetrics:
     """Sets them in a thread of its own, until the process ends."""
 
     def __init__(
-        self, job: str, figures: Callable[[], tuple[tuple[Beat, ...], StepRow | None]]
+        self, job: str, read_progress: Callable[[], tuple[tuple[Beat, ...], StepRow | None]]
     ) -> None:
         self._job = job
-        self._figures = figures
+        self._read_progress = read_progress
         self._known: set[tuple[str, str]] = set()
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._gauges = {gauge.name: Gauge(gauge.name, gauge.help, gauge.labels) for gauge in GAUGES}
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="rank-metrics", daemon=True).start()
 
     def stop(self) -> None:
-        self._over.set()
+        self._stopped.set()
 
     def _run(self) -> None:
-        while not self._over.wait(PERIOD_S):
+        while not self._stopped.wait(PERIOD_S):
             try:
-                self._turn()
+                self._export_once()
             except Exception:  # metrics must not end with a turn that failed
                 _log.exception("cannot set the metrics of the ranks")
 
-    def _turn(self) -> None:
-        beats, newest = self._figures()
+    def _export_once(self) -> None:
+        beats, newest = self._read_progress()
         for sample in samples(beats, newest, self._known):
             values = {"job": self._job, "rank": sample.rank, "phase": sample.phase}
             labels = {name: values[name] for name in sample.series.labels}

@@ -48,10 +48,10 @@ RELEASE_S = 5.0
 KEY_BYTES = 32
 
 
-HEAD = "node:__internal_head__"
+HEAD_RESOURCE = "node:__internal_head__"
 
 
-def _concerns_somebody(record: logging.LogRecord) -> bool:
+def _is_relevant(record: logging.LogRecord) -> bool:
     """Ray warns that it leaves SIGTERM alone, outside of the main thread: as it should."""
     return not record.getMessage().startswith("SIGTERM handler is not set")
 
@@ -75,7 +75,7 @@ class RayCluster:
         `key_path`: a secret of the control plane, made if there is none (0600); every job's own
         secret derives from it. `secrets_dir`: named secrets. Raises ClusterUnavailable.
         """
-        logging.getLogger("ray._private.worker").addFilter(_concerns_somebody)
+        logging.getLogger("ray._private.worker").addFilter(_is_relevant)
         try:
             ray.init(
                 address=address,
@@ -93,10 +93,10 @@ class RayCluster:
         ray.shutdown()
 
     async def capacity(self) -> Capacity:
-        return await self._ask(self._capacity)
+        return await self._call(self._capacity)
 
     async def ensure_supervisor(self, launch: JobLaunch) -> bool:
-        return await self._ask(lambda: self._ensure_supervisor(launch))
+        return await self._call(lambda: self._ensure_supervisor(launch))
 
     async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport:
         def ask() -> SupervisorReport:
@@ -104,31 +104,31 @@ class RayCluster:
             report: SupervisorReport = ray.get(handle.poll.remote(cursors), timeout=POLL_S)
             return report
 
-        return await self._ask_supervisor(job_id, ask)
+        return await self._call_supervisor(job_id, ask)
 
     async def stop(self, job_id: str, order: StopOrder) -> None:
         def ask() -> None:
             ray.get(self._supervisor(job_id).stop.remote(order), timeout=POLL_S)
 
-        await self._ask_supervisor(job_id, ask)
+        await self._call_supervisor(job_id, ask)
 
     async def inject(self, job_id: str, number: int, fault: dict[str, Any]) -> None:
         def ask() -> None:
             ray.get(self._supervisor(job_id).inject.remote(number, fault), timeout=POLL_S)
 
-        await self._ask_supervisor(job_id, ask)
+        await self._call_supervisor(job_id, ask)
 
     async def avoid(self, job_id: str, nodes: dict[str, Avoided]) -> None:
         def ask() -> None:
             ray.get(self._supervisor(job_id).avoid.remote(nodes), timeout=POLL_S)
 
-        await self._ask_supervisor(job_id, ask)
+        await self._call_supervisor(job_id, ask)
 
     async def release(self, job_id: str) -> bool:
-        return await self._ask(lambda: self._release(job_id))
+        return await self._call(lambda: self._release(job_id))
 
     async def jobs_present(self) -> set[str]:
-        return await self._ask(_jobs_present)
+        return await self._call(_jobs_present)
 
     # --- blocking bodies --------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class RayCluster:
             max_task_retries=-1,
             max_concurrency=32,
             num_cpus=0,
-            resources=_beside_the_head(),
+            resources=_head_resource(),
         )
         self._supervisors[launch.job_id] = actor.remote(
             launch, self._job_secret(launch.job_id), self._credentials(launch)
@@ -192,8 +192,8 @@ class RayCluster:
         """One pass: free memory, kill actors, remove the placement group, sweep segments."""
         self._supervisors.pop(job_id, None)
         mine = [name for name in _actor_names() if actor_names.job_of(name) == job_id]
-        _end_actors([name for name in mine if name == actor_names.supervisor(job_id)])
-        _end_actors([name for name in mine if name != actor_names.supervisor(job_id)])
+        _kill_actors([name for name in mine if name == actor_names.supervisor(job_id)])
+        _kill_actors([name for name in mine if name != actor_names.supervisor(job_id)])
         group = _group_named(actor_names.placement_group(job_id))
         if group is not None:
             ray.util.remove_placement_group(group)
@@ -208,10 +208,10 @@ class RayCluster:
         A node may have to start a process for it, which takes longer than one pass on a busy
         machine: it is asked once, and waited for in the passes to come."""
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        asked = {node: call for node, call in self._sweeps.get(job_id, {}).items() if node in alive}
-        for node in alive - asked.keys():
-            asked[node] = (
-                ray.remote(_sweep_here)
+        sweeps = {node: call for node, call in self._sweeps.get(job_id, {}).items() if node in alive}
+        for node in alive - sweeps.keys():
+            sweeps[node] = (
+                ray.remote(_sweep_this_node)
                 .options(
                     num_cpus=0,
                     max_retries=0,
@@ -219,30 +219,30 @@ class RayCluster:
                 )
                 .remote(job_id)
             )
-        calls = [*asked.values()]
+        calls = [*sweeps.values()]
         late = ray.wait(calls, num_returns=len(calls), timeout=RELEASE_S)[1] if calls else []
-        for node, call in [*asked.items()]:
+        for node, call in [*sweeps.items()]:
             if call in late:
                 continue
             try:
                 ray.get(call)
             except RayError:
-                del asked[node]  # one that has died meanwhile is not asked the next time
-        if late or asked.keys() != alive:
-            self._sweeps[job_id] = asked
+                del sweeps[node]  # one that has died meanwhile is not asked the next time
+        if late or sweeps.keys() != alive:
+            self._sweeps[job_id] = sweeps
             return False
         self._sweeps.pop(job_id, None)
         return True
 
     # --- translation of errors ---------------------------------------------------------------
 
-    async def _ask(self, body: Callable[[], Result]) -> Result:
+    async def _call(self, body: Callable[[], Result]) -> Result:
         try:
             return await asyncio.wait_for(asyncio.to_thread(body), CALL_S + RELEASE_S)
         except (RayError, ConnectionError, TimeoutError) as error:
             raise ClusterUnavailable(f"{type(error).__name__}: {error}") from error
 
-    async def _ask_supervisor(self, job_id: str, body: Callable[[], Result]) -> Result:
+    async def _call_supervisor(self, job_id: str, body: Callable[[], Result]) -> Result:
         try:
             return await asyncio.wait_for(asyncio.to_thread(body), CALL_S)
         except (RayError, ConnectionError, TimeoutError) as error:
@@ -250,11 +250,11 @@ class RayCluster:
             raise SupervisorUnavailable(f"{type(error).__name__}: {error}") from error
 
 
-def _beside_the_head() -> dict[str, float]:
+def _head_resource() -> dict[str, float]:
     """Resources that only the head's node has, if it can be told: a lost training node then costs
     no supervisor. (An affinity would name a node that a new head does not have.)"""
-    if any(node["Alive"] and HEAD in node["Resources"] for node in ray.nodes()):
-        return {HEAD: 0.0001}
+    if any(node["Alive"] and HEAD_RESOURCE in node["Resources"] for node in ray.nodes()):
+        return {HEAD_RESOURCE: 0.0001}
     return {}
 
 
@@ -303,7 +303,7 @@ def _jobs_present() -> set[str]:
     return {job for name in everything if (job := actor_names.job_of(name)) is not None}
 
 
-def _end_actors(named: list[str]) -> None:
+def _kill_actors(named: list[str]) -> None:
     """Let agents free what they hold, all at the same time, and kill them and the others."""
     handles = {}
     for name in named:
@@ -316,6 +316,6 @@ def _end_actors(named: list[str]) -> None:
         ray.kill(handle, no_restart=True)
 
 
-def _sweep_here(job_id: str) -> None:
+def _sweep_this_node(job_id: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(memory_base() / job_id)

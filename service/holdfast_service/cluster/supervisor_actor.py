@@ -89,10 +89,10 @@ def recovery_config(
         stall_limit_s=spec.detection.stall_limit_s,
         replace_stragglers=spec.detection.replace_stragglers,
         straggler_patience_s=spec.detection.straggler_patience_s,
-        initial=None if origin is None else _beginning(origin),
+        initial=None if origin is None else _initial_checkpoint(origin),
         skipped=skipped,
     )
 
 
-def _beginning(told: dict[str, Any]) -> InitialCheckpoint:
+def _initial_checkpoint(told: dict[str, Any]) -> InitialCheckpoint:
     return InitialCheckpoint(uri=told["uri"], step=told["step"], what=InitPart(told["what"]))

@@ -124,9 +124,9 @@ class PeerTimes:
         return False
 
     def _spread(self, rank: int, size: int) -> float:
-        """Standard deviation of a sample from its rank's median: the largest of this rank's, that of
-        all ranks in this window, and that between successive samples of the series. With few samples
-        the estimate is uncertain, and is increased."""
+        """Standard deviation of a sample from its rank's median: the largest of that of this rank,
+        that of all ranks in this window, and that between successive samples. With few samples the
+        estimate is uncertain, and is increased."""
         series = list(self._ratios[rank])
         alone = median(_deviations(series[-size:]))
         pooled = median(

@@ -313,11 +313,14 @@ def _options(
             parts = tuple(machine_class.machines for machine_class in choice)
             if size > 1 and any(parts.count(part) > part.bit_count() for part in parts):
                 continue
-            takers, inside, standbys = (1 << len(dangers)) - 1, bool(domain), 0
+            placeholders, inside, standbys = (1 << len(dangers)) - 1, bool(domain), 0
             for machine_class in choice:
-                takers, inside = takers & machine_class.takers, inside and machine_class.in_domain
+                placeholders, inside = (
+                    placeholders & machine_class.placeholders,
+                    inside and machine_class.in_domain,
+                )
                 standbys += machine_class.standby
-            exposed = sum(n for index, (_, _, n) in enumerate(dangers) if takers >> index & 1)
+            exposed = sum(n for index, (_, _, n) in enumerate(dangers) if placeholders >> index & 1)
             cost = (max(0, short - made - size), standbys, exposed, int(inside), size)
             if not best or cost < best:
                 best, options = cost, []
@@ -343,7 +346,7 @@ class _MachineClass(NamedTuple):
     """Machines that are equivalent for one shard."""
 
     machines: int
-    takers: int
+    placeholders: int
     """The dangerous evictions that take these machines (bits: indices of evictions)."""
     in_domain: bool
     """Whether they are in the one domain that contains the shard."""
@@ -353,11 +356,11 @@ class _MachineClass(NamedTuple):
     def of(
         cls, part: int, topology: Topology, dangers: Sequence[tuple[str, int, int]], domain: int
     ) -> _MachineClass:
-        takers = 0
+        placeholders = 0
         for index, (_, taken, _) in enumerate(dangers):
             if not part & ~taken:
-                takers |= 1 << index
-        return cls(part, takers, not part & ~domain, int(not part & topology.hosts))
+                placeholders |= 1 << index
+        return cls(part, placeholders, not part & ~domain, int(not part & topology.hosts))
 
 
 def _share_out(

@@ -377,7 +377,7 @@ def _applied_action(seating: SeatingResult) -> tuple[Action, str]:
         return Action.REPLACE_NODE, f"{seating.why_moved}; {takes}"
     if seating.forked:
         return Action.REPLACE_WORKER, (
-            f"no process for {format_ranks(seating.forked)} is left, but their agents are healthy: new "
-            "processes are forked there; the other ranks keep their processes"
+            f"no process for {format_ranks(seating.forked)} is left, but their agents are healthy: "
+            "new processes are forked there; the other ranks keep their processes"
         )
     return Action.REFORM, "every process is alive and keeps its rank"

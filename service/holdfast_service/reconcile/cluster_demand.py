@@ -9,16 +9,16 @@ from holdfast_service.job_model.lifecycle import State
 from holdfast_service.store.models import Intent, JobRecord
 from holdfast_service.store.transaction import Effect, JobTransaction
 
-_READ_TOGETHER = 500
+_QUERY_CHUNK = 500
 
 
-class Competition:
+class CompetingDemand:
     """Remembers what jobs hold, as long as they do: a spec is read once, for it never changes."""
 
     def __init__(self) -> None:
         self._known: dict[str, NodeDemand | None] = {}
 
-    async def of_others(self, tx: JobTransaction) -> tuple[list[NodeDemand], list[NodeDemand]]:
+    async def of_other_jobs(self, tx: JobTransaction) -> tuple[list[NodeDemand], list[NodeDemand]]:
         """What other jobs hold on the cluster, and what older ones in the queue wait for."""
         rows = await tx.session.execute(
             select(JobRecord.id, JobRecord.state, JobRecord.waiting)
@@ -42,10 +42,10 @@ class Competition:
     async def _read(self, tx: JobTransaction, wanted: set[str]) -> None:
         known = {job: demand for job, demand in self._known.items() if job in wanted}
         missing = sorted(wanted - known.keys())
-        for start in range(0, len(missing), _READ_TOGETHER):
-            some = missing[start : start + _READ_TOGETHER]
+        for start in range(0, len(missing), _QUERY_CHUNK):
+            chunk = missing[start : start + _QUERY_CHUNK]
             for job, spec in await tx.session.execute(
-                select(JobRecord.id, JobRecord.spec).where(JobRecord.id.in_(some))
+                select(JobRecord.id, JobRecord.spec).where(JobRecord.id.in_(chunk))
             ):
                 known[job] = NodeDemand.from_stored_spec(spec)
         self._known = known

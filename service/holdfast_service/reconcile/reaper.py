@@ -17,11 +17,11 @@ from holdfast_service.job_model.supervisor_protocol import Cluster
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import JobRecord
 
-ASKED_TOGETHER = 200
+QUERY_CHUNK = 200
 
 
 @dataclass(frozen=True)
-class Standing:
+class StoredJobState:
     """What the store says of a job that has something on the cluster."""
 
     state: State
@@ -29,16 +29,16 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SweepPlan:
     """Jobs to release now, and jobs to release if the next sweep sees them unknown again."""
 
-    doomed: frozenset[str]
+    to_release: frozenset[str]
     suspects: frozenset[str]
 
 
-def judge(
-    present: Collection[str], known: Mapping[str, Standing], suspects: Collection[str]
-) -> Verdict:
+def plan_sweep(
+    present: Collection[str], known: Mapping[str, StoredJobState], suspects: Collection[str]
+) -> SweepPlan:
     """Decide on everything that is present.
 
     A job that has ended and is not cleaned is its driver's. One that is unknown is doomed only
@@ -49,7 +49,7 @@ def judge(
         job for job in present if job in known and known[job].state.terminal and known[job].cleaned
     )
     confirmed = unknown & frozenset(suspects)
-    return Verdict(doomed=ended | confirmed, suspects=unknown - confirmed)
+    return SweepPlan(to_release=ended | confirmed, suspects=unknown - confirmed)
 
 
 class Reaper:
@@ -68,20 +68,20 @@ class Reaper:
         """
         present = await self._cluster.jobs_present()
         present = {job for job in present if job not in driven}
-        verdict = judge(present, await self._standing(present), self._suspects)
-        self._suspects = verdict.suspects
-        return [job for job in sorted(verdict.doomed) if await self._cluster.release(job)]
+        plan = plan_sweep(present, await self._standing(present), self._suspects)
+        self._suspects = plan.suspects
+        return [job for job in sorted(plan.to_release) if await self._cluster.release(job)]
 
-    async def _standing(self, present: Collection[str]) -> dict[str, Standing]:
-        asked = sorted(present)
-        found: dict[str, Standing] = {}
+    async def _standing(self, present: Collection[str]) -> dict[str, StoredJobState]:
+        ids = sorted(present)
+        found: dict[str, StoredJobState] = {}
         async with self._store.read(long=True) as session:
-            for start in range(0, len(asked), ASKED_TOGETHER):
-                some = asked[start : start + ASKED_TOGETHER]
+            for start in range(0, len(ids), QUERY_CHUNK):
+                chunk = ids[start : start + QUERY_CHUNK]
                 rows = await session.execute(
                     select(JobRecord.id, JobRecord.state, JobRecord.cleaned).where(
-                        JobRecord.id.in_(some)
+                        JobRecord.id.in_(chunk)
                     )
                 )
-                found |= {row.id: Standing(State(row.state), row.cleaned) for row in rows}
+                found |= {row.id: StoredJobState(State(row.state), row.cleaned) for row in rows}
         return found

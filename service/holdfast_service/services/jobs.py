@@ -399,7 +399,9 @@ class JobService:
         """Test the remote storage now, not an hour into training. Raises InvalidSpec."""
         settings = self._settings
         remote = spec.checkpoint.remote
-        fault = await location.find_storage_fault(remote, settings.secrets_dir, settings.storage_probe_s)
+        fault = await location.find_storage_fault(
+            remote, settings.secrets_dir, settings.storage_probe_s
+        )
         if fault is not None:
             raise InvalidSpec([fault])
 

@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast_service.recovery.core_state import effects as do
-from holdfast_service.recovery.core_state import inputs as say
+from holdfast_service.recovery.core_state import effects
+from holdfast_service.recovery.core_state import inputs
 from holdfast_service.supervisor.agent_watch import Agents
 from holdfast_service.supervisor.event_log import EventLog
 from holdfast_service.supervisor.fence_file import FenceFile
@@ -39,7 +39,7 @@ class AgentCommands:
         agents: Agents,
         events: EventLog,
         fence_file: FenceFile,
-        hear: Callable[[say.Input], None],
+        submit_input: Callable[[inputs.Input], None],
         times: CallTimes,
         fence_timeout_s: float,
         inspect_timeout_s: float,
@@ -48,96 +48,96 @@ class AgentCommands:
         self._agents = agents
         self._events = events
         self._fence_file = fence_file
-        self._hear = hear
+        self._submit_input = submit_input
         self._times = times
         self._fence_timeout_s = fence_timeout_s
         self._inspect_timeout_s = inspect_timeout_s
 
-    def by_effect(self) -> dict[type, Callable[[Any], None]]:
+    def handlers(self) -> dict[type, Callable[[Any], None]]:
         """What carries out each effect that is an agent's to obey."""
         return {
-            do.Fence: self._fence,
-            do.Form: self._form,
-            do.WarmUp: self._warm_up,
-            do.SetPartners: self._set_partners,
-            do.FreeMemory: self._free_memory,
-            do.SetIntervals: self._set_intervals,
-            do.Finish: self._finish,
-            do.Inspect: self._inspect,
-            do.SaveShard: self._save_shard,
-            do.FinalizeCheckpoint: self._finalize,
-            do.TidyRemoteTier: self._tidy,
-            do.CheckNode: self._check_node,
-            do.InjectFault: self._inject,
-            do.Stop: self._stop,
+            effects.Fence: self._fence,
+            effects.Form: self._form,
+            effects.WarmUp: self._warm_up,
+            effects.SetPartners: self._set_partners,
+            effects.FreeMemory: self._free_memory,
+            effects.SetIntervals: self._set_intervals,
+            effects.Finish: self._finish,
+            effects.Inspect: self._inspect,
+            effects.SaveShard: self._save_shard,
+            effects.FinalizeCheckpoint: self._finalize,
+            effects.TidyRemoteTier: self._tidy,
+            effects.CheckNode: self._check_node,
+            effects.InjectFault: self._inject,
+            effects.Stop: self._stop,
         }
 
-    def stop_everybody(self) -> None:
+    def stop_all_workers(self) -> None:
         """End every worker, whoever hosts it: the job is over."""
         for seat in self._agents.seats:
-            events = self._events.unkept_by(seat, "")
+            events = self._events.not_backed_up_by(seat, "")
             self._agents.call(
                 seat, "stop_workers", self.epoch, events, timeout_s=self._times.call_s
             )
 
-    def _fence(self, effect: do.Fence) -> None:
+    def _fence(self, effect: effects.Fence) -> None:
         self._fence_file.write(self.epoch, effect.attempt)
-        events = self._events.unkept_by(effect.agent, effect.incarnation)
+        events = self._events.not_backed_up_by(effect.agent, effect.incarnation)
         self._command(
             effect,
             "fence",
             (effect.attempt, events, effect.condemned),
             self._fence_timeout_s,
-            lambda report: say.Fenced(effect.agent, effect.attempt, report),
+            lambda report: inputs.Fenced(effect.agent, effect.attempt, report),
         )
 
-    def _form(self, effect: do.Form) -> None:
-        events = self._events.unkept_by(effect.agent, effect.incarnation)
+    def _form(self, effect: effects.Form) -> None:
+        events = self._events.not_backed_up_by(effect.agent, effect.incarnation)
         self._command(effect, "form", (effect.order, events), self._times.form_call_s)
 
-    def _warm_up(self, effect: do.WarmUp) -> None:
+    def _warm_up(self, effect: effects.WarmUp) -> None:
         self._command(effect, "warm_up", (effect.attempt,), self._times.form_call_s)
 
-    def _set_partners(self, effect: do.SetPartners) -> None:
+    def _set_partners(self, effect: effects.SetPartners) -> None:
         arguments = (effect.attempt, effect.rank, effect.partners)
         names = tuple(partner.agent for partner in effect.partners)
-        done = say.PartnersSet(effect.agent, effect.attempt, effect.rank, names, effect.incarnation)
+        done = inputs.PartnersSet(effect.agent, effect.attempt, effect.rank, names, effect.incarnation)
         self._command(effect, "set_partners", arguments, self._times.call_s, lambda _: done)
 
-    def _free_memory(self, effect: do.FreeMemory) -> None:
+    def _free_memory(self, effect: effects.FreeMemory) -> None:
         arguments = (effect.attempt, effect.mesh, effect.own, effect.replicas)
         self._command(effect, "free_memory", arguments, self._times.call_s)
 
-    def _set_intervals(self, effect: do.SetIntervals) -> None:
+    def _set_intervals(self, effect: effects.SetIntervals) -> None:
         arguments = (effect.attempt, effect.memory, effect.remote)
         self._command(effect, "set_intervals", arguments, self._times.call_s)
 
-    def _finish(self, effect: do.Finish) -> None:
-        events = self._events.unkept_by(effect.agent, effect.incarnation)
+    def _finish(self, effect: effects.Finish) -> None:
+        events = self._events.not_backed_up_by(effect.agent, effect.incarnation)
         self._command(effect, "finish", (effect.attempt, events), self._times.call_s)
 
-    def _inspect(self, effect: do.Inspect) -> None:
+    def _inspect(self, effect: effects.Inspect) -> None:
         self._command(
             effect,
             "inspect",
             (effect.attempt,),
             self._inspect_timeout_s,
-            lambda seen: say.Inspected(
+            lambda seen: inputs.Inspected(
                 effect.agent, effect.attempt, effect.number, tuple(seen), effect.incarnation
             ),
         )
 
-    def _save_shard(self, effect: do.SaveShard) -> None:
+    def _save_shard(self, effect: effects.SaveShard) -> None:
         arguments = (effect.rank, effect.place, effect.attempt, effect.step)
         self._command(effect, "save_held", arguments, self._times.form_call_s)
 
-    def _finalize(self, effect: do.FinalizeCheckpoint) -> None:
+    def _finalize(self, effect: effects.FinalizeCheckpoint) -> None:
         self._command(
             effect,
             "finalize",
             (effect.step, effect.attempt),
             self._times.finalize_s,
-            lambda answer: say.CheckpointFinalized(
+            lambda answer: inputs.CheckpointFinalized(
                 step=effect.step,
                 attempt=effect.attempt,
                 uri=answer["uri"],
@@ -147,20 +147,20 @@ class AgentCommands:
             name="finalize_checkpoint",
         )
 
-    def _tidy(self, effect: do.TidyRemoteTier) -> None:
+    def _tidy(self, effect: effects.TidyRemoteTier) -> None:
         arguments = (effect.attempt, effect.step, effect.unfinished, effect.bad)
         self._command(effect, "tidy", arguments, self._times.call_s)
 
-    def _check_node(self, effect: do.CheckNode) -> None:
-        self._command(effect, "check", (), self._times.check_s, say.NodeChecked, name="check_node")
+    def _check_node(self, effect: effects.CheckNode) -> None:
+        self._command(effect, "check", (), self._times.check_s, inputs.NodeChecked, name="check_node")
 
-    def _inject(self, effect: do.InjectFault) -> None:
+    def _inject(self, effect: effects.InjectFault) -> None:
         arguments = (effect.number, effect.fault.document())
         self._command(effect, "inject", arguments, self._times.call_s)
 
-    def _stop(self, effect: do.Stop) -> None:
+    def _stop(self, effect: effects.Stop) -> None:
         # With the last events: should we die before they are stored, the end is still known.
-        events = self._events.unkept_by(effect.agent, effect.incarnation)
+        events = self._events.not_backed_up_by(effect.agent, effect.incarnation)
         self._command(effect, "stop_workers", (events,), self._times.call_s, name="stop")
 
     def _command(
@@ -169,7 +169,7 @@ class AgentCommands:
         method: str,
         arguments: tuple[Any, ...],
         timeout_s: float,
-        answer: Callable[[Any], say.Input] | None = None,
+        answer: Callable[[Any], inputs.Input] | None = None,
         name: str | None = None,
     ) -> None:
         """Call an agent; its answer, or its failure, comes back as an input."""
@@ -180,8 +180,8 @@ class AgentCommands:
                 return
             error = finished.exception()
             if error is not None:
-                self._hear(
-                    say.CommandFailed(
+                self._submit_input(
+                    inputs.CommandFailed(
                         agent=effect.agent,
                         command=name or method,
                         attempt=getattr(effect, "attempt", 0),
@@ -193,6 +193,6 @@ class AgentCommands:
                     )
                 )
             elif answer is not None:
-                self._hear(answer(finished.result()))
+                self._submit_input(answer(finished.result()))
 
         call.add_done_callback(done)

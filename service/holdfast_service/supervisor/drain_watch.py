@@ -15,33 +15,33 @@ _log = structlog.get_logger()
 
 
 class DrainWatch:
-    """`tell` is called from another thread, whenever something is new."""
+    """`submit_input` is called from another thread, whenever something is new."""
 
-    def __init__(self, agents: Agents, tell: Callable[[NodesDraining], None]) -> None:
+    def __init__(self, agents: Agents, submit_input: Callable[[NodesDraining], None]) -> None:
         self._agents = agents
-        self._tell = tell
-        self._told: dict[str, float | None] = {}
-        self._troubled = False
-        self._asked: Future[None] | None = None
+        self._submit_input = submit_input
+        self._reported: dict[str, float | None] = {}
+        self._failing = False
+        self._pending: Future[None] | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="drain-watch")
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Ask once more, unless the last question is still open."""
-        if self._asked is None or self._asked.done():
-            self._asked = self._pool.submit(self._ask)
+        if self._pending is None or self._pending.done():
+            self._pending = self._pool.submit(self._query)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _ask(self) -> None:
+    def _query(self) -> None:
         try:
             found = self._agents.draining()
         except Exception:  # whatever the cluster's client raises means that it cannot say
-            if not self._troubled:
+            if not self._failing:
                 _log.exception("the cluster does not report which nodes it drains")
-            self._troubled = True
+            self._failing = True
             return
-        self._troubled = False
-        if found.items() - self._told.items():
-            self._told.update(found)
-            self._tell(NodesDraining(dict(self._told)))
+        self._failing = False
+        if found.items() - self._reported.items():
+            self._reported.update(found)
+            self._submit_input(NodesDraining(dict(self._reported)))

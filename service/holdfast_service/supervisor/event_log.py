@@ -23,15 +23,15 @@ class EventLog:
         self._events: list[SupervisorEvent] = []
         self._last = last_stored
         self._recovered = last_stored
-        self._asked = False
-        self._kept: dict[tuple[str, str], int] = {}
+        self._was_read = False
+        self._backed_up_to: dict[tuple[str, str], int] = {}
         self.acked = last_stored
 
-    def adopt(self, kept: list[dict[str, Any]]) -> None:
+    def adopt(self, mark_backed_up: list[dict[str, Any]]) -> None:
         """Take over what agents kept of an earlier supervisor, in order of number."""
         with self._lock:
             self._events = [
-                SupervisorEvent(e["seq"], e["at"], EventKind(e["kind"]), e["data"]) for e in kept
+                SupervisorEvent(e["seq"], e["at"], EventKind(e["kind"]), e["data"]) for e in mark_backed_up
             ]
             if self._events:
                 self._last = max(self._last, self._events[-1].seq)
@@ -53,26 +53,26 @@ class EventLog:
         an earlier supervisor whose last events died with it: our own are numbered on from there.
         """
         with self._lock:
-            if not self._asked and number > self._recovered:
+            if not self._was_read and number > self._recovered:
                 self._renumber_from(number)
-            self._asked = True
+            self._was_read = True
             self.acked = max(self.acked, number)
             self._events = self._events_after(self.acked - KEPT_EVENTS)
             return tuple(self._events_after(number))
 
-    def unkept_by(self, agent: str, incarnation: str) -> list[dict[str, Any]]:
+    def not_backed_up_by(self, agent: str, incarnation: str) -> list[dict[str, Any]]:
         """Events that this agent has not been given yet, as JSON values."""
         with self._lock:
-            after = self._kept.get((agent, incarnation), 0)
+            after = self._backed_up_to.get((agent, incarnation), 0)
             return [
                 {"seq": item.seq, "at": item.at, "kind": str(item.kind), "data": item.data}
                 for item in self._events_after(after)
             ]
 
-    def kept(self, agent: str, incarnation: str, events: list[dict[str, Any]]) -> None:
+    def mark_backed_up(self, agent: str, incarnation: str, events: list[dict[str, Any]]) -> None:
         if events:
             with self._lock:
-                self._kept[(agent, incarnation)] = events[-1]["seq"]
+                self._backed_up_to[(agent, incarnation)] = events[-1]["seq"]
 
     def _events_after(self, number: int) -> list[SupervisorEvent]:
         return self._events[bisect.bisect_right(self._events, number, key=_number) :]
@@ -84,7 +84,7 @@ class EventLog:
             number += 1
             self._events.append(SupervisorEvent(number, event.at, event.kind, event.data))
         self._last = number
-        self._kept.clear()
+        self._backed_up_to.clear()
 
 
 def _number(event: SupervisorEvent) -> int:

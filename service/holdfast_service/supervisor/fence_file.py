@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Floor:
+class FenceFloor:
     epoch: int = 0
     attempt: int = 0
 
@@ -21,24 +21,24 @@ class Floor:
 class FenceFile:
     def __init__(self, job_dir: Path) -> None:
         self._path = job_dir / "fence.json"
-        self._written = Floor()
+        self._written = FenceFloor()
 
-    def read(self) -> Floor:
+    def read(self) -> FenceFloor:
         """What was written last; zero if nothing was."""
         try:
-            return Floor(**json.loads(self._path.read_text()))
+            return FenceFloor(**json.loads(self._path.read_text()))
         except (FileNotFoundError, ValueError, TypeError):
-            return Floor()
+            return FenceFloor()
 
-    def is_passed(self, epoch: int) -> bool:
+    def is_superseded(self, epoch: int) -> bool:
         """Whether a later supervisor has begun since: this one has nothing to say any more."""
         return self.read().epoch > epoch
 
     def write(self, epoch: int, attempt: int) -> None:
         """Announce; atomic. Does nothing if this was written last, or a later supervisor has begun
-        since, which `is_passed` tells: its word must not be lost."""
-        floor = Floor(epoch, attempt)
-        if floor == self._written or self.is_passed(epoch):
+        since, which `is_superseded` tells: its word must not be lost."""
+        floor = FenceFloor(epoch, attempt)
+        if floor == self._written or self.is_superseded(epoch):
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         partial = self._path.with_suffix(f".{os.getpid()}.tmp")

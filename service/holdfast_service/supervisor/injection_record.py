@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 
-class TakenFaults:
+class InjectionRecord:
     def __init__(self, job_dir: Path) -> None:
         self._path = job_dir / "faults-taken"
         self._lock = threading.Lock()

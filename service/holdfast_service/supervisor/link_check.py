@@ -25,37 +25,37 @@ TRIES = 3
 """As often is it tried before anybody is accused."""
 
 
-class Exchanges:
-    """`tell` is called from another thread, per culprit, and once one is none any more.
-    `deadline_s`: of one exchange; `pause_s`: between tries; `again_s`: until the next look at a
+class LinkChecker:
+    """`submit_input` is called from another thread, per culprit, and once one is none any more.
+    `deadline_s`: of one exchange; `pause_s`: between tries; `recheck_s`: until the next look at a
     culprit."""
 
     def __init__(
         self,
         agents: Agents,
-        tell: Callable[[LinkChecked], None],
+        submit_input: Callable[[LinkChecked], None],
         deadline_s: float,
         pause_s: float = 1.0,
-        again_s: float = 30.0,
+        recheck_s: float = 30.0,
     ) -> None:
         self._agents = agents
-        self._tell = tell
+        self._submit_input = submit_input
         self._deadline_s = deadline_s
         self._pause_s = pause_s
-        self._again_s = again_s
+        self._recheck_s = recheck_s
         self._checked: dict[tuple[str, str], float] = {}  # until when that holds
         self._accused: set[tuple[str, str]] = set()
         self._running: threading.Thread | None = None
 
-    def look(self, reports: Sequence[AgentReport], epoch: int) -> None:
+    def refresh(self, reports: Sequence[AgentReport], epoch: int) -> None:
         """Begin with those who are new, if there is somebody to exchange with."""
         if not self.wait(0.0):
             return
         now = time.monotonic()
-        new = [report for report in reports if self._checked.get(_life(report), now) <= now]
+        new = [report for report in reports if self._checked.get(_incarnation_key(report), now) <= now]
         if not new or len(reports) < 2:
             return
-        self._checked |= {_life(item): math.inf for item in new}
+        self._checked |= {_incarnation_key(item): math.inf for item in new}
         self._running = threading.Thread(
             target=self._run, args=(new, list(reports), epoch), name="exchanges", daemon=True
         )
@@ -72,21 +72,21 @@ class Exchanges:
         for tried in range(TRIES):
             if tried:
                 time.sleep(self._pause_s)
-            problems, well = self._measure(new, reports, epoch)
+            problems, healthy = self._measure(new, reports, epoch)
             if not problems:
                 break
         for report in reports:
-            life = _life(report)
+            life = _incarnation_key(report)
             if report.agent in problems:
                 self._accused.add(life)
-                self._checked[life] = time.monotonic() + self._again_s
-                self._tell(LinkChecked(*life, problems[report.agent]))
+                self._checked[life] = time.monotonic() + self._recheck_s
+                self._submit_input(LinkChecked(*life, problems[report.agent]))
             elif life in self._accused and report in new:
-                if report.agent in well:
+                if report.agent in healthy:
                     self._accused.remove(life)
-                    self._tell(LinkChecked(*life, ""))
+                    self._submit_input(LinkChecked(*life, ""))
                 else:
-                    self._checked[life] = time.monotonic() + self._again_s
+                    self._checked[life] = time.monotonic() + self._recheck_s
 
     def _measure(
         self, new: list[AgentReport], reports: list[AgentReport], epoch: int
@@ -99,21 +99,21 @@ class Exchanges:
         known = [agent for agent in by_agent if agent not in names]
         pairs = first_round(names, known)
         for _ in range(2):
-            for pair, problem in self._round(pairs, by_agent, epoch).items():
+            for pair, problem in self._exchange_pairs(pairs, by_agent, epoch).items():
                 results[pair] = not problem
                 problems[pair] = problem
             if all(results.values()):
                 break
             pairs = second_round(results, known)
-        told = {
+        accusations = {
             agent: "; ".join(
                 sorted({why for pair, why in problems.items() if agent in pair and why})
             )
             for agent in culprits(results)
         }
-        return told, {agent for pair, ok in results.items() if ok for agent in pair}
+        return accusations, {agent for pair, ok in results.items() if ok for agent in pair}
 
-    def _round(
+    def _exchange_pairs(
         self, pairs: list[Pair], by_agent: dict[str, AgentReport], epoch: int
     ) -> dict[Pair, str]:
         """Pair → what went wrong, "" if nothing did; all at the same time."""
@@ -138,5 +138,5 @@ class Exchanges:
         return found
 
 
-def _life(report: AgentReport) -> tuple[str, str]:
+def _incarnation_key(report: AgentReport) -> tuple[str, str]:
     return report.agent, report.incarnation

@@ -12,27 +12,27 @@ from dataclasses import replace
 from holdfast_workers.protocol.messages import Beat
 
 
-class BeatRecord:
+class ProgressRecord:
     """Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._told: dict[str, tuple[float, tuple[Beat, ...]]] = {}  # seat -> when (monotonic)
+        self._reported: dict[str, tuple[float, tuple[Beat, ...]]] = {}  # seat -> when (monotonic)
 
-    def note(self, seat: str, beats: tuple[Beat, ...]) -> None:
+    def update(self, seat: str, beats: tuple[Beat, ...]) -> None:
         """All ranks that the agent in this seat has."""
         with self._lock:
-            self._told[seat] = (time.monotonic(), beats)
+            self._reported[seat] = (time.monotonic(), beats)
 
-    def of(self, attempt: int) -> tuple[Beat, ...]:
+    def for_attempt(self, attempt: int) -> tuple[Beat, ...]:
         """Of the ranks of this attempt, in their order; each as old as it is by now. A rank that
         two agents told of is the one's that told last."""
         now = time.monotonic()
         with self._lock:
-            told = sorted(self._told.values(), key=lambda one: one[0])
+            reported = sorted(self._reported.values(), key=lambda one: one[0])
         found = {
             beat.rank: replace(beat, age_s=beat.age_s + now - at)
-            for at, beats in told
+            for at, beats in reported
             for beat in beats
             if beat.attempt == attempt
         }

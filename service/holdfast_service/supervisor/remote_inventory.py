@@ -20,16 +20,16 @@ _log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
-class Found:
+class InventoryResult:
     checkpoints: tuple[RemoteCheckpoint, ...] = ()
     damaged: tuple[DamagedCheckpoint, ...] = ()
 
 
-class RemoteListing:
+class RemoteInventory:
     def __init__(
         self,
         remote: Storage,
-        on_found: Callable[[Found], None],
+        on_found: Callable[[InventoryResult], None],
         on_problem: Callable[[str], None],
     ) -> None:
         """`on_found` is called from the thread, for each answer but that to `first`; and, until
@@ -38,55 +38,55 @@ class RemoteListing:
         self._on_found = on_found
         self._on_problem = on_problem
         self._pool = ThreadPoolExecutor(1, "remote-listing")
-        self._asked: Future[Found] | None = None
+        self._pending: Future[InventoryResult] | None = None
         self.answered = False
         self.problem = ""
         """Why `first` was not answered; empty: it was."""
 
-    def first(self, timeout_s: float) -> Found:
+    def first(self, timeout_s: float) -> InventoryResult:
         """The first answer, if it comes in time and is one; otherwise `problem` says why."""
-        asked = self._pool.submit(self._list)
-        wait([asked], timeout=timeout_s)
-        if not asked.done():
-            asked.add_done_callback(self._tell)
+        pending = self._pool.submit(self._list)
+        wait([pending], timeout=timeout_s)
+        if not pending.done():
+            pending.add_done_callback(self._report_listing)
             self.problem = f"it was silent for {timeout_s:g} s"
-            return Found()
-        if (error := asked.exception()) is not None:
+            return InventoryResult()
+        if (error := pending.exception()) is not None:
             _log.error("cannot list the remote tier", exc_info=error)
             self.problem = str(error) or repr(error)
-            return Found()
+            return InventoryResult()
         self.answered = True
-        return asked.result()
+        return pending.result()
 
-    def ask(self) -> None:
+    def refresh(self) -> None:
         """Ask again, unless a question is open."""
-        if self._asked is None or self._asked.done():
-            self._asked = self._pool.submit(self._list)
-            self._asked.add_done_callback(self._tell)
+        if self._pending is None or self._pending.done():
+            self._pending = self._pool.submit(self._list)
+            self._pending.add_done_callback(self._report_listing)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _tell(self, asked: Future[Found]) -> None:
-        if asked.cancelled():
+    def _report_listing(self, pending: Future[InventoryResult]) -> None:
+        if pending.cancelled():
             return
-        if (error := asked.exception()) is not None:  # it will be asked again, or time is up
+        if (error := pending.exception()) is not None:  # it will be asked again, or time is up
             _log.error("cannot list the remote tier", exc_info=error)
             if not self.answered:
                 self._on_problem(str(error))
             return
         self.answered = True
-        self._on_found(asked.result())
+        self._on_found(pending.result())
 
-    def _list(self) -> Found:
+    def _list(self) -> InventoryResult:
         damaged: list[DamagedCheckpoint] = []
 
-        def note(uri: str, why: str) -> None:
+        def record_damage(uri: str, why: str) -> None:
             name = FOLDER_NAME.fullmatch(uri.rpartition("/")[2])
             damaged.append(DamagedCheckpoint(int(name[1]) if name else 0, uri, why))
 
-        found = list_checkpoints(self._remote, note)
-        return Found(
+        found = list_checkpoints(self._remote, record_damage)
+        return InventoryResult(
             tuple(
                 RemoteCheckpoint(item.step, item.attempt, item.uri, item.nbytes, item.metrics)
                 for item in found

@@ -16,13 +16,13 @@ from holdfast_workers.protocol.messages import LogLine, StepRow
 
 PAGE_ROWS = 1_000
 PAGE_LINES = 1_000
-KEEP_LINES = 20_000
-KEEP_ROWS = 200_000
+MAX_LINES = 20_000
+MAX_ROWS = 200_000
 DIGEST_OVERLAP = 64
 """Digests are told again for so many steps: one is known a step later than its row."""
 
 
-class RunRecord:
+class RunBuffer:
     """Thread-safe."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class RunRecord:
         with self._lock:
             return self._cursors.get((agent, incarnation), ((0, 0), 0))
 
-    def taken_back(self, attempt: int, step: int) -> None:
+    def discard_after(self, attempt: int, step: int) -> None:
         """What `attempt` and those before it computed after `step` is no part of history."""
         with self._lock:
             self._cut = (attempt, step)
@@ -61,12 +61,12 @@ class RunRecord:
             attempt, step = self._cut
             old = row[0] <= attempt  # this agent has heard nothing of the attempts since
             self._digests.update({s: d for s, d in digests.items() if s <= step or not old})
-            _bound(self._rows, KEEP_ROWS)
-            _bound(self._digests, KEEP_ROWS)
+            _bound(self._rows, MAX_ROWS)
+            _bound(self._digests, MAX_ROWS)
             kept = self._lines[f"{agent}.{incarnation}"]
             fresh = [entry for entry in lines if entry.seq > line]
             kept.extend(fresh)
-            del kept[:-KEEP_LINES]
+            del kept[:-MAX_LINES]
             if fresh:
                 line = fresh[-1].seq
             self._cursors[(agent, incarnation)] = (row, line)

@@ -35,8 +35,8 @@ from holdfast_service.job_model.supervisor_protocol import (
 )
 from holdfast_service.policy.quarantine import Avoided
 from holdfast_service.recovery.core import RecoveryCore
-from holdfast_service.recovery.core_state import effects as do
-from holdfast_service.recovery.core_state import inputs as say
+from holdfast_service.recovery.core_state import effects
+from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.supervisor.agent_commands import AgentCommands, CallTimes
@@ -44,11 +44,11 @@ from holdfast_service.supervisor.agent_watch import Agents, AgentWatch
 from holdfast_service.supervisor.drain_watch import DrainWatch
 from holdfast_service.supervisor.event_log import EventLog
 from holdfast_service.supervisor.fence_file import FenceFile
-from holdfast_service.supervisor.injection_record import TakenFaults
-from holdfast_service.supervisor.link_check import Exchanges
-from holdfast_service.supervisor.progress_record import BeatRecord
-from holdfast_service.supervisor.remote_inventory import RemoteListing
-from holdfast_service.supervisor.run_buffer import RunRecord
+from holdfast_service.supervisor.injection_record import InjectionRecord
+from holdfast_service.supervisor.link_check import LinkChecker
+from holdfast_service.supervisor.progress_record import ProgressRecord
+from holdfast_service.supervisor.remote_inventory import RemoteInventory
+from holdfast_service.supervisor.run_buffer import RunBuffer
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.fault_injection.kinds import Injection, Victim
 from holdfast_workers.protocol.lease import STEPPING_SHARE, Grant
@@ -65,16 +65,16 @@ class SupervisorTimes:
     hello_s: float = 2.0
     exchange_s: float = 5.0
     """For bytes to go to another node and back."""
-    look_s: float = 0.5
+    refresh_s: float = 0.5
     poll_s: float = 1.0
-    listing_s: float = 3.0
-    first_listing_s: float = 10.0
-    adoption_listing_s: float = 3.0
+    inventory_s: float = 3.0
+    first_inventory_s: float = 10.0
+    adoption_inventory_s: float = 3.0
     """How long a supervisor waits for the remote tier before it looks after its agents."""
     calls: CallTimes = field(default_factory=CallTimes)
     heartbeat_timeout_s: float = 2.0
-    enquiry_s: float = 1.0
-    last_words_s: float = 3.0
+    probe_s: float = 1.0
+    final_collect_s: float = 3.0
 
 
 class Supervisor:
@@ -88,25 +88,25 @@ class Supervisor:
         secret: bytes,
         remote: Storage,
         times: SupervisorTimes | None = None,
-        die: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGKILL),
+        kill_self: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGKILL),
     ) -> None:
-        """`die()`: what an injected death of the supervisor is."""
+        """`kill_self()`: what an injected death of the supervisor is."""
         self._launch = launch
         self._config = config
         self._agents = agents
         self._times = times or SupervisorTimes()
-        self._die = die
-        self._inputs: queue.SimpleQueue[say.Input] = queue.SimpleQueue()
-        self._listing = RemoteListing(
+        self._kill_self = kill_self
+        self._inputs: queue.SimpleQueue[inputs.Input] = queue.SimpleQueue()
+        self._inventory = RemoteInventory(
             remote,
-            lambda found: self._inputs.put(say.RemoteCheckpoints(found.checkpoints, found.damaged)),
-            lambda why: self._inputs.put(say.RemoteCheckpoints((), known=False, problem=why)),
+            lambda found: self._inputs.put(inputs.RemoteCheckpoints(found.checkpoints, found.damaged)),
+            lambda why: self._inputs.put(inputs.RemoteCheckpoints((), known=False, problem=why)),
         )
         self._events = EventLog(launch.last_event)
-        self._record = RunRecord()
-        self._beats = BeatRecord()
+        self._run_buffer = RunBuffer()
+        self._progress = ProgressRecord()
         self._fence_file = FenceFile(Path(launch.data_dir))
-        self._taken_faults = TakenFaults(Path(launch.data_dir))
+        self._injections = InjectionRecord(Path(launch.data_dir))
         self._watch = AgentWatch(
             agents,
             secret,
@@ -114,19 +114,19 @@ class Supervisor:
             heartbeat_timeout_s=self._times.heartbeat_timeout_s,
             hello_s=self._times.hello_s,
             check_s=self._times.calls.check_s,
-            enquiry_s=self._times.enquiry_s,
+            probe_s=self._times.probe_s,
             lapse_s=config.lapse_s,
         )
-        self._exchanges = Exchanges(agents, self._inputs.put, self._times.exchange_s)
+        self._link_checker = LinkChecker(agents, self._inputs.put, self._times.exchange_s)
         self._drains = DrainWatch(agents, self._inputs.put)
         self._core: RecoveryCore | None = None
         self._polled: dict[str, Future[Any]] = {}
         self._ended = False
-        self._gone = False
+        self._halted = False
         self._stopping: StopOrder | None = None
-        self._next_look = 0.0
+        self._next_refresh = 0.0
         self._next_poll = 0.0
-        self._next_listing = 0.0
+        self._next_inventory = 0.0
         self._commands = AgentCommands(
             agents,
             self._events,
@@ -136,55 +136,55 @@ class Supervisor:
             config.fence_timeout_s,
             config.inspect_timeout_s,
         )
-        self._do: dict[type, Callable[[Any], None]] = {
-            **self._commands.by_effect(),
-            do.RemoveAgent: self._remove_agent,
-            do.Emit: self._emit,
-            do.End: self._end,
+        self._effect_handlers: dict[type, Callable[[Any], None]] = {
+            **self._commands.handlers(),
+            effects.RemoveAgent: self._remove_agent,
+            effects.Emit: self._emit,
+            effects.End: self._end,
         }
 
     # --- called from outside, by any thread -------------------------------------------------------
 
     def signal(self, seen: Signal) -> None:
         """An agent saw something."""
-        self._inputs.put(say.Signals((seen,)))
+        self._inputs.put(inputs.Signals((seen,)))
 
     def stop(self, order: StopOrder) -> None:
         self._stopping = order
-        self._inputs.put(say.StopRequested(order.kind, order.reason, order.deadline))
+        self._inputs.put(inputs.StopRequested(order.kind, order.reason, order.deadline))
 
     def inject(self, number: int, fault: Injection) -> None:
         """Have a fault brought about, unless that was taken on before, in whatever life."""
-        if self._taken_faults.take(number):
+        if self._injections.take(number):
             if fault.victim is Victim.SUPERVISOR:
-                self._die()
+                self._kill_self()
             else:
-                self._inputs.put(say.FaultRequested(number, fault))
+                self._inputs.put(inputs.FaultRequested(number, fault))
 
     def avoid(self, nodes: dict[str, Avoided]) -> None:
         """These nodes are set aside by now, and no others."""
-        self._inputs.put(say.NodesAvoided(nodes))
+        self._inputs.put(inputs.NodesAvoided(nodes))
 
-    def vanish(self) -> None:
+    def halt(self) -> None:
         """Stop at once and tell nobody, as a killed process would."""
-        self._gone = True
-        self._inputs.put(say.Tick())
+        self._halted = True
+        self._inputs.put(inputs.Tick())
         self._watch.close()
 
     def report(self, cursors: Cursors) -> SupervisorReport:
         """What is new since `cursors`."""
         core = self._core
-        rows, digests, logs = self._record.after(cursors)
+        rows, digests, logs = self._run_buffer.after(cursors)
         return SupervisorReport(
             epoch=self._commands.epoch,
-            phase=Phase.ENDED if self._ended else _before_end(core),
+            phase=Phase.ENDED if self._ended else _phase_before_end(core),
             step=core.committed if core else 0,
             attempt=core.attempt if core else 0,
             events=self._events.after(cursors.event),
             rows=rows,
             digests=digests,
             logs=logs,
-            beats=self._beats.of(core.attempt) if core and not self._ended else (),
+            beats=self._progress.of(core.attempt) if core and not self._ended else (),
         )
 
     # --- the loop ---------------------------------------------------------------------------------
@@ -192,30 +192,30 @@ class Supervisor:
     def run(self) -> None:
         """Supervise until the job has ended. An internal error ends the job with its traceback."""
         try:
-            self._begin()
-            while not (self._ended or self._gone):
-                self._turn()
+            self._start()
+            while not (self._ended or self._halted):
+                self._run_once()
         except Exception as error:
-            self._fail(error)
+            self._end_after_internal_error(error)
         self._watch.close()
         self._drains.close()
-        self._listing.close()
+        self._inventory.close()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         """Find what is there, take a higher epoch, and let the core adopt or start."""
         self._agents.ensure()
-        reports = self._first_contact()
+        reports = self._existing_agents()
         floor = self._fence_file.read()
         # Ranks step on for a while without a supervisor: where there are any, they are met soon.
         times = self._times
-        remotes = self._listing.first(
-            times.adoption_listing_s if reports else times.first_listing_s
+        remotes = self._inventory.first(
+            times.adoption_inventory_s if reports else times.first_inventory_s
         )
         self._commands.epoch = 1 + max([floor.epoch, *(report.epoch for report in reports)])
-        self._events.adopt(self._kept_events(reports))
+        self._events.adopt(self._backed_up_events(reports))
         facts = Facts.from_events(self._events.all())
         for cut in facts.line.cuts:
-            self._record.taken_back(cut.attempt, cut.step)
+            self._run_buffer.discard_after(cut.attempt, cut.step)
         attempt = max(
             facts.attempt,
             floor.attempt,
@@ -228,41 +228,41 @@ class Supervisor:
         facts = replace(facts, attempt=attempt)
         self._core = RecoveryCore(self._config, time.time(), facts if attempt else None)
         if facts.ended is not None:
-            self._commands.stop_everybody()
+            self._commands.stop_all_workers()
             self._ended = True
             return
-        self._feed(say.NodesAvoided(self._launch.avoid))
-        problem = self._listing.problem
-        listed = say.RemoteCheckpoints(
+        self._feed(inputs.NodesAvoided(self._launch.avoid))
+        problem = self._inventory.problem
+        listed = inputs.RemoteCheckpoints(
             remotes.checkpoints, remotes.damaged, known=not problem, problem=problem
         )
         self._feed(listed)
         order = self._stopping
         if order is not None:
-            self._feed(say.StopRequested(order.kind, order.reason, order.deadline))
+            self._feed(inputs.StopRequested(order.kind, order.reason, order.deadline))
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         core = self._core
         assert core is not None
         now = time.time()
         deadline = core.next_deadline()
-        until = min(self._next_look, self._next_poll, deadline or now + 1.0)
+        until = min(self._next_refresh, self._next_poll, deadline or now + 1.0)
         try:
-            given: say.Input = self._inputs.get(timeout=max(0.0, until - now))
+            input_: inputs.Input = self._inputs.get(timeout=max(0.0, until - now))
         except queue.Empty:
-            given = say.Tick()
-        if not isinstance(given, say.Tick) or (deadline is not None and time.time() >= deadline):
-            self._feed(given)
-        self._look_around()
+            input_ = inputs.Tick()
+        if not isinstance(input_, inputs.Tick) or (deadline is not None and time.time() >= deadline):
+            self._feed(input_)
+        self._run_periodic_checks()
 
-    def _feed(self, given: say.Input) -> None:
+    def _feed(self, input_: inputs.Input) -> None:
         assert self._core is not None
         attempt = self._core.attempt
-        effects = self._core.handle(given, time.time())
+        requested = self._core.handle(input_, time.time())
         if self._core.attempt != attempt:
             self._grant_leases()
-        for effect in effects:
-            self._do[type(effect)](effect)
+        for effect in requested:
+            self._effect_handlers[type(effect)](effect)
 
     def _grant_leases(self) -> None:
         """To ranks of the newest attempt that was announced: until their agent would count as
@@ -276,29 +276,29 @@ class Supervisor:
 
     # --- looking ----------------------------------------------------------------------------------
 
-    def _look_around(self) -> None:
+    def _run_periodic_checks(self) -> None:
         now = time.time()
-        if now >= self._next_look:
-            self._next_look = now + self._times.look_s
-            if self._fence_file.is_passed(self._commands.epoch):
-                self.vanish()
+        if now >= self._next_refresh:
+            self._next_refresh = now + self._times.refresh_s
+            if self._fence_file.is_superseded(self._commands.epoch):
+                self.halt()
                 return
             self._grant_leases()
-            self._watch.look(self._commands.epoch)
-            self._exchanges.look(self._watch.reports, self._commands.epoch)
-            self._drains.look()
-        if now >= self._next_listing:
-            self._next_listing = now + self._times.listing_s
+            self._watch.refresh(self._commands.epoch)
+            self._link_checker.refresh(self._watch.reports, self._commands.epoch)
+            self._drains.refresh()
+        if now >= self._next_inventory:
+            self._next_inventory = now + self._times.inventory_s
             finishing = self._core is not None and self._core.phase is Phase.FINISHING
-            if finishing or not self._listing.answered:
+            if finishing or not self._inventory.answered:
                 # the answer of a publisher may have died with an earlier supervisor
-                self._listing.ask()
+                self._inventory.ask()
         if now >= self._next_poll:
             self._next_poll = now + self._times.poll_s
             for seat in self._watch.seats:
                 self._collect(seat)
 
-    def _first_contact(self) -> list[AgentReport]:
+    def _existing_agents(self) -> list[AgentReport]:
         """Reports of the agents that were there before us; a short wait, for most are new."""
         calls = {
             seat: self._agents.call(seat, "report", timeout_s=self._times.first_contact_s)
@@ -307,7 +307,7 @@ class Supervisor:
         wait(calls.values(), timeout=self._times.first_contact_s + 1.0)
         return [c.result() for c in calls.values() if c.done() and c.exception() is None]
 
-    def _kept_events(self, reports: list[AgentReport]) -> list[dict[str, Any]]:
+    def _backed_up_events(self, reports: list[AgentReport]) -> list[dict[str, Any]]:
         events: dict[int, dict[str, Any]] = {}
         for report in reports:
             call = self._agents.call(
@@ -327,8 +327,8 @@ class Supervisor:
         known = self._watch.known(seat)
         if known is None:
             return
-        row, line = self._record.cursor(seat, known.incarnation)
-        events = self._events.unkept_by(seat, known.incarnation)
+        row, line = self._run_buffer.cursor(seat, known.incarnation)
+        events = self._events.not_backed_up_by(seat, known.incarnation)
         call = self._agents.call(
             seat, "poll", row, line, events, self._events.acked, timeout_s=self._times.calls.call_s
         )
@@ -341,46 +341,46 @@ class Supervisor:
         if call.cancelled() or call.exception() is not None:
             return  # the lifeline says whether it is gone
         self._events.kept(seat, incarnation, events)
-        told: PollAnswer = call.result()
-        self._beats.note(seat, told.beats)
-        self._inputs.put(say.WorkersPolled(seat, incarnation, told.workers, told.shards))
-        newest = self._record.add(seat, incarnation, told.rows, told.digests, told.lines)
-        if told.rows:
-            self._inputs.put(say.StepsMeasured(tuple(told.rows)))
+        answer: PollAnswer = call.result()
+        self._progress.note(seat, answer.beats)
+        self._inputs.put(inputs.WorkersPolled(seat, incarnation, answer.workers, answer.shards))
+        newest = self._run_buffer.add(seat, incarnation, answer.rows, answer.digests, answer.lines)
+        if answer.rows:
+            self._inputs.put(inputs.StepsMeasured(tuple(answer.rows)))
         if newest is not None:
-            self._inputs.put(say.StepCommitted(newest.attempt, newest.step, newest.protected_step))
+            self._inputs.put(inputs.StepCommitted(newest.attempt, newest.step, newest.protected_step))
 
     # --- effects ----------------------------------------------------------------------------------
 
-    def _remove_agent(self, effect: do.RemoveAgent) -> None:
+    def _remove_agent(self, effect: effects.RemoveAgent) -> None:
         self._watch.forget(effect.agent, effect.incarnation)
         try:
             self._agents.restart(effect.agent)
         except Exception:  # it is gone already, or its node is
             _log.exception("cannot restart an agent", agent=effect.agent)
 
-    def _emit(self, effect: do.Emit) -> None:
+    def _emit(self, effect: effects.Emit) -> None:
         if effect.kind is EventKind.ENDED:
-            self._last_words()
+            self._collect_final_output()
         if effect.kind is EventKind.GUARD_TRIPPED and effect.data["back_to"] is not None:
-            self._record.taken_back(effect.data["attempt"], effect.data["back_to"])
+            self._run_buffer.discard_after(effect.data["attempt"], effect.data["back_to"])
         self._events.append(effect.kind, effect.data)
 
-    def _end(self, effect: do.End) -> None:
+    def _end(self, effect: effects.End) -> None:
         del effect  # the ENDED event said it
         self._ended = True
 
-    def _last_words(self) -> None:
+    def _collect_final_output(self) -> None:
         """The last rows, digests and lines, before the end is told."""
         for seat in self._watch.seats:
             self._collect(seat)
         pending = list(self._polled.values())
-        wait(pending, timeout=self._times.last_words_s)
+        wait(pending, timeout=self._times.final_collect_s)
         for seat in self._watch.seats:
             self._collect(seat)
-        wait(list(self._polled.values()), timeout=self._times.last_words_s)
+        wait(list(self._polled.values()), timeout=self._times.final_collect_s)
 
-    def _fail(self, error: Exception) -> None:
+    def _end_after_internal_error(self, error: Exception) -> None:
         """Our own defect: say so, rather than leave the job hanging."""
         text = "".join(traceback.format_exception(error))
         threading.excepthook(
@@ -396,11 +396,11 @@ class Supervisor:
                 "step": self._core.committed if self._core else 0,
             },
         )
-        self._commands.stop_everybody()
+        self._commands.stop_all_workers()
         self._ended = True
 
 
-def _before_end(core: RecoveryCore | None) -> Phase:
+def _phase_before_end(core: RecoveryCore | None) -> Phase:
     """ENDED is told only once the last words are in."""
     if core is None:
         return Phase.STARTING

@@ -62,7 +62,7 @@ def test_a_fault_is_told_to_the_supervisor_and_recorded(
     events = [
         event for event in client.events(running_job).events if event.kind == "fault.injected"
     ]
-    assert [item.data["number"] for item in events] == [1, 2]
+    assert [event.data["number"] for event in events] == [1, 2]
 
 
 def test_the_same_key_is_the_same_fault_and_another_document_a_conflict(
@@ -87,7 +87,7 @@ def test_a_supervisor_that_does_not_answer_is_told_again_and_the_event_comes_onc
     events = [
         event for event in client.events(running_job).events if event.kind == "fault.injected"
     ]
-    assert [item.data["number"] for item in events] == [fault.number]
+    assert [event.data["number"] for event in events] == [fault.number]
 
 
 def test_an_ended_job_takes_no_fault(
@@ -140,7 +140,7 @@ def test_a_storm_is_the_same_for_a_seed_and_lasts_as_long_as_was_said(
     ]
     assert run([*words, "--address", client.address]) == ExitCode.OK
     struck = [(fault.kind, fault.fault["rank"]) for fault in client.faults(running_job)]
-    coming = fault_storm.strikes(0.03, 3, (FaultKind.KILL, FaultKind.STOP), 4)
-    drawn = list(itertools.takewhile(lambda one: one.at_s <= 1.0, coming))
-    assert struck == [(item.fault.kind, item.fault.rank) for item in drawn]
+    schedule = fault_storm.schedule(0.03, 3, (FaultKind.KILL, FaultKind.STOP), 4)
+    drawn = list(itertools.takewhile(lambda fault: fault.at_s <= 1.0, schedule))
+    assert struck == [(fault.injection.kind, fault.injection.rank) for fault in drawn]
     assert len(struck) > 15 and set(struck) == {(k, r) for k in ("kill", "stop") for r in range(4)}

@@ -1,4 +1,4 @@
-"""Who holds up the others: generated worlds with one culprit, and single cases."""
+"""The culprit of a hang: generated worlds with one culprit, and single cases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.simulation.hung_worlds import draw
 
-from holdfast_service.diagnosis.hang_culprit import HangFinding, WorldObservation, HangVerdict, smallest_group, judge
+from holdfast_service.diagnosis.hang_culprit import (
+    HangFinding,
+    HangVerdict,
+    WorldObservation,
+    judge,
+    smallest_group,
+)
 from holdfast_workers.protocol.messages import Beat, GroupBeat, Inspection
 
 MESH = {"dp_shard": 2, "tp": 2}
@@ -19,7 +25,7 @@ WAITS = ("wait (gloo.cc:12)",)
 
 
 def seen(rank: int, phase: str = "forward", age_s: float = 2.0, **changes: object) -> Inspection:
-    """A rank of `MESH` that has left all collectives it has entered, unless `tp` says otherwise."""
+    """A rank of `MESH` that has left all collectives it has entered, unless `groups` differs."""
     beat = Beat(
         rank=rank,
         worker=f"w{rank}",
@@ -46,7 +52,7 @@ def inside(axis: str = "tp", number: int = 4) -> tuple[GroupBeat, ...]:
 
 
 def world(*of: Inspection) -> WorldObservation:
-    return WorldObservation({one.beat.rank: one for one in of})
+    return WorldObservation({inspection.beat.rank: inspection for inspection in of})
 
 
 @given(seed=st.integers(0, 2**32))
@@ -55,21 +61,21 @@ def test_the_culprit_is_always_among_the_suspects(seed: int) -> None:
     hung = draw(seed)
     verdict = judge(hung.mesh, hung.look, hung.look)
     assert verdict.finding is HangFinding.HANG, (hung, verdict)
-    assert hung.culprit in {one.rank for one in verdict.suspects}, (hung, verdict)
-    assert all(0 < one.score <= 1 and one.reasons for one in verdict.suspects)
+    assert hung.culprit in {suspect.rank for suspect in verdict.suspects}, (hung, verdict)
+    assert all(0 < suspect.score <= 1 and suspect.reasons for suspect in verdict.suspects)
 
 
-def test_the_culprit_is_named_exactly_in_nearly_all_worlds() -> None:
+def test_the_exact_culprit_is_named_in_nearly_all_worlds() -> None:
     missed: Counter[str] = Counter()
     for seed in range(2000):
         hung = draw(seed)
         verdict = judge(hung.mesh, hung.look, hung.look)
         missed[hung.hang_kind] += verdict.accused != (hung.culprit,)
     assert missed.total() <= 0.05 * 2000, missed
-    assert missed.total() == missed["left out"], "all others are named without fail"
+    assert missed.total() == missed["left out"], "all other kinds are named in every world"
 
 
-def test_all_ranks_in_one_long_phase_wait_until_a_job_may_stand_still_no_longer() -> None:
+def test_ranks_in_one_long_phase_count_as_waiting_until_the_job_is_overdue() -> None:
     stalled = world(*(seen(rank, "load", process="D") for rank in range(4)))
     verdict = judge(MESH, stalled, stalled)
     assert verdict.finding is HangFinding.WAITING
@@ -78,11 +84,11 @@ def test_all_ranks_in_one_long_phase_wait_until_a_job_may_stand_still_no_longer(
     assert (overdue.finding, overdue.accused) == (HangFinding.HANG, ())
 
 
-def test_a_long_step_whose_ranks_move_within_their_limits_is_no_hang() -> None:
+def test_a_long_step_with_ranks_within_their_limits_is_not_a_hang() -> None:
     moving = world(*(seen(rank, age_s=0.3, process="R") for rank in range(4)))
     assert judge(MESH, moving, overdue=True).finding is HangFinding.WAITING
-    one = world(*(seen(rank, age_s=0.3 if rank == 2 else 2.0) for rank in range(4)))
-    assert judge(MESH, one, one, overdue=True).finding is HangFinding.WAITING
+    mixed = world(*(seen(rank, age_s=0.3 if rank == 2 else 2.0) for rank in range(4)))
+    assert judge(MESH, mixed, mixed, overdue=True).finding is HangFinding.WAITING
     waits = [seen(rank, groups=inside("world")) for rank in (0, 2, 3)]
     then = world(seen(1, process="R"), *waits)
     now = world(seen(1, process="R", micro_batch=1), *waits)
@@ -99,9 +105,7 @@ def test_peers_wait_for_a_rank_that_is_within_the_limit_of_its_phase(phase: str)
     assert "rank 1" in verdict.reason
 
 
-def test_a_rank_that_holds_for_want_of_a_lease_is_no_culprit_unless_its_process_is_stopped() -> (
-    None
-):
+def test_a_rank_that_holds_without_a_lease_is_a_culprit_only_if_its_process_is_stopped() -> None:
     others = [seen(rank, "reduce", age_s=900.0, groups=inside("world")) for rank in (0, 2, 3)]
     look = world(seen(1, "hold", age_s=900.0, limit_s=math.inf), *others)
     assert judge(MESH, look, look, overdue=True).finding is HangFinding.WAITING
@@ -109,8 +113,8 @@ def test_a_rank_that_holds_for_want_of_a_lease_is_no_culprit_unless_its_process_
     assert judge(MESH, look).accused == (1,)
 
 
-def test_who_is_through_a_long_phase_of_all_first_waits_for_the_rest() -> None:
-    """Where all have stood for long, a moment later than the others is nothing."""
+def test_the_first_rank_to_finish_a_long_common_phase_waits_for_the_others() -> None:
+    """If all ranks have been in it for long, a small delay is not a hang."""
     late = seen(1, "load", age_s=6.0, process="D")
     look = world(late, *(seen(rank, age_s=0.3, groups=inside("world")) for rank in (0, 2, 3)))
     assert judge(MESH, look, look).finding is HangFinding.WAITING
@@ -118,7 +122,7 @@ def test_who_is_through_a_long_phase_of_all_first_waits_for_the_rest() -> None:
     assert judge(MESH, look, look).accused == (1,)
 
 
-def test_a_rank_that_moves_between_two_looks_is_slow_and_does_not_hang() -> None:
+def test_a_rank_that_makes_progress_between_inspections_is_slow_and_not_hung() -> None:
     others = [seen(rank, groups=inside()) for rank in (1,)]
     slow = world(seen(0, process="R", stack=("matmul (model.py:3)",)), *others)
     first = judge(MESH, slow)
@@ -129,13 +133,13 @@ def test_a_rank_that_moves_between_two_looks_is_slow_and_does_not_hang() -> None
 
 
 @pytest.mark.parametrize("process", ["T", "t", "Z", ""])
-def test_a_process_that_can_do_nothing_needs_no_second_look(process: str) -> None:
+def test_a_stopped_process_needs_no_second_inspection(process: str) -> None:
     look = world(seen(0, age_s=0.1), seen(1), seen(2, process=process, age_s=0.1), seen(3))
     verdict = judge(MESH, look)
     assert (verdict.finding, verdict.accused, verdict.sure) == (HangFinding.HANG, (2,), True)
 
 
-def test_ranks_whose_agent_does_not_answer_are_accused_only_if_others_wait_for_them() -> None:
+def test_ranks_of_a_silent_agent_are_accused_only_if_others_wait_for_them() -> None:
     waiting = {rank: seen(rank, groups=inside("world")) for rank in (0, 1)}
     look = WorldObservation(waiting, {2: "n1 did not answer", 3: "n1 did not answer"})
     assert judge(MESH, look, look).accused == (2, 3)
@@ -146,12 +150,12 @@ def test_ranks_whose_agent_does_not_answer_are_accused_only_if_others_wait_for_t
     assert judge(MESH, look, look).accused == (0,)
 
 
-def test_where_all_have_come_and_nobody_leaves_the_group_is_named_after_more_patience() -> None:
+def test_a_stuck_collective_that_all_entered_is_named_after_a_longer_limit() -> None:
     stuck = [seen(rank, groups=inside("dp_shard"), age_s=2.0) for rank in range(4)]
     look = world(*stuck)
     assert judge(MESH, look, look).finding is HangFinding.WAITING
     odd = replace(stuck[1], stack=("send (gloo.cc:4)",))
-    long = [replace(one, beat=replace(one.beat, age_s=4.0)) for one in (*stuck, odd)]
+    long = [replace(rank, beat=replace(rank.beat, age_s=4.0)) for rank in (*stuck, odd)]
     assert judge(MESH, world(*long[:4]), look).accused == ()
     look = world(*long)
     assert judge(MESH, look, look).accused == (1,)
@@ -164,7 +168,7 @@ def test_others_wait_for_a_group_that_is_stuck_in_its_own_collective() -> None:
     assert judge(MESH, look, look).accused == (0, 1)
 
 
-def test_ranks_of_which_only_the_phase_is_known_are_compared_by_their_steps() -> None:
+def test_ranks_without_collective_data_are_compared_by_their_steps() -> None:
     ranks = [seen(rank, groups=(), step=6 if rank != 3 else 5) for rank in range(4)]
     look = world(*ranks)
     assert judge(MESH, look, look).accused == (3,)
@@ -180,7 +184,7 @@ def test_outliers_are_covered_by_the_smallest_group_of_the_mesh() -> None:
     assert smallest_group(mesh, []) == ()
 
 
-def test_equal_stacks_are_told_once_and_all_is_bounded() -> None:
+def test_equal_stacks_are_reported_once_and_the_report_is_bounded() -> None:
     mesh = {"dp_shard": 64, "tp": 1}
     deep = tuple(f"frame_{i} ({'x' * 500}.py:{i})" for i in range(100))
     ranks = [
@@ -192,10 +196,10 @@ def test_equal_stacks_are_told_once_and_all_is_bounded() -> None:
     assert verdict.accused == (0,)
     assert len(str(verdict.data())) < 100_000
     alike = world(*(seen(rank, stack=(f"f (a.py:{rank})",)) for rank in range(4)))
-    assert [one.ranks for one in judge(MESH, alike).stacks] == [(0, 1, 2, 3)]
+    assert [stack.ranks for stack in judge(MESH, alike).stacks] == [(0, 1, 2, 3)]
 
 
-def test_the_only_rank_of_a_world_is_given_more_time_and_then_named() -> None:
+def test_the_only_rank_of_a_world_gets_a_longer_limit_and_is_then_named() -> None:
     alone = {"dp_shard": 1, "tp": 1}
 
     def verdict(age_s: float, overdue: bool = False, **changes: object) -> HangVerdict:
@@ -205,7 +209,7 @@ def test_the_only_rank_of_a_world_is_given_more_time_and_then_named() -> None:
     assert verdict(9.0).finding is HangFinding.WAITING
     assert verdict(9.0, limit_s=0.8).accused == (0,)
     assert verdict(11.0).accused == (0,)
-    assert verdict(11.0, limit_s=60.0).finding is HangFinding.WAITING, "it said so itself"
+    assert verdict(11.0, limit_s=60.0).finding is HangFinding.WAITING, "its own limit is longer"
     assert verdict(1.5, overdue=True).accused == (0,)
     assert verdict(0.5, overdue=True).finding is HangFinding.WAITING
     assert verdict(0.1, process="T").accused == (0,)

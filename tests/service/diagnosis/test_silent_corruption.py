@@ -1,11 +1,16 @@
-"""Who computed other bits: named by majority, by a repeated step, by a referee; never the wrong."""
+"""The rank with wrong bits is named by majority, by repetition or by a referee; never another."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_service.diagnosis.silent_corruption import Evidence, RankHolder, after_repeat, judge_corruption
+from holdfast_service.diagnosis.silent_corruption import (
+    Evidence,
+    RankHolder,
+    after_repeat,
+    judge_corruption,
+)
 from holdfast_service.job_model.supervisor_protocol import EventKind, SupervisorEvent
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_workers.state.replicas import ReplicaFinding
@@ -32,19 +37,19 @@ def test_a_rank_whose_parameters_changed_is_named() -> None:
     assert judge_corruption(seen("a", "b", changed=(0,))).ranks == (0,)
 
 
-def test_of_three_replicas_the_odd_one_is_named() -> None:
+def test_the_odd_rank_of_three_replicas_is_named() -> None:
     assert judge_corruption(seen("a", "b", "a")).ranks == (1,)
     assert judge_corruption(seen("a", "b", "c")).ranks == ()
     assert judge_corruption(seen("a", "a", "b", "b")).ranks == ()
 
 
-def test_each_group_of_replicas_is_judged_by_itself() -> None:
+def test_each_group_of_replicas_is_judged_separately() -> None:
     digests = {0: "a", 2: "a", 4: "x", 1: "b", 3: "y", 5: "b"}
     finding = ReplicaFinding(1, 5, 5, groups=((0, 2, 4), (1, 3, 5)), digests=digests)
     assert judge_corruption(Evidence(finding)).ranks == (4, 3)
 
 
-def test_of_two_replicas_the_one_that_repeats_itself_was_right() -> None:
+def test_of_two_replicas_the_rank_with_the_same_bits_again_was_right() -> None:
     first = seen("a", "b")
     assert judge_corruption(first).ranks == ()
     assert judge_corruption(first).referee is None
@@ -53,34 +58,34 @@ def test_of_two_replicas_the_one_that_repeats_itself_was_right() -> None:
     assert after_repeat(first, ("c", "c")).ranks == ()
 
 
-def test_a_rank_that_computes_other_bits_each_time_is_named() -> None:
+def test_a_rank_with_different_bits_in_each_repetition_is_named() -> None:
     assert judge_corruption(seen("a", "c"), seen("a", "b")).ranks == (1,)
 
 
-def test_another_step_that_differs_is_a_new_question() -> None:
+def test_a_difference_at_another_step_is_judged_anew() -> None:
     verdict = judge_corruption(seen("a", "b", step=9), seen("a", "b", step=5))
     assert (verdict.ranks, verdict.referee) == ((), None)
 
 
-def test_a_referee_decides_between_two_that_differ_each_time() -> None:
+def test_a_referee_decides_between_two_replicas_that_differ_each_time() -> None:
     first, again = seen("a", "b"), seen("a", "b")
     assert judge_corruption(again, first).referee == 1
-    # Another node computed rank 1, and has what rank 0 has: it was rank 1's node.
+    # Another node computed rank 1 and agrees with rank 0: rank 1's node was wrong.
     assert after_repeat(again, ("a", "a")).ranks == (1,)
-    # It has what rank 1 had: it is rank 0's.
+    # It repeats the bits of rank 1: rank 0's node is wrong.
     other = judge_corruption(seen("a", "b", refereed=1), again)
     assert other.ranks == (0,)
 
 
 @given(st.integers(2, 6), st.integers(0, 5), st.sampled_from(["once", "always", "each time"]))
-def test_one_wrong_rank_is_named_and_no_other(replicas: int, wrong: int, how: str) -> None:
-    """Played to the end, as the supervisor plays it."""
+def test_only_the_wrong_rank_is_named(replicas: int, wrong: int, corruption: str) -> None:
+    """Simulated to the end, as the supervisor does it."""
     wrong %= replicas
-    moved: int | None = None  # the rank that a good node computes by now
+    moved: int | None = None  # the rank that a good node computes now
     before = None
     for turn in range(4):
-        computes = "always" if how == "always" else f"turn {turn}"
-        bad = moved != wrong and not (how == "once" and turn)
+        computes = "always" if corruption == "always" else f"turn {turn}"
+        bad = moved != wrong and not (corruption == "once" and turn)
         digests = ["good"] * replicas
         if bad:
             digests[wrong] = computes
@@ -107,13 +112,13 @@ def test_a_restarted_supervisor_knows_what_is_corrupt() -> None:
         "message": "replicas differ",
         "corrupt": {"attempt": 1, "step": 9},
     }
-    told = (
+    events = (
         (EventKind.ATTEMPT_FORMING, formed),
         (EventKind.ATTEMPT_RUNNING, ran),
         (EventKind.CHECKPOINT_BAD, bad),
     )
     facts = Facts.from_events(
-        SupervisorEvent(seq, float(seq), kind, data) for seq, (kind, data) in enumerate(told, 1)
+        SupervisorEvent(seq, float(seq), kind, data) for seq, (kind, data) in enumerate(events, 1)
     )
     assert facts.line.contains(1, 8)
     assert not facts.line.contains(1, 9)

@@ -1,4 +1,4 @@
-"""Ranks that compute more slowly than their peers, in series of times."""
+"""Detection of ranks that compute more slowly than their peers, in series of times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def measured(step: int, times: list[float], attempt: int = 1, step_s: float = 1.
 
 
 def noisy(chance: random.Random, noise: float, spikes: float) -> float:
-    """A time about one second; some steps take ten times as long."""
+    """A time of about one second; some steps take ten times as long."""
     return exp(chance.gauss(0.0, noise)) * (10.0 if chance.random() < spikes else 1.0)
 
 
@@ -38,7 +38,7 @@ def noisy(chance: random.Random, noise: float, spikes: float) -> float:
     drift=st.floats(0.5, 2.0),
 )
 @settings(max_examples=60)
-def test_in_a_healthy_job_nobody_is_slow_however_noisy_it_is(
+def test_a_noisy_healthy_job_has_no_stragglers(
     seed: int, world_size: int, noise: float, spikes: float, drift: float
 ) -> None:
     """Also while all ranks become slower together."""
@@ -64,18 +64,18 @@ def test_there_is_no_false_alarm_in_a_hundred_thousand_noisy_steps() -> None:
     healthy=st.integers(20, 80),
 )
 @settings(max_examples=60)
-def test_a_slow_rank_is_told_within_some_steps_and_again_when_it_has_recovered(
+def test_a_slow_rank_is_reported_within_some_steps_and_again_when_it_recovers(
     seed: int, world_size: int, noise: float, factor: float, healthy: int
 ) -> None:
     chance, peers = random.Random(seed), PeerTimes()
     slow = chance.randrange(world_size)
-    told: list[Straggler] = []
+    reports: list[Straggler] = []
     for step in range(1, healthy + 61):
         times = [noisy(chance, noise, 0.0) for _ in range(world_size)]
         if healthy < step <= healthy + 30:
             times[slow] *= factor
-        told += peers.add_row(measured(step, times))
-    noticed, recovered = told
+        reports += peers.add_row(measured(step, times))
+    noticed, recovered = reports
     assert noticed.rank == recovered.rank == slow
     assert not noticed.recovered and recovered.recovered
     assert healthy < noticed.step <= healthy + 3 * WINDOWS[0]
@@ -85,43 +85,53 @@ def test_a_slow_rank_is_told_within_some_steps_and_again_when_it_has_recovered(
     assert not peers.slow
 
 
-def test_a_rank_that_was_slow_all_along_is_told_too() -> None:
+def test_a_rank_that_is_slow_from_the_start_is_reported() -> None:
     peers = PeerTimes()
-    told = [one for step in range(1, 30) for one in peers.add_row(measured(step, [1, 1, 2.0, 1.1]))]
-    assert [(one.rank, one.since_step) for one in told] == [(2, 1 + WARM_UP_STEPS)]
+    reports = [
+        straggler
+        for step in range(1, 30)
+        for straggler in peers.add_row(measured(step, [1, 1, 2.0, 1.1]))
+    ]
+    assert [(straggler.rank, straggler.since_step) for straggler in reports] == [
+        (2, 1 + WARM_UP_STEPS)
+    ]
 
 
-def test_all_ranks_of_a_slow_node_are_told_though_they_are_half_of_all() -> None:
+def test_all_ranks_of_a_slow_node_are_reported_even_if_they_are_half_of_all() -> None:
     peers = PeerTimes()
-    told = [one for step in range(1, 30) for one in peers.add_row(measured(step, [1, 1, 3, 3]))]
-    assert sorted(one.rank for one in told) == [2, 3]
+    reports = [
+        straggler
+        for step in range(1, 30)
+        for straggler in peers.add_row(measured(step, [1, 1, 3, 3]))
+    ]
+    assert sorted(straggler.rank for straggler in reports) == [2, 3]
 
 
-def test_steps_shorter_than_a_turn_of_the_scheduler_are_taken_together() -> None:
-    """A few milliseconds on a crowded machine say nothing of a rank."""
+def test_steps_shorter_than_a_scheduler_interval_are_combined() -> None:
+    """A few milliseconds on a busy machine do not characterise a rank."""
     peers = PeerTimes()
-    told = []
+    reports = []
     for step in range(1, 200):
         slow = 5.0 if 50 <= step < 60 else 1.0  # 0.1 s
-        told += peers.add_row(measured(step, [0.01, 0.01 * slow], step_s=0.01))
-    assert not told
+        reports += peers.add_row(measured(step, [0.01, 0.01 * slow], step_s=0.01))
+    assert not reports
     for step in range(200, 600):
-        told += peers.add_row(measured(step, [0.01, 0.03], step_s=0.03))
-    assert [one.rank for one in told] == [1]
-    assert 150 <= told[0].since_step <= 230
+        reports += peers.add_row(measured(step, [0.01, 0.03], step_s=0.03))
+    assert [straggler.rank for straggler in reports] == [1]
+    assert 150 <= reports[0].since_step <= 230
 
 
-def test_what_is_told_again_counts_once_and_a_new_attempt_begins_anew() -> None:
+def test_repeated_rows_count_once_and_a_new_attempt_resets_the_series() -> None:
     peers = PeerTimes()
     rows = [measured(step, [1.0, 3.0]) for step in range(1, 9)]
     for _ in range(5):
-        assert not [one for each in rows for one in peers.add_row(each)]
+        assert not [straggler for row in rows for straggler in peers.add_row(row)]
     for attempt in (2, 3):
         for step in range(9, 16):
             assert not peers.add_row(measured(step, [1.0, 3.0], attempt))
 
 
-def test_a_world_of_one_or_a_row_without_times_has_no_straggler() -> None:
+def test_a_single_rank_or_a_row_without_times_has_no_straggler() -> None:
     peers = PeerTimes()
     for step in range(1, 50):
         assert not peers.add_row(measured(step, [1.0]))
@@ -135,11 +145,11 @@ def test_a_world_of_one_or_a_row_without_times_has_no_straggler() -> None:
     jump=st.floats(1.0, 5.0),
     seed=st.integers(0, 2**32),
 )
-def test_the_change_point_is_where_the_level_rose(
+def test_the_change_point_is_the_step_at_which_the_level_rises(
     before: int, after: int, jump: float, seed: int
 ) -> None:
     chance = random.Random(seed)
     series = [chance.uniform(-0.1, 0.1) for _ in range(before)]
     series += [jump + chance.uniform(-0.1, 0.1) for _ in range(after)]
     assert change_point(series) == before
-    assert change_point([-one for one in series]) == 0, "it fell"
+    assert change_point([-value for value in series]) == 0, "it fell"

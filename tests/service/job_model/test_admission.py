@@ -1,11 +1,17 @@
-"""Who may start: the pure count of what is free."""
+"""Admission of queued jobs: the pure count of free resources."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_service.job_model.admission import Admission, NodeDemand, admit, reason_to_wait, usable
+from holdfast_service.job_model.admission import (
+    Admission,
+    NodeDemand,
+    admit,
+    reason_to_wait,
+    usable,
+)
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
 from holdfast_service.policy.quarantine import Avoided, NodeStanding
 
@@ -24,29 +30,29 @@ def test_a_job_starts_when_it_fits() -> None:
     assert reason_to_wait(nodes(1, 1, 1), [], [], ONE_EACH) is None
 
 
-def test_bundles_of_one_job_lie_on_different_nodes() -> None:
+def test_bundles_of_one_job_need_different_nodes() -> None:
     assert reason_to_wait(nodes(9, 9), [], [], ONE_EACH)
 
 
-def test_what_others_hold_is_not_free() -> None:
+def test_resources_of_started_jobs_are_not_free() -> None:
     reason = reason_to_wait(nodes(1, 1, 1), [NodeDemand(1, 0.5, 0)], [], ONE_EACH)
     assert reason is not None
     assert "2 of 3 nodes" in reason
 
 
-def test_an_older_job_keeps_its_turn_where_it_fits() -> None:
+def test_an_older_queued_job_that_fits_goes_first() -> None:
     small = NodeDemand(1, 1.0, 0)
     assert reason_to_wait(nodes(1, 1, 1), [], [ONE_EACH], small)
     # ... and lets others pass where it does not.
     assert reason_to_wait(nodes(1, 1), [], [ONE_EACH], small) is None
 
 
-def test_tenths_of_a_cpu_add_up() -> None:
+def test_tenths_of_a_cpu_add_up_to_a_whole_node() -> None:
     held = [NodeDemand(1, 0.1, 0)] * 9
     assert reason_to_wait(nodes(1), held, [], NodeDemand(1, 0.1, 0)) is None
 
 
-def test_a_cluster_that_grows_is_asked_at_once() -> None:
+def test_a_cluster_that_can_grow_admits_at_once() -> None:
     assert reason_to_wait(Capacity((), can_grow=True), [], [], ONE_EACH) is None
 
 
@@ -59,13 +65,13 @@ def on_machines(*hosts: str) -> Capacity:
     return Capacity(found, can_grow=False)
 
 
-def test_nodes_in_quarantine_are_used_only_where_the_others_are_too_few_and_that_is_said() -> None:
+def test_quarantined_nodes_are_used_with_a_reason_if_the_others_are_too_few() -> None:
     four = on_machines("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4")
     quarantined = aside(NodeStanding.QUARANTINED, "10.0.0.2")
     assert admit(four, quarantined, [], [], ONE_EACH) == Admission(True)
-    told = admit(four, quarantined, [NodeDemand(1, 1.0, 0.0)], [], ONE_EACH)
-    assert told.may_start
-    assert told.why == (
+    admission = admit(four, quarantined, [NodeDemand(1, 1.0, 0.0)], [], ONE_EACH)
+    assert admission.may_start
+    assert admission.why == (
         "nodes in quarantine are used, because 3 nodes with 1 CPUs and 0 GPUs free are needed, 2 of 3 "
         "nodes have them; 1 more are set aside: 10.0.0.2 (quarantined: of late)"
     )
@@ -77,15 +83,15 @@ def test_cordoned_nodes_are_not_used_and_the_reason_to_wait_names_them() -> None
     assert admit(four, cordoned, [], [], ONE_EACH) == Admission(True)
     both = cordoned | aside(NodeStanding.QUARANTINED, "10.0.0.2")
     assert admit(four, both, [], [], ONE_EACH).may_start
-    told = admit(four, both | aside(NodeStanding.CORDONED, "10.0.0.3"), [], [], ONE_EACH)
-    assert not told.may_start
-    assert told.why.endswith(
+    admission = admit(four, both | aside(NodeStanding.CORDONED, "10.0.0.3"), [], [], ONE_EACH)
+    assert not admission.may_start
+    assert admission.why.endswith(
         "2 of 2 nodes have them; 2 more are set aside: 10.0.0.1 (cordoned: of late), 10.0.0.3 "
         "(cordoned: of late)"
     )
 
 
-def test_a_long_list_of_nodes_that_are_set_aside_is_cut() -> None:
+def test_a_long_list_of_set_aside_nodes_is_truncated() -> None:
     many = on_machines(*(f"10.0.0.{n}" for n in range(9)))
     cordoned = aside(NodeStanding.CORDONED, *(f"10.0.0.{n}" for n in range(7)))
     assert admit(many, cordoned, [], [], ONE_EACH).why.endswith(
@@ -97,7 +103,7 @@ def test_all_nodes_of_a_machine_are_set_aside_with_it() -> None:
     two_on_one = on_machines("10.0.0.1", "10.0.0.1", "10.0.0.2")
     assert len(usable(two_on_one, {}).nodes) == 3
     left = usable(two_on_one, aside(NodeStanding.CORDONED, "10.0.0.1"))
-    assert ([one.host for one in left.nodes], len(left.set_aside)) == (["10.0.0.2"], 1)
+    assert ([node.host for node in left.nodes], len(left.set_aside)) == (["10.0.0.2"], 1)
 
 
 demands = st.builds(
@@ -106,7 +112,7 @@ demands = st.builds(
 
 
 @given(st.lists(st.sampled_from([0.5, 1.0, 2.0]), max_size=5), st.lists(demands, max_size=12))
-def test_what_is_admitted_one_after_another_fits_together(
+def test_jobs_admitted_one_after_another_fit_together(
     cpus: list[float], wanted: list[NodeDemand]
 ) -> None:
     capacity = nodes(*cpus)

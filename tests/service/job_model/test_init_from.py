@@ -9,8 +9,8 @@ from holdfast_service.job_model.init_from import (
     JobReference,
     SavedCheckpoint,
     mismatches,
-    part_to_load,
     parse_reference,
+    part_to_load,
 )
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_workers.models.llama_parameters import parameter_shapes
@@ -38,17 +38,17 @@ def _saved(spec: JobSpec, step: int = 6) -> SavedCheckpoint:
         ("dcp:/a/b", FolderReference("/a/b", dcp=True)),
     ],
 )
-def test_references_are_told_apart(text: str, meant: object) -> None:
+def test_kinds_of_references_are_distinguished(text: str, meant: object) -> None:
     assert parse_reference(text) == meant
 
 
 @pytest.mark.parametrize("text", ["job/", "job/x", "/".join("abc"), "job/-1", "job/1/2", "job/²"])
-def test_what_is_no_reference_is_refused(text: str) -> None:
+def test_a_malformed_reference_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="JOB/STEP"):
         parse_reference(text)
 
 
-def test_everything_is_taken_of_the_same_model_and_the_model_of_another() -> None:
+def test_everything_is_loaded_from_the_same_model_and_only_the_model_from_another() -> None:
     here = _spec()
     assert part_to_load(here, _saved(here)) is InitPart.EVERYTHING
     longer = _spec(model=ModelSpec(sequence_length=512))
@@ -65,11 +65,14 @@ def test_the_same_run_on_another_mesh_fits() -> None:
         assert mismatches(here, _saved(there), part) == []
 
 
-def test_shapes_and_names_that_differ_are_named() -> None:
+def test_different_shapes_and_names_are_listed() -> None:
     there, here = _spec(), _spec(model=ModelSpec(dim=64, layers=5))
-    said = mismatches(here, _saved(there), InitPart.MODEL)
-    assert said[0] == "embedding.weight has shape (256, 128) in the checkpoint, (256, 64) in the model"
-    assert said[-1].endswith("more")
+    faults = mismatches(here, _saved(there), InitPart.MODEL)
+    assert (
+        faults[0]
+        == "embedding.weight has shape (256, 128) in the checkpoint, (256, 64) in the model"
+    )
+    assert faults[-1].endswith("more")
     deeper = mismatches(_spec(model=ModelSpec(layers=5)), _saved(there), InitPart.MODEL)
     assert deeper == [
         "the checkpoint has no blocks.4.attention_norm.weight, blocks.4.attention.query.weight, "
@@ -77,12 +80,12 @@ def test_shapes_and_names_that_differ_are_named() -> None:
     ]
 
 
-def test_everything_needs_the_same_samples_and_a_step_to_go() -> None:
+def test_loading_everything_needs_the_same_samples_and_remaining_steps() -> None:
     there = _spec()
     here = _spec(
         train={**there.train.model_dump(), "seed": 8, "steps": 6, "schedule": {"warmup_steps": 3}}
     )
-    said = mismatches(here, _saved(there), InitPart.EVERYTHING)
-    assert said[0] == "the checkpoint is at step 6, and train.steps is only 6"
-    assert [words.split(" is ")[0] for words in said[1:]] == ["train.seed", "train.schedule"]
+    faults = mismatches(here, _saved(there), InitPart.EVERYTHING)
+    assert faults[0] == "the checkpoint is at step 6, and train.steps is only 6"
+    assert [fault.split(" is ")[0] for fault in faults[1:]] == ["train.seed", "train.schedule"]
     assert mismatches(here, _saved(there), InitPart.MODEL) == []

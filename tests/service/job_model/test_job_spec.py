@@ -1,4 +1,4 @@
-"""Specs: what is accepted, and that all that is wrong is said at once, at its path."""
+"""Specs: accepted documents, and refused documents with all faults and their paths."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_main_job_is_accepted_and_keeps_its_values() -> None:
     assert JobSpec.model_validate(spec.model_dump(mode="json")) == spec
 
 
-def test_a_lease_shorter_than_the_silence_that_counts_as_a_loss_is_refused() -> None:
+def test_a_lease_shorter_than_the_heartbeat_timeout_is_refused() -> None:
     found = faults("{name: x, recovery: {lease_s: 1.5}}")
     assert list(found) == ["recovery.lease_s"]
     assert "lease_s 1.5 is shorter than heartbeat_timeout_s 2" in found["recovery.lease_s"]
@@ -56,11 +56,11 @@ def test_a_lease_shorter_than_the_silence_that_counts_as_a_loss_is_refused() -> 
         assert parse({"name": "x", "recovery": recovery}, THREE_NODES).recovery
 
 
-def test_a_name_suffices() -> None:
+def test_a_name_is_a_sufficient_spec() -> None:
     assert parse({"name": "x"}, THREE_NODES).nodes == 1
 
 
-def test_every_fault_is_named_at_its_path_at_once() -> None:
+def test_all_faults_are_reported_with_their_paths() -> None:
     found = faults(
         """
         name: two words
@@ -100,13 +100,13 @@ def test_every_fault_is_named_at_its_path_at_once() -> None:
     assert "s3" in found["checkpoint.remote.uri"]
 
 
-def test_a_key_in_the_wrong_section_is_shown_its_place() -> None:
+def test_a_key_in_the_wrong_section_gets_its_correct_path() -> None:
     found = faults("{name: x, train: {tp: 2}, lr: 1.0}")
     assert "'parallel.tp'" in found["train.tp"]
     assert "'train.optimizer.lr'" in found["lr"]
 
 
-def test_a_field_at_fault_does_not_accuse_others() -> None:
+def test_an_invalid_field_causes_no_faults_of_other_fields() -> None:
     # dim is refused; that 128, its default, is not divisible by 3 heads is not the user's doing.
     assert set(faults("{name: x, model: {dim: wide, heads: 3}}")) == {"model.dim"}
 
@@ -120,7 +120,7 @@ def test_a_field_at_fault_does_not_accuse_others() -> None:
         ("{name: x, resources: {gpus_per_worker: 1}}", "resources.gpus_per_worker"),
     ],
 )
-def test_more_than_the_cluster_could_ever_hold_is_refused(text: str, path: str) -> None:
+def test_a_spec_too_large_for_the_cluster_is_refused(text: str, path: str) -> None:
     assert path in faults(text)
     growing = Capacity(nodes=(), can_grow=True)
     for capacity in (growing, None):
@@ -144,7 +144,7 @@ def test_data_may_be_a_file_a_folder_or_a_glob(tmp_path: Path) -> None:
     assert "data.source" in faults(f"{{name: x, data: {{source: {tmp_path}/*.md}}}}")
 
 
-def test_checkpoints_may_lie_in_a_folder_or_in_a_bucket() -> None:
+def test_checkpoints_may_be_in_a_folder_or_in_a_bucket() -> None:
     for uri in ("/tmp/x", "file:///tmp/x", "file://localhost/tmp/x", "s3://bucket/x"):
         parse({"name": "x", "checkpoint": {"remote": {"uri": uri}}}, None)
     for uri in ("relative/x", "file://host/x", "gs://x", "s3://"):
@@ -152,14 +152,14 @@ def test_checkpoints_may_lie_in_a_folder_or_in_a_bucket() -> None:
         assert set(found) == {"checkpoint.remote.uri"}
 
 
-def test_a_program_of_the_users_is_named_by_module_and_attribute() -> None:
+def test_a_users_recipe_is_given_by_module_and_attribute() -> None:
     parse({"name": "x", "recipe": "my.module:Recipe"}, None)
     for recipe in ("my.module", "a b:c", ":x", ""):
         with pytest.raises(InvalidSpec):
             parse({"name": "x", "recipe": recipe}, None)
 
 
-def test_what_a_database_cannot_keep_is_refused() -> None:
+def test_values_that_a_database_cannot_store_are_refused() -> None:
     for value in (2**60, "nul \0", "half \ud800"):
         with pytest.raises(InvalidSpec):
             parse({"name": "x", "train": {"seed": value}, "data": {"source": value}}, None)

@@ -1,4 +1,4 @@
-"""The transition table, as properties."""
+"""Properties of the transition table."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from holdfast_service.job_model.lifecycle import (
     ForbiddenTransition,
     State,
     may,
-    state_after_report,
     require,
+    state_after_report,
 )
 from holdfast_service.job_model.supervisor_protocol import Phase
 
@@ -39,7 +39,9 @@ def test_every_state_can_still_end(state: State) -> None:
 
 
 @given(st.sampled_from(State), st.lists(st.sampled_from(Phase), max_size=30))
-def test_no_sequence_of_reports_makes_a_forbidden_move(state: State, phases: list[Phase]) -> None:
+def test_no_sequence_of_reports_makes_a_forbidden_transition(
+    state: State, phases: list[Phase]
+) -> None:
     for phase in phases:
         new = state_after_report(state, phase)
         if new is not None:
@@ -49,7 +51,7 @@ def test_no_sequence_of_reports_makes_a_forbidden_move(state: State, phases: lis
 
 
 @given(st.lists(st.sampled_from(Phase), max_size=30))
-def test_a_cancelled_job_does_not_come_back_to_life(phases: list[Phase]) -> None:
+def test_a_cancelled_job_never_runs_again(phases: list[Phase]) -> None:
     assert all(state_after_report(State.CANCELLING, phase) is None for phase in phases)
 
 

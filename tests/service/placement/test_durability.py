@@ -1,4 +1,4 @@
-"""What placements survive: probabilities against GEMINI's formula, and gaps in words."""
+"""Losses that placements survive: probabilities against GEMINI's formula, and gaps as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast_service.placement.replica_placement import Placement, Site, place_
 
 def holders(placement: Placement) -> list[frozenset[str]]:
     topology = placement.topology
-    return [frozenset(topology.agents(one.home | one.copies)) for one in placement.shards]
+    return [frozenset(topology.agents(shard.home | shard.copies)) for shard in placement.shards]
 
 
 def on_nodes(mesh: dict[str, int], nodes: int, *, copies: int = 1) -> Placement:
@@ -30,7 +30,7 @@ def on_nodes(mesh: dict[str, int], nodes: int, *, copies: int = 1) -> Placement:
 
 @pytest.mark.parametrize("nodes", [2, 4, 6, 8, 16])
 @pytest.mark.parametrize("per_node", [1, 2, 4])
-def test_two_lost_nodes_are_survived_as_often_as_geminis_groups_say(
+def test_two_lost_nodes_are_survived_as_often_as_geminis_formula_says(
     nodes: int, per_node: int
 ) -> None:
     """GEMINI (SOSP 2023), corollary 1 for m = k = 2: 1 - (N / 2) / C(N, 2)."""
@@ -51,20 +51,20 @@ def test_three_lost_nodes_are_survived_at_least_as_often_as_geminis_bound_says(n
     st.lists(st.frozensets(st.sampled_from("abcdefg"), min_size=1, max_size=3), min_size=1),
     st.integers(0, 7),
 )
-def test_the_odds_are_the_share_of_sets_that_leave_every_state(
+def test_the_probability_is_the_share_of_sets_whose_loss_keeps_every_state(
     held: list[frozenset[str]], lost: int
 ) -> None:
-    machines = sorted({name for one in held for name in one})
+    machines = sorted({name for holders_ in held for name in holders_})
     if lost > len(machines):
         with pytest.raises(ValueError, match="cannot be lost"):
             recovery_odds(held, lost)
         return
-    sets = [set(one) for one in combinations(machines, lost)]
-    survived = sum(all(one - gone for one in held) for gone in sets)
+    sets = [set(names) for names in combinations(machines, lost)]
+    survived = sum(all(holders_ - gone for holders_ in held) for gone in sets)
     assert recovery_odds(held, lost).probability == pytest.approx(survived / len(sets))
 
 
-def test_of_too_many_sets_some_are_drawn_and_the_error_is_told() -> None:
+def test_too_many_sets_are_sampled_and_the_standard_error_is_reported() -> None:
     placed = on_nodes({"dp_shard": 128}, 128)
     odds = recovery_odds(holders(placed), 4)
     assert odds == recovery_odds(holders(placed), 4)
@@ -74,11 +74,11 @@ def test_of_too_many_sets_some_are_drawn_and_the_error_is_told() -> None:
     assert abs(odds.probability - exact) < 4 * odds.standard_error
 
 
-def test_a_placement_without_gaps_says_nothing() -> None:
+def test_a_protected_placement_has_no_gaps() -> None:
     assert gaps(on_nodes({"dp_shard": 2, "tp": 2}, 4)) == []
 
 
-def test_a_group_on_every_machine_cannot_be_survived_and_the_plan_says_so() -> None:
+def test_eviction_of_a_group_on_every_machine_is_reported_as_a_gap() -> None:
     found = gaps(on_nodes({"dp_shard": 4, "tp": 2}, 4))
     assert [gap.text for gap in found] == [
         "evicting all machines of the dp_shard group of ranks 0, 2, 4, 6 (and of 1 more on the "
@@ -87,7 +87,7 @@ def test_a_group_on_every_machine_cannot_be_survived_and_the_plan_says_so() -> N
     ]
 
 
-def test_links_that_failed_are_named_as_the_reason() -> None:
+def test_failed_links_are_named_as_the_reason() -> None:
     seats = {rank: f"n{rank}" for rank in range(4)}
     sites = [Site(f"n{rank}", f"x{rank}") for rank in range(4)]
     mesh = {"dp_shard": 2, "tp": 2}
@@ -95,19 +95,19 @@ def test_links_that_failed_are_named_as_the_reason() -> None:
     assert around.ranks == (0,)
     assert "replication to n3 failed before" in around.why
     avoid = frozenset(("n0", f"n{other}") for other in range(1, 4))
-    nowhere = gaps(place_partners(mesh, seats, sites, avoid=avoid))[0]
-    assert (nowhere.what, nowhere.ranks) == ("losing 1 node at once", (0,))
-    assert "failed before" in nowhere.why
+    unreachable = gaps(place_partners(mesh, seats, sites, avoid=avoid))[0]
+    assert (unreachable.what, unreachable.ranks) == ("losing 1 node at once", (0,))
+    assert "failed before" in unreachable.why
 
 
-def test_one_domain_for_all_is_a_gap() -> None:
+def test_a_single_failure_domain_for_all_machines_is_a_gap() -> None:
     seats = {0: "n0", 1: "n1"}
     sites = [Site("n0", "x0", "rack"), Site("n1", "x1", "rack"), Site("n2", "x2", "rack")]
-    words = [gap.text for gap in gaps(place_partners({"tp": 2}, seats, sites))]
-    assert any("failure domain rack loses the state of ranks 0, 1" in one for one in words)
+    texts = [gap.text for gap in gaps(place_partners({"tp": 2}, seats, sites))]
+    assert any("failure domain rack loses the state of ranks 0, 1" in text for text in texts)
 
 
-def test_one_node_is_not_made_to_keep_the_copies_of_a_whole_other_domain() -> None:
+def test_one_node_does_not_keep_the_copies_of_a_whole_other_domain() -> None:
     seats = {rank: f"n{rank}" for rank in range(6)}
     sites = [Site(f"n{rank}", f"x{rank}", "a" if rank == 0 else "b") for rank in range(6)]
     found = gaps(place_partners({"dp_shard": 6}, seats, sites))
@@ -119,8 +119,8 @@ def test_one_node_is_not_made_to_keep_the_copies_of_a_whole_other_domain() -> No
     ]
 
 
-def test_own_memory_alone_protects_against_no_lost_node() -> None:
-    words = [gap.text for gap in gaps(on_nodes({"dp_shard": 2, "tp": 2}, 4, copies=0))]
-    assert words[0] == (
+def test_zero_copies_protect_against_no_lost_node() -> None:
+    texts = [gap.text for gap in gaps(on_nodes({"dp_shard": 2, "tp": 2}, 4, copies=0))]
+    assert texts[0] == (
         "losing a node loses the state of ranks 0, 1, 2, 3: checkpoint.memory.copies is 0"
     )

@@ -1,4 +1,4 @@
-"""Rank assignment: survivors stay, holes are filled in the right order, nothing is overfilled."""
+"""Rank assignment: survivors stay, free ranks are filled in order, capacity is never exceeded."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from holdfast_service.placement.rank_assignment import (
     Assignment,
+    CandidateNode,
     GroupHome,
     IdleWorker,
-    CandidateNode,
     Shortage,
     assign,
 )
@@ -23,10 +23,10 @@ def node(agent: str, *workers: IdleWorker, domain: str = "", capacity: int = 2, 
 
 def seats(result: Assignment | Shortage) -> dict[int, tuple[str, str | None]]:
     assert isinstance(result, Assignment), result
-    return {one.rank: (one.agent, one.worker) for one in result.placed}
+    return {placed.rank: (placed.agent, placed.worker) for placed in result.placed}
 
 
-def test_a_crashed_process_on_a_healthy_agent_is_forked_there() -> None:
+def test_a_crashed_process_on_a_healthy_agent_is_forked_again_there() -> None:
     homes = {0: GroupHome("n0", "", True), 1: GroupHome("n1", "", True)}
     nodes = [
         node("n0", IdleWorker("a", 0)),
@@ -42,8 +42,11 @@ def test_a_crashed_process_on_a_healthy_agent_is_forked_there() -> None:
 
 
 def test_a_process_that_had_a_rank_takes_no_other() -> None:
-    """It was built for its place in the mesh; what knows no homes forks rather than moves it."""
-    nodes = [node("n1", IdleWorker("c", 2), IdleWorker("d", 3)), node("n2", IdleWorker("x"), IdleWorker("y"))]
+    """It was built for its place in the mesh; without known homes, new processes are forked."""
+    nodes = [
+        node("n1", IdleWorker("c", 2), IdleWorker("d", 3)),
+        node("n2", IdleWorker("x"), IdleWorker("y")),
+    ]
     assert seats(assign(GROUPS, {}, nodes)) == {
         0: ("n1", None),
         1: ("n1", None),
@@ -54,7 +57,10 @@ def test_a_process_that_had_a_rank_takes_no_other() -> None:
 
 def test_a_standby_takes_all_ranks_of_a_lost_agent_with_its_warm_workers() -> None:
     homes = {0: GroupHome("n0", "", False), 1: GroupHome("n1", "", True)}
-    nodes = [node("n1", IdleWorker("c", 2), IdleWorker("d", 3)), node("n2", IdleWorker("x"), IdleWorker("y"))]
+    nodes = [
+        node("n1", IdleWorker("c", 2), IdleWorker("d", 3)),
+        node("n2", IdleWorker("x"), IdleWorker("y")),
+    ]
     result = assign(GROUPS, homes, nodes)
     assert seats(result)[0] == ("n2", "x")
     assert seats(result)[1] == ("n2", "y")
@@ -72,39 +78,43 @@ def test_the_same_failure_domain_comes_first() -> None:
     assert seats(assign(GROUPS, homes, nodes))[0] == ("n3", None)
 
 
-def test_an_agent_that_came_back_fills_the_hole_when_no_standby_was_there() -> None:
+def test_a_restarted_agent_takes_its_group_if_there_is_no_standby() -> None:
     homes = {0: GroupHome("n0", "", False), 1: GroupHome("n1", "", True)}
     nodes = [node("n0", IdleWorker("new")), node("n1", IdleWorker("c", 2), IdleWorker("d", 3))]
     assert seats(assign(GROUPS, homes, nodes))[0] == ("n0", "new")
 
 
-def test_free_capacity_beside_other_ranks_is_the_last_resort() -> None:
+def test_free_capacity_on_an_agent_with_ranks_is_the_last_choice() -> None:
     homes = {0: GroupHome("n0", "", False), 1: GroupHome("n1", "", True)}
     big = node("n1", IdleWorker("c", 2), IdleWorker("d", 3), capacity=4)
     assert seats(assign(GROUPS, homes, [big]))[0] == ("n1", None)
     assert seats(assign(GROUPS, homes, [big, node("n2")]))[0] == ("n2", None)
 
 
-def test_without_room_the_missing_ranks_are_named() -> None:
+def test_a_shortage_names_the_ranks_without_room() -> None:
     homes = {0: GroupHome("n0", "", False), 1: GroupHome("n1", "", True)}
     unready = node("n2", ready=False)
     assert assign(GROUPS, homes, [node("n1"), unready]) == Shortage((0, 1))
 
 
-def test_a_home_whose_zygote_is_starting_anew_keeps_its_ranks() -> None:
+def test_an_agent_whose_zygote_is_restarting_keeps_its_ranks() -> None:
     homes = {0: GroupHome("n0", "", True), 1: GroupHome("n1", "", True)}
-    nodes = [node("n0", IdleWorker("a", 0), IdleWorker("b", 1), ready=False), node("n1"), node("n2")]
+    nodes = [
+        node("n0", IdleWorker("a", 0), IdleWorker("b", 1), ready=False),
+        node("n1"),
+        node("n2"),
+    ]
     assert seats(assign(GROUPS, homes, nodes))[1] == ("n0", "b")
 
 
 def names(result: Assignment | Shortage) -> list[str | None]:
-    """The workers of ranks 0 and 1, where both sit on `n0`."""
+    """The workers of ranks 0 and 1, which are both on `n0`."""
     first, second = (seats(result)[rank] for rank in (0, 1))
     assert first[0] == second[0] == "n0"
     return [first[1], second[1]]
 
 
-def test_who_has_built_for_a_rank_takes_that_one_alone_and_only_if_it_is_free() -> None:
+def test_a_worker_prepared_for_a_rank_takes_only_that_rank_and_only_if_it_is_free() -> None:
     homes = {0: GroupHome("n0", "", True), 1: GroupHome("n1", "", True)}
     spares = [IdleWorker("for 0", 0, spare=True), IdleWorker("for 1", 1, spare=True)]
     whole = node("n0", *spares, IdleWorker("a", 0), IdleWorker("b", 1))
@@ -123,7 +133,7 @@ def test_who_has_built_for_a_rank_takes_that_one_alone_and_only_if_it_is_free() 
     warm=st.lists(st.integers(0, 5), min_size=6, max_size=6),
     alive=st.sets(st.integers(0, 8)),
 )
-def test_every_rank_once_never_beyond_capacity_or_a_named_shortage(
+def test_every_rank_is_assigned_once_within_capacity_or_a_shortage_is_named(
     capacities: list[int], per_node: int, world: int, warm: list[int], alive: set[int]
 ) -> None:
     groups = [
@@ -142,13 +152,14 @@ def test_every_rank_once_never_beyond_capacity_or_a_named_shortage(
         stay = any(home.alive for home in homes.values())
         assert stay or room < len(groups), "there was room"
         return
-    assert [one.rank for one in result.placed] == list(range(world))
-    for one in nodes:
-        assert sum(placed.agent == one.agent for placed in result.placed) <= one.capacity
+    assert [placed.rank for placed in result.placed] == list(range(world))
+    for candidate in nodes:
+        used = sum(placed.agent == candidate.agent for placed in result.placed)
+        assert used <= candidate.capacity
     workers = [placed.worker for placed in result.placed if placed.worker is not None]
     assert len(workers) == len(set(workers))
     by_rank = {placed.rank: placed for placed in result.placed}
     for group in groups:
-        assert len({by_rank[rank].agent for rank in group}) == 1, "a group sits together"
+        assert len({by_rank[rank].agent for rank in group}) == 1, "a group stays together"
     for placed in result.placed:
         assert placed.worker is None or placed.worker.startswith(f"w{placed.agent[1:]}.")

@@ -1,7 +1,7 @@
-"""Partner placement: the exhaustive optimum, and every eviction survived that can be.
+"""Partner placement: equal to the exhaustive optimum, and every survivable eviction is survived.
 
-The optimum is found here in another way than there: shard by shard over all sets of agents, as
-plain sets, and the load by trying all loads that can be reached. Nothing is shared but `Cost`.
+The optimum is computed here independently: shard by shard over all sets of agents, as plain sets,
+and the load by trying all reachable loads. Only `Cost` is shared with the tested code.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def sites(*names: str) -> list[Site]:
 def meshes(most: int) -> list[dict[str, int]]:
     """Every mesh of up to `most` ranks."""
     sizes = product(range(1, most + 1), repeat=len(AXES))
-    return [dict(zip(AXES, one, strict=True)) for one in sizes if prod(one) <= most]
+    return [dict(zip(AXES, shape, strict=True)) for shape in sizes if prod(shape) <= most]
 
 
 def seatings(world: int, nodes: int) -> Iterator[dict[int, str]]:
-    """The ranks in blocks, dealt out in turn, and shuffled: as many on each of the nodes."""
+    """The ranks in blocks, round-robin, and shuffled: the same number on each node."""
     per_node = world // nodes
     ranks = list(range(world))
     yield {rank: f"n{rank // per_node}" for rank in ranks}
@@ -57,7 +57,7 @@ def states(mesh: Mesh, seats: Seats) -> list[list[int]]:
 
 
 def evictions(mesh: Mesh, seats: Seats) -> list[set[str]]:
-    """The agents that go with each group of two or more ranks."""
+    """The agents that are lost with each group of two or more ranks."""
     found = []
     for axis in mesh:
         by_place: dict[tuple[tuple[str, int], ...], set[str]] = {}
@@ -111,14 +111,14 @@ def cost_of(
 def best_choices(
     mesh: Mesh, seats: Seats, there: Sequence[Site], copies: int, given_up: Sequence[int] = ()
 ) -> tuple[tuple[int, ...], list[list[tuple[str, ...]]]]:
-    """The least cost without the load, and every choice of partners that has it, by state."""
+    """The least cost without the load, and every choice of partners with that cost, by state."""
     evicted, domains = evictions(mesh, seats), {site.agent: site.domain for site in there}
     least: list[tuple[int, ...]] = []
     choices: list[list[tuple[str, ...]]] = []
     for ranks in states(mesh, seats):
         away = [site.agent for site in there if site.agent not in {seats[r] for r in ranks}]
         costs = {}
-        for some in (one for size in range(copies + 1) for one in combinations(away, size)):
+        for some in (names for size in range(copies + 1) for names in combinations(away, size)):
             cost = cost_of_state(ranks, some, seats, evicted, domains, copies)
             costs[some] = tuple(0 if at in given_up else n for at, n in enumerate(cost))
         least.append(min(costs.values()))
@@ -127,7 +127,7 @@ def best_choices(
 
 
 def no_better(found: Cost, mesh: Mesh, seats: Seats, there: Sequence[Site], copies: int) -> bool:
-    """Whether no placement at all costs less than `found`."""
+    """Whether no placement costs less than `found`."""
     least, choices = best_choices(mesh, seats, there, copies)
     agents = [site.agent for site in there]
     return least == found[:-1] and not reachable_loads(
@@ -140,7 +140,7 @@ def reachable_loads(
     agents: list[str],
     wanted: Callable[[Sequence[int], int], bool],
 ) -> set[tuple[int, ...]]:
-    """All loads that the choices can lead to by way of `wanted` (loads so far, copies to come)."""
+    """All loads that the choices can reach through `wanted` (loads so far, remaining copies)."""
     remaining = sum(len(some[0]) for some in choices)
     reached = {(0,) * len(agents)}
     for some in choices:
@@ -174,9 +174,9 @@ def test_placement_is_the_exhaustive_optimum_for_all_meshes_of_twelve_ranks_over
                 for standbys in range(2 if nodes < 6 else 1):
                     there = sites(*(f"n{i}" for i in range(nodes + standbys)))
                     placed = place_partners(mesh, seats, there, copies=copies)
-                    told = (mesh, seats, standbys, placed.partners)
-                    assert cost_of(placed.partners, mesh, seats, there, copies) == placed.cost, told
-                    assert no_better(placed.cost, mesh, seats, there, copies), told
+                    case = (mesh, seats, standbys, placed.partners)
+                    assert cost_of(placed.partners, mesh, seats, there, copies) == placed.cost, case
+                    assert no_better(placed.cost, mesh, seats, there, copies), case
                     tried += 1
     assert tried > 1000
 
@@ -193,25 +193,25 @@ def test_placement_is_the_exhaustive_optimum_where_nodes_have_domains() -> None:
         there = [Site(name, f"x-{name}", draw.choice(["a", "b", "b", ""])) for name in names]
         for copies in (1, 2, 3):
             placed = place_partners(mesh, seats, there, copies=copies)
-            told = (mesh, seats, there, copies, placed.partners)
-            assert cost_of(placed.partners, mesh, seats, there, copies) == placed.cost, told
+            case = (mesh, seats, there, copies, placed.partners)
+            assert cost_of(placed.partners, mesh, seats, there, copies) == placed.cost, case
             if not placed.crosses_domains:
                 given_up += 1
                 least, _ = best_choices(mesh, seats, there, copies, given_up=[3])
-                assert least == placed.cost._replace(one_domain=0)[:-1], told
+                assert least == placed.cost._replace(one_domain=0)[:-1], case
                 _, choices = best_choices(mesh, seats, there, copies)
                 room = 2 * copies * (world // nodes)
                 fits = reachable_loads(
                     choices, names, lambda loads, _, room=room: max(loads) <= room
                 )
-                assert copies > 1 or not fits, told
+                assert copies > 1 or not fits, case
             else:
-                assert no_better(placed.cost, mesh, seats, there, copies), told
+                assert no_better(placed.cost, mesh, seats, there, copies), case
     assert given_up < 60
 
 
-def test_taking_shards_one_by_one_finds_what_trying_all_together_finds() -> None:
-    """What the optimum above leans on."""
+def test_the_optimum_shard_by_shard_equals_the_joint_optimum() -> None:
+    """The optimum above relies on this."""
     for mesh in meshes(4):
         seats = {rank: f"n{rank}" for rank in range(prod(mesh.values()))}
         there = sites(*(f"n{i}" for i in range(len(seats) + 1)))
@@ -232,7 +232,7 @@ def test_taking_shards_one_by_one_finds_what_trying_all_together_finds() -> None
 
 
 def test_every_eviction_is_survived_wherever_a_legal_placement_exists() -> None:
-    """And where none exists the plan names the groups and says why. Legal: at most one copy of a
+    """Where none exists, the plan names the groups and the reason. Legal: at most one copy of a
     state, not on a machine that has it live."""
     impossible = 0
     for mesh in meshes(12):
@@ -259,7 +259,7 @@ def test_every_eviction_is_survived_wherever_a_legal_placement_exists() -> None:
 
 
 def not_to_be_had(mesh: Mesh, seats: Seats, agents: Sequence[str]) -> bool:
-    """Some state is lost by some eviction wherever its one copy lies."""
+    """Whether some state is lost in some eviction wherever its only copy is placed."""
     evicted = evictions(mesh, seats)
     for ranks in states(mesh, seats):
         live = {seats[rank] for rank in ranks}
@@ -275,7 +275,7 @@ def test_partners_differ_in_two_coordinates_where_the_mesh_allows() -> None:
     assert placed.partners == {0: ("n3",), 1: ("n2",), 2: ("n1",), 3: ("n0",)}
 
 
-def test_replicas_on_other_machines_cost_no_copy_but_for_the_eviction_of_all_of_them() -> None:
+def test_live_replicas_need_a_copy_only_against_the_eviction_of_all_of_them() -> None:
     mesh = {"dp_replicate": 2, "tp": 2}
     two_nodes = {0: "n0", 1: "n0", 2: "n1", 3: "n1"}
     placed = place_partners(mesh, two_nodes, sites("n0", "n1", "n2"))
@@ -288,26 +288,26 @@ def test_replicas_on_other_machines_cost_no_copy_but_for_the_eviction_of_all_of_
     assert together.cost.made == 2
 
 
-def test_two_agents_keep_each_others_state_and_spare_the_standby() -> None:
+def test_two_agents_are_partners_of_each_other_and_the_standby_gets_no_copy() -> None:
     seats = {0: "n0", 1: "n0", 2: "n1", 3: "n1"}
     placed = place_partners({"dp_shard": 2, "tp": 2}, seats, sites("n0", "n1", "n2"))
     assert placed.partners == {0: ("n1",), 1: ("n1",), 2: ("n0",), 3: ("n0",)}
 
 
-def test_a_standby_is_partner_only_of_an_agent_that_is_alone() -> None:
+def test_a_standby_is_a_partner_only_of_the_only_agent_with_ranks() -> None:
     seats = {0: "n0", 1: "n0"}
     placed = place_partners({"tp": 2}, seats, sites("n0", "n1"))
     assert placed.partners == {0: ("n1",), 1: ("n1",)}
     assert place_partners({"tp": 2}, seats, sites("n0")).partners == {0: (), 1: ()}
 
 
-def test_own_memory_only_has_no_partners() -> None:
+def test_zero_copies_have_no_partners() -> None:
     seats = {rank: f"n{rank}" for rank in range(4)}
     placed = place_partners({"dp_shard": 4}, seats, sites("n0", "n1", "n2", "n3"), copies=0)
     assert placed.partners == dict.fromkeys(range(4), ())
 
 
-def test_what_a_partner_holds_already_is_not_moved() -> None:
+def test_a_copy_that_a_partner_already_holds_is_not_moved() -> None:
     seats = {0: "n0", 1: "n1", 2: "n2"}
     there = sites("n0", "n1", "n2")
     placed = place_partners({"dp_shard": 3}, seats, there, keep={0: ("n2",), 1: ("n2",)})
@@ -316,14 +316,14 @@ def test_what_a_partner_holds_already_is_not_moved() -> None:
     assert more.partners[0] == ("n1", "n2")
 
 
-def test_a_link_that_failed_is_avoided() -> None:
+def test_a_failed_link_is_avoided() -> None:
     seats = {0: "n0", 1: "n1"}
     avoid = frozenset({("n0", "n1")})
     placed = place_partners({"tp": 2}, seats, sites("n0", "n1", "n2"), avoid=avoid)
     assert placed.partners[0] == ("n2",)
 
 
-def test_several_agents_on_a_node_are_one_machine() -> None:
+def test_several_agents_on_a_node_count_as_one_machine() -> None:
     there = [Site("n0", "x"), Site("n1", "x"), Site("n2", "y")]
     placed = place_partners({"tp": 2}, {0: "n0", 1: "n1"}, there)
     assert placed.partners == {0: ("n2",), 1: ("n2",)}
@@ -350,7 +350,7 @@ def test_five_hundred_ranks_are_placed_in_a_tenth_of_a_second(per_node: int) -> 
     domains=st.integers(1, 3),
     copies=st.integers(1, 3),
 )
-def test_as_many_partners_as_are_to_be_had_and_never_the_own_node(
+def test_ranks_get_as_many_partners_as_possible_and_never_their_own_node(
     count: int, standbys: int, per_node: int, domains: int, copies: int
 ) -> None:
     everyone = [Site(f"n{i}", f"x{i}", f"d{i % domains}") for i in range(count + standbys)]

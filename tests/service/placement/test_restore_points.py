@@ -1,4 +1,4 @@
-"""The restore point: newest step that all ranks can have, on the line of history, never mixed."""
+"""The restore point: the newest step that all ranks can load, on the line of history."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from holdfast_service.placement.restore_points import (
     RemoteCheckpoint,
     RestorePoint,
     RestoreSource,
+    copies_by_step,
     find_restore_point,
     restore_for,
-    copies_by_step,
 )
 from holdfast_workers.protocol.messages import Held, Place, Tier
 from holdfast_workers.state.replicas import ranks_by_shard
@@ -36,7 +36,7 @@ def find(*copies: HeldCopy, remotes=(), line: HistoryLine | None = None, **bad) 
     )
 
 
-def test_the_newest_step_that_every_rank_has() -> None:
+def test_the_restore_point_is_the_newest_step_of_every_rank() -> None:
     point = find(held("a", 0, 7), held("a", 0, 8), held("b", 1, 7))
     assert (point.source, point.step) == (RestoreSource.MEMORY, 7)
 
@@ -46,31 +46,34 @@ def test_steps_of_different_attempts_are_never_mixed() -> None:
     assert point.source is RestoreSource.INIT
 
 
-def test_what_a_later_attempt_has_replaced_never_comes_back() -> None:
+def test_steps_replaced_by_a_later_attempt_are_never_restored() -> None:
     line = HistoryLine().with_attempt(1, 0).with_run(1).with_attempt(2, 5).with_run(2)
     copies = (held("a", 0, 7), held("b", 1, 7), held("a", 0, 5), held("b", 1, 5))
     assert find(*copies, line=line).step == 5
-    assert find(*copies, line=HistoryLine().with_attempt(1, 0).with_run(1).with_attempt(2, 5)).step == 7
+    assert (
+        find(*copies, line=HistoryLine().with_attempt(1, 0).with_run(1).with_attempt(2, 5)).step
+        == 7
+    )
 
 
-def test_what_was_taken_back_never_comes_back_whoever_ran_since() -> None:
+def test_rolled_back_steps_are_never_restored_after_later_attempts() -> None:
     line = HistoryLine().with_attempt(1, 0).with_run(1).with_rollback(1, 6).with_attempt(2, 6)
     copies = [held(a, r, step) for a, r in (("a", 0), ("b", 1)) for step in (6, 8)]
     later = (held("a", 0, 7, attempt=2), held("b", 1, 7, attempt=2))
-    remotes = (RemoteCheckpoint(8, 1, "taken back"), RemoteCheckpoint(5, 1, "older"))
+    remotes = (RemoteCheckpoint(8, 1, "rolled back"), RemoteCheckpoint(5, 1, "older"))
     assert find(*copies, remotes=remotes, line=line).step == 6
     assert find(*copies, *later, remotes=remotes, line=line.with_run(2)).step == 7
     assert find(remotes=remotes, line=line).uri == "older"
 
 
-def test_a_newer_remote_checkpoint_wins_and_an_equal_one_does_not() -> None:
+def test_a_remote_checkpoint_is_preferred_only_if_it_is_newer() -> None:
     copies = (held("a", 0, 7), held("b", 1, 7))
     newer = find(*copies, remotes=(RemoteCheckpoint(8, 1, "u"),))
     assert (newer.source, newer.uri) == (RestoreSource.REMOTE, "u")
     assert find(*copies, remotes=(RemoteCheckpoint(7, 1, "u"),)).source is RestoreSource.MEMORY
 
 
-def test_bad_copies_and_bad_checkpoints_are_passed_over() -> None:
+def test_bad_copies_and_bad_checkpoints_are_skipped() -> None:
     replica = held("b", 0, 8, place=Place.REPLICA)
     copies = (held("a", 0, 8), replica, held("b", 1, 8))
     bad = frozenset({BadCopy("a", Place.OWN, 0, 1, 8)})
@@ -80,34 +83,41 @@ def test_bad_copies_and_bad_checkpoints_are_passed_over() -> None:
     assert find(*copies, bad=worse, remotes=remotes, bad_uris=frozenset({"u"})).uri == "v"
 
 
-def test_a_restarted_agent_has_verified_its_segments_again() -> None:
+def test_a_copy_is_usable_again_after_its_agent_restarts() -> None:
     copies = (held("a", 0, 8), held("b", 1, 8))
-    former = frozenset({BadCopy("a", Place.OWN, 0, 1, 8, "an earlier life")})
+    former = frozenset({BadCopy("a", Place.OWN, 0, 1, 8, "an earlier incarnation")})
     assert find(*copies, bad=former).step == 8
 
 
-def test_ranks_of_two_meshes_do_not_make_a_state() -> None:
-    assert find(held("a", 0, 8), held("b", 1, 8, mesh="dp_shard=1,tp=2")).source is RestoreSource.INIT
+def test_ranks_of_two_meshes_do_not_form_a_state() -> None:
+    assert (
+        find(held("a", 0, 8), held("b", 1, 8, mesh="dp_shard=1,tp=2")).source is RestoreSource.INIT
+    )
 
 
-def test_a_whole_state_of_another_mesh_is_taken_apart() -> None:
+def test_a_complete_state_of_another_mesh_is_resharded() -> None:
     mesh = "dp_shard=1,tp=4"
     others = tuple(held("a" if rank < 2 else "b", rank, 9, 2, mesh=mesh) for rank in range(4))
     point = find(*others, held("a", 0, 8), held("b", 1, 8))
-    assert (point.source, point.step, point.attempt, point.mesh) == (RestoreSource.RESHARD, 9, 2, mesh)
+    assert (point.source, point.step, point.attempt, point.mesh) == (
+        RestoreSource.RESHARD,
+        9,
+        2,
+        mesh,
+    )
     restore = restore_for(1, "c", point)
     assert (restore.tier, restore.mesh, restore.step) == (Tier.RESHARD, mesh, 9)
-    assert [(one.rank, one.agent) for one in restore.origins] == [
+    assert [(origin.rank, origin.agent) for origin in restore.origins] == [
         (0, "a"), (1, "a"), (2, "b"), (3, "b"),
     ]  # fmt: skip
 
 
-def test_the_meshs_own_copies_come_before_those_of_another_at_the_same_step() -> None:
+def test_copies_of_the_same_mesh_are_preferred_at_the_same_step() -> None:
     others = tuple(held("c", rank, 8, mesh="dp_shard=1,tp=2") for rank in range(2))
     assert find(*others, held("a", 0, 8), held("b", 1, 8)).source is RestoreSource.MEMORY
 
 
-def test_another_mesh_that_lacks_a_rank_is_not_enough() -> None:
+def test_an_incomplete_state_of_another_mesh_is_not_used() -> None:
     others = tuple(held("a", rank, 9, mesh="dp_shard=4,tp=1") for rank in (0, 1, 3))
     assert find(*others).source is RestoreSource.INIT
     assert copies_by_step(others, frozenset())[0].missing_shards() == [(2,)]
@@ -116,11 +126,13 @@ def test_another_mesh_that_lacks_a_rank_is_not_enough() -> None:
 def test_one_replica_of_every_shard_is_enough_for_another_mesh() -> None:
     mesh = "dp_replicate=2,dp_shard=2,tp=1"
     assert ranks_by_shard({"dp_replicate": 2, "dp_shard": 2, "tp": 1}) == [(0, 2), (1, 3)]
-    assert find(held("a", 2, 9, mesh=mesh), held("b", 1, 9, mesh=mesh)).source is RestoreSource.RESHARD
+    assert (
+        find(held("a", 2, 9, mesh=mesh), held("b", 1, 9, mesh=mesh)).source is RestoreSource.RESHARD
+    )
     assert find(held("a", 2, 9, mesh=mesh), held("b", 0, 9, mesh=mesh)).source is RestoreSource.INIT
 
 
-def test_bad_copies_of_another_mesh_are_no_sources() -> None:
+def test_bad_copies_of_another_mesh_are_not_used() -> None:
     mesh = "dp_shard=1,tp=2"
     copies = (held("a", 0, 9, mesh=mesh), held("a", 1, 9, mesh=mesh))
     bad = frozenset({BadCopy("a", Place.OWN, 1, 1, 9)})
@@ -128,7 +140,7 @@ def test_bad_copies_of_another_mesh_are_no_sources() -> None:
     assert find(*copies, bad=bad).source is RestoreSource.INIT
 
 
-def test_own_memory_comes_before_the_partners() -> None:
+def test_own_memory_is_preferred_to_the_partners_memory() -> None:
     point = find(held("a", 0, 8), held("b", 0, 8, place=Place.REPLICA), held("b", 1, 8))
     assert restore_for(0, "a", point).tier is Tier.OWN_RAM
     assert restore_for(0, "c", point).tier is Tier.PARTNER_RAM
@@ -136,11 +148,18 @@ def test_own_memory_comes_before_the_partners() -> None:
     assert (on_partner.tier, on_partner.place) == (Tier.OWN_RAM, Place.REPLICA)
 
 
-def test_what_was_taken_back_is_not_restored_whoever_holds_it() -> None:
-    line = HistoryLine().with_attempt(1, 0).with_run(1).with_attempt(2, 6).with_run(2).with_rollback(2, 8)
+def test_rolled_back_steps_are_not_restored_from_any_copy() -> None:
+    line = (
+        HistoryLine()
+        .with_attempt(1, 0)
+        .with_run(1)
+        .with_attempt(2, 6)
+        .with_run(2)
+        .with_rollback(2, 8)
+    )
     assert line.contains(2, 8)
     assert not line.contains(2, 9)
-    assert line.with_attempt(3, 8).with_run(3).contains(3, 9)  # computed anew
+    assert line.with_attempt(3, 8).with_run(3).contains(3, 9)  # computed again
     copies = [held(f"a{rank}", rank, step, 2) for rank in range(2) for step in (8, 9)]
     remotes = [RemoteCheckpoint(9, 2, "r9"), RemoteCheckpoint(6, 1, "r6")]
     point = find_restore_point(world_size=2, mesh=MESH, copies=copies, remotes=remotes, line=line)

@@ -1,4 +1,4 @@
-"""What could be restored on a mesh, per tier, and what is missing otherwise."""
+"""The restorable steps of a mesh in each tier, and the missing parts of other steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from holdfast_service.placement.restore_points import (
     RestoreSource,
     find_restore_point,
 )
-from holdfast_service.placement.tier_inventory import Holding, holdings, newest_restorable, why_not_newer
+from holdfast_service.placement.tier_inventory import (
+    Holding,
+    holdings,
+    newest_restorable,
+    why_not_newer,
+)
 from holdfast_workers.protocol.messages import Held, Place
 
 MESHES = [
@@ -45,8 +50,8 @@ def inventories(draw: st.DrawFn) -> dict[str, Any]:
         agent = draw(st.sampled_from("ab"))
         copies += [copy(agent, rank, step, attempt, mesh) for rank in ranks]
     bad = [
-        BadCopy(one.agent, Place.OWN, one.held.rank, one.held.attempt, one.held.step)
-        for one in copies
+        BadCopy(held.agent, Place.OWN, held.held.rank, held.held.attempt, held.held.step)
+        for held in copies
         if draw(st.integers(0, 9)) == 0
     ]
     started = draw(st.integers(0, 3))
@@ -59,12 +64,12 @@ def inventories(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(inventories(), st.sampled_from(MESHES))
-def test_the_newest_holding_is_what_a_world_of_the_mesh_starts_from(
+def test_the_newest_complete_holding_is_the_restore_point(
     known: dict[str, Any], mesh: dict[str, int]
 ) -> None:
     point = find_restore_point(world_size=prod(mesh.values()), mesh=mesh, **known)
     complete = newest_restorable(holdings(mesh, **known))
-    best = max(complete.values(), key=lambda one: one.step, default=None)
+    best = max(complete.values(), key=lambda holding: holding.step, default=None)
     if best is None:
         assert point.source is RestoreSource.INIT
     else:
@@ -73,7 +78,7 @@ def test_the_newest_holding_is_what_a_world_of_the_mesh_starts_from(
         assert point.attempt == complete[point.source].attempt
 
 
-def test_a_step_that_is_not_whole_says_which_ranks_it_lacks() -> None:
+def test_an_incomplete_step_lists_its_missing_ranks() -> None:
     mesh = {"dp_replicate": 2, "dp_shard": 2, "tp": 1}
     copies = [copy("a", rank, 5, 1, mesh) for rank in (0, 3)]
     found = holdings(mesh, copies, [], HistoryLine())
@@ -99,14 +104,16 @@ def test_each_tier_has_its_newest_complete_step() -> None:
     whole = [copy("a", rank, 7, 1, mesh) for rank in (0, 1)]
     half = [copy("a", 0, 8, 1, mesh)]
     remotes = [RemoteCheckpoint(4, 1, "u"), RemoteCheckpoint(6, 1, "bad")]
-    found = newest_restorable(holdings(mesh, whole + half, remotes, HistoryLine(), bad_uris=frozenset({"bad"})))
+    found = newest_restorable(
+        holdings(mesh, whole + half, remotes, HistoryLine(), bad_uris=frozenset({"bad"}))
+    )
     assert {source: one.step for source, one in found.items()} == {
         RestoreSource.MEMORY: 7,
         RestoreSource.REMOTE: 4,
     }
 
 
-def test_what_a_newer_step_lacks_is_said_in_words() -> None:
+def test_missing_ranks_of_newer_steps_are_described_as_text() -> None:
     mesh = {"dp_replicate": 1, "dp_shard": 3, "tp": 1}
     whole = [copy("a", rank, 7, 1, mesh) for rank in (0, 1, 2)]
     found = holdings(mesh, [*whole, copy("a", 1, 8, 1, mesh)], [], HistoryLine())

@@ -1,4 +1,4 @@
-"""Which fault explains the others, whom it blames, and when it is the same again."""
+"""The primary fault of several, the blamed node, and the recognition of repeated errors."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def raised(message: str = "no", step: int = 10, line: int = 40, type_: str = "Va
     return Fault(Cause.USER_ERROR, 1, 0.0, "raised", rank=0, agent="n0", step=step, error=error)
 
 
-def test_a_death_explains_what_its_peers_felt_before_it_was_seen() -> None:
+def test_a_process_death_is_the_primary_fault_over_earlier_errors_of_its_peers() -> None:
     faults = (fault(Cause.COMMUNICATION, 1.0), fault(Cause.WORKER_CRASH, 2.0, rank=3))
     assert primary_fault(faults).rank == 3
 
 
-def test_an_error_is_the_same_by_type_step_message_and_place_numbers_apart() -> None:
+def test_errors_match_by_type_step_message_and_location_ignoring_numbers() -> None:
     first = error_mark_of(raised("rank 0 at 0x7f12 lost 12.5"))
     assert first == error_mark_of(raised("rank 3 at 0x7aa0 lost 1"))
     assert first is not None
@@ -48,7 +48,7 @@ def test_an_error_is_the_same_by_type_step_message_and_place_numbers_apart() -> 
         assert error_mark_of(other) != error_mark_of(raised())
 
 
-def test_what_a_process_does_to_itself_comes_back_if_it_had_not_come_further() -> None:
+def test_a_process_end_is_a_repeat_if_no_later_step_was_reached() -> None:
     for left in (fault(Cause.WORKER_CRASH, ended_by="exit code 3"), fault(Cause.OUT_OF_MEMORY)):
         before = error_mark_of(left)
         assert is_repeat_of(before, replace(left, rank=2))
@@ -59,7 +59,7 @@ def test_what_a_process_does_to_itself_comes_back_if_it_had_not_come_further() -
     assert error_mark_of(fault(Cause.WORKER_CRASH, ended_by="SIGKILL")) is None
 
 
-def test_an_exception_comes_back_at_its_very_step() -> None:
+def test_an_exception_is_a_repeat_only_at_the_same_step() -> None:
     before = error_mark_of(raised())
     assert is_repeat_of(before, raised())
     assert not is_repeat_of(before, raised(step=9)) and not is_repeat_of(before, raised("yes"))
@@ -69,15 +69,15 @@ def test_an_exception_comes_back_at_its_very_step() -> None:
     ("accused", "blamed"),
     [
         (fault(Cause.WORKER_CRASH, ended_by="SIGSEGV"), True),
-        (fault(Cause.WORKER_CRASH, ended_by="SIGKILL"), False),  # somebody chose that process
+        (fault(Cause.WORKER_CRASH, ended_by="SIGKILL"), False),  # sent from outside to that process
         (fault(Cause.WORKER_CRASH, ended_by="exit code 3"), False),
         (fault(Cause.HANG), True),
         (fault(Cause.CORRUPTION), True),
-        (fault(Cause.PREEMPTED), False),  # fitness knows of it, as long as it lasts
+        (fault(Cause.PREEMPTED), False),  # node eligibility considers it while it lasts
         (fault(Cause.USER_ERROR), False),
         (fault(Cause.COMMUNICATION), False),
-        (Fault(Cause.HANG, 1, 0.0, "nobody was named"), False),
+        (Fault(Cause.HANG, 1, 0.0, "no rank was named"), False),
     ],
 )
-def test_a_node_is_blamed_for_what_it_may_have_done(accused: Fault, blamed: bool) -> None:
+def test_a_node_is_blamed_only_for_faults_it_may_have_caused(accused: Fault, blamed: bool) -> None:
     assert blames_node(accused) is blamed

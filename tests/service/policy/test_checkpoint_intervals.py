@@ -1,4 +1,4 @@
-"""Intervals that follow from cost and failures: properties, and against a simulated run."""
+"""Intervals chosen from costs and failures: properties, and a comparison with simulated runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TIERS = st.sampled_from(AutoTier)
 
 
 @given(SECONDS, MTBFS, STEPS, TARGETS, TIERS)
-def test_both_bounds_hold_and_the_overhead_goes_first(
+def test_both_bounds_hold_and_the_overhead_bound_has_priority(
     cost_s: float, mtbf_s: float, step_s: float, target: float, tier: AutoTier
 ) -> None:
     chosen = choose_interval(tier, cost_s, mtbf_s, step_s, target)
@@ -38,7 +38,7 @@ def test_both_bounds_hold_and_the_overhead_goes_first(
 
 
 @given(SECONDS, SECONDS, MTBFS, MTBFS, STEPS, TARGETS, TIERS)
-def test_dearer_saves_and_rarer_failures_never_make_saves_more_frequent(
+def test_costlier_saves_and_rarer_failures_never_make_saves_more_frequent(
     one_s: float, two_s: float, early_s: float, late_s: float, step_s: float, target: float,
     tier: AutoTier,
 ) -> None:  # fmt: skip
@@ -49,16 +49,16 @@ def test_dearer_saves_and_rarer_failures_never_make_saves_more_frequent(
     assert choose_interval(tier, cheap, rare, step_s, target).every_steps >= usual
 
 
-def test_the_optimum_is_youngs_where_a_save_costs_little() -> None:
+def test_the_optimum_equals_youngs_formula_for_cheap_saves() -> None:
     assert optimum_s(1.0, 1e6) == pytest.approx(sqrt(2e6), rel=0.001)
     assert optimum_s(300.0, 100.0) == 100.0
 
 
 @pytest.mark.parametrize(("cost_s", "mtbf_s"), [(0.5, 500.0), (5.0, 1000.0), (20.0, 2000.0)])
-def test_what_is_lost_is_within_a_twentieth_of_the_best_by_trial(
+def test_lost_time_is_within_five_percent_of_the_best_simulated_interval(
     cost_s: float, mtbf_s: float
 ) -> None:
-    """A run with failures at random times, played with every interval."""
+    """Simulates a run with failures at random times for every interval."""
     chosen = choose_interval(
         AutoTier.MEMORY, cost_s, mtbf_s, step_s=1.0, overhead_target=1.0
     ).every_steps
@@ -67,7 +67,7 @@ def test_what_is_lost_is_within_a_twentieth_of_the_best_by_trial(
 
 
 def _lost(every: int, cost_s: float, mtbf_s: float) -> float:
-    """Seconds of saves and of work made twice, in a run of many failures; always the same ones."""
+    """Seconds of saves and of repeated work in a run with many failures, always the same."""
     failures = random.Random(1)
     lost_s = 0.0
     for _ in range(3000):
@@ -77,7 +77,7 @@ def _lost(every: int, cost_s: float, mtbf_s: float) -> float:
     return lost_s
 
 
-def test_few_failures_move_what_is_believed_a_little_and_many_decide_it() -> None:
+def test_a_few_failures_change_the_estimate_little_and_many_determine_it() -> None:
     def mtbf(failures: int, trained_s: float) -> float:
         return mean_time_between_failures_s(AutoTier.MEMORY, failures, trained_s, nodes=4)
 
@@ -107,21 +107,21 @@ def row(step: int, step_s: float, *, memory: bool = False, remote: bool = False)
     )
 
 
-def test_costs_are_what_steps_beside_a_save_take_longer() -> None:
+def test_save_costs_are_the_extra_time_of_steps_with_a_save() -> None:
     costs = SaveCosts()
     assert costs.memory_s is costs.remote_s is costs.step_s is None
     for step in range(1, 101):
         memory, remote = step % 2 == 0, step % 20 in (0, 1, 2)
         step_s = 0.1 + 0.01 * memory + 0.2 * remote
         if step % 33 == 0:
-            step_s += 5.0  # a hiccup is no cost of a save
+            step_s += 5.0  # an outlier is not a cost of a save
         costs.add_rows([row(step, step_s, memory=memory, remote=remote)])
     assert costs.step_s == pytest.approx(0.105, abs=0.006)
     assert costs.memory_s == pytest.approx(0.01, abs=0.001)
     assert costs.remote_s == pytest.approx(0.6, abs=0.03)
 
 
-def test_rows_that_come_twice_or_late_change_nothing() -> None:
+def test_repeated_or_late_rows_change_nothing() -> None:
     costs, again = SaveCosts(), SaveCosts()
     rows = [row(step, 0.1, memory=step % 2 == 0) for step in range(1, 60)]
     costs.add_rows(rows)
@@ -130,7 +130,7 @@ def test_rows_that_come_twice_or_late_change_nothing() -> None:
     assert (costs.memory_s, costs.step_s) == (again.memory_s, again.step_s)
 
 
-def test_what_training_waited_is_the_least_that_a_save_costs() -> None:
+def test_a_save_costs_at_least_the_time_that_training_waited() -> None:
     costs = SaveCosts()
     costs.add_rows([row(step, 0.1, memory=step % 2 == 0) for step in range(1, 60)])
     assert costs.memory_s == 0.004

@@ -1,4 +1,4 @@
-"""The ladder: one action for every situation, with reasons for it and against the others."""
+"""The decision ladder: one action for every situation, with reasons for it and against others."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def decision(cause: Cause, **known: object) -> Decision:
 
 @given(SITUATIONS)
 @settings(max_examples=2000)
-def test_every_situation_has_one_decision_with_its_reason_and_the_others_refused(
+def test_every_situation_has_one_decision_with_a_reason_for_and_against_each_action(
     now: Situation,
 ) -> None:
     found = decide(now)
     assert found.reason
-    assert {one.action for one in found.refused} == set(Action) - {found.action}
-    assert all(one.why for one in found.refused)
+    assert {other.action for other in found.refused} == set(Action) - {found.action}
+    assert all(other.why for other in found.refused)
     assert (found.action is Action.STOP) == (found.end is not None)
     if found.end is not None:
         assert found.end.code
@@ -72,40 +72,40 @@ def test_every_situation_has_one_decision_with_its_reason_and_the_others_refused
 
 @given(SITUATIONS)
 @settings(max_examples=500)
-def test_more_budget_and_more_room_never_end_a_job(now: Situation) -> None:
+def test_more_budget_and_a_ready_node_never_end_a_job(now: Situation) -> None:
     richer = Situation(**{**now.__dict__, "room": True, "budget": Budget()})
     if decide(now).action is not Action.STOP:
         assert decide(richer).action is not Action.STOP
 
 
-def test_a_users_error_is_tried_again_once_and_then_ends_the_job() -> None:
+def test_a_user_error_is_retried_once_and_then_ends_the_job() -> None:
     assert decision(Cause.USER_ERROR, error=ERROR).action is Action.REFORM
     again = decision(Cause.USER_ERROR, error=ERROR, repeated=True, room=True)
     assert again.end is not None
     assert (again.end.code, again.end.traceback) == ("user_error", "Traceback")
 
 
-def test_out_of_memory_twice_at_a_step_ends_the_job_and_says_so() -> None:
+def test_out_of_memory_twice_at_a_step_ends_the_job_with_its_own_code() -> None:
     assert decision(Cause.OUT_OF_MEMORY).action is Action.REPLACE_WORKER
     again = decision(Cause.OUT_OF_MEMORY, repeated=True, room=True)
     assert again.end is not None
     assert again.end.code == "out_of_memory"
 
 
-def test_a_node_at_fault_twice_is_replaced_where_there_is_another() -> None:
+def test_a_node_at_fault_twice_is_replaced_if_another_is_ready() -> None:
     for cause in (Cause.HANG, Cause.WORKER_CRASH):
         assert decision(cause, times=1, room=True).action is Action.REPLACE_WORKER
         assert decision(cause, times=2, room=True).action is Action.REPLACE_NODE
         assert decision(cause, times=2, room=False).action is Action.REPLACE_WORKER
 
 
-def test_what_still_makes_steps_is_only_replaced_by_something_better() -> None:
+def test_a_node_that_still_makes_steps_is_replaced_only_if_another_is_ready() -> None:
     for cause in (Cause.STRAGGLER, Cause.NODE_UNWELL, Cause.PREEMPTED):
         assert decision(cause, named=False, room=True).action is Action.REPLACE_NODE
         assert decision(cause, named=False, room=False).action is Action.IGNORE
 
 
-def test_a_node_that_computes_other_bits_is_left_at_once_and_never_trusted_twice() -> None:
+def test_a_node_that_computes_wrong_bits_is_left_at_once_and_a_repeat_ends_the_job() -> None:
     assert decision(Cause.CORRUPTION, room=True).action is Action.REPLACE_NODE
     assert decision(Cause.CORRUPTION).action is Action.REPLACE_WORKER
     assert decision(Cause.CORRUPTION, times=2).action is Action.STOP
@@ -116,18 +116,18 @@ def test_a_lost_node_is_replaced_or_waited_for() -> None:
     assert decision(Cause.NODE_LOST).action is Action.WAIT
 
 
-def test_a_process_that_somebody_ended_is_replaced_where_it_was() -> None:
+def test_a_process_ended_from_outside_is_replaced_on_the_same_node() -> None:
     taken = decision(Cause.PREEMPTED, named=True, times=0, room=True)
     assert taken.action is Action.REPLACE_WORKER
 
 
-def test_a_guard_rolls_back_as_often_as_it_may() -> None:
+def test_a_guard_rolls_back_while_it_is_allowed_to() -> None:
     assert decision(Cause.GUARD, may_roll_back=True).action is Action.ROLL_BACK
     assert decision(Cause.GUARD).action is Action.STOP
 
 
-def test_the_end_of_a_budget_is_named() -> None:
-    codes = [
+def test_an_exceeded_budget_ends_the_job_with_a_named_code() -> None:
+    ends = [
         decision(Cause.WORKER_CRASH, budget=budget).end
         for budget in (
             Budget(failures=4, max_failures=3),
@@ -135,19 +135,19 @@ def test_the_end_of_a_budget_is_named() -> None:
             Budget(without_progress=6),
         )
     ]
-    assert [one.code if one else None for one in codes] == [
+    assert [end.code if end else None for end in ends] == [
         "too_many_failures",
         "too_many_preemptions",
         "no_progress",
     ]
 
 
-def test_what_the_fence_showed_amends_the_decision_and_keeps_what_was_meant() -> None:
-    meant = decision(Cause.COMMUNICATION)
-    same = applied_decision(meant, SeatingResult())
+def test_the_fence_result_amends_the_decision_and_keeps_the_original_one() -> None:
+    original = decision(Cause.COMMUNICATION)
+    same = applied_decision(original, SeatingResult())
     assert same.action is Action.REFORM
-    other = applied_decision(meant, SeatingResult(forked=(1,)))
-    assert other.action is Action.REPLACE_WORKER
-    assert {one.action for one in other.refused} == set(Action) - {Action.REPLACE_WORKER}
-    (refused,) = [one.why for one in other.refused if one.action is Action.REFORM]
+    changed = applied_decision(original, SeatingResult(forked=(1,)))
+    assert changed.action is Action.REPLACE_WORKER
+    assert {refusal.action for refusal in changed.refused} == set(Action) - {Action.REPLACE_WORKER}
+    (refused,) = [refusal.why for refusal in changed.refused if refusal.action is Action.REFORM]
     assert "decided at first" in refused

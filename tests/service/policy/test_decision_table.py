@@ -1,4 +1,4 @@
-"""The page on the recovery policy has the table that the code makes."""
+"""The page on the recovery policy has the table that the code generates."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from holdfast_service.policy.decision_table import (
 PAGE = Path(__file__).parents[3] / "docs" / "recovery-policy.md"
 
 
-def test_the_page_has_the_table_of_the_present_code() -> None:
+def test_the_page_has_the_table_of_the_current_code() -> None:
     page = PAGE.read_text()
     assert updated_page(page) == page, (
         "decisions have changed: run python -m holdfast_service.policy.decision_table " + PAGE.name
     )
 
 
-def test_every_cause_has_a_decision_for_all_that_can_be_known_and_at_hand() -> None:
-    told = list(rows())
-    assert {cause for cause, *_ in told} == {f"`{cause.value}`" for cause in Cause}
+def test_every_cause_has_a_decision_for_all_possible_situations() -> None:
+    table_rows = list(rows())
+    assert {cause for cause, *_ in table_rows} == {f"`{cause.value}`" for cause in Cause}
     for cause in Cause:
         for known in possible_situations(cause):
             decision = f"`{decision_for(cause, known).action.value}`"
-            assert any(row[0] == f"`{cause.value}`" and decision in row[3] for row in told)
-    reached = {action for action in Action for row in told if f"`{action.value}`" in row[3]}
+            assert any(row[0] == f"`{cause.value}`" and decision in row[3] for row in table_rows)
+    reached = {action for action in Action for row in table_rows if f"`{action.value}`" in row[3]}
     assert reached == set(Action) - {Action.SHRINK}

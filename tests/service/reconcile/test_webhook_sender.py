@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from sqlalchemy import func, select
 
 from holdfast_service.job_model import webhook_messages
-from holdfast_service.reconcile.webhook_sender import CLAIMED_S, FIRST_RETRY_S, MOST_TRIES, Webhooks
+from holdfast_service.reconcile.webhook_sender import CLAIM_S, FIRST_RETRY_S, MAX_TRIES, WebhookSender
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
@@ -73,7 +73,7 @@ async def test_it_is_signed_and_sent_once_if_it_is_taken(
     store: Store, jobs: JobService, told: Settings
 ) -> None:
     job_id = await one_incident(store, jobs)
-    receiver, hooks = Receiver(), Webhooks(store, told)
+    receiver, hooks = Receiver(), WebhookSender(store, told)
     async with receiver.client() as client:
         assert [await hooks.send_due(client, 2000.0 + n) for n in range(2)] == [1, 0]
     (request,) = receiver.got
@@ -91,16 +91,16 @@ async def test_it_is_tried_again_under_the_same_id_and_given_up_in_the_end(
     store: Store, jobs: JobService, told: Settings
 ) -> None:
     await one_incident(store, jobs)
-    receiver, hooks, now = Receiver(), Webhooks(store, told), 2000.0
+    receiver, hooks, now = Receiver(), WebhookSender(store, told), 2000.0
     receiver.status = 503
     async with receiver.client() as client:
         await hooks.send_due(client, now)
         assert await hooks.send_due(client, now + FIRST_RETRY_S / 2) == 0
-        for _ in range(MOST_TRIES - 1):
+        for _ in range(MAX_TRIES - 1):
             now += 3601.0
             assert await hooks.send_due(client, now) == 1
     assert len({request.headers["Holdfast-Delivery"] for request in receiver.got}) == 1
-    assert len(receiver.got) == MOST_TRIES
+    assert len(receiver.got) == MAX_TRIES
     assert await waiting(store) == 0
 
 
@@ -108,11 +108,11 @@ async def test_what_a_dead_server_has_claimed_is_sent_by_another(
     store: Store, jobs: JobService, told: Settings
 ) -> None:
     await one_incident(store, jobs)
-    await Webhooks(store, told)._claim(2000.0)  # and dies
-    receiver, hooks = Receiver(), Webhooks(store, told)
+    await WebhookSender(store, told)._claim(2000.0)  # and dies
+    receiver, hooks = Receiver(), WebhookSender(store, told)
     async with receiver.client() as client:
-        assert await hooks.send_due(client, 2000.0 + CLAIMED_S / 2) == 0
-        assert await hooks.send_due(client, 2000.0 + CLAIMED_S + 1) == 1
+        assert await hooks.send_due(client, 2000.0 + CLAIM_S / 2) == 0
+        assert await hooks.send_due(client, 2000.0 + CLAIM_S + 1) == 1
     assert await waiting(store) == 0
 
 

@@ -89,8 +89,8 @@ def test_one_poll_proves_nothing_because_it_may_be_older_than_a_signal() -> None
     job.feed(WorkersPolled("n0", report.incarnation, report.workers))
     job.feed(before)
     assert job.core.stage is Stage.RUNNING
-    job.feed(WorkersPolled("n0", "an earlier life", ()))
-    job.feed(WorkersPolled("n0", "an earlier life", ()))
+    job.feed(WorkersPolled("n0", "an earlier incarnation", ()))
+    job.feed(WorkersPolled("n0", "an earlier incarnation", ()))
     assert job.core.stage is Stage.RUNNING
     assert len(forming(job)) == 1
 

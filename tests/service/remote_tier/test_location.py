@@ -1,4 +1,4 @@
-"""Trying out a job's remote storage before the job is accepted, and the secrets it may name."""
+"""The test of a job's remote storage before the job is accepted, and its named secrets."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def strict_server(s3_server: S3Server) -> Iterator[S3Server]:
-    """It checks signatures and permissions."""
+    """An S3 server that checks signatures and permissions."""
     s3_server.check_credentials(True)
     yield s3_server
     s3_server.check_credentials(False)
 
 
 async def _fault(jobs: JobService, **remote: str) -> tuple[str, str]:
-    """Path and message of the one fault of such a job."""
+    """Path and message of the only fault of such a job."""
     with pytest.raises(InvalidSpec) as caught:
         await jobs.submit({"name": "x", "checkpoint": {"remote": remote}})
     (fault,) = caught.value.faults
     return fault.path, fault.message
 
 
-async def test_a_bucket_that_works_is_accepted_and_left_as_it_was(
+async def test_a_working_bucket_is_accepted_and_left_unchanged(
     jobs: JobService, settings: Settings, s3_server: S3Server
 ) -> None:
     _keep(settings, "ours", CREDENTIALS)
@@ -66,7 +66,7 @@ async def test_a_bucket_that_works_is_accepted_and_left_as_it_was(
     assert CREDENTIALS["secret_access_key"] not in stored
 
 
-async def test_wrong_credentials_are_told_before_the_job_is_accepted(
+async def test_wrong_credentials_are_reported_before_the_job_is_accepted(
     jobs: JobService, settings: Settings, s3_server: S3Server, strict_server: S3Server
 ) -> None:
     bucket = "owned-by-somebody"
@@ -90,7 +90,7 @@ async def test_wrong_credentials_are_told_before_the_job_is_accepted(
     await jobs.submit({"name": "x", "checkpoint": {"remote": remote}})
 
 
-async def test_a_bucket_that_is_not_there_is_told(
+async def test_a_missing_bucket_is_reported(
     jobs: JobService, settings: Settings, s3_server: S3Server
 ) -> None:
     _keep(settings, "ours", CREDENTIALS)
@@ -101,7 +101,7 @@ async def test_a_bucket_that_is_not_there_is_told(
     assert "create the bucket" in why
 
 
-async def test_an_endpoint_that_nobody_serves_or_that_is_silent_is_told_in_time(
+async def test_an_unreachable_or_silent_endpoint_is_reported_within_the_deadline(
     jobs: JobService, store: Store, settings: Settings
 ) -> None:
     _keep(settings, "ours", CREDENTIALS)
@@ -120,14 +120,16 @@ async def test_an_endpoint_that_nobody_serves_or_that_is_silent_is_told_in_time(
             assert time.monotonic() - began < 4.0
 
 
-async def test_a_folder_that_cannot_be_made_is_told(jobs: JobService, tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_created_is_reported(
+    jobs: JobService, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("in the way")
     path, why = await _fault(jobs, uri=f"{tmp_path}/file/checkpoints")
     assert path == "checkpoint.remote.uri"
     assert str(tmp_path / "file") in why
 
 
-async def test_a_storage_that_replaces_what_must_stay_is_told(
+async def test_a_storage_without_conditional_writes_is_reported(
     jobs: JobService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def replaces(self: LocalStorage, name: str, content: bytes) -> None:
@@ -141,7 +143,7 @@ async def test_a_storage_that_replaces_what_must_stay_is_told(
     assert list((tmp_path / "checkpoints").glob(".*")) == []
 
 
-async def test_a_storage_whose_answer_was_lost_is_accepted(
+async def test_a_storage_whose_first_answer_is_lost_is_accepted(
     jobs: JobService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_new = LocalStorage.put_new
@@ -155,7 +157,7 @@ async def test_a_storage_whose_answer_was_lost_is_accepted(
     assert (await jobs.submit({"name": "x", "checkpoint": {"remote": remote}}))[1]
 
 
-async def test_what_the_server_cannot_see_is_not_tried_out(
+async def test_a_path_that_the_server_cannot_see_is_not_probed(
     store: Store, settings: Settings, tmp_path: Path
 ) -> None:
     blind = settings.model_copy(update={"check_data_paths": False})
@@ -166,13 +168,13 @@ async def test_what_the_server_cannot_see_is_not_tried_out(
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
-def test_a_secret_that_others_can_read_is_refused(settings: Settings, mode: int) -> None:
+def test_a_secret_readable_by_other_users_is_refused(settings: Settings, mode: int) -> None:
     _keep(settings, "open", SECRET, mode)
     with pytest.raises(SecretUnusable, match="chmod 600"):
         read_secret(settings.secrets_dir, "open")
 
 
-def test_a_secret_is_refused_without_being_quoted(settings: Settings) -> None:
+def test_an_invalid_secret_is_refused_without_being_quoted(settings: Settings) -> None:
     path = _keep(settings, "odd", {**SECRET, "password": "very-secret-word"})
     for content in (path.read_text(), '{"access_key_id": "very-secret-word', '"very-secret-word"'):
         path.write_text(content)
@@ -182,14 +184,14 @@ def test_a_secret_is_refused_without_being_quoted(settings: Settings) -> None:
         assert caught.value.__cause__ is None
 
 
-async def test_a_secret_that_is_not_there_is_told_at_its_own_path(jobs: JobService) -> None:
+async def test_a_missing_secret_is_reported_at_its_own_path(jobs: JobService) -> None:
     for name in ("absent", "../job-secrets"):
         path, why = await _fault(jobs, uri="s3://bucket/x", secret=name)
         assert path == "checkpoint.remote.secret"
         assert name in why
 
 
-async def test_what_only_a_bucket_has_needs_one(jobs: JobService) -> None:
+async def test_fields_of_a_bucket_need_a_bucket(jobs: JobService) -> None:
     for name in ("endpoint", "region", "secret"):
         path, why = await _fault(jobs, uri="/tmp/x", **{name: "http://somewhere"})
         assert path == f"checkpoint.remote.{name}"

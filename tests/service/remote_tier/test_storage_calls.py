@@ -17,7 +17,7 @@ def _spec(**remote: Any) -> dict[str, Any]:
     return JobSpec(name="x", checkpoint={"remote": remote}).model_dump(mode="json")
 
 
-async def test_a_call_that_hangs_is_given_up_and_holds_up_nobody(tmp_path: Path) -> None:
+async def test_a_hanging_call_times_out_and_blocks_no_other_call(tmp_path: Path) -> None:
     calls = StorageCalls(Settings(data_dir=tmp_path, storage_deadline_s=0.2))
     over = threading.Event()
     try:
@@ -28,7 +28,7 @@ async def test_a_call_that_hangs_is_given_up_and_holds_up_nobody(tmp_path: Path)
         over.set()
 
 
-async def test_those_who_read_whole_checkpoints_hold_up_nothing_else(tmp_path: Path) -> None:
+async def test_reads_of_whole_checkpoints_block_no_other_call(tmp_path: Path) -> None:
     calls = StorageCalls(Settings(data_dir=tmp_path, storage_deadline_s=10.0))
     over = threading.Event()
     try:
@@ -42,7 +42,7 @@ async def test_those_who_read_whole_checkpoints_hold_up_nothing_else(tmp_path: P
         over.set()
 
 
-async def test_what_a_storage_says_reaches_the_caller(tmp_path: Path) -> None:
+async def test_storage_errors_reach_the_caller(tmp_path: Path) -> None:
     calls = StorageCalls(Settings(data_dir=tmp_path))
 
     def fails() -> None:

@@ -1,4 +1,4 @@
-"""A package of code on a real Ray node: each life of an actor lives in it."""
+"""A package of code on a real Ray node: an actor has it after each restart."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Lives:
         return os.getpid(), module.NAME, str(Path.cwd())
 
 
-def test_every_life_of_an_actor_has_the_code(node: None) -> None:
+def test_a_restarted_actor_has_the_code(node: None) -> None:
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w") as package:
         package.writestr("lib/__init__.py", "")

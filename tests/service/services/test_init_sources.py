@@ -1,4 +1,4 @@
-"""What `init_from` comes to when a job is submitted, and how long it is kept."""
+"""`init_from`: the checkpoint it resolves to at submission, and how long that is protected."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STEPS = (3, 6)
 
 @pytest.fixture
 async def source(store: Store, jobs: JobService, settings: Settings) -> JobView:
-    """Job `a`, with checkpoints of two steps."""
+    """Job `a`, with checkpoints at two steps."""
     job, _ = await jobs.submit({**JOB, **SMALL, "name": "a"})
     for step in STEPS:
         made = save_llama(_root(settings, job), step, JobSpec.model_validate(job.spec).training())
@@ -74,7 +74,7 @@ async def _fault(jobs: JobService, init_from: Any, **changes: Any) -> str:
 
 
 @pytest.mark.parametrize("step", [None, 3])
-async def test_a_job_is_named_by_name_or_id_and_perhaps_a_step(
+async def test_a_source_job_is_given_by_name_or_id_and_an_optional_step(
     jobs: JobService, source: JobView, settings: Settings, step: int | None
 ) -> None:
     for name in ("a", source.id):
@@ -88,7 +88,7 @@ async def test_a_job_is_named_by_name_or_id_and_perhaps_a_step(
         assert job.id in marks_among(at.objects()).needed_by
 
 
-async def test_a_spec_that_is_only_judged_marks_nothing(
+async def test_validation_of_a_spec_sets_no_mark(
     jobs: JobService, source: JobView, settings: Settings
 ) -> None:
     await jobs.validate(_spec("a/3"))
@@ -98,13 +98,15 @@ async def test_a_spec_that_is_only_judged_marks_nothing(
         await jobs.validate(_spec("a/4"))
 
 
-async def test_the_model_alone_starts_at_step_0(jobs: JobService, source: JobView) -> None:
+async def test_a_job_with_only_the_model_starts_at_step_0(
+    jobs: JobService, source: JobView
+) -> None:
     job, _ = await jobs.submit(_spec({"from": "a/6", "what": "model"}, train={"seed": 8}))
     assert job.origin is not None
     assert (job.origin.step, job.origin.what) == (0, InitPart.MODEL)
 
 
-async def test_what_is_not_there_is_a_fault(
+async def test_a_missing_source_is_a_fault(
     jobs: JobService, source: JobView, settings: Settings, tmp_path: Path
 ) -> None:
     assert "no job 'x'" in await _fault(jobs, "x")
@@ -122,16 +124,18 @@ async def test_what_is_not_there_is_a_fault(
     assert "no manifest" in await _fault(jobs, "a/6")
 
 
-async def test_what_does_not_fit_is_a_fault(jobs: JobService, source: JobView) -> None:
+async def test_a_source_that_does_not_fit_is_a_fault(jobs: JobService, source: JobView) -> None:
     wider = {"model": {**SMALL["model"], "dim": 64}}
-    assert "embedding.weight has shape (256, 32) in the checkpoint" in await _fault(jobs, "a", **wider)
+    assert "embedding.weight has shape (256, 32) in the checkpoint" in await _fault(
+        jobs, "a", **wider
+    )
     assert "train.seed is 7 there, 8 here" in await _fault(jobs, "a", train={"seed": 8})
     with pytest.raises(InvalidSpec) as caught:
         await jobs.submit(_spec({"from": "dcp:/x", "what": "everything"}))
     assert "only the model can be loaded" in str(caught.value)
 
 
-async def test_a_folder_of_stock_torch_is_known_by_its_metadata(
+async def test_a_torch_checkpoint_folder_is_recognised_by_its_metadata(
     jobs: JobService, tmp_path: Path
 ) -> None:
     folder = tmp_path / "stock"
@@ -147,7 +151,7 @@ async def test_a_folder_of_stock_torch_is_known_by_its_metadata(
 @pytest.mark.parametrize(
     ("folder", "beside"), [("step-00000006.attempt-1", "__0_0.distcp"), ("copy", "removing.mark")]
 )
-async def test_what_is_left_of_one_of_ours_is_not_taken_for_stock_torchs(
+async def test_the_remains_of_a_holdfast_checkpoint_are_not_taken_for_a_torch_checkpoint(
     jobs: JobService, tmp_path: Path, folder: str, beside: str
 ) -> None:
     left = tmp_path / folder
@@ -157,7 +161,7 @@ async def test_what_is_left_of_one_of_ours_is_not_taken_for_stock_torchs(
     assert "it has no manifest" in await _fault(jobs, str(left))
 
 
-async def test_what_is_damaged_or_may_not_be_read_is_a_fault(
+async def test_a_damaged_or_unreadable_source_is_a_fault(
     jobs: JobService,
     source: JobView,
     settings: Settings,
@@ -177,7 +181,7 @@ async def test_what_is_damaged_or_may_not_be_read_is_a_fault(
     assert "Permission denied" in await _fault(jobs, str(damaged))
 
 
-async def test_the_source_is_kept_until_the_job_has_a_checkpoint_of_its_own(
+async def test_the_source_is_marked_until_the_job_has_its_own_checkpoint(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings, source: JobView
 ) -> None:
     await jobs.cancel(source.id)
@@ -195,13 +199,13 @@ async def test_the_source_is_kept_until_the_job_has_a_checkpoint_of_its_own(
         assert marks_among(at.objects()).needed_by == (job.id,)
         supervisor.say(EventKind.CHECKPOINT_SAVED, step=7, attempt=1, uri="/own/step-7")
         supervisor.say(EventKind.CHECKPOINT_BAD, step=7, uri="/own/step-7", message="damaged")
-        await until(lambda: _is_bad(store, job.id), what="the bad one to be known")
+        await until(lambda: _is_bad(store, job.id), what="the bad checkpoint to be known")
         assert marks_among(at.objects()).needed_by == (job.id,)
         supervisor.say(EventKind.CHECKPOINT_SAVED, step=8, attempt=1, uri="/own/step-8")
         await until(lambda: not marks_among(at.objects()), what="the mark to go")
 
 
-async def test_a_job_that_ends_early_needs_nothing_any_more(
+async def test_a_job_that_ends_early_releases_its_source(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings, source: JobView
 ) -> None:
     job, _ = await jobs.submit(_spec("a/6"))
@@ -224,7 +228,7 @@ async def _is_bad(store: Store, job_id: str) -> bool:
     return row is not None and row.bad is not None
 
 
-async def test_a_mark_that_cannot_be_taken_off_holds_no_nodes(
+async def test_a_mark_that_cannot_be_removed_does_not_hold_nodes(
     store: Store,
     jobs: JobService,
     cluster: FakeCluster,
@@ -259,21 +263,21 @@ async def test_a_job_that_was_not_stored_leaves_no_mark(
     async def sees_it_late(self: JobService, key: str, digest: str) -> JobView | None:
         return unseen.pop() if unseen else await submitted_before(self, key, digest)
 
-    monkeypatch.setattr(JobService, "_submitted_before", sees_it_late)
+    monkeypatch.setattr(JobService, "_find_by_key", sees_it_late)
     with pytest.raises(IdempotencyConflict):
         await jobs.submit(_spec("a/6"), "key")
     assert not marks_among(at.objects())
 
     def breaks(*_: object) -> None:
-        raise RuntimeError("a fault that nobody foresaw")
+        raise RuntimeError("an unexpected error")
 
-    monkeypatch.setattr(job_service, "_submitted", breaks)
-    with pytest.raises(RuntimeError, match="nobody foresaw"):
+    monkeypatch.setattr(job_service, "_submitted_event", breaks)
+    with pytest.raises(RuntimeError, match="unexpected error"):
         await jobs.submit(_spec("a/6"))
     assert not marks_among(at.objects())
 
 
-async def test_a_storage_that_is_silent_holds_up_no_turn(
+async def test_a_silent_storage_does_not_block_the_driver(
     store: Store,
     jobs: JobService,
     cluster: FakeCluster,
@@ -300,5 +304,5 @@ async def test_a_storage_that_is_silent_holds_up_no_turn(
         supervisor.say(EventKind.CHECKPOINT_SAVED, step=7, attempt=1, uri="/own/step-7")
         await asyncio.wait_for(asked.wait(), 20)
         supervisor.run(1, 8, 9)
-        await until(lambda: _at_step(jobs, job.id, 9), what="rows of meanwhile")
+        await until(lambda: _at_step(jobs, job.id, 9), what="rows during the release")
         answer.set()

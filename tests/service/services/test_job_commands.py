@@ -1,4 +1,4 @@
-"""What users want of their jobs (an end, a pause), carried out on a scripted cluster."""
+"""Commands of users to jobs (cancel, pause, resume), carried out on a scripted cluster."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_cancel_of_a_running_job_ends_it_on_the_cluster(
     assert (await kinds(jobs, job.id)).count("job.cancel_requested") == 1
 
 
-async def test_a_cancel_that_nobody_obeys_takes_the_resources_away(
+async def test_an_ignored_cancel_removes_the_resources_by_force(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     hasty = settings.model_copy(update={"cancel_deadline_s": 0.2})
@@ -63,7 +63,7 @@ async def test_a_cancel_that_nobody_obeys_takes_the_resources_away(
     assert not cluster.supervisors
 
 
-async def test_a_paused_job_holds_nothing_and_is_resumed_with_its_history(
+async def test_a_paused_job_holds_no_resources_and_resumes_with_its_history(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     async with reconciling(store, cluster, settings) as reconciler:
@@ -93,7 +93,7 @@ async def test_a_paused_job_holds_nothing_and_is_resumed_with_its_history(
     assert len((await jobs.digests(job_id)).digests) == 20
 
 
-async def test_a_pause_that_is_undone_lets_the_job_run_on(
+async def test_a_job_continues_after_its_pause_was_undone(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     async with reconciling(store, cluster, settings):
@@ -128,7 +128,7 @@ async def test_a_job_may_be_resumed_or_cancelled_while_it_pauses(
             await until_state(jobs, job_id, last)
 
 
-async def test_a_cancel_at_once_says_so_to_the_supervisor(
+async def test_an_immediate_cancel_is_sent_to_the_supervisor(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     async with reconciling(store, cluster, settings):

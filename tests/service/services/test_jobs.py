@@ -1,4 +1,4 @@
-"""The calls on jobs that need no reconciler: submission, lists, streams of events."""
+"""The operations on jobs that need no reconciler: submission, lists, streams of events."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ async def test_a_submitted_job_is_queued_with_its_resolved_spec(jobs: JobService
     assert await jobs.get(job.id) == job
 
 
-async def test_an_impossible_spec_leaves_nothing_behind(jobs: JobService) -> None:
+async def test_an_invalid_spec_stores_nothing(jobs: JobService) -> None:
     with pytest.raises(InvalidSpec):
         await jobs.submit({"name": "x", "parallel": {"dp_shard": 64}})
     assert (await jobs.list()).jobs == ()
 
 
-async def test_a_cluster_out_of_reach_does_not_stop_a_submission(
+async def test_an_unreachable_cluster_does_not_prevent_a_submission(
     jobs: JobService, cluster: FakeCluster
 ) -> None:
     cluster.unreachable = True
@@ -53,7 +53,7 @@ async def test_a_cluster_out_of_reach_does_not_stop_a_submission(
     assert created
 
 
-async def test_the_same_key_is_the_same_job(jobs: JobService) -> None:
+async def test_the_same_idempotency_key_returns_the_same_job(jobs: JobService) -> None:
     first, created = await jobs.submit({"name": "x"}, "key")
     again, created_again = await jobs.submit({"name": "x"}, "key")
     assert (created, created_again, again.id) == (True, False, first.id)
@@ -63,13 +63,13 @@ async def test_the_same_key_is_the_same_job(jobs: JobService) -> None:
         await jobs.submit({"name": "y"}, "k" * 256)
 
 
-async def test_many_calls_with_one_key_at_once_make_one_job(jobs: JobService) -> None:
+async def test_concurrent_calls_with_one_key_create_one_job(jobs: JobService) -> None:
     answers = await asyncio.gather(*(jobs.submit({"name": "x"}, "key") for _ in range(8)))
     assert len({job.id for job, _ in answers}) == 1
     assert [created for _, created in answers].count(True) == 1
 
 
-async def test_a_list_is_walked_by_cursor_newest_first(jobs: JobService) -> None:
+async def test_the_job_list_is_paged_by_cursor_newest_first(jobs: JobService) -> None:
     ids = [(await jobs.submit({"name": f"j{n % 2}"}))[0].id for n in range(5)]
     seen: list[str] = []
     cursor = None
@@ -88,7 +88,7 @@ async def test_a_list_is_walked_by_cursor_newest_first(jobs: JobService) -> None
             await jobs.list(cursor=cursor)
 
 
-async def test_an_id_never_given_out_is_not_found(jobs: JobService) -> None:
+async def test_an_unknown_job_id_is_not_found(jobs: JobService) -> None:
     calls = (jobs.get, jobs.cancel, jobs.attempts, jobs.incidents, jobs.events, jobs.metrics)
     for call in (*calls, jobs.logs, jobs.digests):
         for unknown in ("nope", "x" * 500, "nul \0"):
@@ -110,7 +110,7 @@ async def test_an_ended_job_cannot_be_cancelled_but_a_cancelled_one_can(
     assert (await jobs.get(failed.id)).desired == "running"
 
 
-async def test_waiting_for_events_ends_with_the_first_one(store: Store, jobs: JobService) -> None:
+async def test_waiting_for_events_ends_with_the_first_event(store: Store, jobs: JobService) -> None:
     job, _ = await jobs.submit({"name": "x"})
     waiter = asyncio.create_task(jobs.wait_events(job.id, after=1, timeout_s=20))
     async with job_transaction(store, job.id) as tx:
@@ -127,7 +127,7 @@ async def test_waiting_for_events_ends_with_the_first_one(store: Store, jobs: Jo
     assert (await jobs.wait_events(job.id, after=last.last_seq, timeout_s=20)).ended
 
 
-async def test_numbers_of_events_have_no_gap_when_many_write_at_once(
+async def test_event_numbers_have_no_gaps_with_concurrent_writers(
     store: Store, jobs: JobService
 ) -> None:
     job, _ = await jobs.submit({"name": "x"})
@@ -143,7 +143,7 @@ async def test_numbers_of_events_have_no_gap_when_many_write_at_once(
     assert [event.seq for event in events] == list(range(1, 1 + 1 + 12 + 4))
 
 
-async def test_a_transaction_that_fails_leaves_neither_event_nor_number(
+async def test_a_failed_transaction_leaves_no_event_and_no_number(
     store: Store, jobs: JobService
 ) -> None:
     job, _ = await jobs.submit({"name": "x"})
@@ -202,7 +202,7 @@ async def test_logs_are_filtered_followed_and_tailed(store: Store, jobs: JobServ
     assert (await jobs.logs(job.id, attempt=2, limit=1)).lines[0].text == "900"
 
 
-async def test_a_rollback_is_told_and_its_steps_may_have_other_digests(
+async def test_a_rollback_is_reported_and_its_steps_may_have_new_digests(
     store: Store, jobs: JobService
 ) -> None:
     job, _ = await jobs.submit({"name": "x"})

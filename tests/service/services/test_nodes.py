@@ -1,4 +1,4 @@
-"""Nodes in the store, on both databases: seen, blamed, set aside, and who is told of it."""
+"""Nodes in the store, on both databases: recorded, blamed, set aside, and sent to supervisors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def service(store: Store) -> NodeService:
 
 @pytest.fixture
 def drive(store: Store, cluster: FakeCluster, settings: Settings) -> Drive:
-    """A reconciler at work, as long as one is in its context."""
+    """A reconciler that runs while its context is open."""
     return lambda: reconciling(store, cluster, settings)
 
 
@@ -84,7 +84,7 @@ async def until_seen(service: NodeService, nodes: int = 3) -> None:
 
 
 async def until_node(service: NodeService, node: str, met: Callable[..., object]) -> None:
-    """Until the node is on record, and as `met` says."""
+    """Wait until the node is recorded and satisfies the condition `met`."""
 
     async def seen() -> bool:
         with contextlib.suppress(NodeNotFound):
@@ -94,7 +94,7 @@ async def until_node(service: NodeService, node: str, met: Callable[..., object]
     await until(seen)
 
 
-async def test_nodes_are_seen_by_machine_and_stay_on_record(
+async def test_nodes_are_recorded_by_machine_and_stay_recorded(
     service: NodeService, cluster: FakeCluster, drive: Drive
 ) -> None:
     two_on_one = (
@@ -112,7 +112,7 @@ async def test_nodes_are_seen_by_machine_and_stay_on_record(
     assert first.reason is first.until is None and first.incidents == ()
 
 
-async def test_a_node_of_several_incidents_is_quarantined_and_told_to_every_job(
+async def test_a_node_with_several_incidents_is_quarantined_and_every_job_is_notified(
     jobs: JobService, service: NodeService, drive: Drive, start: Start
 ) -> None:
     async with drive():
@@ -122,11 +122,11 @@ async def test_a_node_of_several_incidents_is_quarantined_and_told_to_every_job(
             assert (await service.get("node0")).state is NodeStanding.READY
             supervisor.say(EventKind.INCIDENT_OPENED, **incident(number))
             supervisor.say(EventKind.INCIDENT_CLOSED, **incident(number, closed_at=time.time()))
-            await until_node(service, "node0", lambda one, n=number: len(one.incidents) == n)
-        await until_node(service, "node0", lambda one: one.state is NodeStanding.QUARANTINED)
+            await until_node(service, "node0", lambda view, n=number: len(view.incidents) == n)
+        await until_node(service, "node0", lambda view: view.state is NodeStanding.QUARANTINED)
         await until(lambda: bool(supervisor.avoided and "node0" in supervisor.avoided[-1]))
-        told = supervisor.avoided[-1]["node0"]
-        assert told.standing is NodeStanding.QUARANTINED and "3 incidents" in told.reason
+        avoided = supervisor.avoided[-1]["node0"]
+        assert avoided.standing is NodeStanding.QUARANTINED and "3 incidents" in avoided.reason
     node = await service.get("node0")
     assert node.quarantines == 1 and node.until is not None
     assert node.until > time.time() + 500
@@ -135,7 +135,7 @@ async def test_a_node_of_several_incidents_is_quarantined_and_told_to_every_job(
     assert [e.data["node"] for e in events if e.kind == "node.quarantined"] == ["node0"]
 
 
-async def test_an_unfit_node_is_quarantined_at_once_but_never_more_than_a_share_of_them(
+async def test_an_unfit_node_is_quarantined_at_once_within_the_allowed_share(
     service: NodeService, drive: Drive, start: Start
 ) -> None:
     async with drive():
@@ -143,14 +143,14 @@ async def test_an_unfit_node_is_quarantined_at_once_but_never_more_than_a_share_
         for node in ("node1", "node0"):
             supervisor.say(EventKind.NODE_HEALTH, **unfit(node))
         for node in ("node1", "node0"):
-            await until_node(service, node, lambda one: one.findings)
+            await until_node(service, node, lambda view: view.findings)
     first, second = await service.get("node1"), await service.get("node0")
     assert first.state is NodeStanding.QUARANTINED and first.reason == "XID 48 of GPU-1"
     assert second.state is NodeStanding.READY, "two of three nodes: hardly the nodes' fault"
     assert second.findings[0].code == 48
 
 
-async def test_a_job_that_needs_a_node_in_quarantine_is_started_and_may_come_to_it(
+async def test_a_job_that_needs_a_quarantined_node_starts_and_may_use_it(
     jobs: JobService, service: NodeService, cluster: FakeCluster, drive: Drive, start: Start
 ) -> None:
     async with drive():
@@ -162,7 +162,7 @@ async def test_a_job_that_needs_a_node_in_quarantine_is_started_and_may_come_to_
         later, _ = await jobs.submit(JOB)  # it needs all three
         await until(lambda: later.id in cluster.supervisors)
         events = (await jobs.events(later.id, 0, 200)).events
-    (begun,) = [one.data for one in events if one.data.get("to") == State.STARTING]
+    (begun,) = [event.data for event in events if event.data.get("to") == State.STARTING]
     assert begun["reason"].startswith("nodes in quarantine are used, because 3 nodes")
     assert begun["reason"].endswith("set aside: node0 (quarantined: XID 48 of GPU-1)")
     launch = cluster.supervisors[later.id].launch
@@ -170,7 +170,7 @@ async def test_a_job_that_needs_a_node_in_quarantine_is_started_and_may_come_to_
     assert cordoned_only(launch.avoid) == {}
 
 
-async def test_a_node_that_can_run_nothing_is_none_of_those_of_which_a_share_is_quarantined(
+async def test_a_node_without_resources_does_not_count_for_the_quarantine_share(
     service: NodeService, cluster: FakeCluster, drive: Drive, start: Start
 ) -> None:
     two = three_nodes().nodes[:2]
@@ -180,11 +180,11 @@ async def test_a_node_that_can_run_nothing_is_none_of_those_of_which_a_share_is_
         await until_seen(service)
         supervisor = await start(**NO_STANDBY)
         supervisor.say(EventKind.NODE_HEALTH, **unfit("node0"))
-        await until_node(service, "node0", lambda one: one.findings)
+        await until_node(service, "node0", lambda view: view.findings)
     assert (await service.get("node0")).state is NodeStanding.READY
 
 
-async def test_news_of_two_jobs_that_name_the_same_nodes_do_not_wait_for_each_other(
+async def test_reports_of_two_jobs_on_the_same_nodes_do_not_deadlock(
     jobs: JobService,
     cluster: FakeCluster,
     drive: Drive,
@@ -195,12 +195,12 @@ async def test_news_of_two_jobs_that_name_the_same_nodes_do_not_wait_for_each_ot
     both = asyncio.Barrier(2)
     record_health = stored_nodes.record_health
 
-    async def note_and_meet(*given: Any) -> None:
+    async def record_and_meet(*given: Any) -> None:
         await record_health(*given)
         with contextlib.suppress(TimeoutError, asyncio.BrokenBarrierError):
-            await asyncio.wait_for(both.wait(), 0.5)  # until each has news of its first node
+            await asyncio.wait_for(both.wait(), 0.5)  # until each has reported its first node
 
-    monkeypatch.setattr(stored_nodes, "record_health", note_and_meet)
+    monkeypatch.setattr(stored_nodes, "record_health", record_and_meet)
     async with drive():
         there = [await start(**NO_STANDBY) for _ in range(2)]
         for supervisor, names in zip(there, (("node0", "node1"), ("node1", "node0")), strict=True):
@@ -213,14 +213,17 @@ async def test_news_of_two_jobs_that_name_the_same_nodes_do_not_wait_for_each_ot
         assert "event.unreadable" not in await kinds(jobs, supervisor.launch.job_id)
 
 
-async def test_news_that_the_database_could_not_take_are_tried_again(
+async def test_reports_that_the_database_rejected_temporarily_are_retried(
     jobs: JobService,
     service: NodeService,
     drive: Drive,
     start: Start,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    record_health, failures = stored_nodes.record_health, [DBAPIError("", {}, Exception("deadlock"))]
+    record_health, failures = (
+        stored_nodes.record_health,
+        [DBAPIError("", {}, Exception("deadlock"))],
+    )
 
     async def note(*given: Any) -> None:
         if failures:
@@ -237,11 +240,11 @@ async def test_news_that_the_database_could_not_take_are_tried_again(
     assert (await service.get("node0")).findings
 
 
-async def test_the_database_says_itself_what_it_will_never_take(store: Store) -> None:
+async def test_permanent_and_temporary_database_errors_are_distinguished(store: Store) -> None:
     if not store.postgres:
-        return  # it takes what it is given
+        return  # SQLite accepts any value
     statements = {
-        "SELECT CAST(:x AS integer)": True,  # given a number too large for the driver
+        "SELECT CAST(:x AS integer)": True,  # with a number too large for the driver
         "SELECT CAST('x' || pg_backend_pid() AS integer)": True,
         "SELECT * FROM nowhere": False,
     }
@@ -252,7 +255,7 @@ async def test_the_database_says_itself_what_it_will_never_take(store: Store) ->
         assert is_refused(caught.value) is refused, statement
 
 
-async def test_the_same_incident_told_often_counts_once_and_for_the_node_it_began_on(
+async def test_an_incident_reported_repeatedly_counts_once_and_for_its_first_node(
     jobs: JobService, service: NodeService, drive: Drive, start: Start
 ) -> None:
     async with drive():
@@ -271,23 +274,23 @@ async def test_the_same_incident_told_often_counts_once_and_for_the_node_it_bega
     assert (await service.get("node1")).incidents == ()
 
 
-async def test_a_cordon_is_told_at_once_where_this_process_drives_the_job(
+async def test_a_cordon_is_sent_at_once_if_this_process_drives_the_job(
     store: Store, cluster: FakeCluster, settings: Settings, start: Start
 ) -> None:
-    """It waits neither for the next look at the nodes nor for the next poll."""
+    """It waits neither for the next read of the nodes nor for the next poll."""
     seldom = settings.model_copy(update={"node_look_s": 3600.0, "reconcile_interval_s": 1.0})
     async with reconciling(store, cluster, seldom) as reconciler:
-        service = NodeService(store, reconciler.ring_for_nodes)
+        service = NodeService(store, reconciler.wake_for_nodes)
         await until_seen(service)
         supervisor = await start()
         await service.cordon("node0", "repair", None)
-        told = supervisor.avoided
-        await until(lambda: bool(told) and set(told[-1]) == {"node0"}, 0.7)
+        sent = supervisor.avoided
+        await until(lambda: bool(sent) and set(sent[-1]) == {"node0"}, 0.7)
         await service.uncordon("node0")
-        await until(lambda: told[-1] == {}, 0.7)
+        await until(lambda: sent[-1] == {}, 0.7)
 
 
-async def test_a_job_waits_for_nodes_that_are_cordoned_and_is_started_beside_them(
+async def test_a_job_waits_for_cordoned_nodes_and_starts_without_them(
     jobs: JobService, service: NodeService, cluster: FakeCluster, drive: Drive
 ) -> None:
     async with drive():
@@ -314,7 +317,7 @@ async def test_a_job_waits_for_nodes_that_are_cordoned_and_is_started_beside_the
     assert set(cordoned_only(launch.avoid)) == {"node1"}
 
 
-async def test_an_incident_that_is_told_again_does_not_set_aside_anew(
+async def test_a_repeated_incident_report_does_not_quarantine_again(
     service: NodeService, drive: Drive, start: Start
 ) -> None:
     async with drive():
@@ -322,15 +325,15 @@ async def test_an_incident_that_is_told_again_does_not_set_aside_anew(
         supervisor = await start()
         for number in (1, 2, 3):
             supervisor.say(EventKind.INCIDENT_OPENED, **incident(number))
-        await until_node(service, "node0", lambda one: one.state is NodeStanding.QUARANTINED)
+        await until_node(service, "node0", lambda view: view.state is NodeStanding.QUARANTINED)
         await service.uncordon("node0")
         supervisor.say(EventKind.INCIDENT_CLOSED, **incident(3, closed_at=time.time()))
         supervisor.say(EventKind.INCIDENT_OPENED, **incident(4, agent="n1"))
-        await until_node(service, "node1", lambda one: one.incidents)
+        await until_node(service, "node1", lambda view: view.incidents)
         assert (await service.get("node0")).state is NodeStanding.READY
 
 
-async def test_cordons_are_lifted_by_hand_and_by_time(
+async def test_cordons_end_by_command_and_by_time(
     service: NodeService, drive: Drive, start: Start
 ) -> None:
     async with drive():
@@ -342,14 +345,14 @@ async def test_cordons_are_lifted_by_hand_and_by_time(
         await until(lambda: set(supervisor.avoided[-1]) == {"node1"})  # its time is over
         assert (await service.get("node2")).state is NodeStanding.READY
         supervisor.epoch += 1  # it begins anew, and knows of nothing
-        told = len(supervisor.avoided)
-        await until(lambda: len(supervisor.avoided) > told)
+        count = len(supervisor.avoided)
+        await until(lambda: len(supervisor.avoided) > count)
         assert set(supervisor.avoided[-1]) == {"node1"}
         assert (await service.uncordon("node1")).state is NodeStanding.READY
         await until(lambda: supervisor.avoided[-1] == {})
 
 
-async def test_a_server_that_has_just_begun_tells_no_supervisor_that_no_node_is_set_aside(
+async def test_a_starting_server_sends_no_empty_set_of_nodes_to_supervisors(
     jobs: JobService,
     service: NodeService,
     cluster: FakeCluster,
@@ -382,7 +385,7 @@ async def test_a_server_that_has_just_begun_tells_no_supervisor_that_no_node_is_
     assert set(supervisor.avoided[0]) == {"node2"}
 
 
-async def test_a_node_is_found_by_the_beginning_of_its_name(
+async def test_a_node_is_found_by_a_prefix_of_its_name(
     service: NodeService, cluster: FakeCluster, drive: Drive
 ) -> None:
     nodes = tuple(NodeCapacity(f"abcdef{n}", "127.0.0.1", 1.0, 0.0) for n in range(2))

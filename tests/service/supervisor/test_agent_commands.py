@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast_service.recovery.core_state import effects as do
-from holdfast_service.recovery.core_state import inputs as say
+from holdfast_service.recovery.core_state import effects
+from holdfast_service.recovery.core_state import inputs
 from holdfast_service.supervisor.agent_commands import AgentCommands, CallTimes
 from holdfast_service.supervisor.event_log import EventLog
 from holdfast_service.supervisor.fence_file import FenceFile
@@ -37,17 +37,17 @@ class OneAgent:
 @pytest.mark.parametrize(
     ("outcome", "heard"),
     [
-        (None, say.PartnersSet("n0", 3, 1, ("n2", "n1"), "life")),
+        (None, inputs.PartnersSet("n0", 3, 1, ("n2", "n1"), "life")),
         (
             TimeoutError("no answer"),
-            say.CommandFailed("n0", "set_partners", 3, "TimeoutError: no answer", "life"),
+            inputs.CommandFailed("n0", "set_partners", 3, "TimeoutError: no answer", "life"),
         ),
     ],
 )
 def test_partners_count_as_told_only_once_their_agent_has_said_so(
-    tmp_path: Path, outcome: Exception | None, heard: say.Input
+    tmp_path: Path, outcome: Exception | None, heard: inputs.Input
 ) -> None:
-    told: list[say.Input] = []
+    told: list[inputs.Input] = []
     commands = AgentCommands(
         OneAgent(outcome),  # type: ignore[arg-type]
         EventLog(),
@@ -58,6 +58,6 @@ def test_partners_count_as_told_only_once_their_agent_has_said_so(
         1.0,
     )
     partners = (Partner("n2", "h2", 2), Partner("n1", "h1", 1))
-    effect = do.SetPartners("n0", 3, 1, partners, "life")
-    commands.by_effect()[do.SetPartners](effect)
+    effect = effects.SetPartners("n0", 3, 1, partners, "life")
+    commands.handlers()[effects.SetPartners](effect)
     assert told == [heard]

@@ -15,7 +15,7 @@ import pytest
 from tests.support.faults.faulty_link import Fault, FaultyLink, Kind, Way
 
 from holdfast_service.recovery.core_state.inputs import LinkChecked
-from holdfast_service.supervisor.link_check import Exchanges
+from holdfast_service.supervisor.link_check import LinkChecker
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.link_probe import exchange
@@ -85,7 +85,7 @@ def nodes(shm: Path) -> Iterator[Nodes]:
 def test_a_node_that_nothing_reaches_is_told_from_its_partners(nodes: Nodes) -> None:
     told: queue.Queue[LinkChecked] = queue.Queue()
     nodes.cut = {"n1"}
-    Exchanges(nodes, told.put, 2.0, 0.01, 0.01).look(nodes.reports(), 1)  # type: ignore[arg-type]
+    LinkChecker(nodes, told.put, 2.0, 0.01, 0.01).refresh(nodes.reports(), 1)  # type: ignore[arg-type]
     failed = told.get(timeout=10)
     assert (failed.agent, failed.incarnation) == ("n1", "i")
     assert "ConnectionRefused" in failed.why
@@ -95,16 +95,16 @@ def test_a_node_that_is_reached_again_is_cleared_and_a_single_failure_accuses_no
     nodes: Nodes,
 ) -> None:
     told: queue.Queue[LinkChecked] = queue.Queue()
-    exchanges = Exchanges(nodes, told.put, 2.0, 0.01, 0.0)  # type: ignore[arg-type]
+    exchanges = LinkChecker(nodes, told.put, 2.0, 0.01, 0.0)  # type: ignore[arg-type]
     nodes.fail_once = {"n1"}
-    exchanges.look(nodes.reports(), 1)
+    exchanges.refresh(nodes.reports(), 1)
     assert exchanges.wait(10) and told.empty()
-    exchanges = Exchanges(nodes, told.put, 2.0, 0.01, 0.0)  # type: ignore[arg-type]
+    exchanges = LinkChecker(nodes, told.put, 2.0, 0.01, 0.0)  # type: ignore[arg-type]
     nodes.cut = {"n1"}
-    exchanges.look(nodes.reports(), 1)
+    exchanges.refresh(nodes.reports(), 1)
     assert exchanges.wait(10) and told.get(timeout=1).why
     nodes.cut = set()
-    exchanges.look(nodes.reports(), 1)
+    exchanges.refresh(nodes.reports(), 1)
     assert exchanges.wait(10)
     assert told.get(timeout=1) == LinkChecked("n1", "i", "")
     assert told.empty()
@@ -112,12 +112,12 @@ def test_a_node_that_is_reached_again_is_cleared_and_a_single_failure_accuses_no
 
 def test_nodes_that_are_well_are_asked_once_and_nothing_is_told(nodes: Nodes) -> None:
     told: queue.Queue[LinkChecked] = queue.Queue()
-    exchanges = Exchanges(nodes, told.put, 2.0, 0.01, 0.01)  # type: ignore[arg-type]
-    exchanges.look(nodes.reports()[:1], 1)
+    exchanges = LinkChecker(nodes, told.put, 2.0, 0.01, 0.01)  # type: ignore[arg-type]
+    exchanges.refresh(nodes.reports()[:1], 1)
     assert not nodes.asked, "there is nobody to exchange with"
-    exchanges.look(nodes.reports(), 1)
+    exchanges.refresh(nodes.reports(), 1)
     assert exchanges.wait(10)
-    exchanges.look(nodes.reports(), 1)
+    exchanges.refresh(nodes.reports(), 1)
     assert exchanges.wait(10)
     assert sorted(nodes.asked) == ["n0", "n2"] and told.empty()
 

@@ -15,11 +15,11 @@ from tests.support.nodes.supervised import small_training, supervised
 
 from holdfast_service.cluster import agent_actor, ray_cluster
 from holdfast_service.job_model.supervisor_protocol import Cursors, EventKind, Phase
-from holdfast_service.recovery.core_state import inputs as say
+from holdfast_service.recovery.core_state import inputs
 from holdfast_service.supervisor.agent_watch import AgentWatch
 from holdfast_service.supervisor.event_log import EventLog
-from holdfast_service.supervisor.fence_file import FenceFile, Floor
-from holdfast_service.supervisor.run_buffer import DIGEST_OVERLAP, RunRecord
+from holdfast_service.supervisor.fence_file import FenceFile, FenceFloor
+from holdfast_service.supervisor.run_buffer import DIGEST_OVERLAP, RunBuffer
 from holdfast_workers.agent.event_backup import KEPT_EVENTS
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.lifeline import SILENCE
@@ -41,7 +41,7 @@ def test_stored_events_are_kept_only_as_far_back_as_agents_keep_them() -> None:
     assert len(log.after(0)) == total  # nobody has stored any yet
     assert log.after(total) == ()
     assert [event.seq for event in log.all()] == list(range(501, total + 1))
-    assert [event["seq"] for event in log.unkept_by("n0", "a")] == list(range(501, total + 1))
+    assert [event["seq"] for event in log.not_backed_up_by("n0", "a")] == list(range(501, total + 1))
 
 
 def row(attempt: int, step: int) -> StepRow:
@@ -53,7 +53,7 @@ def line(seq: int) -> LogLine:
 
 
 def test_what_is_stored_of_a_run_is_forgotten() -> None:
-    record = RunRecord()
+    record = RunBuffer()
     steps = range(1, 1001)
     record.add("n0", "a", [row(1, s) for s in steps], dict.fromkeys(steps, "d"), [line(1), line(2)])
     record.after(Cursors(row=(1, 1000), logs={"n0.a": 1}))
@@ -65,7 +65,7 @@ def test_what_is_stored_of_a_run_is_forgotten() -> None:
 
 
 def test_digests_of_steps_that_are_done_again_are_told_again() -> None:
-    record = RunRecord()
+    record = RunBuffer()
     record.add("n0", "a", [row(1, 500)], {500: "d"}, [])
     record.after(Cursors(row=(1, 500)))
     record.add("n0", "a", [row(2, 3)], {2: "x", 3: "y"}, [])
@@ -113,15 +113,15 @@ def report(incarnation: str, port: int) -> AgentReport:
 
 def watching(
     agents: OneSeat, lapse_s: float | None = None, heartbeat_timeout_s: float = 5.0
-) -> tuple[AgentWatch, queue.Queue[say.Input]]:
-    heard: queue.Queue[say.Input] = queue.Queue()
+) -> tuple[AgentWatch, queue.Queue[inputs.Input]]:
+    heard: queue.Queue[inputs.Input] = queue.Queue()
     watch = AgentWatch(
         agents,
         SECRET,
         heard.put,
         heartbeat_timeout_s=heartbeat_timeout_s,
         hello_s=1.0,
-        enquiry_s=0.2,
+        probe_s=0.2,
         check_s=1.0,
         lapse_s=lapse_s,
     )
@@ -135,23 +135,23 @@ def test_a_life_that_comes_back_is_checked_before_anybody_hears_of_it(shm: Path)
     agents = OneSeat(lambda: True)
     agents.life = report("a", server.port)
     watch, heard = watching(agents)
-    watch.look(1)
-    assert heard.get(timeout=WAIT_S) == say.AgentUp(agents.life)
+    watch.refresh(1)
+    assert heard.get(timeout=WAIT_S) == inputs.AgentUp(agents.life)
     watch.forget("n0")
     agents.asked.clear()
     agents.refused.add("check")
     for _ in range(2):
-        watch.look(1)
+        watch.refresh(1)
     assert watch.known("n0") is None and agents.asked == ["hello", "check"] * 2
     agents.refused.clear()
-    watch.look(1)
+    watch.refresh(1)
     assert watch.known("n0") is None, "what the check has found is in the next answer"
-    watch.look(1)
+    watch.refresh(1)
     assert watch.known("n0") == agents.life
     agents.life = report("b", server.port)  # a new life has checked its node itself
     watch.forget("n0")
     agents.asked.clear()
-    watch.look(1)
+    watch.refresh(1)
     assert agents.asked == ["hello"]
     watch.close()
     server.close()
@@ -175,13 +175,13 @@ def test_an_agent_that_dies_after_its_hello_is_told_lost(answers: Any, node_lost
     agents = OneSeat(answers)
     agents.life = report("a", 1)  # nobody listens on this port
     watch, heard = watching(agents)
-    watch.look(1)
+    watch.refresh(1)
     up, lost = heard.get(timeout=WAIT_S), heard.get(timeout=WAIT_S)
-    assert isinstance(up, say.AgentUp) and isinstance(lost, say.AgentLost)
+    assert isinstance(up, inputs.AgentUp) and isinstance(lost, inputs.AgentLost)
     assert (lost.incarnation, lost.certain) == ("a", True)
     assert watch.seats == []
     word = heard.get(timeout=WAIT_S)
-    assert isinstance(word, say.NodeStatus) and word.lost is node_lost
+    assert isinstance(word, inputs.NodeStatus) and word.lost is node_lost
     watch.close()
 
 
@@ -191,11 +191,11 @@ def test_of_an_agent_that_is_given_up_the_node_is_asked_after_too(tmp_path: Path
     server = DataServer(SegmentStore(tmp_path, "tp=1"), SECRET, "127.0.0.1")
     agents.life = report("a", server.port)
     watch, heard = watching(agents)
-    watch.look(1)
-    assert isinstance(heard.get(timeout=WAIT_S), say.AgentUp)
+    watch.refresh(1)
+    assert isinstance(heard.get(timeout=WAIT_S), inputs.AgentUp)
     watch.forget("n0")
     word = heard.get(timeout=WAIT_S)
-    assert isinstance(word, say.NodeStatus) and word.lost
+    assert isinstance(word, inputs.NodeStatus) and word.lost
     server.close()
     watch.close()
 
@@ -205,33 +205,33 @@ def test_the_end_of_a_former_life_is_not_taken_for_the_present_ones(tmp_path: Pa
     lives = [DataServer(SegmentStore(tmp_path, "tp=1"), SECRET, "127.0.0.1") for _ in range(2)]
     agents.life = report("a", lives[0].port)
     watch, heard = watching(agents)
-    watch.look(1)
+    watch.refresh(1)
     agents.life = report("b", lives[1].port)
-    watch._introduce("n0", 1)
+    watch._send_hello("n0", 1)
     lives[0].close()
     heard.get(timeout=WAIT_S)
     heard.get(timeout=WAIT_S)
-    watch._lost("n0 a", "late")
-    told = say.LeaseEnded("n0", "a", certain=True)
+    watch._on_lifeline_end("n0 a", "late")
+    told = inputs.LeaseEnded("n0", "a", certain=True)
     assert heard.get(timeout=WAIT_S) == told and watch.seats == ["n0"]
     lives[1].close()
     lost = heard.get(timeout=WAIT_S)
     while lost == told:  # its own line may have told it, too
         lost = heard.get(timeout=WAIT_S)
-    assert isinstance(lost, say.AgentLost) and lost.incarnation == "b"
+    assert isinstance(lost, inputs.AgentLost) and lost.incarnation == "b"
     watch.close()
 
 
 def test_what_a_former_supervisor_may_have_granted_ends_a_lease_after_the_first_look() -> None:
     watch, heard = watching(OneSeat(lambda: True), lapse_s=0.2)
-    watch.look(1)
+    watch.refresh(1)
     time.sleep(0.1)
-    watch.look(1)
+    watch.refresh(1)
     assert heard.empty(), "a former supervisor may have granted it a lease just now"
     time.sleep(0.15)
-    watch.look(1)
-    watch.look(1)
-    assert heard.get(timeout=WAIT_S) == say.LeaseEnded("n0", "") and heard.empty()
+    watch.refresh(1)
+    watch.refresh(1)
+    assert heard.get(timeout=WAIT_S) == inputs.LeaseEnded("n0", "") and heard.empty()
     watch.close()
 
 
@@ -242,26 +242,26 @@ def test_an_agent_that_is_silent_has_no_lease_any_more_and_one_that_is_let_go_ha
     server = DataServer(SegmentStore(tmp_path, "tp=1"), SECRET, "127.0.0.1", heartbeat_s=0.05)
     watch, heard = watching(agents, lapse_s=60.0, heartbeat_timeout_s=0.5)
     agents.life = report("a", server.port)
-    watch.look(1)
-    assert isinstance(heard.get(timeout=WAIT_S), say.AgentUp)
-    watch._lost("n0 a", f"{SILENCE} for 0.5 s")
+    watch.refresh(1)
+    assert isinstance(heard.get(timeout=WAIT_S), inputs.AgentUp)
+    watch._on_lifeline_end("n0 a", f"{SILENCE} for 0.5 s")
     agents.life = None
     lost = heard.get(timeout=WAIT_S)
-    assert isinstance(lost, say.AgentLost) and not lost.certain
-    assert heard.get(timeout=WAIT_S) == say.LeaseEnded("n0", "a")
-    assert isinstance(heard.get(timeout=WAIT_S), say.NodeStatus)
+    assert isinstance(lost, inputs.AgentLost) and not lost.certain
+    assert heard.get(timeout=WAIT_S) == inputs.LeaseEnded("n0", "a")
+    assert isinstance(heard.get(timeout=WAIT_S), inputs.NodeStatus)
 
     agents.life = report("b", server.port)
-    watch.look(1)
-    assert isinstance(heard.get(timeout=WAIT_S), say.AgentUp)
+    watch.refresh(1)
+    assert isinstance(heard.get(timeout=WAIT_S), inputs.AgentUp)
     agents.life = None
     watch.forget("n0")
     let_go = time.monotonic()
-    assert isinstance(heard.get(timeout=WAIT_S), say.NodeStatus)
+    assert isinstance(heard.get(timeout=WAIT_S), inputs.NodeStatus)
     while heard.empty():
-        watch.look(1)
+        watch.refresh(1)
         time.sleep(0.02)
-    assert heard.get(timeout=WAIT_S) == say.LeaseEnded("n0", "b")
+    assert heard.get(timeout=WAIT_S) == inputs.LeaseEnded("n0", "b")
     assert time.monotonic() - let_go >= 0.5
     watch.close()
     server.close()
@@ -273,7 +273,7 @@ def test_a_supervisor_that_finds_a_successor_has_nothing_to_say_any_more(tmp_pat
         run.wait_step(5)
         first = run.supervisor
         run.supervisor = run._supervise()  # the first one lives, and does not know
-        run.wait(lambda: first._gone)
+        run.wait(lambda: first._halted)
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert {row.attempt for row in run.all_rows} == {1}
 
@@ -298,7 +298,7 @@ def test_an_end_that_nobody_had_stored_survives_its_supervisor(tmp_path: Path) -
 
 def test_the_floor_is_what_was_written_last(tmp_path: Path) -> None:
     FenceFile(tmp_path).write(3, 7)
-    assert FenceFile(tmp_path).read() == Floor(3, 7)
+    assert FenceFile(tmp_path).read() == FenceFloor(3, 7)
 
 
 # --- secrets --------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def test_servers_that_make_the_key_at_the_same_time_agree_on_it(tmp_path: Path) 
 
     def make() -> bytes:
         start.wait(WAIT_S)
-        return ray_cluster._key(path)
+        return ray_cluster._load_or_create_key(path)
 
     with ThreadPoolExecutor(8) as pool:
         made = {future.result() for future in [pool.submit(make) for _ in range(8)]}
@@ -321,9 +321,9 @@ def test_servers_that_make_the_key_at_the_same_time_agree_on_it(tmp_path: Path) 
 def test_a_folder_that_somebody_else_put_into_shared_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = agent_actor._private(tmp_path / "ours")
+    folder = agent_actor._private_folder(tmp_path / "ours")
     assert folder.stat().st_mode & 0o777 == 0o700
     uid = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: uid + 1)
     with pytest.raises(PermissionError, match="not a folder of this user"):
-        agent_actor._private(folder)
+        agent_actor._private_folder(folder)

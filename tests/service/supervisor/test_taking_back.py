@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast_service.job_model.supervisor_protocol import Cursors, EventKind, SupervisorEvent
 from holdfast_service.recovery.core_state.event_replay import Facts
-from holdfast_service.supervisor.run_buffer import RunRecord
+from holdfast_service.supervisor.run_buffer import RunBuffer
 from holdfast_workers.agent.run_journal import RunJournal
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.training.skipped_windows import Ledger
@@ -30,11 +30,11 @@ def test_a_restarted_supervisor_knows_the_ledger_and_what_was_taken_back() -> No
 
 
 def test_digests_that_were_taken_back_are_told_no_more_whoever_still_has_them() -> None:
-    record = RunRecord()
+    record = RunBuffer()
     old = {step: f"old{step}" for step in range(1, 10)}
     record.add("n0", "i", [row(1, step) for step in range(1, 10)], old, [])
     record.add("n1", "i", [row(1, step) for step in range(1, 10)], old, [])
-    record.taken_back(1, 6)
+    record.discard_after(1, 6)
     record.add("n1", "i", [], {8: "old8", 9: "old9"}, [])  # it has heard nothing since
     assert sorted(record.after(Cursors())[1]) == [1, 2, 3, 4, 5, 6]
     new = {step: f"new{step}" for step in (7, 8)}

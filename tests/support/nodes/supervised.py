@@ -146,7 +146,7 @@ class SupervisedRun:
             self.agents.secret,
             self.remote,
             self._times,
-            die=lambda: threading.Thread(target=self.lose_supervisor).start(),
+            kill_self=lambda: threading.Thread(target=self.lose_supervisor).start(),
         )
         self.agents.on_signal = supervisor.signal
         threading.Thread(target=supervisor.run, daemon=True).start()
@@ -157,7 +157,7 @@ class SupervisedRun:
         state."""
         old = self.supervisor
         self.agents.on_signal = lambda _: None
-        old.vanish()
+        old.halt()
         self.supervisor = self._supervise()
 
     def close(self) -> None:

@@ -141,7 +141,7 @@ class SimulatedCluster(SimulatedStalls):
             else []
         )
 
-        def hear() -> None:
+        def deliver() -> None:
             there = [
                 worker
                 for worker in mine
@@ -151,18 +151,18 @@ class SimulatedCluster(SimulatedStalls):
                 self.watchdog.committed(attempt, there[0].step + 1)
 
         for _ in range(4):
-            self.at(self.random.uniform(0.0, 6.0), hear)
+            self.at(self.random.uniform(0.0, 6.0), deliver)
 
     def make_copies_unreadable(self, name: str) -> None:
         """The memory checkpoints of this agent are listed but cannot be loaded."""
         self.agents[name].copies_unreadable = True
-        self.at(6.0, lambda: setattr(self.agents[name], "rotten", False))
+        self.at(6.0, lambda: setattr(self.agents[name], "copies_unreadable", False))
 
     def lose_signals(self, name: str, for_s: float) -> None:
         """The agent's signals are lost for a while; it still answers polls."""
         agent = self.agents[name]
         agent.loses_signals = True
-        self.at(for_s, lambda: setattr(agent, "unheard", False))
+        self.at(for_s, lambda: setattr(agent, "loses_signals", False))
         self._poll(agent)
 
     def _poll(self, agent: SimAgent) -> None:

@@ -56,7 +56,7 @@ class FaultOrders:
     ) -> None:
         self._root = root
         self._child_of = child_of
-        self._lose_node = lose_node
+        self._node_killer = lose_node
         self._cut_links = cut_links
         self._show_xid = show_xid
         self._lock = threading.Lock()
@@ -112,7 +112,7 @@ class FaultOrders:
             case FaultKind.AGENT_DEATH:
                 _run_soon(lambda: os.kill(os.getpid(), signal.SIGKILL))
             case FaultKind.NODE_LOSS:
-                if self._lose_node is None:
+                if self._node_killer is None:
                     raise CannotInject("only a local node can be lost on request; this is not one")
                 _run_soon(self._lose_files_and_node)
             case FaultKind.PARTITION:
@@ -134,9 +134,9 @@ class FaultOrders:
         _run_soon(partial(self._cut_links, seconds))
 
     def _lose_files_and_node(self) -> None:
-        assert self._lose_node is not None
+        assert self._node_killer is not None
         shutil.rmtree(self._root, ignore_errors=True)
-        self._lose_node()
+        self._node_killer()
 
     def _fail_storage(self, kind: FaultKind, until: float) -> None:
         temporary = self._root / f".{FAULT_FILE}.{os.getpid()}"

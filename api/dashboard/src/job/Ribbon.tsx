@@ -1,6 +1,6 @@
 /**
- * The time ribbon: every moment of the job by what it went into, with attempts, incidents and
- * checkpoints. A stretch that is brushed on it filters what is below. By keyboard: its two ends
+ * The time ribbon: the job's time by kind, with attempts, incidents and checkpoints. An interval
+ * brushed on the ribbon filters the sections below it. For the keyboard, the two ends of the brush
  * are sliders.
  */
 
@@ -10,7 +10,7 @@ import { ticks, timeScale, type Window } from "./axis";
 import { useCursor } from "./cursor";
 import { clock, duration, moment, percent } from "./format";
 import { useWidth } from "./hooks";
-import { KIND_ORDER, KINDS, look, words, type KindLook } from "./kinds";
+import { humanize, KIND_ORDER, KINDS, look, type KindLook } from "./kinds";
 import { attemptBands, bars, marks, secondsByKind, spanAt } from "./ribbonLayout";
 import type { SpanKind, Timeline } from "./views";
 
@@ -41,7 +41,7 @@ export function Ribbon({ timeline, brush, onBrush, onIncident }: Props) {
         {width > 0 && (
           <>
             <Drawing timeline={timeline} window={whole} width={width} />
-            <Pointing
+            <PointerLayer
               timeline={timeline}
               window={whole}
               width={width}
@@ -58,9 +58,9 @@ export function Ribbon({ timeline, brush, onBrush, onIncident }: Props) {
 
 function Legend({ timeline, window }: { timeline: Timeline; window: Window }) {
   const sums = secondsByKind(timeline.spans, window);
-  const all = [...sums.values()].reduce((sum, one) => sum + one, 0);
+  const all = [...sums.values()].reduce((sum, seconds) => sum + seconds, 0);
   return (
-    <ul className="legend" aria-label="Time by what it went into">
+    <ul className="legend" aria-label="Time by kind">
       {KIND_ORDER.filter((kind) => (sums.get(kind) ?? 0) > 0).map((kind) => (
         <li key={kind} title={KINDS[kind].means}>
           <Swatch look={KINDS[kind]} />
@@ -73,20 +73,20 @@ function Legend({ timeline, window }: { timeline: Timeline; window: Window }) {
   );
 }
 
-export function Swatch({ look: one }: { look: KindLook }) {
+export function Swatch({ look }: { look: KindLook }) {
   const id = useId();
   return (
     <svg className="swatch" width="16" height="12" aria-hidden="true">
       <defs>
-        <Hatch id={id} hatch={one.hatch} />
+        <Hatch id={id} hatch={look.hatch} />
       </defs>
-      <rect width="16" height="12" rx="2.5" style={{ fill: `var(${one.colour})` }} />
-      {one.hatch !== "none" && <rect width="16" height="12" rx="2.5" fill={`url(#${id})`} />}
+      <rect width="16" height="12" rx="2.5" style={{ fill: `var(${look.colour})` }} />
+      {look.hatch !== "none" && <rect width="16" height="12" rx="2.5" fill={`url(#${id})`} />}
     </svg>
   );
 }
 
-/** Lines or dots over a colour: what tells the kinds apart without it. */
+/** Lines or dots over a colour, to distinguish the kinds without colour. */
 function Hatch({ id, hatch }: { id: string; hatch: KindLook["hatch"] }) {
   return (
     <pattern id={id} width="6" height="6" patternUnits="userSpaceOnUse">
@@ -101,13 +101,13 @@ function Hatch({ id, hatch }: { id: string; hatch: KindLook["hatch"] }) {
   );
 }
 
-interface Drawn {
+interface Layer {
   timeline: Timeline;
   window: Window;
   width: number;
 }
 
-function Drawing({ timeline, window, width }: Drawn) {
+function Drawing({ timeline, window, width }: Layer) {
   const id = useId();
   const shapes = useMemo(() => bars(timeline.spans, window, width), [timeline, window, width]);
   const bands = useMemo(
@@ -167,7 +167,7 @@ function Drawing({ timeline, window, width }: Drawn) {
       {saved.map((mark) => (
         <path
           key={mark.x}
-          className={mark.of.some((one) => one.tier === "remote") ? "saved remote" : "saved"}
+          className={mark.items.some((checkpoint) => checkpoint.tier === "remote") ? "saved remote" : "saved"}
           d={`M${mark.x},${CHECKPOINTS_AT} l4,5 l-4,5 l-4,-5 z`}
         />
       ))}
@@ -200,14 +200,14 @@ function roomForLabel(bands: readonly { x: number; width: number }[], index: num
   return !next || next.x - bands[index]!.x > 18;
 }
 
-/** What the mouse, a finger or the keyboard does on the ribbon. */
-function Pointing({
+/** The input layer of the ribbon: hover, brush and its two ends. */
+function PointerLayer({
   timeline,
   window,
   width,
   brush,
   onBrush,
-}: Drawn & { brush: Window | null; onBrush: (brush: Window | null) => void }) {
+}: Layer & { brush: Window | null; onBrush: (brush: Window | null) => void }) {
   const cursor = useCursor();
   const scale = timeScale(window, width);
   const drag = useRef<{ from: number; move: Window | null } | null>(null);
@@ -264,8 +264,8 @@ function Pointing({
           <div className="brush-out" style={{ left: scale(shown.until), right: 0 }} />
         </>
       )}
-      <End which="since" brush={shown} window={window} width={width} onBrush={onBrush} />
-      <End which="until" brush={shown} window={window} width={width} onBrush={onBrush} />
+      <BrushEnd which="since" brush={shown} window={window} width={width} onBrush={onBrush} />
+      <BrushEnd which="until" brush={shown} window={window} width={width} onBrush={onBrush} />
       {hover !== null && <Hover timeline={timeline} at={hover} x={scale(hover)} width={width} />}
     </>
   );
@@ -281,7 +281,7 @@ function dragged(began: { from: number; move: Window | null }, at: number, windo
   return { since, until: since + length };
 }
 
-interface EndProps {
+interface BrushEndProps {
   which: "since" | "until";
   brush: Window | null;
   window: Window;
@@ -290,12 +290,12 @@ interface EndProps {
 }
 
 /** One end of the brush: a slider. */
-function End({ which, brush, window, width, onBrush }: EndProps) {
+function BrushEnd({ which, brush, window, width, onBrush }: BrushEndProps) {
   const scale = timeScale(window, width);
   const ends = brush ?? window;
   const at = ends[which];
-  const grab = useRef(false);
-  const put = (wanted: number) => {
+  const grabbed = useRef(false);
+  const moveTo = (wanted: number) => {
     const least = (window.until - window.since) / 500;
     const since = which === "since" ? Math.min(wanted, ends.until - least) : ends.since;
     const until = which === "until" ? Math.max(wanted, ends.since + least) : ends.until;
@@ -315,7 +315,7 @@ function End({ which, brush, window, width, onBrush }: EndProps) {
       End: window.until,
     };
     if (event.key === "Escape" && brush) onBrush(null);
-    else if (event.key in to) put(to[event.key]!);
+    else if (event.key in to) moveTo(to[event.key]!);
     else return;
     event.preventDefault();
     event.stopPropagation();
@@ -333,15 +333,15 @@ function End({ which, brush, window, width, onBrush }: EndProps) {
       aria-valuetext={moment(at)}
       onKeyDown={key}
       onPointerDown={(event) => {
-        grab.current = true;
+        grabbed.current = true;
         event.currentTarget.setPointerCapture(event.pointerId);
       }}
       onPointerMove={(event) => {
-        if (!grab.current) return;
+        if (!grabbed.current) return;
         const box = event.currentTarget.parentElement!.getBoundingClientRect();
-        put(scale.invert(event.clientX - box.left));
+        moveTo(scale.invert(event.clientX - box.left));
       }}
-      onPointerUp={() => (grab.current = false)}
+      onPointerUp={() => (grabbed.current = false)}
     />
   );
 }
@@ -381,7 +381,7 @@ function Hover({
   );
 }
 
-function Incidents({ timeline, window, width, onIncident }: Drawn & { onIncident: (n: number) => void }) {
+function Incidents({ timeline, window, width, onIncident }: Layer & { onIncident: (n: number) => void }) {
   const found = useMemo(
     () => marks(timeline.incidents, window, width, 20),
     [timeline, window, width],
@@ -389,12 +389,12 @@ function Incidents({ timeline, window, width, onIncident }: Drawn & { onIncident
   return (
     <>
       {found.map((mark) => {
-        const newest = mark.of[mark.of.length - 1]!;
-        const open = mark.of.some((one) => one.closed_at === null);
-        const numbers = mark.of.map((one) => one.number);
+        const newest = mark.items[mark.items.length - 1]!;
+        const open = mark.items.some((incident) => incident.closed_at === null);
+        const numbers = mark.items.map((incident) => incident.number);
         const label =
-          mark.of.length === 1
-            ? `Incident ${newest.number}: ${words(newest.cause)}, ${newest.decision ?? "being looked into"}`
+          mark.items.length === 1
+            ? `Incident ${newest.number}: ${humanize(newest.cause)}, ${newest.decision ?? "no decision yet"}`
             : `Incidents ${numbers[0]} to ${newest.number}`;
         return (
           <button
@@ -406,7 +406,7 @@ function Incidents({ timeline, window, width, onIncident }: Drawn & { onIncident
             aria-label={label}
             onClick={() => onIncident(newest.number)}
           >
-            {mark.of.length === 1 ? newest.number : `${mark.of.length}×`}
+            {mark.items.length === 1 ? newest.number : `${mark.items.length}×`}
           </button>
         );
       })}

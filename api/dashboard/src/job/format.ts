@@ -1,13 +1,13 @@
-/** What the job page writes beside the formats of the whole dashboard. Pure. */
+/** Text formats of the job page, in addition to those of the whole dashboard. Pure. */
 
 import { clock as ofDay, count, duration as long, percent as share } from "../format";
 
 export { ago, bytes, count as whole, moment, roughly as coarse } from "../format";
 
-/** What stands where nothing was measured: never a zero. */
+/** Shown for a value that was not measured, instead of a zero. */
 export const UNKNOWN = "–";
 
-/** A length of time, down to microseconds: a phase of a recovery may be that short. */
+/** A duration, down to microseconds: a phase of a recovery may be that short. */
 export function duration(seconds: number | null | undefined): string {
   if (seconds == null || !Number.isFinite(seconds)) return UNKNOWN;
   if (seconds === 0) return "0s";
@@ -17,7 +17,7 @@ export function duration(seconds: number | null | undefined): string {
   return long(seconds < 60 ? Math.round(seconds) : seconds);
 }
 
-/** A number in about `digits` significant ones, with k, M, G, T: "12.4k", "0.0031", "3.1e−7". */
+/** A number with about `digits` significant digits, with k, M, G, T: "12.4k", "0.0031", "3.1e−7". */
 export function compact(value: number | null | undefined, digits = 3): string {
   if (value == null || !Number.isFinite(value)) return UNKNOWN;
   const size = Math.abs(value);
@@ -43,7 +43,7 @@ function significant(value: number, digits: number): string {
 export const percent = (value: number | null | undefined, digits = 1): string =>
   value != null && value > 0 && value < 10 ** (-2 - digits) ? `<${10 ** -digits}%` : share(value, digits);
 
-/** Time of day in the reader's zone, with milliseconds if asked for. */
+/** Time of day in the browser's zone, optionally with milliseconds. */
 export function clock(at: number, milliseconds = false): string {
   const text = ofDay(at);
   return milliseconds ? `${text}.${String(Math.floor((at % 1) * 1000)).padStart(3, "0")}` : text;
@@ -56,7 +56,7 @@ export function day(at: number): string {
   return `${two(when.getMonth() + 1)}-${two(when.getDate())}`;
 }
 
-/** Whole numbers as few ranges: "0–3, 7". */
+/** Whole numbers as ranges, at most `most` of them: "0–3, 7". */
 export function ranges(numbers: readonly number[], most = 6): string {
   const sorted = [...new Set(numbers)].sort((a, b) => a - b);
   const parts: string[] = [];
@@ -69,4 +69,47 @@ export function ranges(numbers: readonly number[], most = 6): string {
   }
   if (parts.length <= most) return parts.join(", ");
   return `${parts.slice(0, most).join(", ")} and ${count(parts.length - most)} more`;
+}
+
+const NODE_ID = /\b[0-9a-f]{56}\b/g;
+const MIN_NODE_ID_DIGITS = 8;
+
+/** A part of a text; `full` is the whole node id where `text` is a shortened id. */
+export interface TextPart {
+  text: string;
+  full?: string;
+}
+
+/**
+ * Shortens the node ids in texts to their first digits: as many as distinguish all node ids that it
+ * has learned, at least 8. Other names of nodes (host names, addresses) stay whole.
+ */
+export class NodeIdShortener {
+  private readonly known = new Set<string>();
+  private digits = MIN_NODE_ID_DIGITS;
+
+  learn(text: string): void {
+    for (const id of text.match(NODE_ID) ?? []) this.known.add(id);
+    const prefixes = () => new Set([...this.known].map((id) => id.slice(0, this.digits)));
+    while (prefixes().size < this.known.size) this.digits += 1;
+  }
+
+  parts(text: string): TextPart[] {
+    this.learn(text);
+    const parts: TextPart[] = [];
+    let end = 0;
+    for (const found of text.matchAll(NODE_ID)) {
+      if (found.index > end) parts.push({ text: text.slice(end, found.index) });
+      parts.push({ text: found[0].slice(0, this.digits), full: found[0] });
+      end = found.index + found[0].length;
+    }
+    if (end < text.length) parts.push({ text: text.slice(end) });
+    return parts;
+  }
+
+  shorten(text: string): string {
+    return this.parts(text)
+      .map((part) => part.text)
+      .join("");
+  }
 }

@@ -1,34 +1,64 @@
-/** What an incident says, in the order in which a reader asks: what was it, what did it cost. Pure. */
+/**
+ * The facts of an incident as sentences, costs and phase bars. Pure. A cause, tier or key that this
+ * version does not know is tolerated: a newer server may send it.
+ */
 
-import { coarse, compact, duration, ranges, whole } from "./format";
-import { PHASES, words } from "./kinds";
+import { coarse, compact, duration, ranges, whole, type NodeIdShortener } from "./format";
+import { humanize, PHASES } from "./kinds";
 import type { Incident, SpanKind } from "./views";
 
 const CAUSES: Record<string, string> = {
-  node_lost: "A node was lost",
-  preempted: "A node is taken away",
-  node_unwell: "A node is not fit to train on",
-  agent_lost: "A node agent was lost",
-  out_of_memory: "A worker ran out of memory",
-  worker_crash: "A worker crashed",
-  corruption: "A rank computed other bits",
-  hang: "A rank hung",
-  user_error: "The program raised an error",
-  bad_state: "A saved state could not be loaded",
-  not_finite: "A restored state was not finite",
-  guard: "Loss or gradients went out of bounds",
-  checkpoint_failed: "The last checkpoint could not be written",
-  internal_error: "Holdfast itself failed",
-  no_progress: "An attempt did not come up in time",
-  straggler: "A rank computed too slowly",
-  restore_unavailable: "Remote storage did not answer at a restore",
-  remote_unavailable: "Remote storage takes no checkpoint",
-  communication: "A connection between ranks broke",
+  node_lost: "a node was lost",
+  preempted: "a node was preempted",
+  node_unwell: "a health probe found a node unfit for training",
+  agent_lost: "an agent was lost",
+  out_of_memory: "the kernel killed a process because memory ran out",
+  worker_crash: "the process of a rank ended unexpectedly",
+  corruption: "a rank computed other bits than its replicas",
+  hang: "a rank stopped making progress",
+  user_error: "the training program raised an error",
+  bad_state: "a saved state could not be loaded",
+  not_finite: "the first step after a restore was not finite",
+  guard: "the loss or the gradients were out of bounds",
+  checkpoint_failed: "a shard of the last checkpoint could not be written",
+  internal_error: "an internal error of Holdfast occurred",
+  no_progress: "an attempt did not reach its first step in time",
+  straggler: "a rank computed more slowly than its peers",
+  restore_unavailable: "the remote storage did not answer during a restore",
+  remote_unavailable: "the remote storage accepted no checkpoint",
+  communication: "ranks lost their connections, and no process was seen to end",
 };
 
+/** Causes after which the processes of the ranks are gone; the others only affect them. */
+const PROCESS_LOSING: ReadonlySet<string> = new Set([
+  "node_lost",
+  "agent_lost",
+  "out_of_memory",
+  "worker_crash",
+  "preempted",
+  "",
+]);
+
+/** "a node was lost"; an unknown cause by its own name. */
+export function causeClause(cause: string): string {
+  return CAUSES[cause] ?? (humanize(cause) || "an unknown fault occurred");
+}
+
+/** The heading of a card: "A node was lost". */
 export function title(incident: Incident): string {
-  const said = CAUSES[incident.cause] ?? words(incident.cause);
-  return said.charAt(0).toUpperCase() + said.slice(1);
+  return capitalized(causeClause(incident.cause));
+}
+
+/** The text with a full stop and a capital letter, unless its first word is an identifier. */
+export function sentence(text: string): string {
+  const stripped = text.trim().replace(/\s+/g, " ");
+  if (!stripped) return "";
+  const begun = /^[a-z]+(?=\s|$)/.test(stripped) ? capitalized(stripped) : stripped;
+  return /[.!?]$/.test(begun) ? begun : `${begun}.`;
+}
+
+function capitalized(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
 export interface PhaseBar {
@@ -36,14 +66,14 @@ export interface PhaseBar {
   label: string;
   kind: SpanKind;
   seconds: number;
-  /** Of the drawn width, 0 to 1; the shares sum to 1. */
+  /** Share of the drawn width, 0 to 1; the shares sum to 1. */
   share: number;
 }
 
-/** A phase of some milliseconds is still to be seen beside one of seconds. */
+/** Keeps a phase of a few milliseconds visible beside a phase of seconds. */
 const LEAST_SHARE = 0.025;
 
-/** The phases that took time, in order; those not known by name go last. */
+/** The phases that took time, in order; phases of unknown names come last. */
 export function phaseBars(phases_s: Record<string, number | null>): PhaseBar[] {
   const known = PHASES.filter(({ name }) => (phases_s[name] ?? 0) > 0).map((phase) => ({
     ...phase,
@@ -54,33 +84,34 @@ export function phaseBars(phases_s: Record<string, number | null>): PhaseBar[] {
     .filter(([name, seconds]) => !named.has(name) && (seconds ?? 0) > 0)
     .map(([name, seconds]) => ({
       name,
-      label: words(name),
+      label: humanize(name),
       kind: "recovering" as const,
       seconds: seconds!,
     }));
   const all = [...known, ...others];
-  const sum = all.reduce((total, one) => total + one.seconds, 0);
+  const sum = all.reduce((total, bar) => total + bar.seconds, 0);
   if (!sum) return [];
-  const raised = all.map((one) => Math.max(one.seconds / sum, LEAST_SHARE));
-  const over = raised.reduce((total, one) => total + one, 0);
-  return all.map((one, index) => ({ ...one, share: raised[index]! / over }));
+  const raised = all.map((bar) => Math.max(bar.seconds / sum, LEAST_SHARE));
+  const over = raised.reduce((total, share) => total + share, 0);
+  return all.map((bar, index) => ({ ...bar, share: raised[index]! / over }));
 }
 
+/** Seconds from the first signal to the first new step; null while the incident is open. */
 export function total(incident: Incident): number | null {
-  const told = incident.phases_s["total"];
-  if (told != null) return told;
+  const measured = incident.phases_s["total"];
+  if (measured != null) return measured;
   if (incident.closed_at === null) return null;
   return incident.closed_at - (incident.signalled_at ?? incident.opened_at);
 }
 
-/** What it cost, in short words; nothing where nothing was lost. */
+/** The costs, each as a value and its label; no entry for a cost that is zero or unknown. */
 export function costs(incident: Incident): { label: string; value: string }[] {
   const found: { label: string; value: string }[] = [];
   const took = total(incident);
   if (took !== null) found.push({ label: "until the next new step", value: duration(took) });
   if (incident.steps_lost != null) {
     const steps = incident.steps_lost;
-    found.push({ label: steps === 1 ? "step to make again" : "steps to make again", value: whole(steps) });
+    found.push({ label: steps === 1 ? "step to repeat" : "steps to repeat", value: whole(steps) });
   }
   if (incident.device_seconds_lost > 0) {
     const seconds = incident.device_seconds_lost;
@@ -91,49 +122,67 @@ export function costs(incident: Incident): { label: string; value: string }[] {
     );
   }
   if (incident.restored_step !== null) {
-    found.push({ label: "state taken from step", value: whole(incident.restored_step) });
+    found.push({ label: "restored step", value: whole(incident.restored_step) });
   }
   return found;
 }
 
-interface LostThing {
+interface LostItem {
   cause?: unknown;
   ranks?: unknown;
   rank?: unknown;
   worker?: unknown;
   agent?: unknown;
+  attempt?: unknown;
   on_notice?: unknown;
 }
 
-/** One line for each thing that was taken away. */
-export function lostThings(incident: Incident): string[] {
-  return incident.lost.map((one) => {
-    if (typeof one !== "object" || one === null) return String(one);
-    const { cause, ranks, rank, worker, agent, on_notice } = one as LostThing;
-    const hit = Array.isArray(ranks) ? (ranks as number[]) : typeof rank === "number" ? [rank] : [];
-    const parts = [
-      hit.length ? `${hit.length === 1 ? "rank" : "ranks"} ${ranges(hit)}` : "",
-      worker ? `worker ${String(worker)}` : "",
-      agent && !worker ? `agent ${String(agent)}` : "",
-      on_notice ? "on notice" : "",
-    ].filter(Boolean);
-    return `${words(String(cause ?? ""))}: ${parts.join(", ") || "no rank"}`;
+/** `Ranks 4–7 on agent n1 were lost.`: a sentence for each item of `lost`. */
+export function lostSentences(incident: Incident): string[] {
+  return incident.lost.map((item) => {
+    if (typeof item !== "object" || item === null) return sentence(`lost: ${plainText(item)}`);
+    return lostSentence(item as LostItem, incident);
   });
 }
 
+function lostSentence(item: LostItem, incident: Incident): string {
+  const cause = item.cause ? String(item.cause) : "";
+  const listed = Array.isArray(item.ranks) ? (item.ranks as number[]) : [];
+  const ranks = !listed.length && typeof item.rank === "number" ? [item.rank] : listed;
+  const verb = PROCESS_LOSING.has(cause) ? "lost" : "affected";
+  let text = `${lostSubject(item, ranks)} ${ranks.length > 1 ? "were" : "was"} ${verb}`;
+  if (item.attempt != null && item.attempt !== incident.attempt) text += ` in attempt ${String(item.attempt)}`;
+  if (item.on_notice === true) text += ", after the cluster had announced the removal of the node";
+  if (cause && cause !== incident.cause) text += `: ${causeClause(cause)}`;
+  return sentence(text);
+}
+
+function lostSubject(item: LostItem, ranks: readonly number[]): string {
+  const place = item.agent ? ` on agent ${String(item.agent)}` : "";
+  const process = item.worker ? `process ${String(item.worker)}` : "";
+  if (ranks.length) return `${ranksText(ranks, 8)}${place}${process && ` (${process})`}`;
+  if (process) return `${process}${place}`;
+  return item.agent ? `agent ${String(item.agent)}` : "no particular rank";
+}
+
+/** "rank 3", "ranks 0–7, 12". */
+export function ranksText(ranks: readonly number[], most = 4): string {
+  return `${ranks.length === 1 ? "rank" : "ranks"} ${ranges(ranks, most)}`;
+}
+
 const TIERS: Record<string, string> = {
-  own_ram: "own memory",
-  partner_ram: "a partner's memory",
-  reshard: "memory of another mesh",
+  own_ram: "own RAM",
+  partner_ram: "a partner's RAM",
+  reshard: "the RAM of ranks of another mesh",
   remote: "remote storage",
-  init: "the beginning",
+  init: "the job's initial state",
 };
 
-/** "from own memory 1022 ranks, from partner's memory 2 ranks". */
+/** The source of the restored state with its ranks, the source of the most ranks first. */
 export function tiers(incident: Incident): { tier: string; ranks: number[] }[] {
   const found = new Map<string, number[]>();
   for (const [rank, tier] of Object.entries(incident.tiers)) {
-    const name = TIERS[tier] ?? words(tier);
+    const name = TIERS[tier] ?? humanize(tier);
     const members = found.get(name);
     if (members) members.push(Number(rank));
     else found.set(name, [Number(rank)]);
@@ -141,11 +190,28 @@ export function tiers(incident: Incident): { tier: string; ranks: number[] }[] {
   return [...found].map(([tier, ranks]) => ({ tier, ranks })).sort((a, b) => b.ranks.length - a.ranks.length);
 }
 
-/** Evidence as text; a mapping as `key value` pairs. */
-export function evidence(one: unknown): string {
-  if (typeof one === "string") return one;
-  if (typeof one !== "object" || one === null) return String(one);
-  return Object.entries(one)
-    .map(([key, value]) => `${words(key)} ${typeof value === "object" ? JSON.stringify(value) : String(value)}`)
-    .join(" · ");
+/** An item of evidence as a sentence. */
+export function evidenceSentence(item: unknown): string {
+  return sentence(plainText(item));
+}
+
+/** A text as it is; of a mapping, its values, without those that are empty or false. */
+function plainText(value: unknown): string {
+  if (Array.isArray(value)) return value.map(plainText).join(", ");
+  if (typeof value !== "object" || value === null) return String(value);
+  return Object.entries(value)
+    .filter(([, part]) => part !== null && part !== "" && part !== false && !isEmpty(part))
+    .map(([key, part]) => `the ${humanize(key)} is ${plainText(part)}`)
+    .join(", ");
+}
+
+function isEmpty(value: unknown): boolean {
+  return typeof value === "object" && value !== null && Object.keys(value).length === 0;
+}
+
+/** Registers the node ids in all texts of the incidents that the cards show. */
+export function learnNodeIds(ids: NodeIdShortener, incidents: readonly Incident[]): void {
+  for (const { evidence, lost, suspects, reason, resolution, refused } of incidents) {
+    ids.learn(JSON.stringify([evidence, lost, suspects, reason, resolution, refused]));
+  }
 }

@@ -1,4 +1,4 @@
-/** The kinds of time, causes and decisions: their words, their colours, their marks. */
+/** The kinds of time and the phases of an incident: their labels, colours and hatches. */
 
 import type { SpanKind } from "./views";
 
@@ -6,9 +6,9 @@ export interface KindLook {
   label: string;
   /** CSS variable of its colour. */
   colour: string;
-  /** What tells it from others without colour. */
+  /** Distinguishes the kinds without colour. */
   hatch: "none" | "rising" | "falling" | "dots" | "cross";
-  /** Which is drawn where two share a pixel: the higher one. */
+  /** Where two spans share a pixel, the span of the greater weight is drawn. */
   weight: number;
   means: string;
 }
@@ -19,7 +19,7 @@ export const KINDS: Record<SpanKind, KindLook> = {
     colour: "--span-productive",
     hatch: "none",
     weight: 0,
-    means: "steps that are part of history",
+    means: "steps that are part of the final history",
   },
   stopped: {
     label: "stopped",
@@ -33,14 +33,14 @@ export const KINDS: Record<SpanKind, KindLook> = {
     colour: "--span-starting",
     hatch: "falling",
     weight: 2,
-    means: "after the last step: its checkpoint",
+    means: "saving the checkpoint after the last step",
   },
   waiting: {
     label: "waiting",
     colour: "--span-waiting",
     hatch: "dots",
     weight: 2,
-    means: "for a resource that it names",
+    means: "waiting for a resource",
   },
   starting: {
     label: "starting",
@@ -54,21 +54,21 @@ export const KINDS: Record<SpanKind, KindLook> = {
     colour: "--span-replaying",
     hatch: "rising",
     weight: 4,
-    means: "steps that had to be made again",
+    means: "steps repeated after a rollback",
   },
   restoring: {
     label: "restoring",
     colour: "--span-restoring",
     hatch: "cross",
     weight: 5,
-    means: "state moves back into the ranks",
+    means: "loading the state into the ranks",
   },
   recovering: {
     label: "recovering",
     colour: "--span-recovering",
     hatch: "falling",
     weight: 6,
-    means: "fence, decide, form the next attempt",
+    means: "fencing, deciding and forming the next attempt",
   },
   detecting: {
     label: "detecting",
@@ -79,7 +79,7 @@ export const KINDS: Record<SpanKind, KindLook> = {
   },
 };
 
-/** In the order of a fault's way. */
+/** Productive time first, then the kinds of loss in the order in which a fault causes them. */
 export const KIND_ORDER: readonly SpanKind[] = [
   "productive",
   "detecting",
@@ -92,19 +92,19 @@ export const KIND_ORDER: readonly SpanKind[] = [
   "stopped",
 ];
 
-/** Phases of an incident, in order, and the kind of time that each belongs to. */
+/** The phases of an incident in their order, each with its kind of time. */
 export const PHASES: readonly { name: string; label: string; kind: SpanKind }[] = [
-  { name: "detect", label: "detect", kind: "detecting" },
-  { name: "gather", label: "gather", kind: "detecting" },
-  { name: "fence", label: "fence", kind: "recovering" },
-  { name: "decide", label: "decide", kind: "recovering" },
-  { name: "form", label: "form", kind: "recovering" },
+  { name: "detect", label: "detection", kind: "detecting" },
+  { name: "gather", label: "gathering faults", kind: "detecting" },
+  { name: "fence", label: "fencing", kind: "recovering" },
+  { name: "decide", label: "decision", kind: "recovering" },
+  { name: "form", label: "forming", kind: "recovering" },
   { name: "restore", label: "restore", kind: "restoring" },
   { name: "first_step", label: "first step", kind: "replaying" },
 ];
 
-/** A code of the API in words: `worker_crash` → "worker crash". */
-export function words(code: string | null | undefined): string {
+/** A code of the API with spaces: `worker_crash` → "worker crash". */
+export function humanize(code: string | null | undefined): string {
   return (code ?? "").replace(/_/g, " ");
 }
 

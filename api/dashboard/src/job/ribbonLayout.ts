@@ -1,4 +1,4 @@
-/** Where things stand on the time ribbon. Pure: times and a width in, rectangles out. */
+/** The layout of the time ribbon. Pure: times and a width in, rectangles out. */
 
 import { timeScale, type Window } from "./axis";
 import { look } from "./kinds";
@@ -10,31 +10,31 @@ export interface Bar {
   span: Span;
 }
 
-/** Narrower than this a loss could not be seen among hours of good work. */
-const LEAST = 2;
+/** Pixels: a narrower loss would be invisible among hours of productive time. */
+const LEAST_WIDTH = 2;
 
 /**
- * Bars in the order in which they are to be drawn: good time first, losses on top, each at least
- * two pixels wide. Neighbours of one kind and attempt that touch become one bar, and of losses that
- * would share a bar's place the gravest stays, so there are never more bars than a ribbon has room
- * for, however many spans there are.
+ * Bars in drawing order: productive time first, losses on top, each at least two pixels wide.
+ * Touching neighbours of the same kind and attempt become one bar, and of losses at the same pixel
+ * the bar of the greatest weight stays. The number of bars is therefore bounded by the width,
+ * whatever the number of spans.
  */
 export function bars(spans: readonly Span[], window: Window, width: number): Bar[] {
   const scale = timeScale(window, width);
-  const good: Bar[] = [];
+  const productive: Bar[] = [];
   const losses: Bar[] = [];
   for (const span of spans) {
     if (span.until < window.since || span.since > window.until) continue;
     const left = Math.max(0, scale(span.since));
     const right = Math.min(width, scale(span.until));
     const weight = look(span.kind).weight;
-    if (weight === 0) append(good, left, right - left, span);
+    if (weight === 0) append(productive, left, right - left, span);
     else {
-      const wide = Math.max(LEAST, right - left);
+      const wide = Math.max(LEAST_WIDTH, right - left);
       append(losses, Math.min(left, width - wide), wide, span);
     }
   }
-  return [...good, ...losses];
+  return [...productive, ...losses];
 }
 
 function append(row: Bar[], x: number, width: number, span: Span): void {
@@ -47,7 +47,7 @@ function append(row: Bar[], x: number, width: number, span: Span): void {
       last.span = { ...last.span, until: Math.max(last.span.until, span.until) };
       return;
     }
-    if (width <= LEAST && x < last.x + 1 && last.width <= LEAST) {
+    if (width <= LEAST_WIDTH && x < last.x + 1 && last.width <= LEAST_WIDTH) {
       if (look(span.kind).weight > look(last.span.kind).weight) last.span = span;
       return;
     }
@@ -57,26 +57,26 @@ function append(row: Bar[], x: number, width: number, span: Span): void {
 
 export interface Mark<T> {
   x: number;
-  /** What stands there; more than one where they would overlap. */
-  of: T[];
+  /** The items at this place; several where their marks would overlap. */
+  items: T[];
 }
 
-/** Things at moments, those nearer than `apart` pixels to the first of a mark together in it. */
+/** Marks of timed items; items nearer than `apart` pixels to the first item of a mark join it. */
 export function marks<T extends { at: number }>(
-  things: readonly T[],
+  items: readonly T[],
   window: Window,
   width: number,
   apart: number,
 ): Mark<T>[] {
   const scale = timeScale(window, width);
   const found: Mark<T>[] = [];
-  const sorted = [...things].sort((a, b) => a.at - b.at);
-  for (const one of sorted) {
-    if (one.at < window.since || one.at > window.until) continue;
-    const x = scale(one.at);
+  const sorted = [...items].sort((a, b) => a.at - b.at);
+  for (const item of sorted) {
+    if (item.at < window.since || item.at > window.until) continue;
+    const x = scale(item.at);
     const last = found[found.length - 1];
-    if (last && x - last.x < apart) last.of.push(one);
-    else found.push({ x, of: [one] });
+    if (last && x - last.x < apart) last.items.push(item);
+    else found.push({ x, items: [item] });
   }
   return found;
 }
@@ -119,7 +119,7 @@ export function secondsByKind(spans: readonly Span[], window: Window): Map<strin
   return sums;
 }
 
-/** The span at a moment: of several, the gravest. */
+/** The span at a time; of several, the span of the greatest weight. */
 export function spanAt(timeline: Timeline, at: number): Span | null {
   let found: Span | null = null;
   for (const span of timeline.spans) {

@@ -36,7 +36,9 @@ def handle_corruption(state: CoreState, signal: Signal, error: ErrorReport, now:
         return  # another rank has already reported it
     state.corrupted.add(finding.attempt)
     _discard_corrupt_state(state, finding)
-    seats = {rank: RankHolder(member.agent, member.worker) for rank, member in world.members.items()}
+    seats = {
+        rank: RankHolder(member.agent, member.worker) for rank, member in world.members.items()
+    }
     evidence = Evidence(finding, seats, state.refereed_rank)
     verdict = judge_corruption(evidence, state.unexplained)
     state.unexplained = None if verdict.ranks else evidence

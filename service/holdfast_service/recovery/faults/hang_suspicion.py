@@ -227,7 +227,9 @@ def _keep_watching(
     suspicion.pause_s = min(2 * suspicion.pause_s, state.config.inspect_longest_pause_s)
 
 
-def _report_hang(state: CoreState, suspicion: HangSuspicion, verdict: HangVerdict, now: float) -> None:
+def _report_hang(
+    state: CoreState, suspicion: HangSuspicion, verdict: HangVerdict, now: float
+) -> None:
     """Condemn the world. The fence kills the workers that block it instead of waiting for them to
     leave. An agent that did not answer and whose ranks block others counts as lost."""
     world = state.world

@@ -178,10 +178,10 @@ def _report_unfit_host(
     state: CoreState, world: AttemptWorld, record: AgentRecord, why: str, now: float
 ) -> None:
     ranks = tuple(member.rank for member in world.members.values() if member.agent == record.agent)
-    unwell = bool(node_eligibility.why_unfit(state, record))
-    condition = "is unhealthy" if unwell else "must be left"
+    unfit = bool(node_eligibility.why_unfit(state, record))
+    condition = "is unhealthy" if unfit else "must be left"
     fault = Fault(
-        Cause.NODE_UNWELL if unwell else Cause.PREEMPTED,
+        Cause.NODE_UNWELL if unfit else Cause.PREEMPTED,
         attempt=world.attempt,
         at=now,
         what=f"the node of {record.agent} with {format_ranks(ranks)} {condition}: {why}",

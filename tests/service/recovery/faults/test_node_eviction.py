@@ -149,7 +149,7 @@ def test_a_node_that_fails_its_first_check_gets_no_rank() -> None:
 
 def test_ranks_leave_a_node_that_fails_the_network_check() -> None:
     job = running(cluster())
-    job.send(inputs.LinkChecked("n0", "an earlier life", "refused"))
+    job.send(inputs.LinkChecked("n0", "an earlier incarnation", "refused"))
     job.send(inputs.LinkChecked("n1", job.agents["n1"].incarnation, "refused"))
     assert job.run().outcome == "SUCCEEDED"
     assert hosts(forming(job)[-1]) == {"n0", "n2"}

@@ -123,16 +123,16 @@ class FakeAgents:
 def test_draining_nodes_are_reported_once_and_a_silent_cluster_reports_nothing(
     capsys: Any,
 ) -> None:
-    heard: queue.Queue[inputs.NodesDraining] = queue.Queue()
+    received: queue.Queue[inputs.NodesDraining] = queue.Queue()
     agents = FakeAgents(
         {}, ConnectionError("no head"), {"a": 5.0}, {"a": 5.0}, {"a": 6.0, "b": None}
     )
-    watch = DrainWatch(agents, heard.put)  # type: ignore[arg-type]
-    while heard.qsize() < 2:
+    watch = DrainWatch(agents, received.put)  # type: ignore[arg-type]
+    while received.qsize() < 2:
         watch.look()
         assert watch._asked is not None
         watch._asked.result(WAIT_S)
-    assert heard.get() == inputs.NodesDraining({"a": 5.0})
-    assert heard.get() == inputs.NodesDraining({"a": 6.0, "b": None})
+    assert received.get() == inputs.NodesDraining({"a": 5.0})
+    assert received.get() == inputs.NodesDraining({"a": 6.0, "b": None})
     assert "no head" in "".join(capsys.readouterr())
     watch.close()

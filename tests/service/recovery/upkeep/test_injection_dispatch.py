@@ -13,7 +13,7 @@ from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core_state.effects import Emit, InjectFault
 from holdfast_service.recovery.core_state.inputs import CommandFailed, FaultRequested, Tick
 from holdfast_service.recovery.core_state.state import Stage
-from holdfast_service.supervisor.injection_record import TakenFaults
+from holdfast_service.supervisor.injection_record import InjectionRecord
 from holdfast_workers.fault_injection.kinds import FaultKind, Injection
 
 
@@ -77,9 +77,9 @@ def test_a_fault_that_cannot_be_injected_is_emitted_and_condemns_no_attempt() ->
 
 
 def test_a_fault_number_is_taken_once_across_restarts(tmp_path: Path) -> None:
-    assert [TakenFaults(tmp_path).take(number) for number in (1, 1, 2, 1, 2, 5)] == [
+    assert [InjectionRecord(tmp_path).take(number) for number in (1, 1, 2, 1, 2, 5)] == [
         *(True, False, True, False, False, True)
     ]
     (tmp_path / "faults-taken").write_text("")
-    assert TakenFaults(tmp_path).take(6), "an emptied file blocks no fault"
+    assert InjectionRecord(tmp_path).take(6), "an emptied file blocks no fault"
     assert sorted(os.listdir(tmp_path)) == ["faults-taken"]  # noqa: PTH208
