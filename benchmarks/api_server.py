@@ -1,10 +1,10 @@
-"""The server's side of `benchmarks.api`: a whole control plane over a cluster that is played.
+"""The server of `benchmarks.api`: a whole control plane over a simulated cluster.
 
     python -m benchmarks.api_server DATA_DIR DATABASE_URL STEP_S
 
 Everything above the supervisors is real: HTTP, store, reconciler, live hub. A job's supervisor is
 an object that forms an attempt of four ranks at once and then makes a step every STEP_S seconds.
-It ends when it is told to (SIGTERM), or when its standard input does.
+The server ends on SIGTERM or when its standard input closes.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from holdfast_workers.protocol.messages import Beat, LogLine, StepRow
 
 RANKS = 4
 MOST_ROWS = 50
-"""Of one report; what was made before is passed over, as by an agent whose journal is full."""
+"""Rows per report; older rows are dropped, as by an agent whose journal is full."""
 
 
 @dataclass
 class SimulatedSupervisor:
-    """Trains as fast as the clock goes."""
+    """Derives its steps from the clock."""
 
     launch: JobLaunch
     step_s: float
@@ -97,7 +97,7 @@ class SimulatedSupervisor:
         step = int((now - self.began) / self.step_s)
         attempt, stored = cursors.row
         after = stored if attempt == self.attempt else 0
-        rows = [self._row(item) for item in range(max(after, step - MOST_ROWS) + 1, step + 1)]
+        rows = [self._row(number) for number in range(max(after, step - MOST_ROWS) + 1, step + 1)]
         ended = self.phase is Phase.ENDED
         source = f"n0.{self.attempt}"
         lines = () if ended else (self._line(cursors.logs.get(source, 0) + 1, now, step),)
@@ -145,7 +145,7 @@ class SimulatedSupervisor:
 
 
 class SimulatedCluster:
-    """Implements reports.Cluster; it has room for everybody."""
+    """A cluster of simulated supervisors with capacity for every job."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
@@ -198,14 +198,14 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
     store = await Store.open(settings)
     reconciler = Reconciler(store, cluster, settings)
     stopping = asyncio.Event()
-    services = replace(services_over(store, cluster, settings, reconciler.ring), stopping=stopping)
+    services = replace(services_over(store, cluster, settings, reconciler.wake), stopping=stopping)
     config = uvicorn.Config(
         create_app(services),
         host="127.0.0.1",
         port=0,
         log_config=None,
         access_log=False,
-        http="h11",  # others let through what is no HTTP: two Host headers, control characters
+        http="h11",  # other parsers accept invalid HTTP: two Host headers, control characters
         lifespan="off",
         timeout_graceful_shutdown=3,
         backlog=4096,
@@ -216,7 +216,7 @@ async def main(data_dir: Path, database_url: str, step_s: float) -> None:
     serving = asyncio.create_task(server.serve())
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
-    loop.add_reader(sys.stdin, stopping.set)  # whoever started it is gone
+    loop.add_reader(sys.stdin, stopping.set)  # the parent process is gone
     while not server.started:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     print(server.servers[0].sockets[0].getsockname()[1], os.getpid(), flush=True)

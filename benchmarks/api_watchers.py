@@ -1,11 +1,11 @@
-"""The streams of `benchmarks.api`: a process of their own, so that reading them delays no call that
-is timed.
+"""The event streams of `benchmarks.api`, read in a separate process so that the timed calls are not
+delayed.
 
     python -m benchmarks.api_watchers ADDRESS COUNT
 
-Opens COUNT streams on `/live`, reads each as a browser would, at once and to the end, and throws it
-away. Answers each line on its standard input with a line of JSON: how many are held, how many were
-lost, how many messages came in all. Ends with its standard input.
+Opens COUNT streams on `/live`, reads each without delay as a browser would, and discards the data.
+Answers each line on its standard input with a line of JSON: the number of open streams (`held`), of
+lost streams, and of messages received in total. Ends when its standard input closes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ PAUSE_S = 0.1
 
 @dataclass
 class StreamCounts:
+    """Totals over all streams; `held` are the open ones."""
+
     held: int = 0
     lost: int = 0
     messages: int = 0
@@ -30,12 +32,12 @@ class StreamCounts:
 
 
 class WatcherStream(asyncio.Protocol):
-    """One connection: its request, then whatever comes."""
+    """One connection: sends its request and counts the messages of the response."""
 
     def __init__(self, host: str, counts: StreamCounts) -> None:
         self._host = host
         self._told = counts
-        self._begun = False
+        self._open = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -45,8 +47,8 @@ class WatcherStream(asyncio.Protocol):
         )
 
     def data_received(self, data: bytes) -> None:
-        if not self._begun and b" 200 " in data.split(b"\r\n", 1)[0]:
-            self._begun = True
+        if not self._open and b" 200 " in data.split(b"\r\n", 1)[0]:
+            self._open = True
             self._told.held += 1
         self._told.nbytes += len(data)
         self._told.messages += data.count(b"\nevent: ")
@@ -54,7 +56,7 @@ class WatcherStream(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
         self._told.lost += 1
-        if self._begun:
+        if self._open:
             self._told.held -= 1
 
 
@@ -65,13 +67,13 @@ async def main(address: str, count: int) -> None:
     counts = StreamCounts()
     loop = asyncio.get_running_loop()
     for start in range(0, count, OPENED_TOGETHER):
-        some = min(OPENED_TOGETHER, count - start)
+        batch = min(OPENED_TOGETHER, count - start)
         await asyncio.gather(
             *(
                 loop.create_connection(
                     lambda: WatcherStream(parts.netloc, counts), parts.hostname, parts.port
                 )
-                for _ in range(some)
+                for _ in range(batch)
             )
         )
         await asyncio.sleep(PAUSE_S)

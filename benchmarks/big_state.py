@@ -1,8 +1,8 @@
-"""A recipe whose state is large and whose step is short: what checkpoints cost shows with it.
+"""A recipe with a large state and a short step, which makes the cost of checkpoints visible.
 
-The state of a rank is `layers` square float32 matrices of `dim` rows, none of them shared with
-another rank. A step multiplies small matrices (`sequence_length` times), reads nothing and then
-changes every byte of the state, as an optimizer does.
+The state of a rank is `layers` square float32 matrices of `dim` rows, not shared with other ranks.
+A step multiplies small matrices (`sequence_length` times), reads no data, and then changes every
+byte of the state, as an optimizer does.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from holdfast_workers.state.rank_state import RankState, ShardBox, Snapshot, Sta
 from holdfast_workers.training.recipe import Agree, Gate, PhaseReporter, Recipe, StepOutcome, World
 from holdfast_workers.training.step_agreement import Contribution
 
-SIDE = 384  # of the matrices that a step multiplies
+SIDE = 384  # of the matrices multiplied in a step
 
 
 class BigState(Recipe):
-    """Named by `recipe: benchmarks.big_state:BigState`."""
+    """Selected by `recipe: benchmarks.big_state:BigState`."""
 
     tensors: list[torch.Tensor]
 

@@ -1,14 +1,15 @@
-"""What a memory checkpoint at every step costs, against none and against what torch brings along.
+"""The cost of a memory checkpoint at every step, against none and against PyTorch's own savers.
 
     python -m benchmarks.checkpoint --json [--ranks N ...] [--state-mb M] [--steps N]
 
-One rank per raylet, each with `--state-mb` of state that changes with every step. Under Holdfast,
-by serve and REST: without checkpoints, in own memory alone, and with a partner's copy. Under
-torchrun, the same recipe and loop: nothing, `torch.save`, and `torch.distributed.checkpoint`'s
-`async_save` at its default and at its best settings, all to /dev/shm. The floor is what copying,
-hashing and sending those bytes takes by itself. The stall is what the training thread stands
-still for a save; the added time is by how much a step takes longer. At last, what 500 saves of a
-smaller state with a partner add to the resident memory of ranks and node agents.
+One rank runs per raylet, with `--state-mb` of state that changes in every step. Under Holdfast,
+through serve and REST: without checkpoints, in local memory only, and with a partner's copy. Under
+torchrun, with the same recipe and loop: no saver, `torch.save`, and `async_save` of
+`torch.distributed.checkpoint` at its default and at its best settings, all to /dev/shm. The floor
+is the time to copy, hash and send those bytes with nothing else running. The stall is the time that
+a save blocks the training thread; the added time is the increase of the step time. The last
+measurement is the growth in resident memory of ranks and node agents over 500 saves of a smaller
+state with a partner.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from benchmarks.stock_savers import SAVERS
 
 RUN_S = 300.0
 SKIP = 14
-"""First steps left out: they fill caches, and use up what patience there is for late partners."""
+"""Skipped first steps: they fill caches and use up the time allowance for late partners."""
 MATRIX_MB = 16
 MATRIX_DIM = 2048
 SAVES = 500
@@ -45,8 +46,8 @@ SMALL_WORK = 10
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """Measured steps, the first ones left out. Seconds per step, and of it those that the training
-    thread stood still for a save; steps from one save to the next."""
+    """Measured steps without the skipped ones: seconds per step, the part of them during which a
+    save blocked the training thread, and the number of steps from one save to the next."""
 
     times_s: Sequence[float]
     stalls_s: Sequence[float]
@@ -54,15 +55,15 @@ class MeasuredSteps:
 
     @property
     def step_s(self) -> float:
-        return _middle(self.times_s)
+        return _trimmed_mean(self.times_s)
 
     @property
     def stall_s(self) -> float:
         """Per save."""
-        return _middle(self.stalls_s) * self.interval
+        return _trimmed_mean(self.stalls_s) * self.interval
 
     def added_s(self, without: MeasuredSteps) -> float:
-        """Per save: by how much steps take longer. What is negative is noise: 0."""
+        """Increase of the step time per save. A negative difference is noise and counts as 0."""
         return max(0.0, self.step_s - without.step_s) * self.interval
 
 
@@ -74,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
         report(f"{ranks} ranks of {options.state_mb} MB each, {options.steps} steps")
         by_ranks[str(ranks)] = measure(ranks, options.state_mb, options.steps, options.work)
     grown = growth(min(options.ranks))
-    report(f"{SAVES} saves added {grown} MB to the process that grew most")
+    report(f"{SAVES} saves added {grown} MB to the process with the largest growth")
     summary = {
         **{name: max(by_rank[name] for by_rank in by_ranks.values()) for name in RATIOS},
         "resident_growth_mb": grown,
@@ -111,7 +112,7 @@ def measure(ranks: int, state_mb: int, steps: int, work: int) -> dict[str, Any]:
 def summary(
     found: Mapping[str, MeasuredSteps], floors: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
-    """Means of the middle, and ratios."""
+    """Trimmed means, and ratios."""
     added = {
         name: steps.added_s(found["holdfast_none" if "holdfast" in name else "none"])
         for name, steps in found.items()
@@ -127,7 +128,7 @@ def summary(
         "stall_s": _rounded(stall),
         "added_s": _rounded(added),
         "interval_steps": _rounded({name: steps.interval for name, steps in found.items()}),
-        "floor_s": {name: _rounded(one) for name, one in floors.items()},
+        "floor_s": {name: _rounded(parts) for name, parts in floors.items()},
     }
 
 
@@ -171,16 +172,16 @@ def under_holdfast(document: Mapping[str, Any], nodes: int) -> MeasuredSteps:
 
 
 def growth(ranks: int) -> float:
-    """By how many MB the resident memory of the process that grew most went up over the saves."""
+    """Largest growth in resident memory of one process over the saves, in MB."""
     steps = WARM_UP + SAVES
     document = job(ranks, SMALL_MB, steps + WARM_UP, SMALL_WORK, memory=1)
     with holdfast_side.running(document, ranks) as running:
         running.wait_step(WARM_UP, RUN_S)
-        ranks_own = [psutil.Process(pid) for pid in running.pids().values()]
-        agents = {rank.parent() or rank for rank in ranks_own}
-        before = {item: item.memory_info().rss for item in (*ranks_own, *agents)}
+        rank_processes = [psutil.Process(pid) for pid in running.pids().values()]
+        agents = {rank.parent() or rank for rank in rank_processes}
+        before = {process: process.memory_info().rss for process in (*rank_processes, *agents)}
         running.wait_step(steps, RUN_S)
-        grown = [one.memory_info().rss - rss for one, rss in before.items()]
+        grown = [process.memory_info().rss - rss for process, rss in before.items()]
     return round(max(grown) / (1 << 20), 2)
 
 
@@ -195,7 +196,7 @@ def stock(document: Mapping[str, Any], ranks: int, saver: str) -> MeasuredSteps:
         if len(lines) < document["train"]["steps"]:
             raise RuntimeError(f"{saver} failed at step {len(lines)}:\n{done.stderr[-4000:]}")
         if done.returncode:
-            report(f"{saver} did all its steps and then ended with {done.returncode}")
+            report(f"{saver} finished all steps and then exited with {done.returncode}")
         times, stalls, saves = zip(*lines[SKIP:], strict=True)
         made = saves[-1] - saves[0]
         return MeasuredSteps(times, stalls, (len(saves) - 1) / made if made else 1.0)
@@ -205,13 +206,13 @@ def stock(document: Mapping[str, Any], ranks: int, saver: str) -> MeasuredSteps:
 
 def _report_steps(name: str, steps: MeasuredSteps) -> None:
     report(
-        f"{name:>16}: step {steps.step_s * 1e3:8.1f} ms, a save every {steps.interval:.2f} steps "
+        f"{name:>16}: step {steps.step_s * 1e3:8.1f} ms, save every {steps.interval:.2f} steps "
         f"with a stall of {steps.stall_s * 1e3:8.1f} ms ({len(steps.times_s)} steps)"
     )
 
 
-def _middle(values: Sequence[float]) -> float:
-    """Mean without the least and the greatest tenth; a median would hide every other step."""
+def _trimmed_mean(values: Sequence[float]) -> float:
+    """Mean without the lowest and the highest tenth; a median would hide every second step."""
     cut = len(values) // 10
     return fmean(sorted(values)[cut : len(values) - cut])
 
@@ -227,7 +228,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--state-mb", type=int, default=256, help="per rank; default 256")
     parser.add_argument("--steps", type=int, default=50, help="per run; default 50")
     parser.add_argument(
-        "--work", type=int, default=300, help="matrix products in a step; default 300"
+        "--work", type=int, default=300, help="matrix products per step; default 300"
     )
     return parser.parse_args(arguments)
 

@@ -1,7 +1,7 @@
-"""The built-in recipe with a stopwatch on what looks for silent corruption.
+"""The built-in recipe, which also times its checks for silent corruption.
 
-Each rank appends a line per step to a file in `HOLDFAST_BENCH_TIMES`: seconds since the step
-before, and seconds of these spent on the checksum of the parameters and on the state's digest.
+Each rank appends a line per step to a file in `HOLDFAST_BENCH_TIMES`: the seconds since the
+previous step, and how many of them went into the parameter checksum and the state digest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class TimedChecks(PretrainRecipe):
-    """Named by `recipe: benchmarks.checks_recipe:TimedChecks`."""
+    """Selected by `recipe: benchmarks.checks_recipe:TimedChecks`."""
 
     _spent_s = 0.0
     _since = 0.0

@@ -1,4 +1,4 @@
-"""Under which conditions a benchmark ran, and how it tells its progress."""
+"""The conditions of a benchmark run (machine, load, environment) and its progress output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXAMPLE = ROOT / "examples" / "stdlib-lm.yaml"
 
 
 def report(text: str) -> None:
-    """Progress and conditions; stdout, so that the JSON line is the last of it."""
+    """Print progress or conditions to stdout, where the JSON line comes last."""
     print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
 
 
@@ -34,7 +34,7 @@ def print_json(summary: Mapping[str, Any]) -> None:
 
 
 def load_job(path: Path) -> dict[str, Any]:
-    """A job document; raises ValueError if it is none."""
+    """Load a job document; raises ValueError if the file does not hold a mapping."""
     job = yaml.safe_load(path.read_text())
     if not isinstance(job, dict):
         raise ValueError(f"{path} is not a job: a mapping was expected")
@@ -42,13 +42,13 @@ def load_job(path: Path) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Versions, cores and load, as they are now."""
+    """Current versions, cores and load."""
     return {
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "ray", "holdfast")},
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "load": [round(item, 2) for item in os.getloadavg()],
+        "load": [round(load, 2) for load in os.getloadavg()],
         "system": f"{platform.system()} {platform.machine()}",
     }
 
@@ -63,15 +63,15 @@ def describe_model(job: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def kept_awake(wanted: bool) -> Iterator[None]:
-    """No processor sleeps meanwhile: each has a loop that runs where nobody else wants to.
+def kept_awake(enabled: bool) -> Iterator[None]:
+    """Keep every processor awake with a loop at idle priority (`SCHED_IDLE`) on each.
 
-    A virtual machine that sleeps gives its processors back to its host, and waits for them when it
-    wakes. With thousands of short sleeps a second that wait can be longer than all work is.
+    A virtual machine that sleeps gives its processors back to its host and waits for them when it
+    wakes. With thousands of short sleeps a second, that wait can exceed the work itself.
     """
     loops = [
         subprocess.Popen([sys.executable, "-c", _IDLE_LOOP, str(core)], stdin=subprocess.PIPE)
-        for core in (sorted(os.sched_getaffinity(0)) if wanted else ())
+        for core in (sorted(os.sched_getaffinity(0)) if enabled else ())
     ]
     try:
         yield
@@ -85,34 +85,36 @@ _IDLE_LOOP = """
 import os, select, sys
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 os.sched_setaffinity(0, {int(sys.argv[1])})
-while not select.select([sys.stdin], [], [], 0)[0]:  # until whoever wants it is gone
+while not select.select([sys.stdin], [], [], 0)[0]:  # until the parent process exits
     for _ in range(100_000):
         pass
 """
 
 
 def add_idle_options(parser: argparse.ArgumentParser) -> None:
-    """What `wait_for_idle_machine` is to be told."""
-    parser.add_argument("--quiet", type=float, default=1.0, help="start below this load")
-    parser.add_argument("--patience-s", type=float, default=60.0, help="wait so long for it")
+    """Add the options of `wait_for_idle_machine`."""
+    parser.add_argument(
+        "--quiet", type=float, default=1.0, help="start when the load is below this"
+    )
+    parser.add_argument("--patience-s", type=float, default=60.0, help="longest wait for that")
 
 
 def wait_for_idle_machine(limit: float, patience_s: float) -> None:
-    """Wait until the load of the last minute is below `limit`, for `patience_s` at most."""
+    """Wait at most `patience_s` until the one-minute load average is below `limit`."""
     deadline = time.monotonic() + patience_s
     while os.getloadavg()[0] >= limit:
         if time.monotonic() >= deadline:
-            report(f"the machine is not quiet: load {os.getloadavg()[0]:.2f}; measuring all the same")
+            report(f"the machine is not idle: load {os.getloadavg()[0]:.2f}; measuring anyway")
             return
         time.sleep(5)
 
 
 def environment() -> dict[str, str]:
-    """What every process of both sides has: this interpreter's, and one thread each."""
+    """Environment of every process on both sides: this interpreter's, with one thread each."""
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     binaries = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     return {
-        **COPY_TUNING,  # Holdfast's ranks have it; so has the other side
+        **COPY_TUNING,  # Holdfast's ranks have it, so the other side gets it too
         **os.environ,
         "PYTHONPATH": paths,
         "PATH": binaries,
@@ -122,7 +124,7 @@ def environment() -> dict[str, str]:
 
 
 def torchrun(ranks: int, *program: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Run `-m program...` in as many processes, on loopback as the embedded cluster does."""
+    """Run `-m program...` in `ranks` processes over loopback, as the embedded cluster does."""
     return subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),

@@ -1,18 +1,18 @@
-"""How soon a flipped bit is found, whether the right rank is named, and what looking for it costs.
+"""Detection delay of flipped bits, accuracy of the accused rank, and cost of the checks.
 
     python -m benchmarks.corruption --json [--flips N] [--healthy-steps N] [--rounds N]
 
 Three measurements, none with Ray or REST:
 
-- Flips: jobs of two and three replicas, and of two replicas that are sharded in two, under a real
-  supervisor with real agents. Single bits flip in a living gradient, parameter or moment of one
-  rank, in some phase of a step, by the seed. Counted is how many steps went by until it was found,
-  and whether that rank and no other was named.
-- Healthy: three replicas, nothing flips; every incident is a false alarm.
-- Cost: the example's model on two replicas under `torchrun`, with no copy in memory whose digest
-  could be had for nothing. What is spent on the checks is taken with a stopwatch in the ranks, over
-  the rest of the step (`overhead`); and runs with and without the checks take turns
-  (`step_ratio`), which says as much as the machine is quiet.
+- Flips: jobs of two and three replicas, and of two replicas sharded in two, under a real supervisor
+  with real agents. Single bits flip in a gradient, parameter or optimizer moment in use on one
+  rank, in some phase of a step; the seed decides where. The figures count the steps until
+  detection, and whether exactly that rank was accused.
+- Healthy: three replicas without flips; every incident is a false alarm.
+- Cost: the example's model on two replicas under `torchrun`, without memory checkpoints, whose
+  digest the checks would otherwise reuse. The ranks time the checks relative to the rest of the
+  step (`overhead`). Runs with and without the checks alternate (`step_ratio`); that ratio is only
+  as reliable as the machine is idle.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ FLIPS_ENV = "HOLDFAST_TEST_FLIPS"
 RUN_S = 3600.0
 SKIP = 10
 FAILURE_WINDOW_S = 0.05
-"""Each flip is another chance: that a node had one before is not held against it for long."""
+"""Every flip is an independent trial: earlier flips on a node soon stop counting against it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,9 +71,9 @@ def main(arguments: list[str] | None = None) -> int:
     found: list[FlipResult] = []
     others = 0
     for mesh in MESHES if options.flips else ():
-        told, more = _flips(mesh, options.flips, options.seed)
-        found += told
-        others += more
+        mesh_results, unexplained = _flips(mesh, options.flips, options.seed)
+        found += mesh_results
+        others += unexplained
     alarms = _healthy(options.healthy_steps)
     summary = corruption_summary(found, others, options.healthy_steps, alarms, shares, ratios)
     if options.json:
@@ -82,26 +82,26 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _flips(mesh: Mapping[str, int], count: int, seed: int) -> tuple[list[FlipResult], int]:
-    """What was made of `count` flips on one mesh; incidents that none of them explains."""
+    """Results of `count` flips on one mesh, and the number of incidents not caused by them."""
     training = _training(mesh, FIRST + (count + 1) * APART)
     flips = random_flips(f"{seed} {sorted(mesh.items())}", training.parallel.world_size, count)
     with _running(training, flips) as run:
         ended = run.wait_end(RUN_S)
         if ended["outcome"] != "SUCCEEDED":
-            raise RuntimeError(f"the job with flips ended badly: {run.story()}")
+            raise RuntimeError(f"the job with flips did not succeed: {run.story()}")
         incidents = run.of(EventKind.INCIDENT_CLOSED)
     name = " × ".join(f"{axis} {size}" for axis, size in mesh.items())
     found = [flip_result(name, flip, incidents, APART) for flip in flips]
-    for one in found:
+    for flip_found in found:
         report(
-            f"{name:<30} {one.tensor:<9} of rank {one.rank} in step {one.step:>4}: found within "
-            f"{one.within} steps, named {one.named}"
+            f"{name:<30} {flip_found.tensor:<9} of rank {flip_found.rank} in step {flip_found.step:>4}: found "
+            f"within {flip_found.within} steps, accused {flip_found.named}"
         )
     return found, sum(incident["cause"] != "corruption" for incident in incidents)
 
 
 def _healthy(steps: int) -> int:
-    """Incidents in `steps` steps of three replicas with which nothing is wrong."""
+    """Number of incidents in `steps` steps of three healthy replicas."""
     if steps == 0:
         return 0
     with _running(_training({"dp_replicate": 3}, steps), []) as run:
@@ -112,7 +112,7 @@ def _healthy(steps: int) -> int:
 
 
 def _training(mesh: Mapping[str, int], steps: int) -> TrainingSpec:
-    """Small steps: the bits are what is looked at."""
+    """A job with small steps; only the bits matter here."""
     return small_training(
         steps,
         recipe="tests.support.ranks.flips:FlipsBits",
@@ -143,8 +143,8 @@ def _running(training: TrainingSpec, flips: Sequence[Mapping[str, Any]]) -> Iter
 
 
 def _cost(rounds: int, steps: int) -> tuple[list[float], list[float]]:
-    """Share of the checks in each rank of each round, and by round the median step with checks
-    over that without."""
+    """Share of the checks per rank and round, and per round the median step time with checks over
+    the one without."""
     shares, ratios = [], []
     without = _timed(0, steps) if rounds else []
     for number in range(rounds):
@@ -166,7 +166,7 @@ def _median(ranks: Sequence[Sequence[tuple[float, float]]]) -> float:
 
 
 def _timed(every: int, steps: int) -> list[list[tuple[float, float]]]:
-    """By rank, and step by step: seconds of the step, and of the checks in it."""
+    """Per rank and step: seconds of the step, and of the checks within it."""
     job = deepcopy(load_job(EXAMPLE))
     job["recipe"] = "benchmarks.checks_recipe:TimedChecks"
     job["parallel"] = {"dp_replicate": 2}
@@ -196,9 +196,11 @@ def _read(path: Path) -> list[tuple[float, float]]:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.corruption", description=__doc__)
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
-    parser.add_argument("--flips", type=int, default=20, help="on each mesh; default 20")
+    parser.add_argument("--flips", type=int, default=20, help="per mesh; default 20")
     parser.add_argument("--healthy-steps", type=int, default=20_000, help="default 20,000")
-    parser.add_argument("--rounds", type=int, default=3, help="of the cost; default 3")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="rounds of the cost measurement; default 3"
+    )
     parser.add_argument("--steps", type=int, default=60, help="measured per run; default 60")
     parser.add_argument("--seed", type=int, default=7, help="default 7")
     add_idle_options(parser)

@@ -1,4 +1,4 @@
-"""What is computed from bits that were flipped and from steps that were healthy. Pure."""
+"""Figures computed from flipped bits and from healthy steps; pure functions."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from typing import Any
 
 @dataclass(frozen=True)
 class FlipResult:
-    """One flipped bit, and what was made of it."""
+    """One flipped bit and its detection."""
 
     mesh: str
     tensor: str
     rank: int
     step: int
     within: int | None
-    """Steps from the one in which it flipped to the one in which it was found: 0 is the same
-    step; None: never."""
+    """Steps from the flip to its detection: 0 is the same step; None: never detected."""
     named: tuple[int, ...] = ()
-    """The ranks that were said to have computed other bits."""
+    """The ranks accused of having computed other bits."""
 
 
 def flip_result(
     mesh: str, flip: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]], apart: int
 ) -> FlipResult:
-    """What the incidents of the run say of one flip, by the steps that they went back to; `apart`:
+    """Match the incidents of a run to one flip by their restored steps; `apart` is the number of
     steps between two flips."""
     near = range(flip["step"] - 2, flip["step"] + apart - 2)
     mine = [
@@ -35,23 +34,27 @@ def flip_result(
         if incident["cause"] == "corruption" and incident["restored_step"] in near
     ]
     named = {
-        lost["rank"] for item in mine for lost in item["lost"] if lost["cause"] == "corruption"
+        lost["rank"]
+        for incident in mine
+        for lost in incident["lost"]
+        if lost["cause"] == "corruption"
     } - {None}
     first = mine[0] if mine else None
-    at = None if first is None else first["restored_step"] + first["steps_lost"] + 1
+    found_at = None if first is None else first["restored_step"] + first["steps_lost"] + 1
     return FlipResult(
         mesh=mesh,
         tensor=flip["tensor"],
         rank=flip["rank"],
         step=flip["step"],
-        within=None if at is None else max(0, at - flip["step"]),
+        within=None if found_at is None else max(0, found_at - flip["step"]),
         named=tuple(sorted(named)),
     )
 
 
 def check_share(steps: Sequence[tuple[float, float]], skip: int) -> float:
-    """Time of the checks over time of the steps, both in s; the first `skip` are left out. Raises
-    ValueError if nothing is left."""
+    """Time of the checks over the rest of the step time; the first `skip` steps are left out.
+
+    Raises ValueError if no steps remain."""
     kept = steps[skip:]
     if not kept:
         raise ValueError("no step was measured")
@@ -66,13 +69,13 @@ def corruption_summary(
     shares: Sequence[float],
     ratios: Sequence[float],
 ) -> dict[str, Any]:
-    """The benchmark's last line. `others`: incidents that no flip explains. `overhead` is the
-    median over the ranks of the time spent on checks; `step_ratio` compares whole steps."""
-    within = [item.within for item in found if item.within is not None]
+    """The benchmark's last line. `others`: incidents not caused by a flip. `overhead` is the median
+    over the ranks of the time spent on checks; `step_ratio` compares whole steps."""
+    within = [flip.within for flip in found if flip.within is not None]
     return {
-        "found_share": _share(entry.within is not None for entry in found),
+        "found_share": _share(flip.within is not None for flip in found),
         "within_steps": max(within, default=None),
-        "named_share": _share(element.named == (element.rank,) for element in found),
+        "named_share": _share(flip.named == (flip.rank,) for flip in found),
         "overhead": round(median(shares), 5) if shares else None,
         "step_ratio": round(median(ratios), 4) if ratios else None,
         "step_ratio_by_round": [round(ratio, 4) for ratio in ratios],
@@ -82,6 +85,6 @@ def corruption_summary(
     }
 
 
-def _share(held: Iterable[bool]) -> float | None:
-    seen = list(held)
+def _share(outcomes: Iterable[bool]) -> float | None:
+    seen = list(outcomes)
     return round(sum(seen) / len(seen), 4) if seen else None

@@ -1,4 +1,4 @@
-"""How much of a core each kind of process of an embedded Holdfast takes, training left out."""
+"""CPU use of each kind of process in an embedded Holdfast, except the training ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RANK = "hf-worker"
 
 
 class CpuUse:
-    """Counts from its making to :meth:`shares`; a process that ends meanwhile is not counted."""
+    """Measures from construction to :meth:`shares`; a process that ends in between is left out."""
 
     def __init__(self, data_dir: Path) -> None:
         cluster = local_cluster.find(data_dir)
@@ -29,7 +29,7 @@ class CpuUse:
         self._before = self._seconds()
 
     def shares(self) -> dict[str, float]:
-        """CPU seconds per second of wall time, by kind, most first; 1.0 is a whole core."""
+        """CPU seconds per second of wall time by kind, largest first; 1.0 is a whole core."""
         wall_s = time.monotonic() - self._began
         spent: dict[str, float] = defaultdict(float)
         for pid, (kind, seconds) in self._seconds().items():
@@ -45,15 +45,14 @@ class CpuUse:
                 process = psutil.Process(pid)
                 times = process.cpu_times()
                 found[pid] = (self._kind(process), times.user + times.system)
-        return {pid: one for pid, one in found.items() if one[0] != RANK}
+        return {pid: usage for pid, usage in found.items() if usage[0] != RANK}
 
     def _kind(self, process: psutil.Process) -> str:
         if process.pid == self._server:
             return "serve"
         command = process.cmdline()
-        if (
-            "-m" in command
-        ):  # holdfast_workers.child_programs.zygote, holdfast_service.embedded_cluster.keeper
+        # For example `-m holdfast_workers.child_programs.zygote`.
+        if "-m" in command:
             name = process.name()
             return name if name.startswith("hf-") else command[command.index("-m") + 1]
         if Path(command[0]).name.startswith("python"):

@@ -1,10 +1,10 @@
-"""How many damaged checkpoints are loaded as if nothing were wrong: torch's own and Holdfast's.
+"""The number of damaged checkpoints that load without an error: PyTorch DCP against Holdfast.
 
 The same state is saved once by stock `torch.distributed.checkpoint` and once by Holdfast's remote
-tier. Then each is damaged in the same ways at seeded places (one bit of one file, a file cut
-short, the rest of a file gone to zeros, a file missing) and loaded, each damage by itself. A load
-raises, gives back the state as it was, or gives back other bits and says nothing; the last is what
-must not happen. Counts, not times: they do not depend on the machine.
+tier. Both are then damaged in the same ways at seeded places (one bit of a file, a truncated file,
+the rest of a file zeroed, a missing file) and loaded, with one damage at a time. A load raises,
+returns the original state, or silently returns other bits; the last must not happen. The results
+are counts, not times, and do not depend on the machine.
 
     python -m benchmarks.dcp_integrity --json
 """
@@ -35,7 +35,7 @@ from holdfast_workers.checkpoint.publish import finalize
 from holdfast_workers.checkpoint.shards import save_shard
 from holdfast_workers.state.rank_state import RankState, ShardBox, StateTensor
 
-SPARE_BYTES = 8 << 30  # a damaged length must not take the machine down
+SPARE_BYTES = 8 << 30  # a damaged length field must not exhaust the memory of the machine
 MESH = {"dp_shard": 1}
 ATTEMPT, STEP = 1, 1
 TENSORS, DIM = 12, 48
@@ -49,10 +49,10 @@ RAISES, UNHARMED, SILENT = "raises", "unharmed", "silently other bits"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="end with a line of JSON")
-    parser.add_argument("--points", type=int, default=400, help="damages of each kind and file")
+    parser.add_argument("--points", type=int, default=400, help="damages per kind and file")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    logging.disable(logging.WARNING)  # torch tells of every load
+    logging.disable(logging.WARNING)  # torch logs every load
     warnings.simplefilter("ignore")
     limit = psutil.Process().memory_info().vms + SPARE_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
@@ -72,8 +72,8 @@ def main() -> None:
         print_json({"silently_wrong": summary, "seed": options.seed, "by_kind": found})
 
 
-class DamagedCopy:
-    """A saved state: its files, and how it is loaded from them."""
+class LoadTarget:
+    """A saved checkpoint: its files, and the function that loads them."""
 
     def __init__(self, folder: Path, wanted: State, load: Callable[[], State]) -> None:
         self._folder = folder
@@ -82,14 +82,14 @@ class DamagedCopy:
         self.files: Files = {path.name: path.read_bytes() for path in folder.iterdir()}
 
     def load_with(self, name: str, content: bytes | None) -> str:
-        """How loading ends where the file `name` has that content, or is missing."""
+        """The result of loading when the file `name` has `content`, or is missing (None)."""
         path = self._folder / name
         path.unlink()
         if content is not None:
             path.write_bytes(content)
         try:
             loaded = self._load()
-        except (Exception, dcp.CheckpointException):  # whatever it says: it did not go unnoticed
+        except (Exception, dcp.CheckpointException):  # any exception counts as detected
             return RAISES
         finally:
             path.write_bytes(self.files[name])
@@ -97,8 +97,8 @@ class DamagedCopy:
         return UNHARMED if same else SILENT
 
 
-def of_stock(folder: Path) -> DamagedCopy:
-    """By `torch.distributed.checkpoint`, as its documentation has it."""
+def of_stock(folder: Path) -> LoadTarget:
+    """Saved by `torch.distributed.checkpoint`, as in its documentation."""
     wanted, path = some_state(), folder / "stock"
 
     def load() -> State:
@@ -107,31 +107,32 @@ def of_stock(folder: Path) -> DamagedCopy:
         return target
 
     dcp.save(wanted, checkpoint_id=path, no_dist=True)
-    return DamagedCopy(path, wanted, load)
+    return LoadTarget(path, wanted, load)
 
 
-def of_holdfast(folder: Path) -> DamagedCopy:
-    """By Holdfast's remote tier."""
+def of_holdfast(folder: Path) -> LoadTarget:
+    """Saved by Holdfast's remote tier."""
     wanted = some_state()
     snapshot = _rank_state(wanted).freeze({})
     layout = snapshot.layout
     payload = memoryview(bytearray(layout.payload_bytes))
     snapshot.write(payload)
-    at = LocalStorage(folder / checkpoint_folder(STEP, ATTEMPT))
-    record = save_shard(at, payload, layout, 0, ATTEMPT, STEP)
-    finalize(at, [json.loads(json.dumps(record))], MESH, {})
+    storage = LocalStorage(folder / checkpoint_folder(STEP, ATTEMPT))
+    record = save_shard(storage, payload, layout, 0, ATTEMPT, STEP)
+    finalize(storage, [json.loads(json.dumps(record))], MESH, {})
 
     def load() -> State:
         target = {name: torch.zeros_like(value) for name, value in wanted.items()}
         loaded = memoryview(bytearray(layout.payload_bytes))
-        load_state(at, layout, loaded, mesh=MESH, rank=0)
+        load_state(storage, layout, loaded, mesh=MESH, rank=0)
         _rank_state(target).read(loaded)
         return target
 
-    return DamagedCopy(Path(at.uri), wanted, load)
+    return LoadTarget(Path(storage.uri), wanted, load)
 
 
 def some_state() -> State:
+    """A small model state, the same in every run."""
     generator = torch.Generator().manual_seed(7)
     state: State = {
         f"layer{number}.weight": torch.randn(DIM, DIM, generator=generator)
@@ -140,8 +141,8 @@ def some_state() -> State:
     return {**state, "step": torch.tensor([12345])}
 
 
-def count(checkpoint: DamagedCopy, options: argparse.Namespace) -> dict[str, dict[str, int]]:
-    """How many loads end how, by file and kind of damage."""
+def count(checkpoint: LoadTarget, options: argparse.Namespace) -> dict[str, dict[str, int]]:
+    """Number of loads per result, by file and kind of damage."""
     found: dict[str, Counter[str]] = {}
     for name, content in sorted(checkpoint.files.items()):
         places = random.Random(f"{options.seed}{name}")
@@ -164,8 +165,8 @@ def _cut(content: bytes, places: random.Random) -> bytes:
 
 
 def _zeroed(content: bytes, places: random.Random) -> bytes:
-    at = places.randrange(len(content))
-    return content[:at] + bytes(len(content) - at)
+    start = places.randrange(len(content))
+    return content[:start] + bytes(len(content) - start)
 
 
 DAMAGES: Mapping[str, Callable[[bytes, random.Random], bytes]] = {

@@ -1,19 +1,18 @@
-"""How soon a rank that hangs is found, and whether the right one is named.
+"""Detection delay of hanging ranks, and accuracy of the accused rank.
 
     python -m benchmarks.detection --json [--trials N] [--healthy-steps N]
 
-A real supervisor, with real node agents and workers as local processes (no Ray, no REST), trains
-on each mesh; in each trial one rank hangs in one way, in some phase, by the seed: stopped, in a C
-call that holds Python's lock, in a loop, before a collective that the others enter, in a read that
-nobody answers. Measured is the time from the onset to the verdict, over the 99.9th percentile of
-the phase, or over the floor of the learned limits where that is longer. The job goes on to the next
-trial.
+A real supervisor with real node agents and workers as local processes (no Ray, no REST) trains on
+each mesh. In each trial one rank hangs in one way in one phase, both drawn by the seed: stopped, in
+a C call that holds the GIL, in a loop, before a collective that the other ranks enter, or in a read
+that is never answered. Measured is the time from the onset to the verdict, divided by the 99.9th
+percentile of the phase, or by the floor of the learned limits if that is longer. The same job
+continues with the next trial.
 
-Then a run with nothing wrong: evaluations and loader stalls of seconds on all ranks, a remote save
-now and then, and at the end (`--loaded`) twice as many busy processes as the machine has
-processors. Every incident in it is a false alarm; how long its phases took at most is what the
-floor has to stay above. What stock settings do is told, not run: they wait for ten minutes and
-more.
+Then a healthy run: evaluations and loader stalls of some seconds on all ranks, an occasional remote
+save, and in the last part (`--loaded`) twice as many busy processes as the machine has processors.
+Every incident in it is a false alarm; the floor must stay above the longest of its phases. Stock
+settings are described, not run: they wait for ten minutes and more.
 """
 
 from __future__ import annotations
@@ -33,7 +32,13 @@ from typing import Any
 
 from tests.support.nodes.supervised import SupervisedRun, supervised
 
-from benchmarks.conditions import add_idle_options, machine, print_json, report, wait_for_idle_machine
+from benchmarks.conditions import (
+    add_idle_options,
+    machine,
+    print_json,
+    report,
+    wait_for_idle_machine,
+)
 from benchmarks.hang_figures import HangTrial, by_kind, detection_summary, high
 from benchmarks.hang_recipe import DELAY_ENV, TIMES_ENV, phase_times
 from holdfast_service.job_model.supervisor_protocol import EventKind, SupervisorEvent
@@ -53,8 +58,8 @@ MESHES = ({"dp_shard": 4}, {"dp_shard": 2, "tp": 2}, {"dp_shard": 8}, {"dp_shard
 MODEL = ModelSpec(dim=64, layers=2, heads=4, kv_heads=2, sequence_length=64)
 TINY = ModelSpec(dim=16, layers=1, heads=4, kv_heads=2, sequence_length=16)
 SMALL_MESH, HEALTHY_ON_FOUR = {"dp_shard": 2}, 20
-"""Most of the healthy steps are those of two ranks. One in so many is of four, which takes five
-times as long on two cores."""
+"""Most healthy steps run on two ranks. One in `HEALTHY_ON_FOUR` runs on four ranks, where a step
+takes five times as long on two cores."""
 ENDLESS = 10_000_000
 RANKS_PER_NODE = 2
 LEARN_STEPS, BETWEEN_STEPS, COLD_STEPS = 60, 12, 3
@@ -62,8 +67,8 @@ START_S, VERDICT_S, RECOVER_S = 180.0, 150.0, 120.0
 DELAY_EVERY, SAVE_EVERY = 500, 400
 RECOVERY = {"max_failures": ENDLESS}
 STOCK = (
-    "torch gives a collective up after 10 min (NCCL) or 30 min (gloo), and names no rank; Ray "
-    "Train 2.60 looks for hangs only if told to, needs 600 s to confirm one, and reports it"
+    "PyTorch aborts a collective after 10 min (NCCL) or 30 min (gloo) and names no rank; Ray "
+    "Train 2.60 checks for hangs only if configured, needs 600 s to confirm one, and reports it"
 )
 
 
@@ -89,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _hangs(mesh: Mapping[str, int], trials: int, seed: int) -> list[HangTrial]:
-    """`trials` of each kind on one mesh, in an order by the seed."""
+    """Run `trials` hangs of each kind on one mesh, in an order drawn by the seed."""
     rng = random.Random(f"{seed} {sorted(mesh.items())}")
     kinds = list(KINDS) * trials
     rng.shuffle(kinds)
@@ -106,7 +111,9 @@ def _hangs(mesh: Mapping[str, int], trials: int, seed: int) -> list[HangTrial]:
     return found
 
 
-def _hang(run: SupervisedRun, times: Path, number: int, kind: str, rank: int, phase: str) -> HangTrial:
+def _hang(
+    run: SupervisedRun, times: Path, number: int, kind: str, rank: int, phase: str
+) -> HangTrial:
     p999_s = high(phase_times(times, COLD_STEPS)[phase])
     events = len(run.events)
     _plan(run, number, {"point": phase, "rank": rank, "action": kind})
@@ -125,13 +132,13 @@ def _hang(run: SupervisedRun, times: Path, number: int, kind: str, rank: int, ph
         phase=phase,
         p999_s=p999_s,
         verdict_s=verdict.at - onset,
-        suspects=tuple(item["rank"] for item in suspects),
-        accused=tuple(entry["rank"] for entry in suspects if entry["score"] == most),
+        suspects=tuple(suspect["rank"] for suspect in suspects),
+        accused=tuple(suspect["rank"] for suspect in suspects if suspect["score"] == most),
     )
 
 
 def _plan(run: SupervisedRun, number: int, fault: Mapping[str, Any]) -> None:
-    """One more fault, due at once; those before it have been."""
+    """Add one fault, due at once, after the `number` faults already injected."""
     plan = run.folder / "chaos.json"
     faults = [*json.loads(plan.read_text())[:number], fault]
     fresh = plan.with_suffix(".new")
@@ -140,7 +147,7 @@ def _plan(run: SupervisedRun, number: int, fault: Mapping[str, Any]) -> None:
 
 
 def _verdict(run: SupervisedRun, after: int) -> SupervisorEvent | None:
-    """The first word on the suspects of the incident that opens next; None if there is none."""
+    """The first event with suspects of the next incident; None if there is none in time."""
 
     def opened() -> list[SupervisorEvent]:
         kinds = (EventKind.INCIDENT_OPENED, EventKind.INCIDENT_UPDATED)
@@ -153,7 +160,7 @@ def _verdict(run: SupervisedRun, after: int) -> SupervisorEvent | None:
 
 
 def _wait_recovered(run: SupervisedRun) -> None:
-    """All incidents are closed, and the steps that follow are not the first any more."""
+    """Wait until all incidents are closed and the first steps after them are over."""
     run.wait(lambda: _open_incidents(run) == 0, RECOVER_S)
     run.wait_step(max(run.rows) + BETWEEN_STEPS, RECOVER_S)
 
@@ -163,8 +170,8 @@ def _open_incidents(run: SupervisedRun) -> int:
 
 
 def _healthy(mesh: Mapping[str, int], steps: int, loaded: float) -> int:
-    """Incidents in `steps` steps with which nothing is wrong; a share of them, `loaded`, is made
-    beside busy processes."""
+    """Number of incidents in `steps` healthy steps; the share `loaded` of them runs beside busy
+    processes."""
     if steps == 0:
         return 0
     name, delays = f"{_name(mesh):<20} healthy", {DELAY_ENV: str(DELAY_EVERY)}
@@ -176,13 +183,13 @@ def _healthy(mesh: Mapping[str, int], steps: int, loaded: float) -> int:
         with _load():
             run.wait_step(steps, START_S + 4 * steps)
         _report_longest_phases(times)
-        told = len(run.of(EventKind.STALLED))
-        report(f"{name}: {steps} steps, {_alarms(run)} false alarms; {told} times told to wait")
+        stalls = len(run.of(EventKind.STALLED))
+        report(f"{name}: {steps} steps, {_alarms(run)} false alarms; {stalls} stalls reported")
         return _alarms(run)
 
 
 def _report_longest_phases(times: Path) -> None:
-    """How long the phases in which nothing dawdles took so far."""
+    """Report the durations of the phases without injected delays so far."""
     for phase, took in sorted(phase_times(times, COLD_STEPS).items()):
         if phase in PHASES:
             report(f"healthy    {phase}: P99.9 {high(took):.3f} s, longest {max(took):.3f} s")
@@ -196,7 +203,7 @@ def _alarms(run: SupervisedRun) -> int:
 def _training(
     mesh: Mapping[str, int], environment: Mapping[str, str], model: ModelSpec = MODEL
 ) -> Iterator[tuple[SupervisedRun, Path]]:
-    """A job that never ends by itself, and the folder of its phases' times."""
+    """A job without an end, and the folder with its phase times."""
     parallel = ParallelSpec(**mesh)
     per_node = min(RANKS_PER_NODE, parallel.world_size // 2)
     training = TrainingSpec(
@@ -208,7 +215,7 @@ def _training(
             memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=SAVE_EVERY)
         ),
     )
-    # The supervisor's thread may still write there when all else has ended.
+    # The supervisor's thread may still write there after everything else has ended.
     with tempfile.TemporaryDirectory(
         prefix="holdfast-detection-", ignore_cleanup_errors=True
     ) as folder:
@@ -227,7 +234,7 @@ def _training(
 
 @contextlib.contextmanager
 def _load() -> Iterator[None]:
-    """Twice as many busy processes as there are processors."""
+    """Run twice as many busy processes as there are processors."""
     count = 2 * (os.cpu_count() or 1)
     busy = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(count)]
     for process in busy:
@@ -240,7 +247,7 @@ def _load() -> Iterator[None]:
 
 
 def _spin() -> None:
-    """Until whoever wanted it is gone, however that came about."""
+    """Keep a processor busy until the parent process exits, for whatever reason."""
     parent = os.getppid()
     while os.getppid() == parent:
         for _ in range(100_000):
@@ -253,20 +260,23 @@ def _name(mesh: Mapping[str, int]) -> str:
 
 def _describe(trial: HangTrial) -> str:
     took = "no verdict" if trial.verdict_s is None else f"{trial.verdict_s:.2f} s"
-    named = "right" if trial.accused == (trial.rank,) else f"named {trial.accused}"
-    return f"{trial.kind} in {trial.phase} of rank {trial.rank}: {took}, {named}"
+    accused = "correct" if trial.accused == (trial.rank,) else f"accused {trial.accused}"
+    return f"{trial.kind} in {trial.phase} of rank {trial.rank}: {took}, {accused}"
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.detection", description=__doc__)
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
+    parser.add_argument("--trials", type=int, default=20, help="per kind and mesh; default 20")
     parser.add_argument(
-        "--trials", type=int, default=20, help="of each kind, each mesh; default 20"
+        "--meshes", type=int, default=len(MESHES), help="use only the first N of the four"
     )
-    parser.add_argument("--meshes", type=int, default=len(MESHES), help="the first so many of four")
     parser.add_argument("--healthy-steps", type=int, default=100_000, help="default 100,000")
     parser.add_argument(
-        "--loaded", type=float, default=0.25, help="share of them beside busy processes"
+        "--loaded",
+        type=float,
+        default=0.25,
+        help="share of the healthy steps beside busy processes",
     )
     parser.add_argument("--seed", type=int, default=7, help="default 7")
     add_idle_options(parser)

@@ -1,4 +1,4 @@
-"""What is computed from the measurements. Pure: values in, values out."""
+"""The figures computed from measurements; pure functions without I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class AppliedStep:
-    """A step that a world applied. `world` grows by one with each world that was formed."""
+    """A step applied by a world. `world` grows by one with each world that is formed."""
 
     world: int
     step: int
@@ -20,10 +20,10 @@ class AppliedStep:
 
 @dataclass(frozen=True)
 class MeasuredFault:
-    """One SIGKILL and what it cost, in seconds from the kill.
+    """One SIGKILL and its cost, in seconds from the kill.
 
-    `recovery_s` ends with the first step of a new world whose number goes beyond every step that
-    the old world has applied, even those that were in flight when the kill came.
+    `recovery_s` ends with the first step of a new world whose number exceeds every step applied
+    by the old world, including steps in flight at the time of the kill.
     """
 
     rank: int
@@ -50,7 +50,7 @@ class MeasuredSpread:
 
 
 def spread(values: Iterable[float]) -> MeasuredSpread:
-    """Raises ValueError if there is nothing to measure."""
+    """Spread of `values`; raises ValueError if there are none."""
     found = sorted(values)
     if not found:
         raise ValueError("no measurement")
@@ -58,22 +58,22 @@ def spread(values: Iterable[float]) -> MeasuredSpread:
 
 
 def last_step(commits: Sequence[AppliedStep], killed_at: float) -> int:
-    """The last step of the world that was hit; its commits after the kill count too."""
-    hit = max((commit.world for commit in commits if commit.at <= killed_at), default=0)
-    return max((commit.step for commit in commits if commit.world <= hit), default=0)
+    """The last step of the world that was killed; its commits after the kill count too."""
+    killed_world = max((commit.world for commit in commits if commit.at <= killed_at), default=0)
+    return max((commit.step for commit in commits if commit.world <= killed_world), default=0)
 
 
 def recovered_at(commits: Sequence[AppliedStep], killed_at: float) -> float | None:
-    """When a new world first went beyond the last step before the kill; None: not yet."""
-    hit = max((commit.world for commit in commits if commit.at <= killed_at), default=0)
+    """Time at which a new world first exceeded the last step before the kill; None: not yet."""
+    killed_world = max((commit.world for commit in commits if commit.at <= killed_at), default=0)
     reached = last_step(commits, killed_at)
-    beyond = [c.at for c in commits if c.world > hit and c.step > reached]
+    beyond = [c.at for c in commits if c.world > killed_world and c.step > reached]
     return min(beyond, default=None)
 
 
 def median_phases(phases: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
     """Median of each phase over the incidents that measured it, in the order first seen."""
-    names = list(dict.fromkeys(name for item in phases for name in item))
+    names = list(dict.fromkeys(name for phase in phases for name in phase))
     found: dict[str, float] = {}
     for name in names:
         values = [value for phase in phases if (value := phase.get(name)) is not None]
@@ -85,9 +85,9 @@ def median_phases(phases: Sequence[Mapping[str, float | None]]) -> dict[str, flo
 def recovery_summary(
     holdfast: Sequence[MeasuredFault], ray_train: Mapping[str, Sequence[MeasuredFault]]
 ) -> dict[str, Any]:
-    """The last line of `benchmarks.recovery`: Ray Train is judged by its better setting.
+    """The last line of `benchmarks.recovery`, with Ray Train at its better setting.
 
-    `least_ratio` sets Ray Train's quickest recovery against Holdfast's slowest.
+    `least_ratio` divides Ray Train's fastest recovery by Holdfast's slowest.
     """
     ours = spread(fault.recovery_s for fault in holdfast)
     theirs = {
@@ -104,11 +104,11 @@ def recovery_summary(
         "ray_train_setting": best,
         "ray_train_by_setting": {
             name: {
-                "median_s": round(one.median, 4),
-                "min_max_s": [round(one.least, 4), round(one.greatest, 4)],
-                "ratio": round(one.median / ours.median, 2),
+                "median_s": round(theirs_by_name.median, 4),
+                "min_max_s": [round(theirs_by_name.least, 4), round(theirs_by_name.greatest, 4)],
+                "ratio": round(theirs_by_name.median / ours.median, 2),
             }
-            for name, one in theirs.items()
+            for name, theirs_by_name in theirs.items()
         },
         "faults": {"holdfast": len(holdfast), **{n: len(f) for n, f in ray_train.items()}},
     }
@@ -124,17 +124,17 @@ def overhead_summary(
 ) -> dict[str, Any]:
     """The last line of `benchmarks.overhead`, from each run's steady step times.
 
-    The runs take turns, a bare one first and last, so `bare` has one more. Each of Holdfast's is
-    compared with the mean of its two neighbours, which takes out a machine that grows slower or
-    faster; `ratio` is the median of these `round_ratios`.
+    The runs alternate, with a bare run first and last, so `bare` has one more. Each Holdfast run is
+    compared with the mean of its two neighbours, which cancels a slow drift of the machine's speed;
+    `ratio` is the median of these `round_ratios`.
     """
-    ours = [median(item) for item in holdfast]
-    theirs = [median(entry) for entry in bare]
+    ours = [median(times) for times in holdfast]
+    theirs = [median(times) for times in bare]
     if len(theirs) != len(ours) + 1:
         raise ValueError(f"{len(ours)} runs need {len(ours) + 1} bare ones around them")
     ratios = [
-        2 * one / (before + after)
-        for one, before, after in zip(ours, theirs, theirs[1:], strict=False)
+        2 * own / (before + after)
+        for own, before, after in zip(ours, theirs, theirs[1:], strict=False)
     ]
     return {
         "ratio": round(median(ratios), 4),
@@ -147,8 +147,8 @@ def overhead_summary(
 
 @dataclass(frozen=True)
 class StormFigure:
-    """One side under one rate of kills. `step_s` and what `efficiency` is a share of are measured
-    on the same ranks without any."""
+    """One side at one kill rate. `step_s` and the baseline of `efficiency` are measured on the same
+    ranks without kills."""
 
     step_s: float
     efficiency: float
@@ -156,8 +156,8 @@ class StormFigure:
 
 
 def storm_limit(step_s: float, mtbf_s: float) -> float:
-    """What a synchronous scheme commits at most, as a share: a step counts if nothing fails in it,
-    and what is lost with a failed one takes the time until the failure."""
+    """The largest share of steps that a synchronous scheme can commit: a step counts if nothing
+    fails during it, and a failed step costs the time until its failure."""
     ratio = step_s / mtbf_s
     return ratio / math.expm1(ratio)
 
@@ -167,8 +167,10 @@ def storm_summary(
     theirs: Mapping[str, StormFigure],
     steps_between: Mapping[str, float],
 ) -> dict[str, Any]:
-    """The last line of `benchmarks.storm`, by the rounded number of steps between two kills. The
-    limit is that of each side's own step, M the same seconds for both."""
+    """The last line of `benchmarks.storm`, by the rounded number of steps between two kills.
+
+    The limit is computed from Holdfast's measured step time; the mean interval M in seconds is the
+    same for both sides."""
     limits = {
         name: storm_limit(figure.step_s, steps_between[name]) for name, figure in ours.items()
     }

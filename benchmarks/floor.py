@@ -1,8 +1,8 @@
-"""The least that a memory checkpoint with one partner copy must cost on this machine.
+"""The lower bound for the cost of a memory checkpoint with one partner copy on this machine.
 
-Every rank at once, with nothing else running: copy its bytes to shared memory that is warm, make
-a digest of them, send them through loopback into warm memory. Seconds for all three, each after
-the other, as the median over some rounds.
+All ranks run at once, with nothing else running: each copies its bytes to warm shared memory,
+computes their digest, and sends them over loopback into warm memory. The three parts run one
+after the other; the result is the median of each, in seconds, over `ROUNDS` rounds.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import time
+from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from statistics import median
 
@@ -27,24 +28,28 @@ PIECE = 1 << 20
 
 def floor(ranks: int, nbytes: int, *, partner: bool) -> dict[str, float]:
     """Seconds of `copy`, `digest`, `send` (0 without `partner`) and their sum, `total`."""
-    for name, value in COPY_TUNING.items():  # as ranks have it; read at the start of a process
+    for (
+        name,
+        value,
+    ) in COPY_TUNING.items():  # as ranks have it; glibc reads it when a process starts
         os.environ.setdefault(name, value)
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(ranks)
-    found = context.Queue()
+    results = context.Queue()
     workers = [
-        context.Process(target=_rank, args=(nbytes, partner, barrier, found)) for _ in range(ranks)
+        context.Process(target=_rank, args=(nbytes, partner, barrier, results))
+        for _ in range(ranks)
     ]
     for worker in workers:
         worker.start()
-    rows = [found.get(timeout=300) for _ in range(ranks * ROUNDS)]
+    rows = [results.get(timeout=300) for _ in range(ranks * ROUNDS)]
     for worker in workers:
         worker.join()
     parts = {name: median(row[name] for row in rows) for name in ("copy", "digest", "send")}
     return {**parts, "total": sum(parts.values())}
 
 
-def _rank(nbytes: int, partner: bool, barrier: Barrier, found: object) -> None:
+def _rank(nbytes: int, partner: bool, barrier: Barrier, results: Queue[dict[str, float]]) -> None:
     source = np.ones(nbytes, dtype=np.uint8)
     shared = np.frombuffer(mmap.mmap(-1, nbytes), dtype=np.uint8)
     kept = np.zeros(nbytes, dtype=np.uint8)
@@ -65,7 +70,7 @@ def _rank(nbytes: int, partner: bool, barrier: Barrier, found: object) -> None:
         if partner:
             _stream(ours, theirs, memoryview(shared), memoryview(kept))
         row["send"] = time.perf_counter() - began if partner else 0.0
-        found.put(row)  # type: ignore[attr-defined]
+        results.put(row)
 
 
 def _loopback() -> tuple[socket.socket, socket.socket]:

@@ -1,4 +1,4 @@
-"""What is computed from hangs that were injected and from steps that were healthy. Pure."""
+"""Figures computed from injected hangs and from healthy steps; pure functions."""
 
 from __future__ import annotations
 
@@ -13,29 +13,31 @@ QUANTILE = 0.999
 
 @dataclass(frozen=True)
 class HangTrial:
-    """One hang, and what was made of it. `verdict_s` is None where nobody was accused in time."""
+    """One hang and its verdict. `verdict_s` is None if no rank was accused in time."""
 
     kind: str
     mesh: str
     rank: int
     phase: str
     p999_s: float
-    """99.9th percentile of how long the phase took before, on all ranks."""
+    """99.9th percentile of the previous durations of the phase, over all ranks."""
     verdict_s: float | None
     """From the onset to the verdict."""
     suspects: tuple[int, ...] = ()
     accused: tuple[int, ...] = ()
 
     def over(self, floor_s: float) -> float:
-        """The verdict's time over the phase's 99.9th percentile, or over the floor under which no
-        limit is set."""
+        """The verdict's time over the phase's 99.9th percentile, or over the floor, which is the
+        lowest limit."""
         return (
             float("inf") if self.verdict_s is None else self.verdict_s / max(self.p999_s, floor_s)
         )
 
 
 def high(values: Iterable[float]) -> float:
-    """The 99.9th percentile; the greatest of fewer than a thousand. Raises ValueError for none."""
+    """The 99.9th percentile; the maximum of fewer than a thousand values.
+
+    Raises ValueError if there are none."""
     found = sorted(values)
     if not found:
         raise ValueError("nothing was measured")
@@ -45,7 +47,7 @@ def high(values: Iterable[float]) -> float:
 def detection_summary(
     trials: Sequence[HangTrial], floor_s: float, false_alarms: int, healthy_steps: int
 ) -> dict[str, Any]:
-    """The benchmark's last line. `verdict_vs_p999` is the worst of all; null: one was missed."""
+    """The benchmark's last line. `verdict_vs_p999` is the maximum; null: a hang was missed."""
     verdicts = [trial.verdict_s for trial in trials if trial.verdict_s is not None]
     over = [trial.over(floor_s) for trial in trials]
     return {

@@ -1,8 +1,8 @@
-"""The built-in recipe with a stopwatch, and with delays that are no hangs.
+"""The built-in recipe with timed phases and with delays that are not hangs.
 
-Each rank appends how long its phases took to a file in `HOLDFAST_BENCH_TIMES`, a line per step.
-With `HOLDFAST_BENCH_DELAY_EVERY` set, all ranks evaluate or wait for their data for some seconds
-every so many steps, one a little longer than another: slow, and nothing is wrong.
+Each rank appends the durations of its phases to a file in `HOLDFAST_BENCH_TIMES`, a line per step.
+With `HOLDFAST_BENCH_DELAY_EVERY` set to N, all ranks spend some seconds in an evaluation or in
+waiting for data every N steps, each rank a little longer than another: slow but healthy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TIMES_ENV = "HOLDFAST_BENCH_TIMES"
 DELAY_ENV = "HOLDFAST_BENCH_DELAY_EVERY"
 DELAYS_S = (0.5, 4.0)
 APART_S = 0.5
-"""How much longer than the first the last rank may take over the same delay."""
+"""Largest difference between the ranks in the same delay."""
 
 
 class TimedPretrain(PretrainRecipe):
@@ -74,11 +74,11 @@ class _Stopwatch:
 
 
 def phase_times(folder: Path, cold_steps: int) -> dict[str, list[float]]:
-    """What was written by all ranks, without the first steps of each process."""
+    """Phase durations of all ranks, without the first `cold_steps` steps of each process."""
     found: dict[str, list[float]] = {}
     for path in folder.iterdir():
         for line in path.read_text().splitlines()[cold_steps:]:
-            words = line.split()
-            for name, took in zip(words[::2], words[1::2], strict=False):
+            fields = line.split()
+            for name, took in zip(fields[::2], fields[1::2], strict=False):
                 found.setdefault(name, []).append(float(took))
     return found

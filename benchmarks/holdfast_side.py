@@ -1,4 +1,4 @@
-"""One SIGKILL under Holdfast, through the product's own door: serve, REST, and nothing left."""
+"""Measures one SIGKILL under Holdfast, through `serve` and REST; leaves no process behind."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ POLL_S = 0.05
 
 
 class HoldfastFailed(Exception):
-    """The job did not do what was waited for."""
+    """The job did not reach the awaited state in time."""
 
 
 @dataclass(frozen=True)
 class RunningJob:
-    """A job on a server of the benchmark's own."""
+    """A job on the benchmark's own server."""
 
     client: Client
     id: str
     data_dir: str
 
     def pids(self) -> dict[int, int]:
-        """The process of every rank."""
+        """Process id of every rank."""
         newest = self.client.attempts(self.id)[-1]
         return {member.rank: member.pid for member in newest.members if member.pid is not None}
 
@@ -45,7 +45,7 @@ class RunningJob:
         return list(self.client.metrics(self.id, ["step_time_s"]))
 
     def wait_step(self, step: int, timeout_s: float, poll_s: float = POLL_S) -> None:
-        """Raises HoldfastFailed if the job ends or does not come so far in time."""
+        """Wait for `step`; raises HoldfastFailed if the job ends first or is too slow."""
         deadline = time.monotonic() + timeout_s
         while (job := self.client.get(self.id)).progress.step < step:
             if job.state.terminal or time.monotonic() > deadline:
@@ -58,18 +58,18 @@ class RunningJob:
 
 @contextlib.contextmanager
 def running(document: Mapping[str, Any], nodes: int = NODES) -> Iterator[RunningJob]:
-    """Serve, submit, and in the end cancel the job and end the server and all its processes."""
+    """Serve and submit; at the end cancel the job and stop the server and all its processes."""
     with child_server(nodes) as server, Client(server.address, retry_s=READY_S) as client:
         client.ready()
         job = client.submit(document)
         yield RunningJob(client, job.id, server.data_dir)
-        with contextlib.suppress(Conflict):  # it has ended by itself
+        with contextlib.suppress(Conflict):  # the job has already ended
             client.cancel(job.id)
         client.wait(job.id, END_S)
 
 
 def measure(document: Mapping[str, Any], rank: int, after_step: int) -> MeasuredFault:
-    """Start, kill `rank` once `after_step` steps are applied, wait for the first step beyond."""
+    """Start, kill `rank` after `after_step` applied steps, wait for the first step beyond."""
     with running(document) as job:
         job.wait_step(after_step, START_S)
         victim = job.pids()[rank]
@@ -99,7 +99,7 @@ def _closed_incident(job: RunningJob) -> IncidentView:
 
 
 def _beyond(job: RunningJob, killed_at: float) -> tuple[list[AppliedStep], float]:
-    """All commits, and when the first of a new attempt went beyond the last before the kill."""
+    """All applied steps, and when a new attempt first exceeded the last step before the kill."""
     deadline = time.monotonic() + RECOVER_S
     while time.monotonic() < deadline:
         commits = _commits(job)
@@ -110,7 +110,7 @@ def _beyond(job: RunningJob, killed_at: float) -> tuple[list[AppliedStep], float
 
 
 def _commits(job: RunningJob) -> list[AppliedStep]:
-    """Every step of history, and the last of each ended attempt, which may have been redone."""
+    """All steps of the history, and the last step of each ended attempt, which may be redone."""
     commits = [AppliedStep(point.attempt, point.step, point.at) for point in job.points()]
     for attempt in job.client.attempts(job.id):
         if attempt.last_step is not None and attempt.ended_at is not None:

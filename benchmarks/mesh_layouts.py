@@ -1,7 +1,7 @@
-"""How a model's state lies on the ranks of any mesh, cut as FSDP2 over tensor parallelism cuts it.
+"""The layout of a model's state on the ranks of any mesh, sharded as FSDP2 over tensor parallelism.
 
-No process group and no model: torch's own arithmetic of shards says which box a rank has. For
-what is measured, and tested, over many meshes.
+It needs neither a process group nor a model: PyTorch's own sharding arithmetic computes the box of
+each rank. Used by benchmarks and tests that cover many meshes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ RANDOM_BYTES = 48
 
 @dataclass(frozen=True)
 class Parameter:
-    """A global tensor, and the dimension that tensor parallelism cuts (None: whole). Where that is
-    dimension 0, which FSDP2 cuts once more, it must do so evenly: torch knows no other boxes."""
+    """A global tensor, and the dimension sharded by tensor parallelism (None: not sharded). If that
+    is dimension 0, which FSDP2 shards again, the split must be even: PyTorch supports no other."""
 
     name: str
     shape: tuple[int, ...]
@@ -38,33 +38,39 @@ class Parameter:
 
 
 def meshes(most_ranks: int) -> Iterator[dict[str, int]]:
-    """Every mesh of at most so many ranks over `dp_replicate`, `dp_shard` and `tp`."""
+    """Every mesh of at most `most_ranks` ranks over `dp_replicate`, `dp_shard` and `tp`."""
     for sizes in itertools.product(range(1, most_ranks + 1), repeat=len(AXES)):
         if math.prod(sizes) <= most_ranks:
             yield dict(zip(AXES, sizes, strict=True))
 
 
 def layout_of(parameters: tuple[Parameter, ...], mesh: Mapping[str, int], rank: int) -> StateLayout:
-    """The payload of `rank`: its boxes, bytes of its own (as of a generator), the small state."""
-    entries, at = [], 0
+    """The payload of `rank`: its boxes, per-rank bytes (as of a generator), the small state."""
+    entries, offset = [], 0
     for parameter in parameters:
         box = _box(parameter, mesh, rank)
         nbytes = box.volume * np.dtype(parameter.dtype).itemsize
         entries.append(
             TensorEntry(
-                parameter.name, parameter.dtype, parameter.shape, box.offsets, box.shape, at, nbytes
+                parameter.name,
+                parameter.dtype,
+                parameter.shape,
+                box.offsets,
+                box.shape,
+                offset,
+                nbytes,
             )
         )
-        at += aligned(nbytes)
+        offset += aligned(nbytes)
     for name, nbytes in ((RANDOM, RANDOM_BYTES), (SMALL_STATE, SMALL_BYTES)):
         side = (nbytes,)
-        entries.append(TensorEntry(name, "uint8", side, (0,), side, at, nbytes, per_rank=True))
-        at += aligned(nbytes)
-    return StateLayout(tuple(entries), at)
+        entries.append(TensorEntry(name, "uint8", side, (0,), side, offset, nbytes, per_rank=True))
+        offset += aligned(nbytes)
+    return StateLayout(tuple(entries), offset)
 
 
 def fill(payload: memoryview, layout: StateLayout, state: Mapping[str, np.ndarray]) -> None:
-    """Put this rank's part of the global `state` into its payload, zeros between."""
+    """Write this rank's part of the global `state` into its payload, with zeros as padding."""
     payload[:] = bytes(len(payload))
     for entry in layout.tensors:
         if entry.name in state:
@@ -74,19 +80,19 @@ def fill(payload: memoryview, layout: StateLayout, state: Mapping[str, np.ndarra
             array[...] = part
 
 
-def placements_of(one: Parameter, mesh: Mapping[str, int]) -> list[Placement]:
-    """Along the axes of `AXES`: replicas, then FSDP2 on dimension 0 of what is left by tp."""
+def placements_of(parameter: Parameter, mesh: Mapping[str, int]) -> list[Placement]:
+    """Placements along `AXES`: replicas, then FSDP2 on dimension 0 of each tp shard."""
     placements: list[Placement] = [Replicate(), Replicate(), Replicate()]
-    if one.tp_dim is not None:
-        placements[2] = Shard(one.tp_dim)
-    if one.shape:
-        cut_before = one.tp_dim == 0 and mesh["tp"] > 1
-        placements[1] = _StridedShard(0, split_factor=mesh["tp"]) if cut_before else Shard(0)
+    if parameter.tp_dim is not None:
+        placements[2] = Shard(parameter.tp_dim)
+    if parameter.shape:
+        tp_on_dim_0 = parameter.tp_dim == 0 and mesh["tp"] > 1
+        placements[1] = _StridedShard(0, split_factor=mesh["tp"]) if tp_on_dim_0 else Shard(0)
     return placements
 
 
 def random_state(parameters: tuple[Parameter, ...], seed: int) -> dict[str, np.ndarray]:
-    """Global tensors of random bytes, and a small state that all ranks share."""
+    """Global tensors of random bytes, and a small state shared by all ranks."""
     random = np.random.default_rng(seed)
     shapes = [
         (parameter.name, parameter.shape, np.dtype(parameter.dtype)) for parameter in parameters
@@ -99,7 +105,7 @@ def random_state(parameters: tuple[Parameter, ...], seed: int) -> dict[str, np.n
 
 
 def least_bytes(target: StateLayout, near: Iterable[StateLayout]) -> int:
-    """Bytes of the target that no layout of `near` holds, found by marking every element."""
+    """Bytes of the target that no layout in `near` holds, counted element by element."""
     held = {(tensor.name, box_of(tensor)) for layout in near for tensor in layout.tensors}
     total = 0
     for entry in target.tensors:
@@ -115,9 +121,11 @@ def least_bytes(target: StateLayout, near: Iterable[StateLayout]) -> int:
     return total
 
 
-def _box(one: Parameter, mesh: Mapping[str, int], rank: int) -> Box:
+def _box(parameter: Parameter, mesh: Mapping[str, int], rank: int) -> Box:
     sizes = [mesh[axis] for axis in AXES]
-    here = [int(at) for at in np.unravel_index(rank, sizes)]
-    placements = placements_of(one, mesh)
-    shape, offsets = _compute_local_shape_and_global_offset(one.shape, sizes, here, placements)
+    coordinate = [int(index) for index in np.unravel_index(rank, sizes)]
+    placements = placements_of(parameter, mesh)
+    shape, offsets = _compute_local_shape_and_global_offset(
+        parameter.shape, sizes, coordinate, placements
+    )
     return Box(tuple(offsets), tuple(shape))

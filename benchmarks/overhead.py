@@ -1,14 +1,14 @@
-"""What Holdfast costs while nothing happens: its step time against the bare training core's.
+"""Holdfast's overhead without faults: its step time against the bare training core's.
 
     python -m benchmarks.overhead --json [--rounds N] [--steps N]
 
-The same job on both sides, its memory checkpoints and remote checkpoints off: under Holdfast, by
-serve and REST, with its cluster, agents, supervisor, reconciler and standby node all running; and
-under `torchrun -m holdfast_workers.standalone`. The sides take turns, and each run under Holdfast
-is compared with the mean of the bare runs before and after it; the first steps are left out. Also
-measured: CPU seconds of every process of Holdfast's that does not train.
+Both sides run the same job with memory and remote checkpoints off: under Holdfast, through serve
+and REST, with its cluster, agents, supervisor, reconciler and standby node all running; and under
+`torchrun -m holdfast_workers.standalone`. The sides alternate, and each run under Holdfast is
+compared with the mean of the bare runs before and after it; the first steps are left out. The CPU
+seconds of every Holdfast process that does not train are measured too.
 
-Anything else that runs on the machine spoils the comparison, on the side it happens to hit.
+Other load on the machine distorts the side during which it occurs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from benchmarks import holdfast_side
 from benchmarks.conditions import (
     EXAMPLE,
     add_idle_options,
+    describe_model,
     load_job,
     machine,
-    describe_model,
     print_json,
     report,
     torchrun,
@@ -43,9 +43,9 @@ from holdfast_workers.spec import TrainingSpec
 
 RUN_S = 600.0
 TAIL = 30
-"""Steps after those that are measured: CPU use is counted before the job ends."""
+"""Steps after the measured ones, so that CPU use is read before the job ends."""
 POLL_S = 3.0
-"""Between two looks at the running job: to look costs, and is no part of what is measured."""
+"""Between two polls of the running job; polling itself takes CPU time, which disturbs the run."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
     report(
         f"model: {describe_model(job)}; no checkpoints; {options.rounds} rounds of "
-        f"{options.steps} steps, after {options.skip} that are left out"
+        f"{options.steps} steps, after {options.skip} skipped steps"
     )
     wait_for_idle_machine(options.quiet, options.patience_s)
     ours, theirs = [], [steady(bare(job), options.skip, options.steps)]
@@ -63,10 +63,10 @@ def main(arguments: list[str] | None = None) -> int:
         times, shares = under_holdfast(job)
         ours.append(steady(times, options.skip, options.steps))
         theirs.append(steady(bare(job), options.skip, options.steps))
-        before, with_holdfast, after = (median(item) * 1e3 for item in (theirs[-2], ours[-1], theirs[-1]))
+        before, loaded, after = (median(item) * 1e3 for item in (theirs[-2], ours[-1], theirs[-1]))
         report(
             f"{number + 1}/{options.rounds} median step: bare {before:.2f} ms, holdfast "
-            f"{with_holdfast:.2f} ms, bare {after:.2f} ms, ratio {2 * with_holdfast / (before + after):.4f}"
+            f"{loaded:.2f} ms, bare {after:.2f} ms, ratio {2 * loaded / (before + after):.4f}"
         )
     report("share of one core, last round: " + _shares(shares))
     summary = overhead_summary(ours, theirs) | {"cpu_share": shares}
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def without_checkpoints(job: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    """The same job for `steps` steps, with both tiers of checkpoints off."""
+    """The same job for `steps` steps, with both checkpoint tiers off."""
     changed = deepcopy(dict(job))
     changed["train"]["steps"] = steps
     changed["checkpoint"] = {
@@ -90,7 +90,7 @@ def without_checkpoints(job: Mapping[str, Any], steps: int) -> dict[str, Any]:
 
 
 def under_holdfast(job: Mapping[str, Any]) -> tuple[list[float], dict[str, float]]:
-    """Time of each step in s; share of a core that each kind of other process took meanwhile."""
+    """Step times in s, and the share of a core used by each kind of other process."""
     with holdfast_side.running(job) as running:
         running.wait_step(1, holdfast_side.START_S)
         use = CpuUse(Path(running.data_dir))
@@ -102,7 +102,7 @@ def under_holdfast(job: Mapping[str, Any]) -> tuple[list[float], dict[str, float
 
 
 def bare(job: Mapping[str, Any]) -> list[float]:
-    """Time of each step in s, of the training core under torchrun."""
+    """Step times in s of the training core under torchrun."""
     ranks = TrainingSpec.model_validate({"parallel": job["parallel"]}).parallel.world_size
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         document, rows = Path(folder) / "job.yaml", Path(folder) / "rows.jsonl"

@@ -1,8 +1,8 @@
-"""The training function that Ray Train runs: Holdfast's own model and step loop on its ranks.
+"""The training function for Ray Train: Holdfast's model and step loop on Ray Train's ranks.
 
-Model, data, sharding, optimizer and loop are those of the job under Holdfast, so that only what
-notices, restarts and restores differs. Each applied step is written, with its time, to a file of
-the rank's own; each step's state goes to Ray Train by `report`.
+Model, data, sharding, optimizer and loop are the same as in the job under Holdfast, so that only
+failure detection, restart and restore differ. Each rank writes every applied step with its time to
+its own file, and passes the state of every step to Ray Train by `report`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from holdfast_workers.training.step_loop import DigestSource, train
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """What the training function is given; plain values, as JSON."""
+    """Arguments of the training function; plain JSON values."""
 
     spec: dict[str, Any]
-    folder: str  # the commit files go here
+    folder: str  # of the files with the applied steps
     cache_dir: str
     every_steps: int
     upload: bool
-    """True: a temporary folder that Ray Train copies to its storage, as its guide shows. False:
-    written where it stays (`CheckpointUploadMode.NO_UPLOAD`)."""
+    """True: write to a temporary folder that Ray Train copies to its storage, as its guide shows.
+    False: write to the final folder (`CheckpointUploadMode.NO_UPLOAD`)."""
 
 
 def train_function(fields: dict[str, Any]) -> None:
-    """One rank, from the newest checkpoint on or from the seed. Ray Train has made the group."""
+    """Train one rank from the newest checkpoint or from the seed; Ray Train made the group."""
     config = LoopConfig(**fields)
     born = time.time()
     context = ray_train.get_context()
@@ -58,7 +58,7 @@ def train_function(fields: dict[str, Any]) -> None:
     start = _restore(recipe, world.rank)
     path = Path(config.folder) / f"{world.rank}-{os.getpid()}.jsonl"
     with path.open("w") as out:
-        about = {
+        header = {
             "process_started": psutil.Process().create_time(),
             "born": born,
             "built": time.time(),
@@ -66,8 +66,8 @@ def train_function(fields: dict[str, Any]) -> None:
             "pid": os.getpid(),
             "restored": start,
         }
-        _write(out, about)
-        train(recipe, world, spec, RayTrainHooks(config, world.rank, out), start)
+        _write(out, header)
+        train(recipe, world, spec, _RayTrainHooks(config, world.rank, out), start)
 
 
 def _restore(recipe: Recipe, rank: int) -> int:
@@ -80,8 +80,8 @@ def _restore(recipe: Recipe, rank: int) -> int:
     return recipe.read_state(memoryview(payload))
 
 
-class RayTrainHooks:
-    """Ray Train's side of the step loop."""
+class _RayTrainHooks:
+    """Hooks of the step loop that save through Ray Train."""
 
     def __init__(self, config: LoopConfig, rank: int, out: TextIO) -> None:
         self._config = config

@@ -1,8 +1,8 @@
-"""A Ray cluster of its own with one `TorchTrainer` on it, until it is ended from outside.
+"""Starts its own Ray cluster with one `TorchTrainer` and runs until it is killed.
 
     python -m benchmarks.ray_train_program CONFIG.json
 
-Started by `benchmarks.ray_train_side`, which ends it and all that it has started.
+`benchmarks.ray_train_side` starts this program and ends it with all its child processes.
 """
 
 from __future__ import annotations

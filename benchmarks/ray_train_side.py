@@ -1,9 +1,10 @@
-"""One SIGKILL under Ray Train: a fresh cluster, a job, a fault, its recovery, and nothing left.
+"""Measures one SIGKILL under Ray Train on a fresh cluster; leaves no process behind.
 
-Two settings are measured. `default` is what its guide shows. `best` is everything found in Ray
-2.60 that makes a restart faster without changing what it does. Warm processes are not among it:
-Ray starts only as many idle ones as there are cores, and Ray Train's workers inherit a runtime
-environment from its controller that none of these fits, so each restart starts and imports anew.
+Two settings are measured. `default` follows Ray Train's guide. `best` has every option found in
+Ray 2.60 that makes a restart faster without changing its result. Warm processes are not among them:
+Ray starts only as many idle processes as there are cores, and Ray Train's workers inherit a runtime
+environment from its controller that matches none of these, so each restart starts new processes and
+imports everything again.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ START_S = 180.0
 RECOVER_S = 180.0
 POLL_S = 0.05
 CPUS = 8
-"""What the raylet believes to have: more than is needed, so that no rank waits for one."""
+"""CPUs advertised by the raylet: more than needed, so that no rank waits for a CPU."""
 
 
 @dataclass(frozen=True)
 class RayTrainSetting:
-    """How Ray Train is run. `why` is printed with the figures."""
+    """One configuration of Ray Train. `why` is printed with the figures."""
 
     name: str
     why: str
@@ -47,7 +48,7 @@ class RayTrainSetting:
 
 DEFAULT = RayTrainSetting(
     name="default",
-    why="no setting touched; state by report() of a temporary folder to storage on disk",
+    why="default settings; state by report() of a temporary folder to storage on disk",
     upload=True,
     in_memory=False,
 )
@@ -62,7 +63,7 @@ _QUICK = {  # read by Ray Train's controller and workers, and by its torch backe
 BEST = RayTrainSetting(
     name="best",
     why="workers polled every 0.1 s instead of 2, watchers and metrics off, normal priority; "
-    "state written straight to its place in /dev/shm",
+    "state written directly to its final folder in /dev/shm",
     upload=False,
     in_memory=True,
     environment=_QUICK,
@@ -74,8 +75,10 @@ class RayTrainFailed(Exception):
     """Ray Train did not start, or did not recover in time."""
 
 
-def measure(spec: dict[str, Any], setting: RayTrainSetting, rank: int, after_step: int) -> MeasuredFault:
-    """Start, kill `rank` once `after_step` steps are applied, wait for the first step beyond."""
+def measure(
+    spec: dict[str, Any], setting: RayTrainSetting, rank: int, after_step: int
+) -> MeasuredFault:
+    """Start, kill `rank` after `after_step` applied steps, wait for the first step beyond."""
     with _run(spec, setting) as run:
         run.wait(lambda: run.step() >= after_step, START_S, f"reach step {after_step}")
         victim = run.pids()[rank]
@@ -99,65 +102,67 @@ def measure(spec: dict[str, Any], setting: RayTrainSetting, rank: int, after_ste
 
 
 @dataclass
-class RayTrainRun:
+class _RayTrainRun:
     process: subprocess.Popen[bytes]
     folder: Path
     log: Path
 
     def lines(self) -> Iterator[list[dict[str, Any]]]:
-        """Per rank and process: a line about itself, then one per applied step."""
+        """Lines of each rank process: a header about the process, then one per applied step."""
         for path in sorted(self.folder.glob("*.jsonl")):
             text = path.read_text()
-            whole = text[: text.rfind("\n") + 1].splitlines()  # the last may be half written
+            whole = text[: text.rfind("\n") + 1].splitlines()  # the last line may be incomplete
             if whole:
                 yield [json.loads(line) for line in whole]
 
     def step(self) -> int:
-        return max((line["step"] for item in self.lines() for line in item[1:]), default=0)
+        return max((line["step"] for lines in self.lines() for line in lines[1:]), default=0)
 
     def pids(self) -> dict[int, int]:
-        return {line[0]["rank"]: line[0]["pid"] for line in self.lines()}
+        return {header["rank"]: header["pid"] for header, *_ in self.lines()}
 
     def commits(self, killed_at: float) -> list[AppliedStep]:
         return [
-            AppliedStep(1 if item[0]["born"] <= killed_at else 2, line["step"], line["at"])
-            for item in self.lines()
-            for line in item[1:]
+            AppliedStep(1 if header["born"] <= killed_at else 2, line["step"], line["at"])
+            for header, *steps in self.lines()
+            for line in steps
         ]
 
     def latest(self, name: str, killed_at: float) -> float:
-        """The greatest value of a field that the ranks of the new world wrote of themselves."""
-        return max(float(line[0][name]) for line in self.lines() if line[0]["born"] > killed_at)
+        """The greatest value of a header field over the ranks of the new world."""
+        return max(float(header[name]) for header, *_ in self.lines() if header["born"] > killed_at)
 
     def phases(self, killed_at: float) -> dict[str, float]:
-        """Seconds from the kill to when the last rank of the new world was so far.
+        """Seconds from the kill until the last rank of the new world reached each phase.
 
-        `process_started` is negative if all ranks got processes that had been waiting.
+        `process_started` is negative if all ranks got processes that existed before the kill.
         """
         names = ("process_started", "born", "built")
         return {name: round(self.latest(name, killed_at) - killed_at, 3) for name in names}
 
-    def wait(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    def wait(self, condition: Callable[[], bool], timeout_s: float, goal: str) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                words = "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
-                raise RayTrainFailed(f"Ray Train did not {what} in {timeout_s:g} s:\n{words}")
+                log_tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
+                raise RayTrainFailed(f"Ray Train did not {goal} in {timeout_s:g} s:\n{log_tail}")
             time.sleep(POLL_S)
 
 
 @contextlib.contextmanager
-def _run(spec: dict[str, Any], setting: RayTrainSetting) -> Iterator[RayTrainRun]:
+def _run(spec: dict[str, Any], setting: RayTrainSetting) -> Iterator[_RayTrainRun]:
     mark = secrets.token_hex(4)
     folder = Path(tempfile.mkdtemp(prefix=f"bench-{mark}-"))
     storage = Path(f"/dev/shm/bench-{mark}") if setting.in_memory else folder / "storage"
-    ray_temp = Path(tempfile.gettempdir()) / f"ray-{mark}"  # short, for the sockets' paths
+    ray_temp = (
+        Path(tempfile.gettempdir()) / f"ray-{mark}"
+    )  # short, because socket paths are limited
     (folder / "commits").mkdir()
     storage.mkdir(mode=0o700)
     log = folder / "ray_train.log"
     process = _start(spec, setting, mark, folder, storage, ray_temp, log)
     try:
-        yield RayTrainRun(process, folder / "commits", log)
+        yield _RayTrainRun(process, folder / "commits", log)
     finally:
         processes.sweep(mark, [str(storage), str(ray_temp)])
         process.wait()

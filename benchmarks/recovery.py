@@ -1,12 +1,12 @@
-"""How long a killed rank stops the training: Holdfast against Ray Train.
+"""Training downtime after a rank is killed: Holdfast against Ray Train.
 
     python -m benchmarks.recovery --json [--faults N]
 
-The same model, data, mesh, step loop and checkpoint cadence (every step) on both sides. One fault:
-a fresh cluster, a job of four ranks, SIGKILL of one of them once the job is under way, and the
-seconds from the kill to the first step beyond the last one that was applied before it, that whole
-step included; so the model is a small one (`benchmarks/recovery.yaml`, or `--job`). The sides take
-turns, and in one round the same rank dies on each. Everything that was started is ended.
+Both sides use the same model, data, mesh, step loop and checkpoint cadence (every step). One fault
+is: a fresh cluster, a job of four ranks, and SIGKILL of one rank while the job runs. Measured are
+the seconds from the kill to the first step beyond the last step applied before it. That includes
+the whole new step, so the model is small (`benchmarks/recovery.yaml`, or `--job`). The sides
+alternate, and in one round the same rank dies on each. All started processes are ended.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from benchmarks import holdfast_side, ray_train_side
 from benchmarks.conditions import (
     ROOT,
     add_idle_options,
+    describe_model,
     load_job,
     machine,
-    describe_model,
     print_json,
     report,
     wait_for_idle_machine,
@@ -38,7 +38,7 @@ HOLDFAST = "holdfast"
 SMALL_JOB = ROOT / "benchmarks" / "recovery.yaml"
 
 MeasureFault = Callable[[int, int], MeasuredFault]
-"""(rank to kill, step to wait for first) -> what it cost."""
+"""(rank to kill, step to wait for first) -> the measured fault."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def endless(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The same job, which never ends by itself and keeps no remote checkpoint on the way."""
+    """The same job without an end and without remote checkpoints."""
     changed = deepcopy(dict(job))
     changed["train"]["steps"] = ENDLESS
     changed["checkpoint"] = {"memory": {"every_steps": 1}, "remote": {"every_steps": 0}}
@@ -67,7 +67,7 @@ def endless(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ray_train_spec(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The training part of a job, without digests, which Ray Train has no use for."""
+    """The training part of a job, without digests, which Ray Train does not use."""
     fields = {name: value for name, value in job.items() if name in TrainingSpec.model_fields}
     spec = TrainingSpec.model_validate(fields).model_dump(mode="json")
     spec["checkpoint"]["digest_every_steps"] = 0
@@ -101,10 +101,12 @@ def _rounds(
 
 def _print_conditions(job: Mapping[str, Any], options: argparse.Namespace) -> None:
     report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
-    report(f"model: {describe_model(job)}; state kept every step; {options.faults} faults on each side")
+    report(f"model: {describe_model(job)}; checkpoint every step; {options.faults} faults per side")
     report("holdfast: `serve` and REST, an embedded cluster of three raylets, one standby node")
     for setting in ray_train_side.SETTINGS:
-        report(f"Ray Train, {setting.name}: {setting.why}; FailureConfig(max_failures=-1), one raylet")
+        report(
+            f"Ray Train, {setting.name}: {setting.why}; FailureConfig(max_failures=-1), one raylet"
+        )
 
 
 def _print_table(faults: Mapping[str, list[MeasuredFault]]) -> None:
@@ -124,15 +126,17 @@ def _ranks(job: Mapping[str, Any]) -> int:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recovery", description=__doc__)
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
-    parser.add_argument("--faults", type=int, default=5, help="on each side; default 5")
+    parser.add_argument("--faults", type=int, default=5, help="per side; default 5")
     parser.add_argument("--job", type=Path, default=SMALL_JOB, help=f"default: {SMALL_JOB.name}")
-    parser.add_argument("--after-step", type=int, default=10, help="before the kill; default 10")
+    parser.add_argument(
+        "--after-step", type=int, default=10, help="steps before the kill; default 10"
+    )
     parser.add_argument(
         "--settings",
         nargs="+",
         default=[setting.name for setting in ray_train_side.SETTINGS],
         choices=[setting.name for setting in ray_train_side.SETTINGS],
-        help="of Ray Train; default: all",
+        help="settings of Ray Train; default: all",
     )
     add_idle_options(parser)
     return parser.parse_args(arguments)

@@ -1,14 +1,14 @@
-"""From one mesh to another: from memory, against a save and a load of torch's on a local disk.
+"""Resharding from memory against a save and a load of PyTorch DCP on a local disk.
 
     python -m benchmarks.reshard --json [--pairs N] [--state-mb M] [--folder DIR]
 
-Some of all pairs of meshes of at most eight ranks over `dp_replicate`, `dp_shard` and `tp`, two
-ranks to a node. Under Holdfast every rank of the first mesh has its state in its node's memory and
-a replica on the next node's. Timed is from when the ranks of the second have room for it (tensors,
-and an empty segment) until every one has its part verified in its own segment and in its tensors.
-`torch.distributed.checkpoint` saves the same state from DTensors on the first mesh and loads it
-into those on the second. Both check what they got. Reported too is how many bytes crossed the
-network, against the least that could.
+The pairs are a sample of all pairs of meshes with at most eight ranks over `dp_replicate`,
+`dp_shard` and `tp`, with two ranks per node. Under Holdfast every rank of the first mesh has its
+state in its node's memory and a replica on the next node. The timed interval starts when the ranks
+of the second mesh have allocated their tensors and an empty segment; it ends when every rank has
+its part verified in its own segment and copied to its tensors. `torch.distributed.checkpoint` saves
+the same state from DTensors on the first mesh and loads it into those on the second. Both sides
+verify the result. The report includes the bytes that crossed the network, against the minimum.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def model(state_mb: int) -> tuple[Parameter, ...]:
-    """Layers of two matrices, one cut by columns and one by rows, whose sizes not every mesh
-    divides, and a norm."""
+    """Layers of two matrices, one sharded by columns and one by rows, and a norm. Not every mesh
+    divides the sizes of the matrices."""
     found: list[Parameter] = []
     for layer in range(-(-state_mb // LAYER_MB)):
         found += [
@@ -68,13 +68,13 @@ def model(state_mb: int) -> tuple[Parameter, ...]:
 
 
 def sample(count: int) -> list[Pair]:
-    """Pairs of different meshes of more than one rank, the same ones in every run."""
+    """Pairs of different meshes with more than one rank, the same pairs in every run."""
     every = [mesh for mesh in meshes(MOST_RANKS) if math.prod(mesh.values()) > 1]
     return random.Random(SEED).sample(list(permutations(every, 2)), count)
 
 
 def from_memory(parameters: tuple[Parameter, ...], pairs: Sequence[Pair]) -> list[float]:
-    """Seconds of each pair."""
+    """Seconds per pair."""
     nodes = NodeProcesses(MOST_RANKS // RANKS_PER_NODE, parameters, SEED)
     try:
         found = []
@@ -90,13 +90,13 @@ def from_memory(parameters: tuple[Parameter, ...], pairs: Sequence[Pair]) -> lis
 def stock(
     parameters: tuple[Parameter, ...], pairs: Sequence[Pair], folder: Path
 ) -> list[tuple[float, float]]:
-    """Seconds of save and load of each pair."""
-    kept = Path(tempfile.mkdtemp(prefix="bench-", dir=folder))
+    """Seconds of save and load per pair."""
+    scratch = Path(tempfile.mkdtemp(prefix="bench-", dir=folder))
     try:
-        told, out = kept / "pairs.json", kept / "rows.jsonl"
+        pairs_file, out = scratch / "pairs.json", scratch / "rows.jsonl"
         listed = [asdict(parameter) for parameter in parameters]
-        told.write_text(json.dumps({"parameters": listed, "seed": SEED, "pairs": pairs}))
-        program = ("benchmarks.reshard_stock", str(told), str(kept), str(out))
+        pairs_file.write_text(json.dumps({"parameters": listed, "seed": SEED, "pairs": pairs}))
+        program = ("benchmarks.reshard_stock", str(pairs_file), str(scratch), str(out))
         done = torchrun(MOST_RANKS, *program, timeout_s=RUN_S)
         rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
         if len(rows) < len(pairs):
@@ -105,20 +105,20 @@ def stock(
             report(f"{old} → {new}: saved in {save_s:.3f} s, loaded in {load_s:.3f} s")
         return [(save_s, load_s) for save_s, load_s in rows]
     finally:
-        shutil.rmtree(kept, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def moved(parameters: tuple[Parameter, ...], old: Mesh, new: Mesh) -> tuple[int, int]:
-    """Bytes that cross the network, and the least that could."""
+    """Bytes that cross the network, and the least possible."""
     held = [layout_of(parameters, old, rank) for rank in range(math.prod(old.values()))]
-    homes = -(-len(held) // RANKS_PER_NODE)
+    node_count = -(-len(held) // RANKS_PER_NODE)
     total = least = 0
     for rank in range(math.prod(new.values())):
         target, node = layout_of(parameters, new, rank), rank // RANKS_PER_NODE
         sources = [
             MoveSource(f"n{holder}", other, layout, near=holder == node)
             for other, layout in enumerate(held)
-            for holder in {other // RANKS_PER_NODE, (other // RANKS_PER_NODE + 1) % homes}
+            for holder in {other // RANKS_PER_NODE, (other // RANKS_PER_NODE + 1) % node_count}
         ]
         total += plan_moves(target, sources, rank).moved_bytes(sources)
         least += least_bytes(target, [source.layout for source in sources if source.near])
@@ -131,7 +131,8 @@ def summary(
     theirs_s: Sequence[tuple[float, float]],
     bytes_moved: Sequence[tuple[int, int]],
 ) -> dict[str, Any]:
-    """`ratio` is the median over the pairs of ours to save and load; `worst_ratio` the greatest."""
+    """`ratio` is the median over the pairs of our time to save plus load; `worst_ratio` the
+    greatest."""
     ratios = [ours / sum(theirs) for ours, theirs in zip(ours_s, theirs_s, strict=True)]
     return {
         "ratio": round(median(ratios), 4),
@@ -158,9 +159,9 @@ def summary(
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reshard", description=__doc__)
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
-    parser.add_argument("--pairs", type=int, default=10, help="of meshes; default 10")
+    parser.add_argument("--pairs", type=int, default=10, help="pairs of meshes; default 10")
     parser.add_argument("--state-mb", type=int, default=128, help="of all ranks; default 128")
-    parser.add_argument("--folder", default=tempfile.gettempdir(), help="on a local disk")
+    parser.add_argument("--folder", default=tempfile.gettempdir(), help="folder on a local disk")
     return parser.parse_args(arguments)
 
 

@@ -1,7 +1,7 @@
-"""Nodes for a measured reshard: processes with a data server each, as node agents have one.
+"""Processes that act as nodes in `benchmarks.reshard`, each with a node agent's data server.
 
-A node holds what it is told to of a mesh's ranks; later its ranks of another mesh take their
-state from all nodes at once, up to where it lies in their tensors.
+A node holds the state of some ranks of one mesh. Later its ranks of another mesh fetch their state
+from all nodes at once, up to the copy into their tensors.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,8 @@ Mesh = dict[str, int]
 
 
 class NodeProcesses:
-    """Processes that hold the state of `parameters`, and their memory. Close it."""
+    """Node processes that hold the state of `parameters`, and their memory; call `close` at the
+    end."""
 
     def __init__(self, count: int, parameters: tuple[Parameter, ...], seed: int) -> None:
         self._root = Path(tempfile.mkdtemp(prefix="bench-", dir="/dev/shm"))
@@ -57,31 +59,31 @@ class NodeProcesses:
             self._pipes.append(ours)
 
     def hold(self, mesh: Mesh) -> Restore:
-        """Let the nodes hold what an attempt on `mesh` leaves there: every rank's state, and a
-        replica on the next node."""
+        """Store in the nodes the state that an attempt on `mesh` leaves there: every rank's state,
+        and a replica on the next node."""
         ranks = math.prod(mesh.values())
         held: list[list[tuple[int, Place]]] = [[] for _ in self._pipes]
-        homes = -(-ranks // RANKS_PER_NODE)
+        node_count = -(-ranks // RANKS_PER_NODE)
         for rank in range(ranks):
             held[rank // RANKS_PER_NODE].append((rank, Place.OWN))
-            if homes > 1:
-                held[(rank // RANKS_PER_NODE + 1) % homes].append((rank, Place.REPLICA))
-        answers = self._ask("hold", [(mesh, item) for item in held])
+            if node_count > 1:
+                held[(rank // RANKS_PER_NODE + 1) % node_count].append((rank, Place.REPLICA))
+        answers = self._ask("hold", [(mesh, copies) for copies in held])
         origins = tuple(origin for answer in answers for origin in answer)
         return Restore(Tier.RESHARD, STEP, attempt=ATTEMPT, mesh=mesh_tag(mesh), origins=origins)
 
     def reshard(self, source: Restore, mesh: Mesh) -> float:
-        """Bring every rank of `mesh` its state; seconds until the last has it in its tensors.
+        """Restore every rank of `mesh`; returns the seconds until the last rank has its tensors.
 
-        Raises RuntimeError if one has another state than it should.
+        Raises RuntimeError if the state of a rank is wrong.
         """
         ranks = range(math.prod(mesh.values()))
-        here = [[rank for rank in ranks if rank // RANKS_PER_NODE == n] for n in self._numbers()]
-        self._ask("prepare", [(mesh, entry) for entry in here])
+        by_node = [[rank for rank in ranks if rank // RANKS_PER_NODE == n] for n in self._numbers()]
+        self._ask("prepare", [(mesh, on_node) for on_node in by_node])
         began = time.perf_counter()
-        self._ask("reshard", [(source, mesh, element) for element in here])
+        self._ask("reshard", [(source, mesh, on_node) for on_node in by_node])
         took = time.perf_counter() - began
-        wrong = [rank for item in self._ask("wrong", [(mesh,)] * len(here)) for rank in item]
+        wrong = [rank for found in self._ask("wrong", [(mesh,)] * len(by_node)) for rank in found]
         if wrong:
             raise RuntimeError(f"ranks {wrong} of {mesh} do not have the state of {source.mesh}")
         return took
@@ -98,9 +100,10 @@ class NodeProcesses:
     def _numbers(self) -> range:
         return range(len(self._pipes))
 
-    def _ask(self, what: str, arguments: list[tuple]) -> list:
-        for pipe, one in zip(self._pipes, arguments, strict=True):
-            pipe.send((what, one))
+    def _ask(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+        """Call `method` in every node process at once, with its element of `arguments`."""
+        for pipe, node_arguments in zip(self._pipes, arguments, strict=True):
+            pipe.send((method, node_arguments))
         answers = [pipe.recv() for pipe in self._pipes]
         for answer in answers:
             if isinstance(answer, Exception):
@@ -108,7 +111,7 @@ class NodeProcesses:
         return answers
 
 
-class NodeProcess:
+class _NodeProcess:
     def __init__(self, name: str, root: str, parameters: tuple[Parameter, ...], seed: int) -> None:
         self._name = name
         self._parameters = parameters
@@ -130,7 +133,7 @@ class NodeProcess:
         return origins
 
     def prepare(self, mesh: Mesh, ranks: list[int]) -> None:
-        """Room for the tensors and for the segment, as a rank has it that has built its model."""
+        """Allocate the tensors and the segment, as a rank has them after building its model."""
         sizes = {rank: layout_of(self._parameters, mesh, rank).payload_bytes for rank in ranks}
         self._tensors = {rank: np.ones(size, np.uint8) for rank, size in sizes.items()}
         store = self._store.for_mesh(mesh_tag(mesh))
@@ -156,7 +159,7 @@ class NodeProcess:
         self._store.free_all()
 
     def _restore_rank(self, source: Restore, mesh: Mesh, rank: int) -> None:
-        """What the worker and its agent do together."""
+        """The steps that a worker and its agent perform together."""
         store = self._store.for_mesh(mesh_tag(mesh))
         Reshard(SECRET, self._name, source, rank, store).run(OWN, TIMEOUT_S)
         segment = store.find(rank, Place.OWN)
@@ -170,10 +173,10 @@ class NodeProcess:
 def _node(
     name: str, root: str, parameters: tuple[Parameter, ...], seed: int, pipe: Connection
 ) -> None:
-    node = NodeProcess(name, root, parameters, seed)
+    node = _NodeProcess(name, root, parameters, seed)
     while True:
-        what, arguments = pipe.recv()
+        method, arguments = pipe.recv()
         try:
-            pipe.send(getattr(node, what)(*arguments))
+            pipe.send(getattr(node, method)(*arguments))
         except Exception as error:
             pipe.send(error)

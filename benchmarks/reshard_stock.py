@@ -1,9 +1,9 @@
-"""The other side of a measured reshard: `torch.distributed.checkpoint`, save and load on a disk.
+"""PyTorch's side of `benchmarks.reshard`: DCP (distributed checkpoint) save and load on a disk.
 
     torchrun --nproc-per-node N -m benchmarks.reshard_stock PAIRS.json FOLDER OUT.jsonl
 
 For each pair of meshes in PAIRS: the ranks of the first save their DTensors to FOLDER, those of
-the second load them into theirs. Rank 0 writes a line per pair: seconds of save and of load.
+the second load into their own DTensors. Rank 0 writes a line per pair: seconds of save and of load.
 """
 
 from __future__ import annotations
@@ -33,23 +33,25 @@ def main() -> None:
     pairs_file, folder, out = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    told = json.loads(pairs_file.read_text())
+    config = json.loads(pairs_file.read_text())
     parameters = tuple(
-        Parameter(**{**item, "shape": tuple(item["shape"])}) for item in told["parameters"]
+        Parameter(**{**item, "shape": tuple(item["shape"])}) for item in config["parameters"]
     )
-    state = random_state(parameters, told["seed"])
-    for old, new in told["pairs"]:
-        saved, loaded = MeshRanks(old), MeshRanks(new)
+    state = random_state(parameters, config["seed"])
+    for old, new in config["pairs"]:
+        saved, loaded = _MeshRanks(old), _MeshRanks(new)
         path = folder / "checkpoint"
-        given = saved.tensors(parameters, state)
-        save_s = _timed(partial(saved.run, partial(dcp.save, given, checkpoint_id=path)))
-        taken = loaded.tensors(parameters, {})
-        load_s = _timed(partial(loaded.run, partial(dcp.load, taken, checkpoint_id=path)))
+        source = saved.tensors(parameters, state)
+        save_s = _timed(partial(saved.run, partial(dcp.save, source, checkpoint_id=path)))
+        target = loaded.tensors(parameters, {})
+        load_s = _timed(partial(loaded.run, partial(dcp.load, target, checkpoint_id=path)))
         expected = loaded.tensors(parameters, state)
-        for name, tensor in taken.items():
+        for name, tensor in target.items():
             bits = (entry.to_local().view(torch.int32) for entry in (tensor, expected[name]))
-            if not torch.equal(*bits):  # of numbers, some are none, and equal to nothing
-                raise RuntimeError(f"{name} is not what was saved: {old} to {new}")
+            if not torch.equal(
+                *bits
+            ):  # compared as integers: random bytes may be NaN, which equals nothing
+                raise RuntimeError(f"{name} differs from the saved state: {old} to {new}")
         if dist.get_rank() == 0:
             shutil.rmtree(path)
             with out.open("a") as lines:
@@ -58,8 +60,8 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-class MeshRanks:
-    """The first ranks of the world, as a mesh. Made by all ranks together."""
+class _MeshRanks:
+    """The first ranks of the world as a mesh. Creating it is collective over all ranks."""
 
     def __init__(self, mesh: dict[str, int]) -> None:
         sizes = [mesh[axis] for axis in AXES]
@@ -72,21 +74,21 @@ class MeshRanks:
     def tensors(
         self, parameters: tuple[Parameter, ...], state: dict[str, np.ndarray]
     ) -> dict[str, DTensor]:
-        """This rank's part of `state`, or zeros of its shape."""
+        """This rank's shard of `state`, or zeros of the same shape."""
         if not self._inside:
             return {}
         layout = layout_of(parameters, self._sizes, dist.get_rank())
         found = {}
-        for one, entry in zip(parameters, layout.tensors, strict=False):
-            local = np.zeros(entry.shape, one.dtype)
+        for parameter, entry in zip(parameters, layout.tensors, strict=False):
+            local = np.zeros(entry.shape, parameter.dtype)
             if state:
                 whole = Box((0,) * len(entry.shape), entry.global_shape)
-                local[...] = state[one.name][box_of(entry).within(whole)]
-            size = torch.Size(one.shape)
-            found[one.name] = DTensor.from_local(
+                local[...] = state[parameter.name][box_of(entry).within(whole)]
+            size = torch.Size(parameter.shape)
+            found[parameter.name] = DTensor.from_local(
                 torch.from_numpy(local),
                 self._mesh,
-                placements_of(one, self._sizes),
+                placements_of(parameter, self._sizes),
                 run_check=False,
                 shape=size,
                 stride=torch.empty(size, device="meta").stride(),

@@ -1,11 +1,11 @@
-"""How fast a rank's state comes back from a partner's memory, against a raw stream of loopback.
+"""The speed of restoring a rank's state from a partner's memory, against a raw loopback stream.
 
     python -m benchmarks.restore --json [--state-mb M] [--rounds N]
 
-A node agent's data server in a process of its own holds the state; this process fetches it into
-its own segment as an agent does for its rank: authenticated, hashed on arrival, committed. In turn
-with that, the same process sends as many bytes from memory to memory over a bare connection:
-nothing is checked, and nothing is kept. Both write to memory that is warm.
+A node agent's data server in another process holds the state. This process fetches the state into
+its own segment as an agent does for its rank: authenticated, hashed on arrival, committed.
+Alternating with that, the other process sends the same number of bytes from memory to memory over a
+plain connection, without checks or storage. Both write to warm memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SECRET = b"a benchmark's secret"
 MESH = "dp_shard=2"
 SENT_PIECE = 4 << 20
 RECEIVED_PIECES = (128 << 10, 1 << 20)
-"""What the bare stream receives at a time: it is timed with each, and the quickest counts."""
+"""Receive sizes of the raw stream: it is timed with each size, and the fastest counts."""
 TIMEOUT_S = 120.0
 
 
@@ -55,8 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def summary(fetches_s: list[float], raws_s: list[float], nbytes: int) -> dict[str, Any]:
-    """Medians, and the ratio of each fetch to the raw stream just before it."""
-    ratios = [raw / one for one, raw in zip(fetches_s, raws_s, strict=True)]
+    """Medians, and the speed of each fetch relative to the raw stream just before it."""
+    ratios = [raw / fetch_s for fetch_s, raw in zip(fetches_s, raws_s, strict=True)]
     return {
         "ratio": round(median(ratios), 4),
         "round_ratios": [round(ratio, 3) for ratio in ratios],
@@ -66,7 +66,7 @@ def summary(fetches_s: list[float], raws_s: list[float], nbytes: int) -> dict[st
 
 
 def measure(nbytes: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds of each fetch, and of each raw stream, in turn."""
+    """Seconds of each fetch and of each raw stream; the two alternate."""
     root = Path(tempfile.mkdtemp(prefix="bench-", dir="/dev/shm"))
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -75,13 +75,13 @@ def measure(nbytes: int, rounds: int) -> tuple[list[float], list[float]]:
     try:
         port, raw_port, commits = ours.recv()
         store = SegmentStore(root / "own", MESH)
-        kept = np.zeros(nbytes, dtype=np.uint8)
+        target = np.zeros(nbytes, dtype=np.uint8)
         raw = socket.create_connection(("127.0.0.1", raw_port), TIMEOUT_S)
         fetches, raws = [], []
-        for turn in range(rounds + 1):
-            raws.append(min(_stream(raw, kept, piece) for piece in RECEIVED_PIECES))
-            fetches.append(_fetch(store, port, commits[turn % 2]))
-        return fetches[1:], raws[1:]  # the first ones make and fill what is warm from then on
+        for round_number in range(rounds + 1):
+            raws.append(min(_stream(raw, target, piece) for piece in RECEIVED_PIECES))
+            fetches.append(_fetch(store, port, commits[round_number % 2]))
+        return fetches[1:], raws[1:]  # the first round allocates the memory and warms it
     finally:
         partner.kill()
         partner.join()
@@ -104,26 +104,26 @@ def _fetch(store: SegmentStore, port: int, commit: Commit) -> float:
     took = time.perf_counter() - began
     segment = store.find(0, Place.OWN)
     assert segment is not None
-    for item in segment.commits():  # what lies there already would not be fetched again
-        segment.quarantine(item)
+    for stored in segment.commits():  # a commit already present would not be fetched again
+        segment.quarantine(stored)
     return took
 
 
-def _stream(sock: socket.socket, kept: np.ndarray, piece: int) -> float:
-    view = kept.data
+def _stream(sock: socket.socket, target: np.ndarray, piece: int) -> float:
+    view = target.data
     began = time.perf_counter()
     sock.sendall(b"!")
     filled = 0
     while filled < len(view):
         count = sock.recv_into(view[filled : filled + piece])
         if not count:
-            raise ConnectionError("the partner ended")
+            raise ConnectionError("the partner process ended")
         filled += count
     return time.perf_counter() - began
 
 
-def _partner(root: str, nbytes: int, answers: Connection) -> None:
-    """Hold two states, serve them, and stream as many bytes whenever asked to."""
+def _partner(root: str, nbytes: int, pipe: Connection) -> None:
+    """Hold two states, serve them, and stream the same number of bytes on each request."""
     store = SegmentStore(Path(root), MESH)
     entry = TensorEntry("state", "uint8", (nbytes,), (0,), (nbytes,), 0, nbytes)
     segment = store.ensure(0, Place.REPLICA, StateLayout((entry,), nbytes))
@@ -135,7 +135,7 @@ def _partner(root: str, nbytes: int, answers: Connection) -> None:
         commits.append(segment.commit(attempt=1, step=step, digest=digest))
     server = DataServer(store, SECRET, "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        answers.send((server.port, listener.getsockname()[1], commits))
+        pipe.send((server.port, listener.getsockname()[1], commits))
         sock, _ = listener.accept()
         payload = segment.payload(commits[1])
         while sock.recv(1):

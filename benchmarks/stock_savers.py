@@ -1,12 +1,12 @@
-"""The same recipe and step loop, saved every step by what torch brings along.
+"""The same recipe and step loop, saved at every step by PyTorch's own savers.
 
     torchrun --nproc-per-node N -m benchmarks.stock_savers JOB.yaml SAVER FOLDER OUT.jsonl
 
-`none` saves nothing; `torch_save` writes at once; `dcp_default` is `async_save` as it comes;
-`dcp_best` saves from another process and stages in another thread, waiting for that before the
-state changes. All write to FOLDER, which should lie in memory. Rank 0 writes a line per step:
-its time, how long the training thread stood still for a save, and how many there were. A save that
-would have to wait for the one before is left out, as Holdfast leaves one out.
+`none` saves nothing; `torch_save` writes synchronously; `dcp_default` is `async_save` with its
+default settings; `dcp_best` saves from another process and stages in another thread, and waits for
+the staging before the state changes. All write to FOLDER, which should be in memory. Rank 0 writes
+a line per step: its time, how long a save blocked the training thread, and the number of saves so
+far. A save that would wait for the previous one is skipped, as Holdfast does.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def main() -> None:
     recipe.build(world := World(rank, size, spec.parallel.mesh, attempt=0, device="cpu"))
     recipe.initialize()
     with open(out if rank == 0 else os.devnull, "w") as lines:  # noqa: PTH123
-        hooks = SavingHooks(saver, recipe, rank, folder, lines)
+        hooks = _SavingHooks(saver, recipe, rank, folder, lines)
         train(recipe, world, spec, hooks, 0)
         hooks.finish()
     process_groups.leave()
 
 
-class SavingHooks:
+class _SavingHooks:
     """Hooks that save after every step."""
 
     def __init__(self, saver: str, recipe: BigState, rank: int, folder: Path, out: TextIO) -> None:
@@ -65,10 +65,10 @@ class SavingHooks:
         self._rank = rank
         self._folder = folder
         self._out = out
-        # Of its own: a save in another thread would meet the collectives of training in the default
-        # group, and hang now and then.
+        # A separate group: a save in another thread would interleave with training's collectives
+        # in the default group and hang occasionally.
         self._group = torch.distributed.new_group(backend="gloo")
-        self._asking = torch.distributed.new_group(backend="gloo")
+        self._idle_group = torch.distributed.new_group(backend="gloo")
         self._stall_s = 0.0
         self._saves = 0
         self._last: Path | None = None
@@ -146,26 +146,26 @@ class SavingHooks:
         )  # type: ignore[assignment]
 
     def _dcp_best(self, step: int) -> None:
-        answer: Any = dcp.async_save(
+        response: Any = dcp.async_save(
             self._state(),
             checkpoint_id=self._path_of(step),
             process_group=self._group,
             async_checkpointer_type=AsyncCheckpointerType.PROCESS,
             async_stager=self._stager,
         )
-        self._staging = getattr(answer, "staging_completion", None)
-        self._saving = getattr(answer, "upload_completion", answer)
+        self._staging = getattr(response, "staging_completion", None)
+        self._saving = getattr(response, "upload_completion", response)
 
     def _is_due(self, step: int) -> bool:
-        """Not while a save is under way on any rank: it would only be waited for. Room is made
-        for the new one outside of what is measured."""
+        """False while a save is running on any rank, because the new one would only wait for it.
+        The previous files are removed here, outside the measured time."""
         if self._save == self._none:
             return False
         idle = torch.tensor(int(self._saving is None or self._saving.done()))
-        torch.distributed.all_reduce(idle, torch.distributed.ReduceOp.MIN, group=self._asking)
+        torch.distributed.all_reduce(idle, torch.distributed.ReduceOp.MIN, group=self._idle_group)
         if idle and self._rank == 0:
             shutil.rmtree(self._path_of(step), ignore_errors=True)
-        torch.distributed.barrier(group=self._asking)
+        torch.distributed.barrier(group=self._idle_group)
         return bool(idle)
 
     def _path_of(self, step: int) -> Path:

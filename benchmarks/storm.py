@@ -1,16 +1,17 @@
-"""How much training is left under a storm of SIGKILLs: Holdfast against torchft and the limit.
+"""Training efficiency under frequent SIGKILLs: Holdfast against torchft and the limit.
 
     python -m benchmarks.storm --json [--torchft-python PATH] [--storm-s N] [--torchft-s N]
 
 Four ranks, steps of about a second, random ranks killed at exponential intervals whose mean M is
-5.5 steps, then 1 step. Efficiency is what was committed per second over what the same ranks commit
-when nothing is killed, measured just before. The limit of any synchronous scheme with steps of s
-seconds is `(s/M) / (exp(s/M) - 1)`: a step counts if nobody dies in it, and recovery takes no
-time. Holdfast runs as a user runs it, and kills through its own fault injection; torchft's
-replicas are started again at once. Without `--torchft-python` an environment with torchft is made.
-It takes some six minutes. Of each 40 intervals one is drawn from each fortieth of the exponential
-distribution, so that their mean is about M in a short storm too: with intervals drawn one by one,
-chance alone moves the efficiency at M = 1 step by a tenth of it in four minutes.
+5.5 steps, then 1 step. Efficiency is the number of steps committed per second divided by the number
+that the same ranks commit without kills, measured just before. The limit of any synchronous scheme
+with steps of s seconds is `(s/M) / (exp(s/M) - 1)`: a step counts if no rank dies during it, and
+recovery takes no time. Holdfast runs as a user runs it, and the kills use its fault injection;
+torchft's replicas are restarted at once. Without `--torchft-python` the benchmark creates an
+environment with torchft. It takes about six minutes. The intervals are stratified: each group of 40
+has one interval from each fortieth of the exponential distribution, so that their mean is about M
+even in a short storm. With independent intervals, randomness alone changes the efficiency at
+M = 1 step by a tenth in four minutes.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ WARM_STEPS = 5
 NO_END = 1_000_000
 BLOCK = 40
 SLACK_S = 120.0
-"""How much longer than its storm torchft's side may take."""
+"""Extra time for torchft's side beyond its calm and storms."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     ours = _holdfast(options)
     found = [_torchft(python, limit, options) for limit in options.timeouts]
     theirs = {
-        name: max((item[name] for item in found), key=lambda one: one.efficiency)
+        name: max((figures[name] for figures in found), key=lambda figure: figure.efficiency)
         for name in STEPS_BETWEEN_KILLS
     }
     for name in STEPS_BETWEEN_KILLS:
@@ -70,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def job() -> dict[str, Any]:
-    """The recovery benchmark's job with steps of a second, and no end to what it may survive."""
+    """The recovery benchmark's job with steps of a second and no limit on failures."""
     changed = endless(load_job(SMALL_JOB))
     changed["recipe"] = "benchmarks.storm_recipe:OneSecondSteps"
     changed["recovery"] |= {"max_failures": NO_END, "max_without_progress": NO_END}
@@ -78,11 +79,11 @@ def job() -> dict[str, Any]:
 
 
 def _holdfast(options: argparse.Namespace) -> dict[str, StormFigure]:
-    """One job through one storm after the other, with a calm before them."""
+    """Run one job through a calm and then all storms."""
     os.environ |= {
         "PYTHONPATH": environment()["PYTHONPATH"],
         "HOLDFAST_ALLOW_FAULT_INJECTION": "true",
-        "HOLDFAST_QUARANTINE_INCIDENTS": "0",  # three deaths on a node are no reason here
+        "HOLDFAST_QUARANTINE_INCIDENTS": "0",  # repeated kills on a node are expected here
     }
     with running(job()) as running_job:
         running_job.wait_step(WARM_STEPS + options.calm_steps, START_S)
@@ -92,7 +93,7 @@ def _holdfast(options: argparse.Namespace) -> dict[str, StormFigure]:
         for name, steps in STEPS_BETWEEN_KILLS.items():
             began = time.time()
             coming = stratified_strikes(steps * STEP_S, options.seed)
-            kills = fault_storm.blow(
+            kills = fault_storm.run(
                 running_job.client, running_job.id, coming, options.storm_s, lambda _: None
             )
             committed = _committed(running_job, began, began + options.storm_s)
@@ -101,19 +102,21 @@ def _holdfast(options: argparse.Namespace) -> dict[str, StormFigure]:
     return found
 
 
-def stratified_strikes(mtbf_s: float, seed: int) -> Iterator[fault_storm.Strike]:
-    """Kills of random ranks at exponential intervals; each `BLOCK` of them has one from each
-    `BLOCK`th part of the distribution."""
+def stratified_strikes(mtbf_s: float, seed: int) -> Iterator[fault_storm.ScheduledFault]:
+    """Kills of random ranks at exponential intervals, stratified: each group of `BLOCK` intervals
+    has one from each `BLOCK`th part of the distribution."""
     rng = random.Random(seed)
     at_s = 0.0
     while True:
         for part in rng.sample(range(BLOCK), BLOCK):
             at_s -= mtbf_s * math.log(1.0 - (part + rng.random()) / BLOCK)
-            yield fault_storm.Strike(at_s, Injection(FaultKind.KILL, rank=rng.randrange(RANKS)))
+            yield fault_storm.ScheduledFault(
+                at_s, Injection(FaultKind.KILL, rank=rng.randrange(RANKS))
+            )
 
 
 def _committed(running_job: RunningJob, since: float, until: float) -> int:
-    """Steps of the history that was kept; the last rows are on their way for a moment."""
+    """Steps in the final history between two times; waits for the last rows to arrive."""
     time.sleep(3 * STEP_S)
     return sum(since <= point.at < until for point in running_job.points())
 
@@ -125,19 +128,19 @@ def _torchft(python: str, timeout_s: float, options: argparse.Namespace) -> dict
     program = str(ROOT / "benchmarks" / "torchft_program.py")
     with tempfile.TemporaryDirectory(prefix="torchft-storm-") as folder:
         command = [python, program, "storm", f"{folder}/commits", *map(str, numbers)]
-        done = run_or_kill_group(command, calm_s + len(rates) * options.torchft_s + SLACK_S)
+        done = _run_or_kill_group(command, calm_s + len(rates) * options.torchft_s + SLACK_S)
     if done.returncode != 0:
         raise RuntimeError(f"torchft's storm failed: {done.stderr[-2000:]}")
-    told = json.loads(done.stdout.splitlines()[-1])
-    step_s, calm = RANKS / told["calm_per_s"], told["calm_per_s"]
+    figures = json.loads(done.stdout.splitlines()[-1])
+    step_s, calm = RANKS / figures["calm_per_s"], figures["calm_per_s"]
     return {
         name: StormFigure(step_s, storm["per_s"] / calm, storm["kills"])
-        for name, storm in zip(STEPS_BETWEEN_KILLS, told["storms"], strict=True)
+        for name, storm in zip(STEPS_BETWEEN_KILLS, figures["storms"], strict=True)
     }
 
 
-def run_or_kill_group(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Run a program, and leave nothing of what it started if it does not end in time."""
+def _run_or_kill_group(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run a program; kill its whole process group if it does not end in time."""
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -148,7 +151,7 @@ def run_or_kill_group(command: list[str], timeout_s: float) -> subprocess.Comple
     ) as process:
         try:
             out, errors = process.communicate(timeout=timeout_s)
-        except BaseException:  # also of who interrupts the benchmark
+        except BaseException:  # also KeyboardInterrupt
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise
@@ -156,13 +159,13 @@ def run_or_kill_group(command: list[str], timeout_s: float) -> subprocess.Comple
 
 
 def _environment_with_torchft(home: Path) -> str:
-    """An interpreter that has torchft beside this one's own packages, made if it is not there."""
+    """An interpreter with torchft and this interpreter's packages, created if it does not exist."""
     python = home / "bin" / "python"
     if not python.exists():
-        report(f"making {home} for {TORCHFT}")
+        report(f"creating {home} for {TORCHFT}")
         venv.create(home, with_pip=True)
-        beside = sysconfig.get_path("purelib", vars={"base": str(home)})
-        Path(beside, "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        site_packages = sysconfig.get_path("purelib", vars={"base": str(home)})
+        Path(site_packages, "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", TORCHFT], check=True)
     return str(python)
 
@@ -171,26 +174,30 @@ def _report_figure(side: str, name: str, figure: StormFigure) -> None:
     mtbf_s = STEPS_BETWEEN_KILLS[name] * STEP_S
     report(
         f"{side:<9} M {mtbf_s:g} s: step {figure.step_s:.3f} s, {figure.kills} kills, "
-        f"efficiency {figure.efficiency:.3f} of at most {storm_limit(figure.step_s, mtbf_s):.3f}"
+        f"efficiency {figure.efficiency:.3f}, limit {storm_limit(figure.step_s, mtbf_s):.3f}"
     )
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.storm", description=__doc__)
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
-    parser.add_argument("--torchft-python", help=f"an interpreter that has {TORCHFT}")
+    parser.add_argument("--torchft-python", help=f"an interpreter with {TORCHFT}")
     parser.add_argument(
         "--torchft-home",
         type=Path,
         default=Path.home() / ".cache" / "holdfast-benchmarks" / "torchft",
-        help="where its environment is made otherwise",
+        help="folder of the created environment",
     )
     parser.add_argument(
-        "--timeouts", type=float, nargs="+", default=[3.0, 5.0], help="of torchft; the best counts"
+        "--timeouts",
+        type=float,
+        nargs="+",
+        default=[3.0, 5.0],
+        help="timeouts of torchft in s; the best counts",
     )
     parser.add_argument("--calm-steps", type=int, default=10)
     parser.add_argument("--storm-s", type=float, default=80.0, help="for each M")
-    parser.add_argument("--torchft-s", type=float, default=30.0, help="the same, for torchft")
+    parser.add_argument("--torchft-s", type=float, default=30.0, help="for each M, for torchft")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""The recipe of the storm: a small model whose step is made to take `STEP_S` by waiting."""
+"""The recipe of `benchmarks.storm`: a small model with waits that make a step take `STEP_S`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from holdfast_workers.training.recipe import World
 STEP_S = 1.0
 FORWARD_SHARE = 1.0 / 3.0
 SLICE_S = 0.005
-"""No kernel of an accelerator takes so long; between two of them a rank can leave."""
+"""Longer than any accelerator kernel; a rank can leave the step between two slices."""
 
 
 class OneSecondSteps(PretrainRecipe):
-    """Each block waits before its forward and after its gradient came, in all `STEP_S`, as an
-    accelerator would compute: on a machine with fewer cores than ranks, computing for a second
-    would measure the cores. torchft's replicas wait as long."""
+    """Each block waits before its forward and after its gradient, for `STEP_S` in total per step.
+
+    The waits stand for the computation of an accelerator: on a machine with fewer cores than ranks,
+    computing for a second would measure the cores. torchft's replicas wait equally long.
+    """
 
     def build(self, world: World) -> None:
         super().build(world)
-        blocks = next(item for item in self.model.children() if isinstance(item, nn.ModuleList))
+        blocks = next(child for child in self.model.children() if isinstance(child, nn.ModuleList))
         train = self.spec.train
         passes = train.global_batch // (train.micro_batch * world.size("dp_shard")) * len(blocks)
         forward_s = STEP_S * FORWARD_SHARE / passes

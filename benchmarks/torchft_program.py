@@ -1,11 +1,11 @@
-"""torchft's side of the storm, run by an interpreter that has torchft: knows nothing of Holdfast.
+"""torchft's side of `benchmarks.storm`, run by an interpreter with torchft; imports no Holdfast.
 
     python torchft_program.py storm LOG STEP_S CALM_S STORM_S TIMEOUT_S SEED RANKS MTBF_S...
 
-keeps RANKS replicas alive, each started again at once when it dies, leaves them alone for CALM_S
-once all take part, then kills random ones at exponential intervals, for STORM_S at each mean.
-Their commits are noted in LOG. The last line is JSON: replica-steps committed per second in the
-calm, and in each storm, with the number of its kills.
+keeps RANKS replicas alive and restarts each at once when it dies. Once all take part, it kills none
+for CALM_S, then kills random replicas at exponential intervals, for STORM_S at each mean. The
+replicas record their commits in LOG. The last line of output is JSON: replica-steps committed per
+second during the calm and during each storm, with the number of kills.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def storms(
     calm_from = time.time() + WARM_S
 
     def restart_and_kill(until: float, mtbf_s: float) -> int:
-        """Start who died; how many were killed."""
+        """Restart dead replicas and kill random ones; returns the number of kills."""
         kills, due = 0, time.time() + rng.expovariate(1.0 / mtbf_s)
         while (now := time.time()) < until:
             for rank, process in enumerate(replicas):
@@ -89,23 +89,25 @@ def storms(
     begins = [calm_from + calm_s + index * storm_s for index in range(len(rates))]
     try:
         restart_and_kill(begins[0], NEVER_S)
-        kills = [restart_and_kill(at + storm_s, rate) for at, rate in zip(begins, rates, strict=True)]
+        kills = [
+            restart_and_kill(at + storm_s, rate) for at, rate in zip(begins, rates, strict=True)
+        ]
     finally:
         for process in replicas:
             process.kill()
             process.wait()
     commits = [float(line) for line in log.read_text().splitlines()]
-    told = [
+    figures = [
         {"per_s": sum(begin <= at < begin + storm_s for at in commits) / storm_s, "kills": count}
         for begin, count in zip(begins, kills, strict=True)
     ]
     calm = sum(calm_from <= at < begins[0] for at in commits) / calm_s
-    print(json.dumps({"calm_per_s": calm, "storms": told}), flush=True)
-    os._exit(0)  # the lighthouse's threads do not end
+    print(json.dumps({"calm_per_s": calm, "storms": figures}), flush=True)
+    os._exit(0)  # the lighthouse's threads never end
 
 
 def replica(rank: str, log: Path, step_s: float, timeout_s: float) -> None:
-    """Train until killed; each committed step is a line with its time."""
+    """Train until killed; writes the time of each committed step as a line."""
     import torch
     import torch.distributed as dist
     from torch import nn

@@ -72,7 +72,7 @@ def dashboard_files() -> tuple[str, ...]:
 def words_of_the_code() -> frozenset[str]:
     files = [name for name in (*python_files(), *dashboard_files()) if not name.endswith(".gz")]
     texts = ((ROOT / name.lstrip("/")).read_text() for name in files)
-    return frozenset(word for text in texts for word in re.findall(r"\w+", text))
+    return frozenset(word for text in (*files, *texts) for word in re.findall(r"\w+", text))
 
 
 def missing(named: list[str], known: tuple[str, ...]) -> list[str]:

@@ -108,7 +108,7 @@ async def _run(
         store.on_incident_closed = tracing.incident_tracer(sender)
     reconciler = Reconciler(store, cluster, settings)
     services = replace(
-        services_over(store, cluster, settings, reconciler.ring, reconciler.wake_for_nodes),
+        services_over(store, cluster, settings, reconciler.wake, reconciler.wake_for_nodes),
         probes=_probes(store, cluster, reconciler, settings),
         stopping=stopping,
         allowed_hosts=None if exposed else LOOPBACK_NAMES | {settings.host},

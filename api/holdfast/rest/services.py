@@ -57,19 +57,19 @@ def services_over(
     store: Store,
     cluster: Cluster,
     settings: Settings,
-    ring: Callable[[str], None] = lambda _job_id: None,
+    wake: Callable[[str], None] = lambda _job_id: None,
     wake_for_nodes: Callable[[Iterable[str]], None] = lambda _jobs: None,
 ) -> Services:
-    """All services on one store and cluster, with the limits of the settings. `ring(job_id)`: there
+    """All services on one store and cluster, with the limits of the settings. `wake(job_id)`: there
     is something to do for the job, for a reconciler in this process; `wake_for_nodes(jobs)`: who
     may be seated where has changed, and concerns these."""
     nodes = NodeService(store, wake_for_nodes)
     accounts = GoodputCache()
     return Services(
-        jobs=JobService(store, cluster, settings, ring, accounts),
+        jobs=JobService(store, cluster, settings, wake, accounts),
         checkpoints=CheckpointService(store, settings),
         nodes=nodes,
-        injections=InjectionService(store, settings, ring),
+        injections=InjectionService(store, settings, wake),
         overview=Overview(store, nodes, settings, accounts),
         live=LiveHub(store, settings),
         code=CodeService(store, settings),

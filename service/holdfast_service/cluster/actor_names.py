@@ -1,4 +1,4 @@
-"""Deterministic names of what a job has on the cluster: "already exists" always means adopt."""
+"""Deterministic names of a job's actors and placement group: an existing name is adopted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def placement_group(job_id: str) -> str:
 
 
 def job_of(name: str) -> str | None:
-    """The job that an actor or placement group of this name belongs to; None: not ours."""
+    """The job that owns the actor or placement group of this name; None: not Holdfast's."""
     kind, _, rest = name.partition(":")
     if kind not in ("supervisor", "agent", "nodes") or not rest:
         return None

@@ -1,7 +1,7 @@
-"""The node agent as a Ray actor: a thin shell that knows its node and its supervisor's name.
+"""Runs the node agent as a Ray actor that knows its node and its supervisor's name.
 
-Detached, one per bundle of the job's placement group, restarted by Ray without end. It never
-dies with its supervisor.
+The actor is detached, one per bundle of the job's placement group, and restarted by Ray without
+limit. It never dies with its supervisor.
 """
 
 from __future__ import annotations
@@ -43,16 +43,19 @@ _log = structlog.get_logger()
 
 SHM_ROOT_VARIABLE = "HOLDFAST_SHM_ROOT"
 MEMORY_FLOOR_VARIABLE = "HOLDFAST_MEMORY_FLOOR_GB_PER_S"
-"""In the environment of a node: its memory must be copied so fast, or it is unfit."""
+"""Environment variable of a node: the minimum memory copy rate of a fit node."""
 LOGS_VARIABLE = "HOLDFAST_NODE_LOGS"
-"""In the environment of a node: `json` lets its agents write what happens as lines of JSON."""
+"""Environment variable of a node: `json` makes its agents log in JSON lines."""
 DOMAIN_LABELS = ("holdfast.io/domain", "topology.kubernetes.io/zone")
 """Ray node labels that name a node's failure domain; the first that is set counts."""
 
 
 @dataclass(frozen=True)
 class AgentSeat:
-    """What the supervisor tells an agent at its creation; the rest it knows of its node."""
+    """The arguments of an agent at its creation; it reads the rest from its node.
+
+    A seat is the agent's place in the job, one per bundle of the placement group.
+    """
 
     job_id: str
     seat: str
@@ -95,7 +98,7 @@ class AgentActor:
         return self._agent.report()
 
     def hello(self, epoch: int) -> AgentReport:
-        self._find_supervisor()  # the one that asks may be another than the last
+        self._find_supervisor()  # the caller may be a new supervisor
         return self._agent.hello(epoch)
 
     def fence(
@@ -187,22 +190,24 @@ class AgentActor:
             _log.exception("the agent cannot start")
 
     def _find_supervisor(self) -> None:
-        with contextlib.suppress(ValueError):  # between two lives; the next one will ask
+        with contextlib.suppress(ValueError):  # between two incarnations; the next sends `hello`
             self._supervisor = ray.get_actor(self._supervisor_name, actor_names.NAMESPACE)
 
-    def _signal_supervisor(self, seen: Signal) -> None:
-        """Best effort, and never blocking: a supervisor that begins asks for everything anyway."""
+    def _signal_supervisor(self, signal_: Signal) -> None:
+        """Best effort, never blocking: a new supervisor queries the full state anyway."""
         if self._supervisor is None:
             return
         try:
-            self._supervisor.signal.remote(seen)
-        except Exception:  # the agent's own threads must not end with Ray's troubles
-            _log.exception("cannot send a signal to the supervisor", kind=str(seen.kind))
+            self._supervisor.signal.remote(signal_)
+        except Exception:  # an error of Ray must not end the agent's threads
+            _log.exception("cannot send a signal to the supervisor", kind=str(signal_.kind))
 
 
 def _node_killer() -> Callable[[], None] | None:
-    """Ends the raylet that this process belongs to, and this process: all that a node of an
-    embedded cluster is. A machine of somebody's is not ours to take away."""
+    """A function that kills this process and its raylet, which are a node of an embedded cluster.
+
+    None on other clusters: Holdfast must not kill nodes that it did not start.
+    """
     if CLUSTER_MARK not in os.environ:
         return None
     raylet, ours = os.getppid(), os.getpid()
@@ -215,12 +220,15 @@ def _node_killer() -> Callable[[], None] | None:
 
 
 def _private_folder(folder: Path) -> Path:
-    """The folder, made if need be, ours alone. Raises PermissionError if somebody else made it:
-    its name can be guessed, and all may write to /dev/shm."""
+    """The folder, created if necessary, accessible to this user only.
+
+    Raises PermissionError if another user created it: its name can be guessed, and every user may
+    write to /dev/shm.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(f"{folder} is not a folder of this user: remove it, it is not ours")
+        raise PermissionError(f"{folder} is not a folder of this user: remove it")
     folder.chmod(0o700)
     return folder
 
@@ -260,7 +268,7 @@ def domain_of(labels: Mapping[str, str]) -> str:
 
 
 def _interface_of(host: str) -> str:
-    """The network interface that has this address; gloo binds to it and nothing else."""
+    """The network interface with this address; gloo binds to this interface only."""
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():

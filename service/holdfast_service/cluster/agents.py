@@ -1,7 +1,7 @@
-"""A job's node agents on Ray, as the supervisor sees them: named seats that answer calls.
+"""The supervisor's access to a job's node agents on Ray: named seats that answer calls.
 
 The placement group holds one node-sized bundle per training and standby node, spread strictly;
-a bundle whose node died is placed again when a node is free, and Ray restarts the agent in it.
+Ray places the bundle of a dead node again when a node is free, and restarts the agent in it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from holdfast_service.policy.quarantine import Avoided, NodeStanding, node_name
 from holdfast_workers.checkpoint.storage import StorageOptions
 
 PLACEMENT_TIMEOUT_S = 3.0
-"""For bundles to be placed beside the nodes in quarantine; after that, these will do."""
+"""How long placement avoids nodes in quarantine; after that, these nodes are used too."""
 
 HEARTBEAT_FRACTION = 1 / 8
-"""Agents beat so often within the time after which a silent one is lost."""
+"""Heartbeat interval of an agent, as a fraction of the timeout after which it counts as lost."""
 
 
 class RayAgents:
@@ -44,8 +44,8 @@ class RayAgents:
         cache: str,
         avoid: Mapping[str, Avoided] | None = None,
     ) -> None:
-        """`avoid`: on cordoned nodes none is placed, for as long as the job lives; on those in
-        quarantine none at first, if there is room elsewhere."""
+        """`avoid`: cordoned nodes never host an agent of this job; nodes in quarantine do so only if
+        there is no room elsewhere at first."""
         self._job_id = job_id
         self._spec = spec
         self._secret = secret
@@ -63,13 +63,13 @@ class RayAgents:
         return [f"n{index}" for index in range(training + resources.standby_nodes)]
 
     def ensure(self) -> None:
-        """Make the placement group and the agents, or adopt those of the same names."""
+        """Create the placement group and the agents, or adopt those with the same names."""
         group = self._placement_group()
         for index, seat in enumerate(self.seats):
             self._handles[seat] = self._create(group, index, seat)
 
     def call(self, seat: str, method: str, *args: Any, timeout_s: float) -> Future[Any]:
-        """Call an agent's method; the future raises what Ray or the method raised, in time."""
+        """Call an agent's method; the future raises the error of Ray or the method by the deadline."""
         return self._pool.submit(self._call, seat, method, args, timeout_s)
 
     def restart(self, seat: str) -> None:
@@ -80,7 +80,7 @@ class RayAgents:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def node_answers(self, node_id: str) -> bool:
-        """True if the node's raylet accepts connections; quicker than the cluster's own word."""
+        """True if the node's raylet accepts connections; faster than the GCS."""
         for node in ray.nodes():
             if node["NodeID"] == node_id:
                 address = (node["NodeManagerAddress"], node["NodeManagerPort"])
@@ -116,14 +116,14 @@ class RayAgents:
                 return group
 
     def _label_selectors(self) -> list[dict[str, str]] | None:
-        """A label selector for each bundle; None if every node will do."""
+        """A label selector for each bundle; None if no node is excluded."""
         ids = self._node_ids_with(NodeStanding.CORDONED)
         selector = {NODE_ID_LABEL: f"!in({','.join(ids)})"}
         return [selector] * len(self.seats) if ids else None
 
     def _node_ids_with(self, standing: NodeStanding) -> list[str]:
-        """Ray's ids of the nodes that are set aside like that."""
-        names = {name for name, one in self._avoid.items() if one.standing is standing}
+        """Ray's ids of the living nodes with this standing."""
+        names = {name for name, avoided in self._avoid.items() if avoided.standing is standing}
         return [
             node["NodeID"]
             for node in ray.nodes()

@@ -1,8 +1,8 @@
-"""How a node's ranks stand, as metrics of Ray: they come out of the node's own exporter.
+"""Exports the progress of a node's ranks as Ray metrics, through the node's own exporter.
 
-Set by each node agent for its own ranks, every few seconds, from what it knows anyway. A rank that
-has left the node leaves its series at -1 until the agent ends, as Ray's gauges cannot be taken
-back. Where Ray collects no metrics, setting them costs next to nothing.
+Each node agent sets the metrics of its own ranks every few seconds. The series of a rank that has
+left the node stays at -1 until the agent ends, because Ray's gauges cannot be removed. Where Ray
+collects no metrics, setting them costs next to nothing.
 """
 
 from __future__ import annotations
@@ -28,31 +28,34 @@ class RankSeries:
     labels: tuple[str, ...] = ("job", "rank")
 
 
-STEP = RankSeries("holdfast_rank_step", "The step that a rank is at; -1: it has left the node.")
-ATTEMPT = RankSeries("holdfast_rank_attempt", "The attempt that a rank belongs to.")
-SILENT = RankSeries(
-    "holdfast_rank_silent_seconds", "For how long a rank has given no sign of life."
+STEP = RankSeries(
+    "holdfast_rank_step", "The step that a rank is in; -1: the rank has left the node."
 )
+ATTEMPT = RankSeries("holdfast_rank_attempt", "The attempt that a rank belongs to.")
+SILENT = RankSeries("holdfast_rank_silent_seconds", "Seconds since the last heartbeat of a rank.")
 LIMIT = RankSeries(
-    "holdfast_rank_silence_limit_seconds", "How long it may, in its phase, as learned so far."
+    "holdfast_rank_silence_limit_seconds",
+    "Learned limit of the silence of a rank in its present phase.",
 )
 PHASE = RankSeries(
     "holdfast_rank_phase",
-    "1 for the phase that a rank is in, 0 for others.",
+    "1 for the present phase of a rank, 0 for other phases.",
     ("job", "rank", "phase"),
 )
 STEP_TIME = RankSeries(
-    "holdfast_step_seconds", "What the newest step of the job took, as this node saw it.", ("job",)
+    "holdfast_step_seconds",
+    "Duration of the newest step of the job, as measured on this node.",
+    ("job",),
 )
 COMPUTE = RankSeries(
-    "holdfast_rank_compute_seconds", "What a rank worked on that step itself, without waiting."
+    "holdfast_rank_compute_seconds", "Compute time of a rank in that step, without waiting."
 )
 GAUGES = (STEP, ATTEMPT, SILENT, LIMIT, PHASE, STEP_TIME, COMPUTE)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A value of a series for its labels but the job."""
+    """A value of a series, with its labels except the job."""
 
     series: RankSeries
     value: float
@@ -63,8 +66,7 @@ class Sample:
 def samples(
     beats: tuple[Beat, ...], newest: StepRow | None, known: set[tuple[str, str]]
 ) -> list[Sample]:
-    """What is to be set. `known`: (rank, phase) that were set before; it is brought up to date.
-    Pure but for that."""
+    """The samples to set. `known`: the (rank, phase) pairs set before; updated in place."""
     found: list[Sample] = []
     here = {str(beat.rank): beat.phase for beat in beats}
     for rank, phase in sorted(known):
@@ -90,7 +92,7 @@ def samples(
 
 
 class RankMetrics:
-    """Sets them in a thread of its own, until the process ends."""
+    """Exports the metrics in a daemon thread until `stop`."""
 
     def __init__(
         self, job: str, read_progress: Callable[[], tuple[tuple[Beat, ...], StepRow | None]]
@@ -111,7 +113,7 @@ class RankMetrics:
         while not self._stopped.wait(PERIOD_S):
             try:
                 self._export_once()
-            except Exception:  # metrics must not end with a turn that failed
+            except Exception:  # a failed export must not end the metrics
                 _log.exception("cannot set the metrics of the ranks")
 
     def _export_once(self) -> None:

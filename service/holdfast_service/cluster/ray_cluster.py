@@ -1,7 +1,7 @@
-"""The Ray cluster as the reconciler sees it (`reports.Cluster`).
+"""The reconciler's access to the Ray cluster; implements `supervisor_protocol.Cluster`.
 
-Every call has a deadline and runs Ray's blocking client in a thread. A cluster that cannot be
-asked raises ClusterUnavailable, a supervisor that does not answer SupervisorUnavailable.
+Every call has a deadline and runs Ray's blocking client in a thread. An unreachable cluster raises
+ClusterUnavailable, a supervisor that does not answer SupervisorUnavailable.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ HEAD_RESOURCE = "node:__internal_head__"
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:
-    """Ray warns that it leaves SIGTERM alone, outside of the main thread: as it should."""
+    """False for Ray's warning that it sets no SIGTERM handler outside the main thread."""
     return not record.getMessage().startswith("SIGTERM handler is not set")
 
 
@@ -72,8 +72,8 @@ class RayCluster:
     ) -> RayCluster:
         """Connect this process as a driver. Authentication comes from the environment.
 
-        `key_path`: a secret of the control plane, made if there is none (0600); every job's own
-        secret derives from it. `secrets_dir`: named secrets. Raises ClusterUnavailable.
+        `key_path`: the control plane's secret, created if missing (0600); every job's secret is
+        derived from it. `secrets_dir`: named secrets. Raises ClusterUnavailable.
         """
         logging.getLogger("ray._private.worker").addFilter(_is_relevant)
         try:
@@ -89,7 +89,7 @@ class RayCluster:
         return cls(_key(key_path), secrets_dir, can_grow)
 
     def close(self) -> None:
-        """Leave the cluster; what runs on it goes on."""
+        """Disconnect from the cluster; its actors keep running."""
         ray.shutdown()
 
     async def capacity(self) -> Capacity:
@@ -99,30 +99,30 @@ class RayCluster:
         return await self._call(lambda: self._ensure_supervisor(launch))
 
     async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport:
-        def ask() -> SupervisorReport:
+        def call() -> SupervisorReport:
             handle = self._supervisor(job_id)
             report: SupervisorReport = ray.get(handle.poll.remote(cursors), timeout=POLL_S)
             return report
 
-        return await self._call_supervisor(job_id, ask)
+        return await self._call_supervisor(job_id, call)
 
     async def stop(self, job_id: str, order: StopOrder) -> None:
-        def ask() -> None:
+        def call() -> None:
             ray.get(self._supervisor(job_id).stop.remote(order), timeout=POLL_S)
 
-        await self._call_supervisor(job_id, ask)
+        await self._call_supervisor(job_id, call)
 
     async def inject(self, job_id: str, number: int, fault: dict[str, Any]) -> None:
-        def ask() -> None:
+        def call() -> None:
             ray.get(self._supervisor(job_id).inject.remote(number, fault), timeout=POLL_S)
 
-        await self._call_supervisor(job_id, ask)
+        await self._call_supervisor(job_id, call)
 
     async def avoid(self, job_id: str, nodes: dict[str, Avoided]) -> None:
-        def ask() -> None:
+        def call() -> None:
             ray.get(self._supervisor(job_id).avoid.remote(nodes), timeout=POLL_S)
 
-        await self._call_supervisor(job_id, ask)
+        await self._call_supervisor(job_id, call)
 
     async def release(self, job_id: str) -> bool:
         return await self._call(lambda: self._release(job_id))
@@ -182,7 +182,7 @@ class RayCluster:
     def _credentials(self, launch: JobLaunch) -> dict[str, str] | None:
         try:
             return credentials_of(launch.spec, self._secrets)
-        except SecretUnusable as error:  # it was there when the job was accepted
+        except SecretUnusable as error:  # the secret existed when the job was accepted
             raise ClusterUnavailable(f"checkpoint.remote.secret: {error}") from error
 
     def _job_secret(self, job_id: str) -> bytes:
@@ -199,16 +199,19 @@ class RayCluster:
             ray.util.remove_placement_group(group)
         if mine or group is not None:
             self._sweeps.pop(job_id, None)
-            return False  # look again: only an empty cluster is proof
+            return False  # a later pass must find nothing
         return self._sweep(job_id)
 
     def _sweep(self, job_id: str) -> bool:
-        """Remove the job's segments on every node: agents that died could not. True if all did.
+        """Remove the segments that dead agents left on any node; True once all nodes have done so.
 
-        A node may have to start a process for it, which takes longer than one pass on a busy
-        machine: it is asked once, and waited for in the passes to come."""
+        A node may have to start a process for this task, which takes longer than one pass on a
+        busy machine: the task is started once, and later passes wait for it.
+        """
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        sweeps = {node: call for node, call in self._sweeps.get(job_id, {}).items() if node in alive}
+        sweeps = {
+            node: call for node, call in self._sweeps.get(job_id, {}).items() if node in alive
+        }
         for node in alive - sweeps.keys():
             sweeps[node] = (
                 ray.remote(_sweep_this_node)
@@ -227,7 +230,7 @@ class RayCluster:
             try:
                 ray.get(call)
             except RayError:
-                del sweeps[node]  # one that has died meanwhile is not asked the next time
+                del sweeps[node]  # a node that has died is not swept again
         if late or sweeps.keys() != alive:
             self._sweeps[job_id] = sweeps
             return False
@@ -251,16 +254,22 @@ class RayCluster:
 
 
 def _head_resource() -> dict[str, float]:
-    """Resources that only the head's node has, if it can be told: a lost training node then costs
-    no supervisor. (An affinity would name a node that a new head does not have.)"""
+    """A resource that only the head node has, if Ray reports one.
+
+    Supervisors on the head survive the loss of training nodes. (A node affinity would name a node
+    id that does not exist after the head is replaced.)
+    """
     if any(node["Alive"] and HEAD_RESOURCE in node["Resources"] for node in ray.nodes()):
         return {HEAD_RESOURCE: 0.0001}
     return {}
 
 
 def _key(path: Path) -> bytes:
-    """The secret in `path`, made if there is none: whole from the moment it has its name, whoever
-    else makes it at the same time, and whenever one dies at it."""
+    """The secret in `path`, created if missing.
+
+    The creation is atomic: the file is complete when it gets its name, even if several servers
+    create it at the same time or one dies meanwhile.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not path.exists():
         fresh = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
@@ -270,7 +279,7 @@ def _key(path: Path) -> bytes:
         try:
             path.hardlink_to(fresh)
         except FileExistsError:
-            pass  # another server was faster: its key counts
+            pass  # another server was faster: use its key
         finally:
             fresh.unlink()
     key = path.read_bytes()
@@ -280,12 +289,12 @@ def _key(path: Path) -> bytes:
 
 
 def _actor_names() -> list[str]:
-    found = ray.util.list_named_actors(all_namespaces=True)
-    return [entry["name"] for entry in found if entry["namespace"] == actor_names.NAMESPACE]
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in actors if actor["namespace"] == actor_names.NAMESPACE]
 
 
 def _groups() -> Iterator[tuple[str, str]]:
-    """(name, id) of the placement groups that are not removed."""
+    """(name, id) of the existing placement groups."""
     for group_id, group in ray.util.placement_group_table().items():
         if group["state"] != "REMOVED":
             yield group["name"], group_id
@@ -304,10 +313,10 @@ def _jobs_present() -> set[str]:
 
 
 def _kill_actors(named: list[str]) -> None:
-    """Let agents free what they hold, all at the same time, and kill them and the others."""
+    """Let all agents release their resources concurrently, then kill all named actors."""
     handles = {}
     for name in named:
-        with contextlib.suppress(ValueError):  # gone meanwhile
+        with contextlib.suppress(ValueError):  # already gone
             handles[name] = ray.get_actor(name, actor_names.NAMESPACE)
     freed = [handle.release.remote() for name, handle in handles.items() if "agent:" in name]
     if freed:

@@ -1,9 +1,9 @@
-"""Users' code on Ray: packages that the nodes fetch and unpack, each once, by their digest.
+"""Publishes users' code packages on Ray; each node fetches and unpacks a package once per digest.
 
-Ray keeps a package while a detached actor needs it, and for some time after it was published; each
-node's runtime environment agent gives every life of an agent the same folder. Ray offers the
-upload of a package only for folders, so its own inner functions are used (Ray 2.60 has been read
-and tried).
+Ray keeps a package while a detached actor needs it, and for some time after its publication. Each
+node's runtime environment agent gives every incarnation of an agent the same folder. Ray's public
+API uploads only folders, so this module uses Ray's internal functions (read and tested with
+Ray 2.60).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from ray._private.runtime_env import packaging
 
 PINNED_S = 3600
-"""How long a package stays that nobody needs yet: a job may wait for nodes for a while."""
+"""How long Ray keeps an unused package: a job may wait for nodes for a while."""
 
 
 def publish(code: str, content: bytes) -> None:
-    """Make the package known to the cluster; again is the same. Raises RuntimeError."""
+    """Upload the package to the cluster. Idempotent. Raises RuntimeError."""
     uri = _uri(code)
     packaging.pin_runtime_env_uri(uri, expiration_s=PINNED_S)
     if not packaging.package_exists(uri):
@@ -25,7 +25,7 @@ def publish(code: str, content: bytes) -> None:
 
 
 def with_code(code: str | None) -> dict[str, Any]:
-    """Options of an actor that is to live in the folder of `code`."""
+    """Options of an actor whose working directory is the folder of `code`."""
     return {} if code is None else {"runtime_env": {"working_dir": _uri(code)}}
 
 

@@ -1,4 +1,4 @@
-"""The supervisor as a Ray actor: detached, named after its job, restarted by Ray without end."""
+"""Runs the supervisor as a Ray actor: detached, named after its job, restarted without limit."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class SupervisorActor:
 def recovery_config(
     spec: JobSpec, origin: dict[str, Any] | None, skipped: tuple[tuple[int, int], ...] = ()
 ) -> RecoveryConfig:
-    """What the recovery core needs of a job's spec, of what its `init_from` came to, and of its
-    ledger."""
+    """The recovery core's configuration from a job's spec, its resolved `init_from` (`origin`) and
+    its ledger of skipped windows."""
     return RecoveryConfig(
         mesh=spec.parallel.mesh,
         world_size=spec.parallel.world_size,
@@ -94,5 +94,5 @@ def recovery_config(
     )
 
 
-def _initial_checkpoint(told: dict[str, Any]) -> InitialCheckpoint:
-    return InitialCheckpoint(uri=told["uri"], step=told["step"], what=InitPart(told["what"]))
+def _initial_checkpoint(origin: dict[str, Any]) -> InitialCheckpoint:
+    return InitialCheckpoint(uri=origin["uri"], step=origin["step"], what=InitPart(origin["what"]))

@@ -1,5 +1,5 @@
-"""Drives jobs from the state that users desire to the state that the cluster has.
+"""Drives jobs on the cluster to the state that their users desire.
 
-Each job is driven under a lease with a token; every effect is preceded by a stored intent, so a
-crashed reconciler's work is adopted, never repeated.
+Each job is driven under a lease with a token. Every effect is preceded by a stored intent, so the
+successor of a crashed reconciler adopts its work and never repeats it.
 """

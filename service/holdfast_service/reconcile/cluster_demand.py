@@ -1,4 +1,4 @@
-"""Who else wants the cluster: read in the transaction that decides whether a job may start."""
+"""Reads the node demand of other jobs, in the transaction that decides whether a job may start."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _QUERY_CHUNK = 500
 
 
 class CompetingDemand:
-    """Remembers what jobs hold, as long as they do: a spec is read once, for it never changes."""
+    """Caches the demand of jobs that hold or await nodes: a spec never changes."""
 
     def __init__(self) -> None:
         self._known: dict[str, NodeDemand | None] = {}
 
     async def of_other_jobs(self, tx: JobTransaction) -> tuple[list[NodeDemand], list[NodeDemand]]:
-        """What other jobs hold on the cluster, and what older ones in the queue wait for."""
+        """The demand of other jobs on the cluster, and of older jobs in the queue."""
         rows = await tx.session.execute(
             select(JobRecord.id, JobRecord.state, JobRecord.waiting)
             .where(JobRecord.cleaned.is_(False), JobRecord.id != tx.job.id, ~_released())
@@ -30,8 +30,8 @@ class CompetingDemand:
         for row in rows:
             state = State(row.state)
             if state is State.QUEUED:
-                # Only one that was looked at and waits for nodes keeps a place: a job that cannot
-                # be driven at all must not hold up the queue.
+                # Only a queued job that was tried and waits for nodes keeps its place: a job that
+                # cannot be driven at all must not block the queue.
                 if row.id < tx.job.id and row.waiting and row.waiting["resource"] == "nodes":
                     before.append(row.id)
             elif state is not State.PAUSED:
@@ -51,13 +51,13 @@ class CompetingDemand:
         self._known = known
 
     def _demands(self, jobs: list[str]) -> list[NodeDemand]:
-        """Of those that can be read."""
-        found = (self._known.get(job) for job in jobs)
-        return [item for item in found if item is not None]
+        """The demand of each job whose spec is readable."""
+        demands = (self._known.get(job) for job in jobs)
+        return [demand for demand in demands if demand is not None]
 
 
 def _released() -> ColumnElement[bool]:
-    """It has ended, and nothing of it is on the cluster: only its clean-up elsewhere goes on."""
+    """The job has ended and holds nothing on the cluster; clean-up elsewhere may go on."""
     done = select(Intent.job_id).where(
         Intent.job_id == JobRecord.id, Intent.name == Effect.RELEASE, Intent.done_at.is_not(None)
     )

@@ -1,9 +1,8 @@
-"""Drives one job under its lease: one turn at a time, each turn safe to be the last.
+"""Drives one job under its lease, one step at a time; the process may crash after any step.
 
-A turn reads the job, and does the next thing that brings it from what it is to what the user
-wants. What it will do to the cluster it writes down first, and every effect can be repeated, so
-the next holder of the lease goes on wherever a crash left off. No transaction is open while the
-cluster is asked.
+A step (`JobDriver.advance`) reads the job and takes the next action towards the state that its user
+desires. The intent of every cluster effect is stored first, and every effect is idempotent, so the
+next holder of the lease continues after a crash. No transaction is open during a cluster call.
 """
 
 from __future__ import annotations
@@ -48,14 +47,17 @@ from holdfast_service.store.models import Intent, JobRecord
 from holdfast_service.store.transaction import Effect, JobTransaction, job_transaction
 
 _AVOIDED_FRESH_S = 1.0
-_ADMISSION_LOCK = 0x41646D69  # "Admi": one decision on capacity at a time
+_ADMISSION_LOCK = 0x41646D69  # "Admi": serialises decisions on capacity
 _STOPPED = {Effect.CANCEL: CrashPoint.CANCEL_DONE, Effect.PAUSE: CrashPoint.PAUSE_DONE}
 
 
 @dataclass(frozen=True)
-class NextTurn:
-    """How long the job needs nobody. `keep_lease`: its driver stays on it meanwhile. `urgent`: the job
-    does not merely run, or is looked at: somebody waits for what its supervisor says next."""
+class NextStep:
+    """When the job's next step is due: `delay_s` from now.
+
+    `keep_lease`: the driver keeps the lease until then. `urgent`: the job is changing state or is
+    being watched, so a user waits for its supervisor's next report.
+    """
 
     delay_s: float
     keep_lease: bool = True
@@ -63,7 +65,7 @@ class NextTurn:
 
 
 class JobDriver:
-    """One job's drive, for as long as this process holds its lease."""
+    """Drives one job for as long as this process holds its lease."""
 
     def __init__(
         self,
@@ -77,8 +79,8 @@ class JobDriver:
         interval_s: Callable[[bool], float],
         competition: CompetingDemand,
     ) -> None:
-        """`avoided()`: the nodes that are set aside, as last read; None: not yet.
-        `interval_s(urgent)`: between two polls of a supervisor, at present."""
+        """`avoided()`: the nodes without new ranks, as last read (None: not read yet).
+        `interval_s(urgent)`: the present interval between two polls of a supervisor."""
         self._store = store.low_priority()
         self._polling_store = store.low_priority(polling=True)
         self._cluster = cluster
@@ -88,19 +90,23 @@ class JobDriver:
         self._avoided = avoided
         self._interval_s = interval_s
         self._competition = competition
-        self._sent_avoided: tuple[int, dict[str, Avoided] | None] = (0, None)  # of that epoch
+        self._sent_avoided: tuple[int, dict[str, Avoided] | None] = (
+            0,
+            None,
+        )  # epoch of the receiver, nodes
         self._hold = InitHold(self._store, sources, lease, settings.error_retry_max_s)
-        self._silent_since: float | None = None  # monotonic: the supervisor did not answer
-        self._ended_since: float | None = None  # monotonic: it says ENDED, rows still come
-        self._admitted: tuple[float, dict[str, Avoided]] | None = None  # when, and who was aside
-        self._cached: tuple[JobRecord, dict[str, Intent]] | None = (
-            None  # as the last turn left the job
+        self._silent_since: float | None = (
+            None  # monotonic: first unanswered call to the supervisor
         )
+        self._ended_since: float | None = None  # monotonic: ENDED was reported, rows may follow
+        self._admitted: tuple[float, dict[str, Avoided]] | None = None  # when, avoided nodes
+        self._cached: tuple[JobRecord, dict[str, Intent]] | None = None
+        """The job as the last step left it."""
 
-    async def advance(self) -> NextTurn | None:
-        """Do what is next; None: the job needs nobody ever again.
+    async def advance(self) -> NextStep | None:
+        """Take the next step; None: the job needs no further step.
 
-        Raises LeaseLost when another holds the job; any other error leaves it as it was.
+        Raises LeaseLost if another process holds the job; any other error leaves the job unchanged.
         """
         job, intents = self._cached or await self._read()
         self._cached = None
@@ -112,50 +118,50 @@ class JobDriver:
             return await self._without_supervisor(job, intents, error)
 
     async def close(self) -> None:
-        """There will be no further turn."""
+        """Release what the driver holds; no step may follow."""
         await self._hold.close()
 
     def invalidate(self) -> None:
-        """The job was changed by somebody else: the next turn reads it from the store."""
+        """Read the job from the store in the next step, because another writer changed it."""
         self._cached = None
 
-    async def _next(self, job: JobRecord, intents: dict[str, Intent]) -> NextTurn | None:
+    async def _next(self, job: JobRecord, intents: dict[str, Intent]) -> NextStep | None:
         state = State(job.state)
         if state.terminal:
             return await self._clean_up(job, intents)
         if state is State.QUEUED:
             return await self._admit(intents)
         if state is State.PAUSED:
-            return NextTurn(self._settings.paused_look_s, keep_lease=False)
-        next_turn = None
+            return NextStep(self._settings.paused_look_s, keep_lease=False)
+        next_step = None
         if job.desired == Desired.CANCELLED:
-            next_turn = await self._cancel(job, intents)
+            next_step = await self._cancel(job, intents)
         else:
             if intents[Effect.START].done_at is None:
                 intents = {**intents, Effect.START: await self._start(job, intents)}
             if state is State.PAUSING or job.desired == Desired.PAUSED:
-                next_turn = await self._pause(job, intents)
-        next_turn = next_turn or await self._observe(job, intents)
+                next_step = await self._pause(job, intents)
+        next_step = next_step or await self._observe(job, intents)
         if job.faults_injected < job.faults_wanted:
             self.invalidate()
             await deliver(self._store, self._cluster, self._lease, job.faults_injected)
-        return next_turn
+        return next_step
 
     # ---- starting
 
-    async def _admit(self, intents: dict[str, Intent]) -> NextTurn:
-        """QUEUED: start it if it fits, or say what it waits for."""
+    async def _admit(self, intents: dict[str, Intent]) -> NextStep:
+        """QUEUED: start the job if it fits, or record what it waits for."""
         capacity = await self._cluster.capacity()
         async with self._transaction() as tx:
             if tx.state is not State.QUEUED:
-                return NextTurn(0.0)  # cancelled since it was read
+                return NextStep(0.0)  # cancelled since the job was read
             if self._store.postgres:
-                # Two jobs must not both be told that the last free nodes are theirs. (On SQLite
-                # there is one writer at a time anyway.)
+                # Two jobs must not both be admitted to the last free nodes. (SQLite allows only one
+                # writer at a time.)
                 await tx.session.execute(
                     text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADMISSION_LOCK}
                 )
-            # A cluster that can grow makes room for everybody: nobody else need be asked.
+            # A cluster that can grow has room for every job; other jobs do not matter then.
             held: list[NodeDemand] = []
             before: list[NodeDemand] = []
             if not capacity.can_grow:
@@ -168,17 +174,17 @@ class JobDriver:
             admission = admit(capacity, avoided_nodes, held, before, wanted)
             if not admission.may_start:
                 tx.wait_for("nodes", admission.why)
-                return NextTurn(self._settings.queue_retry_s, keep_lease=False)
+                return NextStep(self._settings.queue_retry_s, keep_lease=False)
             intent = await tx.record_intent(Effect.START, intents)
             tx.transition(State.STARTING, reason=admission.why or None)
         self._admitted = time.monotonic(), avoided_nodes
         await self._crash_hook(CrashPoint.START_INTENDED)
         if tx.job.desired == Desired.RUNNING:
             self._cached = tx.job, {**intents, Effect.START: intent}
-        return NextTurn(0.0)
+        return NextStep(0.0)
 
     async def _start(self, job: JobRecord, intents: Mapping[str, Intent]) -> Intent:
-        """STARTING: have a supervisor, whether this process or one before it asked for it."""
+        """STARTING: create the supervisor, or adopt it if an earlier process created it."""
         avoided_nodes = await self._avoided_at_start()
         package = (
             await CodeService(self._store, self._settings).content(job.code) if job.code else None
@@ -194,7 +200,7 @@ class JobDriver:
                 last_event=job.cursor_event,
                 last_attempt=job.attempt,
                 origin=job.origin,
-                skipped=tuple((item[0], item[1]) for item in job.guards.get("ledger", ())),
+                skipped=tuple((window[0], window[1]) for window in job.guards.get("ledger", ())),
                 avoid=avoided_nodes,
                 package=package,
             )
@@ -206,8 +212,11 @@ class JobDriver:
         return intent
 
     async def _avoided_at_start(self) -> dict[str, Avoided]:
-        """The nodes set aside, from a transaction of this moment. The lease may have been lost
-        since the job was read; the effect must not come from one who no longer holds it."""
+        """The avoided nodes, from a fresh transaction.
+
+        The transaction also checks the lease: it may have been lost since the job was read, and
+        only its holder may start a supervisor.
+        """
         admitted, self._admitted = self._admitted, None
         if admitted is not None and time.monotonic() - admitted[0] < _AVOIDED_FRESH_S:
             return admitted[1]
@@ -216,8 +225,8 @@ class JobDriver:
 
     # ---- running
 
-    async def _observe(self, job: JobRecord, intents: dict[str, Intent]) -> NextTurn:
-        """Fetch and store what the supervisor has to say."""
+    async def _observe(self, job: JobRecord, intents: dict[str, Intent]) -> NextStep:
+        """Fetch and store the supervisor's report."""
         report = await self._cluster.poll(job.id, projection.cursors_of(job))
         self._silent_since = None
         await self._send_avoided(job, report)
@@ -231,11 +240,12 @@ class JobDriver:
                 tx, report, self._settings.quarantine_rules, hold_end=not self._drained()
             )
             if absorbed.rows and restarted:
-                (
-                    await tx.record_intent(Effect.START)
-                ).times = 1  # it advances again: losses count anew
+                # The job makes progress again, so the count of lost supervisors starts anew.
+                (await tx.record_intent(Effect.START)).times = 1
             if report.phase is Phase.ENDED and not tx.state.terminal and self._drained():
-                tx.end(State.FAILED, "outcome_lost", "it ended, and its outcome was not told")
+                tx.end(
+                    State.FAILED, "outcome_lost", "the job ended, but its outcome was not reported"
+                )
             if is_held_for(tx.job) and await has_own_checkpoint(tx.session, job.id):
                 self._hold.release_in_background(tx.job)
         await self._crash_hook(CrashPoint.ENDED if tx.state.terminal else CrashPoint.STORED)
@@ -243,118 +253,122 @@ class JobDriver:
         if report.phase is Phase.ENDED and (self._ended_since is None or absorbed.rows):
             self._ended_since = time.monotonic()
         if absorbed.end_held or _is_truncated(report):
-            return NextTurn(0.0)
+            return NextStep(0.0)
         if Effect.CANCEL in intents or tx.state.terminal:
             return pause
         if tx.job.desired != Desired.RUNNING and tx.state is not State.PAUSING:
-            return NextTurn(0.0)  # its user has cancelled or paused it meanwhile
+            return NextStep(0.0)  # the user has cancelled or paused the job meanwhile
         if tx.state is State.PAUSING:
-            return NextTurn(0.0) if report.phase is Phase.ENDED else pause
+            return NextStep(0.0) if report.phase is Phase.ENDED else pause
         if intents[Effect.START].done_at is not None and not restarted:
-            self._cached = tx.job, intents  # what the transaction has just read is as good
+            self._cached = tx.job, intents  # as fresh as another read
         return pause
 
-    def _until_poll(self, job: JobRecord) -> NextTurn:
+    def _until_poll(self, job: JobRecord) -> NextStep:
         urgent = (
             job.desired != Desired.RUNNING
             or State(job.state) is not State.RUNNING
             or self._store.active_requests.is_watched(job.id)
         )
-        return NextTurn(self._interval_s(urgent), urgent=urgent)
+        return NextStep(self._interval_s(urgent), urgent=urgent)
 
     async def _send_avoided(self, job: JobRecord, report: SupervisorReport) -> None:
-        """A supervisor that has begun anew knows only who was set aside when the job began."""
+        """Send the avoided nodes: a restarted supervisor knows only those at the job's start."""
         avoided_nodes = self._avoided()
         now = (report.epoch, avoided_nodes)
-        if avoided_nodes is not None and report.phase is not Phase.ENDED and now != self._sent_avoided:
+        if (
+            avoided_nodes is not None
+            and report.phase is not Phase.ENDED
+            and now != self._sent_avoided
+        ):
             await self._cluster.avoid(job.id, avoided_nodes)
             self._sent_avoided = now
 
     def _drained(self) -> bool:
-        """Whether what comes after the last row of an ended job was waited for long enough."""
+        """Whether the wait for late rows of an ended job is over."""
         since = self._ended_since
         return since is not None and time.monotonic() - since > self._settings.drain_deadline_s
 
     # ---- ending
 
-    async def _cancel(self, job: JobRecord, intents: dict[str, Intent]) -> NextTurn | None:
-        """Tell the supervisor; None: it knows, and is to be observed until it has ended."""
+    async def _cancel(self, job: JobRecord, intents: dict[str, Intent]) -> NextStep | None:
+        """Send the stop order; None: it was sent, and the job is observed until it ends."""
         if State(job.state) is not State.CANCELLING:
             async with self._transaction() as tx:
                 await tx.record_intent(Effect.CANCEL, intents)
-                tx.transition(State.CANCELLING, reason="the user cancelled it")
+                tx.transition(State.CANCELLING, reason="cancelled by the user")
             await self._crash_hook(CrashPoint.CANCEL_INTENDED)
-            return NextTurn(0.0)
+            return NextStep(0.0)
         intent = intents[Effect.CANCEL]
         deadline = 0.0 if Effect.CANCEL_NOW in intents else intent.at + _final_save_s(job)
         forced = max(deadline, intent.at) + self._settings.cancel_deadline_s
-        if time.time() > forced or Effect.RELEASE in intents:  # it had been paused by then
+        if time.time() > forced or Effect.RELEASE in intents:  # the job was paused before
             return await self._cancel_by_force(job)
-        order = StopOrder(StopKind.CANCEL, "the user cancelled it", deadline)
+        order = StopOrder(StopKind.CANCEL, "cancelled by the user", deadline)
         await self._send_stop(job, intents, Effect.CANCEL, order)
         return None
 
-    async def _pause(self, job: JobRecord, intents: dict[str, Intent]) -> NextTurn | None:
-        """As `_cancel`; but it does not end, and is PAUSED once nothing of it is there."""
+    async def _pause(self, job: JobRecord, intents: dict[str, Intent]) -> NextStep | None:
+        """As `_cancel`, but the job becomes PAUSED once its resources are released."""
         if State(job.state) is not State.PAUSING:
             async with self._transaction() as tx:
                 if tx.job.desired == Desired.PAUSED:
                     await tx.record_intent(Effect.PAUSE, intents)
-                    tx.transition(State.PAUSING, reason="the user paused it")
+                    tx.transition(State.PAUSING, reason="paused by the user")
             await self._crash_hook(CrashPoint.PAUSE_INTENDED)
-            return NextTurn(0.0)
+            return NextStep(0.0)
         if Effect.RELEASE in intents:
             return await self._finish_pause(job)
         intent = intents[Effect.PAUSE]
-        order = StopOrder(StopKind.PAUSE, "the user paused it", intent.at + _final_save_s(job))
+        order = StopOrder(StopKind.PAUSE, "paused by the user", intent.at + _final_save_s(job))
         await self._send_stop(job, intents, Effect.PAUSE, order)
         return None
 
     async def _send_stop(
         self, job: JobRecord, intents: Mapping[str, Intent], effect: Effect, order: StopOrder
     ) -> None:
-        """Again in each turn: a supervisor may have been restarted since."""
+        """Send the order in every step: the supervisor may have been restarted since."""
         await self._cluster.stop(job.id, order)
         if intents[effect].done_at is None:
             await self._crash_hook(_STOPPED[effect])
             async with self._transaction() as tx:
                 await tx.record_done(effect, intents)
 
-    async def _finish_pause(self, job: JobRecord) -> NextTurn:
-        """PAUSING, and its supervisor has ended: give everything back that it has."""
+    async def _finish_pause(self, job: JobRecord) -> NextStep:
+        """PAUSING, and the supervisor has ended: release the job's resources."""
         if not await self._cluster.release(job.id):
-            return NextTurn(self._settings.release_retry_s)
+            return NextStep(self._settings.release_retry_s)
         await self._crash_hook(CrashPoint.PAUSED)
         async with self._transaction() as tx:
             if tx.state is not State.PAUSING:
-                return NextTurn(0.0)
+                return NextStep(0.0)
             await tx.forget_intents(Effect.START, Effect.PAUSE, Effect.RELEASE)
-            tx.job.slow = {}  # the next supervisor will know of none
+            tx.job.slow = {}  # the next supervisor starts without stragglers
             tx.emit("job.released", {})
             tx.transition(State.PAUSED, reason="its state is saved")
-            if tx.job.desired == Desired.RUNNING:  # resumed before it was paused
-                tx.transition(State.QUEUED, reason="the user resumed it")
+            if tx.job.desired == Desired.RUNNING:  # resumed before the pause was complete
+                tx.transition(State.QUEUED, reason="resumed by the user")
             elif tx.job.desired == Desired.CANCELLED:
-                tx.end(State.CANCELLED, "cancelled", "cancelled while it was paused")
-        return NextTurn(0.0)
+                tx.end(State.CANCELLED, "cancelled", "cancelled during the pause")
+        return NextStep(0.0)
 
-    async def _cancel_by_force(self, job: JobRecord) -> NextTurn:
-        """Nobody ended it in time: take its resources away, then say that it is over."""
+    async def _cancel_by_force(self, job: JobRecord) -> NextStep:
+        """Release the resources of a job that did not end in time, then record its end."""
         if not await self._cluster.release(job.id):
-            return NextTurn(self._settings.release_retry_s)
+            return NextStep(self._settings.release_retry_s)
         async with self._transaction() as tx:
             if not tx.state.terminal:
                 tx.end(
                     State.CANCELLED,
                     "cancelled",
-                    "cancelled; its supervisor had ended or did not answer in time, so its "
-                    "resources were taken away",
+                    "cancelled; the supervisor had ended or did not answer in time, so the job's "
+                    "resources were released",
                 )
         await self._crash_hook(CrashPoint.ENDED)
-        return NextTurn(0.0)
+        return NextStep(0.0)
 
-    async def _clean_up(self, job: JobRecord, intents: dict[str, Intent]) -> NextTurn | None:
-        """Terminal: leave nothing of it on the cluster."""
+    async def _clean_up(self, job: JobRecord, intents: dict[str, Intent]) -> NextStep | None:
+        """Terminal: release everything that the job has on the cluster."""
         if job.cleaned:
             return None
         if Effect.START in intents:
@@ -369,34 +383,34 @@ class JobDriver:
                 if (await tx.record_done(Effect.RELEASE)).times == 1:
                     tx.emit("job.released", {})
         if is_held_for(job) and not await self._hold.release(job):
-            return NextTurn(self._settings.error_retry_max_s, keep_lease=False)
+            return NextStep(self._settings.error_retry_max_s, keep_lease=False)
         async with self._transaction() as tx:
             tx.job.cleaned = True
         return None
 
-    async def _retry_clean_up(self, intent: Intent | None) -> NextTurn:
+    async def _retry_clean_up(self, intent: Intent | None) -> NextStep:
         if intent is None or time.time() - intent.at <= self._settings.release_deadline_s:
-            return NextTurn(self._settings.release_retry_s)
+            return NextStep(self._settings.release_retry_s)
         async with self._transaction() as tx:
             tx.wait_for(
                 "release",
-                f"something of it is still on the cluster after "
-                f"{self._settings.release_deadline_s:g} s; it is being tried again",
+                f"resources of the job are still on the cluster after "
+                f"{self._settings.release_deadline_s:g} s; the release is retried",
                 event="release.overdue",
             )
-        return NextTurn(self._settings.error_retry_max_s, keep_lease=False)
+        return NextStep(self._settings.error_retry_max_s, keep_lease=False)
 
-    # ---- when somebody does not answer
+    # ---- unanswered calls
 
-    async def _without_cluster(self, error: ClusterUnavailable) -> NextTurn:
+    async def _without_cluster(self, error: ClusterUnavailable) -> NextStep:
         async with self._transaction() as tx:
             tx.wait_for("cluster", f"the cluster cannot be reached: {error}")
-        return NextTurn(self._settings.cluster_retry_s)
+        return NextStep(self._settings.cluster_retry_s)
 
     async def _without_supervisor(
         self, job: JobRecord, intents: dict[str, Intent], error: SupervisorUnavailable
-    ) -> NextTurn:
-        """It restarts by itself; one that stays silent is asked for anew, and adopted if there."""
+    ) -> NextStep:
+        """Wait for Ray to restart the supervisor; after a deadline, create or adopt it again."""
         now = time.monotonic()
         if self._silent_since is None:
             self._silent_since = now
@@ -407,29 +421,29 @@ class JobDriver:
             return await self._cancel_by_force(job)
         if not waited:
             async with self._transaction() as tx:
-                tx.wait_for("supervisor", f"its supervisor does not answer: {error}")
-            return NextTurn(self._settings.reconcile_interval_s)
+                tx.wait_for("supervisor", f"the supervisor does not answer: {error}")
+            return NextStep(self._settings.reconcile_interval_s)
         if intents[Effect.START].times >= self._settings.supervisor_starts:
             return await self._fail_supervisor_lost(job)
         async with self._transaction() as tx:
             (await tx.record_intent(Effect.START)).done_at = None
         await self._crash_hook(CrashPoint.START_INTENDED)
         self._silent_since = None
-        return NextTurn(0.0)
+        return NextStep(0.0)
 
-    async def _fail_supervisor_lost(self, job: JobRecord) -> NextTurn:
-        """Too many supervisors were made for it: an endless loop ends here, with a cause."""
+    async def _fail_supervisor_lost(self, job: JobRecord) -> NextStep:
+        """Fail a job whose supervisor was lost too often, instead of restarting it forever."""
         if not await self._cluster.release(job.id):
-            return NextTurn(self._settings.release_retry_s)
+            return NextStep(self._settings.release_retry_s)
         async with self._transaction() as tx:
             if not tx.state.terminal:
                 tx.end(
                     State.FAILED,
                     "supervisor_lost",
-                    f"its supervisor was lost {self._settings.supervisor_starts} times",
+                    f"the supervisor was lost {self._settings.supervisor_starts} times",
                 )
         await self._crash_hook(CrashPoint.ENDED)
-        return NextTurn(0.0)
+        return NextStep(0.0)
 
     # ---- the store
 
@@ -450,5 +464,5 @@ def _final_save_s(job: JobRecord) -> float:
 
 
 def _is_truncated(report: SupervisorReport) -> bool:
-    """Whether a report looks cut off by its bound: there is more to fetch at once."""
+    """Whether the report reached its size limit, so that more can be fetched at once."""
     return len(report.rows) >= 100 or len(report.logs) >= 100 or len(report.events) >= 100

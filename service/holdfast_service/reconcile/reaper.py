@@ -1,8 +1,8 @@
-"""Takes away what crashes left on the cluster: the net below the reconciler's own clean-up.
+"""Releases cluster resources that crashes left behind; a backstop for the reconciler's clean-up.
 
-It never decides about a job: it releases what belongs to jobs that have ended and been cleaned
-up already (a reconciler that lost its lease may have started such a job again), and to jobs that
-the store does not know.
+It never changes the state of a job. It releases the resources of jobs that have ended and were
+cleaned up already (a reconciler that lost its lease may have started such a job again), and of jobs
+that the store does not know.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ QUERY_CHUNK = 200
 
 @dataclass(frozen=True)
 class StoredJobState:
-    """What the store says of a job that has something on the cluster."""
+    """The stored state of a job that has resources on the cluster."""
 
     state: State
     cleaned: bool
@@ -30,7 +30,7 @@ class StoredJobState:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """Jobs to release now, and jobs to release if the next sweep sees them unknown again."""
+    """Jobs to release now, and jobs to release if they are still unknown at the next sweep."""
 
     to_release: frozenset[str]
     suspects: frozenset[str]
@@ -39,10 +39,10 @@ class SweepPlan:
 def plan_sweep(
     present: Collection[str], known: Mapping[str, StoredJobState], suspects: Collection[str]
 ) -> SweepPlan:
-    """Decide on everything that is present.
+    """Select the present jobs to release.
 
-    A job that has ended and is not cleaned is its driver's. One that is unknown is doomed only
-    when it was unknown before: a database that was just restored may lag behind.
+    A job that has ended and is not cleaned is left to its driver. An unknown job is released only
+    if the previous sweep found it unknown too: a database that was just restored may lag behind.
     """
     unknown = frozenset(job for job in present if job not in known)
     ended = frozenset(
@@ -53,7 +53,7 @@ def plan_sweep(
 
 
 class Reaper:
-    """The shell: asks the cluster what is there and the store whose it is."""
+    """Compares the jobs present on the cluster with the store, and releases leftovers."""
 
     def __init__(self, store: Store, cluster: Cluster) -> None:
         self._store = store
@@ -61,10 +61,10 @@ class Reaper:
         self._suspects: frozenset[str] = frozenset()
 
     async def sweep(self, driven: Collection[str]) -> list[str]:
-        """Release what is doomed; returns those jobs of which nothing is left now. Those that are
-        `driven` here are their drivers' to release, and not looked for in the store.
+        """Release leftovers; returns the jobs that are completely released now.
 
-        Raises ClusterUnavailable. Doing it twice, or in two processes, does no harm.
+        Jobs that are `driven` here are left to their drivers. Idempotent, also across processes.
+        Raises ClusterUnavailable.
         """
         present = await self._cluster.jobs_present()
         present = {job for job in present if job not in driven}

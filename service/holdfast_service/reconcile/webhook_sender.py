@@ -1,5 +1,7 @@
-"""Sends what the outbox holds. A message is written with what it tells of, in one transaction; it
-is sent at least once, by whichever server claims it, and bears an id by which repeats are known.
+"""Sends the messages in the outbox to the configured webhook.
+
+A message is stored in the transaction of its event. Any server may claim and send it; it is sent at
+least once, with an id by which the receiver recognises repeats.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from holdfast_service.store.models import Outbox
 POLL_S = 1.0
 BATCH_SIZE = 20
 CLAIM_S = 60.0
-"""A server that dies while it sends leaves its messages to others after this."""
+"""A claim expires after this time, so that another server takes over from a dead server."""
 FIRST_RETRY_S = 2.0
 MAX_RETRY_S = 3600.0
 MAX_TRIES = 30
@@ -29,7 +31,7 @@ _log = structlog.get_logger()
 
 
 class WebhookSender:
-    """One receiver for all jobs, named in the settings."""
+    """Sends the messages of all jobs to the one webhook that the settings name."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
@@ -43,55 +45,57 @@ class WebhookSender:
             while not stopping.is_set():
                 try:
                     sent = await self.send_due(client, time.time())
-                except Exception:  # the database may be away for a while; nothing is lost by it
-                    _log.exception("the outbox could not be read")
+                except Exception:  # the database may be unavailable for a while; no message is lost
+                    _log.exception("cannot send the messages in the outbox")
                     sent = 0
                 if sent < BATCH_SIZE:
                     await _pause(stopping, POLL_S)
 
     async def send_due(self, client: httpx.AsyncClient, now: float) -> int:
-        """Try every message that is due, up to AT_ONCE; how many that were."""
+        """Try up to BATCH_SIZE due messages; returns their number."""
         claimed = await self._claim(now)
-        for item in claimed:
-            problem = await self._send(client, item, now)
-            await self._record_delivery(item, problem, now)
+        for entry in claimed:
+            problem = await self._send(client, entry, now)
+            await self._record_delivery(entry, problem, now)
         return len(claimed)
 
     async def _claim(self, now: float) -> list[Outbox]:
         due = select(Outbox).where(Outbox.due_at <= now).order_by(Outbox.at).limit(BATCH_SIZE)
-        async with self._store.read() as session:  # most often there is nothing to write
+        async with (
+            self._store.read() as session
+        ):  # the outbox is usually empty: avoid a write transaction
             if (await session.scalars(due)).first() is None:
                 return []
         async with self._store.write() as session:
-            found = list(await session.scalars(due.with_for_update(skip_locked=True)))
-            for item in found:
-                item.due_at = now + CLAIM_S
-                item.tries += 1
-            return found
+            entries = list(await session.scalars(due.with_for_update(skip_locked=True)))
+            for entry in entries:
+                entry.due_at = now + CLAIM_S
+                entry.tries += 1
+            return entries
 
-    async def _send(self, client: httpx.AsyncClient, one: Outbox, now: float) -> str | None:
-        """What went wrong; None if it was taken."""
-        content = body(one.message, self._format)
-        headers = {"Content-Type": "application/json", "Holdfast-Delivery": one.id}
+    async def _send(self, client: httpx.AsyncClient, entry: Outbox, now: float) -> str | None:
+        """Send one message; returns the problem, or None on success."""
+        content = body(entry.message, self._format)
+        headers = {"Content-Type": "application/json", "Holdfast-Delivery": entry.id}
         if self._secret is not None:
             headers["Holdfast-Signature"] = signature(self._secret, content, int(now))
         try:
             answer = await client.post(self._url, content=content, headers=headers)
         except httpx.HTTPError as error:
             return f"{type(error).__name__}: {error}"
-        return None if answer.is_success else f"it answered {answer.status_code}"
+        return None if answer.is_success else f"the receiver answered {answer.status_code}"
 
-    async def _record_delivery(self, one: Outbox, problem: str | None, now: float) -> None:
-        abandoned = problem is not None and one.tries >= MAX_TRIES
+    async def _record_delivery(self, entry: Outbox, problem: str | None, now: float) -> None:
+        abandoned = problem is not None and entry.tries >= MAX_TRIES
         async with self._store.write() as session:
             if problem is None or abandoned:
-                await session.execute(delete(Outbox).where(Outbox.id == one.id))
+                await session.execute(delete(Outbox).where(Outbox.id == entry.id))
             else:
-                wait_s = min(MAX_RETRY_S, FIRST_RETRY_S * 2 ** (one.tries - 1))
-                later = update(Outbox).where(Outbox.id == one.id).values(due_at=now + wait_s)
+                wait_s = min(MAX_RETRY_S, FIRST_RETRY_S * 2 ** (entry.tries - 1))
+                later = update(Outbox).where(Outbox.id == entry.id).values(due_at=now + wait_s)
                 await session.execute(later)
         if problem is not None:
-            _log.warning("a webhook failed", id=one.id, problem=problem, abandoned=abandoned)
+            _log.warning("a webhook failed", id=entry.id, problem=problem, abandoned=abandoned)
 
 
 async def _pause(stopping: asyncio.Event, seconds: float) -> None:

@@ -1,6 +1,7 @@
-"""What the recovery core asks of agents, as calls; their answers, or failures, are inputs again.
+"""Carries out the recovery core's effects on agents as remote calls.
 
-Nothing here waits: a call has its deadline, and comes back on a thread of its own.
+The answer or failure of a call becomes an input of the core. Nothing here blocks: every call has a
+deadline and completes on another thread.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast_service.recovery.core_state import effects
-from holdfast_service.recovery.core_state import inputs
+from holdfast_service.recovery.core_state import effects, inputs
 from holdfast_service.supervisor.agent_watch import Agents
 from holdfast_service.supervisor.event_log import EventLog
 from holdfast_service.supervisor.fence_file import FenceFile
@@ -24,15 +24,18 @@ class CallTimes:
 
     call_s: float = 10.0
     form_call_s: float = 100.0
-    """Long enough for an agent whose zygote has just died to start another, which imports torch;
-    an agent that dies over it is noticed by its lifeline."""
+    """Long enough for an agent whose zygote has just died to start another, which imports torch.
+    The lifeline detects an agent that dies meanwhile."""
     finalize_s: float = 120.0
     check_s: float = 45.0
-    """For the check of a node before its use."""
+    """For the check of a node before it is used."""
 
 
 class AgentCommands:
-    """`epoch` is this supervisor's, once it has taken one: agents refuse lower ones."""
+    """Sends commands under `epoch`, this supervisor's epoch; agents refuse a lower epoch.
+
+    `epoch` is 0 until the supervisor has chosen its epoch.
+    """
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class AgentCommands:
         self._inspect_timeout_s = inspect_timeout_s
 
     def handlers(self) -> dict[type, Callable[[Any], None]]:
-        """What carries out each effect that is an agent's to obey."""
+        """The handler of each effect type that an agent carries out."""
         return {
             effects.Fence: self._fence,
             effects.Form: self._form,
@@ -73,7 +76,7 @@ class AgentCommands:
         }
 
     def stop_all_workers(self) -> None:
-        """End every worker, whoever hosts it: the job is over."""
+        """End every worker on every agent, because the job is over."""
         for seat in self._agents.seats:
             events = self._events.not_backed_up_by(seat, "")
             self._agents.call(
@@ -101,7 +104,9 @@ class AgentCommands:
     def _set_partners(self, effect: effects.SetPartners) -> None:
         arguments = (effect.attempt, effect.rank, effect.partners)
         names = tuple(partner.agent for partner in effect.partners)
-        done = inputs.PartnersSet(effect.agent, effect.attempt, effect.rank, names, effect.incarnation)
+        done = inputs.PartnersSet(
+            effect.agent, effect.attempt, effect.rank, names, effect.incarnation
+        )
         self._command(effect, "set_partners", arguments, self._times.call_s, lambda _: done)
 
     def _free_memory(self, effect: effects.FreeMemory) -> None:
@@ -152,14 +157,17 @@ class AgentCommands:
         self._command(effect, "tidy", arguments, self._times.call_s)
 
     def _check_node(self, effect: effects.CheckNode) -> None:
-        self._command(effect, "check", (), self._times.check_s, inputs.NodeChecked, name="check_node")
+        self._command(
+            effect, "check", (), self._times.check_s, inputs.NodeChecked, name="check_node"
+        )
 
     def _inject(self, effect: effects.InjectFault) -> None:
         arguments = (effect.number, effect.fault.document())
         self._command(effect, "inject", arguments, self._times.call_s)
 
     def _stop(self, effect: effects.Stop) -> None:
-        # With the last events: should we die before they are stored, the end is still known.
+        # The command carries the last events: if the supervisor dies before they are stored, the
+        # agents still know the outcome.
         events = self._events.not_backed_up_by(effect.agent, effect.incarnation)
         self._command(effect, "stop_workers", (events,), self._times.call_s, name="stop")
 
@@ -172,7 +180,7 @@ class AgentCommands:
         answer: Callable[[Any], inputs.Input] | None = None,
         name: str | None = None,
     ) -> None:
-        """Call an agent; its answer, or its failure, comes back as an input."""
+        """Call an agent; submit its answer or its failure as an input."""
         call = self._agents.call(effect.agent, method, self.epoch, *arguments, timeout_s=timeout_s)
 
         def done(finished: Future[Any]) -> None:

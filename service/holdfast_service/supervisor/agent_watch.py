@@ -1,7 +1,8 @@
-"""Who of a job's agents is there: introductions and lifelines, told as inputs of the core.
+"""Tracks which agents of a job are alive, and reports changes as inputs of the core.
 
-An agent is known from its answer to `hello` until its lifeline ends or it is let go. What a
-lifeline tells is of one life of an agent, never taken for the next one's.
+An agent is known from its answer to `hello` until its lifeline ends or the supervisor forgets it.
+A lifeline belongs to one incarnation of an agent; its end is never attributed to the next
+incarnation.
 """
 
 from __future__ import annotations
@@ -32,27 +33,30 @@ class Agents(Protocol):
     def restart(self, seat: str) -> None: ...
     def node_answers(self, node_id: str) -> bool: ...
     def draining(self) -> dict[str, float | None]:
-        """Ids of nodes that are to be taken away, and when (None: not known)."""
+        """Ids of nodes that will be removed, with the time (Unix seconds; None: unknown)."""
         ...
 
 
 @dataclass
 class _SilentAgent:
-    """Of an agent that is not known: which life was heard last."""
+    """An agent that was lost: its last known incarnation, and whether that was checked since."""
 
     incarnation: str
     checked: bool = False
 
     def must_be_checked(self, incarnation: str) -> bool:
-        """Whether it is the life that was lost, and comes back as it is."""
+        """Whether the lost incarnation itself has come back and is still unchecked."""
         return self.incarnation == incarnation and not self.checked
 
 
 class AgentWatch:
-    """`submit_input` is called from several threads. Times in seconds: `hello_s` for an answer to `hello`,
-    `probe_s` for how long a node is watched whose agent is lost, `check_s` for the check of a
-    node that comes back; `lapse_s` for how long after a former supervisor's end an agent may have a
-    lease of it (None: there are no leases). One of ours ends before its agent counts as silent."""
+    """Calls `submit_input` from several threads. Times are in seconds.
+
+    `hello_s`: deadline of `hello`. `probe_s`: how long the node of a lost agent is probed.
+    `check_s`: deadline of the check of a node that comes back. `lapse_s`: how long a lease of a
+    former supervisor may outlive that supervisor (None: leases are off). A lease that this
+    supervisor grants ends before its agent counts as silent.
+    """
 
     def __init__(
         self,
@@ -76,9 +80,9 @@ class AgentWatch:
         self._silent: dict[str, _SilentAgent] = {}
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._lease_ends: dict[tuple[str, str], float] = {}
-        """When the lease of an agent's life has ended that is not known: until it is told."""
+        """(seat, incarnation) -> when the lease of a lost incarnation ends; until it is reported."""
         self._seats_seen: set[str] = set()
-        """Seats of which a former supervisor may have known another life."""
+        """Seats whose possible lease of a former supervisor is in `_lease_ends` already."""
         self._known: dict[str, AgentReport] = {}
         self._pending: dict[str, Future[Any]] = {}
         self._probe_pool = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="node-enquiry")
@@ -86,19 +90,19 @@ class AgentWatch:
 
     @property
     def seats(self) -> list[str]:
-        """Of the agents that are known."""
+        """Seats of the known agents."""
         return list(self._known)
 
     @property
     def reports(self) -> list[AgentReport]:
-        """Of the agents that are known, as they first told of themselves."""
+        """The answers to `hello` of the known agents."""
         return list(self._known.values())
 
     def known(self, seat: str) -> AgentReport | None:
         return self._known.get(seat)
 
     def refresh(self, epoch: int) -> None:
-        """Ask every agent who it is that is not known, or not ready, or not asked at present."""
+        """Send `hello` to every agent that is unknown or not ready and has no open `hello`."""
         self._epoch = epoch
         for seat in self._agents.seats:
             report = self._known.get(seat)
@@ -111,12 +115,15 @@ class AgentWatch:
         self._report_ended_leases()
 
     def grant(self, grant: Grant, for_s: float) -> None:
-        """Answer every beat of an agent with this; to be said again before `for_s` is over."""
+        """Answer every heartbeat of an agent with this grant for `for_s` seconds; renew in time."""
         self._lifelines.grant(grant, for_s)
 
     def forget(self, seat: str, incarnation: str = "") -> None:
-        """Nothing more is told of this life of the agent ("": the one that is known), but when it
-        has ended or its lease has, and whether its node lives."""
+        """Stop tracking this incarnation of the agent ("": the known incarnation).
+
+        Afterwards only the end of the incarnation or of its lease is reported, and whether its
+        node lives.
+        """
         known = self._known.get(seat)
         life = incarnation or (known.incarnation if known is not None else "")
         self._expect_lease_end(seat, life, self._heartbeat_timeout_s)
@@ -137,7 +144,7 @@ class AgentWatch:
 
     def _on_hello(self, seat: str, call: Future[Any]) -> None:
         if call.cancelled() or call.exception() is not None:
-            return  # not up yet; it will be asked again
+            return  # not up yet; the next refresh repeats the call
         report: AgentReport = call.result()
         known = self._known.get(seat)
         silent_agent = self._silent.get(seat)
@@ -155,16 +162,16 @@ class AgentWatch:
         if former is not None:
             self._lifelines.forget(_lifeline_name(former))
         if known is None or former is not None:
-            # Not before it is known: its end may be told at once.
+            # Only now that the agent is known: the end of its lifeline may be reported at once.
             self._lifelines.watch(_lifeline_name(report), report.host, report.data_port)
 
     def _check(self, seat: str, silent_agent: _SilentAgent) -> None:
-        """A node that comes back is checked before anybody hears of it."""
+        """Check a node that comes back before reporting its agent."""
         call = self._agents.call(seat, "check", self._epoch, timeout_s=self._check_s)
-        self._pending[seat] = call  # until then it is not asked who it is
+        self._pending[seat] = call  # no `hello` until the check ends
 
         def checked(done: Future[Any]) -> None:
-            # What was found is in its next answer; one that was not checked is asked to be again.
+            # The result is in the next answer to `hello`; a failed check is repeated.
             silent_agent.checked = not done.cancelled() and done.exception() is None
 
         call.add_done_callback(checked)
@@ -175,7 +182,8 @@ class AgentWatch:
         if known is None or known.incarnation != incarnation:
             self._lease_ends.pop((seat, incarnation), None)
             if not why.startswith(SILENCE):
-                self._submit_input(inputs.LeaseEnded(seat, incarnation, certain=True))  # it was let go
+                # The agent was forgotten before; its process has ended now.
+                self._submit_input(inputs.LeaseEnded(seat, incarnation, certain=True))
             return
         self._silent[seat] = _SilentAgent(incarnation)
         del self._known[seat]
@@ -190,11 +198,12 @@ class AgentWatch:
             )
         )
         if not certain and self._lapse_s is not None:
-            self._submit_input(inputs.LeaseEnded(seat, incarnation))  # that is how long a silence lasts
+            # The silence lasted as long as a lease of this supervisor.
+            self._submit_input(inputs.LeaseEnded(seat, incarnation))
         self._start_probe(seat, known.node_id)
 
     def _expect_lease_end(self, seat: str, incarnation: str, in_s: float | None) -> None:
-        """The lease of this life ends by then; "": any that a former supervisor has granted."""
+        """Report the end of the lease of this incarnation in `in_s`; "": of any older lease."""
         if in_s is not None and self._lapse_s is not None:
             self._lease_ends.setdefault((seat, incarnation), clock_s() + in_s)
 
@@ -205,18 +214,21 @@ class AgentWatch:
                 self._submit_input(inputs.LeaseEnded(seat, incarnation))
 
     def _start_probe(self, seat: str, node_id: str) -> None:
-        with contextlib.suppress(RuntimeError):  # this watch is closing: nobody would listen
+        with contextlib.suppress(RuntimeError):  # this watch is closing
             self._probe_pool.submit(self._probe_node, seat, node_id)
 
     def _probe_node(self, seat: str, node_id: str) -> None:
-        """Whether the node was lost too. A dying node's raylet may outlive the agent by a moment:
-        as long as it answers, it is asked again. One silence proves nothing, two in a row do."""
-        finding, unanswered = "could not be asked", 0
+        """Report whether the node was lost too.
+
+        A dying node's raylet may outlive the agent by a moment, so a raylet that answers is probed
+        again. The node counts as lost after two unanswered probes in a row, not after one.
+        """
+        finding, unanswered = "could not be probed", 0
         deadline = time.monotonic() + self._probe_s
         while time.monotonic() < deadline and unanswered < 2:
             try:
                 answers = self._agents.node_answers(node_id)
-            except Exception:  # whatever the cluster's client raises means that it cannot say
+            except Exception:  # any error of the cluster's client means: unknown
                 break
             unanswered = 0 if answers else unanswered + 1
             finding = "answers" if answers else "does not answer"

@@ -1,5 +1,7 @@
-"""Which nodes the cluster is about to take away: asked beside the supervisor's loop, told as inputs
-of the core. A cluster that does not answer says nothing."""
+"""Reports which nodes the cluster is about to remove, as inputs of the core.
+
+The query runs outside the supervisor's loop. A cluster that does not answer causes no input.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _log = structlog.get_logger()
 
 
 class DrainWatch:
-    """`submit_input` is called from another thread, whenever something is new."""
+    """Calls `submit_input` from another thread whenever a node is new in the answer."""
 
     def __init__(self, agents: Agents, submit_input: Callable[[NodesDraining], None]) -> None:
         self._agents = agents
@@ -26,7 +28,7 @@ class DrainWatch:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="drain-watch")
 
     def refresh(self) -> None:
-        """Ask once more, unless the last question is still open."""
+        """Start a query unless the last query is still open."""
         if self._pending is None or self._pending.done():
             self._pending = self._pool.submit(self._query)
 
@@ -35,13 +37,13 @@ class DrainWatch:
 
     def _query(self) -> None:
         try:
-            found = self._agents.draining()
-        except Exception:  # whatever the cluster's client raises means that it cannot say
+            draining_nodes = self._agents.draining()
+        except Exception:  # any error of the cluster's client means: unknown
             if not self._failing:
                 _log.exception("the cluster does not report which nodes it drains")
             self._failing = True
             return
         self._failing = False
-        if found.items() - self._reported.items():
-            self._reported.update(found)
+        if draining_nodes.items() - self._reported.items():
+            self._reported.update(draining_nodes)
             self._submit_input(NodesDraining(dict(self._reported)))

@@ -1,7 +1,8 @@
 """The supervisor's numbered events: appended by one thread, read by others.
 
-Numbers grow by one, also across restarts of the supervisor: agents keep copies for the next one.
-Kept is what nobody has stored yet, and of the rest as much as the agents keep.
+Numbers grow by one, also across restarts of the supervisor: agents back up the events for its
+successor. The log holds every event that is not stored yet, and of the stored events as many as
+the agents keep.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from holdfast_workers.agent.event_backup import KEPT_EVENTS
 
 
 class EventLog:
-    """`last_stored` is the number that a new supervisor numbers on from."""
+    """Numbering continues after `last_stored`."""
 
     def __init__(self, last_stored: int = 0) -> None:
         self._lock = threading.Lock()
@@ -27,11 +28,12 @@ class EventLog:
         self._backed_up_to: dict[tuple[str, str], int] = {}
         self.acked = last_stored
 
-    def adopt(self, mark_backed_up: list[dict[str, Any]]) -> None:
-        """Take over what agents kept of an earlier supervisor, in order of number."""
+    def adopt(self, backed_up: list[dict[str, Any]]) -> None:
+        """Take over the events that agents backed up for an earlier supervisor, in order."""
         with self._lock:
             self._events = [
-                SupervisorEvent(e["seq"], e["at"], EventKind(e["kind"]), e["data"]) for e in mark_backed_up
+                SupervisorEvent(e["seq"], e["at"], EventKind(e["kind"]), e["data"])
+                for e in backed_up
             ]
             if self._events:
                 self._last = max(self._last, self._events[-1].seq)
@@ -47,10 +49,11 @@ class EventLog:
             return list(self._events)
 
     def after(self, number: int) -> tuple[SupervisorEvent, ...]:
-        """Events after `number`, which the asker has stored.
+        """Events after `number`, which the reconciler has stored.
 
-        At the first question of this life, an asker that has stored more than was recovered met
-        an earlier supervisor whose last events died with it: our own are numbered on from there.
+        If the first `number` is higher than the last recovered event, the reconciler had read
+        events of an earlier supervisor that were lost with it: this log's own events are then
+        renumbered to follow them.
         """
         with self._lock:
             if not self._was_read and number > self._recovered:
@@ -61,12 +64,12 @@ class EventLog:
             return tuple(self._events_after(number))
 
     def not_backed_up_by(self, agent: str, incarnation: str) -> list[dict[str, Any]]:
-        """Events that this agent has not been given yet, as JSON values."""
+        """Events that this agent has not received yet, as JSON values."""
         with self._lock:
             after = self._backed_up_to.get((agent, incarnation), 0)
             return [
-                {"seq": item.seq, "at": item.at, "kind": str(item.kind), "data": item.data}
-                for item in self._events_after(after)
+                {"seq": event.seq, "at": event.at, "kind": str(event.kind), "data": event.data}
+                for event in self._events_after(after)
             ]
 
     def mark_backed_up(self, agent: str, incarnation: str, events: list[dict[str, Any]]) -> None:

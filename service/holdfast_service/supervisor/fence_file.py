@@ -1,7 +1,7 @@
-"""The highest epoch and attempt of a job, in its folder: a floor under what the agents remember.
+"""Stores the highest epoch and attempt of a job in its folder, as a lower bound for successors.
 
-Agents know both; the file matters when every agent died together with the supervisor, so that
-numbers still only grow (P1).
+Agents know both; the file matters when every agent died together with the supervisor. Both numbers
+only ever grow (P1).
 """
 
 from __future__ import annotations
@@ -24,19 +24,22 @@ class FenceFile:
         self._written = FenceFloor()
 
     def read(self) -> FenceFloor:
-        """What was written last; zero if nothing was."""
+        """The last written values; zeros if nothing was written."""
         try:
             return FenceFloor(**json.loads(self._path.read_text()))
         except (FileNotFoundError, ValueError, TypeError):
             return FenceFloor()
 
     def is_superseded(self, epoch: int) -> bool:
-        """Whether a later supervisor has begun since: this one has nothing to say any more."""
+        """Whether a supervisor with a later epoch has started: this supervisor must halt."""
         return self.read().epoch > epoch
 
     def write(self, epoch: int, attempt: int) -> None:
-        """Announce; atomic. Does nothing if this was written last, or a later supervisor has begun
-        since, which `is_superseded` tells: its word must not be lost."""
+        """Store both numbers atomically.
+
+        Does nothing if they are stored already, or if a later supervisor has started
+        (`is_superseded`): its entry must not be overwritten.
+        """
         floor = FenceFloor(epoch, attempt)
         if floor == self._written or self.is_superseded(epoch):
             return

@@ -1,8 +1,8 @@
-"""Which injected faults a job's supervisors have taken on, in its folder: none is done twice.
+"""Records in the job's folder which injected faults its supervisors have accepted.
 
-Faults are numbered per job from 1 and taken in that order. The number is durable before the fault
-is carried out: a supervisor that dies of it, or between the two, leaves a successor that does not
-do it again.
+No fault is carried out twice. Faults are numbered per job from 1 and accepted in that order. The
+number is durable before the fault is carried out: if the supervisor dies of the fault, or between
+the two, its successor does not repeat it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class InjectionRecord:
         self._lock = threading.Lock()
 
     def take(self, number: int) -> bool:
-        """True once for each number, in whatever life of the supervisor."""
+        """True once for each number, across restarts of the supervisor."""
         with self._lock:
             if number <= self._newest():
                 return False
@@ -34,5 +34,5 @@ class InjectionRecord:
     def _newest(self) -> int:
         try:
             return int(self._path.read_text())
-        except (FileNotFoundError, ValueError):  # a disk that lost its bytes holds up no fault
+        except (FileNotFoundError, ValueError):  # a damaged file must not block faults
             return 0

@@ -1,8 +1,9 @@
-"""Nodes that are new to a job exchange bytes with others, before they are ready for ranks.
+"""Tests the network links of nodes that are new to a job, before the nodes get ranks.
 
-While their agents still start, so that nobody waits for it. An agent that cannot be asked gives
-no result: what is not measured is neither good nor bad. Nobody is accused for what may pass: it is
-tried several times, and whoever was accused is tried again later, and cleared if all is well then.
+A new node exchanges bytes with other nodes while its agent still starts, so the check costs no
+time. An agent that does not answer the call yields no result: a link that was not measured is
+neither good nor bad. A node is accused only after several failed tries; an accused node is tested
+again later and cleared if its links work then.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from holdfast_workers.protocol.messages import AgentReport
 
 _log = structlog.get_logger()
 TRIES = 3
-"""As often is it tried before anybody is accused."""
+"""Failed tries before a node is accused."""
 
 
 class LinkChecker:
-    """`submit_input` is called from another thread, per culprit, and once one is none any more.
-    `deadline_s`: of one exchange; `pause_s`: between tries; `recheck_s`: until the next look at a
-    culprit."""
+    """Calls `submit_input` from another thread, per accused node and per cleared node.
+
+    `deadline_s`: of one exchange. `pause_s`: between tries. `recheck_s`: until an accused node is
+    tested again.
+    """
 
     def __init__(
         self,
@@ -43,34 +46,36 @@ class LinkChecker:
         self._deadline_s = deadline_s
         self._pause_s = pause_s
         self._recheck_s = recheck_s
-        self._checked: dict[tuple[str, str], float] = {}  # until when that holds
+        self._checked: dict[tuple[str, str], float] = {}  # until when the result holds (monotonic)
         self._accused: set[tuple[str, str]] = set()
         self._running: threading.Thread | None = None
 
     def refresh(self, reports: Sequence[AgentReport], epoch: int) -> None:
-        """Begin with those who are new, if there is somebody to exchange with."""
+        """Start a round for new nodes, if a partner exists and no round is running."""
         if not self.wait(0.0):
             return
         now = time.monotonic()
-        new = [report for report in reports if self._checked.get(_incarnation_key(report), now) <= now]
+        new = [
+            report for report in reports if self._checked.get(_incarnation_key(report), now) <= now
+        ]
         if not new or len(reports) < 2:
             return
-        self._checked |= {_incarnation_key(item): math.inf for item in new}
+        self._checked |= {_incarnation_key(report): math.inf for report in new}
         self._running = threading.Thread(
             target=self._run, args=(new, list(reports), epoch), name="exchanges", daemon=True
         )
         self._running.start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Until the round that is under way is over; whether it is."""
+        """Wait for the running round to end; True if it has ended."""
         if self._running is not None:
             self._running.join(timeout_s)
         return self._running is None or not self._running.is_alive()
 
     def _run(self, new: list[AgentReport], reports: list[AgentReport], epoch: int) -> None:
         problems: dict[str, str] = {}
-        for tried in range(TRIES):
-            if tried:
+        for attempt in range(TRIES):
+            if attempt:
                 time.sleep(self._pause_s)
             problems, healthy = self._measure(new, reports, epoch)
             if not problems:
@@ -91,9 +96,9 @@ class LinkChecker:
     def _measure(
         self, new: list[AgentReport], reports: list[AgentReport], epoch: int
     ) -> tuple[dict[str, str], set[str]]:
-        """Culprits with what went wrong, and the agents that an exchange was well with."""
+        """Accused agents with their problems, and the agents with a successful exchange."""
         by_agent = {report.agent: report for report in reports}
-        names = [item.agent for item in new]
+        names = [report.agent for report in new]
         results: dict[Pair, bool] = {}
         problems: dict[Pair, str] = {}
         known = [agent for agent in by_agent if agent not in names]
@@ -116,25 +121,25 @@ class LinkChecker:
     def _exchange_pairs(
         self, pairs: list[Pair], by_agent: dict[str, AgentReport], epoch: int
     ) -> dict[Pair, str]:
-        """Pair → what went wrong, "" if nothing did; all at the same time."""
+        """Pair → its problem, "" if the exchange succeeded; all pairs at the same time."""
         calls: dict[Pair, Future[str]] = {
-            (one, other): self._agents.call(
-                one,
+            (agent, partner): self._agents.call(
+                agent,
                 "exchange",
                 epoch,
-                by_agent[other].host,
-                by_agent[other].data_port,
+                by_agent[partner].host,
+                by_agent[partner].data_port,
                 self._deadline_s,
                 timeout_s=2 * self._deadline_s,
             )
-            for one, other in pairs
+            for agent, partner in pairs
         }
         found: dict[Pair, str] = {}
         for pair, call in calls.items():
             try:
                 found[pair] = call.result(3 * self._deadline_s)
-            except Exception:  # the agent is gone, or obeys another supervisor: nothing is measured
-                _log.exception("an agent cannot be asked to exchange bytes", agents=pair)
+            except Exception:  # the agent is gone or obeys another supervisor: no measurement
+                _log.exception("the call to exchange bytes failed", agents=pair)
         return found
 
 

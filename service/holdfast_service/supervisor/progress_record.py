@@ -1,6 +1,6 @@
-"""How far the ranks of a job have come, as their agents told last. Soft state, for who watches.
+"""Keeps the last reported progress of a job's ranks, for display only. Soft state.
 
-No decision rests on it: what stands still is noticed by the agents themselves, and sooner.
+No decision depends on it: the agents themselves detect stalled ranks, and sooner.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ class ProgressRecord:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._reported: dict[str, tuple[float, tuple[Beat, ...]]] = {}  # seat -> when (monotonic)
+        self._reported: dict[str, tuple[float, tuple[Beat, ...]]] = {}
+        """Seat -> (monotonic time of the report, beats)."""
 
-    def update(self, seat: str, beats: tuple[Beat, ...]) -> None:
-        """All ranks that the agent in this seat has."""
+    def add(self, seat: str, beats: tuple[Beat, ...]) -> None:
+        """Replace the beats of all ranks of the agent in this seat."""
         with self._lock:
             self._reported[seat] = (time.monotonic(), beats)
 
     def for_attempt(self, attempt: int) -> tuple[Beat, ...]:
-        """Of the ranks of this attempt, in their order; each as old as it is by now. A rank that
-        two agents told of is the one's that told last."""
+        """The beats of this attempt in rank order, with their present age.
+
+        If two agents reported the same rank, the later report counts.
+        """
         now = time.monotonic()
         with self._lock:
-            reported = sorted(self._reported.values(), key=lambda one: one[0])
+            reported = sorted(self._reported.values(), key=lambda report: report[0])
         found = {
             beat.rank: replace(beat, age_s=beat.age_s + now - at)
             for at, beats in reported

@@ -1,6 +1,6 @@
-"""What a job's remote tier holds, asked beside everything else: it may not answer for long.
+"""Lists the checkpoints in a job's remote tier without blocking on a slow or silent storage.
 
-One question at a time, in a thread of its own; answers come by callback.
+At most one listing runs at a time, in its own thread; results arrive by callback.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class RemoteInventory:
         on_found: Callable[[InventoryResult], None],
         on_problem: Callable[[str], None],
     ) -> None:
-        """`on_found` is called from the thread, for each answer but that to `first`; and, until
-        there is one, `on_problem` with why there is none."""
+        """Both callbacks run in the listing thread: `on_found` for each result except that of
+        `first`; `on_problem` with the reason of a failure, until the first success."""
         self._remote = remote
         self._on_found = on_found
         self._on_problem = on_problem
@@ -41,10 +41,10 @@ class RemoteInventory:
         self._pending: Future[InventoryResult] | None = None
         self.answered = False
         self.problem = ""
-        """Why `first` was not answered; empty: it was."""
+        """Why `first` failed; empty if it succeeded."""
 
     def first(self, timeout_s: float) -> InventoryResult:
-        """The first answer, if it comes in time and is one; otherwise `problem` says why."""
+        """The first listing; empty on failure or timeout, with the reason in `problem`."""
         pending = self._pool.submit(self._list)
         wait([pending], timeout=timeout_s)
         if not pending.done():
@@ -59,7 +59,7 @@ class RemoteInventory:
         return pending.result()
 
     def refresh(self) -> None:
-        """Ask again, unless a question is open."""
+        """Start a listing unless one is running."""
         if self._pending is None or self._pending.done():
             self._pending = self._pool.submit(self._list)
             self._pending.add_done_callback(self._report_listing)
@@ -70,7 +70,7 @@ class RemoteInventory:
     def _report_listing(self, pending: Future[InventoryResult]) -> None:
         if pending.cancelled():
             return
-        if (error := pending.exception()) is not None:  # it will be asked again, or time is up
+        if (error := pending.exception()) is not None:  # the caller tries again or its time is over
             _log.error("cannot list the remote tier", exc_info=error)
             if not self.answered:
                 self._on_problem(str(error))
@@ -85,11 +85,17 @@ class RemoteInventory:
             name = FOLDER_NAME.fullmatch(uri.rpartition("/")[2])
             damaged.append(DamagedCheckpoint(int(name[1]) if name else 0, uri, why))
 
-        found = list_checkpoints(self._remote, record_damage)
+        manifests = list_checkpoints(self._remote, record_damage)
         return InventoryResult(
             tuple(
-                RemoteCheckpoint(item.step, item.attempt, item.uri, item.nbytes, item.metrics)
-                for item in found
+                RemoteCheckpoint(
+                    manifest.step,
+                    manifest.attempt,
+                    manifest.uri,
+                    manifest.nbytes,
+                    manifest.metrics,
+                )
+                for manifest in manifests
             ),
             tuple(damaged),
         )

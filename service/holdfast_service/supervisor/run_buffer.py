@@ -1,7 +1,7 @@
-"""What the supervisor has gathered of a run: metric rows, digests and log lines, not yet stored.
+"""Buffers metric rows, digests and log lines between the agents and the store.
 
-Soft state: agents hold the originals, and the reconciler's cursors say what is stored. What is
-stored is forgotten; while nobody stores anything, the oldest goes first.
+Soft state: agents hold the originals, and the reconciler's cursors say what is stored. Stored
+entries are dropped; if nothing is stored for long, the oldest entries are dropped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAGE_LINES = 1_000
 MAX_LINES = 20_000
 MAX_ROWS = 200_000
 DIGEST_OVERLAP = 64
-"""Digests are told again for so many steps: one is known a step later than its row."""
+"""Digests of this many stored steps are reported again: a digest arrives a step after its row."""
 
 
 class RunBuffer:
@@ -39,7 +39,7 @@ class RunBuffer:
             return self._cursors.get((agent, incarnation), ((0, 0), 0))
 
     def discard_after(self, attempt: int, step: int) -> None:
-        """What `attempt` and those before it computed after `step` is no part of history."""
+        """Discard the digests that `attempt` and earlier attempts computed after `step`."""
         with self._lock:
             self._cut = (attempt, step)
             self._digests = {s: d for s, d in self._digests.items() if s <= step}
@@ -52,30 +52,31 @@ class RunBuffer:
         digests: dict[int, str],
         lines: list[LogLine],
     ) -> StepRow | None:
-        """Take over an agent's page; its newest row."""
+        """Add a page of an agent; returns the newest row of the page."""
         with self._lock:
             row, line = self._cursors.get((agent, incarnation), ((0, 0), 0))
-            for entry in rows:
-                self._rows[(entry.attempt, entry.step)] = entry
-                row = max(row, (entry.attempt, entry.step))
+            for step_row in rows:
+                key = (step_row.attempt, step_row.step)
+                self._rows[key] = step_row
+                row = max(row, key)
             attempt, step = self._cut
-            old = row[0] <= attempt  # this agent has heard nothing of the attempts since
+            old = row[0] <= attempt  # this agent has no row of a later attempt yet
             self._digests.update({s: d for s, d in digests.items() if s <= step or not old})
             _bound(self._rows, MAX_ROWS)
             _bound(self._digests, MAX_ROWS)
             kept = self._lines[f"{agent}.{incarnation}"]
-            fresh = [entry for entry in lines if entry.seq > line]
+            fresh = [log_line for log_line in lines if log_line.seq > line]
             kept.extend(fresh)
             del kept[:-MAX_LINES]
             if fresh:
                 line = fresh[-1].seq
             self._cursors[(agent, incarnation)] = (row, line)
-            return max(rows, key=lambda each: (each.attempt, each.step), default=None)
+            return max(rows, key=lambda step_row: (step_row.attempt, step_row.step), default=None)
 
     def after(
         self, cursors: Cursors
     ) -> tuple[tuple[StepRow, ...], dict[int, str], tuple[LogLine, ...]]:
-        """A page of what came after the cursors; what lies before them is stored: forget it."""
+        """A page of entries after the cursors; entries before them are stored and dropped."""
         after = tuple(cursors.row)
         with self._lock:
             for key in [key for key in self._rows if key <= after]:
@@ -107,6 +108,6 @@ class RunBuffer:
 
 
 def _bound(held: dict[Any, Any], limit: int) -> None:
-    """Forget what was put in first, beyond `limit`."""
+    """Drop the oldest entries beyond `limit`."""
     for key in list(itertools.islice(held, max(0, len(held) - limit))):
         del held[key]

@@ -1,12 +1,11 @@
-"""The supervisor: one per job, the hands and ears of the recovery core.
+"""The supervisor of one job: runs the recovery core and connects it to agents and storage.
 
-It owns soft state only. Whatever it must remember is held by others: attempt and epoch by the
-agents (and by a file in the job's folder), history by the events that the agents keep for it,
-state by the memory tier. When it dies, the next one asks, takes a higher epoch and goes on;
-training does not stop meanwhile.
+It owns soft state only. Agents hold the attempt and the epoch (as does a file in the job's folder)
+and back up the events; the memory tier holds the training state. When a supervisor dies, its
+successor reads them, takes a higher epoch and goes on; training does not stop meanwhile.
 
 One thread takes inputs from a queue, feeds the core, and carries out its effects; calls to agents
-run elsewhere and come back as inputs. No decision is taken here.
+run on other threads and return as inputs. No recovery decision is made here.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ from holdfast_service.job_model.supervisor_protocol import (
 )
 from holdfast_service.policy.quarantine import Avoided
 from holdfast_service.recovery.core import RecoveryCore
-from holdfast_service.recovery.core_state import effects
-from holdfast_service.recovery.core_state import inputs
+from holdfast_service.recovery.core_state import effects, inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.supervisor.agent_commands import AgentCommands, CallTimes
@@ -64,13 +62,13 @@ class SupervisorTimes:
     first_contact_s: float = 3.0
     hello_s: float = 2.0
     exchange_s: float = 5.0
-    """For bytes to go to another node and back."""
+    """Deadline of one exchange of bytes between two nodes."""
     refresh_s: float = 0.5
     poll_s: float = 1.0
     inventory_s: float = 3.0
     first_inventory_s: float = 10.0
     adoption_inventory_s: float = 3.0
-    """How long a supervisor waits for the remote tier before it looks after its agents."""
+    """How long a supervisor that finds agents waits for the remote tier before it adopts them."""
     calls: CallTimes = field(default_factory=CallTimes)
     heartbeat_timeout_s: float = 2.0
     probe_s: float = 1.0
@@ -78,7 +76,7 @@ class SupervisorTimes:
 
 
 class Supervisor:
-    """See the module. `run` returns when the job has ended; `report` goes on answering."""
+    """Supervises one job: `run` returns when the job has ended; `report` still answers then."""
 
     def __init__(
         self,
@@ -90,7 +88,7 @@ class Supervisor:
         times: SupervisorTimes | None = None,
         kill_self: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGKILL),
     ) -> None:
-        """`kill_self()`: what an injected death of the supervisor is."""
+        """`kill_self()` carries out an injected death of the supervisor."""
         self._launch = launch
         self._config = config
         self._agents = agents
@@ -99,7 +97,9 @@ class Supervisor:
         self._inputs: queue.SimpleQueue[inputs.Input] = queue.SimpleQueue()
         self._inventory = RemoteInventory(
             remote,
-            lambda found: self._inputs.put(inputs.RemoteCheckpoints(found.checkpoints, found.damaged)),
+            lambda found: self._inputs.put(
+                inputs.RemoteCheckpoints(found.checkpoints, found.damaged)
+            ),
             lambda why: self._inputs.put(inputs.RemoteCheckpoints((), known=False, problem=why)),
         )
         self._events = EventLog(launch.last_event)
@@ -145,16 +145,16 @@ class Supervisor:
 
     # --- called from outside, by any thread -------------------------------------------------------
 
-    def signal(self, seen: Signal) -> None:
-        """An agent saw something."""
-        self._inputs.put(inputs.Signals((seen,)))
+    def signal(self, signal_: Signal) -> None:
+        """Accept a signal of an agent."""
+        self._inputs.put(inputs.Signals((signal_,)))
 
     def stop(self, order: StopOrder) -> None:
         self._stopping = order
         self._inputs.put(inputs.StopRequested(order.kind, order.reason, order.deadline))
 
     def inject(self, number: int, fault: Injection) -> None:
-        """Have a fault brought about, unless that was taken on before, in whatever life."""
+        """Inject a fault, unless this supervisor or an earlier one has accepted its number."""
         if self._injections.take(number):
             if fault.victim is Victim.SUPERVISOR:
                 self._kill_self()
@@ -162,17 +162,17 @@ class Supervisor:
                 self._inputs.put(inputs.FaultRequested(number, fault))
 
     def avoid(self, nodes: dict[str, Avoided]) -> None:
-        """These nodes are set aside by now, and no others."""
+        """Replace the set of nodes that must not host ranks."""
         self._inputs.put(inputs.NodesAvoided(nodes))
 
     def halt(self) -> None:
-        """Stop at once and tell nobody, as a killed process would."""
+        """Stop at once without a report, as a killed process would."""
         self._halted = True
         self._inputs.put(inputs.Tick())
         self._watch.close()
 
     def report(self, cursors: Cursors) -> SupervisorReport:
-        """What is new since `cursors`."""
+        """Everything since `cursors`."""
         core = self._core
         rows, digests, logs = self._run_buffer.after(cursors)
         return SupervisorReport(
@@ -184,13 +184,13 @@ class Supervisor:
             rows=rows,
             digests=digests,
             logs=logs,
-            beats=self._progress.of(core.attempt) if core and not self._ended else (),
+            beats=self._progress.for_attempt(core.attempt) if core and not self._ended else (),
         )
 
     # --- the loop ---------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Supervise until the job has ended. An internal error ends the job with its traceback."""
+        """Supervise until the job has ended; an internal error ends the job with its traceback."""
         try:
             self._start()
             while not (self._ended or self._halted):
@@ -202,11 +202,11 @@ class Supervisor:
         self._inventory.close()
 
     def _start(self) -> None:
-        """Find what is there, take a higher epoch, and let the core adopt or start."""
+        """Take a higher epoch than any agent knows; the core adopts the job or starts it."""
         self._agents.ensure()
         reports = self._existing_agents()
         floor = self._fence_file.read()
-        # Ranks step on for a while without a supervisor: where there are any, they are met soon.
+        # Ranks step only for a while without a supervisor, so a job with agents is adopted soon.
         times = self._times
         remotes = self._inventory.first(
             times.adoption_inventory_s if reports else times.first_inventory_s
@@ -223,7 +223,8 @@ class Supervisor:
             *(report.attempt for report in reports),
             *(checkpoint.attempt for checkpoint in remotes.checkpoints),
         )
-        # Before anybody hears of the epoch: who cannot be reached now may remember it later.
+        # Stored before any agent receives the epoch: an agent that cannot be reached now may report
+        # it later.
         self._fence_file.write(self._commands.epoch, attempt)
         facts = replace(facts, attempt=attempt)
         self._core = RecoveryCore(self._config, time.time(), facts if attempt else None)
@@ -251,7 +252,9 @@ class Supervisor:
             input_: inputs.Input = self._inputs.get(timeout=max(0.0, until - now))
         except queue.Empty:
             input_ = inputs.Tick()
-        if not isinstance(input_, inputs.Tick) or (deadline is not None and time.time() >= deadline):
+        if not isinstance(input_, inputs.Tick) or (
+            deadline is not None and time.time() >= deadline
+        ):
             self._feed(input_)
         self._run_periodic_checks()
 
@@ -265,16 +268,18 @@ class Supervisor:
             self._effect_handlers[type(effect)](effect)
 
     def _grant_leases(self) -> None:
-        """To ranks of the newest attempt that was announced: until their agent would count as
-        lost, or, if our end is seen, for as long as a successor would wait. Whether there is a
-        successor is looked for more often."""
+        """Grant leases to the ranks of the newest attempt.
+
+        A lease ends before the agent would count as silent, or, if this supervisor's end is
+        detected, as late as a successor would wait. The check for a successor runs more often.
+        """
         core, config = self._core, self._config
         if core is not None and config.lease_s:
             silence_s = self._times.heartbeat_timeout_s * STEPPING_SHARE
             grant = Grant(self._commands.epoch, core.attempt, silence_s, config.lease_s)
             self._watch.grant(grant, config.lease_margin_s)
 
-    # --- looking ----------------------------------------------------------------------------------
+    # --- periodic checks --------------------------------------------------------------------------
 
     def _run_periodic_checks(self) -> None:
         now = time.time()
@@ -291,15 +296,15 @@ class Supervisor:
             self._next_inventory = now + self._times.inventory_s
             finishing = self._core is not None and self._core.phase is Phase.FINISHING
             if finishing or not self._inventory.answered:
-                # the answer of a publisher may have died with an earlier supervisor
-                self._inventory.ask()
+                # the answer to a finalize call may have been lost with an earlier supervisor
+                self._inventory.refresh()
         if now >= self._next_poll:
             self._next_poll = now + self._times.poll_s
             for seat in self._watch.seats:
                 self._collect(seat)
 
     def _existing_agents(self) -> list[AgentReport]:
-        """Reports of the agents that were there before us; a short wait, for most are new."""
+        """Reports of agents that are already running; a short wait, because most are new."""
         calls = {
             seat: self._agents.call(seat, "report", timeout_s=self._times.first_contact_s)
             for seat in self._agents.seats
@@ -315,12 +320,12 @@ class Supervisor:
             )
             try:
                 events.update({event["seq"]: event for event in call.result()})
-            except Exception:  # another agent keeps the same events
-                _log.exception("an agent does not return its kept events", agent=report.agent)
+            except Exception:  # another agent has the same events
+                _log.exception("cannot fetch an agent's copy of the events", agent=report.agent)
         return [events[seq] for seq in sorted(events)]
 
     def _collect(self, seat: str) -> None:
-        """Fetch rows, digests and log lines from an agent, and leave our events with it."""
+        """Fetch rows, digests and log lines from an agent, and back up events on it."""
         running = self._polled.get(seat)
         if running is not None and not running.done():
             return
@@ -339,16 +344,18 @@ class Supervisor:
         self, seat: str, incarnation: str, events: list[dict[str, Any]], call: Future[Any]
     ) -> None:
         if call.cancelled() or call.exception() is not None:
-            return  # the lifeline says whether it is gone
-        self._events.kept(seat, incarnation, events)
+            return  # the lifeline reports whether the agent is gone
+        self._events.mark_backed_up(seat, incarnation, events)
         answer: PollAnswer = call.result()
-        self._progress.note(seat, answer.beats)
+        self._progress.add(seat, answer.beats)
         self._inputs.put(inputs.WorkersPolled(seat, incarnation, answer.workers, answer.shards))
         newest = self._run_buffer.add(seat, incarnation, answer.rows, answer.digests, answer.lines)
         if answer.rows:
             self._inputs.put(inputs.StepsMeasured(tuple(answer.rows)))
         if newest is not None:
-            self._inputs.put(inputs.StepCommitted(newest.attempt, newest.step, newest.protected_step))
+            self._inputs.put(
+                inputs.StepCommitted(newest.attempt, newest.step, newest.protected_step)
+            )
 
     # --- effects ----------------------------------------------------------------------------------
 
@@ -356,7 +363,7 @@ class Supervisor:
         self._watch.forget(effect.agent, effect.incarnation)
         try:
             self._agents.restart(effect.agent)
-        except Exception:  # it is gone already, or its node is
+        except Exception:  # the agent or its node is already gone
             _log.exception("cannot restart an agent", agent=effect.agent)
 
     def _emit(self, effect: effects.Emit) -> None:
@@ -367,11 +374,11 @@ class Supervisor:
         self._events.append(effect.kind, effect.data)
 
     def _end(self, effect: effects.End) -> None:
-        del effect  # the ENDED event said it
+        del effect  # the ENDED event has the outcome
         self._ended = True
 
     def _collect_final_output(self) -> None:
-        """The last rows, digests and lines, before the end is told."""
+        """Collect the last rows, digests and lines before the end is reported."""
         for seat in self._watch.seats:
             self._collect(seat)
         pending = list(self._polled.values())
@@ -381,7 +388,7 @@ class Supervisor:
         wait(list(self._polled.values()), timeout=self._times.final_collect_s)
 
     def _end_after_internal_error(self, error: Exception) -> None:
-        """Our own defect: say so, rather than leave the job hanging."""
+        """End the job with this supervisor's own error, so that the job does not hang."""
         text = "".join(traceback.format_exception(error))
         threading.excepthook(
             threading.ExceptHookArgs([type(error), error, error.__traceback__, None])
@@ -401,7 +408,7 @@ class Supervisor:
 
 
 def _phase_before_end(core: RecoveryCore | None) -> Phase:
-    """ENDED is told only once the last words are in."""
+    """Report ENDED only after the final output was collected."""
     if core is None:
         return Phase.STARTING
     return Phase.FINISHING if core.phase is Phase.ENDED else core.phase

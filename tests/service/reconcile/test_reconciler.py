@@ -263,19 +263,19 @@ async def test_what_is_wanted_of_a_job_while_it_is_given_back_waits_for_no_inter
         async def give_back(store: Store, lease: leases.JobLease, due_in_s: float) -> None:
             if (await jobs.get(lease.job_id)).state is State.PAUSED:
                 await jobs.resume(lease.job_id)
-                reconciler.ring(lease.job_id)
+                reconciler.wake(lease.job_id)
             await given_back(store, lease, due_in_s)
 
         monkeypatch.setattr(leases, "release", give_back)
         job, _ = await jobs.submit(JOB)
-        reconciler.ring(job.id)
+        reconciler.wake(job.id)
         await until(lambda: job.id in cluster.supervisors, what="a supervisor")
         first = cluster.supervisors[job.id]
         first.form(1)
         first.enter(Phase.RUNNING)
         await until_state(jobs, job.id, State.RUNNING)
         await jobs.pause(job.id)
-        reconciler.ring(job.id)
+        reconciler.wake(job.id)
         await until(
             lambda: cluster.supervisors.get(job.id, first) is not first, 10.0, "another supervisor"
         )
@@ -296,7 +296,7 @@ async def many_running(
             supervisor = await submitted(jobs, cluster)
             supervisor.form(1)
             supervisor.enter(Phase.RUNNING)
-            reconciler.ring(supervisor.launch.job_id)
+            reconciler.wake(supervisor.launch.job_id)
             await until_state(jobs, supervisor.launch.job_id, State.RUNNING)
         yield reconciler, supervisor
 
@@ -308,7 +308,7 @@ async def test_a_job_that_is_being_paused_is_polled_as_if_there_were_few(
     job_id = chosen.launch.job_id
     chosen.obeys = False
     await jobs.pause(job_id)
-    reconciler.ring(job_id)
+    reconciler.wake(job_id)
     await until_state(jobs, job_id, State.PAUSING)
     await asyncio.sleep(0.3)  # it was polled since, and is to be polled again
     chosen.end("PAUSED", "paused", message="")

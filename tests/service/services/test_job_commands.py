@@ -81,7 +81,7 @@ async def test_a_paused_job_holds_no_resources_and_resumes_with_its_history(
         assert (await kinds(jobs, job_id)).count("job.pause_requested") == 1
 
         await jobs.resume(job_id)
-        reconciler.ring(job_id)
+        reconciler.wake(job_id)
         await until(lambda: job_id in cluster.supervisors, what="another supervisor")
         again = cluster.supervisors[job_id]
         assert (again.launch.last_attempt, again.launch.last_event) == (1, len(supervisor.events))

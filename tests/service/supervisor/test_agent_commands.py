@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_service.recovery.core_state import effects
-from holdfast_service.recovery.core_state import inputs
+from holdfast_service.recovery.core_state import effects, inputs
 from holdfast_service.supervisor.agent_commands import AgentCommands, CallTimes
 from holdfast_service.supervisor.event_log import EventLog
 from holdfast_service.supervisor.fence_file import FenceFile

@@ -1,4 +1,4 @@
-/** The bar that stays in sight: the parts of the page, and which stretch of time is shown. */
+/** The sticky bar: links to the sections of the page, and the brushed interval. */
 
 import { useEffect, useState } from "react";
 
@@ -16,11 +16,11 @@ export const SECTIONS = [
   ["spec", "Spec"],
 ] as const;
 
-export function Bar({ brush, onWhole }: { brush: Window | null; onWhole: () => void }) {
+export function Bar({ brush, onClear }: { brush: Window | null; onClear: () => void }) {
   const here = useSectionInView();
   return (
     <div className="job-bar">
-      <nav aria-label="Parts of this page">
+      <nav aria-label="Sections of this page">
         {SECTIONS.map(([part, name]) => (
           <a key={part} href={`#${part}`} aria-current={here === part ? "true" : undefined}
             onClick={(event) => {
@@ -36,7 +36,7 @@ export function Bar({ brush, onWhole }: { brush: Window | null; onWhole: () => v
           <span>
             {clock(brush.since)} – {clock(brush.until)} <small>{duration(brush.until - brush.since)}</small>
           </span>
-          <button type="button" className="link" onClick={onWhole}>
+          <button type="button" className="link" onClick={onClear}>
             Show all
           </button>
         </p>

@@ -1,6 +1,6 @@
 /**
- * One series over time or steps. What a rollback threw away is drawn faded and dashed beside the
- * history. Pointing moves the cursor of the whole page; dragging brushes.
+ * A chart of one series over time or steps. Steps discarded by a rollback are drawn faded and
+ * dashed beside the history. Pointing moves the cursor of the whole page; dragging sets the brush.
  */
 
 import { useEffect, useMemo, useRef, useState } from "react";
@@ -25,7 +25,7 @@ interface Props {
   metrics: Metrics;
   axis: XAxis;
   window: Window | null;
-  /** Of the faults, drawn as thin lines. */
+  /** The incidents, drawn as thin lines. */
   incidents: readonly Moment[];
   onBrush: (brush: Window | null) => void;
 }
@@ -51,13 +51,13 @@ export function Chart({ name, colour, metrics, axis, window, incidents, onBrush 
   useEffect(() => {
     const element = box.current;
     if (!element || width === 0) return;
-    const quiet = { current: false };
-    const made = new uPlot(
+    const fromOutside = { current: false };
+    const created = new uPlot(
       options(width, colour, many, look.fromZero, axis, {
         incidents: () => now.current.incidents,
         pointed: (index) => {
           setPointed(index);
-          if (!quiet.current) cursor.set(timeAt(now.current, index), made);
+          if (!fromOutside.current) cursor.set(timeAt(now.current, index), created);
         },
         brushed: (from, to) =>
           now.current.onBrush({
@@ -68,19 +68,19 @@ export function Chart({ name, colour, metrics, axis, window, incidents, onBrush 
       data(now.current.columns),
       element,
     );
-    plot.current = made;
+    plot.current = created;
     const stop = cursor.listen((at, from) => {
-      if (from === made) return;
-      quiet.current = true;
-      pointAt(made, now.current, at);
-      quiet.current = false;
+      if (from === created) return;
+      fromOutside.current = true;
+      pointAt(created, now.current, at);
+      fromOutside.current = false;
     });
     return () => {
       stop();
-      made.destroy();
+      created.destroy();
       plot.current = null;
     };
-    // Data comes in by setData below: the plot itself is made anew for its looks alone.
+    // Data arrives by setData below: the plot is created anew only when its appearance changes.
   }, [box, width, colour, many, look.fromZero, axis, dark, cursor]);
 
   useEffect(() => {
@@ -108,14 +108,14 @@ export function Chart({ name, colour, metrics, axis, window, incidents, onBrush 
   );
 }
 
-/** What the drawing says, for those who do not see it. */
+/** A text alternative of the drawing, for screen readers. */
 function summary(label: string, { x, history, discarded }: Columns, axis: XAxis): string {
   const known = history.filter((value): value is number => typeof value === "number");
-  if (!known.length) return `${label}: nothing was measured here.`;
+  if (!known.length) return `${label}: no measurements.`;
   const [low, high] = [Math.min(...known), Math.max(...known)];
   const end = axis === "time" ? "" : `, steps ${x[0]} to ${x[x.length - 1]}`;
-  const thrown = discarded.length ? ` ${discarded.length} stretches were thrown away.` : "";
-  return `${label}${end}: from ${compact(known[0]!)} to ${compact(known[known.length - 1]!)}, between ${compact(low)} and ${compact(high)}.${thrown}`;
+  const rollbacks = discarded.length ? ` Rollbacks discarded ${discarded.length} runs of steps.` : "";
+  return `${label}${end}: from ${compact(known[0]!)} to ${compact(known[known.length - 1]!)}, between ${compact(low)} and ${compact(high)}.${rollbacks}`;
 }
 
 function shownValue({ history, discarded }: Columns, index: number | null): number | null {
@@ -123,13 +123,13 @@ function shownValue({ history, discarded }: Columns, index: number | null): numb
     for (let i = history.length - 1; i >= 0; i--) if (history[i] != null) return history[i]!;
     return null;
   }
-  const here = history[index] ?? discarded.map((one) => one.values[index]).find((v) => v != null);
+  const here = history[index] ?? discarded.map((run) => run.values[index]).find((value) => value != null);
   return here ?? null;
 }
 
 interface Timed {
   columns: Columns;
-  /** Of steps: [step, time] in order. Of times: none are needed. */
+  /** On an axis of steps: the steps with their times, in order. Empty on an axis of times. */
   times: readonly Moment[];
   axis: XAxis;
 }
@@ -145,7 +145,7 @@ function timeAt(of: Timed, index: number | null): number | null {
 
 function timeNear({ axis, times }: Timed, x: number): number {
   if (axis === "time") return x;
-  const found = nearest(times.map((one) => one.step), x);
+  const found = nearest(times.map((moment) => moment.step), x);
   return times[found]?.at ?? x;
 }
 
@@ -153,23 +153,23 @@ function pointAt(plot: uPlot, { axis, times, columns: of }: Timed, at: number | 
   if (at === null || !of.x.length) {
     plot.setCursor({ left: -10, top: -10 }, false);
     plot.root.classList.remove("elsewhere");
-    hidden.get(plot)?.();
+    onHidden.get(plot)?.();
     return;
   }
-  const x = axis === "time" ? at : times[nearest(times.map((one) => one.at), at)]?.step;
+  const x = axis === "time" ? at : times[nearest(times.map((moment) => moment.at), at)]?.step;
   if (x === undefined) return;
   const left = plot.valToPos(x, "x");
   if (left < 0 || left > plot.over.clientWidth) {
     plot.setCursor({ left: -10, top: -10 }, false);
-    hidden.get(plot)?.();
+    onHidden.get(plot)?.();
   } else plot.setCursor({ left, top: 0 });
 }
 
-/** uPlot tells of no cursor that was taken away in silence; so this does. */
-const hidden = new WeakMap<uPlot, () => void>();
+/** uPlot fires no event when the cursor is hidden by code; these callbacks replace that event. */
+const onHidden = new WeakMap<uPlot, () => void>();
 
 function data({ x, history, discarded }: Columns): uPlot.AlignedData {
-  return [x, ...discarded.map((one) => one.values), history] as uPlot.AlignedData;
+  return [x, ...discarded.map((run) => run.values), history] as uPlot.AlignedData;
 }
 
 interface Hooks {
@@ -206,13 +206,13 @@ function options(
     select: { show: true, left: 0, top: 0, width: 0, height: 0 },
     scales: {
       x: { time: axis === "time" },
-      y: { range: (_plot, low, high) => spread(low, high, fromZero) },
+      y: { range: (_plot, low, high) => yRange(low, high, fromZero) },
     },
     axes: [
       { stroke: text, font, grid: { show: false }, ticks: { stroke: grid, size: 4 }, size: 26, space: 70,
-        ...(axis === "time" ? { values: (_: uPlot, at: number[]) => at.map((one) => (one % 60 ? clock(one) : clock(one).slice(0, 5))) } : { values: (_: uPlot, steps: number[]) => steps.map((one) => compact(one)) }) },
+        ...(axis === "time" ? { values: (_: uPlot, at: number[]) => at.map((time) => (time % 60 ? clock(time) : clock(time).slice(0, 5))) } : { values: (_: uPlot, steps: number[]) => steps.map((step) => compact(step)) }) },
       { stroke: text, font, grid: { stroke: grid, width: 1 }, ticks: { show: false }, size: 46, gap: 6, space: 34,
-        values: (_, values) => values.map((one) => compact(one)) },
+        values: (_, values) => values.map((value) => compact(value)) },
     ],
     series: [
       {},
@@ -222,7 +222,7 @@ function options(
       { stroke, width: 1.5, fill: fromZero ? fill : undefined, points: { show: false }, spanGaps: false } as uPlot.Series,
     ],
     hooks: {
-      init: [(plot) => hidden.set(plot, () => hooks.pointed(null))],
+      init: [(plot) => onHidden.set(plot, () => hooks.pointed(null))],
       setCursor: [(plot) => hooks.pointed((plot.cursor.left ?? -1) < 0 ? null : (plot.cursor.idx ?? null))],
       setSelect: [
         (plot) => {
@@ -237,12 +237,12 @@ function options(
   };
 }
 
-/** A little air above and below; from zero where height means something. */
-function spread(low: number | null, high: number | null, fromZero: boolean): [number, number] {
+/** The y range with a margin above and below; from zero if the series is drawn from zero. */
+function yRange(low: number | null, high: number | null, fromZero: boolean): [number, number] {
   const [least, most] = [low ?? 0, high ?? 1];
   if (fromZero && least >= 0) return [0, most > 0 ? most * 1.08 : 1];
-  const air = (most - least || Math.abs(most) || 1) * 0.08;
-  return [least - air, most + air];
+  const margin = (most - least || Math.abs(most) || 1) * 0.08;
+  return [least - margin, most + margin];
 }
 
 function drawFaults(plot: uPlot, incidents: readonly Moment[], axis: XAxis, colour: string): void {
@@ -252,8 +252,8 @@ function drawFaults(plot: uPlot, incidents: readonly Moment[], axis: XAxis, colo
   ctx.globalAlpha = 0.5;
   ctx.lineWidth = devicePixelRatio;
   ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
-  for (const one of incidents) {
-    const x = Math.round(plot.valToPos(one[axis === "time" ? "at" : "step"], "x", true));
+  for (const incident of incidents) {
+    const x = Math.round(plot.valToPos(incident[axis === "time" ? "at" : "step"], "x", true));
     if (x < bbox.left || x > bbox.left + bbox.width) continue;
     ctx.beginPath();
     ctx.moveTo(x, bbox.top);

@@ -1,4 +1,4 @@
-/** All series of a job as small charts that share one cursor. */
+/** The series of a job as small charts with a shared cursor. */
 
 import { useEffect, useMemo, useState, type ReactNode } from "react";
 
@@ -16,26 +16,26 @@ interface Props {
 }
 
 const COLOURS = ["--series-1", "--series-4", "--series-2", "--series-5", "--series-3", "--series-6"];
-const AT_FIRST = 6;
+const INITIAL_CHARTS = 6;
 
 export function Charts({ metrics, incidents, axis, window, onBrush }: Props) {
   const [all, setAll] = useState(false);
   const names = useMemo(() => shown(metrics), [metrics]);
   const moments = useMemo<Moment[]>(
-    () => incidents.map((one) => ({ at: one.signalled_at ?? one.opened_at, step: one.restored_step ?? -1 })),
+    () => incidents.map((incident) => ({ at: incident.signalled_at ?? incident.opened_at, step: incident.restored_step ?? -1 })),
     [incidents],
   );
-  const thrown = useMemo(
+  const hasDiscarded = useMemo(
     () => names.length > 0 && columns(metrics, names[0]!, "time", window).discarded.length > 0,
     [metrics, names, window],
   );
-  if (!names.length) return <p className="nothing">No step has told its metrics yet.</p>;
-  const drawn = all ? names : names.slice(0, AT_FIRST);
+  if (!names.length) return <p className="nothing">No step has reported its metrics yet.</p>;
+  const drawn = all ? names : names.slice(0, INITIAL_CHARTS);
   return (
     <>
       <div className="charts">
         {drawn.map((name, index) => (
-          <Later key={name} place={index}>
+          <Staggered key={name} place={index}>
             <Chart
               name={name}
               colour={COLOURS[index % COLOURS.length]!}
@@ -45,15 +45,15 @@ export function Charts({ metrics, incidents, axis, window, onBrush }: Props) {
               incidents={moments}
               onBrush={onBrush}
             />
-          </Later>
+          </Staggered>
         ))}
       </div>
       <div className="charts-foot">
         <p className="small dim">
           <span className="key-line" aria-hidden="true" /> history{" "}
-          {thrown && (
+          {hasDiscarded && (
             <>
-              <span className="key-line faded" aria-hidden="true" /> steps that a rollback threw away{" "}
+              <span className="key-line faded" aria-hidden="true" /> steps discarded by a rollback{" "}
             </>
           )}
           {moments.length > 0 && (
@@ -62,7 +62,7 @@ export function Charts({ metrics, incidents, axis, window, onBrush }: Props) {
             </>
           )}
         </p>
-        {names.length > AT_FIRST && (
+        {names.length > INITIAL_CHARTS && (
           <button type="button" className="button quiet tiny" aria-expanded={all} onClick={() => setAll(!all)}>
             {all ? "Fewer charts" : `All ${names.length} charts`}
           </button>
@@ -72,8 +72,8 @@ export function Charts({ metrics, incidents, axis, window, onBrush }: Props) {
   );
 }
 
-/** Charts are made one per frame, so that the page answers while they come. */
-function Later({ place, children }: { place: number; children: ReactNode }) {
+/** Delays each chart by one frame more, so that the page stays responsive meanwhile. */
+function Staggered({ place, children }: { place: number; children: ReactNode }) {
   const [due, setDue] = useState(place === 0);
   useEffect(() => {
     if (due) return;

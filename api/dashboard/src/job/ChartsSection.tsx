@@ -1,17 +1,17 @@
-/** The charts of the whole run, or of the stretch that is shown, then in more detail. */
+/** The charts of the whole run, or of the brushed interval in more detail. */
 
 import { Failure } from "../ui/notice";
 import type { Window } from "./axis";
 import { Charts } from "./Charts";
 import type { Choices } from "./choices";
-import { useLater } from "./hooks";
-import { Ghost, Section, Toggle } from "./Section";
+import { useDebounced } from "./hooks";
+import { Placeholder, Section, Toggle } from "./Section";
 import { useMetricsOf } from "./useJobPage";
 import type { Incident } from "./views";
 
 interface ChartsProps {
   id: string;
-  /** Whether what comes first has been read. */
+  /** Whether to load: false until the more urgent parts of the page are loaded. */
   wanted: boolean;
   brush: Window | null;
   choices: Choices;
@@ -19,15 +19,15 @@ interface ChartsProps {
 }
 
 export function ChartsSection({ id, wanted, brush, choices, incidents }: ChartsProps) {
-  const metrics = useMetricsOf(id, useLater(brush, 120), wanted);
+  const metrics = useMetricsOf(id, useDebounced(brush, 120), wanted);
   return (
     <Section
       id="charts"
       name="Charts"
-      note="One cursor for all; drag to show a stretch."
+      note="All charts share a cursor; drag to select an interval."
       tools={
         <Toggle
-          label="Along"
+          label="X axis"
           value={choices.axis}
           options={[["time", "Time"], ["step", "Steps"]] as const}
           onChange={(axis) => choices.set({ axis: axis === "time" ? null : axis })}
@@ -46,7 +46,7 @@ export function ChartsSection({ id, wanted, brush, choices, incidents }: ChartsP
           onBrush={choices.setBrush}
         />
       ) : (
-        !metrics.error && <Ghost height={380} />
+        !metrics.error && <Placeholder height={380} />
       )}
     </Section>
   );

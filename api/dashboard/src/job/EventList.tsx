@@ -1,10 +1,11 @@
-/** All that happened to a job, the newest first. */
+/** The events of a job, the newest first. */
 
 import { useMemo, useRef, useState } from "react";
 
 import { within, type Window } from "./axis";
-import { eventTone, eventWords } from "./eventWords";
-import { clock, moment, whole } from "./format";
+import { eventText, eventTone } from "./eventText";
+import { clock, moment, NodeIdShortener, whole } from "./format";
+import { ShortIds } from "./IncidentCards";
 import { useEvents } from "./useEvents";
 import { VirtualList, type ListHandle } from "./VirtualList";
 import type { JobEvent } from "./views";
@@ -13,29 +14,30 @@ const ROW = 28;
 
 export function EventList({ jobId, newest, window }: { jobId: string; newest: number; window: Window | null }) {
   const { events, more, loading, error, earlier } = useEvents(jobId, newest, window?.since ?? null);
-  const [wanted, setWanted] = useState("");
+  const [filter, setFilter] = useState("");
   const [chosen, setChosen] = useState<number | null>(null);
+  const [ids] = useState(() => new NodeIdShortener());
   const list = useRef<ListHandle | null>(null);
-  const found = useMemo(() => matching(events, wanted, window), [events, wanted, window]);
-  const shown = chosen === null ? null : events.find((one) => one.seq === chosen);
+  const found = useMemo(() => matching(events, filter, window), [events, filter, window]);
+  const shown = chosen === null ? null : events.find((event) => event.seq === chosen);
   return (
     <div className="events">
       <div className="tools">
         <input
           className="input grep"
           type="search"
-          value={wanted}
+          value={filter}
           placeholder="Filter: incident, checkpoint, rank 7 …"
           aria-label="Filter the events"
-          onChange={(event) => setWanted(event.target.value)}
+          onChange={(event) => setFilter(event.target.value)}
         />
         <span className="small dim">
           {whole(found.length)} of {whole(Math.max(newest, events[events.length - 1]?.seq ?? 0))}
           {loading ? ", reading …" : ""}
         </span>
-        {wanted && more && (
+        {filter && more && (
           <button type="button" className="button tiny quiet" onClick={earlier}>
-            Look further back
+            Search earlier events
           </button>
         )}
       </div>
@@ -65,7 +67,9 @@ export function EventList({ jobId, newest, window }: { jobId: string; newest: nu
               <time title={moment(event.at)}>{clock(event.at)}</time>
               <span className="dim event-seq">{event.seq}</span>
               <span className={`event-kind ${eventTone(event.kind)}`}>{event.kind}</span>
-              <span className="cut">{eventWords(event)}</span>
+              <span className="cut">
+                <ShortIds ids={ids} text={eventText(event)} />
+              </span>
             </button>
           );
         }}
@@ -79,12 +83,12 @@ export function EventList({ jobId, newest, window }: { jobId: string; newest: nu
   );
 }
 
-function matching(events: readonly JobEvent[], wanted: string, window: Window | null): readonly JobEvent[] {
-  const text = wanted.trim().toLowerCase();
+function matching(events: readonly JobEvent[], filter: string, window: Window | null): readonly JobEvent[] {
+  const text = filter.trim().toLowerCase();
   if (!text && !window) return events;
   return events.filter(
-    (one) =>
-      within(one.at, window) &&
-      (!text || one.kind.includes(text) || eventWords(one).toLowerCase().includes(text)),
+    (event) =>
+      within(event.at, window) &&
+      (!text || event.kind.includes(text) || eventText(event).toLowerCase().includes(text)),
   );
 }

@@ -1,6 +1,7 @@
 /**
- * Rank × time on a canvas: only the rows in view are painted, each from an image of one pixel per
- * value, so a thousand ranks scroll like ten. By keyboard: arrows move a cell, Enter opens its rank.
+ * The rank × time heatmap on a canvas. Only the rows in view are painted, each from an image with
+ * one pixel per value, so a thousand ranks scroll as fast as ten. Keyboard: the arrow keys move a
+ * cell, Enter opens its rank.
  */
 
 import {
@@ -51,8 +52,8 @@ interface Cell {
   bucket: number;
 }
 
-const TALLEST = 430;
-const MAP = 40;
+const MAX_HEIGHT = 430;
+const MAP_WIDTH = 40;
 
 export function Heatmap({ history, of, order, only, onOpen }: Props) {
   const [box, width] = useWidth<HTMLDivElement>();
@@ -71,9 +72,9 @@ export function Heatmap({ history, of, order, only, onOpen }: Props) {
   const scale = useMemo(() => domain(history, of), [history, of]);
   const [cell, setCell] = useState<Cell | null>(null);
   const [keyed, setKeyed] = useState(false);
-  const height = Math.min(TALLEST, plan.height);
+  const height = Math.min(MAX_HEIGHT, plan.height);
   const overflows = plan.height > height;
-  const plot = Math.max(20, width - gutter - (overflows ? MAP + 22 : 2));
+  const plot = Math.max(20, width - gutter - (overflows ? MAP_WIDTH + 22 : 2));
   const { buckets } = history;
 
   const scroll = useRef<HTMLDivElement | null>(null);
@@ -81,28 +82,28 @@ export function Heatmap({ history, of, order, only, onOpen }: Props) {
   const map = useRef<HTMLCanvasElement | null>(null);
   const cursor = useCursor();
   const colours = useMemo(() => palette(dark), [dark]);
-  const image = useMemo(() => painted(history, scale, colours.table), [history, scale, colours]);
-  const glance = useRef<Glance | null>(null);
+  const image = useMemo(() => paintValues(history, scale, colours.table), [history, scale, colours]);
+  const mapImage = useRef<MapImage | null>(null);
 
   const paint = useRef<() => void>(() => {});
   paint.current = () => {
     if (!canvas.current || !scroll.current || width === 0) return;
     const top = scroll.current.scrollTop;
-    draw(canvas.current, { width: width - (overflows ? MAP + 20 : 0), height, top, gutter, plot, plan, image, colours, history, of, cell, at: cursor.at });
+    draw(canvas.current, { width: width - (overflows ? MAP_WIDTH + 20 : 0), height, top, gutter, plot, plan, image, colours, history, of, cell, at: cursor.at });
     if (!map.current) return;
     const all = { height, plan, image, colours, of };
-    if (!glance.current || !sameGlance(glance.current.of, all)) {
-      glance.current = { of: all, drawn: drawnAtOnce(all) };
+    if (!mapImage.current || !sameInputs(mapImage.current.inputs, all)) {
+      mapImage.current = { inputs: all, canvas: drawAllRanks(all) };
     }
-    drawMap(map.current, glance.current.drawn, { ...all, top });
+    drawMap(map.current, mapImage.current.canvas, { ...all, top });
   };
   const frame = useRef(0);
-  const soon = useCallback(() => {
+  const schedulePaint = useCallback(() => {
     cancelAnimationFrame(frame.current);
     frame.current = requestAnimationFrame(() => paint.current());
   }, []);
-  useEffect(() => soon(), [soon, width, height, plan, image, colours, cell]);
-  useEffect(() => cursor.listen(soon), [cursor, soon]);
+  useEffect(() => schedulePaint(), [schedulePaint, width, height, plan, image, colours, cell]);
+  useEffect(() => cursor.listen(schedulePaint), [cursor, schedulePaint]);
   useEffect(() => () => cancelAnimationFrame(frame.current), []);
 
   const cellAt = (event: MouseEvent): Cell | null => {
@@ -112,7 +113,7 @@ export function Heatmap({ history, of, order, only, onOpen }: Props) {
     if (!row || row.kind !== "rank" || y < row.y) return null;
     const x = event.clientX - area.left - gutter;
     const bucket = Math.min(buckets - 1, Math.max(0, Math.floor((x / plot) * buckets)));
-    return { row: plan.rankRows.findIndex((one) => plan.rows[one] === row), bucket };
+    return { row: plan.rankRows.findIndex((index) => plan.rows[index] === row), bucket };
   };
   const timeOf = (bucket: number) => history.since + (bucket + 0.5) * history.bucket_s;
   const point = (next: Cell | null, byKey: boolean) => {
@@ -121,7 +122,7 @@ export function Heatmap({ history, of, order, only, onOpen }: Props) {
     cursor.set(next ? timeOf(next.bucket) : null, "heatmap");
   };
   const key = (event: KeyboardEvent) => {
-    const from = cell ?? { row: 0, bucket: Math.max(0, middle.findLastIndex((one) => !Number.isNaN(one))) };
+    const from = cell ?? { row: 0, bucket: Math.max(0, middle.findLastIndex((value) => !Number.isNaN(value))) };
     const last = plan.rankRows.length - 1;
     const page = Math.max(1, Math.floor(height / sizes.rank) - 2);
     const far = event.shiftKey ? 10 : 1;
@@ -149,7 +150,7 @@ export function Heatmap({ history, of, order, only, onOpen }: Props) {
   };
 
   const id = useId();
-  const said = cell ? described(history, plan, cell, of, middle) : null;
+  const shown = cell ? describeCell(history, plan, cell, of, middle) : null;
   return (
     <div className="heat" ref={box}>
       <Scale scale={scale} of={of} table={colours.table} />
@@ -162,7 +163,7 @@ export function Heatmap({ history, of, order, only, onOpen }: Props) {
           tabIndex={0}
           aria-label={`Ranks by ${LABELS[of]}, ${order === "stragglers" ? "slowest first" : "in order"}. Arrow keys move, Enter opens a rank.`}
           aria-activedescendant={cell ? id : undefined}
-          onScroll={soon}
+          onScroll={schedulePaint}
           onKeyDown={key}
           onPointerMove={(event) => point(cellAt(event), false)}
           onPointerLeave={() => !keyed && point(null, false)}
@@ -181,24 +182,24 @@ export function Heatmap({ history, of, order, only, onOpen }: Props) {
             aria-posinset={cell ? cell.row + 1 : 1}
             aria-setsize={Math.max(1, plan.rankRows.length)}
           >
-            {said?.text ?? "no cell"}
+            {shown?.text ?? "no cell"}
           </span>
         </div>
         {overflows && <Overview map={map} scroll={scroll} height={height} total={plan.height} />}
       </div>
-      <p className="heat-said" aria-live="polite">
-        {said ? (
+      <p className="heat-cell" aria-live="polite">
+        {shown ? (
           <>
-            <b>rank {said.rank}</b>
-            <span>{said.node}</span>
-            <span>{said.when}</span>
-            <span>{said.value}</span>
-            {said.factor && <span className={said.slow ? "slow" : ""}>{said.factor}</span>}
+            <b>rank {shown.rank}</b>
+            <span>{shown.node}</span>
+            <span>{shown.when}</span>
+            <span>{shown.value}</span>
+            {shown.factor && <span className={shown.slow ? "slow" : ""}>{shown.factor}</span>}
           </>
         ) : (
           <span className="dim">
-            {history.ranks.length} ranks on {new Set(history.ranks.map((one) => one.node)).size} nodes ·{" "}
-            a cell is {duration(history.bucket_s)} · point at one, or use the arrow keys
+            {history.ranks.length} ranks on {new Set(history.ranks.map((rank) => rank.node)).size} nodes ·{" "}
+            a cell covers {duration(history.bucket_s)} · point at a cell, or use the arrow keys
           </span>
         )}
       </p>
@@ -207,9 +208,9 @@ export function Heatmap({ history, of, order, only, onOpen }: Props) {
 }
 
 export const LABELS: Record<HeatQuantity, string> = {
-  compute_s: "time of computing",
-  step_s: "time of a step",
-  lag: "lag behind the fastest",
+  compute_s: "compute time",
+  step_s: "step time",
+  lag: "lag behind the fastest rank",
 };
 
 const clamp = (value: number, most: number) => Math.max(0, Math.min(most, value));
@@ -229,7 +230,7 @@ function reveal(scroll: HTMLDivElement | null, plan: Layout, cell: Cell, height:
   }
 }
 
-function described(
+function describeCell(
   history: RankHistory,
   plan: Layout,
   cell: Cell,
@@ -239,14 +240,14 @@ function described(
   const row = plan.rows[plan.rankRows[cell.row]!];
   if (row?.kind !== "rank") return null;
   const value = known(history.values[row.index * history.buckets + cell.bucket]);
-  const among = known(middle[cell.bucket]);
-  const ratio = of !== "lag" && value !== null && among ? value / among : null;
+  const peers = known(middle[cell.bucket]);
+  const ratio = of !== "lag" && value !== null && peers ? value / peers : null;
   const when = clock(history.since + cell.bucket * history.bucket_s);
   const shown = value === null ? "not measured" : duration(value);
   const factor = ratio === null ? null : `${compact(ratio, 3)}× its peers`;
   return {
     rank: row.rank,
-    node: row.node || "node not known",
+    node: row.node || "unknown node",
     when,
     value: shown,
     factor,
@@ -257,7 +258,7 @@ function described(
 
 const known = (value: number | undefined) => (value === undefined || Number.isNaN(value) ? null : value);
 
-/** What the colours mean. */
+/** The legend of the colours. */
 function Scale({ scale, of, table }: { scale: Domain; of: HeatQuantity; table: Uint8ClampedArray }) {
   const bar = useRef<HTMLCanvasElement | null>(null);
   useEffect(() => {
@@ -281,7 +282,7 @@ function Scale({ scale, of, table }: { scale: Domain; of: HeatQuantity; table: U
   );
 }
 
-/** All ranks at one glance, beside the scroll bar; a click goes there. */
+/** A map of all ranks beside the scroll bar; a click scrolls to that place. */
 function Overview({
   map,
   scroll,
@@ -303,7 +304,7 @@ function Overview({
     <canvas
       className="heat-map"
       ref={map}
-      style={{ width: MAP, height }}
+      style={{ width: MAP_WIDTH, height }}
       aria-hidden="true"
       onPointerDown={(event) => (event.currentTarget.setPointerCapture(event.pointerId), go(event))}
       onPointerMove={go}
@@ -336,8 +337,8 @@ function palette(_dark: boolean): Palette {
   };
 }
 
-/** One pixel per value, to be stretched. */
-function painted(history: RankHistory, scale: Domain, table: Uint8ClampedArray): HTMLCanvasElement {
+/** An image with one pixel per value; drawing stretches it. */
+function paintValues(history: RankHistory, scale: Domain, table: Uint8ClampedArray): HTMLCanvasElement {
   const image = document.createElement("canvas");
   image.width = Math.max(1, history.buckets);
   image.height = Math.max(1, history.ranks.length);
@@ -348,8 +349,8 @@ function painted(history: RankHistory, scale: Domain, table: Uint8ClampedArray):
   return image;
 }
 
-/** The context of a canvas of that size in CSS pixels, sharp on this screen. */
-function sized(canvas: HTMLCanvasElement, width: number, height: number) {
+/** The context of a canvas of that size in CSS pixels, at the resolution of the screen. */
+function sizedContext(canvas: HTMLCanvasElement, width: number, height: number) {
   const ratio = Math.min(3, devicePixelRatio || 1);
   const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
   if (canvas.width !== w || canvas.height !== h) {
@@ -381,7 +382,7 @@ interface Scene {
 
 function draw(canvas: HTMLCanvasElement, scene: Scene): void {
   const { width, height, top, gutter, plot, plan, colours, history } = scene;
-  const context = sized(canvas, width, height);
+  const context = sizedContext(canvas, width, height);
   context.imageSmoothingEnabled = false;
   context.textBaseline = "middle";
   for (let i = rowAt(plan.rows, top); i < plan.rows.length; i++) {
@@ -410,7 +411,7 @@ function drawNode(
   const middle = y + row.height / 2 + 1;
   context.font = `600 11px ${colours.font}`;
   context.fillStyle = colours.text;
-  const name = fitted(context, row.node || "node not known", gutter + plot * 0.5);
+  const name = truncate(context, row.node || "unknown node", gutter + plot * 0.5);
   context.fillText(name, 0, middle);
   const after = context.measureText(name).width + 8;
   context.font = `400 11px ${colours.font}`;
@@ -454,46 +455,46 @@ function drawRank(
 
 type AllRanks = Pick<Scene, "height" | "plan" | "image" | "colours" | "of">;
 
-/** All ranks, drawn once for as long as they stay the same. */
-interface Glance {
-  of: AllRanks;
-  drawn: HTMLCanvasElement;
+/** The drawn map, reused while its inputs stay the same. */
+interface MapImage {
+  inputs: AllRanks;
+  canvas: HTMLCanvasElement;
 }
 
-const sameGlance = (one: AllRanks, other: AllRanks) =>
-  (Object.keys(one) as (keyof AllRanks)[]).every((key) => one[key] === other[key]);
+const sameInputs = (inputs: AllRanks, others: AllRanks) =>
+  (Object.keys(inputs) as (keyof AllRanks)[]).every((key) => inputs[key] === others[key]);
 
-function drawnAtOnce({ height, plan, image, colours, of }: AllRanks): HTMLCanvasElement {
+function drawAllRanks({ height, plan, image, colours, of }: AllRanks): HTMLCanvasElement {
   const canvas = document.createElement("canvas");
-  const context = sized(canvas, MAP, height);
+  const context = sizedContext(canvas, MAP_WIDTH, height);
   const scale = height / plan.height;
   context.fillStyle = colours.empty;
-  context.fillRect(0, 0, MAP, height);
+  context.fillRect(0, 0, MAP_WIDTH, height);
   const marks: Row[] = [];
   for (const at of plan.rankRows) {
     const row = plan.rows[at]!;
     if (row.kind !== "rank") continue;
     if (of !== "lag" && row.slow >= SLOW) marks.push(row);
-    context.drawImage(image, 0, row.index, image.width, 1, 0, row.y * scale, MAP, Math.max(0.6, row.height * scale));
+    context.drawImage(image, 0, row.index, image.width, 1, 0, row.y * scale, MAP_WIDTH, Math.max(0.6, row.height * scale));
   }
   context.fillStyle = colours.warn;
   for (const row of marks) {
-    context.fillRect(MAP - 9, row.y * scale, 9, Math.max(2, row.height * scale));
+    context.fillRect(MAP_WIDTH - 9, row.y * scale, 9, Math.max(2, row.height * scale));
   }
   return canvas;
 }
 
-function drawMap(canvas: HTMLCanvasElement, drawn: HTMLCanvasElement, scene: AllRanks & { top: number }): void {
+function drawMap(canvas: HTMLCanvasElement, ranks: HTMLCanvasElement, scene: AllRanks & { top: number }): void {
   const { height, top, plan, colours } = scene;
-  const context = sized(canvas, MAP, height);
+  const context = sizedContext(canvas, MAP_WIDTH, height);
   const scale = height / plan.height;
-  context.drawImage(drawn, 0, 0, MAP, height);
+  context.drawImage(ranks, 0, 0, MAP_WIDTH, height);
   context.strokeStyle = colours.accent;
   context.lineWidth = 1.5;
-  context.strokeRect(0.75, top * scale + 0.75, MAP - 1.5, Math.max(6, height * scale - 1.5));
+  context.strokeRect(0.75, top * scale + 0.75, MAP_WIDTH - 1.5, Math.max(6, height * scale - 1.5));
 }
 
-function fitted(context: CanvasRenderingContext2D, text: string, width: number): string {
+function truncate(context: CanvasRenderingContext2D, text: string, width: number): string {
   if (context.measureText(text).width <= width) return text;
   let cut = text;
   while (cut.length > 3 && context.measureText(`${cut}…`).width > width) cut = cut.slice(0, -1);

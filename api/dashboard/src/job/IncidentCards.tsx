@@ -1,10 +1,21 @@
-/** Every fault as a card: what it was, what showed it, what was decided and why, what it cost. */
+/** The incidents as cards: the fault, its evidence, the decision with its reason, and the costs. */
 
 import { useEffect, useId, useMemo, useState, type ReactNode } from "react";
 
 import { within, type Window } from "./axis";
-import { clock, compact, duration, moment, percent, ranges } from "./format";
-import { costs, evidence, lostThings, phaseBars, tiers, title, total } from "./incidentFacts";
+import { clock, compact, duration, moment, NodeIdShortener, percent } from "./format";
+import {
+  costs,
+  evidenceSentence,
+  learnNodeIds,
+  lostSentences,
+  phaseBars,
+  ranksText,
+  sentence,
+  tiers,
+  title,
+  total,
+} from "./incidentFacts";
 import { KINDS } from "./kinds";
 import { Swatch } from "./Ribbon";
 import type { Incident, Stack, Suspect } from "./views";
@@ -12,34 +23,44 @@ import type { Incident, Stack, Suspect } from "./views";
 interface Props {
   incidents: readonly Incident[];
   window: Window | null;
-  /** The one that is to be shown open, as asked for on the ribbon. */
+  /** The number of the incident to show open, as selected on the ribbon. */
   chosen: number | null;
   onRank: (rank: number) => void;
 }
 
-const AT_FIRST = 8;
+const INITIAL_CARDS = 8;
 
 export function IncidentCards({ incidents, window, chosen, onRank }: Props) {
   const [all, setAll] = useState(false);
   const found = useMemo(
     () =>
       incidents
-        .filter((one) => window === null || touches(one, window))
+        .filter((incident) => window === null || overlaps(incident, window))
         .sort((a, b) => b.number - a.number),
     [incidents, window],
   );
+  const ids = useMemo(() => {
+    const shortener = new NodeIdShortener();
+    learnNodeIds(shortener, incidents);
+    return shortener;
+  }, [incidents]);
   if (!incidents.length) {
-    return <p className="nothing">No fault so far. Each would be told here, with its evidence and what was done.</p>;
+    return <p className="nothing">No fault so far. An incident appears here with its evidence and the decision about it.</p>;
   }
-  if (!found.length) return <p className="nothing">No incident in the stretch that is shown.</p>;
-  const hidden = found.findIndex((one) => one.number === chosen) >= AT_FIRST;
-  const shown = all || hidden ? found : found.slice(0, AT_FIRST);
+  if (!found.length) return <p className="nothing">No incident in the selected interval.</p>;
+  const hidden = found.findIndex((incident) => incident.number === chosen) >= INITIAL_CARDS;
+  const shown = all || hidden ? found : found.slice(0, INITIAL_CARDS);
   return (
     <>
       <ol className="incidents">
-        {shown.map((one, index) => (
-          <li key={one.number} id={`incident-${one.number}`}>
-            <Card incident={one} open={one.number === chosen || (chosen === null && index === 0)} onRank={onRank} />
+        {shown.map((incident, index) => (
+          <li key={incident.number} id={`incident-${incident.number}`}>
+            <Card
+              incident={incident}
+              open={incident.number === chosen || (chosen === null && index === 0)}
+              ids={ids}
+              onRank={onRank}
+            />
           </li>
         ))}
       </ol>
@@ -52,12 +73,19 @@ export function IncidentCards({ incidents, window, chosen, onRank }: Props) {
   );
 }
 
-function touches(one: Incident, window: Window): boolean {
-  const from = one.signalled_at ?? one.opened_at;
-  return from <= window.until && (one.closed_at ?? Infinity) >= window.since;
+function overlaps(incident: Incident, window: Window): boolean {
+  const from = incident.signalled_at ?? incident.opened_at;
+  return from <= window.until && (incident.closed_at ?? Infinity) >= window.since;
 }
 
-function Card({ incident, open, onRank }: { incident: Incident; open: boolean; onRank: (rank: number) => void }) {
+interface CardProps {
+  incident: Incident;
+  open: boolean;
+  ids: NodeIdShortener;
+  onRank: (rank: number) => void;
+}
+
+function Card({ incident, open, ids, onRank }: CardProps) {
   const [shown, setShown] = useState(open);
   const body = useId();
   useEffect(() => {
@@ -84,7 +112,7 @@ function Card({ incident, open, onRank }: { incident: Incident; open: boolean; o
               <time dateTime={new Date(at * 1000).toISOString()} title={moment(at)}>
                 {clock(at)}
               </time>{" "}
-              · attempt {incident.attempt} · {incident.decision ?? "nothing decided yet"}
+              · attempt {incident.attempt} · {incident.decision ?? "no decision yet"}
             </small>
           </span>
           <span className="incident-took">
@@ -95,7 +123,7 @@ function Card({ incident, open, onRank }: { incident: Incident; open: boolean; o
         </button>
       </h3>
       <div id={body} hidden={!shown}>
-        {shown && <Body incident={incident} onRank={onRank} />}
+        {shown && <Body incident={incident} ids={ids} onRank={onRank} />}
       </div>
     </article>
   );
@@ -114,7 +142,7 @@ function PhaseStrip({ incident }: { incident: Incident }) {
   );
 }
 
-function Body({ incident, onRank }: { incident: Incident; onRank: (rank: number) => void }) {
+function Body({ incident, ids, onRank }: Omit<CardProps, "open">) {
   return (
     <div className="incident-body">
       <dl className="costs">
@@ -129,44 +157,24 @@ function Body({ incident, onRank }: { incident: Incident; onRank: (rank: number)
         <div>
           <Part name="Evidence">
             <ol className="evidence">
-              {incident.evidence.map((one, index) => (
-                <li key={index}>{evidence(one)}</li>
+              {incident.evidence.map((item, index) => (
+                <li key={index}>
+                  <ShortIds ids={ids} text={evidenceSentence(item)} />
+                </li>
               ))}
             </ol>
           </Part>
-          {incident.lost.length > 0 && (
-            <Part name="Taken away">
-              <ul className="plain">
-                {lostThings(incident).map((one) => (
-                  <li key={one}>{one}</li>
-                ))}
-              </ul>
-            </Part>
+          {incident.lost.length > 0 && <Sentences name="Losses" ids={ids} texts={lostSentences(incident)} />}
+          {incident.suspects.length > 0 && (
+            <Suspects suspects={incident.suspects as Suspect[]} ids={ids} onRank={onRank} />
           )}
-          {incident.suspects.length > 0 && <Suspects suspects={incident.suspects as Suspect[]} onRank={onRank} />}
-          {Object.keys(incident.tiers).length > 0 && (
-            <Part name="State came from">
-              <ul className="plain">
-                {tiers(incident).map(({ tier, ranks }) => (
-                  <li key={tier}>
-                    <b>{tier}</b> <span className="second">{ranks.length === 1 ? "rank" : `${ranks.length} ranks:`} {ranges(ranks, 4)}</span>
-                  </li>
-                ))}
-              </ul>
-            </Part>
-          )}
-          {incident.resolution && (
-            <Part name="How it ended">
-              <p>{incident.resolution}</p>
-            </Part>
-          )}
+          {Object.keys(incident.tiers).length > 0 && <RestoreSources incident={incident} />}
+          {incident.resolution && <Sentences name="Resolution" ids={ids} texts={[sentence(incident.resolution)]} />}
         </div>
         <div>
           <Part name="Decision">
-            <p className="decision">
-              <span className="tag accent">{incident.decision ?? "none yet"}</span> {incident.reason}
-            </p>
-            {incident.refused.length > 0 && <Refused incident={incident} />}
+            <DecisionSentence incident={incident} ids={ids} />
+            {incident.refused.length > 0 && <RefusedAlternatives incident={incident} ids={ids} />}
             {incident.budget && <Budget incident={incident} />}
           </Part>
           <Phases incident={incident} />
@@ -174,6 +182,67 @@ function Body({ incident, onRank }: { incident: Incident; onRank: (rank: number)
       </div>
       {incident.stacks.length > 0 && <Stacks stacks={incident.stacks as Stack[]} onRank={onRank} />}
     </div>
+  );
+}
+
+/** A text whose node ids are shortened; the title of a shortened id is the whole id. */
+export function ShortIds({ ids, text }: { ids: NodeIdShortener; text: string }) {
+  return ids.parts(text).map((part, index) =>
+    part.full ? (
+      <span key={index} title={part.full}>
+        {part.text}
+      </span>
+    ) : (
+      part.text
+    ),
+  );
+}
+
+function Sentences({ name, ids, texts }: { name: string; ids: NodeIdShortener; texts: readonly string[] }) {
+  return (
+    <Part name={name}>
+      <ul className="plain">
+        {texts.map((text, index) => (
+          <li key={index}>
+            <ShortIds ids={ids} text={text} />
+          </li>
+        ))}
+      </ul>
+    </Part>
+  );
+}
+
+function DecisionSentence({ incident, ids }: { incident: Incident; ids: NodeIdShortener }) {
+  const { decision, reason } = incident;
+  if (!decision) return <p className="decision">No decision has been made yet.</p>;
+  return (
+    <p className="decision">
+      The decision was to <b>{decision}</b>
+      {reason ? (
+        <>
+          , because <ShortIds ids={ids} text={/[.!?]$/.test(reason) ? reason : `${reason}.`} />
+        </>
+      ) : (
+        "."
+      )}
+    </p>
+  );
+}
+
+/** "8 ranks (ranks 328–335) took their state from a partner's RAM." */
+function RestoreSources({ incident }: { incident: Incident }) {
+  return (
+    <Part name="Restored state">
+      <ul className="plain">
+        {tiers(incident).map(({ tier, ranks }) => (
+          <li key={tier}>
+            {ranks.length === 1 ? `Rank ${ranks[0]} took its` : `${ranks.length} ranks took their`} state from{" "}
+            <b>{tier}</b>
+            {ranks.length > 1 && <span className="second"> ({ranksText(ranks)})</span>}.
+          </li>
+        ))}
+      </ul>
+    </Part>
   );
 }
 
@@ -186,15 +255,18 @@ function Part({ name, children }: { name: string; children: ReactNode }) {
   );
 }
 
-function Refused({ incident }: { incident: Incident }) {
+function RefusedAlternatives({ incident, ids }: { incident: Incident; ids: NodeIdShortener }) {
+  const count = incident.refused.length;
   return (
     <details className="refused">
-      <summary>Why not something else</summary>
+      <summary>{count === 1 ? "1 alternative refused" : `${count} alternatives refused`}</summary>
       <dl>
-        {incident.refused.map((one) => (
-          <div key={one.decision}>
-            <dt>{one.decision}</dt>
-            <dd>{one.why}</dd>
+        {incident.refused.map((alternative) => (
+          <div key={alternative.decision}>
+            <dt>{alternative.decision}</dt>
+            <dd>
+              <ShortIds ids={ids} text={sentence(alternative.why)} />
+            </dd>
           </div>
         ))}
       </dl>
@@ -210,7 +282,7 @@ function Budget({ incident }: { incident: Incident }) {
     ["attempts without a step", budget.without_progress, budget.max_without_progress],
   ];
   return (
-    <ul className="budget" aria-label={`Budget within ${duration(budget.window_s)}`}>
+    <ul className="budget" aria-label={`Budget used within ${duration(budget.window_s)}`}>
       {meters.map(([name, used, most]) => (
         <li key={name}>
           <span>
@@ -229,9 +301,9 @@ function Phases({ incident }: { incident: Incident }) {
   const bars = phaseBars(incident.phases_s);
   if (!bars.length) return null;
   const took = total(incident);
-  const sum = bars.reduce((all, one) => all + one.seconds, 0);
+  const sum = bars.reduce((all, bar) => all + bar.seconds, 0);
   return (
-    <Part name={took === null ? "Phases" : `Phases, ${duration(took)} in all`}>
+    <Part name={took === null ? "Phases" : `Phases, ${duration(took)} in total`}>
       <div className="phase-bar" aria-hidden="true">
         {bars.map((bar) => (
           <i
@@ -255,26 +327,34 @@ function Phases({ incident }: { incident: Incident }) {
   );
 }
 
-function Suspects({ suspects, onRank }: { suspects: readonly Suspect[]; onRank: (rank: number) => void }) {
+interface SuspectsProps {
+  suspects: readonly Suspect[];
+  ids: NodeIdShortener;
+  onRank: (rank: number) => void;
+}
+
+function Suspects({ suspects, ids, onRank }: SuspectsProps) {
   return (
     <Part name="Suspects">
       <ul className="suspects">
-        {suspects.map((one, index) => (
+        {suspects.map((suspect, index) => (
           <li key={index}>
-            {one.rank == null ? (
-              <b>{one.agent ?? "unknown"}</b>
+            {suspect.rank == null ? (
+              <b>{suspect.agent ? `agent ${suspect.agent}` : "an unknown rank"}</b>
             ) : (
-              <button type="button" className="link" onClick={() => onRank(one.rank!)}>
-                rank {one.rank}
+              <button type="button" className="link" onClick={() => onRank(suspect.rank!)}>
+                rank {suspect.rank}
               </button>
             )}
-            <span className="score" title="how much speaks against it">
+            <span className="score" title="suspicion score, 1 at most">
               <span className="bar" aria-hidden="true">
-                <i style={{ width: `${Math.min(1, one.score ?? 0) * 100}%` }} />
+                <i style={{ width: `${Math.min(1, suspect.score ?? 0) * 100}%` }} />
               </span>
-              {one.score == null ? "" : compact(one.score, 2)}
+              {suspect.score == null ? "" : compact(suspect.score, 2)}
             </span>
-            <span className="reasons">{(one.reasons ?? []).join(" · ")}</span>
+            <span className="reasons">
+              <ShortIds ids={ids} text={sentence((suspect.reasons ?? []).join("; "))} />
+            </span>
           </li>
         ))}
       </ul>
@@ -285,16 +365,17 @@ function Suspects({ suspects, onRank }: { suspects: readonly Suspect[]; onRank: 
 function Stacks({ stacks, onRank }: { stacks: readonly Stack[]; onRank: (rank: number) => void }) {
   return (
     <section className="part">
-      <h4>Where the ranks stood</h4>
+      <h4>Stacks of the ranks</h4>
       <div className="stacks">
-        {stacks.map((one, index) => {
-          const ranks = one.ranks ?? [];
-          const frames = one.frames ?? [];
+        {stacks.map((stack, index) => {
+          const ranks = stack.ranks ?? [];
+          const frames = stack.frames ?? [];
           return (
             <details key={index} open={index === 0}>
               <summary>
                 <b>
-                  {ranks.length === 1 ? "rank" : `${ranks.length} ranks:`} {ranges(ranks, 4)}
+                  {ranks.length > 1 && `${ranks.length} `}
+                  {ranksText(ranks)}
                 </b>{" "}
                 <code>{frames[0]}</code>
               </summary>
@@ -312,7 +393,7 @@ function Stacks({ stacks, onRank }: { stacks: readonly Stack[]; onRank: (rank: n
   );
 }
 
-/** A stack, the innermost frame first. */
+/** A stack with the innermost frame first. */
 export function Frames({ frames }: { frames: readonly string[] }) {
   return (
     <ol className="frames" tabIndex={0} aria-label="Stack, innermost first">
@@ -329,7 +410,7 @@ export function Frames({ frames }: { frames: readonly string[] }) {
   );
 }
 
-/** How many incidents the stretch has. */
+/** The number of incidents in the interval. */
 export function incidentsWithin(incidents: readonly Incident[], window: Window | null): number {
-  return incidents.filter((one) => within(one.signalled_at ?? one.opened_at, window)).length;
+  return incidents.filter((incident) => within(incident.signalled_at ?? incident.opened_at, window)).length;
 }

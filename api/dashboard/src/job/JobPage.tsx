@@ -1,6 +1,6 @@
-/** One job, top to bottom: how it stands, where its time went, its ranks, its curves, its faults,
- * its log, its checkpoints, its events, its spec. What is brushed on the time ribbon filters all
- * that is below, and is in the URL like every other choice. */
+/** The page of a job: verdict, time ribbon, ranks, charts, incidents, log, checkpoints, events and
+ * spec. The interval brushed on the time ribbon filters the sections below it; it is in the URL like
+ * every other choice. */
 
 import { lazy, useCallback, useEffect, useMemo, useState } from "react";
 
@@ -19,12 +19,12 @@ import { ChartsSection } from "./ChartsSection";
 import { useChoices, type Choices } from "./choices";
 import { CursorProvider, newCursor } from "./cursor";
 import { EventList } from "./EventList";
-import { useLater, useOnce } from "./hooks";
+import { useDebounced, useOnce } from "./hooks";
 import { IncidentCards, incidentsWithin } from "./IncidentCards";
 import { LogSection } from "./LogSection";
 import { RanksSection } from "./RanksSection";
 import { Ribbon } from "./Ribbon";
-import { Ghost, Section, WhenNear } from "./Section";
+import { Placeholder, Section, WhenNear } from "./Section";
 import { SpecView } from "./SpecView";
 import { useHistoryOf, useIncidentsOf, useTimelineOf } from "./useJobPage";
 import { VerdictCard } from "./VerdictCard";
@@ -32,10 +32,10 @@ import { TERMINAL, type Job, type RankHistory, type Timeline } from "./views";
 import "uplot/dist/uPlot.min.css";
 import "./job.css";
 
-const Checkpoints = lazy(() => import("../checkpoints/Checkpoints").then((one) => ({ default: one.Checkpoints })));
+const Checkpoints = lazy(() => import("../checkpoints/Checkpoints").then((module) => ({ default: module.Checkpoints })));
 
-/** Verdict, ribbon and ranks are read before all else, at once with the job itself: they are what
- * one comes for. */
+/** The verdict, the ribbon and the ranks load first, together with the job itself: they answer the
+ * most common questions. */
 export default function JobPage({ id }: { id: string }) {
   useWatchedJob(id);
   const found = useJob(id);
@@ -49,11 +49,11 @@ export default function JobPage({ id }: { id: string }) {
     [choices.brush, whole],
   );
   const live = !job || !TERMINAL.has(job.state);
-  const shown = useLater(brush, 120);
+  const shown = useDebounced(brush, 120);
   const placed = choices.brush === null || shown !== null;
   const history = useHistoryOf(id, choices.of, shown, placed, live);
-  const there = [verdict, timeline, history].every((one) => one.value !== undefined || one.error !== null);
-  const rest = useOnce(there, FIRST_WITHIN_MS);
+  const loaded = [verdict, timeline, history].every((part) => part.value !== undefined || part.error !== null);
+  const rest = useOnce(loaded, FIRST_WAIT_MS);
   useEffect(() => {
     if (job) document.title = `${job.name} · Holdfast`;
     return () => void (document.title = "Holdfast");
@@ -74,8 +74,8 @@ export default function JobPage({ id }: { id: string }) {
   );
 }
 
-/** What is read after the first things waits for them no longer than this. */
-const FIRST_WITHIN_MS = 2000;
+/** The other sections wait for the first ones no longer than this. */
+const FIRST_WAIT_MS = 2000;
 
 interface LoadedProps {
   job: Job;
@@ -85,7 +85,7 @@ interface LoadedProps {
   history: Resource<RankHistory>;
   brush: Window | null;
   live: boolean;
-  /** Whether the rest of the page may be read. */
+  /** Whether the other sections may load. */
   rest: boolean;
   changed: () => void;
 }
@@ -138,13 +138,13 @@ function Loaded({ job, choices, verdict, timeline, history, brush, live, rest, c
           </div>
         </header>
         <VerdictCard job={job} verdict={verdict.value} />
-        <Bar brush={brush} onWhole={() => choices.setBrush(null)} />
-        <Section id="time" name="Time" note="Drag to show a stretch; everything below follows.">
+        <Bar brush={brush} onClear={() => choices.setBrush(null)} />
+        <Section id="time" name="Time" note="Drag to select an interval; the sections below follow.">
           {timeline.error && !whole && <Failure error={timeline.error} retry={() => void timeline.reload()} />}
           {whole ? (
             <Ribbon timeline={whole} brush={brush} onBrush={choices.setBrush} onIncident={openIncident} />
           ) : (
-            <Ghost height={150} />
+            <Placeholder height={150} />
           )}
         </Section>
         <RanksSection job={job} history={history} brush={brush} choices={choices} openRank={openRank} live={live} onIncident={openIncident} />
@@ -165,7 +165,7 @@ function Loaded({ job, choices, verdict, timeline, history, brush, live, rest, c
               onRank={openRank}
             />
           ) : (
-            <Ghost height={80} />
+            <Placeholder height={80} />
           )}
         </Section>
         <LogSection job={job} brush={brush} choices={choices} live={live} />
@@ -181,7 +181,7 @@ function Loaded({ job, choices, verdict, timeline, history, brush, live, rest, c
             <EventList jobId={id} newest={job.event_seq} window={brush} />
           </WhenNear>
         </Section>
-        <Section id="spec" name="Spec" note="With its defaults filled in.">
+        <Section id="spec" name="Spec" note="Including the default values.">
           <WhenNear height={400}>
             <SpecView
               jobId={id}

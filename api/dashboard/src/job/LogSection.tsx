@@ -1,4 +1,4 @@
-/** The log of the whole job, with what is searched in it. */
+/** The log section of the page; its filters are in the URL. */
 
 import { useCallback } from "react";
 

@@ -1,19 +1,19 @@
-/** The log: merged, or of a rank or attempt; searched, followed, paused, taken along. */
+/** The log view: all ranks merged, or a rank or attempt; with search, follow, pause, download. */
 
 import { memo, useCallback, useEffect, useMemo, useRef, useState } from "react";
 
 import { url } from "../api/client";
 import type { Window } from "./axis";
 import { clock, moment, whole } from "./format";
-import { useLater } from "./hooks";
+import { useDebounced } from "./hooks";
 import { level, NO_FILTER, pieces, query, type LogFilter } from "./logBuffer";
 import { useLogs } from "./useLogs";
 import { VirtualList, type ListHandle } from "./VirtualList";
 import type { LogLine } from "./views";
 
 const ROW = 20;
-/** What stands before a line's text, and around it. */
-const BESIDE = 190;
+/** Pixels: the width of the columns before the text of a line, with the padding. */
+const PREFIX_WIDTH = 190;
 
 export interface LogChoice {
   rank: number | null;
@@ -27,9 +27,9 @@ interface Props {
   window: Window | null;
   choice: LogChoice;
   onChoice: (choice: LogChoice) => void;
-  /** Attempts that there are; none: no such field. */
+  /** The attempts to choose from; empty: no choice is offered. */
   attempts: readonly number[];
-  /** The rank stands fast: no field for it. */
+  /** The view is bound to a rank, and offers no choice of the rank. */
   ofRank?: boolean;
   height?: number;
   live: boolean;
@@ -37,7 +37,7 @@ interface Props {
 
 export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false, height = 440, live }: Props) {
   const [text, setText] = useState(choice.grep);
-  const grep = useLater(text, 250);
+  const grep = useDebounced(text, 250);
   const chosen = useRef({ choice, onChoice });
   chosen.current = { choice, onChoice };
   useEffect(() => setText(choice.grep), [choice.grep]);
@@ -59,20 +59,20 @@ export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false
   const { buffer, loading, error, missed, earlier, later, top, end } = useLogs(jobId, filter, paused, shifted);
   const follow = !paused && atEnd && !buffer.moreAfter;
   following.current = follow;
-  const toTop = async () => {
+  const scrollToTop = async () => {
     setAtEnd(false);
     await top();
     requestAnimationFrame(() => list.current?.toTop());
   };
-  const toEnd = async () => {
+  const scrollToEnd = async () => {
     setPaused(false);
     if (buffer.moreAfter) await end();
     setAtEnd(true);
     requestAnimationFrame(() => list.current?.toEnd());
   };
-  // Measured in characters: a browser that had to measure the rows themselves would scroll in jerks.
-  const longest = useMemo(() => buffer.lines.reduce((most, one) => Math.max(most, one.text.length), 0), [buffer.lines]);
-  const whole_ = !choice.grep && !choice.level && choice.rank === null && choice.attempt === null && !window;
+  // Computed from the number of characters: measuring the rows in the browser makes scrolling jerky.
+  const longest = useMemo(() => buffer.lines.reduce((most, line) => Math.max(most, line.text.length), 0), [buffer.lines]);
+  const unfiltered = !choice.grep && !choice.level && choice.rank === null && choice.attempt === null && !window;
   return (
     <div className="logs">
       <div className="tools">
@@ -120,9 +120,9 @@ export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false
             }
           >
             <option value="">All attempts</option>
-            {attempts.map((one) => (
-              <option key={one} value={one}>
-                Attempt {one}
+            {attempts.map((attempt) => (
+              <option key={attempt} value={attempt}>
+                Attempt {attempt}
               </option>
             ))}
           </select>
@@ -133,21 +133,21 @@ export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false
             type="button"
             className="button tiny"
             aria-pressed={paused}
-            onClick={() => (paused ? void toEnd() : setPaused(true))}
+            onClick={() => (paused ? void scrollToEnd() : setPaused(true))}
           >
-            {paused ? (missed > 0 ? `Go on, ${whole(missed)} new` : "Go on") : "Pause"}
+            {paused ? (missed > 0 ? `Resume, ${whole(missed)} new` : "Resume") : "Pause"}
           </button>
         )}
-        <button type="button" className="button tiny" onClick={() => void toTop()}>
+        <button type="button" className="button tiny" onClick={() => void scrollToTop()}>
           Top
         </button>
-        <button type="button" className="button tiny" onClick={() => void toEnd()}>
+        <button type="button" className="button tiny" onClick={() => void scrollToEnd()}>
           End
         </button>
         <a className="button tiny" href={downloadUrl(jobId, query(filter), filter.until)} download>
-          {whole_ ? "Download" : "Download this view"}
+          {unfiltered ? "Download" : "Download this view"}
         </a>
-        {!whole_ && (
+        {!unfiltered && (
           <a className="button tiny quiet" href={downloadUrl(jobId, new URLSearchParams(), null)} download>
             Download all
           </a>
@@ -163,7 +163,7 @@ export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false
         count={buffer.lines.length}
         rowHeight={ROW}
         height={height}
-        width={`calc(${longest}ch + ${BESIDE}px)`}
+        width={`calc(${longest}ch + ${PREFIX_WIDTH}px)`}
         label="Log lines"
         role="log"
         follow={follow}
@@ -175,10 +175,10 @@ export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false
       <p className="small dim logs-foot" aria-live="polite">
         {buffer.lines.length === 0
           ? loading
-            ? "Reading …"
+            ? "Loading …"
             : "No line matches."
           : `Lines ${whole(buffer.lines[0]!.line)} to ${whole(buffer.lines[buffer.lines.length - 1]!.line)}${
-              buffer.before !== null ? ", earlier ones as you scroll up" : ", from the first"
+              buffer.before !== null ? "; scroll up for earlier lines" : ", from the first line"
             }${paused ? " · paused" : follow && live && !window ? " · following" : ""}`}
       </p>
     </div>

@@ -1,4 +1,4 @@
-/** One rank: where it is, how it does beside its peers, its workers over time, stacks, log. */
+/** The drawer of a rank: its place, a comparison with its peers, its workers, stacks and log. */
 
 import { useEffect, useMemo, useRef, useState, type ReactNode } from "react";
 
@@ -66,7 +66,7 @@ export function RankDrawer({ jobId, rank, now, history, window, live, onClose, o
           </p>
         )}
         {here && <Facts here={here} memory={detail?.memory_bytes ?? null} />}
-        {history && <Beside history={history} rank={rank} />}
+        {history && <PeerComparison history={history} rank={rank} />}
         {detail && <Workers detail={detail} />}
         {detail && <LastStacks detail={detail} onIncident={onIncident} />}
         <Section name="Log">
@@ -100,14 +100,14 @@ function Facts({ here, memory }: { here: RankNow; memory: number | null }) {
     .map(([axis, at]) => `${axis} ${at}`)
     .join(", ");
   const facts: [string, string][] = [
-    ["phase", here.phase ?? "not known"],
+    ["phase", here.phase ?? "unknown"],
     ["step", whole(here.step)],
-    ["behind the front", here.lag_steps == null ? "–" : here.lag_steps === 0 ? "no" : `${here.lag_steps} steps`],
-    ["computes for", duration(here.step_time_s)],
-    ["last sign of life", here.silent_s == null ? "–" : `${duration(here.silent_s)} before`],
+    ["lag", here.lag_steps == null ? "–" : here.lag_steps === 1 ? "1 step" : `${here.lag_steps} steps`],
+    ["compute time", duration(here.step_time_s)],
+    ["last heartbeat", here.silent_s == null ? "–" : `${duration(here.silent_s)} ago`],
     ["memory", bytes(memory)],
     ["role", here.role],
-    ["on the mesh", place || "–"],
+    ["mesh coordinates", place || "–"],
     ["worker", here.worker],
     ["host", here.host],
   ];
@@ -125,10 +125,10 @@ function Facts({ here, memory }: { here: RankNow; memory: number | null }) {
   );
 }
 
-/** Its line among the median of all. */
-function Beside({ history, rank }: { history: RankHistory; rank: number }) {
+/** The values of the rank and the median of all ranks over time. */
+function PeerComparison({ history, rank }: { history: RankHistory; rank: number }) {
   const [box, width] = useWidth<HTMLDivElement>();
-  const index = history.ranks.findIndex((one) => one.rank === rank);
+  const index = history.ranks.findIndex((member) => member.rank === rank);
   const middle = useMemo(() => medians(history), [history]);
   const own = index < 0 ? undefined : rowOf(history, index);
   const height = 64;
@@ -146,7 +146,7 @@ function Beside({ history, rank }: { history: RankHistory; rank: number }) {
     return text;
   };
   return (
-    <Section name="Beside its peers">
+    <Section name="Compared with its peers">
       <div className="beside" ref={box}>
         <svg width={width} height={height + 16} role="img" aria-label={`Rank ${rank} and the median of all ranks over time`}>
           <line className="axis-line" x1="0" x2={width} y1={height + 0.5} y2={height + 0.5} />
@@ -161,7 +161,7 @@ function Beside({ history, rank }: { history: RankHistory; rank: number }) {
         </svg>
         <p className="small dim">
           <span className="key-line own" aria-hidden="true" /> rank {rank}{" "}
-          <span className="key-line median" aria-hidden="true" /> median of all, up to {duration(most)}
+          <span className="key-line median" aria-hidden="true" /> median of all ranks, up to {duration(most)}
         </p>
       </div>
     </Section>
@@ -171,7 +171,7 @@ function Beside({ history, rank }: { history: RankHistory; rank: number }) {
 function Workers({ detail }: { detail: RankDetail }) {
   if (!detail.workers.length) return null;
   return (
-    <Section name="Its workers">
+    <Section name="Workers">
       <div className="scroll-x drawer-table" tabIndex={0} role="region" aria-label="Workers of this rank">
         <table className="table">
           <thead>
@@ -187,22 +187,22 @@ function Workers({ detail }: { detail: RankDetail }) {
             </tr>
           </thead>
           <tbody>
-            {detail.workers.map((one, index) => {
+            {detail.workers.map((worker, index) => {
               const before = detail.workers[index + 1];
-              const fresh = before !== undefined && before.worker !== one.worker;
+              const fresh = before !== undefined && before.worker !== worker.worker;
               return (
-                <tr key={`${one.attempt} ${one.worker}`}>
-                  <td>{one.attempt}</td>
+                <tr key={`${worker.attempt} ${worker.worker}`}>
+                  <td>{worker.attempt}</td>
                   <td>
-                    <code>{one.worker}</code> {fresh && <span className="tag">new</span>}
+                    <code>{worker.worker}</code> {fresh && <span className="tag">new</span>}
                   </td>
-                  <td>{one.node || one.host}</td>
-                  <td>{one.pid ?? "–"}</td>
+                  <td>{worker.node || worker.host}</td>
+                  <td>{worker.pid ?? "–"}</td>
                   <td className="nowrap">
-                    <time title={moment(one.since)}>{clock(one.since)}</time>
+                    <time title={moment(worker.since)}>{clock(worker.since)}</time>
                   </td>
                   <td className="right nowrap">
-                    {one.until === null ? <span className="tag good">now</span> : duration(one.until - one.since)}
+                    {worker.until === null ? <span className="tag good">now</span> : duration(worker.until - worker.since)}
                   </td>
                 </tr>
               );
@@ -219,26 +219,26 @@ function LastStacks({ detail, onIncident }: { detail: RankDetail; onIncident: (n
   return (
     <Section name="Last stacks">
       {last ? (
-        detail.stacks.slice(0, 5).map((one, index) => (
-          <details key={`${one.incident} ${index}`} open={index === 0}>
+        detail.stacks.slice(0, 5).map((stack, index) => (
+          <details key={`${stack.incident} ${index}`} open={index === 0}>
             <summary>
-              <time title={moment(one.at)}>{clock(one.at)}</time>, <code>{one.frames[0]}</code>
+              <time title={moment(stack.at)}>{clock(stack.at)}</time>, <code>{stack.frames[0]}</code>
             </summary>
-            <Frames frames={one.frames} />
-            <button type="button" className="link" onClick={() => onIncident(one.incident)}>
-              incident {one.incident}
+            <Frames frames={stack.frames} />
+            <button type="button" className="link" onClick={() => onIncident(stack.incident)}>
+              incident {stack.incident}
             </button>
           </details>
         ))
       ) : (
-        <p className="small dim">No incident has looked at where this rank stood.</p>
+        <p className="small dim">No incident has captured the stack of this rank.</p>
       )}
       {detail.incidents.length > 0 && (
         <p className="small">
-          It had a part in{" "}
-          {detail.incidents.slice(0, 12).map((one) => (
-            <button key={one} type="button" className="link" onClick={() => onIncident(one)}>
-              incident {one}
+          The rank was part of{" "}
+          {detail.incidents.slice(0, 12).map((number) => (
+            <button key={number} type="button" className="link" onClick={() => onIncident(number)}>
+              incident {number}
             </button>
           ))}
         </p>

@@ -1,4 +1,4 @@
-/** The heatmap with what is chosen for it, and the drawer of the rank that is open. */
+/** The heatmap with its options, and the drawer of the selected rank. */
 
 import { useCallback, useRef } from "react";
 
@@ -8,7 +8,7 @@ import type { Window } from "./axis";
 import type { Choices } from "./choices";
 import { Heatmap, LABELS } from "./Heatmap";
 import { RankDrawer } from "./RankDrawer";
-import { Ghost, Section, Toggle } from "./Section";
+import { Placeholder, Section, Toggle } from "./Section";
 import { useRanksOf } from "./useJobPage";
 import type { Job, RankHistory } from "./views";
 
@@ -46,7 +46,7 @@ export function RanksSection({ job, history, brush, choices, live, openRank, onI
       tools={
         <>
           <Toggle
-            label="What is shown"
+            label="Quantity"
             value={choices.of}
             options={QUANTITIES}
             onChange={(of) => choices.set({ of: of === "compute_s" ? null : of })}
@@ -65,16 +65,16 @@ export function RanksSection({ job, history, brush, choices, live, openRank, onI
         {shown && shown.ranks.length > 0 && shown.buckets > 0 ? (
           <Heatmap history={shown} of={choices.of} order={choices.order} onOpen={openRank} />
         ) : shown ? (
-          <p className="nothing">No rank has made a step here.</p>
+          <p className="nothing">No rank has completed a step in this interval.</p>
         ) : (
-          !history.error && <Ghost height={430} />
+          !history.error && <Placeholder height={430} />
         )}
       </div>
       {choices.rank !== null && (
         <RankDrawer
           jobId={job.id}
           rank={choices.rank}
-          now={ranks.value?.ranks.find((one) => one.rank === choices.rank)}
+          now={ranks.value?.ranks.find((rank) => rank.rank === choices.rank)}
           history={shown}
           window={brush}
           live={live}

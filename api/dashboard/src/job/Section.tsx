@@ -1,4 +1,4 @@
-/** The frame of a part of the page, and what stands in it while it is not there yet. */
+/** The frame of a section of the page, and the placeholder for content that is not loaded yet. */
 
 import { Suspense, type ReactNode } from "react";
 
@@ -30,17 +30,17 @@ export function Section({ id, name, note, count, tools, children }: SectionProps
   );
 }
 
-/** Its children once it is near the view: what is far down costs nothing at first. */
+/** Renders its children once it is near the viewport, so that sections far down cost nothing. */
 export function WhenNear({ height, children }: { height: number; children: ReactNode }) {
   const [ref, near] = useNear<HTMLDivElement>();
   return (
     <div ref={ref} style={near ? undefined : { minHeight: height }}>
-      {near && <Suspense fallback={<Ghost height={height} />}>{children}</Suspense>}
+      {near && <Suspense fallback={<Placeholder height={height} />}>{children}</Suspense>}
     </div>
   );
 }
 
-export const Ghost = ({ height }: { height: number }) => <div className="ghost" style={{ height }} aria-busy="true" />;
+export const Placeholder = ({ height }: { height: number }) => <div className="ghost" style={{ height }} aria-busy="true" />;
 
 export function Toggle<T extends string>({
   label,
@@ -55,8 +55,8 @@ export function Toggle<T extends string>({
 }) {
   return (
     <div className="toggle" role="group" aria-label={label}>
-      {options.map(([one, name]) => (
-        <button key={one} type="button" aria-pressed={one === value} onClick={() => onChange(one)}>
+      {options.map(([option, name]) => (
+        <button key={option} type="button" aria-pressed={option === value} onClick={() => onChange(option)}>
           {name}
         </button>
       ))}

@@ -1,11 +1,11 @@
-/** The spec with its defaults filled in, and in what another job's differs. */
+/** The spec including the default values, and its differences from the spec of another job. */
 
 import { useMemo, useState } from "react";
 
 import { get } from "../api/client";
 import { useResource } from "../data";
-import { useLater, useSaveText } from "./hooks";
-import { direction, lines, matching, written, yaml } from "./specTree";
+import { useDebounced, useSaveText } from "./hooks";
+import { direction, lines, matching, toYaml, yaml } from "./specTree";
 import type { SpecDifference } from "./views";
 
 interface Props {
@@ -17,9 +17,9 @@ interface Props {
 }
 
 export function SpecView({ jobId, name, spec, against, onAgainst }: Props) {
-  const [wanted, setWanted] = useState("");
+  const [filter, setFilter] = useState("");
   const all = useMemo(() => lines(spec), [spec]);
-  const found = useMemo(() => matching(all, wanted), [all, wanted]);
+  const found = useMemo(() => matching(all, filter), [all, filter]);
   const save = useSaveText();
   return (
     <div className="spec">
@@ -28,24 +28,24 @@ export function SpecView({ jobId, name, spec, against, onAgainst }: Props) {
           <input
             className="input grep"
             type="search"
-            value={wanted}
+            value={filter}
             placeholder="Find a field"
             aria-label="Find a field of the spec"
-            onChange={(event) => setWanted(event.target.value)}
+            onChange={(event) => setFilter(event.target.value)}
           />
           <span className="grow" />
           <button type="button" className="button tiny" onClick={() => save(`${name}.yaml`, yaml(spec))}>
             Download YAML
           </button>
         </div>
-        <div className="spec-lines" tabIndex={0} role="region" aria-label="Spec, defaults filled in">
+        <div className="spec-lines" tabIndex={0} role="region" aria-label="Spec, including the default values">
           {found.map((line) => (
             <div key={line.path} className={line.value === null ? "section" : ""} style={{ paddingLeft: 12 + line.depth * 16 }}>
               <span className="spec-key">{line.key}:</span>{" "}
               {line.value !== null && <span className={line.value === "null" ? "dim" : "spec-value"}>{line.value}</span>}
             </div>
           ))}
-          {!found.length && <p className="dim">No field has that.</p>}
+          {!found.length && <p className="dim">No field matches.</p>}
         </div>
       </div>
       <Difference jobId={jobId} against={against} onAgainst={onAgainst} />
@@ -60,14 +60,14 @@ interface Candidate {
 
 function Difference({ jobId, against, onAgainst }: Pick<Props, "jobId" | "against" | "onAgainst">) {
   const [text, setText] = useState("");
-  const sought = useLater(text.trim(), 200);
-  const candidates = useResource<{ rows: Candidate[] }>(`jobs like ${sought}`, (signal) =>
-    get("/jobs", { view: "row", q: sought, limit: 8 }, signal),
+  const search = useDebounced(text.trim(), 200);
+  const candidates = useResource<{ rows: Candidate[] }>(`jobs like ${search}`, (signal) =>
+    get("/jobs", { view: "row", q: search, limit: 8 }, signal),
   );
   const difference = useResource<SpecDifference[]>(against ? `diff ${jobId} ${against}` : null, (signal) =>
     get(`/jobs/${encodeURIComponent(jobId)}/spec/diff`, { against }, signal),
   );
-  const others = (candidates.value?.rows ?? []).filter((one) => one.id !== jobId);
+  const others = (candidates.value?.rows ?? []).filter((job) => job.id !== jobId);
   return (
     <div className="spec-diff">
       <div className="tools">
@@ -82,28 +82,28 @@ function Difference({ jobId, against, onAgainst }: Pick<Props, "jobId" | "agains
       </div>
       {!against || text ? (
         <ul className="plain candidates" aria-label="Jobs to compare with">
-          {others.map((one) => (
-            <li key={one.id}>
+          {others.map((job) => (
+            <li key={job.id}>
               <button
                 type="button"
                 className="link"
                 onClick={() => {
                   setText("");
-                  onAgainst(one.id);
+                  onAgainst(job.id);
                 }}
               >
-                {one.name}
+                {job.name}
               </button>{" "}
-              <code className="dim">{one.id.slice(0, 13)}</code>
+              <code className="dim">{job.id.slice(0, 13)}</code>
             </li>
           ))}
           {!others.length && <li className="dim">No other job.</li>}
         </ul>
       ) : (
         <p className="small">
-          Against <code>{against}</code>{" "}
+          Compared with <code>{against}</code>{" "}
           <button type="button" className="link" onClick={() => onAgainst("")}>
-            another
+            Choose another job
           </button>
         </p>
       )}
@@ -122,20 +122,20 @@ function Differences({ found }: { found: readonly SpecDifference[] }) {
           <tr>
             <th scope="col">Field</th>
             <th scope="col">This job</th>
-            <th scope="col">The other</th>
+            <th scope="col">Other job</th>
           </tr>
         </thead>
         <tbody>
-          {found.map((one) => (
-            <tr key={one.path} title={direction(one)}>
+          {found.map((difference) => (
+            <tr key={difference.path} title={direction(difference)}>
               <th scope="row">
-                <code>{one.path}</code>
+                <code>{difference.path}</code>
               </th>
               <td>
-                <del>{written(one.left)}</del>
+                <del>{toYaml(difference.left)}</del>
               </td>
               <td>
-                <ins>{written(one.right)}</ins>
+                <ins>{toYaml(difference.right)}</ins>
               </td>
             </tr>
           ))}

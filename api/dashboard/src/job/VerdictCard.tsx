@@ -1,4 +1,4 @@
-/** How the job stands, in plain words and a few numbers. */
+/** The verdict on a job: sentences about its state and next step, and its main numbers. */
 
 import type { ReactNode } from "react";
 
@@ -13,7 +13,7 @@ export function VerdictCard({ job, verdict }: { job: Job; verdict: Verdict | und
   const over = TERMINAL.has(job.state);
   return (
     <section className={`verdict card ${tone(job.state)}`} aria-labelledby="verdict">
-      <div className="verdict-words">
+      <div className="verdict-text">
         <p className="verdict-head" id="verdict" role="heading" aria-level={2}>
           <StateIcon state={job.state} />
           {verdict?.headline ?? job.state.toLowerCase()}
@@ -22,14 +22,14 @@ export function VerdictCard({ job, verdict }: { job: Job; verdict: Verdict | und
           <>
             <p className="verdict-doing">{verdict.doing}</p>
             <dl>
-              {verdict.last && <Said name="Last">{verdict.last}</Said>}
-              {verdict.next && <Said name="Next">{verdict.next}</Said>}
+              {verdict.last && <VerdictLine name="Last event">{verdict.last}</VerdictLine>}
+              {verdict.next && <VerdictLine name="Next">{verdict.next}</VerdictLine>}
             </dl>
           </>
         )}
         {job.waiting && (
           <p className="notice warn">
-            Waits for {job.waiting.resource}: {job.waiting.reason}
+            Waiting for {job.waiting.resource}: {job.waiting.reason}
           </p>
         )}
         {job.outcome && job.state === "FAILED" && (
@@ -47,7 +47,7 @@ export function VerdictCard({ job, verdict }: { job: Job; verdict: Verdict | und
         )}
       </div>
       <dl className="verdict-numbers">
-        <Number name={`of ${whole(progress.steps)} steps`} value={whole(progress.step)} wide>
+        <Figure name={`of ${whole(progress.steps)} steps`} value={whole(progress.step)} wide>
           <span
             className="bar"
             role="progressbar"
@@ -58,28 +58,28 @@ export function VerdictCard({ job, verdict }: { job: Job; verdict: Verdict | und
           >
             <i style={{ width: `${Math.min(100, share * 100)}%` }} />
           </span>
-        </Number>
+        </Figure>
         {over ? (
-          <Number name="from start to end" value={duration(spent(job))} />
+          <Figure name="from start to end" value={duration(elapsed_s(job))} />
         ) : (
-          <Number name="to go" value={verdict?.eta_s == null ? "–" : duration(verdict.eta_s)} />
+          <Figure name="remaining" value={verdict?.eta_s == null ? "–" : duration(verdict.eta_s)} />
         )}
-        <Number name="goodput" value={percent(verdict?.goodput)} />
-        <Number name="device-hours used" value={compact(verdict?.device_hours_used)} />
-        <Number name="of them lost" value={compact(verdict?.device_hours_lost)} />
-        <Number name="loss" value={compact(progress.loss, 4)} />
-        <Number name="tokens/s" value={compact(progress.tokens_per_second)} />
+        <Figure name="goodput" value={percent(verdict?.goodput)} />
+        <Figure name="device-hours used" value={compact(verdict?.device_hours_used)} />
+        <Figure name="device-hours lost" value={compact(verdict?.device_hours_lost)} />
+        <Figure name="loss" value={compact(progress.loss, 4)} />
+        <Figure name="tokens/s" value={compact(progress.tokens_per_second)} />
       </dl>
       <Freshness at={verdict?.fresh_at} over={over} />
     </section>
   );
 }
 
-function spent(job: Job): number | null {
+function elapsed_s(job: Job): number | null {
   return job.ended_at === null || job.started_at === null ? null : job.ended_at - job.started_at;
 }
 
-function Said({ name, children }: { name: string; children: ReactNode }) {
+function VerdictLine({ name, children }: { name: string; children: ReactNode }) {
   return (
     <div>
       <dt>{name}</dt>
@@ -88,7 +88,7 @@ function Said({ name, children }: { name: string; children: ReactNode }) {
   );
 }
 
-function Number({
+function Figure({
   name,
   value,
   wide = false,
@@ -110,17 +110,17 @@ function Number({
   );
 }
 
-/** How old the picture is: a picture that stands still must say so. */
+/** The age of the data: stale data must be labelled as such. */
 function Freshness({ at, over }: { at: number | undefined; over: boolean }) {
   const now = useNow();
   const { state, ahead_s } = useLiveStatus();
   if (at === undefined) return null;
   const age = now + ahead_s - at;
   if (over) return <p className="verdict-fresh">ended {ago(at, now + ahead_s)}</p>;
-  const old = age > 15;
+  const stale = age > 15;
   return (
-    <p className={old ? "verdict-fresh old" : "verdict-fresh"}>
-      {old ? `nothing heard for ${coarse(age)}` : `heard ${ago(at, now + ahead_s)}`}
+    <p className={stale ? "verdict-fresh stale" : "verdict-fresh"}>
+      {stale ? `no update for ${coarse(age)}` : `updated ${ago(at, now + ahead_s)}`}
       {state === "live" ? "" : ", not live"}
     </p>
   );

@@ -1,4 +1,4 @@
-/** A long list of rows of one height, of which only those in view are in the document. */
+/** A long list of rows of equal height; only the rows in view are in the document. */
 
 import {
   forwardRef,
@@ -15,7 +15,7 @@ import { atEnd, visible } from "./rows";
 export interface ListHandle {
   toTop: () => void;
   toEnd: () => void;
-  /** Keep what is seen where it is, though so many rows came before it (or left, if negative). */
+  /** Keeps the visible rows in place after `rows` rows were added (negative: dropped) above. */
   shift: (rows: number) => void;
 }
 
@@ -23,17 +23,17 @@ interface Props {
   count: number;
   rowHeight: number;
   height: number;
-  /** Of the longest row, as CSS has it; without it rows are as wide as the list. */
+  /** The CSS width of the longest row; without it rows are as wide as the list. */
   width?: string;
   label: string;
   role?: "log" | "list";
-  /** With a key that stays the row's own, whichever its index becomes. */
+  /** Renders a row, with a key that stays the same when the row's index changes. */
   row: (index: number) => ReactElement;
-  /** Stay at the end as rows come. */
+  /** Stay at the end when rows are added. */
   follow?: boolean;
   onNearTop?: () => void;
   onNearEnd?: () => void;
-  /** Whether the reader is at the end, when that changes. */
+  /** Called when the list reaches or leaves its end. */
   onEnd?: (at: boolean) => void;
 }
 
@@ -48,7 +48,7 @@ export const VirtualList = forwardRef<ListHandle, Props>(function VirtualList(
   const end = useRef<boolean | null>(null);
   const { first, end: last, total } = visible(count, rowHeight, top, height);
 
-  const looked = useCallback(() => {
+  const onScroll = useCallback(() => {
     const element = box.current;
     if (!element) return;
     setTop((old) =>
@@ -67,9 +67,9 @@ export const VirtualList = forwardRef<ListHandle, Props>(function VirtualList(
     (to: number) => {
       if (!box.current) return;
       box.current.scrollTop = to;
-      looked();
+      onScroll();
     },
-    [looked],
+    [onScroll],
   );
   useImperativeHandle(
     handle,
@@ -84,13 +84,13 @@ export const VirtualList = forwardRef<ListHandle, Props>(function VirtualList(
     if (follow && box.current) scrollTo(box.current.scrollHeight);
   }, [follow, count, total, scrollTo]);
 
-  // Each at its own place: a scroll lays out and paints those that come, and no other.
+  // Absolutely placed: a scroll lays out and paints only the rows that appear.
   const rows: ReactElement[] = [];
   for (let index = first; index < last; index++) {
-    const one = row(index);
+    const element = row(index);
     rows.push(
-      <div key={one.key} className="virtual-row" style={{ top: index * rowHeight, height: rowHeight }}>
-        {one}
+      <div key={element.key} className="virtual-row" style={{ top: index * rowHeight, height: rowHeight }}>
+        {element}
       </div>,
     );
   }
@@ -103,7 +103,7 @@ export const VirtualList = forwardRef<ListHandle, Props>(function VirtualList(
       aria-live="off"
       aria-label={label}
       tabIndex={0}
-      onScroll={looked}
+      onScroll={onScroll}
     >
       <div className="virtual-all" style={{ height: total, minWidth: width }}>
         {rows}

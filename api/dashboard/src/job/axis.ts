@@ -1,4 +1,4 @@
-/** From times to pixels, and the marks on a time axis. Pure. */
+/** The scale from times to pixels, and the ticks of a time axis. Pure. */
 
 import { clock, day } from "./format";
 
@@ -12,7 +12,7 @@ export interface Scale {
   invert(x: number): number;
 }
 
-/** Linear, without clamping; an empty window is taken as one second. */
+/** Linear, without clamping; an empty window gets a minimal length. */
 export function timeScale(window: Window, width: number): Scale {
   const length = Math.max(window.until - window.since, 1e-6);
   const scale = (at: number) => ((at - window.since) / length) * width;
@@ -31,12 +31,12 @@ export interface Tick {
   label: string;
 }
 
-/** Round times in the reader's zone, about `apart` pixels from each other. */
+/** Ticks at round times in the browser's time zone, at least about `apart` pixels apart. */
 export function ticks(window: Window, width: number, apart = 110): Tick[] {
   const length = window.until - window.since;
   if (!(length > 0) || width <= 0) return [];
   const wanted = length / Math.max(1, Math.floor(width / apart));
-  const step = STEPS_S.find((one) => one >= wanted) ?? STEPS_S[STEPS_S.length - 1]!;
+  const step = STEPS_S.find((seconds) => seconds >= wanted) ?? STEPS_S[STEPS_S.length - 1]!;
   const zone = step >= 3600 ? new Date(window.since * 1000).getTimezoneOffset() * 60 : 0;
   const found: Tick[] = [];
   let at = Math.ceil((window.since - zone) / step) * step + zone;
@@ -54,7 +54,7 @@ function label(at: number, step: number): string {
   return step >= 60 ? text.slice(0, 5) : text;
 }
 
-/** The part of `wanted` that lies in `whole`, in order and of some length; null: none. */
+/** The part of `wanted` inside `whole`, with its ends in order; null if that part is empty. */
 export function clipped(wanted: Window, whole: Window): Window | null {
   const since = Math.max(Math.min(wanted.since, wanted.until), whole.since);
   const until = Math.min(Math.max(wanted.since, wanted.until), whole.until);

@@ -1,4 +1,4 @@
-/** All that can be chosen on the job page, as its URL has it. */
+/** The choices of the user on the job page, as stored in its URL. */
 
 import { useCallback, useMemo } from "react";
 
@@ -33,8 +33,8 @@ export function useChoices(): Choices {
   return useMemo(() => {
     const now = new URLSearchParams(text);
     const number = (name: string) => {
-      const said = now.get(name);
-      return said !== null && said !== "" && Number.isFinite(Number(said)) ? Number(said) : null;
+      const value = now.get(name);
+      return value !== null && value !== "" && Number.isFinite(Number(value)) ? Number(value) : null;
     };
     const [since, until] = [number("from"), number("to")];
     const of = now.get("of");

@@ -1,6 +1,6 @@
 /**
- * The moment that the reader points at, the same in the ribbon, the heatmap and every chart. It
- * moves with each movement of the mouse, so it goes past React: who shows it paints by itself.
+ * The time that the pointer is at, shared by the ribbon, the heatmap and the charts. It changes with
+ * every movement of the mouse, so it bypasses React: each listener paints by itself.
  */
 
 import { createContext, useContext } from "react";
@@ -8,8 +8,8 @@ import { createContext, useContext } from "react";
 export interface Cursor {
   at: number | null;
   set(at: number | null, from?: unknown): void;
-  /** `from`: who set it, so that it need not hear itself. */
-  listen(heard: (at: number | null, from: unknown) => void): () => void;
+  /** `from`: the component that set the time, so that it can ignore its own changes. */
+  listen(listener: (at: number | null, from: unknown) => void): () => void;
 }
 
 export function newCursor(): Cursor {
@@ -19,11 +19,11 @@ export function newCursor(): Cursor {
     set(at, from) {
       if (at === this.at) return;
       this.at = at;
-      for (const heard of listeners) heard(at, from);
+      for (const listener of listeners) listener(at, from);
     },
-    listen(heard) {
-      listeners.add(heard);
-      return () => void listeners.delete(heard);
+    listen(listener) {
+      listeners.add(listener);
+      return () => void listeners.delete(listener);
     },
   };
 }

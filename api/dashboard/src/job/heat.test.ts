@@ -13,7 +13,7 @@ function history(times: readonly (number | null)[], buckets = 4): RankHistory {
     bucket_s: 1,
     buckets,
     ranks: times.map((_, rank) => ({ rank, node: `n${rank >> 1}` })),
-    values: Float32Array.from(times.flatMap((one) => new Array<number>(buckets).fill(one ?? NaN))),
+    values: Float32Array.from(times.flatMap((time) => new Array<number>(buckets).fill(time ?? NaN))),
   };
 }
 
@@ -21,46 +21,46 @@ const ranksOf = (found: ReturnType<typeof layout>) =>
   found.rows.flatMap((row) => (row.kind === "rank" ? [row.rank] : []));
 
 test("the slowest rank comes first, and its node before the others", () => {
-  const told = history([1, 1, 1, 1, 1, 1.5]);
-  const found = layout(told, slowness(told, "compute_s"), "stragglers", SIZES);
+  const ranks = history([1, 1, 1, 1, 1, 1.5]);
+  const found = layout(ranks, slowness(ranks, "compute_s"), "stragglers", SIZES);
   expect(ranksOf(found)).toEqual([5, 4, 0, 1, 2, 3]);
   expect(found.rows[0]).toMatchObject({ kind: "node", node: "n2", slow: 1.5 });
 });
 
-test("who is slow now comes before who was slower once", () => {
-  const told = history([1, 1, 1, 1, 1, 1], 20);
-  rowOf(told, 1).fill(3, 0, 5);
-  rowOf(told, 4).fill(1.5, 15);
-  expect(ranksOf(layout(told, slowness(told, "compute_s"), "stragglers", SIZES)).slice(0, 3)).toEqual([4, 5, 1]);
+test("a rank that is slow now comes before a rank that was slower earlier", () => {
+  const ranks = history([1, 1, 1, 1, 1, 1], 20);
+  rowOf(ranks, 1).fill(3, 0, 5);
+  rowOf(ranks, 4).fill(1.5, 15);
+  expect(ranksOf(layout(ranks, slowness(ranks, "compute_s"), "stragglers", SIZES)).slice(0, 3)).toEqual([4, 5, 1]);
 });
 
-test("what slows all alike makes nobody slow", () => {
-  const told = history([1, 1, 1]);
-  told.ranks.forEach((_, index) => (rowOf(told, index)[2] = 9));
-  expect(slowness(told, "compute_s").factor).toEqual([1, 1, 1]);
+test("a slow phase of all ranks marks no rank as slow", () => {
+  const ranks = history([1, 1, 1]);
+  ranks.ranks.forEach((_, index) => (rowOf(ranks, index)[2] = 9));
+  expect(slowness(ranks, "compute_s").factor).toEqual([1, 1, 1]);
 });
 
 test("by rank, noise does not change the order", () => {
-  const told = history([1, 1.4, 1, 1.2]);
-  expect(ranksOf(layout(told, slowness(told, "compute_s"), "rank", SIZES))).toEqual([0, 1, 2, 3]);
+  const ranks = history([1, 1.4, 1, 1.2]);
+  expect(ranksOf(layout(ranks, slowness(ranks, "compute_s"), "rank", SIZES))).toEqual([0, 1, 2, 3]);
 });
 
-test("rows stack without gaps but those between nodes, and are found by their height", () => {
-  const told = history([1, 1, 1, 1]);
-  const found = layout(told, slowness(told, "compute_s"), "rank", SIZES);
+test("rows have gaps only between nodes, and are found by their height", () => {
+  const ranks = history([1, 1, 1, 1]);
+  const found = layout(ranks, slowness(ranks, "compute_s"), "rank", SIZES);
   expect(found.height).toBe(2 * (20 + 2 * 10) + 5);
   expect(found.rows[rowAt(found.rows, 41)]).toMatchObject({ kind: "node", node: "n1" });
   expect(found.rows[rowAt(found.rows, 25)]).toMatchObject({ kind: "rank", rank: 0 });
 });
 
-test("noise stays calm and a straggler does not, whatever else there is", () => {
+test("noise stays pale and a straggler stands out", () => {
   const even = history(Array.from({ length: 64 }, (_, rank) => 1 + (rank % 7) / 300));
   const scale = domain(even, "compute_s");
   expect(shade(1.02, scale)).toBeLessThan(60);
   expect(shade(1.6, scale)).toBeGreaterThan(240);
 });
 
-test("an image has a pixel for each value, and none where nothing was measured", () => {
+test("an image has a pixel for each value, transparent where nothing was measured", () => {
   const table = ramp([[0, 0, 0], [255, 255, 255]]);
   const image = pixels(Float32Array.of(0, NaN, 1, 0.5), { low: 0, high: 1 }, table);
   expect([...image]).toHaveLength(16);

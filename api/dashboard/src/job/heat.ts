@@ -1,10 +1,10 @@
-/** The rank × time heatmap: order, grouping, colours. Pure. */
+/** The rank × time heatmap: its order, grouping and colours. Pure. */
 
 import type { HeatQuantity, RankHistory } from "./views";
 
 export type Order = "stragglers" | "rank";
 
-/** One line of the heatmap: the name of a node, or a rank of it. */
+/** A line of the heatmap: the name of a node, or a rank on it. */
 export type Row =
   | { kind: "node"; node: string; ranks: number[]; slow: number; y: number; height: number }
   | { kind: "rank"; rank: number; index: number; node: string; slow: number; y: number; height: number };
@@ -12,7 +12,7 @@ export type Row =
 export interface Layout {
   rows: Row[];
   height: number;
-  /** Positions in `rows` of the ranks, in order. */
+  /** The indexes in `rows` of the ranks, in order. */
   rankRows: number[];
 }
 
@@ -22,16 +22,16 @@ export interface Sizes {
   gap: number;
 }
 
-/** What is over this factor of its peers counts as slow, as the straggler detector's default. */
+/** A rank at this factor of its peers counts as slow; equals the straggler detector's default. */
 export const SLOW = 1.2;
 
-/** How ranks stand against their peers. */
+/** The slowness of the ranks compared with their peers, by index. */
 export interface Slowness {
-  /** How many times as long as the median rank each took in the worst tenth of its time, so that a
-   * slow phase of all is nobody's fault, and a slow hour of one not lost in a good day. Of a lag:
-   * its mean in that tenth. 1 (of a lag: 0) where nothing was measured. */
+  /** The mean ratio to the median rank in the slowest tenth of the rank's time: a slow phase of all
+   * ranks marks no rank as slow, and a slow hour of a rank stays visible in a normal day. For a
+   * lag: the mean lag in that tenth. 1 (for a lag: 0) without measurements. */
   factor: number[];
-  /** Whether it is slow in the last tenth: those come first. */
+  /** Whether the rank is slow in the last tenth; such ranks come first. */
   now: boolean[];
 }
 
@@ -55,13 +55,13 @@ export function slowness(history: RankHistory, of: HeatQuantity, middle = median
   return { factor, now };
 }
 
-/** What was measured of one rank, by bucket. */
+/** The values of a rank, by bucket. */
 export const rowOf = ({ values, buckets }: RankHistory, index: number): Float32Array =>
   values.subarray(index * buckets, (index + 1) * buckets);
 
 function mean(values: Float64Array): number {
   let sum = 0;
-  for (const one of values) sum += one;
+  for (const value of values) sum += value;
   return sum / Math.max(1, values.length);
 }
 
@@ -88,8 +88,9 @@ export function quantile(sorted: ArrayLike<number>, share: number): number {
 }
 
 /**
- * Ranks under their nodes. `stragglers`: nodes by their slowest rank, those that are slow now before
- * those that were, and so the ranks within; what differs by less than a twentieth is noise.
+ * Groups the ranks by node. `stragglers` sorts nodes by their slowest rank, and ranks within a node
+ * alike: ranks that are slow now precede ranks that were slow earlier, and a difference below a
+ * twentieth counts as noise.
  */
 export function layout(
   history: RankHistory,
@@ -99,11 +100,11 @@ export function layout(
   only?: (rank: number, node: string) => boolean,
 ): Layout {
   const nodes = new Map<string, number[]>();
-  history.ranks.forEach((one, index) => {
-    if (only && !only(one.rank, one.node)) return;
-    const members = nodes.get(one.node);
+  history.ranks.forEach(({ rank, node }, index) => {
+    if (only && !only(rank, node)) return;
+    const members = nodes.get(node);
     if (members) members.push(index);
-    else nodes.set(one.node, [index]);
+    else nodes.set(node, [index]);
   });
   const rounded = (index: number) =>
     Math.round((slow.factor[index] ?? 0) * 20) + (slow.now[index] ? 10_000 : 0);
@@ -145,7 +146,7 @@ export function layout(
   return { rows, height: Math.max(0, y - sizes.gap), rankRows };
 }
 
-/** The first row that ends below `y`: where drawing begins. */
+/** The index of the first row that ends below `y`: drawing starts there. */
 export function rowAt(rows: readonly Row[], y: number): number {
   let low = 0;
   let high = rows.length;
@@ -164,8 +165,9 @@ export interface Domain {
 }
 
 /**
- * What the ends of the colour scale mean. Of times: from a little under the median to at least half
- * over it, so that noise stays calm and a straggler of 1.5 stands out, however even the rest is.
+ * The values at the ends of the colour scale. For times: from slightly below the median to at least
+ * 1.6 times the median, so that noise stays pale and a straggler at 1.5 stands out however even the
+ * other ranks are.
  */
 export function domain({ values }: RankHistory, of: HeatQuantity): Domain {
   const all = sample(values, 20_000).sort();
@@ -188,7 +190,7 @@ function sample(values: Float32Array, most: number): Float32Array {
 
 export type Rgb = readonly [number, number, number];
 
-/** 256 colours between the stops, blended in linear light so that the middle is not muddy. */
+/** 256 colours between the stops, blended in linear light to keep the middle colours bright. */
 export function ramp(stops: readonly Rgb[]): Uint8ClampedArray {
   const table = new Uint8ClampedArray(256 * 3);
   for (let i = 0; i < 256; i++) {
@@ -207,13 +209,13 @@ export function ramp(stops: readonly Rgb[]): Uint8ClampedArray {
 const linear = (byte: number) => (byte / 255) ** 2.2;
 const gamma = (light: number) => 255 * light ** (1 / 2.2);
 
-/** Place of a value in the ramp, 0 to 255. */
+/** The index of a value in the ramp, 0 to 255. */
 export function shade(value: number, scale: Domain): number {
   const share = (value - scale.low) / Math.max(scale.high - scale.low, 1e-12);
   return Math.round(255 * Math.min(1, Math.max(0, share)));
 }
 
-/** RGBA of each value, one pixel each; nothing measured is transparent. */
+/** RGBA pixels, one per value; a value that was not measured is transparent. */
 export function pixels(
   values: Float32Array,
   scale: Domain,

@@ -1,8 +1,8 @@
-/** Small hooks of the job page: sizes, what is near the view, downloads. */
+/** Small hooks of the job page: sizes, delays, visibility, downloads. */
 
 import { useCallback, useEffect, useLayoutEffect, useRef, useState, type RefObject } from "react";
 
-/** Width in CSS pixels of an element; 0 until it is laid out. */
+/** The width of an element in CSS pixels; 0 until it is laid out. */
 export function useWidth<T extends HTMLElement>(): [RefObject<T | null>, number] {
   const ref = useRef<T | null>(null);
   const [width, setWidth] = useState(0);
@@ -18,7 +18,7 @@ export function useWidth<T extends HTMLElement>(): [RefObject<T | null>, number]
 }
 
 /** The value, once it has stayed the same for `ms`. */
-export function useLater<T>(value: T, ms: number): T {
+export function useDebounced<T>(value: T, ms: number): T {
   const [later, setLater] = useState(value);
   useEffect(() => {
     const timer = setTimeout(() => setLater(value), ms);
@@ -27,19 +27,19 @@ export function useLater<T>(value: T, ms: number): T {
   return later;
 }
 
-/** Whether it was ever true, or so much time has passed. */
-export function useOnce(now: boolean, patience_ms: number): boolean {
+/** Whether `now` was ever true, or the timeout has passed. */
+export function useOnce(now: boolean, timeout_ms: number): boolean {
   const [once, setOnce] = useState(now);
   useEffect(() => {
     if (once) return;
     if (now) setOnce(true);
-    const timer = setTimeout(() => setOnce(true), patience_ms);
+    const timer = setTimeout(() => setOnce(true), timeout_ms);
     return () => clearTimeout(timer);
-  }, [once, now, patience_ms]);
+  }, [once, now, timeout_ms]);
   return once;
 }
 
-/** Whether the element has come near the view; stays true from then on. */
+/** Whether the element has been near the viewport; stays true from then on. */
 export function useNear<T extends HTMLElement>(margin = "400px"): [RefObject<T | null>, boolean] {
   const ref = useRef<T | null>(null);
   const [near, setNear] = useState(false);
@@ -56,7 +56,7 @@ export function useNear<T extends HTMLElement>(margin = "400px"): [RefObject<T |
   return [ref, near];
 }
 
-/** What is downloaded under a name, without a request. */
+/** Downloads a text under a file name, without a request. */
 export function useSaveText(): (name: string, text: string) => void {
   return useCallback((name, text) => {
     const link = document.createElement("a");

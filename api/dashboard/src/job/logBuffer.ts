@@ -1,6 +1,7 @@
 /**
- * The stretch of a log that is held: contiguous, bounded, grown at either end. A log of a gigabyte
- * is never held as a whole: what leaves at one end is fetched again when it is scrolled to. Pure.
+ * The part of a log that the page holds: contiguous, bounded, extended at either end. A log of a
+ * gigabyte is never held as a whole; lines dropped at an end are fetched again when the user scrolls
+ * there. Pure.
  */
 
 import type { LogLine } from "./views";
@@ -25,18 +26,18 @@ export const NO_FILTER: LogFilter = {
 
 export interface LogBuffer {
   lines: readonly LogLine[];
-  /** Lines may come before those that are held: below this number; null: there are none. */
+  /** Earlier lines may exist below this line number; null: there are none. */
   before: number | null;
-  /** Whether lines may come after those that are held. */
+  /** Whether later lines may exist. */
   moreAfter: boolean;
-  /** Number of the newest line that was looked at, matching or not: what comes is after it. */
+  /** Number of the newest line that was searched, matching or not; reading continues after it. */
   seen: number;
 }
 
 export const EMPTY: LogBuffer = { lines: [], before: null, moreAfter: false, seen: 0 };
-export const HELD = 6000;
+export const MAX_LINES = 6000;
 
-/** With later lines; the oldest leave when there are too many. Lines that are held stay once. */
+/** Appends later lines, without duplicates; drops the oldest lines beyond the limit. */
 export function appended(
   buffer: LogBuffer,
   lines: readonly LogLine[],
@@ -46,7 +47,7 @@ export function appended(
   const newest = buffer.lines[buffer.lines.length - 1]?.line ?? 0;
   const fresh = lines.filter((line) => line.line > newest);
   const all = fresh.length ? [...buffer.lines, ...fresh] : buffer.lines;
-  const dropped = Math.max(0, all.length - HELD);
+  const dropped = Math.max(0, all.length - MAX_LINES);
   const kept = dropped ? all.slice(dropped) : all;
   return {
     lines: kept,
@@ -56,7 +57,7 @@ export function appended(
   };
 }
 
-/** With earlier lines; the newest leave when there are too many. `before`: where to go on. */
+/** Prepends earlier lines; drops the newest beyond the limit. `before`: where to continue. */
 export function prepended(
   buffer: LogBuffer,
   lines: readonly LogLine[],
@@ -65,8 +66,8 @@ export function prepended(
   const oldest = buffer.lines[0]?.line ?? Infinity;
   const fresh = lines.filter((line) => line.line < oldest);
   const all = [...fresh, ...buffer.lines];
-  const kept = all.slice(0, HELD);
-  const dropped = all.length > HELD;
+  const kept = all.slice(0, MAX_LINES);
+  const dropped = all.length > MAX_LINES;
   return {
     lines: kept,
     before,
@@ -75,14 +76,14 @@ export function prepended(
   };
 }
 
-/** Without the lines after `until`; nothing more comes then. */
+/** Drops the lines after `until`, and marks the end as reached. */
 export function cut(buffer: LogBuffer, until: number | null): LogBuffer {
   if (until === null) return buffer;
   const end = buffer.lines.findIndex((line) => line.at > until);
   return end < 0 ? buffer : { ...buffer, lines: buffer.lines.slice(0, end), moreAfter: false };
 }
 
-/** The part of the query that filters; the end of a stretch is cut here, see `cut`. */
+/** The query parameters of a filter; `until` is applied in the browser, see `cut`. */
 export function query(filter: LogFilter): URLSearchParams {
   const params = new URLSearchParams();
   if (filter.rank !== null) params.set("rank", String(filter.rank));
@@ -101,10 +102,10 @@ const LEVELS: readonly (readonly [Level, RegExp])[] = [
   ["debug", /\b(DEBUG|TRACE)\b/],
 ];
 
-/** As the server says, or as the words of the line suggest. */
+/** The level that the server reports, otherwise a level guessed from the text of the line. */
 export function level(line: LogLine): Level {
-  const said = line.level?.toLowerCase();
-  if (said === "error" || said === "warning" || said === "info" || said === "debug") return said;
+  const reported = line.level?.toLowerCase();
+  if (reported === "error" || reported === "warning" || reported === "info" || reported === "debug") return reported;
   const found = LEVELS.find(([, pattern]) => pattern.test(line.text));
   return found ? found[0] : "info";
 }
@@ -114,7 +115,7 @@ export interface Piece {
   hit: boolean;
 }
 
-/** The line cut where the pattern matches; whole if the browser cannot read the pattern. */
+/** The line split at the matches; a single piece if the browser cannot compile the pattern. */
 export function pieces(text: string, grep: string): Piece[] {
   const pattern = compiled(grep);
   if (!pattern) return [{ text, hit: false }];
@@ -131,7 +132,7 @@ export function pieces(text: string, grep: string): Piece[] {
   return found;
 }
 
-/** The server reads Python's expressions; the few that differ are only not marked. */
+/** The server uses Python's syntax; matches of the few patterns that differ are not marked. */
 function compiled(grep: string): RegExp | null {
   if (!grep || grep.length > 200) return null;
   try {

@@ -1,4 +1,4 @@
-/** A history of ranks as the API packs it: half-precision floats in base64. Pure. */
+/** Decodes the rank history of the API: half-precision floats in base64. Pure. */
 
 import type { components } from "../api/schema";
 import type { RankHistory } from "./views";
@@ -26,7 +26,7 @@ export function halves(base64: string): Float32Array {
   return found;
 }
 
-/** Of its sixteen bits: sign, five of exponent, ten of fraction. */
+/** A half-precision float from its sixteen bits: the sign, 5 of exponent, 10 of fraction. */
 function half(bits: number): number {
   const sign = bits & 0x8000 ? -1 : 1;
   const exponent = (bits >> 10) & 31;
@@ -36,5 +36,5 @@ function half(bits: number): number {
   return sign * (1024 + fraction) * POWERS[exponent]!;
 }
 
-/** Of two, for each exponent of a number of 1024 and more. */
+/** Powers of two by exponent, for a fraction between 1024 and 2047. */
 const POWERS = Float64Array.from({ length: 32 }, (_, exponent) => 2 ** (exponent - 25));

@@ -1,4 +1,4 @@
-/** Which rows of a long list of rows of equal height are to be drawn. Pure. */
+/** Computes the rows of a long list to draw; rows have equal heights. Pure. */
 
 export interface Visible {
   first: number;
@@ -8,8 +8,8 @@ export interface Visible {
   total: number;
 }
 
-/** Browsers lay out no element taller than some 16 million pixels. */
-const TALLEST = 8_000_000;
+/** Pixels. Browsers limit the height of an element to some 16 million pixels. */
+const MAX_HEIGHT = 8_000_000;
 
 export function visible(
   count: number,
@@ -23,11 +23,11 @@ export function visible(
   return {
     first: Math.max(0, Math.min(first, count)),
     end: Math.max(0, Math.min(end, count)),
-    total: Math.min(TALLEST, count * rowHeight),
+    total: Math.min(MAX_HEIGHT, count * rowHeight),
   };
 }
 
-/** Whether the reader is at the end of a list, give or take a row: then it follows. */
+/** Whether a list is scrolled to its end, within 1.5 rows; such a list follows new rows. */
 export function atEnd(scrollTop: number, height: number, total: number, rowHeight: number): boolean {
   return scrollTop + height >= total - rowHeight * 1.5;
 }

@@ -21,22 +21,22 @@ test("only series with numbers in them are shown", () => {
   expect(shown(metrics([point(1)]))).toEqual(["loss"]);
 });
 
-test("steps that are made again push out those that were there, which are kept as discarded", () => {
+test("repeated steps replace the earlier steps, which become discarded", () => {
   const found = merged(metrics([point(1), point(2), point(3)]), [point(2, 2), point(3, 2)], 100);
-  expect(found.points.map((one) => [one.step, one.attempt])).toEqual([[1, 1], [2, 2], [3, 2]]);
+  expect(found.points.map(({ step, attempt }) => [step, attempt])).toEqual([[1, 1], [2, 2], [3, 2]]);
   expect(found.discarded).toEqual([{ attempt: 1, points: [point(2), point(3)] }]);
 });
 
-test("what a stream tells twice is there once, and the former value is not touched", () => {
+test("a point that the stream repeats is kept once, and the former value is not modified", () => {
   const before = metrics([point(1)]);
   const found = merged(before, [point(1), point(2)], 100);
-  expect(found.points.map((one) => one.step)).toEqual([1, 2]);
+  expect(found.points.map(({ step }) => step)).toEqual([1, 2]);
   expect(before.points).toHaveLength(1);
 });
 
 test("history and discarded steps share one axis", () => {
-  const told = { ...metrics([point(1), point(2, 2)]), discarded: [{ attempt: 1, points: [point(2), point(3)] }] };
-  const found = columns(told, "loss", "step", null);
+  const history = { ...metrics([point(1), point(2, 2)]), discarded: [{ attempt: 1, points: [point(2), point(3)] }] };
+  const found = columns(history, "loss", "step", null);
   expect(found.x).toEqual([1, 2, 3]);
   expect(found.history).toEqual([1, 2, undefined]);
   expect(found.discarded[0]?.values).toEqual([undefined, 2, 3]);
@@ -46,15 +46,15 @@ test("a value that was not measured breaks the line", () => {
   expect(columns(metrics([point(1), point(2, 1, null), point(3)]), "loss", "time", null).history).toEqual([1, null, 3]);
 });
 
-test("the window leaves out what is beside it", () => {
+test("points outside the window are left out", () => {
   expect(columns(metrics([point(1), point(5), point(9)]), "loss", "time", { since: 1004, until: 1006 }).x).toEqual([1005]);
 });
 
 test("thinning keeps spikes and both ends", () => {
-  const points = Array.from({ length: 10_000 }, (_, at) => point(at, 1, at === 4321 ? 99 : 1));
+  const points = Array.from({ length: 10_000 }, (_, step) => point(step, 1, step === 4321 ? 99 : 1));
   const found = thin(points, "loss", 200);
   expect(found.length).toBeLessThanOrEqual(200);
-  expect(found.some((one) => one.values["loss"] === 99)).toBe(true);
+  expect(found.some((kept) => kept.values["loss"] === 99)).toBe(true);
   expect([found[0]?.step, found[found.length - 1]?.step]).toEqual([0, 9999]);
 });
 
@@ -62,7 +62,7 @@ test("the nearest point is found", () => {
   expect([nearest([1, 5, 9], 6), nearest([1, 5, 9], 8), nearest([], 3)]).toEqual([1, 2, -1]);
 });
 
-test("a number of a function's own is a series from when it is first told, and its line goes on", () => {
+test("a custom metric becomes a series from its first value, and its line continues over missing steps", () => {
   const own = (step: number, accuracy: number) => ({
     ...point(step),
     values: { ...point(step).values, accuracy },

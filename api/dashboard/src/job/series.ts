@@ -1,4 +1,4 @@
-/** Metric points as the columns that a chart draws. Pure. */
+/** Turns metric points into the columns of a chart. Pure. */
 
 import { within, type Window } from "./axis";
 import type { MetricPoint, Metrics } from "./views";
@@ -6,7 +6,7 @@ import type { MetricPoint, Metrics } from "./views";
 export interface MetricLook {
   label: string;
   unit: string;
-  /** Drawn from zero, because its height means something. */
+  /** The y axis starts at zero, so that heights are comparable. */
   fromZero: boolean;
   log?: boolean;
 }
@@ -20,15 +20,15 @@ const LOOKS: Record<string, MetricLook> = {
   lr: { label: "Learning rate", unit: "", fromZero: true },
   loader_wait_s: { label: "Waiting for data", unit: "s", fromZero: true },
   checkpoint_wait_s: { label: "Waiting for checkpoints", unit: "s", fromZero: true },
-  device_utilization: { label: "Device use", unit: "%", fromZero: true },
+  device_utilization: { label: "Device utilization", unit: "%", fromZero: true },
   device_memory_bytes: { label: "Device memory", unit: "B", fromZero: true },
   host_cpu: { label: "Host CPU", unit: "%", fromZero: true },
   host_memory_bytes: { label: "Host memory", unit: "B", fromZero: true },
 };
 
-/** Those that say how a run goes, in order; the rest follows by name. */
+/** The most informative metrics in their order; the others follow by name. */
 const FIRST = Object.keys(LOOKS);
-/** Numbers that count up with the steps and tell nothing as a curve. */
+/** Counters that grow with the steps: not useful as a curve. */
 const HIDDEN = new Set(["samples", "tokens", "protected_step", "at", "step", "attempt"]);
 
 export function metricLook(name: string): MetricLook {
@@ -38,7 +38,7 @@ export function metricLook(name: string): MetricLook {
   return { label: label[0]!.toUpperCase() + label.slice(1), unit: "", fromZero: false };
 }
 
-/** Names of the series that have a number anywhere, the telling ones first. */
+/** The names of the series with at least one number, the most informative first. */
 export function shown(metrics: Metrics): string[] {
   const found = metrics.names.filter(
     (name) =>
@@ -48,12 +48,12 @@ export function shown(metrics: Metrics): string[] {
   return found.sort((a, b) => place(a) - place(b) || a.localeCompare(b));
 }
 
-/** What a function tells itself it need not tell in each step: its line goes on. */
+/** A metric emitted by the training function may be missing in a step: its line continues. */
 const notMeasured = (name: string) => (name in LOOKS ? null : undefined);
 
 export type XAxis = "time" | "step";
 
-/** What uPlot takes: x, the committed history, then one column for each discarded stretch. */
+/** The input of uPlot: x, the committed history, then a column for each discarded run of steps. */
 export interface Columns {
   x: number[];
   history: (number | null)[];
@@ -61,8 +61,8 @@ export interface Columns {
 }
 
 /**
- * All columns over one x. Where a column has no point, it has `undefined` (its line goes on) and
- * where it was not measured null (its line breaks), as uPlot has it.
+ * All columns over a common x. A column has `undefined` where it has no point (its line continues)
+ * and null where the value was not measured (its line breaks), as uPlot expects.
  */
 export function columns(
   metrics: Metrics,
@@ -73,11 +73,11 @@ export function columns(
   const at = (point: MetricPoint) => (axis === "time" ? point.at : point.step);
   const inside = (point: MetricPoint) => within(point.at, window);
   const kept = metrics.points.filter(inside);
-  const thrown = (metrics.discarded ?? [])
-    .map((one) => ({ attempt: one.attempt, points: one.points.filter(inside) }))
-    .filter((one) => one.points.length > 0);
+  const runs = (metrics.discarded ?? [])
+    .map((run) => ({ attempt: run.attempt, points: run.points.filter(inside) }))
+    .filter((run) => run.points.length > 0);
   const xs = new Set<number>(kept.map(at));
-  for (const one of thrown) for (const point of one.points) xs.add(at(point));
+  for (const run of runs) for (const point of run.points) xs.add(at(point));
   const x = [...xs].sort((a, b) => a - b);
   const places = new Map(x.map((value, index) => [value, index]));
   const column = (points: readonly MetricPoint[]) => {
@@ -91,13 +91,13 @@ export function columns(
   return {
     x,
     history: column(kept) as (number | null)[],
-    discarded: thrown.map((one) => ({ attempt: one.attempt, values: column(one.points) })),
+    discarded: runs.map((run) => ({ attempt: run.attempt, values: column(run.points) })),
   };
 }
 
 /**
- * At most about `most` points, of each bucket of steps those with the least and the greatest value
- * of `name`, so that no spike is lost; the first and the last always.
+ * At most about `most` points: the first, the last, and of each bucket of steps the points with the
+ * smallest and the greatest value of `name`, so that every spike stays.
  */
 export function thin(
   points: readonly MetricPoint[],
@@ -129,8 +129,8 @@ export function thin(
 }
 
 /**
- * The metrics with newer points: what a later attempt made again replaces the earlier one, which is
- * kept among the discarded ones.
+ * The metrics with newer points: steps that a later attempt repeated replace the earlier steps, which
+ * move to the discarded ones.
  */
 export function merged(metrics: Metrics, news: readonly MetricPoint[], most: number): Metrics {
   if (!news.length) return metrics;
@@ -141,14 +141,14 @@ export function merged(metrics: Metrics, news: readonly MetricPoint[], most: num
     if (last && point.attempt === last.attempt && point.step <= last.step) continue;
     if (last && point.attempt < last.attempt) continue;
     if (last && point.step <= last.step) {
-      const cut = points.findIndex((one) => one.step >= point.step);
+      const cut = points.findIndex((earlier) => earlier.step >= point.step);
       discarded = withDiscarded(discarded, points.slice(cut));
       points = points.slice(0, cut);
     }
     points = points === metrics.points ? [...points, point] : (points.push(point), points);
   }
-  const told = news.flatMap((point) => Object.keys(point.values));
-  const names = [...new Set([...metrics.names, ...told])];
+  const added = news.flatMap((point) => Object.keys(point.values));
+  const names = [...new Set([...metrics.names, ...added])];
   return {
     ...metrics,
     names,
@@ -173,8 +173,8 @@ function withDiscarded(
 }
 
 /**
- * Which steps lie in the window, and a little beyond, where the thinned series leaves some of them
- * out; null where it has them all.
+ * The range of steps in the window, one point further on each side, if the thinned series lacks some
+ * of them; null if it has them all.
  */
 export function stepsWithin(
   metrics: Metrics,
@@ -190,7 +190,7 @@ export function stepsWithin(
   return to - from > known * 1.5 ? { after: Math.max(0, from - 1), until: to } : null;
 }
 
-/** Index of the x nearest to `at`; -1 of none. */
+/** The index of the x nearest to `at`; -1 if `x` is empty. */
 export function nearest(x: readonly number[], at: number): number {
   if (!x.length) return -1;
   let low = 0;

@@ -1,4 +1,4 @@
-/** A spec as lines with paths, for reading and for comparing. Pure. */
+/** A spec as lines with paths, for display and comparison. Pure. */
 
 import type { SpecDifference } from "./views";
 
@@ -6,7 +6,7 @@ export interface SpecLine {
   path: string;
   key: string;
   depth: number;
-  /** Null of a section: its keys follow. */
+  /** Null for a section, whose keys follow. */
   value: string | null;
 }
 
@@ -14,13 +14,13 @@ export interface SpecLine {
 export function lines(value: unknown, path = "", depth = 0): SpecLine[] {
   if (!isSection(value)) return [];
   const entries = Object.entries(value);
-  const flat = entries.filter(([, one]) => !isSection(one));
-  const deep = entries.filter(([, one]) => isSection(one));
-  return [...flat, ...deep].flatMap(([key, one]) => {
+  const scalars = entries.filter(([, field]) => !isSection(field));
+  const sections = entries.filter(([, field]) => isSection(field));
+  return [...scalars, ...sections].flatMap(([key, field]) => {
     const here = path ? `${path}.${key}` : key;
-    const section = isSection(one);
-    const line: SpecLine = { path: here, key, depth, value: section ? null : written(one) };
-    return section ? [line, ...lines(one, here, depth + 1)] : [line];
+    const section = isSection(field);
+    const line: SpecLine = { path: here, key, depth, value: section ? null : toYaml(field) };
+    return section ? [line, ...lines(field, here, depth + 1)] : [line];
   });
 }
 
@@ -33,8 +33,8 @@ function isSection(value: unknown): value is Record<string, unknown> {
   );
 }
 
-/** As YAML would have it in one line. */
-export function written(value: unknown): string {
+/** A value as YAML in a single line. */
+export function toYaml(value: unknown): string {
   if (value === undefined) return "";
   if (value === null) return "null";
   if (typeof value === "string") {
@@ -45,14 +45,14 @@ export function written(value: unknown): string {
   return JSON.stringify(value);
 }
 
-/** YAML of the whole. */
+/** The whole spec as YAML. */
 export function yaml(spec: unknown): string {
   return lines(spec)
     .map((line) => `${"  ".repeat(line.depth)}${line.key}:${line.value === null ? "" : ` ${line.value}`}\n`)
     .join("");
 }
 
-/** Lines whose path or value has the text. Sections above a match stay. */
+/** The lines whose path or value contains the text, with the sections around them. */
 export function matching(all: readonly SpecLine[], text: string): SpecLine[] {
   const wanted = text.trim().toLowerCase();
   if (!wanted) return [...all];
@@ -68,9 +68,9 @@ export function matching(all: readonly SpecLine[], text: string): SpecLine[] {
   return all.filter((line) => kept.has(line.path));
 }
 
-/** How a difference is to be read: only here, only there, or other. */
-export function direction(one: SpecDifference): "changed" | "only here" | "only there" {
-  if (one.left === undefined || (one.left === null && one.right !== null)) return "only there";
-  if (one.right === undefined || (one.right === null && one.left !== null)) return "only here";
+/** Whether a field exists in both specs (with other values) or in one of them only. */
+export function direction({ left, right }: SpecDifference): "changed" | "only here" | "only there" {
+  if (left === undefined || (left === null && right !== null)) return "only there";
+  if (right === undefined || (right === null && left !== null)) return "only here";
   return "changed";
 }

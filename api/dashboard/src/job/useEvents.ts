@@ -1,4 +1,4 @@
-/** The events of a job: the newest first to be read, earlier ones when they are wanted. */
+/** Loads the events of a job: the newest first, earlier events on request. */
 
 import { useCallback, useEffect, useRef, useState } from "react";
 
@@ -17,7 +17,8 @@ export interface Events {
   earlier: () => void;
 }
 
-/** `newest`: number of the job's newest event; `since`: read back so far by itself. */
+/** `newest`: number of the job's newest event; `since`: the time back to which events load by
+ * themselves. */
 export function useEvents(jobId: string, newest: number, since: number | null): Events {
   const [events, setEvents] = useState<readonly JobEvent[]>([]);
   const [loading, setLoading] = useState(false);
@@ -25,10 +26,10 @@ export function useEvents(jobId: string, newest: number, since: number | null): 
   const held = useRef(events);
   held.current = events;
   const busy = useRef(false);
-  const begun = useRef(newest);
-  begun.current = Math.max(newest, begun.current);
+  const newestSeen = useRef(newest);
+  newestSeen.current = Math.max(newest, newestSeen.current);
 
-  const read = useCallback(
+  const load = useCallback(
     async (after: number, limit: number) => {
       if (busy.current) return;
       busy.current = true;
@@ -51,13 +52,13 @@ export function useEvents(jobId: string, newest: number, since: number | null): 
   );
   useEffect(() => {
     setEvents([]);
-    void read(Math.max(0, begun.current - PAGE), PAGE);
-  }, [read]);
+    void load(Math.max(0, newestSeen.current - PAGE), PAGE);
+  }, [load]);
   const more = (events[0]?.seq ?? 1) > 1;
   const earlier = useCallback(() => {
     const first = held.current[0]?.seq ?? 1;
-    if (first > 1) void read(Math.max(0, first - 1 - PAGE), Math.min(PAGE, first - 1));
-  }, [read]);
+    if (first > 1) void load(Math.max(0, first - 1 - PAGE), Math.min(PAGE, first - 1));
+  }, [load]);
   useEffect(() => {
     const first = events[0];
     if (since !== null && first && first.at > since && more && !loading) earlier();
@@ -65,19 +66,19 @@ export function useEvents(jobId: string, newest: number, since: number | null): 
   useLive("event", (event) => {
     const last = held.current[held.current.length - 1]?.seq ?? 0;
     if (event.seq === last + 1) setEvents((old) => joined(old, [event as JobEvent]));
-    else if (event.seq > last && held.current.length) void read(last, PAGE);
+    else if (event.seq > last && held.current.length) void load(last, PAGE);
   });
   return { events, more, loading, error, earlier };
 }
 
-/** Both in order, each once. */
+/** Both lists in order, without duplicates. */
 export function joined(old: readonly JobEvent[], news: readonly JobEvent[]): readonly JobEvent[] {
   if (!news.length) return old;
   const first = old[0]?.seq ?? Infinity;
   const last = old[old.length - 1]?.seq ?? 0;
   return [
-    ...news.filter((one) => one.seq < first),
+    ...news.filter((event) => event.seq < first),
     ...old,
-    ...news.filter((one) => one.seq > last && one.seq >= first),
+    ...news.filter((event) => event.seq > last && event.seq >= first),
   ];
 }

@@ -1,4 +1,4 @@
-/** What the job page shows, read once and kept up to date by the tab's stream. */
+/** The data of the job page: loaded once, then kept up to date by the tab's stream. */
 
 import { useMemo } from "react";
 
@@ -23,11 +23,11 @@ const POINTS = 800;
 const BUCKETS = 120;
 const path = (id: string, part: string) => `/jobs/${encodeURIComponent(id)}${part}`;
 
-/** Events after which the story of a job has to be read again. */
-const TELLING = /^(attempt|incident|job|checkpoint\.saved|ended|phase|guard|waiting)/;
+/** Events after which the timeline of a job is loaded again. */
+const TIMELINE_EVENTS = /^(attempt|incident|job|checkpoint\.saved|ended|phase|guard|waiting)/;
 
-function useRetold(reload: () => void, least_ms: number, kinds = TELLING): void {
-  const soon = useThrottled(reload, least_ms);
+function useReloadOn(reload: () => void, interval_ms: number, kinds = TIMELINE_EVENTS): void {
+  const soon = useThrottled(reload, interval_ms);
   useLive("event", (event) => {
     if (kinds.test(event.kind)) soon();
   });
@@ -40,18 +40,18 @@ export function useTimelineOf(id: string, state: State | undefined): Resource<Ti
     (signal) => get(path(id, "/timeline"), {}, signal),
     over ? {} : { every_ms: 10_000 },
   );
-  useRetold(() => void found.reload(), 1000);
+  useReloadOn(() => void found.reload(), 1000);
   return found;
 }
 
-/** `wanted` false: more urgent things are read first. */
+/** `wanted` false: the more urgent sections load first. */
 export function useIncidentsOf(id: string, wanted: boolean): Resource<Incident[]> {
   const found = useResource<Incident[]>(wanted ? `cards ${id}` : null, (signal) => get(path(id, "/incidents"), {}, signal));
-  useRetold(() => void found.reload(), 700, /^incident/);
+  useReloadOn(() => void found.reload(), 700, /^incident/);
   return found;
 }
 
-/** The whole run, thinned; or, of a window, its steps in as much detail as there is room for. */
+/** The metrics of the whole run, thinned, or of the steps in a window in more detail. */
 export function useMetricsOf(id: string, window: Window | null, wanted: boolean): Resource<Metrics> {
   const found = useResource<Metrics>(wanted ? `charts ${id}` : null, (signal) =>
     get(path(id, "/metrics"), { points: POINTS, discarded: true }, signal),
@@ -59,7 +59,7 @@ export function useMetricsOf(id: string, window: Window | null, wanted: boolean)
   useLive("metrics", ({ points }) => {
     found.set((old) => old && merged(old, points, POINTS));
   });
-  useRetold(() => void found.reload(), 3000, /^(incident\.closed|attempt\.running|guard)/);
+  useReloadOn(() => void found.reload(), 3000, /^(incident\.closed|attempt\.running|guard)/);
   const steps = window && found.value ? stepsWithin(found.value, window) : null;
   const near = useResource<Metrics>(
     steps ? `charts ${id} ${steps.after} ${steps.until}` : null,
@@ -73,14 +73,14 @@ export function useMetricsOf(id: string, window: Window | null, wanted: boolean)
   return steps && near.value ? { ...found, value: near.value } : found;
 }
 
-/** `wanted`: a rank is being looked at. */
+/** `wanted`: the drawer of a rank is open. */
 export function useRanksOf(id: string, wanted: boolean): Resource<Ranks> {
   const found = useResource<Ranks>(wanted ? `ranks ${id}` : null, (signal) => get(path(id, "/ranks"), {}, signal));
   useLive("ranks", (value) => found.set(() => value as Ranks));
   return found;
 }
 
-/** `window` null: the whole life of the job. `wanted` false: it is not known yet which. */
+/** `window` null: the whole run of the job. `wanted` false: the window is not known yet. */
 export function useHistoryOf(
   id: string,
   of: HeatQuantity,
@@ -92,8 +92,8 @@ export function useHistoryOf(
   return useResource<RankHistory>(
     key,
     async (signal) => {
-      const asked = { of, buckets: BUCKETS, since: window?.since, until: window?.until };
-      return unpacked(await get<Packed>(path(id, "/ranks/heat"), asked, signal));
+      const params = { of, buckets: BUCKETS, since: window?.since, until: window?.until };
+      return unpacked(await get<Packed>(path(id, "/ranks/heat"), params, signal));
     },
     live && !window ? { every_ms: 20_000 } : {},
   );
@@ -103,11 +103,11 @@ export function useRankOf(id: string, rank: number): Resource<RankDetail> {
   const found = useResource<RankDetail>(`rank ${id} ${rank}`, (signal) =>
     get(path(id, `/ranks/${rank}`), {}, signal),
   );
-  useRetold(() => void found.reload(), 1000, /^(attempt|incident)/);
+  useReloadOn(() => void found.reload(), 1000, /^(attempt|incident)/);
   return found;
 }
 
-/** Numbers of the attempts so far, the newest first. */
+/** The numbers of all attempts, the newest first. */
 export function useAttemptNumbers(newest: number): number[] {
   return useMemo(() => Array.from({ length: newest }, (_, index) => newest - index), [newest]);
 }

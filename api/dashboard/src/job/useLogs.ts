@@ -1,4 +1,4 @@
-/** A job's log as it is read in pieces, forwards and backwards, and followed. */
+/** Reads a job's log in pages, forwards and backwards, and follows its end. */
 
 import { useCallback, useEffect, useRef, useState } from "react";
 
@@ -8,15 +8,15 @@ import { appended, cut, EMPTY, prepended, query, type LogBuffer, type LogFilter 
 import type { LogPage } from "./views";
 
 const PAGE = 500;
-/** A search that finds little is gone on with until it has found so many. */
-const ENOUGH = 100;
-const WITHOUT_STREAM_MS = 3000;
+/** A search reads further pages until it has found this many lines. */
+const MIN_FOUND = 100;
+const POLL_MS = 3000;
 
 export interface Logs {
   buffer: LogBuffer;
   loading: boolean;
   error: string | null;
-  /** Lines that came while paused, matching or not. */
+  /** The number of lines written while paused, matching or not. */
   missed: number;
   earlier: () => void;
   later: () => void;
@@ -24,7 +24,7 @@ export interface Logs {
   end: () => Promise<void>;
 }
 
-/** `shifted`: rows came before those that are held, or (negative) left there. */
+/** `shifted`: called with the number of rows added (negative: dropped) before the held rows. */
 export function useLogs(
   jobId: string,
   filter: LogFilter,
@@ -54,38 +54,38 @@ export function useLogs(
     },
     [jobId, filters],
   );
-  const take = useCallback(
+  const store = useCallback(
     (next: LogBuffer) => {
       held.current = cut(next, until);
       setBuffer(held.current);
     },
     [until],
   );
-  /** One request at a time; who asks meanwhile is not served. */
-  const only = useCallback((work: () => Promise<void>): Promise<void> => {
+  /** Runs a request at a time; a call during a request returns that request. */
+  const single = useCallback((work: () => Promise<void>): Promise<void> => {
     if (busy.current) return busy.current;
-    const mine = stop.current.signal;
+    const { signal } = stop.current;
     const run = work()
       .then(() => setError(null))
       .catch((problem: unknown) => {
-        if (!mine.aborted) setError(problem instanceof Error ? problem.message : String(problem));
+        if (!signal.aborted) setError(problem instanceof Error ? problem.message : String(problem));
       })
       .finally(() => {
         if (busy.current === run) busy.current = null;
-        if (!mine.aborted) setLoading(false);
+        if (!signal.aborted) setLoading(false);
       });
     busy.current = run;
     return run;
   }, []);
 
-  /** Lines before `before` (null: the last ones), until there are some or there are no more. */
-  const back = useCallback(
+  /** Reads lines before `from` (null: the last lines) until enough are found or none are left. */
+  const readBackward = useCallback(
     async (from: number | null) => {
-      const mine = stop.current.signal;
+      const { signal } = stop.current;
       let got = await page(from === null ? { tail: PAGE } : { before: from });
       let lines = got.lines;
       const { last_line } = got;
-      while (lines.length < ENOUGH && got.first_line !== null && !mine.aborted) {
+      while (lines.length < MIN_FOUND && got.first_line !== null && !signal.aborted) {
         got = await page({ before: got.first_line });
         lines = [...got.lines, ...lines];
       }
@@ -93,12 +93,13 @@ export function useLogs(
     },
     [page],
   );
-  const forth = useCallback(
+  /** Reads lines after `from` until enough are found or none are left. */
+  const readForward = useCallback(
     async (from: number) => {
-      const mine = stop.current.signal;
+      const { signal } = stop.current;
       let got = await page({ after: from });
       let lines = got.lines;
-      while (lines.length < ENOUGH && got.more && !mine.aborted) {
+      while (lines.length < MIN_FOUND && got.more && !signal.aborted) {
         got = await page({ after: got.last_line });
         lines = [...lines, ...got.lines];
       }
@@ -108,40 +109,40 @@ export function useLogs(
   );
   const top = useCallback(
     () =>
-      only(async () => {
-        const got = await forth(0);
-        take({ lines: got.lines, before: null, moreAfter: got.more, seen: got.seen });
+      single(async () => {
+        const got = await readForward(0);
+        store({ lines: got.lines, before: null, moreAfter: got.more, seen: got.seen });
       }),
-    [only, forth, take],
+    [single, readForward, store],
   );
   const end = useCallback(
     () =>
-      only(async () => {
-        const got = await back(null);
-        take({ ...got, moreAfter: false });
+      single(async () => {
+        const got = await readBackward(null);
+        store({ ...got, moreAfter: false });
       }),
-    [only, back, take],
+    [single, readBackward, store],
   );
   const earlier = useCallback(() => {
     const { before } = held.current;
     if (before === null || busy.current) return;
-    void only(async () => {
-      const got = await back(before);
-      take(prepended(held.current, got.lines, got.before));
+    void single(async () => {
+      const got = await readBackward(before);
+      store(prepended(held.current, got.lines, got.before));
       shifted(got.lines.length);
     });
-  }, [only, back, take, shifted]);
+  }, [single, readBackward, store, shifted]);
   const later = useCallback(() => {
     if (busy.current) return;
-    void only(async () => {
+    void single(async () => {
       const before = held.current;
-      const got = await forth(before.seen);
+      const got = await readForward(before.seen);
       const after = appended(before, got.lines, got.seen, got.more);
-      take(after);
-      const left = before.lines.findIndex((one) => one.line === after.lines[0]?.line);
+      store(after);
+      const left = before.lines.findIndex((line) => line.line === after.lines[0]?.line);
       if (left > 0) shifted(-left);
     });
-  }, [only, forth, take, shifted]);
+  }, [single, readForward, store, shifted]);
 
   useEffect(() => {
     stop.current = new AbortController();
@@ -161,7 +162,7 @@ export function useLogs(
     if (paused || !open) return;
     if (held.current.seen > 0 && !held.current.moreAfter) later();
     if (streaming) return;
-    const timer = setInterval(() => !document.hidden && later(), WITHOUT_STREAM_MS);
+    const timer = setInterval(() => !document.hidden && later(), POLL_MS);
     return () => clearInterval(timer);
   }, [streaming, paused, open, later]);
 

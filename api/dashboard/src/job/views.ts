@@ -1,4 +1,4 @@
-/** What the job page reads of the API: its own types by shorter names, as they are generated. */
+/** The types of the API that the job page reads, by shorter names. */
 
 import type { components } from "../api/schema";
 
@@ -22,19 +22,19 @@ export type LogLine = Schemas["LogLineView"];
 export type LogPage = Schemas["LogPage"];
 export type SpecDifference = Schemas["SpecDifferenceView"];
 
-/** Rank by time. */
+/** A quantity of each rank over time. */
 export interface RankHistory {
   since: number;
   until: number;
   bucket_s: number;
-  /** In one row. */
+  /** The number of buckets in a row. */
   buckets: number;
   ranks: readonly { rank: number; node: string }[];
-  /** Row after row, one for each entry of `ranks`; NaN where nothing was measured. */
+  /** The rows in the order of `ranks`, one after another; NaN for a value that was not measured. */
   values: Float32Array;
 }
 
-/** Of an incident; the API leaves open what a suspect says of itself. */
+/** A suspect of an incident; the API does not fix the fields. */
 export interface Suspect {
   rank?: number;
   score?: number;
