@@ -10,7 +10,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 
 .PHONY: setup test lint demo soak bench clean
 
-# build.py builds only if the sources of the dashboard, or of the API it uses, have changed.
+# build.py builds only if the sources of the dashboard, or of the API that it uses, have changed.
 setup: $(STAMP)
 	@echo "Building the dashboard, if its sources have changed"
 	@$(BIN)/python api/dashboard/build.py

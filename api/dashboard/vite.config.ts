@@ -1,6 +1,6 @@
 import { defineConfig } from "vite";
 
-/** Where `npm run dev` finds a control plane. */
+/** The control plane for `npm run dev`. */
 const server = process.env["HOLDFAST_ADDRESS"] ?? "http://127.0.0.1:8642";
 
 export default defineConfig({
@@ -15,7 +15,7 @@ export default defineConfig({
       output: {
         manualChunks: (id) => {
           if (/node_modules\/(react|react-dom|scheduler)\//.test(id)) return "react";
-          // What views share comes with the frame: small files one by one cost more than they save.
+          // The code shared by the views is one chunk: many small files cost more than they save.
           return /\/src\/(api|data|keyboard|routing|theme|ui)\/[^/]+\.tsx?$|\/src\/format\.ts$/.test(id) ? "shared" : undefined;
         },
       },

@@ -1,7 +1,7 @@
-"""Holdfast: what people and programs touch (REST app, client, CLI). Light to import.
+"""The interfaces of Holdfast: the REST app, the client, the CLI. Light to import.
 
-The public names of the Python API: the clients, the errors they raise, and `JobSpec`. Each is
-loaded when it is first used. The rooms below hand nothing on.
+This package exports the public names of the Python API: the clients, their errors, and `JobSpec`.
+Each is loaded at its first use. The packages below export nothing in their `__init__`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from holdfast_service.job_model.job_spec import JobSpec
 
-_HOMES = {
+_MODULES = {
     "AsyncClient": "holdfast.client.async_client",
     "AsyncJob": "holdfast.client.async_jobs",
     "Client": "holdfast.client.client",
@@ -56,4 +56,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES.get(name, "holdfast.errors")), name)
+    return getattr(importlib.import_module(_MODULES.get(name, "holdfast.errors")), name)

@@ -1,7 +1,7 @@
-"""What the client raises: one tree, told apart by type in Python and by `code` everywhere.
+"""The errors of the client: one tree of exceptions, each with a stable `code`.
 
-Every `code` that a server answers with has a type of its own, below the type of its kind:
-`JobEnded` is a `Conflict`. A code that this client does not know yet becomes the type of its kind.
+Every `code` of the server has its own type, a subclass of the type of its HTTP status: `JobEnded`
+is a `Conflict`. A code that this client does not know becomes the type of its status.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class ServerUnreachable(HoldfastError):
 
 
 class WaitTimeout(HoldfastError):
-    """The job had not ended when the time allowed for waiting was over."""
+    """The job had not ended at the end of the allowed waiting time."""
 
     code = "wait_timeout"
 
 
 class JobFailed(HoldfastError):
-    """A job that was waited for did not succeed; `code` says why, as its outcome does."""
+    """A job ended without success; `code` is that of its outcome."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class JobFailed(HoldfastError):
 
 
 class AmbiguousName(HoldfastError):
-    """Several jobs go by the name, or begin with the id, that was given; it names them."""
+    """Several jobs match the given name or start of an id; `candidates` are their ids."""
 
     code = "ambiguous_name"
     status = 400
@@ -48,9 +48,9 @@ class AmbiguousName(HoldfastError):
 
 
 class InvalidConfig(HoldfastError):
-    """The user's configuration file cannot be used, or has no such context; or an address is none.
+    """The user's configuration file is unusable or lacks a context, or an address is invalid.
 
-    Says what to do.
+    The message contains a remedy.
     """
 
     code = "invalid_config"
@@ -68,12 +68,12 @@ class ApiError(HoldfastError):
 
     @property
     def faults(self) -> list[dict[str, str]]:
-        """Every single thing that is wrong, as `path` and `message`; most errors have none."""
+        """Every fault, as `path` and `message`; most errors have none."""
         return list(self.problem.get("faults") or [])
 
     @property
     def summary(self) -> str:
-        """Its first line."""
+        """The first line of the message."""
         return super().__str__()
 
     def __str__(self) -> str:
@@ -82,62 +82,62 @@ class ApiError(HoldfastError):
 
 
 class InvalidSpec(ApiError):
-    """The spec, or another document, is impossible; `faults` names everything that is wrong.
+    """The spec, or another document, is invalid; `faults` lists everything that is wrong.
 
-    As text it has a line for each of them.
+    Its text has a line for each fault.
     """
 
 
 class InvalidFault(InvalidSpec):
-    """The fault that was to be injected is impossible for the job."""
+    """The requested fault is invalid for the job."""
 
 
 class InvalidParameters(ApiError):
-    """Some parameters of the request are impossible; `faults` names them."""
+    """Some parameters of the request are invalid; `faults` lists them."""
 
 
 class InvalidRegex(InvalidParameters):
-    """A filter is no regular expression that the server understands."""
+    """A filter is not a regular expression that the server supports."""
 
 
 class Unauthorized(ApiError):
-    """The server wants a token, or another one: `holdfast login`."""
+    """The server requires a valid token: `holdfast login`."""
 
 
 class Forbidden(ApiError):
-    """The server does not allow it."""
+    """The server does not allow the request."""
 
 
 class InjectionDisabled(Forbidden):
-    """The server does not let anybody break things on purpose."""
+    """The server does not allow fault injection."""
 
 
 class NotFound(ApiError):
-    """There is no such thing."""
+    """The requested object does not exist."""
 
 
 class JobNotFound(NotFound):
-    pass
+    """There is no such job."""
 
 
 class NodeNotFound(NotFound):
-    pass
+    """There is no such node."""
 
 
 class CheckpointNotFound(NotFound):
-    pass
+    """The job has no such checkpoint."""
 
 
 class UnknownMetric(NotFound):
-    pass
+    """The job has no such metric."""
 
 
 class Conflict(ApiError):
-    """It cannot be done in the present state: the job ended, the key was used otherwise, ..."""
+    """Not possible in the present state: the job has ended, the key was used before, ..."""
 
 
 class JobEnded(Conflict):
-    """The job has ended: nothing changes it any more."""
+    """The job has ended and cannot change any more."""
 
 
 class IdempotencyConflict(Conflict):
@@ -145,19 +145,19 @@ class IdempotencyConflict(Conflict):
 
 
 class CheckpointPinned(Conflict):
-    pass
+    """The checkpoint is pinned and cannot be removed."""
 
 
 class CheckpointNeeded(Conflict):
-    """Another job is to begin with that checkpoint."""
+    """Another job is going to start from the checkpoint."""
 
 
 class CheckpointBad(Conflict):
-    """The checkpoint's bytes are not those that were saved."""
+    """The checkpoint's bytes differ from those that were saved."""
 
 
 class LastCheckpoint(Conflict):
-    """It is all that a living job could go on from."""
+    """It is the only checkpoint that an active job could continue from."""
 
 
 class ServerError(ApiError):
@@ -165,11 +165,11 @@ class ServerError(ApiError):
 
 
 class NotReady(ServerError):
-    """A part of the control plane is not well; the problem's `checks` says which."""
+    """A part of the control plane is not ready; the problem's `checks` has the details."""
 
 
 class StorageUnavailable(ServerError):
-    """The storage of checkpoints did not answer the server."""
+    """The checkpoint storage did not answer the server."""
 
 
 BY_CODE: dict[str, type[ApiError]] = {
@@ -202,12 +202,12 @@ BY_STATUS: dict[int, type[ApiError]] = {
 
 
 def unfinished(why: str) -> ServerError:
-    """What a stream of the server ended with, instead of its result."""
+    """The error of a stream that ended without its result."""
     return StorageUnavailable({"status": 503, "code": "storage_unavailable", "detail": why})
 
 
 def from_problem(problem: dict[str, Any]) -> ApiError:
-    """The error that a problem stands for."""
+    """The exception of a problem document."""
     status = int(problem.get("status", 0))
     kind = BY_STATUS.get(status, ServerError if status >= 500 else ApiError)
     known = BY_CODE.get(str(problem.get("code")), kind)

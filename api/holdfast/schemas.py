@@ -1,4 +1,4 @@
-"""What crosses the wire beside the service's own views: problems, health, the server's address."""
+"""The wire schemas beside the service's own views: problems, health, the server's address."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class _Lazy(BaseModel):
-    """Its schema is made when it is first used: a command needs few of them."""
+    """The schema is built at the first use: a command needs few of them."""
 
     model_config = ConfigDict(defer_build=True)
 
@@ -23,20 +23,24 @@ class Problem(_Lazy):
     detail: str | None = None
     instance: str | None = Field(default=None, description="path of the request")
     faults: list[ProblemFault] | None = Field(
-        default=None, description="every single thing that is wrong, at its path"
+        default=None, description="every fault, with its path"
     )
 
 
 class ProblemFault(_Lazy):
+    """One fault of a document or of parameters."""
+
     path: str
     message: str
 
 
 class Cordon(BaseModel):
-    """How a node is set aside."""
+    """The request to cordon a node."""
 
     reason: str = Field(min_length=1, max_length=500)
-    until: float | None = Field(default=None, description="Unix seconds; null: until it is lifted")
+    until: float | None = Field(
+        default=None, description="Unix seconds; null: until it is uncordoned"
+    )
 
 
 class Health(_Lazy):
@@ -45,11 +49,11 @@ class Health(_Lazy):
 
 class Readiness(_Lazy):
     status: str
-    checks: dict[str, str] = Field(description="per part: ok, or what is wrong with it")
+    checks: dict[str, str] = Field(description="per part: ok, or the problem")
 
 
 class ServerFile(_Lazy):
-    """`server.json` in the data directory: how programs of the same user find the server."""
+    """`server.json` in the data directory: programs of the same user find the server by it."""
 
     address: str
     pid: int

@@ -1,4 +1,4 @@
-"""What is made of the measured steps, and that the measured jobs are legal."""
+"""Figures of the checkpoint benchmark, and validity of its jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast_service.job_model.job_spec import parse
 PARTS = {"copy": 0.02, "digest": 0.01, "send": 0.0, "total": 0.03}
 
 
-def test_a_rarer_save_counts_for_all_the_steps_it_is_spread_over() -> None:
+def test_the_cost_of_a_save_includes_all_steps_of_its_interval() -> None:
     without = MeasuredSteps([1.0] * 10, [0.0] * 10)
     every_step = MeasuredSteps([1.1] * 10, [0.01] * 10)
     every_other = MeasuredSteps([1.05, 1.15] * 5, [0.0, 0.02] * 5, interval=2.0)
@@ -20,11 +20,11 @@ def test_a_rarer_save_counts_for_all_the_steps_it_is_spread_over() -> None:
     assert MeasuredSteps([0.9], [0.0]).added_s(without) == 0.0
 
 
-def test_one_slow_step_in_ten_is_left_out() -> None:
+def test_the_slowest_tenth_of_the_steps_is_left_out() -> None:
     assert MeasuredSteps([1.0] * 9 + [60.0], [0.0] * 10).step_s == 1.0
 
 
-def test_ratios_are_of_the_copy_with_a_partner() -> None:
+def test_ratios_use_the_figures_with_a_partner_copy() -> None:
     found = {
         "none": MeasuredSteps([1.0], [0.0]),
         "torch_save": MeasuredSteps([1.5], [0.5]),
@@ -42,7 +42,7 @@ def test_ratios_are_of_the_copy_with_a_partner() -> None:
 
 
 @pytest.mark.parametrize("memory", [0, 1])
-def test_the_jobs_that_are_measured_are_legal(memory: int) -> None:
+def test_the_measured_jobs_are_valid(memory: int) -> None:
     spec = parse(job(2, 256, 20, 300, memory), None)
     assert spec.checkpoint.memory.every_steps == memory
     assert spec.model.layers * spec.model.dim**2 * 4 == 256 << 20

@@ -1,3 +1,5 @@
+"""Damaged checkpoints raise under Holdfast; PyTorch DCP loads some of them silently."""
+
 from __future__ import annotations
 
 import argparse
@@ -8,15 +10,15 @@ from benchmarks.dcp_integrity import RAISES, SILENT, UNHARMED, count, of_holdfas
 FEW = argparse.Namespace(points=25, seed=3)
 
 
-def test_no_damage_is_loaded_as_if_nothing_were_wrong(tmp_path: Path) -> None:
+def test_no_damaged_checkpoint_loads_silently(tmp_path: Path) -> None:
     found = count(of_holdfast(tmp_path), FEW)
     ours = {kind: ends for kind, ends in found.items() if not kind.startswith(".metadata")}
     assert ours
     assert all(set(ends) == {RAISES} for ends in ours.values()), ours
-    # What other programs read is nothing to us.
+    # Holdfast does not read `.metadata`; it is for other programs.
     assert all(set(found[kind]) == {UNHARMED} for kind in set(found) - set(ours))
 
 
-def test_the_benchmark_can_tell_other_bits(tmp_path: Path) -> None:
-    """Of a reader without digests it says so: torch's own."""
+def test_the_benchmark_detects_silently_changed_bits(tmp_path: Path) -> None:
+    """PyTorch's own reader has no digests."""
     assert count(of_stock(tmp_path), FEW)["__0_0.distcp: one bit changed"][SILENT]

@@ -1,4 +1,4 @@
-"""What the benchmarks compute from their measurements."""
+"""Figures that the benchmarks compute from their measurements, and validity of their jobs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ from holdfast_service.job_model.job_spec import parse
 
 
 def fault(recovery_s: float, **phases_s: float) -> MeasuredFault:
-    return MeasuredFault(0, last_step=10, restored_step=10, recovery_s=recovery_s, phases_s=phases_s)
+    return MeasuredFault(
+        0, last_step=10, restored_step=10, recovery_s=recovery_s, phases_s=phases_s
+    )
 
 
 def test_recovery_ends_with_the_first_step_beyond_the_old_world() -> None:
     commits = [
         AppliedStep(1, 9, 1.0),
         AppliedStep(1, 10, 2.0),
-        AppliedStep(2, 10, 5.0),  # computed again: no progress yet
+        AppliedStep(2, 10, 5.0),  # recomputed: no progress yet
         AppliedStep(2, 11, 6.0),
         AppliedStep(2, 12, 7.0),
     ]
@@ -45,20 +47,20 @@ def test_recovery_ends_with_the_first_step_beyond_the_old_world() -> None:
     assert recovered_at(commits, killed_at=2.5) == 6.0
 
 
-def test_a_step_in_flight_at_the_kill_is_the_old_worlds() -> None:
+def test_a_step_in_flight_at_the_kill_belongs_to_the_old_world() -> None:
     commits = [AppliedStep(1, 10, 2.0), AppliedStep(1, 11, 2.51), AppliedStep(2, 11, 5.0)]
     assert last_step(commits, killed_at=2.5) == 11
     assert recovered_at(commits, killed_at=2.5) is None
     assert recovered_at([*commits, AppliedStep(2, 12, 6.0)], killed_at=2.5) == 6.0
 
 
-def test_nothing_is_recovered_while_there_is_no_new_world() -> None:
+def test_there_is_no_recovery_without_a_new_world() -> None:
     assert recovered_at([AppliedStep(1, 1, 1.0), AppliedStep(1, 2, 3.0)], killed_at=2.0) is None
     assert recovered_at([], killed_at=2.0) is None
     assert last_step([], killed_at=2.0) == 0
 
 
-def test_ray_train_is_judged_by_its_better_setting() -> None:
+def test_ray_train_is_compared_at_its_better_setting() -> None:
     summary = recovery_summary(
         [fault(0.5, form=0.1), fault(0.4, form=0.3), fault(0.9)],
         {"default": [fault(12.0), fault(14.0)], "best": [fault(9.0), fault(11.0)]},
@@ -72,11 +74,11 @@ def test_ray_train_is_judged_by_its_better_setting() -> None:
     assert json.loads(json.dumps(summary)) == summary
 
 
-def test_a_phase_that_was_not_measured_does_not_count_as_zero() -> None:
+def test_an_unmeasured_phase_does_not_count_as_zero() -> None:
     assert median_phases([{"form": 0.2, "restore": None}, {"form": 0.4}]) == {"form": 0.3}
 
 
-def test_a_spread_of_nothing_is_refused() -> None:
+def test_a_spread_without_values_raises() -> None:
     assert spread([3.0, 1.0, 2.0]).median == 2.0
     with pytest.raises(ValueError, match="no measurement"):
         spread([])
@@ -86,14 +88,14 @@ def test_overhead_compares_each_run_with_its_neighbours() -> None:
     runs = [steady([9.0, 1.0, 1.0, 1.1, 9.0], 1, 3), steady([8.0, 1.2, 1.3, 1.0], 1, 3)]
     assert runs == [[1.0, 1.0, 1.1], [1.2, 1.3, 1.0]]
     summary = overhead_summary(runs, [[0.8, 0.8, 9.0], [1.2, 1.2, 1.2], [1.2, 1.2, 1.2]])
-    assert summary["round_ratios"] == [1.0, 1.0]  # the machine grew slower, and that is all
+    assert summary["round_ratios"] == [1.0, 1.0]  # only the machine became slower
     assert summary["ratio"] == 1.0
     assert overhead_summary([[1.1]], [[1.0], [1.0]])["ratio"] == 1.1
     with pytest.raises(ValueError, match="2 bare ones"):
         overhead_summary([[1.0]], [[1.0]])
 
 
-def test_the_jobs_that_are_measured_are_legal(tmp_path: Path) -> None:
+def test_the_measured_jobs_are_valid(tmp_path: Path) -> None:
     job = load_job(EXAMPLE)
     for faulty in (parse(endless(job), None), parse(endless(load_job(SMALL_JOB)), None)):
         assert faulty.checkpoint.memory.every_steps == 1
@@ -104,25 +106,25 @@ def test_the_jobs_that_are_measured_are_legal(tmp_path: Path) -> None:
     assert job == yaml.safe_load(EXAMPLE.read_text()), "the original was changed"
 
 
-def test_a_file_that_is_no_job_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_a_job_raises(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("- 1\n")
     with pytest.raises(ValueError, match="not a job"):
         load_job(path)
 
 
-def test_conditions_name_versions_load_and_model() -> None:
+def test_conditions_include_versions_load_and_model() -> None:
     assert {"torch", "ray", "cores", "load"} <= set(machine())
     assert "dp_shard 2 × tp 2" in describe_model(load_job(EXAMPLE))
 
 
-def test_the_limit_of_a_storm_is_that_of_a_synchronous_scheme() -> None:
+def test_the_storm_limit_is_that_of_a_synchronous_scheme() -> None:
     assert storm_limit(1.0, 5.5) == pytest.approx(0.91, abs=0.005)
     assert storm_limit(1.0, 1.0) == pytest.approx(0.58, abs=0.005)
     assert storm_limit(1.0, 1e9) == pytest.approx(1.0)
 
 
-def test_a_storms_summary_has_each_side_against_its_own_calm() -> None:
+def test_the_storm_summary_compares_efficiencies_with_the_limit_and_torchft() -> None:
     ours = {"5": StormFigure(1.0, 0.819, 40), "1": StormFigure(1.0, 0.29, 200)}
     theirs = {"5": StormFigure(1.1, 0.39, 40), "1": StormFigure(1.1, 0.1, 200)}
     summary = storm_summary(ours, theirs, {"5": 5.5, "1": 1.0})
@@ -132,6 +134,6 @@ def test_a_storms_summary_has_each_side_against_its_own_calm() -> None:
     assert summary["efficiency_vs_torchft_1"] == pytest.approx(2.9)
 
 
-def test_the_storms_job_is_a_job() -> None:
+def test_the_storm_job_is_valid() -> None:
     spec = parse(storm_job(), None)
     assert spec.recovery.max_without_progress > 1000

@@ -1,4 +1,4 @@
-"""The storm benchmark leaves nothing behind, also when the other side hangs."""
+"""The storm benchmark leaves no processes or files behind, even if the other side hangs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from benchmarks import storm
 
 HANGS = """#!/bin/sh
 sleep 600 &
-echo $! > {told}.partial
-mv {told}.partial {told}
+echo $! > {pid_file}.partial
+mv {pid_file}.partial {pid_file}
 wait
 """
 WAIT_S = 10.0
 
 
-def test_a_side_that_hangs_is_ended_with_its_replicas_and_its_folder(
+def test_a_hanging_side_is_killed_with_its_replicas_and_its_folder_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program, told, scratch = tmp_path / "python", tmp_path / "pid", tmp_path / "scratch"
-    program.write_text(HANGS.format(told=told))
+    program, pid_file, scratch = tmp_path / "python", tmp_path / "pid", tmp_path / "scratch"
+    program.write_text(HANGS.format(pid_file=pid_file))
     program.chmod(0o700)
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
@@ -34,8 +34,8 @@ def test_a_side_that_hangs_is_ended_with_its_replicas_and_its_folder(
     options = argparse.Namespace(calm_steps=0, torchft_s=0.0, seed=1)
     with pytest.raises(subprocess.TimeoutExpired):
         storm._torchft(str(program), 3.0, options)
-    replica = int(told.read_text())
-    eventually(lambda: not _runs(replica), WAIT_S, "a replica is still there")
+    replica = int(pid_file.read_text())
+    eventually(lambda: not _runs(replica), WAIT_S, "a replica is still running")
     assert list(scratch.iterdir()) == []
 
 

@@ -32,8 +32,8 @@ def test_a_remote_save_that_costs_much_is_made_more_rarely_and_the_reason_is_tol
     with supervised(tmp_path, training, standbys=0) as run:
 
         def chosen() -> list[dict[str, Any]]:
-            told = run.of(EventKind.CHECKPOINT_INTERVAL)
-            return [item for item in told if item["cost_s"] is not None]
+            reported = run.of(EventKind.CHECKPOINT_INTERVAL)
+            return [item for item in reported if item["cost_s"] is not None]
 
         run.wait(lambda: bool(chosen()))
         change = chosen()[-1]

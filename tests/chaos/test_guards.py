@@ -29,15 +29,15 @@ PLACE = {
     "what": "output",
 }
 
-Knowing = Callable[[tuple[int, int]], Undisturbed]
+UndisturbedWith = Callable[[tuple[int, int]], Undisturbed]
 
 
 @pytest.fixture(scope="module")
-def knowing(tmp_path_factory: pytest.TempPathFactory) -> Knowing:
+def with_ledger(tmp_path_factory: pytest.TempPathFactory) -> UndisturbedWith:
     """Undisturbed runs whose ledger holds the given windows from the start."""
     known: dict[tuple[int, int], Undisturbed] = {}
 
-    def knowing_of(windows: tuple[int, int]) -> Undisturbed:
+    def undisturbed_with(windows: tuple[int, int]) -> Undisturbed:
         if windows not in known:
             folder = tmp_path_factory.mktemp("knew")
             config = {"skipped": (windows,)}
@@ -46,7 +46,7 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> Knowing:
                 known[windows] = Undisturbed(rows=run.rows, digests=run.digests)
         return known[windows]
 
-    return knowing_of
+    return undisturbed_with
 
 
 def _training(**changes: Any) -> TrainingSpec:
@@ -59,7 +59,7 @@ def _poisoned(**guards: Any) -> TrainingSpec:
     return _training(recipe=recipe, guards=GuardsSpec.model_validate(guards))
 
 
-def _the_trip(run: SupervisedRun) -> dict[str, Any]:
+def _only_trip(run: SupervisedRun) -> dict[str, Any]:
     trips = run.of(EventKind.GUARD_TRIPPED)
     assert len(trips) == 1, run.story()
     assert {name: trips[0][name] for name in PLACE} == PLACE
@@ -68,37 +68,37 @@ def _the_trip(run: SupervisedRun) -> dict[str, Any]:
 
 
 def test_a_window_that_is_not_finite_is_skipped_and_training_goes_on(
-    tmp_path: Path, knowing: Knowing
+    tmp_path: Path, with_ledger: UndisturbedWith
 ) -> None:
     with supervised(tmp_path, _poisoned()) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        assert_same_history(run, knowing((BAD, BAD + 1)))
-        trip = _the_trip(run)
+        assert_same_history(run, with_ledger((BAD, BAD + 1)))
+        trip = _only_trip(run)
         assert (trip["decision"], trip["ledger"]) == ("skip", [[BAD, BAD + 1]])
         assert not incidents(run)
 
 
 @pytest.mark.parametrize("point", ["skipped", "optimizer"])
 def test_a_rank_that_dies_after_a_skip_changes_no_bit(
-    tmp_path: Path, knowing: Knowing, point: str
+    tmp_path: Path, with_ledger: UndisturbedWith, point: str
 ) -> None:
     plan = [{"point": point, "rank": 1, "step": STEP, "action": "kill"}]
     with supervised(tmp_path, _poisoned(), chaos=plan) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert not not_fired(run, plan)
-        assert_same_history(run, knowing((BAD, BAD + 1)))
-        _the_trip(run)
+        assert_same_history(run, with_ledger((BAD, BAD + 1)))
+        _only_trip(run)
         assert len(incidents(run)) == 1
 
 
 def test_a_rollback_goes_on_from_before_without_the_windows_since(
-    tmp_path: Path, knowing: Knowing
+    tmp_path: Path, with_ledger: UndisturbedWith
 ) -> None:
     with supervised(tmp_path, _poisoned(nonfinite={"policy": "rollback"})) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
-        trip = _the_trip(run)
+        trip = _only_trip(run)
         assert (trip["back_to"], trip["skipped"]) == (STEP - 2, [BAD - 1, BAD + 1])
-        assert_same_history(run, knowing((BAD - 1, BAD + 1)))
+        assert_same_history(run, with_ledger((BAD - 1, BAD + 1)))
         (incident,) = incidents(run)
         assert (incident["cause"], incident["decision"]) == ("guard", Action.ROLL_BACK)
         assert incident["restored_step"] == STEP - 2
@@ -108,14 +108,14 @@ def test_a_stop_names_step_rank_layer_and_micro_batch(tmp_path: Path) -> None:
     with supervised(tmp_path, _poisoned(nonfinite={"policy": "stop"})) as run:
         end = run.wait_end()
         assert (end["outcome"], end["code"]) == ("FAILED", "guard"), run.story()
-        _the_trip(run)
+        _only_trip(run)
         for named in (f"step {STEP}", "rank 2", PoisonedWindow.LAYER, "micro-batch 1"):
             assert named in end["message"]
 
 
 @pytest.mark.parametrize("where", ["gradient", "output"])
 def test_what_was_not_finite_by_chance_costs_a_step_and_no_data(
-    tmp_path: Path, knowing: Knowing, where: str
+    tmp_path: Path, with_ledger: UndisturbedWith, where: str
 ) -> None:
     plan: list[dict[str, Any]] = [
         {"point": "forward", "rank": 2, "step": STEP, "micro_batch": 1}
@@ -124,7 +124,7 @@ def test_what_was_not_finite_by_chance_costs_a_step_and_no_data(
     with supervised(tmp_path, _training(), standbys=0, chaos=plan) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert not not_fired(run, plan)
-        assert_same_history(run, knowing((0, 0)))
+        assert_same_history(run, with_ledger((0, 0)))
         assert not incidents(run)
         (trip,) = run.of(EventKind.GUARD_TRIPPED)
         assert (trip["step"], trip["decision"], trip["skipped"]) == (STEP, "retry", None)

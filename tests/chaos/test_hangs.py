@@ -16,7 +16,7 @@ from holdfast_workers.spec import DetectionSpec
 pytestmark = pytest.mark.chaos
 
 DETECTION = DetectionSpec(hang_floor_s=0.5)
-MOST_S = 8.0
+MAX_RECOVERY_S = 8.0
 """From the last sign of life to the first new step, on a machine that does other things too."""
 
 
@@ -41,14 +41,14 @@ def test_every_kind_of_hang_is_named_and_recovered_from_with_the_same_bits(
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert not not_fired(run, EVERY_KIND)
         assert_same_history(run, undisturbed)
-        found = incidents(run)
-        assert [item["cause"] for item in found] == ["hang"] * len(EVERY_KIND), run.story()
-        for planned, incident in zip(EVERY_KIND, found, strict=True):
+        closed = incidents(run)
+        assert [item["cause"] for item in closed] == ["hang"] * len(EVERY_KIND), run.story()
+        for planned, incident in zip(EVERY_KIND, closed, strict=True):
             (lost,) = (entry for entry in incident["lost"] if entry["cause"] == "hang")
             assert lost["rank"] == planned["rank"], (planned, incident)
             assert incident["suspects"][0]["rank"] == planned["rank"]
             assert incident["stacks"]
-            assert incident["phases_s"]["total"] < MOST_S
+            assert incident["phases_s"]["total"] < MAX_RECOVERY_S
             assert incident["steps_lost"] <= 1
 
 
@@ -76,10 +76,10 @@ def test_long_phases_of_all_ranks_and_declared_ones_of_one_are_no_incident(
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert_same_history(run, undisturbed)
         assert not run.of(EventKind.INCIDENT_OPENED), run.story()
-        told = [item["reason"] for item in run.of(EventKind.STALLED)]
-        assert any("load" in reason for reason in told), run.story()
-        assert any("evaluate" in reason for reason in told), run.story()
-        assert any("rank 1," in reason and "user" in reason for reason in told), run.story()
+        stragglers = [item["reason"] for item in run.of(EventKind.STALLED)]
+        assert any("load" in reason for reason in stragglers), run.story()
+        assert any("evaluate" in reason for reason in stragglers), run.story()
+        assert any("rank 1," in reason and "user" in reason for reason in stragglers), run.story()
 
 
 def test_a_slow_rank_is_told_within_some_steps_and_its_node_is_left(tmp_path: Path) -> None:
@@ -88,14 +88,14 @@ def test_a_slow_rank_is_told_within_some_steps_and_its_node_is_left(tmp_path: Pa
     training = small_training(1000, blocks=2, micro_batches=2)  # as slow as can be told
     with supervised(tmp_path, training, standbys=1, chaos=[slow], config=patience) as run:
 
-        def told() -> list[dict[str, Any]]:
+        def stragglers() -> list[dict[str, Any]]:
             return [item for item in run.of(EventKind.STRAGGLER) if item["rank"] == 2]
 
         def replaced() -> list[dict[str, Any]]:
             return [incident for incident in incidents(run) if incident["cause"] == "straggler"]
 
-        run.wait(lambda: bool(replaced()) and len(told()) > 1, 90.0)
-        first, second = told()[:2]
+        run.wait(lambda: bool(replaced()) and len(stragglers()) > 1, 90.0)
+        first, second = stragglers()[:2]
         assert (first["state"], first["agent"]) == ("slow", "n1"), run.story()
         assert first["factor"] > 1.5
         assert first["step"] < 150
@@ -118,4 +118,4 @@ def test_a_rank_that_stops_while_a_world_forms_is_named_too(
         (incident,) = incidents(run)
         assert {"worker_crash", "hang"} <= set(incident["causes"]), run.story()
         assert incident["suspects"][0]["rank"] == 2
-        assert incident["phases_s"]["total"] < 2 * MOST_S
+        assert incident["phases_s"]["total"] < 2 * MAX_RECOVERY_S

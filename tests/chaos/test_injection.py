@@ -28,8 +28,8 @@ def lost_ranks(run: SupervisedRun) -> list[tuple[str, list[int]]]:
     ]
 
 
-def fired(run: SupervisedRun, words: str) -> int:
-    return sum("injected fault" in line and words in line for line in run.logs)
+def fired(run: SupervisedRun, text: str) -> int:
+    return sum("injected fault" in line and text in line for line in run.logs)
 
 
 def test_each_fault_happens_once_to_its_rank_at_its_step_and_phase(
@@ -47,7 +47,7 @@ def test_each_fault_happens_once_to_its_rank_at_its_step_and_phase(
         assert_same_history(run, undisturbed)
         assert lost_ranks(run)[-1] == ("worker_crash", [2]), run.story()
         assert {("worker_crash", (1,))} == {(c, tuple(r)) for c, r in lost_ranks(run)[:-1]}
-        assert [fired(run, words) for words in ("exit_code=3", "phase=restore", "at_step=20")] == [
+        assert [fired(run, text) for text in ("exit_code=3", "phase=restore", "at_step=20")] == [
             *(1, 1, 1)
         ]
 

@@ -41,9 +41,9 @@ pytestmark = [
 HEARTBEAT_S = 1.0
 LEASE_S, MARGIN_S = 2.0, 0.5
 PACE_S = 0.05
-UNPOLLED = 8
+MAX_UNPOLLED = 8
 """Steps that a node may have made since the supervisor asked it last, on a machine that is busy."""
-MOST_STEPS = 100_000
+MAX_STEPS = 100_000
 """None of these jobs gets there: they are told to stop."""
 
 
@@ -60,7 +60,7 @@ ON_ONE_NODE = Layout(workers_per_node=2, standbys=1)  # all of it lies on one si
 def training() -> TrainingSpec:
     """Two ranks, with steps of a few milliseconds beside the pace."""
     return small_training(
-        MOST_STEPS,
+        MAX_STEPS,
         recipe="tests.support.ranks.step_log:LogsSteps",
         model=ModelSpec(dim=32, layers=1, heads=2, kv_heads=1, sequence_length=32),
         parallel=ParallelSpec(dp_shard=2),
@@ -104,38 +104,38 @@ def logging_steps(folder: Path, pace_s: float) -> Iterator[None]:
         del os.environ[FOLDER], os.environ[PACE]
 
 
-def cut_and_mend(run: SupervisedRun, chance: random.Random) -> str:
+def cut_and_mend(run: SupervisedRun, rng: random.Random) -> str:
     """Cut a host of the world at a random moment, see training go on without it, mend the link,
     and see the node checked and ready again. Its seat."""
     agents = run.agents
     assert isinstance(agents, RemoteAgents)
-    seat = chance.choice(sorted({seat for seat, _ in run.workers().values()}))
-    time.sleep(chance.uniform(0.0, 0.4))
+    seat = rng.choice(sorted({seat for seat, _ in run.workers().values()}))
+    time.sleep(rng.uniform(0.0, 0.4))
     attempt = run.all_rows[-1].attempt
-    told = len(run.events)
-    with cut(agents, seat, chance.uniform(0.0, 0.5)):
+    seen_events = len(run.events)
+    with cut(agents, seat, rng.uniform(0.0, 0.5)):
         run.wait(lambda: run.all_rows[-1].attempt > attempt)
         members = run.of(EventKind.ATTEMPT_FORMING)[-1]["members"]
         assert seat not in {member["agent"] for member in members}, run.story()
-    run.wait(lambda: is_back(run, seat, told))
+    run.wait(lambda: is_back(run, seat, seen_events))
     return seat
 
 
-def is_back(run: SupervisedRun, seat: str, told: int) -> bool:
+def is_back(run: SupervisedRun, seat: str, seen_events: int) -> bool:
     """Whether it is a standby again after it was cut off."""
-    since = [e.data for e in run.events[told:] if e.kind is EventKind.STANDBY]
+    since = [e.data for e in run.events[seen_events:] if e.kind is EventKind.STANDBY]
     return any(item["agent"] == seat and item["state"] == "ready" for item in since)
 
 
-def assert_one_world_at_a_time(made: list[LoggedStep]) -> None:
+def assert_one_world_at_a_time(logged: list[LoggedStep]) -> None:
     """By the workers' own word: nobody stepped in an attempt once a later one had begun to."""
     last: dict[int, float] = {}
     first: dict[int, float] = {}
-    for item in made:
+    for item in logged:
         first.setdefault(item.attempt, item.at)
         last[item.attempt] = item.at
     attempts = sorted(first)
-    assert attempts == list(dict.fromkeys(entry.attempt for entry in made))
+    assert attempts == list(dict.fromkeys(entry.attempt for entry in logged))
     for before, after in pairwise(attempts):
         assert last[before] < first[after], f"attempt {before} steps beside attempt {after}"
 
@@ -150,30 +150,30 @@ def undisturbed_digests(folder: Path, steps: int) -> dict[int, str]:
         return {step: run.digests[step] for step in range(steps + 1)}
 
 
-def play(folder: Path, layout: Layout, cuts: int) -> None:
+def run_partitions(folder: Path, layout: Layout, cuts: int) -> None:
     """`cuts` partitions, and all that must hold of them."""
     seed = int(os.environ.get("HOLDFAST_SEED", time.time_ns() % 1_000_000))
     print(f"HOLDFAST_SEED={seed}")
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     with partitioned(folder, layout) as run:
         run.wait(lambda: len(run.of(EventKind.STANDBY)) >= layout.standbys and bool(run.rows))
-        seats = [cut_and_mend(run, chance) for _ in range(cuts)]
+        seats = [cut_and_mend(run, rng) for _ in range(cuts)]
         run.stop(StopKind.CANCEL)
         assert run.wait_end()["outcome"] == "CANCELLED", run.story()
-        made = logged_steps(folder / "steps")
-        assert_one_world_at_a_time(made)
+        logged = logged_steps(folder / "steps")
+        assert_one_world_at_a_time(logged)
         formed = run.of(EventKind.ATTEMPT_FORMING)
         assert len(formed) >= cuts + 1
         reached = max(run.rows)
-        assert {entry.step for entry in made} == set(range(1, reached + 1)), run.story()
+        assert {entry.step for entry in logged} == set(range(1, reached + 1)), run.story()
         # What the cut-off node alone could tell of its steps since the last poll is not told.
-        untold = set(range(1, reached + 1)) - set(run.rows)
-        most = UNPOLLED * cuts if layout.workers_per_node == 2 else 0
-        assert len(untold) <= most, (untold, run.story())
+        unreported = set(range(1, reached + 1)) - set(run.rows)
+        most = MAX_UNPOLLED * cuts if layout.workers_per_node == 2 else 0
+        assert len(unreported) <= most, (unreported, run.story())
         digests = dict(run.digests)
     expected = undisturbed_digests(folder / "undisturbed", reached)
     assert digests.items() <= expected.items()
-    assert len(expected) - len(digests) <= 2 * len(untold)
+    assert len(expected) - len(digests) <= 2 * len(unreported)
     again = {item["agent"] for form in formed[1:] for item in form["members"]}
     assert again & set(seats[:-1]), "a node that was cut off is used again"
 
@@ -182,7 +182,7 @@ def play(folder: Path, layout: Layout, cuts: int) -> None:
 def test_one_world_steps_at_a_time_whatever_link_is_cut(
     tmp_path: Path, layout: Layout, cuts: int
 ) -> None:
-    play(tmp_path, layout, cuts)
+    run_partitions(tmp_path, layout, cuts)
 
 
 def test_a_partition_on_request_takes_the_node_off_the_network_and_brings_it_back(
@@ -193,14 +193,14 @@ def test_a_partition_on_request_takes_the_node_off_the_network_and_brings_it_bac
         agents = run.agents
         assert isinstance(agents, RemoteAgents)
         seat = run.workers()[1][0]
-        told = len(run.events)
+        seen_events = len(run.events)
         began = time.monotonic()
         with agents.out_of_reach(seat):
             run.inject("partition", rank=1, duration_s=3.0)
             run.wait(lambda: run.all_rows[-1].attempt == 2)
             members = run.of(EventKind.ATTEMPT_FORMING)[-1]["members"]
             assert seat not in {member["agent"] for member in members}, run.story()
-        run.wait(lambda: is_back(run, seat, told))
+        run.wait(lambda: is_back(run, seat, seen_events))
         assert time.monotonic() - began > 3.0
         run.stop(StopKind.CANCEL)
         assert run.wait_end()["outcome"] == "CANCELLED", run.story()
@@ -212,4 +212,4 @@ def test_a_partition_on_request_takes_the_node_off_the_network_and_brings_it_bac
 def test_one_world_steps_at_a_time_through_many_partitions(
     tmp_path: Path, layout: Layout, cuts: int
 ) -> None:
-    play(tmp_path, layout, cuts)
+    run_partitions(tmp_path, layout, cuts)

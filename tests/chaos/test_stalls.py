@@ -34,23 +34,23 @@ class Watched:
         self.stalls: list[tuple[float, Signal]] = []
         run.wait_step(LEARNED_STEPS)
         self._pass_on = run.agents.on_signal
-        run.agents.on_signal = self._hear
+        run.agents.on_signal = self._receive
 
-    def _hear(self, told: Signal) -> None:
-        if told.kind is SignalKind.RANK_STALLED:
-            self.stalls.append((time.monotonic(), told))
+    def _receive(self, reported: Signal) -> None:
+        if reported.kind is SignalKind.RANK_STALLED:
+            self.stalls.append((time.monotonic(), reported))
         else:
-            self._pass_on(told)
+            self._pass_on(reported)
 
     def wait_stall(self, rank: int, since: float) -> tuple[float, Signal]:
         """The first standstill of `rank` that was told after `since`, and how long after."""
 
         def found() -> list[tuple[float, Signal]]:
-            return [(at, told) for at, told in self.stalls if at > since and told.rank == rank]
+            return [(at, reported) for at, reported in self.stalls if at > since and reported.rank == rank]
 
         self.run.wait(lambda: bool(found()), 20.0)
-        at, told = found()[0]
-        return at - since, told
+        at, reported = found()[0]
+        return at - since, reported
 
     def replace(self, rank: int) -> None:
         """End a rank that hangs; return once its successor is beyond the first steps."""
@@ -79,9 +79,9 @@ def test_a_stopped_rank_is_told_of_and_seen_without_its_help(watched: Watched) -
     pid = watched.run.pids()[2]
     began = time.monotonic()
     os.kill(pid, signal.SIGSTOP)
-    after_s, told = watched.wait_stall(2, began)
-    beat = told.detail["beat"]
-    assert (told.pid, beat["rank"], beat["pid"]) == (pid, 2, pid)
+    after_s, reported = watched.wait_stall(2, began)
+    beat = reported.detail["beat"]
+    assert (reported.pid, beat["rank"], beat["pid"]) == (pid, 2, pid)
     assert beat["age_s"] > beat["limit_s"]
     assert after_s < 3 * beat["limit_s"]
     seen = watched.inspect(2)
@@ -109,8 +109,8 @@ def test_a_rank_that_hangs_is_told_of_whatever_it_hangs_in(
     """The thread that answers its agent hangs with it where the interpreter's lock is held."""
     began = time.monotonic()
     watched.run.inject(kind, rank=3, phase="backward")
-    after_s, told = watched.wait_stall(3, began)
-    beat = told.detail["beat"]
+    after_s, reported = watched.wait_stall(3, began)
+    beat = reported.detail["beat"]
     assert beat["phase"] == "backward"
     assert after_s < 3 * beat["limit_s"]
     seen = watched.inspect(3)
@@ -127,10 +127,10 @@ def test_a_standstill_is_told_once(watched: Watched) -> None:
     watched.wait_stall(1, began)
     for rank in (0, 2, 3):
         watched.wait_stall(rank, began)
-    told = len(watched.stalls)
+    reported = len(watched.stalls)
     deadline = time.monotonic() + 2 * FLOOR_S
     watched.run.wait(lambda: time.monotonic() > deadline)
-    assert len(watched.stalls) == told
+    assert len(watched.stalls) == reported
     os.kill(pid, signal.SIGCONT)
     watched.run.wait_step(max(watched.run.rows) + 5)
     again = time.monotonic()
@@ -149,18 +149,18 @@ def test_a_long_phase_of_all_ranks_is_told_of_and_breaks_nothing(tmp_path: Path)
         recipe="tests.support.ranks.recipes:EvaluatesTwice",
         detection=DetectionSpec(limits={"evaluate": limit_s, "user": limit_s}),
     )
-    told: list[Signal] = []
+    reported: list[Signal] = []
     with supervised(tmp_path, training, standbys=0) as run:
         pass_on = run.agents.on_signal
 
-        def hear(signal: Signal) -> None:
-            told.append(signal)
+        def receive(signal: Signal) -> None:
+            reported.append(signal)
             pass_on(signal)
 
-        run.agents.on_signal = hear
+        run.agents.on_signal = receive
         end = run.wait_end()
         assert end["outcome"] == "SUCCEEDED", run.story()
         assert not run.of(EventKind.INCIDENT_OPENED), run.story()
-    stalls = [item.detail["beat"] for item in told if item.kind is SignalKind.RANK_STALLED]
+    stalls = [item.detail["beat"] for item in reported if item.kind is SignalKind.RANK_STALLED]
     assert {beat["phase"] for beat in stalls} == {"evaluate"}
     assert {beat["rank"] for beat in stalls} == {0, 1, 2, 3}

@@ -170,8 +170,8 @@ def test_a_function_of_the_users_own_is_sent_along_and_recovers(product: Product
         assert ended.progress.incidents == (2 if break_it else 0)
         lines = client.logs(job.id, limit=1000).lines
         assert any("points classified correctly" in line.text for line in lines)
-        told = client.metrics(job.id, ["accuracy"])
-        assert [point.step for point in told if point.values["accuracy"] is not None] == [
+        accuracies = client.metrics(job.id, ["accuracy"])
+        assert [point.step for point in accuracies if point.values["accuracy"] is not None] == [
             *range(1, FUNCTION_STEPS + 1)
         ]
         told_by_nodes = product.node_logs(job.id)
@@ -182,9 +182,9 @@ def test_a_function_of_the_users_own_is_sent_along_and_recovers(product: Product
             for item in told_by_nodes
         )
         exits = [
-            told_by_node
-            for told_by_node in told_by_nodes
-            if told_by_node["event"] == "worker_exited"
+            log
+            for log in told_by_nodes
+            if log["event"] == "worker_exited"
         ]
         assert not break_it or any(entry["rank"] == 1 and entry["attempt"] == 1 for entry in exits)
         product.wait(lambda: not product.left_of(job.id), 60)
@@ -202,7 +202,7 @@ def test_the_commands_of_the_quickstart_and_the_tutorial_work(product: Product) 
         "HOLDFAST_ADDRESS": product.client.address,
         "OMP_NUM_THREADS": "1",
     }
-    said = ""
+    output = ""
     for page in ("index.md", "tutorial.md"):
         blocks = MARKED.findall((REPOSITORY / "docs" / page).read_text())
         assert len(blocks) >= 2
@@ -216,11 +216,11 @@ def test_the_commands_of_the_quickstart_and_the_tutorial_work(product: Product) 
                 timeout=200,
                 check=False,
             )
-            said += done.stdout
+            output += done.stdout
             assert done.returncode == 0, f"{page}: {block}\n{done.stdout}\n{done.stderr}"
-    assert "points classified correctly" in said
-    assert "accuracy  now" in said
-    assert "SUCCEEDED" in said
+    assert "points classified correctly" in output
+    assert "accuracy  now" in output
+    assert "SUCCEEDED" in output
 
 
 def test_ranks_leave_a_cordoned_node_and_no_job_comes_to_it(
@@ -237,9 +237,9 @@ def test_ranks_leave_a_cordoned_node_and_no_job_comes_to_it(
         (incident,) = client.incidents(job.id)
         assert (incident.cause, incident.decision) == ("preempted", "replace the node")
         train = {**spec()["train"], "steps": 5}
-        beside = client.submit(spec(train=train, resources=WITHOUT_STANDBY))
-        assert product.finish(beside.id).state == "SUCCEEDED"
-        assert left not in {member.node_id for member in product.members(beside.id).values()}
+        other_job = client.submit(spec(train=train, resources=WITHOUT_STANDBY))
+        assert product.finish(other_job.id).state == "SUCCEEDED"
+        assert left not in {member.node_id for member in product.members(other_job.id).values()}
     finally:
         client.uncordon(left)
 

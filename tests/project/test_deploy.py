@@ -1,4 +1,4 @@
-"""Dashboards and alerts ask for series and labels that the server really has."""
+"""Dashboards and alerts query only series and labels that the server exports."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ LABELS = {
 def queries() -> list[str]:
     board = json.loads((DEPLOY / "grafana/holdfast.json").read_text())
     rules = yaml.safe_load((DEPLOY / "prometheus/alerts.yaml").read_text())
-    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    return asked + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    panel_queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    return panel_queries + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
 
 
 @pytest.mark.parametrize("query", queries())
-def test_a_query_asks_for_what_there_is(query: str) -> None:
+def test_a_query_uses_existing_series_and_labels(query: str) -> None:
     selected = SELECTED.findall(query)
     assert selected
     labels: set[str] = set()
@@ -42,7 +42,7 @@ def test_a_query_asks_for_what_there_is(query: str) -> None:
         assert {item.strip() for item in group.split(",")} <= labels
 
 
-def test_alerts_say_what_is_wrong() -> None:
+def test_alerts_have_a_summary() -> None:
     rules = yaml.safe_load((DEPLOY / "prometheus/alerts.yaml").read_text())
     assert all(
         rule["annotations"]["summary"] for group in rules["groups"] for rule in group["rules"]

@@ -1,4 +1,4 @@
-"""The examples run as their own words say, without a cluster, and stay short."""
+"""The examples run without a cluster as documented, and stay short."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def test_the_example_of_the_tutorial_runs_under_plain_python() -> None:
     assert json.loads(done.stdout.splitlines()[-1])["steps"] == 3
 
 
-def test_the_example_is_short_and_its_job_is_one() -> None:
+def test_the_example_is_short_and_its_job_is_valid() -> None:
     assert len((EXAMPLE / "train.py").read_text().splitlines()) < 60
     document = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
-    assert document["code"] == "."  # the command line sends it and names the package instead
+    assert document["code"] == "."  # the CLI uploads the folder and submits its digest instead
     spec = parse({**document, "code": "sha256:" + "0" * 64}, None)
     assert spec.function == "train:main"
     tutorial = (ROOT / "docs" / "tutorial.md").read_text()

@@ -1,4 +1,4 @@
-"""What `make setup` installs: exact versions, for every Python that Holdfast promises to run on."""
+"""`make setup` installs exact versions that support every Python version Holdfast supports."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def oldest_python() -> Version:
 
 
 @pytest.mark.parametrize("name", LOCKED)
-def test_what_is_locked_runs_on_the_oldest_python_promised(name: str) -> None:
+def test_locked_packages_support_the_oldest_supported_python(name: str) -> None:
     installed = distribution(name)
     assert Version(installed.version).public == LOCKED[name]
     wanted = SpecifierSet(installed.metadata.get("Requires-Python") or "")
-    assert wanted.contains(oldest_python()), f"{name} wants Python {wanted}"
+    assert wanted.contains(oldest_python()), f"{name} requires Python {wanted}"

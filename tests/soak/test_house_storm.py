@@ -27,7 +27,7 @@ ADVANCE_S = 240.0
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Product]:
+def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Product]:
     monkeypatch.setenv("HOLDFAST_QUARANTINE_INCIDENTS", "0")  # all nodes have many, on purpose
     with served(tmp_path) as started:
         yield started
@@ -45,51 +45,51 @@ def document() -> dict[str, object]:
     return whole
 
 
-def test_three_hundred_faults_over_rest_change_no_bit_and_leave_nothing(house: Product) -> None:
-    calm = house.client.submit(document())
-    assert house.finish(calm.id, 1800.0).state == "SUCCEEDED"
-    undisturbed = house.client.digests(calm.id)
-    job = house.client.submit(document()).id
-    struck = blow(house, job, random.Random(3))
-    ended = house.finish(job, 1800.0)
-    print(summary(house, job, struck))
+def test_three_hundred_faults_over_rest_change_no_bit_and_leave_nothing(product: Product) -> None:
+    calm = product.client.submit(document())
+    assert product.finish(calm.id, 1800.0).state == "SUCCEEDED"
+    undisturbed = product.client.digests(calm.id)
+    job = product.client.submit(document()).id
+    injected = inject_faults(product, job, random.Random(3))
+    ended = product.finish(job, 1800.0)
+    print(summary(product, job, injected))
     assert ended.state == "SUCCEEDED", ended.outcome
-    digests = house.client.digests(job)
+    digests = product.client.digests(job)
     assert digests[STEPS] == undisturbed[STEPS]
     assert digests.items() <= undisturbed.items()
-    told = house.samples(job)
-    assert told.items() <= house.samples(calm.id).items()
-    assert len(house.client.faults(job)) == sum(kind != API_DEATH for _, kind in struck)
-    house.wait(lambda: not house.left_of(job), 60.0)
+    told = product.samples(job)
+    assert told.items() <= product.samples(calm.id).items()
+    assert len(product.client.faults(job)) == sum(kind != API_DEATH for _, kind in injected)
+    product.wait(lambda: not product.left_of(job), 60.0)
 
 
-def blow(house: Product, job: str, drawn: random.Random) -> list[tuple[float, str]]:
-    struck: list[tuple[float, str]] = []
+def inject_faults(product: Product, job: str, rng: random.Random) -> list[tuple[float, str]]:
+    injected: list[tuple[float, str]] = []
     kinds = list(KINDS)
-    while len(struck) < FAULTS:
-        house.wait_step(job, 5 + STEPS * len(struck) // (2 * FAULTS), ADVANCE_S)
-        if drawn.random() < API_SHARE:
-            struck.append((time.time(), API_DEATH))
-            house.kill()
-            house.start()
+    while len(injected) < FAULTS:
+        product.wait_step(job, 5 + STEPS * len(injected) // (2 * FAULTS), ADVANCE_S)
+        if rng.random() < API_SHARE:
+            injected.append((time.time(), API_DEATH))
+            product.kill()
+            product.start()
             continue
-        kind = drawn.choices(kinds, list(KINDS.values()))[0]
-        how: dict[str, object] = {"duration_s": 3.0} if kind is FaultKind.REMOTE_DOWN else {}
+        kind = rng.choices(kinds, list(KINDS.values()))[0]
+        arguments: dict[str, object] = {"duration_s": 3.0} if kind is FaultKind.REMOTE_DOWN else {}
         if Injection(kind).victim in (Victim.RANK, Victim.NODE):
-            how["rank"] = drawn.randrange(4)
-        struck.append((time.time(), kind.value))
-        house.client.inject(job, kind, **how)
+            arguments["rank"] = rng.randrange(4)
+        injected.append((time.time(), kind.value))
+        product.client.inject(job, kind, **arguments)
         if kind is FaultKind.NODE_LOSS:
-            local_cluster.add_node(house.cluster)
-    return struck
+            local_cluster.add_node(product.cluster)
+    return injected
 
 
-def summary(house: Product, job: str, struck: list[tuple[float, str]]) -> str:
+def summary(product: Product, job: str, injected: list[tuple[float, str]]) -> str:
     found: dict[str, list[float]] = {}
-    for incident in house.client.incidents(job):
-        before = [kind for at, kind in struck if at <= incident.opened_at]
+    for incident in product.client.incidents(job):
+        before = [kind for at, kind in injected if at <= incident.opened_at]
         total = incident.phases_s.get("total")
         if before and total is not None and incident.cause != "remote_unavailable":
             found.setdefault(before[-1], []).append(total)
     lines = [f"{kind:>17}: {percentiles(times)}" for kind, times in sorted(found.items())]
-    return "\n".join([str(dict(Counter(kind for _, kind in struck))), *lines])
+    return "\n".join([str(dict(Counter(kind for _, kind in injected))), *lines])

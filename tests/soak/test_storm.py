@@ -39,7 +39,7 @@ PATIENT = {"max_failures": 100_000, "max_without_progress": 100_000, "standby_wa
 def test_a_storm_of_mixed_faults_changes_no_bit_and_leaves_nothing(
     tmp_path: Path, seed: int, faults: int, steps: int, end_s: float
 ) -> None:
-    weather(tmp_path, seed, faults, steps, end_s, KINDS)
+    compare_runs(tmp_path, seed, faults, steps, end_s, KINDS)
 
 
 @pytest.mark.soak
@@ -51,10 +51,10 @@ def test_a_storm_with_partitions_changes_no_bit_and_leaves_nothing(tmp_path: Pat
         "times": SupervisorTimes(poll_s=0.1, heartbeat_timeout_s=HEARTBEAT_S),
         "heartbeat_s": HEARTBEAT_S / 8,
     }
-    weather(tmp_path, 3, 320, 1600, 900.0, WITH_PARTITIONS, **across)
+    compare_runs(tmp_path, 3, 320, 1600, 900.0, WITH_PARTITIONS, **across)
 
 
-def weather(
+def compare_runs(
     tmp_path: Path,
     seed: int,
     faults: int,

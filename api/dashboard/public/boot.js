@@ -1,14 +1,14 @@
-// What cannot wait for the program itself. Before the first paint: the colours that were chosen here,
-// if any; otherwise the system's.
+// Runs before the program itself is loaded. Before the first paint it applies the colour theme chosen
+// in this browser; without a choice the system's theme holds.
 try {
   const chosen = localStorage.getItem("holdfast.theme");
   if (chosen === "dark" || chosen === "light") document.documentElement.dataset.theme = chosen;
 } catch {
-  // Storage is switched off: the system's colours it is.
+  // Storage is disabled: the system's theme holds.
 }
 
-// On the page of a job: its stream, and once that has begun, what the page shows first.
-// src/api/early.ts hands it to those who would have asked for it.
+// On the page of a job it opens the job's stream and, after the stream has begun, requests the data
+// that the page shows first. src/api/early.ts serves these responses to the program.
 const [, jobs, job, part] = location.pathname.split("/");
 if (jobs === "jobs" && job && part === undefined && !document.hidden) {
   const choices = new URLSearchParams(location.search);
@@ -19,21 +19,21 @@ if (jobs === "jobs" && job && part === undefined && !document.hidden) {
   }
   const live = `/api/v1/live?job=${job}`;
   const at = `/api/v1/jobs/${job}`;
-  const stopping = new AbortController();
-  const asked = { headers: { Accept: "text/event-stream" }, signal: stopping.signal, cache: "no-store" };
-  const begins = fetch(live, asked).then((response) => {
+  const abort = new AbortController();
+  const options = { headers: { Accept: "text/event-stream" }, signal: abort.signal, cache: "no-store" };
+  const begins = fetch(live, options).then((response) => {
     if (!response.ok || !response.body) return { response, begun: null };
     const [ahead, all] = response.body.tee();
     const reader = ahead.getReader();
     return { response: new Response(all, response), begun: reader.read().then(() => void reader.cancel()) };
   });
-  const begun = begins.then((one) => one.begun).catch(() => {});
-  const glance = Promise.race([begun, new Promise((over) => setTimeout(over, 300))])
+  const begun = begins.then((stream) => stream.begun).catch(() => {});
+  const glance = Promise.race([begun, new Promise((resolve) => setTimeout(resolve, 300))])
     .then(() => fetch(`${at}/glance?${heat}`, { headers: { Accept: "application/json" } }))
     .then((response) => (response.ok ? response.json() : null));
   glance.catch(() => {});
   globalThis.holdfastEarly = {
-    stream: { address: live, stopping, response: begins.then((one) => one.response) },
+    stream: { address: live, abort, response: begins.then((stream) => stream.response) },
     glance,
     parts: {
       [at]: "job",

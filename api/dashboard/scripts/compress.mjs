@@ -1,4 +1,4 @@
-// Lays a .gz beside every text file of the build, so that the server compresses nothing itself.
+// Writes a .gz beside every text file of the build, so that the server does no compression.
 import { readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { gzipSync } from "node:zlib";

@@ -1,4 +1,4 @@
-// Writes src/api/schema.d.ts from the OpenAPI document that the Python package describes itself by.
+// Writes src/api/schema.d.ts from the OpenAPI document of the Python package.
 // No server is needed: HOLDFAST_PYTHON (or the project's .venv) imports the application.
 import { execFileSync } from "node:child_process";
 import { existsSync, readFileSync, writeFileSync } from "node:fs";

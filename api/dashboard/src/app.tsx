@@ -1,4 +1,4 @@
-/** Which view a path shows. Views are loaded when they are first wanted. */
+/** The root component: chooses the view of a path. Views are loaded on first use. */
 
 import { Component, lazy, Suspense, useEffect, type ReactNode } from "react";
 import { DataProvider } from "./data/context";
@@ -36,14 +36,14 @@ function View() {
     if (path === "/") go("/jobs", { replace: true });
   }, [path, go]);
   return (
-    <Stumble key={path}>
-      <Suspense fallback={<div className="page" aria-busy="true" />}>{shown(path)}</Suspense>
-    </Stumble>
+    <ErrorBoundary key={path}>
+      <Suspense fallback={<div className="page" aria-busy="true" />}>{viewOf(path)}</Suspense>
+    </ErrorBoundary>
   );
 }
 
-function shown(path: string): ReactNode {
-  const [first, id, part, ...more] = path.split("/").filter(Boolean).map(decoded);
+function viewOf(path: string): ReactNode {
+  const [first, id, part, ...more] = path.split("/").filter(Boolean).map(decode);
   if (more.length === 0 && first === "jobs") {
     if (id === undefined) return <JobsPage />;
     if (part === undefined) return <JobPage id={id} />;
@@ -52,10 +52,10 @@ function shown(path: string): ReactNode {
   if (id === undefined && first === undefined) return null;
   if (id === undefined && first === "cluster") return <ClusterPage />;
   if (id === undefined && first === "submit") return <SubmitPage />;
-  return <Nowhere />;
+  return <NotFound />;
 }
 
-function decoded(part: string): string {
+function decode(part: string): string {
   try {
     return decodeURIComponent(part);
   } catch {
@@ -63,19 +63,19 @@ function decoded(part: string): string {
   }
 }
 
-function Nowhere() {
+function NotFound() {
   return (
     <div className="page">
       <div className="empty">
-        <h1>There is nothing here</h1>
+        <h1>Page not found</h1>
         <Link to="/jobs">All jobs</Link>
       </div>
     </div>
   );
 }
 
-/** A view that fails shows its error and leaves the frame standing. */
-class Stumble extends Component<{ children: ReactNode }, { error: Error | null }> {
+/** Shows the error of a failed view inside the intact frame. */
+class ErrorBoundary extends Component<{ children: ReactNode }, { error: Error | null }> {
   override state = { error: null as Error | null };
 
   static getDerivedStateFromError(error: Error) {
@@ -91,7 +91,7 @@ class Stumble extends Component<{ children: ReactNode }, { error: Error | null }
           <h1>This view failed</h1>
           <p>{error.message}</p>
           <button type="button" className="button" onClick={() => location.reload()}>
-            Load it again
+            Reload
           </button>
         </div>
       </div>

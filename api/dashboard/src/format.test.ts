@@ -3,11 +3,11 @@ import { ago, bytes, duration, number, percent, roughly, short } from "./format"
 
 test.each([
   [null, "–"], [0, "0s"], [0.0123, "12ms"], [2.345, "2.3s"], [59.6, "1m"], [90, "1m 30s"], [3600, "1h"], [90061, "1d 1h"],
-])("%s seconds are %s", (seconds, words) => {
-  expect(duration(seconds)).toBe(words);
+])("%s seconds are %s", (seconds, text) => {
+  expect(duration(seconds)).toBe(text);
 });
 
-test("what is nearly whole is not called whole", () => {
+test("a share just below 100% is not shown as 100%", () => {
   expect(percent(0.99999)).toBe("99.9%");
   expect(percent(1)).toBe("100.0%");
   expect(percent(null)).toBe("–");

@@ -1,4 +1,4 @@
-/** Numbers and times in words. What was not measured is an en dash, never a zero. */
+/** Formats numbers and times. A value that was not measured is an en dash, never a zero. */
 
 export const NONE = "–";
 
@@ -19,7 +19,7 @@ export function duration(seconds: number | null | undefined): string {
   return parts.slice(first, first + 2).filter(([count]) => count > 0).map(([count, unit]) => `${count}${unit}`).join(" ");
 }
 
-/** As `duration`, but the largest unit only: for ages. */
+/** Like `duration`, with the largest unit only: for ages. */
 export const roughly = (seconds: number | null | undefined): string => {
   if (seconds === null || seconds === undefined) return NONE;
   if (seconds < 1) return "now";
@@ -50,7 +50,7 @@ export const number = (value: number | null | undefined): string => {
   return String(Number(value.toPrecision(4)));
 };
 
-/** Four significant digits, also where the last ones are zeros: for columns. */
+/** Four significant digits including trailing zeros: for columns. */
 export const figure = (value: number | null | undefined): string => {
   if (value === null || value === undefined) return NONE;
   const size = Math.abs(value);
@@ -82,13 +82,13 @@ const date = new Intl.DateTimeFormat("en-GB", {
 });
 const time = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 
-/** Unix seconds as date and time of this place. */
+/** Unix seconds as date and time in the browser's zone. */
 export const moment = (at: number | null | undefined): string =>
   at === null || at === undefined ? NONE : date.format(at * 1000);
 export const clock = (at: number | null | undefined): string =>
   at === null || at === undefined ? NONE : time.format(at * 1000);
 
-export const plural = (n: number, one: string, many = `${one}s`): string => `${count(n)} ${n === 1 ? one : many}`;
+export const plural = (n: number, singular: string, many = `${singular}s`): string => `${count(n)} ${n === 1 ? singular : many}`;
 
-/** The time part of a uuid7 says when; its end tells two of a moment apart. */
+/** The start of a uuid7 is its time; the end distinguishes two ids of the same time. */
 export const shortId = (id: string): string => (id.length > 12 ? `${id.slice(0, 8)}…${id.slice(-4)}` : id);

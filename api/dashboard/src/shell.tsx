@@ -1,4 +1,4 @@
-/** The frame around every view: where one can go, whether the picture is live, and the colours. */
+/** The frame around every view: navigation, the state of the live connection, the colour theme. */
 
 import { useState, type ReactNode } from "react";
 import { useLiveStatus, useNow } from "./data";
@@ -20,12 +20,12 @@ export function Shell({ children }: { children: ReactNode }) {
   const { path, go } = useRouter();
   const { dark, toggle } = useTheme();
   const [help, setHelp] = useState(false);
-  useShortcuts("Everywhere", [
-    { keys: "g j", what: "Jobs", run: () => go("/jobs") },
-    { keys: "g c", what: "Cluster", run: () => go("/cluster") },
-    { keys: "c", what: "Submit a job", run: () => go("/submit") },
-    { keys: "t", what: "Dark or light", run: toggle },
-    { keys: "?", what: "This help", run: () => setHelp(true) },
+  useShortcuts("All pages", [
+    { keys: "g j", label: "Jobs", run: () => go("/jobs") },
+    { keys: "g c", label: "Cluster", run: () => go("/cluster") },
+    { keys: "c", label: "Submit a job", run: () => go("/submit") },
+    { keys: "t", label: "Dark or light", run: toggle },
+    { keys: "?", label: "This help", run: () => setHelp(true) },
   ]);
   return (
     <div className="shell">
@@ -65,11 +65,11 @@ export function Shell({ children }: { children: ReactNode }) {
   );
 }
 
-/** Whether what is shown is of now; while it is not, for how long it has not been. */
+/** Whether the shown data is live; otherwise for how long it has not been updated. */
 function Freshness() {
   const { live } = useShared();
   const { state } = useLiveStatus();
-  const { heard_at } = live;
+  const { received_at } = live;
   const now = useNow();
   if (state === "live") {
     return (
@@ -79,12 +79,12 @@ function Freshness() {
       </div>
     );
   }
-  const old = heard_at === null ? null : roughly(now - heard_at / 1000);
-  const words = old === null ? "Connecting…" : `Not live for ${old === "now" ? "1s" : old}`;
+  const old = received_at === null ? null : roughly(now - received_at / 1000);
+  const text = old === null ? "Connecting…" : `Not live for ${old === "now" ? "1s" : old}`;
   return (
-    <button type="button" className="live is-recovering" data-live={state} onClick={live.retry} title="Connect again now">
+    <button type="button" className="live is-recovering" data-live={state} onClick={live.retry} title="Reconnect now">
       <i />
-      <span className="second">{words}</span>
+      <span className="second">{text}</span>
     </button>
   );
 }

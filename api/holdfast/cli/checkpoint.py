@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 CheckpointWord = Annotated[
-    str, Parameter(name="JOB", help="A job or JOB/STEP; a job by its name, its id, or the start of the id.")
+    str,
+    Parameter(
+        name="JOB", help="A job or JOB/STEP; a job by its name, its id, or the start of the id."
+    ),
 ]
 Step = Annotated[int | None, Parameter(help="Step of the checkpoint; default: the newest.")]
 RequiredStep = Annotated[int | None, Parameter(help="Step of the checkpoint; or JOB/STEP.")]
@@ -108,7 +111,9 @@ def pin(word: CheckpointWord, /, *, step: Step = None, options: Options = OPTION
     return ExitCode.OK
 
 
-def unpin(word: CheckpointWord, /, *, step: RequiredStep = None, options: Options = OPTIONS) -> ExitCode:
+def unpin(
+    word: CheckpointWord, /, *, step: RequiredStep = None, options: Options = OPTIONS
+) -> ExitCode:
     """Give a checkpoint back to retention. Can be repeated."""
     with options.connect() as client:
         unpinned = client.unpin_checkpoint(*_find_named_checkpoint(client, word, step))
@@ -117,7 +122,9 @@ def unpin(word: CheckpointWord, /, *, step: RequiredStep = None, options: Option
     return ExitCode.OK
 
 
-def rm(word: CheckpointWord, /, *, step: RequiredStep = None, server: ServerOptions = SERVER) -> ExitCode:
+def rm(
+    word: CheckpointWord, /, *, step: RequiredStep = None, server: ServerOptions = SERVER
+) -> ExitCode:
     """Remove a checkpoint. A pinned, needed or last checkpoint is a conflict (exit code 4)."""
     with server.connect() as client:
         job_id, chosen = _find_named_checkpoint(client, word, step)
@@ -132,7 +139,9 @@ def export(
     *,
     out: Annotated[Path, Parameter(name=("--output", "-o"), help="The file to write.")],
     step: Step = None,
-    format: Annotated[Literal["safetensors"], Parameter(help="Format of the file.")] = "safetensors",
+    format: Annotated[
+        Literal["safetensors"], Parameter(help="Format of the file.")
+    ] = "safetensors",
     names: Annotated[
         Literal["own", "hf"], Parameter(help="hf: the names of Hugging Face's LlamaForCausalLM.")
     ] = "own",
@@ -243,4 +252,8 @@ def _kept_as(checkpoint: CheckpointView) -> str:
 def _state(checkpoint: CheckpointView) -> Text:
     if checkpoint.bad is not None:
         return Text(f"BAD: {checkpoint.bad}", style="bold red")
-    return Text("saved" if checkpoint.verified_at is None else f"verified {output.ago(checkpoint.verified_at)}")
+    return Text(
+        "saved"
+        if checkpoint.verified_at is None
+        else f"verified {output.ago(checkpoint.verified_at)}"
+    )

@@ -110,7 +110,11 @@ def _limits() -> Iterator[CheckResult]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < OPEN_FILES_LOW:
         raisable = hard == resource.RLIM_INFINITY or hard >= OPEN_FILES_LOW
-        advice = f"ulimit -n {OPEN_FILES_LOW}" if raisable else "raise LimitNOFILE of the service or user"
+        advice = (
+            f"ulimit -n {OPEN_FILES_LOW}"
+            if raisable
+            else "raise LimitNOFILE of the service or user"
+        )
         yield CheckResult("limits", Grade.ODD, f"{soft} open files", advice)
     else:
         yield CheckResult("limits", Grade.GOOD, f"{soft} open files")
@@ -145,7 +149,9 @@ def _gpus() -> Iterator[CheckResult]:
         yield CheckResult("gpu", Grade.GOOD, "none: ranks compute on the CPU")
         return
     command = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=GPU_TIMEOUT_S, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=GPU_TIMEOUT_S, check=False
+    )
     if done.returncode != 0:
         message = (done.stderr or done.stdout).strip().splitlines()[:1]
         advice = "check `nvidia-smi` and the driver; ranks cannot use the GPUs"
@@ -181,7 +187,9 @@ def _config() -> Iterator[CheckResult]:
         yield CheckResult("config", Grade.ODD, f"{path} is readable by others", f"chmod 600 {path}")
         return
     count = len(stored.contexts)
-    yield CheckResult("config", Grade.GOOD, f"{count} context(s), current: {stored.current or 'none'}")
+    yield CheckResult(
+        "config", Grade.GOOD, f"{count} context(s), current: {stored.current or 'none'}"
+    )
 
 
 def _server(options: Options) -> Iterator[CheckResult]:
@@ -219,7 +227,9 @@ def _port(port: int, options: Options) -> Iterator[CheckResult]:
         if chosen in {f"http://{host}:{port}" for host in ("127.0.0.1", "localhost")}:
             yield CheckResult("port", Grade.GOOD, f"{port} is used by the server")
             return
-    yield CheckResult("port", Grade.ODD, f"{port} is in use", "holdfast serve --port 0 chooses a free one")
+    yield CheckResult(
+        "port", Grade.ODD, f"{port} is in use", "holdfast serve --port 0 chooses a free one"
+    )
 
 
 def _answers(host: str, port: int) -> bool:

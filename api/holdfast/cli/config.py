@@ -40,13 +40,17 @@ def login(
             help="Sent with each request; - reads it from standard input.",
         ),
     ] = None,
-    check: Annotated[bool, Parameter(negative="--no-check", help="Check that the server answers.")] = True,
+    check: Annotated[
+        bool, Parameter(negative="--no-check", help="Check that the server answers.")
+    ] = True,
 ) -> ExitCode:
     """Store a server under a name, and make it the current one."""
     url = address.normal(server)
     context = name or urlsplit(url).hostname or ""
     if not context or set(context) - set(NAME_CHARACTERS):
-        raise NotUnderstood(f"{context or server!r} is not a valid name: use letters, digits, . _ - with --name")
+        raise NotUnderstood(
+            f"{context or server!r} is not a valid name: use letters, digits, . _ - with --name"
+        )
     if token is not None and token.startswith("--"):
         raise NotUnderstood(f"--token is followed by {token}: give the token, or - to read it")
     secret = sys.stdin.readline().strip() if token == "-" else token
@@ -54,7 +58,9 @@ def login(
         _check_server(url, secret)
     if secret and url.startswith("http://") and urlsplit(url).hostname not in LOOPBACK:
         output.progress(Text.assemble(("warning", "yellow"), ": the token is sent unencrypted"))
-    config.store(config.load().with_context(context, ServerContext(address=url, token=secret or None)))
+    config.store(
+        config.load().with_context(context, ServerContext(address=url, token=secret or None))
+    )
     output.progress(f"{context} is {url}, and is now the current context ({config.path()})")
     return ExitCode.OK
 

@@ -117,9 +117,7 @@ def incident_lines(
     """The incident in sentences, a paragraph a line. `shorten` cuts node ids; by default to what is
     unique in this incident."""
     shorten = shorten or output.NodeIdShortener([incident.model_dump_json()])
-    yield Text.assemble(
-        (f"Incident {incident.number}", "bold yellow"), incident_heading(incident)
-    )
+    yield Text.assemble((f"Incident {incident.number}", "bold yellow"), incident_heading(incident))
     for paragraph in incident_sentences(incident, shorten, alternatives=alternatives):
         yield Text(f"  {paragraph}")
 

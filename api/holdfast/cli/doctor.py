@@ -27,7 +27,7 @@ def doctor(
     port: Annotated[int, Parameter(help="Port of the server on this machine.")] = 8642,
     options: Options = OPTIONS,
 ) -> ExitCode:
-    """Check machine, ports, Ray, GPUs, disk and server. The exit code is 8 if a check has failed."""
+    """Check machine, ports, Ray, GPUs, disk and server. The exit code is 8 if a check failed."""
     results = []
     for result in checks.run_all(data_dir, port, options):
         results.append(result)

@@ -21,13 +21,15 @@ SENTENCES = {
     "job.pause_requested": "a user requested to pause the job",
     "job.resume_requested": "a user requested to resume the job",
     "job.released": "all resources of the job were released",
-    "job.initialised_from": "attempt {attempt} was initialised from {what} of {uri}[ at step {step}]",
+    "job.initialised_from": "attempt {attempt} was initialised from {what} of {uri}"
+    "[ at step {step}]",
     "job.stopping": "the job is stopping after step {step}[, to {wanted}][: {reason}]",
     "job.stop_undone": "training continues after step {step}: the request to {wanted} was given "
     "up[, because {reason}]",
     "supervisor.started": "the supervisor was started[ (start {times})]",
     "phase": "the supervisor entered the phase {phase}",
-    "attempt.forming": "attempt {attempt} is forming[ with {world_size} ranks][ on the mesh {mesh}]",
+    "attempt.forming": "attempt {attempt} is forming[ with {world_size} ranks]"
+    "[ on the mesh {mesh}]",
     "attempt.running": "attempt {attempt} is running[, and its first step is {first_step}]",
     "attempt.ended": "attempt {attempt} ended[ after step {last_step}][: {reason}]",
     "incident.opened": "incident {incident} was opened, because {cause}[: {evidence}]",
@@ -41,8 +43,7 @@ SENTENCES = {
     "checkpoint.unpinned": "the checkpoint of step {step} was unpinned",
     "checkpoint.interval": "the {tier} tier is saved every {every_steps} steps[: {why}]",
     "memory.placed": "the memory checkpoints of attempt {attempt} were placed[, copies: {copies}]",
-    "digest.mismatch": "the digest of step {step} in attempt {attempt} differs from the stored "
-    "one",
+    "digest.mismatch": "the digest of step {step} in attempt {attempt} differs from the stored one",
     "stalled": "attempt {attempt} has stalled[ at step {step}][: {reason}]",
     "straggler": "rank {rank}[ on agent {agent}] is {state}[, at {factor} times the time of its "
     "peers][: {why}]",
@@ -85,11 +86,9 @@ def event_sentence(kind: str, data: Mapping[str, Any]) -> str:
 
 
 def _fields_sentence(data: Mapping[str, Any]) -> str:
-    """`The agent is n1, the findings are 3 items.` An event without fields has no sentence."""
-    values = [
-        f"the {name.replace('_', ' ')} is {text}" for name in data if (text := _value(name, data))
-    ]
-    return sentence(", ".join(values)) if values else ""
+    """`The event reports agent n1, parts (3 items).` Empty for an event without fields."""
+    values = [f"{name.replace('_', ' ')} {text}" for name in data if (text := _value(name, data))]
+    return sentence(f"the event reports {', '.join(values)}") if values else ""
 
 
 def _value(name: str, data: Mapping[str, Any]) -> str:
@@ -103,7 +102,7 @@ def _value(name: str, data: Mapping[str, Any]) -> str:
         except (TypeError, ValueError, KeyError, AttributeError):
             pass  # another type than this version knows: shown as any other value
     if isinstance(value, list | dict):
-        return output.plural(len(value), "item")
+        return f"({output.plural(len(value), 'item')})"
     if isinstance(value, float):
         return output.clock(value) if name.endswith("_at") else f"{value:.4g}"
     return "true" if value is True else _cut(str(value))
@@ -119,7 +118,9 @@ def _mesh(axes: Mapping[str, int]) -> str:
 
 
 def _findings(findings: list[Mapping[str, Any]]) -> str:
-    return "; ".join(f"{finding['level']} ({finding['probe']}), {finding['what']}" for finding in findings)
+    return "; ".join(
+        f"{finding['level']} ({finding['probe']}), {finding['what']}" for finding in findings
+    )
 
 
 _FORMATS: Mapping[str, Callable[[Any], str]] = {

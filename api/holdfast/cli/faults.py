@@ -23,14 +23,16 @@ def inject(
     rank: Annotated[int | None, Parameter(help="The rank; default: a random rank.")] = None,
     at_step: Annotated[int | None, Parameter(help="When the rank reaches this step.")] = None,
     phase: Annotated[str | None, Parameter(help="In this phase of a step or recovery.")] = None,
-    duration: Annotated[str | None, Parameter(help="Duration of the fault: 500ms, 20s, 5m.")] = None,
+    duration: Annotated[
+        str | None, Parameter(help="Duration of the fault: 500ms, 20s, 5m.")
+    ] = None,
     set_: Annotated[
         list[str] | None,
-        Parameter(name="--set", negative="", help="Other settings of the kind: factor=3, where=..."),
+        Parameter(
+            name="--set", negative="", help="Other settings of the kind: factor=3, where=..."
+        ),
     ] = None,
-    storm: Annotated[
-        str | None, Parameter(help="mtbf=20s: repeatedly, on random ranks.")
-    ] = None,
+    storm: Annotated[str | None, Parameter(help="mtbf=20s: repeatedly, on random ranks.")] = None,
     seed: Annotated[int, Parameter(help="Seed of the storm.")] = 0,
     for_: Annotated[str, Parameter(name="--for", help="Duration of the storm.")] = "5m",
     options: Options = OPTIONS,

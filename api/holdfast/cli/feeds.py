@@ -24,7 +24,7 @@ from holdfast.cli.common import (
 from holdfast.cli.event_text import event_sentence
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.incident_text import Shortener
-from holdfast.client.calls import LogFilter
+from holdfast.client.calls import LogQuery
 from holdfast_service.views.jobs import EventView, LogLineView
 
 Follow = Annotated[
@@ -61,13 +61,13 @@ def logs(
 ) -> ExitCode:
     """Print the output of a job's ranks."""
     after = None if since is None else moment(since, time.time())
-    wanted = LogFilter(rank, attempt, after, grep, level)
+    query = LogQuery(rank, attempt, after, grep, level)
     with options.connect(LONG_RETRY_S if follow else SHORT_RETRY_S) as client:
         job_id = client.find(job_word)
         if follow:
-            lines = client.follow_logs(job_id, **wanted.params(), tail=tail)
+            lines = client.follow_logs(job_id, **query.params(), tail=tail)
         else:
-            lines = client.all_logs(job_id, wanted, tail=tail)
+            lines = client.all_logs(job_id, query, tail=tail)
         with DetachNotice(follow):
             if not output.results(options, lines):
                 _print_lines(lines)
@@ -140,5 +140,7 @@ def _print_lines(lines: Iterable[LogLineView]) -> None:
     for line in lines:
         writer = "agent" if line.rank is None else f"rank {line.rank}"
         style = "dim" if line.rank is None else RANK_STYLES[line.rank % len(RANK_STYLES)]
-        prefix = Text.assemble((output.clock(line.at), "dim"), (f" {line.attempt}/{writer} ", style))
+        prefix = Text.assemble(
+            (output.clock(line.at), "dim"), (f" {line.attempt}/{writer} ", style)
+        )
         console.print(prefix.append_text(Text.from_ansi(line.text)))

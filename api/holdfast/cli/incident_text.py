@@ -157,9 +157,7 @@ def stack_sentence(stack: Mapping[str, Any]) -> str:
     if not frames:
         return sentence(f"{subject} {verb} at an unknown place")
     more = f", and {len(frames) - SHOWN_FRAMES} more" if len(frames) > SHOWN_FRAMES else ""
-    return sentence(
-        f"{subject} {verb} in {', called from '.join(frames[:SHOWN_FRAMES])}{more}"
-    )
+    return sentence(f"{subject} {verb} in {', called from '.join(frames[:SHOWN_FRAMES])}{more}")
 
 
 def budget_sentence(budget: BudgetView) -> str:
@@ -170,8 +168,7 @@ def budget_sentence(budget: BudgetView) -> str:
     if budget.without_progress:
         attempts = output.plural(budget.without_progress, "attempt")
         text += (
-            f"; {attempts} in a row made no new step, and "
-            f"{budget.max_without_progress} are allowed"
+            f"; {attempts} in a row made no new step, and {budget.max_without_progress} are allowed"
         )
     return sentence(text)
 

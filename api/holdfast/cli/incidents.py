@@ -28,7 +28,9 @@ COLUMNS = (
 
 def incidents(
     job_word: JobWord,
-    number: Annotated[int | None, Parameter(name="NUMBER", help="Show only this one, in full.")] = None,
+    number: Annotated[
+        int | None, Parameter(name="NUMBER", help="Show only this one, in full.")
+    ] = None,
     /,
     *,
     alternatives: Annotated[

@@ -60,7 +60,11 @@ def ls(
     if not jobs:
         output.progress(
             "no jobs"
-            + (" match" if search or state or name or owner else "; start one: holdfast submit FILE")
+            + (
+                " match"
+                if search or state or name or owner
+                else "; start one: holdfast submit FILE"
+            )
         )
         return ExitCode.OK
     shown = output.ids([job.id for job in jobs], wide=options.wide)

@@ -51,7 +51,9 @@ COMMANDS = (
     Command(
         "incidents", "cli.incidents:incidents", HISTORY, "List faults and the decisions about them."
     ),
-    Command("metrics", "cli.metrics:metrics", HISTORY, "Plot loss and other series in the terminal."),
+    Command(
+        "metrics", "cli.metrics:metrics", HISTORY, "Plot loss and other series in the terminal."
+    ),
     Command("checkpoints", "cli.checkpoint:ls", HISTORY, "List the checkpoints of a job."),
     Command("checkpoint", "cli.checkpoint:group", HISTORY, "List, verify, pin, remove, export."),
     Command("inject", "cli.faults:inject", HISTORY, "Inject a fault into a job."),
@@ -59,13 +61,16 @@ COMMANDS = (
     Command("nodes", "cli.node:ls", CLUSTER, "List the cluster's nodes."),
     Command("node", "cli.node:group", CLUSTER, "List nodes, cordon and uncordon them."),
     Command(
-        "demo", "demo.command:demo", CLUSTER, "Train twice, with faults in the second run: the same bits."
+        "demo",
+        "demo.command:demo",
+        CLUSTER,
+        "Train twice, with faults in the second run: the same bits.",
     ),
-    Command(
-        "doctor", "cli.doctor:doctor", SETUP, "Check this machine and the server; advise."
-    ),
+    Command("doctor", "cli.doctor:doctor", SETUP, "Check this machine and the server; advise."),
     Command("login", "cli.config:login", SETUP, "Store a server and a token for it."),
-    Command("config", "cli.config:group", SETUP, "Show the settings and their origin; choose a server."),
+    Command(
+        "config", "cli.config:group", SETUP, "Show the settings and their origin; choose a server."
+    ),
     Command(
         "completion", "cli.completion:completion", SETUP, "Print completion for bash, zsh, fish."
     ),
@@ -117,7 +122,7 @@ def run(arguments: list[str]) -> int:
 
 
 def main() -> None:
-    # httpx has its own command line; its imports (click, pygments) cost more than all of Holdfast's.
+    # httpx has its own command line; its imports (click, pygments) cost more than all of these.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     sys.exit(run(sys.argv[1:]))
 

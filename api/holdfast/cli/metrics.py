@@ -100,7 +100,9 @@ def _export(
         output.progress(f"written to {run}; show it with: tensorboard --logdir {tensorboard}")
     if mlflow is not None:
         run_id = run_exports.to_mlflow(job, client.metrics(job_id, names or None), mlflow)
-        output.progress(f"written to run {run_id} of experiment {run_exports.EXPERIMENT} at {mlflow}")
+        output.progress(
+            f"written to run {run_id} of experiment {run_exports.EXPERIMENT} at {mlflow}"
+        )
 
 
 def _draw(name: str, points: Sequence[MetricPoint], height: int) -> None:

@@ -66,7 +66,8 @@ def serve(
             output.print_json(started)
         else:
             output.stderr().print(
-                f"Holdfast serves at {started.address} (data in {started.data_dir}); Ctrl-C stops it"
+                f"Holdfast serves at {started.address} (data in {started.data_dir}); "
+                "Ctrl-C stops it"
             )
 
     try:

@@ -50,8 +50,12 @@ def submit(
     dry_run: Annotated[
         bool, Parameter(negative="", help="Print the resolved spec, or its errors; create no job.")
     ] = False,
-    follow: Annotated[bool, Parameter(negative="", help="Show the job until it has ended.")] = False,
-    idempotency_key: Annotated[str | None, Parameter(help="The same key never creates a second job.")] = None,
+    follow: Annotated[
+        bool, Parameter(negative="", help="Show the job until it has ended.")
+    ] = False,
+    idempotency_key: Annotated[
+        str | None, Parameter(help="The same key never creates a second job.")
+    ] = None,
     options: Options = OPTIONS,
 ) -> ExitCode:
     """Submit a job. Only its id is printed to stdout.
@@ -68,7 +72,9 @@ def submit(
             resolved = client.validate(document)
             if not output.results(options, [resolved]):
                 output.print_yaml(resolved)
-            output.progress(Text.assemble(("ok", "green"), ": the spec is valid; no job was created"))
+            output.progress(
+                Text.assemble(("ok", "green"), ": the spec is valid; no job was created")
+            )
             return ExitCode.OK
         job = client.submit(document, idempotency_key=idempotency_key)
         if follow:

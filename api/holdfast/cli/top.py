@@ -43,7 +43,9 @@ def top(
             return _jobs(client, width) if job_id is None else _job(client, job_id, width)
 
         if options.plain:
-            output.results(options, _active_jobs(client) if job_id is None else [client.get(job_id)])
+            output.results(
+                options, _active_jobs(client) if job_id is None else [client.get(job_id)]
+            )
         elif once or output.width() is None:
             output.console().print(draw())
         else:

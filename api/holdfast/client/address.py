@@ -1,7 +1,7 @@
-"""Finds the server, and says where it was named.
+"""Finds the address of the server, and reports where it was configured.
 
 In this order: the argument; HOLDFAST_ADDRESS; a context by argument or HOLDFAST_CONTEXT; the
-`server.json` of a data directory that was named; the current context; the `server.json` in
+`server.json` of a given data directory; the current context; the `server.json` in
 ~/.holdfast; port 8642 of this machine.
 """
 
@@ -23,19 +23,19 @@ TOKEN_VARIABLE = "HOLDFAST_TOKEN"
 
 
 @dataclass(frozen=True)
-class Server:
-    """A server to talk to."""
+class ServerAddress:
+    """The address of a server, and its token."""
 
     address: str
     """Base URL, without a slash at its end."""
     source: str
-    """Who named it, for people."""
+    """Where the address was configured, as text."""
     token: str | None = None
     token_source: str = ""
 
 
 def resolve(address: str | None = None, data_dir: Path | None = None) -> str:
-    """The base URL to talk to, without a slash at its end."""
+    """The base URL of the server, without a slash at its end."""
     return find(address, data_dir=data_dir).address
 
 
@@ -45,36 +45,38 @@ def find(
     context: str | None = None,
     data_dir: Path | None = None,
     token: str | None = None,
-) -> Server:
-    """The server that is meant, and the token for it. Raises InvalidConfig.
+) -> ServerAddress:
+    """The chosen server and its token. Raises InvalidConfig.
 
-    A context's token goes to that context's address and nowhere else.
+    The token of a context is sent to the address of that context only.
     """
-    found, source = _named(address, context, data_dir)
+    found, source = _first_candidate(address, context, data_dir)
     found = normal(found)
     if token is not None:
-        return Server(found, source, token, "argument")
+        return ServerAddress(found, source, token, "argument")
     if given := os.environ.get(TOKEN_VARIABLE):
-        return Server(found, source, given, TOKEN_VARIABLE)
+        return ServerAddress(found, source, given, TOKEN_VARIABLE)
     for name, known in config.load().contexts.items():
         if known.token is not None and normal(known.address) == found:
-            return Server(found, source, known.token, f"context {name}")
-    return Server(found, source)
+            return ServerAddress(found, source, known.token, f"context {name}")
+    return ServerAddress(found, source)
 
 
 def normal(address: str) -> str:
-    """`127.0.0.1:8642/` as `http://127.0.0.1:8642`."""
+    """Turn `127.0.0.1:8642/` into `http://127.0.0.1:8642`."""
     return (address if "://" in address else f"http://{address}").rstrip("/")
 
 
-def _named(address: str | None, context: str | None, data_dir: Path | None) -> tuple[str, str]:
+def _first_candidate(
+    address: str | None, context: str | None, data_dir: Path | None
+) -> tuple[str, str]:
     return next(_candidates(address, context, data_dir))
 
 
 def _candidates(
     address: str | None, context: str | None, data_dir: Path | None
 ) -> Iterator[tuple[str, str]]:
-    """Those that are named, the first one counts; looked for one after the other."""
+    """The configured addresses with their origins, evaluated one by one; the first one counts."""
     if address:
         yield address, "argument"
     if context is None and (given := os.environ.get(ADDRESS_VARIABLE)):
@@ -82,18 +84,18 @@ def _candidates(
     if name := context or os.environ.get(CONTEXT_VARIABLE):
         yield config.load().context(name).address, f"context {name}"
     folder = data_dir or os.environ.get(DATA_DIR_VARIABLE)
-    if folder and (written := _written(Path(folder))):
-        yield written, str(Path(folder) / SERVER_FILE)
+    if folder and (stored_address := _address_in(Path(folder))):
+        yield stored_address, str(Path(folder) / SERVER_FILE)
     stored = config.load()
     if stored.current is not None:
         yield stored.context(stored.current).address, f"context {stored.current}"
     home = Path.home() / ".holdfast"
-    if not folder and (written := _written(home)):
-        yield written, str(home / SERVER_FILE)
+    if not folder and (stored_address := _address_in(home)):
+        yield stored_address, str(home / SERVER_FILE)
     yield DEFAULT_ADDRESS, "default"
 
 
-def _written(folder: Path) -> str | None:
+def _address_in(folder: Path) -> str | None:
     try:
         return ServerFile.model_validate_json((folder / SERVER_FILE).read_text()).address
     except (OSError, ValueError):

@@ -17,7 +17,7 @@ from holdfast.client import address as addresses
 from holdfast.client import calls
 from holdfast.client import job_names as names
 from holdfast.client.async_transport import AsyncTransport
-from holdfast.client.calls import PAGE, Document, LogFilter
+from holdfast.client.calls import PAGE, Document, LogQuery
 from holdfast.errors import WaitTimeout, unfinished
 from holdfast.formats import code_archive
 from holdfast.schemas import Readiness
@@ -79,26 +79,26 @@ class AsyncRequestMethods:
         await self.close()
 
     async def submit(self, spec: Document, *, idempotency_key: str | None = None) -> JobView:
-        """Submit a job; a folder that it names as `code` is sent before. Raises InvalidSpec with
-        every fault; Conflict for a key used otherwise; CodeUnusable."""
+        """Submit a job; the folder in its `code` is sent first. Raises InvalidSpec with every
+        fault; Conflict if the key was used for another document; CodeUnusable."""
         spec = await self._with_code(spec)
         return await self._transport.call(calls.submit(spec, idempotency_key))
 
     async def validate(self, spec: Document) -> dict[str, Any]:
-        """What a spec resolves to, its defaults filled in; makes nothing. Raises InvalidSpec."""
+        """The resolved spec, with its defaults; creates no job. Raises InvalidSpec."""
         return await self._transport.call(calls.validate(await self._with_code(spec)))
 
     async def send_code(self, folder: Path) -> CodeView:
-        """Send a folder of code; again is the same. Raises CodeUnusable."""
-        package = await asyncio.to_thread(code_archive.packed, folder)
+        """Send a folder of code. Can be repeated. Raises CodeUnusable."""
+        package = await asyncio.to_thread(code_archive.pack, folder)
         return await self._transport.call(calls.send_code(package))
 
     async def _with_code(self, spec: Document) -> Document:
-        folder = code_archive.named(spec)
+        folder = code_archive.folder_of_spec(spec)
         return (
             spec
             if folder is None
-            else code_archive.naming(spec, (await self.send_code(folder)).code)
+            else code_archive.with_package(spec, (await self.send_code(folder)).code)
         )
 
     def list(
@@ -108,24 +108,26 @@ class AsyncRequestMethods:
         return self._transport.pages(calls.jobs(state, name))
 
     async def all_of(self, ids: Sequence[str]) -> AsyncIterator[JobView]:
-        """The jobs with these ids, in this order, by few requests; what is none is left out."""
+        """The jobs with these ids, in this order, with few requests; unknown ids are skipped."""
         for start in range(0, len(ids), calls.JOBS_PAGE):
-            some = ids[start : start + calls.JOBS_PAGE]
-            page = await self._transport.call(calls.jobs_of(some))
+            batch = ids[start : start + calls.JOBS_PAGE]
+            page = await self._transport.call(calls.jobs_of(batch))
             found = {job.id: job for job in page.jobs}
-            for item in some:
-                if item in found:
-                    yield found[item]
+            for job_id in batch:
+                if job_id in found:
+                    yield found[job_id]
 
     async def find(self, word: str) -> str:
-        """The id of the job that `word` means: its name, its id, or the beginning of the id.
+        """The id of a job, given its name, its id, or the start of its id.
 
-        Raises AmbiguousName, JobNotFound; an id that is complete is not looked up.
+        Raises AmbiguousName, JobNotFound; a complete id is not looked up.
         """
         if names.is_id(word):
             return word
-        fitting = [page async for page in self._transport.pages(calls.rows(word, None, None, None))]
-        return names.chosen(word, fitting).id
+        candidates = [
+            row async for row in self._transport.pages(calls.rows(word, None, None, None))
+        ]
+        return names.resolve(word, candidates).id
 
     def rows(
         self,
@@ -135,32 +137,32 @@ class AsyncRequestMethods:
         owner: str | None = None,
         sort: str | None = None,
     ) -> AsyncIterator[JobRow]:
-        """Jobs as lines of a list, which is quick with any number of them; `q`: part of a name or
-        owner, or the beginning of an id. `sort`: created, name, state or goodput."""
+        """Jobs as rows of a list, which is fast with any number of jobs; `q`: part of a name or
+        owner, or the start of an id. `sort`: created, name, state or goodput."""
         return self._transport.pages(calls.rows(q, state, owner, sort))
 
     async def get(self, job_id: str) -> JobView:
         return await self._transport.call(calls.job(job_id))
 
     async def cancel(self, job_id: str, *, now: bool = False) -> JobView:
-        """Ask for the end of a job; its last state is saved before, unless `now`.
+        """Cancel a job; its last state is saved first, unless `now`.
 
-        Raises Conflict if it ended otherwise.
+        Raises Conflict if the job has ended in another way.
         """
         return await self._transport.call(calls.cancel(job_id, now))
 
     async def pause(self, job_id: str) -> JobView:
-        """Ask a job to save its state and leave the cluster. Raises Conflict if it has ended."""
+        """Let a job save its state and leave the cluster. Raises Conflict if it has ended."""
         return await self._transport.call(calls.pause(job_id))
 
     async def resume(self, job_id: str) -> JobView:
-        """Let a paused job go on from its newest checkpoint. Raises Conflict if it has ended."""
+        """Resume a paused job from its newest checkpoint. Raises Conflict if it has ended."""
         return await self._transport.call(calls.resume(job_id))
 
     async def wait(
         self, job_id: str, timeout_s: float | None = None, poll_s: float = 0.5
     ) -> JobView:
-        """The job once it has ended, however it did. Raises WaitTimeout."""
+        """Wait until the job has ended, with any result. Raises WaitTimeout."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             job = await self.get(job_id)
@@ -181,66 +183,66 @@ class AsyncRequestMethods:
     async def inject(
         self, job_id: str, kind: str, *, idempotency_key: str | None = None, **how: Any
     ) -> FaultView:
-        """Break something of a job on purpose; `how`: rank, at_step, phase and what the kind takes.
+        """Inject a fault into a job; `how`: rank, at_step, phase and the settings of the kind.
 
-        Raises InjectionDisabled where the server does not allow it.
+        Raises InjectionDisabled if the server does not allow it.
         """
         return await self._transport.call(calls.inject(job_id, kind, idempotency_key, how))
 
     async def faults(self, job_id: str) -> Sequence[FaultView]:
-        """Those that were injected, oldest first."""
+        """The injected faults, oldest first."""
         return await self._transport.call(calls.faults(job_id))
 
     async def goodput(self, job_id: str) -> GoodputView:
-        """Where the job's time went, so far or in all."""
+        """The account of the job's time, so far or in total."""
         return await self._transport.call(calls.goodput(job_id))
 
     async def verdict(self, job_id: str) -> VerdictView:
-        """How it stands, in plain words: what it does, what happened last, what comes next."""
+        """The state in plain sentences: the present activity, the last event, the next step."""
         return await self._transport.call(calls.verdict(job_id))
 
     async def timeline(self, job_id: str) -> TimelineView:
-        """What every moment of its life went into."""
+        """The use of every moment of the job's time."""
         return await self._transport.call(calls.timeline(job_id))
 
     async def ranks(self, job_id: str) -> RanksView:
-        """The ranks of its newest attempt, as they were last seen."""
+        """The ranks of the newest attempt, as last seen."""
         return await self._transport.call(calls.ranks(job_id))
 
     async def difference(self, job_id: str, against: str) -> Sequence[SpecDifferenceView]:
-        """Where the resolved specs of two jobs differ."""
+        """The differences between the resolved specs of two jobs."""
         return await self._transport.call(calls.difference(job_id, against))
 
     async def cluster(self) -> ClusterView:
-        """Nodes, queue and capacity at a glance."""
+        """Nodes, queue and capacity."""
         return await self._transport.call(calls.cluster())
 
     async def checkpoints(self, job_id: str) -> CheckpointsView:
-        """What the job can go on from, by tier."""
+        """The checkpoints that the job can continue from, by tier."""
         return await self._transport.call(calls.checkpoints(job_id))
 
     async def verify_checkpoint(self, job_id: str, step: int) -> AsyncIterator[VerificationView]:
-        """Have every byte read; how far it is, as it comes. The last word has `done`.
+        """Verify every byte of a checkpoint; yields the progress. The last item has `done`.
 
-        Raises ServerError if it could not be finished, ServerUnreachable if it was cut off.
+        Raises ServerError if it could not be finished, ServerUnreachable if the connection broke.
         """
         done = False
         async for line in self._transport.lines(*calls.verification(job_id, step)):
-            word = calls.verified(line)
-            yield word
-            done = word.done
+            progress = calls.verified(line)
+            yield progress
+            done = progress.done
         if not done:
             raise unfinished("the server's answer was cut off")
 
     async def pin_checkpoint(self, job_id: str, step: int) -> CheckpointView:
-        """Let nobody remove it; again is the same."""
+        """Protect a checkpoint from removal. Can be repeated."""
         return await self._transport.call(calls.pin(job_id, step))
 
     async def unpin_checkpoint(self, job_id: str, step: int) -> CheckpointView:
         return await self._transport.call(calls.unpin(job_id, step))
 
     async def remove_checkpoint(self, job_id: str, step: int) -> None:
-        """Raises Conflict for one that is pinned, needed, or all that a job has."""
+        """Raises Conflict if the checkpoint is pinned, needed, or the only one of a job."""
         await self._transport.call(calls.remove_checkpoint(job_id, step))
 
     async def export_checkpoint(
@@ -252,40 +254,40 @@ class AsyncRequestMethods:
         hugging_face: bool = False,
         on_bytes: Callable[[int, int], None] = lambda _written, _whole: None,
     ) -> int:
-        """Write the model's parameters to `target`, as safetensors; its size in bytes.
+        """Write the model's parameters to `target`, as safetensors; returns the size in bytes.
 
-        The server verifies every byte first, which takes its time. `target` appears whole or not
-        at all. `on_bytes` is told the bytes written, and of how many.
+        The server verifies every byte first, which can take a while. `target` appears whole or not
+        at all. `on_bytes` receives the bytes written and the total.
         """
         path, params = calls.export(job_id, step, hugging_face)
         return await self._transport.download(path, params, target, on_bytes)
 
     async def nodes(self) -> Sequence[NodeView]:
-        """Every node that was ever seen, those that are there first."""
+        """All nodes that were ever seen, present nodes first."""
         return await self._transport.call(calls.nodes())
 
     async def node(self, name: str) -> NodeView:
-        """By its name, or the beginning of it."""
+        """A node by its name, or the start of the name."""
         return await self._transport.call(calls.node(name))
 
     async def cordon(self, name: str, reason: str, *, until: float | None = None) -> NodeView:
-        """Let no new rank be seated there, until a time (Unix seconds) or until it is lifted."""
+        """Place no new rank on a node, until a time (Unix seconds) or until `uncordon`."""
         return await self._transport.call(calls.cordon(name, reason, until))
 
     async def uncordon(self, name: str) -> NodeView:
-        """Take it back, whoever had set it aside; again is the same."""
+        """End the cordon or quarantine of a node. Can be repeated."""
         return await self._transport.call(calls.uncordon(name))
 
     async def events(self, job_id: str, after: int = 0, limit: int = 200) -> EventPage:
-        """One page of them."""
+        """One page of events."""
         return await self._transport.call(calls.events(job_id, after, limit))
 
     def all_events(self, job_id: str, after: int = 0) -> AsyncIterator[EventView]:
-        """Those that there are; pages are fetched as they are needed."""
+        """The stored events; pages are fetched as they are needed."""
         return self._transport.pages(calls.all_events(job_id, after))
 
     def follow(self, job_id: str, after: int = 0) -> AsyncIterator[EventView]:
-        """Events as they come, until the job is over; resumes where a connection broke."""
+        """Events as they occur, until the job has ended; resumes after a broken connection."""
         return self._transport.follow(calls.event_feed(job_id, after))
 
     async def logs(
@@ -298,15 +300,15 @@ class AsyncRequestMethods:
         limit: int = PAGE,
         tail: int | None = None,
     ) -> LogPage:
-        """One page of what the ranks wrote."""
-        wanted = LogFilter(rank=rank, attempt=attempt)
+        """One page of the ranks' output."""
+        wanted = LogQuery(rank=rank, attempt=attempt)
         return await self._transport.call(calls.logs(job_id, wanted, after, limit, tail))
 
     def all_logs(
-        self, job_id: str, wanted: LogFilter | None = None, *, tail: int | None = None
+        self, job_id: str, wanted: LogQuery | None = None, *, tail: int | None = None
     ) -> AsyncIterator[LogLineView]:
-        """The lines that there are, or the last `tail`; pages are fetched as they are needed."""
-        return self._transport.pages(calls.all_logs(job_id, wanted or LogFilter(), tail=tail))
+        """The stored lines, or the last `tail`; pages are fetched as they are needed."""
+        return self._transport.pages(calls.all_logs(job_id, wanted or LogQuery(), tail=tail))
 
     def follow_logs(
         self,
@@ -320,8 +322,8 @@ class AsyncRequestMethods:
         after: int = 0,
         tail: int | None = None,
     ) -> AsyncIterator[LogLineView]:
-        """Lines as they come, until the job is over; resumes where a connection broke."""
-        wanted = LogFilter(rank, attempt, since, grep, level)
+        """Lines as they are written, until the job has ended; resumes after a broken connection."""
+        wanted = LogQuery(rank, attempt, since, grep, level)
         return self._transport.follow(calls.log_feed(job_id, wanted, after, tail))
 
     def metrics(
@@ -333,7 +335,7 @@ class AsyncRequestMethods:
     async def thinned_metrics(
         self, job_id: str, names: Collection[str] | None = None, *, most: int
     ) -> Sequence[MetricPoint]:
-        """The whole series in at most so many points, the last one always among them."""
+        """The whole series in at most `most` points, always including the last one."""
         return (await self._transport.call(calls.thinned_metrics(job_id, names, most))).points
 
     async def digests(self, job_id: str) -> dict[int, str]:
@@ -341,5 +343,5 @@ class AsyncRequestMethods:
         return {step: digest async for step, digest in self._transport.pages(calls.digests(job_id))}
 
     async def ready(self) -> Readiness:
-        """Raises ServerError if a part of the control plane is not well."""
+        """Raises ServerError if a part of the control plane is not ready."""
         return await self._transport.call(calls.ready())

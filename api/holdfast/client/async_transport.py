@@ -1,4 +1,4 @@
-"""One HTTP connection to a server, for an event loop: `transport.py`, awaited."""
+"""One HTTP connection to a server for an event loop: the asynchronous twin of `transport.py`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import httpx
 
 from holdfast.client import http_answers, sse
 from holdfast.client.calls import Call, Feed, Pages
-from holdfast.client.retry import Patience
+from holdfast.client.retry import RetrySchedule
 
 T = TypeVar("T")
 
 
 class AsyncTransport:
+    """Sends requests over one connection; its methods are those of `Transport`."""
+
     def __init__(self, address: str, timeout_s: float, retry_s: float, token: str | None) -> None:
         self.address = address
         self._retry_s = retry_s
@@ -28,14 +30,14 @@ class AsyncTransport:
         await self._http.aclose()
 
     async def call(self, call: Call[T]) -> T:
-        patience = Patience(self._retry_s)
+        schedule = RetrySchedule(self._retry_s)
         while True:
             try:
-                return http_answers.answer(
+                return http_answers.read_answer(
                     call, await self._http.request(**http_answers.request(call))
                 )
-            except http_answers.AWAY as error:
-                await self._pause(patience.pause_s(time.monotonic()), error)
+            except http_answers.TRANSIENT as error:
+                await self._pause(schedule.pause_s(time.monotonic()), error)
 
     async def pages(self, pages: Pages[Any, T]) -> AsyncIterator[T]:
         call: Call[Any] | None = pages.first
@@ -46,7 +48,7 @@ class AsyncTransport:
             call = pages.following(page)
 
     async def follow(self, feed: Feed[T]) -> AsyncIterator[T]:
-        following = http_answers.Following(feed, Patience(self._retry_s))
+        following = http_answers.FeedFollower(feed, RetrySchedule(self._retry_s))
         while True:
             error: Exception = http_answers.CUT_OFF
             try:
@@ -58,7 +60,7 @@ class AsyncTransport:
                             yield message
                         if following.over:
                             return
-            except http_answers.AWAY as broken:
+            except http_answers.TRANSIENT as broken:
                 error = broken
             if following.over:
                 return
@@ -84,7 +86,7 @@ class AsyncTransport:
             ) as response:
                 file = await asyncio.to_thread(partial.open, "wb")
                 with file:
-                    whole = http_answers.length(response)
+                    whole = http_answers.file_length(response)
                     async for piece in response.aiter_raw(http_answers.DOWNLOAD_PIECE):
                         written += await asyncio.to_thread(file.write, piece)
                         on_bytes(written, whole)
@@ -102,23 +104,23 @@ class AsyncTransport:
                 method,
                 path,
                 params=params,
-                headers=http_answers.AS_IT_IS,
+                headers=http_answers.UNCOMPRESSED,
                 timeout=http_answers.timeout(silence_s),
             ) as response:
                 await _read_error(response)
-                http_answers.refuse(response)
+                http_answers.raise_for_error(response)
                 yield response
-        except http_answers.AWAY as error:
-            raise http_answers.final(self.address, error) from error
+        except http_answers.TRANSIENT as error:
+            raise http_answers.final_error(self.address, error) from error
 
     async def _pause(self, pause_s: float | None, error: Exception) -> None:
         if pause_s is None:
-            raise http_answers.final(self.address, error) from error
+            raise http_answers.final_error(self.address, error) from error
         await asyncio.sleep(pause_s)
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[str]:
-    lines = sse.Lines()
+    lines = sse.LineSplitter()
     async for text in response.aiter_text():
         for line in lines.take(text):
             yield line

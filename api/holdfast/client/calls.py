@@ -1,7 +1,7 @@
-"""Every request of the REST API as a value: what is sent, and how the answer is read. Pure.
+"""Every request of the REST API as a value: the request, and the parser of the answer. Pure.
 
 `Client` and `AsyncClient` send the same values, so neither knows a path, a parameter or a page's
-cursor. A `Call` may be repeated without harm: what makes something carries an idempotency key.
+cursor. A `Call` can be repeated safely: a call that creates something has an idempotency key.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ T = TypeVar("T")
 P = TypeVar("P")
 M = TypeVar("M", bound=BaseModel)
 Document = Mapping[str, Any] | BaseModel
-"""A job spec: a `JobSpec`, or a mapping as a YAML file has it."""
+"""A job spec: a `JobSpec`, or a mapping with the keys of a YAML spec."""
 
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """A request and how to read the JSON that answers it."""
+    """A request, and the parser of its JSON answer."""
 
     method: str
     path: str
@@ -66,12 +66,12 @@ class Call(Generic[T]):
     body: Any = None
     headers: Mapping[str, str] | None = None
     content: bytes | None = None
-    """Sent as it is, instead of a `body`."""
+    """Raw bytes to send instead of a `body`."""
 
 
 @dataclass(frozen=True)
 class Pages(Generic[P, T]):
-    """A list that comes in pages: the first, what is on one, and the one that follows it."""
+    """A list in pages: the first page, the items of a page, and the page after it."""
 
     first: Call[P]
     items: Callable[[P], Iterable[T]]
@@ -80,7 +80,7 @@ class Pages(Generic[P, T]):
 
 @dataclass(frozen=True)
 class Feed(Generic[T]):
-    """A stream of numbered messages, that goes on after the number `after`."""
+    """A stream of numbered messages that starts after the number `after`."""
 
     path: str
     read: Callable[[str], T]
@@ -89,8 +89,8 @@ class Feed(Generic[T]):
 
 
 @dataclass(frozen=True)
-class LogFilter:
-    """Which lines of a job's log are wanted; the server picks them out."""
+class LogQuery:
+    """Selects lines of a job's log; the server filters."""
 
     rank: int | None = None
     attempt: int | None = None
@@ -99,7 +99,7 @@ class LogFilter:
     grep: str | None = None
     """A regular expression, in RE2's syntax."""
     level: str | None = None
-    """That or worse: debug, info, warning or error."""
+    """The lowest level: debug, info, warning or error."""
 
     def params(self) -> dict[str, Any]:
         names = ("rank", "attempt", "since", "grep", "level")
@@ -140,7 +140,7 @@ def jobs(state: Collection[str] | None, name: str | None) -> Pages[JobPage, JobV
 
 
 def jobs_of(ids: Sequence[str]) -> Call[JobPage]:
-    """At most JOBS_PAGE of them."""
+    """The jobs with these ids, at most JOBS_PAGE."""
     return _get(JOBS, JobPage, {"id": list(ids), "limit": JOBS_PAGE})
 
 
@@ -151,7 +151,7 @@ def rows(
     sort: str | None,
     limit: int = ROWS_PAGE,
 ) -> Pages[JobRowPage, JobRow]:
-    """`q`: part of a name, or the beginning of an id."""
+    """`q`: part of a name, or the start of an id."""
 
     def page(cursor: str | None) -> Call[JobRowPage]:
         params = {
@@ -196,8 +196,8 @@ def incidents(job_id: str) -> Call[list[IncidentView]]:
     return Call("GET", _path(job_id, "/incidents"), TypeAdapter(list[IncidentView]).validate_python)
 
 
-def inject(job_id: str, kind: str, idempotency_key: str | None, how: Any) -> Call[FaultView]:
-    body = {"kind": str(kind), **how}
+def inject(job_id: str, kind: str, idempotency_key: str | None, parameters: Any) -> Call[FaultView]:
+    body = {"kind": str(kind), **parameters}
     return _post(_path(job_id, "/faults"), FaultView, body=body, headers=_key(idempotency_key))
 
 
@@ -235,16 +235,16 @@ def checkpoints(job_id: str) -> Call[CheckpointsView]:
 
 
 def verification(job_id: str, step: int) -> tuple[str, str]:
-    """Method and path; its answer is lines, read by `verified`."""
+    """Method and path; the lines of the answer are parsed by `verified`."""
     return "POST", _path(job_id, f"/checkpoints/{step}/verify")
 
 
 def verified(line: str) -> VerificationView:
-    """Raises ServerError for a verification that could not be finished."""
-    word = VerificationView.model_validate_json(line)
-    if word.problem is not None:
-        raise unfinished(word.problem)
-    return word
+    """The progress in one line. Raises ServerError if the verification could not be finished."""
+    progress = VerificationView.model_validate_json(line)
+    if progress.problem is not None:
+        raise unfinished(progress.problem)
+    return progress
 
 
 def pin(job_id: str, step: int) -> Call[CheckpointView]:
@@ -260,7 +260,7 @@ def remove_checkpoint(job_id: str, step: int) -> Call[None]:
 
 
 def export(job_id: str, step: int, hugging_face: bool) -> tuple[str, dict[str, Any]]:
-    """Path and parameters of a file that is to be written."""
+    """Path and parameters of the exported file."""
     params = {"format": "safetensors", "names": "hf" if hugging_face else "own"}
     return _path(job_id, f"/checkpoints/{step}/export"), params
 
@@ -286,7 +286,7 @@ def events(job_id: str, after: int, limit: int) -> Call[EventPage]:
 
 
 def all_events(job_id: str, after: int) -> Pages[EventPage, EventView]:
-    """Those that there are, page by page."""
+    """The stored events, page by page."""
 
     def following(page: EventPage) -> Call[EventPage] | None:
         return events(job_id, page.last_seq, PAGE) if len(page.events) == PAGE else None
@@ -300,36 +300,34 @@ def event_feed(job_id: str, after: int) -> Feed[EventView]:
 
 def logs(
     job_id: str,
-    wanted: LogFilter,
+    query: LogQuery,
     after: int,
     limit: int,
     tail: int | None = None,
     before: int | None = None,
 ) -> Call[LogPage]:
-    params = wanted.params() | {"after": after, "limit": limit, "tail": tail, "before": before}
+    params = query.params() | {"after": after, "limit": limit, "tail": tail, "before": before}
     return _get(_path(job_id, "/logs"), LogPage, params)
 
 
 def all_logs(
-    job_id: str, wanted: LogFilter, after: int = 0, tail: int | None = None
+    job_id: str, query: LogQuery, after: int = 0, tail: int | None = None
 ) -> Pages[LogPage, LogLineView]:
-    """Those that there are, page by page; only the last `tail` of them, if given."""
+    """The stored lines, page by page; with `tail` only that many last lines."""
 
     if tail is not None:
-        return _last_logs(job_id, wanted, after, tail)
+        return _last_logs(job_id, query, after, tail)
 
     def following(page: LogPage) -> Call[LogPage] | None:
-        return logs(job_id, wanted, page.last_line, PAGE) if page.more else None
+        return logs(job_id, query, page.last_line, PAGE) if page.more else None
 
-    return Pages(logs(job_id, wanted, after, PAGE), lambda page: page.lines, following)
+    return Pages(logs(job_id, query, after, PAGE), lambda page: page.lines, following)
 
 
-def _last_logs(
-    job_id: str, wanted: LogFilter, after: int, tail: int
-) -> Pages[LogPage, LogLineView]:
-    """Pages backwards, each with what was on those before it: the last one has all there is.
+def _last_logs(job_id: str, query: LogQuery, after: int, tail: int) -> Pages[LogPage, LogLineView]:
+    """Pages backwards; each contains the lines of the pages before it, so the last has all lines.
 
-    The server ends a search that takes long, and says from where on to search further back.
+    The server ends a long search early, and reports where to continue it further back.
     """
 
     def page(newer: tuple[LogLineView, ...], before: int | None) -> Call[LogPage]:
@@ -338,7 +336,7 @@ def _last_logs(
             return found.model_copy(update={"lines": (*found.lines, *newer)})
 
         missing = tail - len(newer)
-        return replace(logs(job_id, wanted, after, max(1, missing), missing, before), read=read)
+        return replace(logs(job_id, query, after, max(1, missing), missing, before), read=read)
 
     def following(found: LogPage) -> Call[LogPage] | None:
         if found.first_line is None or len(found.lines) >= tail:
@@ -348,8 +346,8 @@ def _last_logs(
     return Pages(page((), None), lambda found: () if following(found) else found.lines, following)
 
 
-def log_feed(job_id: str, wanted: LogFilter, after: int, tail: int | None) -> Feed[LogLineView]:
-    params = wanted.params() | {"tail": tail}
+def log_feed(job_id: str, query: LogQuery, after: int, tail: int | None) -> Feed[LogLineView]:
+    params = query.params() | {"tail": tail}
     return Feed(_path(job_id, "/logs"), LogLineView.model_validate_json, after, params)
 
 
@@ -389,7 +387,7 @@ def ready() -> Call[Readiness]:
 
 
 def plain(spec: Document) -> dict[str, Any]:
-    """The document to send: of a model only what was set, so that the server fills in the rest."""
+    """The document to send: of a model only the fields that were set; the server adds defaults."""
     if isinstance(spec, BaseModel):
         return spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return dict(spec)

@@ -14,7 +14,7 @@ class Client(RequestMethods):
     """A connection to one server; close it, or use it in a `with` statement. One thread each.
 
     `context` names a server of the user's configuration (`holdfast login`), `token` is sent as a
-    bearer token. `holdfast.client.address` describes how the server is found if none is named.
+    bearer token. `holdfast.client.address` describes how the server is found by default.
     """
 
     @property

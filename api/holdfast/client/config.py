@@ -1,6 +1,6 @@
-"""The user's configuration file: servers by name (contexts), and which of them is meant.
+"""The user's configuration file: servers by name (contexts), and the current context.
 
-It may hold tokens: it is written for its owner alone (0600), whole or not at all.
+It may contain tokens: it is written whole or not at all, and only its owner can read it (0600).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from holdfast.errors import InvalidConfig
 
 CONFIG_VARIABLE = "HOLDFAST_CONFIG"
-OTHERS = 0o077
+OTHERS_MASK = 0o077
 
 
-class Context(BaseModel):
-    """A server that the user has a name for."""
+class ServerContext(BaseModel):
+    """A server that the user has stored under a name."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -28,36 +28,38 @@ class Context(BaseModel):
 
 
 class Config(BaseModel):
+    """The content of the configuration file."""
+
     model_config = ConfigDict(frozen=True)
 
-    current: str | None = Field(default=None, description="the context that is meant unless told")
-    contexts: dict[str, Context] = Field(default_factory=dict)
+    current: str | None = Field(default=None, description="the context that is used by default")
+    contexts: dict[str, ServerContext] = Field(default_factory=dict)
 
-    def context(self, name: str) -> Context:
-        """Raises InvalidConfig for one that there is not."""
+    def context(self, name: str) -> ServerContext:
+        """Raises InvalidConfig if there is no such context."""
         if name not in self.contexts:
-            known = ", ".join(sorted(self.contexts)) or "none yet; make one by `holdfast login`"
+            known = ", ".join(sorted(self.contexts)) or "none yet; create one with `holdfast login`"
             raise InvalidConfig(f"there is no context {name!r}: {known}")
         return self.contexts[name]
 
-    def with_context(self, name: str, context: Context) -> Config:
-        """The same with a server more, or changed; it is the current one then."""
+    def with_context(self, name: str, context: ServerContext) -> Config:
+        """A copy with the context added or changed, which becomes the current one."""
         return Config(current=name, contexts={**self.contexts, name: context})
 
     def without(self, name: str) -> Config:
-        """Raises InvalidConfig for one that there is not."""
+        """Raises InvalidConfig if there is no such context."""
         self.context(name)
-        rest = {known: one for known, one in self.contexts.items() if known != name}
+        rest = {known: context for known, context in self.contexts.items() if known != name}
         return Config(current=None if self.current == name else self.current, contexts=rest)
 
     def used(self, name: str) -> Config:
-        """The same with another current context. Raises InvalidConfig."""
+        """A copy with another current context. Raises InvalidConfig."""
         self.context(name)
         return Config(current=name, contexts=self.contexts)
 
 
 def path() -> Path:
-    """Where the file is, or would be."""
+    """The path of the file, which may not exist."""
     if given := os.environ.get(CONFIG_VARIABLE):
         return Path(given)
     home = os.environ.get("XDG_CONFIG_HOME")
@@ -66,7 +68,7 @@ def path() -> Path:
 
 
 def load() -> Config:
-    """The file's content; empty where there is none. Raises InvalidConfig."""
+    """The content of the file; empty if there is none. Raises InvalidConfig."""
     try:
         return Config.model_validate_json(path().read_bytes())
     except FileNotFoundError:
@@ -77,12 +79,12 @@ def load() -> Config:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise InvalidConfig(
-            f"{path()}: {where}: {first['msg']}; mend it, or remove it and log in again"
+            f"{path()}: {where}: {first['msg']}; correct it, or remove it and log in again"
         ) from error
 
 
 def store(config: Config) -> None:
-    """Raises InvalidConfig if it cannot be written."""
+    """Write the file. Raises InvalidConfig if it cannot be written."""
     target = path()
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -99,8 +101,8 @@ def store(config: Config) -> None:
 
 
 def readable_by_others() -> bool:
-    """The file is there and not its owner's alone."""
+    """Whether users other than the owner can read the file."""
     try:
-        return bool(path().stat().st_mode & OTHERS)
+        return bool(path().stat().st_mode & OTHERS_MASK)
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""Series as pandas has them, where pandas is installed."""
+"""Converts series to pandas data frames, if pandas is installed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from holdfast_service.views.jobs import MetricPoint
 
 
-def framed(points: Sequence[MetricPoint]) -> Any:
+def to_data_frame(points: Sequence[MetricPoint]) -> Any:
     """A DataFrame with a row per step (its index) and a column per metric, `attempt` and `at`
-    (UTC) first; the points themselves, as a list, where there is no pandas."""
+    (UTC) first; without pandas, the points as a list."""
     try:
-        pandas = importlib.import_module("pandas")  # late: it is heavy, and need not be there
+        pandas = importlib.import_module("pandas")  # late: heavy and optional
     except ImportError:
         return list(points)
     rows = [{"attempt": point.attempt, "at": point.at, **point.values} for point in points]

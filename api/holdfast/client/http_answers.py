@@ -1,6 +1,6 @@
-"""What the two transports share: requests as httpx wants them, answers judged, timeouts.
+"""Shared by the two transports: builds httpx requests, interprets answers, defines timeouts.
 
-Nothing here waits or sends: `Transport` and `AsyncTransport` differ only in how they do that.
+This module neither waits nor sends: `Transport` and `AsyncTransport` do that, each in its own way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import httpx
 
 from holdfast.client import sse
 from holdfast.client.calls import Call, Feed
-from holdfast.client.retry import Patience
+from holdfast.client.retry import RetrySchedule
 from holdfast.errors import (
     ApiError,
     HoldfastError,
@@ -26,40 +26,40 @@ from holdfast.errors import (
     unfinished,
 )
 
-PASSING = frozenset({502, 503, 504})
+TRANSIENT_STATUS = frozenset({502, 503, 504})
 NO_CONTENT = 204
 CONNECT_S = 5.0
-DOWNLOAD_SILENCE_S = 3600.0  # a large checkpoint is verified before its first byte comes
+DOWNLOAD_SILENCE_S = 3600.0  # a large checkpoint is verified before its first byte is sent
 STREAM_SILENCE_S = 60.0  # four times the server's keep-alive
 DOWNLOAD_PIECE = 1 << 20
-AS_IT_IS = {"Accept-Encoding": "identity"}
+UNCOMPRESSED = {"Accept-Encoding": "identity"}
 STREAM = "text/event-stream"
 END = "end"
 
 T = TypeVar("T")
 
 
-class Passing(Exception):
-    """The server said that it cannot at present; carries what to raise if it stays so."""
+class TransientError(Exception):
+    """The server cannot answer at present. `error` is raised if that does not change."""
 
     def __init__(self, error: ApiError) -> None:
         self.error = error
 
 
-AWAY = (httpx.TransportError, Passing)
-"""What may be over in a moment."""
+TRANSIENT = (httpx.TransportError, TransientError)
+"""Errors after which a retry may succeed."""
 
 
 def settings(address: str, timeout_s: float, token: str | None) -> dict[str, Any]:
-    """Of an httpx client."""
+    """The arguments of an httpx client."""
     headers = {"Accept": "application/json, application/problem+json"}
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
     return {
-        "base_url": checked(address),
+        "base_url": checked_address(address),
         "timeout": httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s)),
         "headers": headers,
-        "trust_env": False,  # a proxy must not stand between a user and the server on loopback
+        "trust_env": False,  # no proxy between a user and a server on loopback
     }
 
 
@@ -74,61 +74,61 @@ def request(call: Call[Any]) -> dict[str, Any]:
     }
 
 
-def answer(call: Call[T], response: httpx.Response) -> T:
-    """What the server answered. Raises Passing, ApiError and its kin."""
-    refuse(response)
-    with understanding(str(response.url.copy_with(query=None))):
+def read_answer(call: Call[T], response: httpx.Response) -> T:
+    """The value of an answer. Raises TransientError, ApiError or a subclass."""
+    raise_for_error(response)
+    with raising_not_understood(str(response.url.copy_with(query=None))):
         return call.read(None if response.status_code == NO_CONTENT else response.json())
 
 
 @contextlib.contextmanager
-def understanding(where: str) -> Iterator[None]:
-    """Raise ServerError for what is no answer of this API: of a proxy, of another version."""
+def raising_not_understood(url: str) -> Iterator[None]:
+    """Raise ServerError for an answer that is not of this API: of a proxy or another version."""
     try:
         yield
     except (ValueError, KeyError, TypeError) as error:
-        raise _not_understood(where, str(error).split("\n")[0]) from error
+        raise _not_understood(url, str(error).split("\n")[0]) from error
 
 
-def checked(address: str) -> str:
-    """The address of a server. Raises InvalidConfig for what can be none."""
+def checked_address(address: str) -> str:
+    """The address of a server. Raises InvalidConfig if it is not a URL."""
     try:
         httpx.URL(address)
     except httpx.InvalidURL as error:
         raise InvalidConfig(
-            f"{address!r} is no address of a server ({error}): write http://HOST:PORT"
+            f"{address!r} is not the address of a server ({error}): write http://HOST:PORT"
         ) from error
     return address
 
 
-def refuse(response: httpx.Response) -> None:
-    """Raise what the answer stands for, if it is no success. Its body must have been read."""
+def raise_for_error(response: httpx.Response) -> None:
+    """Raise the error of an answer without success. Its body must have been read."""
     if not response.is_error:
         return
     error = from_problem(_problem(response))
-    raise Passing(error) if response.status_code in PASSING else error
+    raise TransientError(error) if response.status_code in TRANSIENT_STATUS else error
 
 
-def final(address: str, error: Exception) -> HoldfastError:
-    """What is raised once no more is tried after one of `AWAY`."""
-    if isinstance(error, Passing):
+def final_error(address: str, error: Exception) -> HoldfastError:
+    """The error to raise after the last retry failed with one of `TRANSIENT`."""
+    if isinstance(error, TransientError):
         return error.error
     return ServerUnreachable(
         f"no Holdfast server answers at {address} ({error}); "
-        "start one with `holdfast serve`, or name it with --address or HOLDFAST_ADDRESS"
+        "start one with `holdfast serve`, or set its address with --address or HOLDFAST_ADDRESS"
     )
 
 
-def length(response: httpx.Response) -> int:
-    """Of the file that comes, as the server has it; less is an error of the connection's."""
+def file_length(response: httpx.Response) -> int:
+    """The length of a downloaded file on the server; a shorter download is a connection error."""
     headers = response.headers
     if headers.get("content-encoding", "identity") != "identity" or "content-length" not in headers:
-        raise unfinished("the file comes changed: something on the way compresses or cuts answers")
+        raise unfinished("the file comes changed: a proxy compresses or cuts the answers")
     return int(headers["content-length"])
 
 
 def partial_file(target: Path) -> Path:
-    """Where a download is put together, before it appears under its name."""
+    """The temporary path of a download, before it gets its final name."""
     return target.with_name(f".{target.name}.{os.getpid()}.part")
 
 
@@ -140,21 +140,21 @@ def present(params: Mapping[str, Any] | None) -> dict[str, Any]:
     return {key: value for key, value in (params or {}).items() if value is not None}
 
 
-class Following(Generic[T]):
-    """One stream through any number of connections: where it is, and whether it is over."""
+class FeedFollower(Generic[T]):
+    """The position in a feed, read over any number of connections. `over`: the feed has ended."""
 
-    def __init__(self, feed: Feed[T], patience: Patience) -> None:
+    def __init__(self, feed: Feed[T], schedule: RetrySchedule) -> None:
         self._read: Callable[[str], T] = feed.read
-        self._patience = patience
-        self._lines = sse.Reader()
+        self._schedule = schedule
+        self._lines = sse.MessageParser()
         self._params = present(feed.params)
         self._path = feed.path
         self._last = feed.after
         self.over = False
 
     def request(self) -> dict[str, Any]:
-        """Of the next connection, which begins a new message."""
-        self._lines = sse.Reader()
+        """The request of the next connection, which starts with a new message."""
+        self._lines = sse.MessageParser()
         return {
             "method": "GET",
             "url": self._path,
@@ -164,16 +164,19 @@ class Following(Generic[T]):
         }
 
     def opened(self, response: httpx.Response) -> None:
-        """A connection was answered; its body was read if it is an error. Raises as `refuse`."""
-        refuse(response)
+        """Check the answer of a new connection; the body of an error was read. Raises as
+        `raise_for_error`."""
+        raise_for_error(response)
         self.over = response.status_code == NO_CONTENT
-        kind = response.headers.get("content-type", "nothing")
-        if not self.over and not kind.startswith(STREAM):
-            raise _not_understood(str(response.url.copy_with(query=None)), f"it sends {kind}")
-        self._patience.succeeded()
+        content_type = response.headers.get("content-type", "nothing")
+        if not self.over and not content_type.startswith(STREAM):
+            raise _not_understood(
+                str(response.url.copy_with(query=None)), f"it sends {content_type}"
+            )
+        self._schedule.succeeded()
 
     def take(self, line: str) -> list[T]:
-        """What a line of the answer completes: one message or none."""
+        """The message that the line completes, if any."""
         message = self._lines.take(line)
         if message is None:
             return []
@@ -181,20 +184,20 @@ class Following(Generic[T]):
             self.over = True
             return []
         self._last = message.id
-        with understanding(self._path):
+        with raising_not_understood(self._path):
             return [self._read(message.payload)]
 
     def pause_s(self, now: float) -> float | None:
-        """How long to wait before the next connection; None: no more is tried."""
-        return self._patience.pause_s(now)
+        """The pause before the next connection; None: no more tries."""
+        return self._schedule.pause_s(now)
 
 
 CUT_OFF = httpx.RemoteProtocolError("the stream was cut off")
 
 
-def _not_understood(where: str, why: str) -> ServerError:
+def _not_understood(url: str, why: str) -> ServerError:
     detail = (
-        f"what answers at {where} is not understood ({why}): "
+        f"the answer of {url} is not understood ({why}): "
         "is it a Holdfast server, of the same version as this client?"
     )
     return ServerError({"status": 502, "code": "not_understood", "detail": detail})

@@ -1,4 +1,4 @@
-"""Which job a word means: an id, the beginning of one, or a name. Pure."""
+"""Resolves the text that names a job: an id, the start of an id, or a job name. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol, TypeVar
 
 from holdfast.errors import AmbiguousName, JobNotFound
 
-SHORTEST_PREFIX = 13
-"""Characters of an id in short: the time of its making, and nothing drawn by lot."""
-SHOWN = 10
+MIN_PREFIX = 13
+"""Characters of a shortened id: its creation time, without its random part."""
+MAX_SHOWN = 10
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class Candidate(Protocol):
-    """A job that a word may mean, as a row of a list."""
+    """A job of a list that may match."""
 
     @property
     def id(self) -> str: ...
@@ -29,48 +29,48 @@ CandidateT = TypeVar("CandidateT", bound=Candidate)
 
 
 def is_id(word: str) -> bool:
-    """It is an id as it stands: nobody need be asked for it."""
+    """Whether it is a complete id, which needs no request to the server."""
     return _ID.fullmatch(word) is not None
 
 
-def chosen(word: str, candidates: Iterable[CandidateT]) -> CandidateT:
-    """The one job of that name, or else the one whose id begins so.
+def resolve(word: str, candidates: Iterable[CandidateT]) -> CandidateT:
+    """The only job with that name, or else the only job whose id starts with `word`.
 
-    Raises AmbiguousName with all that it could be, JobNotFound.
+    Raises AmbiguousName with all matches, JobNotFound.
     """
-    named, begun = list[CandidateT](), list[CandidateT]()
+    by_name, by_prefix = list[CandidateT](), list[CandidateT]()
     for candidate in candidates:
         if candidate.id == word:
             return candidate
         if candidate.name == word:
-            named.append(candidate)
+            by_name.append(candidate)
         elif word and candidate.id.startswith(word):
-            begun.append(candidate)
-    fitting = named or begun
-    if not fitting:
-        detail = f"there is no job {word[:64]!r}: give a name, an id or the beginning of one"
+            by_prefix.append(candidate)
+    matches = by_name or by_prefix
+    if not matches:
+        detail = f"there is no job {word[:64]!r}: give a name, an id or the start of an id"
         raise JobNotFound({"status": 404, "code": "job_not_found", "detail": detail})
-    if len(fitting) > 1:
-        raise _ambiguous(word, "are named" if named else "have an id that begins with", fitting)
-    return fitting[0]
+    if len(matches) > 1:
+        raise _ambiguous(word, "are named" if by_name else "have an id that starts with", matches)
+    return matches[0]
 
 
 def short(ids: Sequence[str]) -> list[str]:
-    """Each as short as still tells it from the others, and never shorter than its time."""
-    length = SHORTEST_PREFIX
+    """The shortest prefixes that are distinct, each at least as long as the creation time."""
+    length = MIN_PREFIX
     distinct = len(set(ids))
-    while length < 36 and len({entry[:length] for entry in ids}) < distinct:
+    while length < 36 and len({job_id[:length] for job_id in ids}) < distinct:
         length += 1
-    return [item[:length].rstrip("-") for item in ids]
+    return [job_id[:length].rstrip("-") for job_id in ids]
 
 
-def _ambiguous(word: str, how: str, fitting: Sequence[Candidate]) -> AmbiguousName:
-    ids = [item.id for item in fitting]
+def _ambiguous(word: str, relation: str, matches: Sequence[Candidate]) -> AmbiguousName:
+    ids = [job.id for job in matches]
     lines = [
-        f"  {prefix}  {one.state:<10}  {one.name}"
-        for prefix, one in zip(short(ids), fitting[:SHOWN], strict=False)
+        f"  {prefix}  {job.state:<10}  {job.name}"
+        for prefix, job in zip(short(ids), matches[:MAX_SHOWN], strict=False)
     ]
-    if len(fitting) > SHOWN:
-        lines.append(f"  and {len(fitting) - SHOWN} more")
-    first = f"{len(fitting)} jobs {how} {word!r}; name one by the beginning of its id:"
+    if len(matches) > MAX_SHOWN:
+        lines.append(f"  and {len(matches) - MAX_SHOWN} more")
+    first = f"{len(matches)} jobs {relation} {word!r}; choose one by the start of its id:"
     return AmbiguousName("\n".join([first, *lines]), ids)

@@ -1,4 +1,4 @@
-"""What a client's object knows of its job without asking: the last view of it. Pure."""
+"""The last fetched view of a job, readable without a request. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from holdfast_service.job_model.lifecycle import State
 from holdfast_service.views.jobs import JobView, OutcomeView, ProgressView
 
 
-class LastSeen:
-    """A job as it was last seen; `view` is everything."""
+class JobSnapshot:
+    """A job as last fetched; `view` is the whole view."""
 
     def __init__(self, client: Any, view: JobView) -> None:
         self._client = client
@@ -30,7 +30,7 @@ class LastSeen:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The resolved spec, its defaults filled in."""
+        """The resolved spec, with its defaults."""
         return self.view.spec
 
     @property
@@ -39,11 +39,11 @@ class LastSeen:
 
     @property
     def outcome(self) -> OutcomeView | None:
-        """Why it ended; None while it has not."""
+        """Why the job ended; None before its end."""
         return self.view.outcome
 
     def raise_for_state(self) -> None:
-        """Raises JobFailed if it ended and did not succeed."""
+        """Raises JobFailed if the job ended without success."""
         if self.state.terminal and self.state is not State.SUCCEEDED:
             why = f": {self.outcome.message}" if self.outcome is not None else ""
             code = self.outcome.code if self.outcome is not None else self.state.value.lower()

@@ -1,6 +1,7 @@
-"""Jobs as objects, for programs that wait: `client.jobs`, and what it gives.
+"""Jobs as objects, for synchronous programs: `client.jobs` and its `Job` objects.
 
-A `Job` shows what was last seen of it; `refresh`, `wait` and what changes it look again.
+A `Job` holds the view that was fetched last; `refresh`, `wait` and the methods that change the job
+fetch it again.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from holdfast.client.calls import Document, LogFilter
-from holdfast.client.data_frames import framed
-from holdfast.client.job_snapshot import LastSeen
+from holdfast.client.calls import Document, LogQuery
+from holdfast.client.data_frames import to_data_frame
+from holdfast.client.job_snapshot import JobSnapshot
 from holdfast.client.request_methods import RequestMethods
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.jobs import (
@@ -31,15 +32,15 @@ class Jobs:
         self._client = client
 
     def submit(self, spec: Document, *, idempotency_key: str | None = None) -> Job:
-        """Submit a `JobSpec`, or a mapping as a YAML file has it.
+        """Submit a `JobSpec`, or a mapping with the keys of a YAML spec.
 
-        Raises InvalidSpec with every fault; IdempotencyConflict for a key used otherwise. It is
-        tried again by itself without ever making two jobs.
+        Raises InvalidSpec with every fault; IdempotencyConflict if the key was used for another
+        document. Retries are automatic and never create a second job.
         """
         return Job(self._client, self._client.submit(spec, idempotency_key=idempotency_key))
 
     def get(self, word: str) -> Job:
-        """By name, id, or the beginning of the id. Raises AmbiguousName, JobNotFound."""
+        """A job by its name, its id, or the start of the id. Raises AmbiguousName, JobNotFound."""
         return Job(self._client, self._client.get(self._client.find(word)))
 
     def list(
@@ -52,42 +53,42 @@ class Jobs:
     __iter__ = list
 
 
-class Job(LastSeen):
+class Job(JobSnapshot):
     """One job of a server."""
 
     _client: RequestMethods
 
     def refresh(self) -> Job:
-        """Look again."""
+        """Fetch the view again."""
         self.view = self._client.get(self.id)
         return self
 
     def wait(
         self, timeout_s: float | None = None, *, check: bool = False, poll_s: float = 0.5
     ) -> Job:
-        """Until it has ended, however it did. Raises WaitTimeout; with `check` JobFailed, too."""
+        """Wait until the job has ended. Raises WaitTimeout; with `check` also JobFailed."""
         self.view = self._client.wait(self.id, timeout_s, poll_s)
         if check:
             self.raise_for_state()
         return self
 
     def cancel(self, *, now: bool = False) -> Job:
-        """Ask for its end; its last state is saved before, unless `now`. Raises JobEnded."""
+        """Cancel the job; its last state is saved first, unless `now`. Raises JobEnded."""
         self.view = self._client.cancel(self.id, now=now)
         return self
 
     def pause(self) -> Job:
-        """Ask it to save its state and leave the cluster. Raises JobEnded."""
+        """Pause the job: it saves its state and leaves the cluster. Raises JobEnded."""
         self.view = self._client.pause(self.id)
         return self
 
     def resume(self) -> Job:
-        """Let it go on from its newest checkpoint. Raises JobEnded."""
+        """Resume the job from its newest checkpoint. Raises JobEnded."""
         self.view = self._client.resume(self.id)
         return self
 
     def events(self, *, follow: bool = False, after: int = 0) -> Iterator[EventView]:
-        """Those that there are; with `follow` as they come, until the job is over."""
+        """The stored events; with `follow` also new ones, until the job has ended."""
         if follow:
             return self._client.follow(self.id, after)
         return self._client.all_events(self.id, after)
@@ -103,47 +104,47 @@ class Job(LastSeen):
         level: str | None = None,
         tail: int | None = None,
     ) -> Iterator[LogLineView]:
-        """What its ranks wrote; with `follow` as it comes, until the job is over.
+        """The output of the ranks; with `follow` also new lines, until the job has ended.
 
-        `since` is in Unix seconds, `grep` a regular expression (RE2), `level` that or worse,
-        `tail` so many of the last lines. Raises InvalidRegex.
+        `since` is in Unix seconds, `grep` a regular expression (RE2), `level` the lowest level,
+        `tail` the number of last lines. Raises InvalidRegex.
         """
-        wanted = LogFilter(rank, attempt, since, grep, level)
+        query = LogQuery(rank, attempt, since, grep, level)
         if follow:
-            return self._client.follow_logs(self.id, **wanted.params(), tail=tail)
-        return self._client.all_logs(self.id, wanted, tail=tail)
+            return self._client.follow_logs(self.id, **query.params(), tail=tail)
+        return self._client.all_logs(self.id, query, tail=tail)
 
     def metrics(self, names: Collection[str] | None = None) -> Any:
-        """The committed history, a point per step: a pandas DataFrame where pandas is installed,
-        with the step as its index; else a list of `MetricPoint`. Raises UnknownMetric."""
-        return framed(list(self.points(names)))
+        """The committed history, a point per step: a pandas DataFrame with the step as index if
+        pandas is installed, else a list of `MetricPoint`. Raises UnknownMetric."""
+        return to_data_frame(list(self.points(names)))
 
     def points(
         self, names: Collection[str] | None = None, after_step: int = 0
     ) -> Iterator[MetricPoint]:
-        """The same one by one, as plain values; pages are fetched as they are needed."""
+        """The points of `metrics` as plain values; pages are fetched as they are needed."""
         return self._client.metrics(self.id, names, after_step)
 
     def incidents(self) -> Sequence[IncidentView]:
-        """Every fault and what was done about it, oldest first."""
+        """All incidents, oldest first."""
         return self._client.incidents(self.id)
 
     def attempts(self) -> Sequence[AttemptView]:
-        """Every world that was formed for it, oldest first."""
+        """All attempts, oldest first."""
         return self._client.attempts(self.id)
 
     def goodput(self) -> GoodputView:
-        """Where its time went, so far or in all."""
+        """The account of the job's time, so far or in total."""
         return self._client.goodput(self.id)
 
     def checkpoints(self) -> CheckpointsView:
-        """What it can go on from, by tier."""
+        """The checkpoints that the job can continue from, by tier."""
         return self._client.checkpoints(self.id)
 
     def digests(self) -> dict[int, str]:
-        """Digest of its whole state after each step."""
+        """Digest of the whole training state after each step."""
         return self._client.digests(self.id)
 
     def inject(self, kind: str, **how: Any) -> FaultView:
-        """Break something of it on purpose. Raises InjectionDisabled, InvalidFault."""
+        """Inject a fault into the job. Raises InjectionDisabled, InvalidFault."""
         return self._client.inject(self.id, kind, **how)

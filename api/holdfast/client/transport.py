@@ -1,4 +1,4 @@
-"""One HTTP connection to a server, for a thread that waits: sends what `calls` describes."""
+"""One blocking HTTP connection to a server: sends the requests that `calls` describes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import httpx
 
 from holdfast.client import http_answers, sse
 from holdfast.client.calls import Call, Feed, Pages
-from holdfast.client.retry import Patience
+from holdfast.client.retry import RetrySchedule
 
 T = TypeVar("T")
 
 
 class Transport:
+    """Sends requests over one connection."""
+
     def __init__(self, address: str, timeout_s: float, retry_s: float, token: str | None) -> None:
         self.address = address
         self._retry_s = retry_s
@@ -27,17 +29,19 @@ class Transport:
         self._http.close()
 
     def call(self, call: Call[T]) -> T:
-        """The answer; tried again while the server is away. Raises ApiError and its kin,
+        """The answer; retried while the server is unreachable. Raises ApiError or a subclass,
         ServerUnreachable."""
-        patience = Patience(self._retry_s)
+        schedule = RetrySchedule(self._retry_s)
         while True:
             try:
-                return http_answers.answer(call, self._http.request(**http_answers.request(call)))
-            except http_answers.AWAY as error:
-                self._pause(patience.pause_s(time.monotonic()), error)
+                return http_answers.read_answer(
+                    call, self._http.request(**http_answers.request(call))
+                )
+            except http_answers.TRANSIENT as error:
+                self._pause(schedule.pause_s(time.monotonic()), error)
 
     def pages(self, pages: Pages[Any, T]) -> Iterator[T]:
-        """Everything on all pages, which are fetched as they are needed. Raises as :meth:`call`."""
+        """The items of all pages, which are fetched as they are needed. Raises as :meth:`call`."""
         call: Call[Any] | None = pages.first
         while call is not None:
             page = self.call(call)
@@ -45,11 +49,11 @@ class Transport:
             call = pages.following(page)
 
     def follow(self, feed: Feed[T]) -> Iterator[T]:
-        """Messages, resumed when the connection or the server breaks, until there are no more.
+        """The messages until the end of the feed; resumes after a broken connection or server.
 
         Raises as :meth:`call`.
         """
-        following = http_answers.Following(feed, Patience(self._retry_s))
+        following = http_answers.FeedFollower(feed, RetrySchedule(self._retry_s))
         while True:
             error: Exception = http_answers.CUT_OFF
             try:
@@ -60,14 +64,14 @@ class Transport:
                         yield from following.take(line)
                         if following.over:
                             return
-            except http_answers.AWAY as broken:
+            except http_answers.TRANSIENT as broken:
                 error = broken
             if following.over:
                 return
             self._pause(following.pause_s(time.monotonic()), error)
 
     def lines(self, method: str, path: str) -> Iterator[str]:
-        """The lines of an answer, as they come; asked for once. Raises as :meth:`call`."""
+        """The lines of an answer as they arrive, without retries. Raises as :meth:`call`."""
         with self._answer(method, path, None, http_answers.STREAM_SILENCE_S) as response:
             yield from _lines(response)
 
@@ -78,8 +82,8 @@ class Transport:
         target: Path,
         on_bytes: Callable[[int, int], None],
     ) -> int:
-        """Write an answer to `target`, which appears whole or not at all. Raises as :meth:`call`,
-        OSError if it cannot be written."""
+        """Write an answer to `target`, which appears whole or not at all. Raises as :meth:`call`;
+        OSError if `target` cannot be written."""
         partial = http_answers.partial_file(target)
         written = 0
         try:
@@ -87,7 +91,7 @@ class Transport:
                 self._answer("GET", path, params, http_answers.DOWNLOAD_SILENCE_S) as response,
                 partial.open("wb") as file,
             ):
-                whole = http_answers.length(response)
+                whole = http_answers.file_length(response)
                 for piece in response.iter_raw(http_answers.DOWNLOAD_PIECE):
                     written += file.write(piece)
                     on_bytes(written, whole)
@@ -100,29 +104,29 @@ class Transport:
     def _answer(
         self, method: str, path: str, params: dict[str, Any] | None, silence_s: float
     ) -> Iterator[httpx.Response]:
-        """An answer to be read piece by piece."""
+        """An answer that is read piece by piece."""
         try:
             with self._http.stream(
                 method,
                 path,
                 params=params,
-                headers=http_answers.AS_IT_IS,
+                headers=http_answers.UNCOMPRESSED,
                 timeout=http_answers.timeout(silence_s),
             ) as response:
                 _read_error(response)
-                http_answers.refuse(response)
+                http_answers.raise_for_error(response)
                 yield response
-        except http_answers.AWAY as error:
-            raise http_answers.final(self.address, error) from error
+        except http_answers.TRANSIENT as error:
+            raise http_answers.final_error(self.address, error) from error
 
     def _pause(self, pause_s: float | None, error: Exception) -> None:
         if pause_s is None:
-            raise http_answers.final(self.address, error) from error
+            raise http_answers.final_error(self.address, error) from error
         time.sleep(pause_s)
 
 
 def _lines(response: httpx.Response) -> Iterator[str]:
-    lines = sse.Lines()
+    lines = sse.LineSplitter()
     for text in response.iter_text():
         yield from lines.take(text)
     yield from lines.rest()

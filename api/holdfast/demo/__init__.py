@@ -1,1 +1,1 @@
-"""`holdfast demo`: a job on a local cluster, faults on purpose, and the proof of equal bits."""
+"""`holdfast demo`: a job on a local cluster, injected faults, and the proof of equal bits."""

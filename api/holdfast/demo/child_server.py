@@ -1,4 +1,4 @@
-"""A `holdfast serve` of the demo's own: started as a user would, and ended with all it made."""
+"""Runs the demo's own `holdfast serve` as a child process, and removes everything it created."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from holdfast.errors import HoldfastError
 from holdfast.schemas import ServerFile
 from holdfast_service.embedded_cluster import local_cluster
 
-START_S = 180.0
-STOP_S = 45.0
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 45.0
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ServerDidNotStart(HoldfastError):
+    """The child process did not report that it serves."""
+
     code = "server_did_not_start"
 
 
 @contextlib.contextmanager
 def child_server(nodes: int) -> Iterator[ServerFile]:
-    """A server on a free port with a private data directory; both are gone afterwards.
+    """A server on a free port with a private data directory; both are removed afterwards.
 
-    Once the clean-up has begun, signals are ignored. To be called in the main thread.
+    During the clean-up, signals are ignored. Call it in the main thread.
     """
     data_dir = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
     log = data_dir / "server.log"
@@ -46,36 +48,36 @@ def child_server(nodes: int) -> Iterator[ServerFile]:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                start_new_session=True,  # Ctrl-C is the demo's, which ends the server in order
+                start_new_session=True,  # only the demo receives Ctrl-C
             )
-        yield _ready(process, log)
+        yield _wait_until_ready(process, log)
     finally:
-        for number in ENDING:
+        for number in END_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        _end(process)
+        _stop(process)
         local_cluster.stop(data_dir)
         shutil.rmtree(data_dir, ignore_errors=True)
 
 
-def _ready(process: subprocess.Popen[str], log: Path) -> ServerFile:
+def _wait_until_ready(process: subprocess.Popen[str], log: Path) -> ServerFile:
     assert process.stdout is not None
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if select.select([process.stdout], [], [], 0.2)[0]:
             line = process.stdout.readline()
             if not line:
                 break
             return ServerFile.model_validate_json(line)
-    words = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
-    raise ServerDidNotStart(f"`holdfast serve` did not come up; its last words:\n{words}")
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+    raise ServerDidNotStart(f"`holdfast serve` did not start; the end of its log:\n{tail}")
 
 
-def _end(process: subprocess.Popen[str] | None) -> None:
+def _stop(process: subprocess.Popen[str] | None) -> None:
     if process is None:
         return
     process.terminate()
     try:
-        process.wait(STOP_S)
+        process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -1,4 +1,4 @@
-"""`demo`: one job twice, undisturbed and with a rank and a node killed, and the same bits."""
+"""`demo`: runs a job without and with faults, and compares the bits of the two runs."""
 
 from __future__ import annotations
 
@@ -16,33 +16,35 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.submit import UnreadableSpec, read_spec
 
 EXAMPLE = "stdlib-lm.yaml"
-IMPATIENCE_S = 2.0
+REPEATED_SIGNAL_S = 2.0
 
 
 def demo(
     *,
     spec: Annotated[
-        Path | None, Parameter(help="Another job than the example's; 4 ranks on 2 nodes fit.")
+        Path | None, Parameter(help="Spec of another job; 4 ranks on 2 nodes fit.")
     ] = None,
     steps: Annotated[int | None, Parameter(help="Optimizer steps of each of the two runs.")] = 100,
     set_: Annotated[
         list[str] | None,
-        Parameter(name="--set", negative="", help="path.to.key=value, over the file's own."),
+        Parameter(name="--set", negative="", help="path.to.key=value, overrides the file."),
     ] = None,
-    json: Annotated[bool, Parameter(name="--json", negative="", help="Verdict on stdout.")] = False,
+    json: Annotated[
+        bool, Parameter(name="--json", negative="", help="Print the verdict as JSON.")
+    ] = False,
 ) -> ExitCode:
-    """Train a small language model twice on a local Ray cluster and hurt the second run.
+    """Train a small language model twice on a local Ray cluster, with faults in the second run.
 
-    One rank is killed by SIGKILL, later the whole node that holds rank 0. The exit code is 0 only
-    if both jobs succeed and every step of the two has the same bits.
+    SIGKILL ends one rank, and later the whole node of rank 0. The exit code is 0 only if both jobs
+    succeed and every step of both has the same bits.
     """
-    from holdfast.demo import run  # late: nothing else needs it
-    from holdfast.demo.child_server import ENDING
+    from holdfast.demo import run  # late: only this command needs it
+    from holdfast.demo.child_server import END_SIGNALS
 
-    steps_set = [] if steps is None else [f"train.steps={steps}"]
-    document = read_spec(str(spec or _example()), [*steps_set, *(set_ or [])])
+    step_assignment = [] if steps is None else [f"train.steps={steps}"]
+    document = read_spec(str(spec or _example()), [*step_assignment, *(set_ or [])])
     interruption = _Interruption()
-    for number in ENDING:
+    for number in END_SIGNALS:
         signal.signal(number, interruption)
     verdict = run.run(document, output.stderr() if json else output.console())
     if json:
@@ -51,12 +53,12 @@ def demo(
 
 
 def _example() -> Path:
-    """The example: in the package where it is installed, in the repository where it is not."""
+    """The example spec: in the installed package, or else in the repository."""
     package = Path(holdfast.__file__).parent
     for folder in (package / "demo", package.parents[1] / "examples"):
         if (folder / EXAMPLE).is_file():
             return folder / EXAMPLE
-    raise UnreadableSpec(f"the example {EXAMPLE} is not installed; name a file by --spec")
+    raise UnreadableSpec(f"the example {EXAMPLE} is not installed; give a file with --spec")
 
 
 def _plain(verdict: Any) -> dict[str, Any]:
@@ -72,16 +74,16 @@ def _plain(verdict: Any) -> dict[str, Any]:
 
 
 class _Interruption:
-    """Ends the demo by KeyboardInterrupt. An impatient second signal is the same one; a later one
-    counts again, since an exception of a signal's handler is lost in some of Python's callbacks.
-    The clean-up itself ignores them all."""
+    """Ends the demo with KeyboardInterrupt. A second signal within a short time is ignored; a later
+    one counts again, because some of Python's callbacks lose an exception of a signal handler. The
+    clean-up ignores all signals."""
 
     def __init__(self) -> None:
-        self._raised = -IMPATIENCE_S
+        self._raised = -REPEATED_SIGNAL_S
 
     def __call__(self, _signal: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
-        if now - self._raised < IMPATIENCE_S:
+        if now - self._raised < REPEATED_SIGNAL_S:
             return
         self._raised = now
         output.stderr().print("interrupted; cleaning up")

@@ -10,8 +10,8 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """`equal` steps of `steps` are the same in both; the others are named."""
+class RunComparison:
+    """`equal` of `steps` steps are the same in both runs; the others are listed."""
 
     what: str
     steps: int
@@ -33,12 +33,12 @@ class Comparison:
 
 
 def compare(
-    what: str, steps: int, one: Mapping[int, Value], other: Mapping[int, Value]
-) -> Comparison:
-    """Steps 1 to `steps` of both; a value that one of them lacks is not equal."""
-    missing = tuple(step for step in range(1, steps + 1) if step not in one or step not in other)
+    what: str, steps: int, first: Mapping[int, Value], second: Mapping[int, Value]
+) -> RunComparison:
+    """Compare steps 1 to `steps`; a step that is missing in a run is not equal."""
+    missing = tuple(step for step in range(1, steps + 1) if step not in first or step not in second)
     differing = tuple(
-        step for step in range(1, steps + 1) if step not in missing and one[step] != other[step]
+        step for step in range(1, steps + 1) if step not in missing and first[step] != second[step]
     )
     equal = steps - len(missing) - len(differing)
-    return Comparison(what, steps, equal, differing, missing)
+    return RunComparison(what, steps, equal, differing, missing)

@@ -1,4 +1,4 @@
-"""The bad day: SIGKILL for one rank, later for everything on the node that holds rank 0."""
+"""The planned faults of the demo: kills one rank, later every process on the node of rank 0."""
 
 from __future__ import annotations
 
@@ -7,51 +7,54 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast.cli import output
+from holdfast.cli.incident_text import ranks_text
 from holdfast.client.client import Client
 from holdfast_service.embedded_cluster import local_cluster
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.views.jobs import JobView, MemberView
 
 
-class Mischief:
-    """Watches a job and strikes at a third and at two thirds of its steps."""
+class PlannedKills:
+    """Watches a job and kills at a third and at two thirds of its steps."""
 
-    def __init__(self, client: Client, data_dir: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, client: Client, data_dir: Path, report: Callable[[str], None]) -> None:
         self._client = client
         self._data_dir = data_dir
-        self._say = say
-        self._struck = 0
+        self._report = report
+        self._kills_done = 0
 
     def __call__(self, job: JobView) -> None:
-        """Look at the job; strike if it is time, but never while it still gets over the last."""
-        strikes = (self._kill_a_rank, self._kill_rank_zeros_node)
-        if self._struck == len(strikes) or job.state is not State.RUNNING:
+        """Kill if it is time, but never while the job still recovers from the previous kill."""
+        kills = (self._kill_a_rank, self._kill_rank_zeros_node)
+        if self._kills_done == len(kills) or job.state is not State.RUNNING:
             return
-        if job.progress.step >= job.progress.steps * (self._struck + 1) // (len(strikes) + 1):
-            strikes[self._struck](job)
-            self._struck += 1
+        if job.progress.step >= job.progress.steps * (self._kills_done + 1) // (len(kills) + 1):
+            kills[self._kills_done](job)
+            self._kills_done += 1
 
     def _kill_a_rank(self, job: JobView) -> None:
         victim = self._members(job)[-1]
         if victim.pid is None:
             return
-        self._say(f"kill -9 {victim.pid}: rank {victim.rank} (step {job.progress.step})")
+        self._report(f"kill -9 {victim.pid} ends rank {victim.rank} at step {job.progress.step}")
         os.kill(victim.pid, signal.SIGKILL)
 
     def _kill_rank_zeros_node(self, job: JobView) -> None:
         members = self._members(job)
         node_id = members[0].node_id
-        ranks = ", ".join(str(member.rank) for member in members if member.node_id == node_id)
+        ranks = ranks_text(member.rank for member in members if member.node_id == node_id)
+        shorten = output.NodeIdShortener(member.node_id for member in members)
         cluster = local_cluster.find(self._data_dir)
         if cluster is None:
             return
         killed = local_cluster.kill_node(cluster, node_id)
-        self._say(
-            f"kill -9 the node {node_id[:8]} with rank(s) {ranks}: its raylet, its agent and all "
-            f"else on it, {len(killed)} processes (step {job.progress.step})"
+        self._report(
+            f"kill -9 ends all {len(killed)} processes of node {shorten(node_id)} at step "
+            f"{job.progress.step}: {ranks}, its agent and its raylet"
         )
 
     def _members(self, job: JobView) -> list[MemberView]:
-        """Those of the newest attempt, by rank."""
+        """The members of the newest attempt, by rank."""
         newest = self._client.attempts(job.id)[-1]
         return sorted(newest.members, key=lambda member: member.rank)

@@ -1,4 +1,4 @@
-"""Runs one job twice, undisturbed and disturbed, and compares every step of the two."""
+"""Runs a job twice, without and with faults, and compares every step of the two runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from holdfast.cli import output
 from holdfast.cli.job_follower import JobFollower, Watcher
 from holdfast.client.client import Client
 from holdfast.demo.child_server import child_server
-from holdfast.demo.compare import Comparison, compare
-from holdfast.demo.mischief import Mischief
+from holdfast.demo.compare import RunComparison, compare
+from holdfast.demo.planned_kills import PlannedKills
 from holdfast.errors import HoldfastError
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.views.jobs import JobView
@@ -25,12 +25,12 @@ READY_S = 60.0
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What the demonstration showed; `passed` only if nothing is left to be explained."""
+class DemoVerdict:
+    """The result of the demo; `passed`: both jobs succeeded, with the same bits in every step."""
 
     undisturbed: JobView
     disturbed: JobView
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[RunComparison, ...]
     incidents: int
 
     @property
@@ -44,12 +44,14 @@ class Verdict:
 
 
 class JobDidNotSucceed(HoldfastError):
+    """One of the two jobs failed or was cancelled."""
+
     code = "job_did_not_succeed"
     status = 500
 
 
-def run(document: Mapping[str, Any], console: Console) -> Verdict:
-    """Start a server, run the two jobs, compare them, end the server. Raises HoldfastError."""
+def run(document: Mapping[str, Any], console: Console) -> DemoVerdict:
+    """Start a server, run the two jobs, compare them, stop the server. Raises HoldfastError."""
     began = time.monotonic()
     console.print(f"Starting `holdfast serve` with a Ray cluster of {NODES} local nodes")
     with (
@@ -57,20 +59,20 @@ def run(document: Mapping[str, Any], console: Console) -> Verdict:
         Client(server.address, retry_s=READY_S) as client,
     ):
         client.ready()
-        console.print(f"It serves at {server.address} after {_since(began)}")
-        console.print("\n1. Undisturbed", style="bold")
+        console.print(f"The server at {server.address} is ready after {_since(began)}")
+        console.print("\n1. The job without faults", style="bold")
         undisturbed = _follow(client, console, document, None)
-        console.print("\n2. The same job, disturbed", style="bold")
+        console.print("\n2. The same job with faults", style="bold")
 
-        def say(text: str) -> None:
+        def report(text: str) -> None:
             console.print(f">>> {text}", style="bold red", markup=False)
 
-        mischief = Mischief(client, Path(server.data_dir), say)
-        disturbed = _follow(client, console, document, mischief)
+        kills = PlannedKills(client, Path(server.data_dir), report)
+        disturbed = _follow(client, console, document, kills)
         verdict = _compare(client, undisturbed, disturbed)
-        console.print("\n3. Compared", style="bold")
-        _tell(console, verdict)
-        console.print(f"Ending the server (the demo took {_since(began)})")
+        console.print("\n3. The comparison", style="bold")
+        _print_verdict(console, verdict)
+        console.print(f"Stopping the server (the demo took {_since(began)})")
     return verdict
 
 
@@ -81,13 +83,13 @@ def _follow(
     job = JobFollower(client, console).follow(job.id, watcher)
     if job.state is not State.SUCCEEDED:
         outcome = job.outcome
-        why = f"{outcome.code}: {outcome.message}" if outcome else "no outcome"
+        why = f"{outcome.code}: {outcome.message}" if outcome else "without an outcome"
         trace = f"\n{outcome.traceback}" if outcome and outcome.traceback else ""
         raise JobDidNotSucceed(f"job {job.id} ended {job.state.value}: {why}{trace}")
     return job
 
 
-def _compare(client: Client, undisturbed: JobView, disturbed: JobView) -> Verdict:
+def _compare(client: Client, undisturbed: JobView, disturbed: JobView) -> DemoVerdict:
     steps = undisturbed.progress.steps
     comparisons = (
         compare(
@@ -103,27 +105,31 @@ def _compare(client: Client, undisturbed: JobView, disturbed: JobView) -> Verdic
             _samples(client, disturbed.id),
         ),
     )
-    return Verdict(undisturbed, disturbed, comparisons, disturbed.progress.incidents)
+    return DemoVerdict(undisturbed, disturbed, comparisons, disturbed.progress.incidents)
 
 
 def _samples(client: Client, job_id: str) -> dict[int, Any]:
     return {point.step: point.values["samples"] for point in client.metrics(job_id, ["samples"])}
 
 
-def _tell(console: Console, verdict: Verdict) -> None:
+def _print_verdict(console: Console, verdict: DemoVerdict) -> None:
     for comparison in verdict.comparisons:
         style = "green" if comparison.same else "bold red"
         console.print(str(comparison), style=style)
-    for name, job in (("undisturbed", verdict.undisturbed), ("disturbed", verdict.disturbed)):
+    for name, job in (("without", verdict.undisturbed), ("with", verdict.disturbed)):
         if job.started_at is not None and job.ended_at is not None:
-            console.print(f"{name}: {output.seconds(job.ended_at - job.started_at)}")
+            took = output.seconds(job.ended_at - job.started_at)
+            console.print(f"The run {name} faults took {took}.")
     if verdict.incidents < 2:
         console.print(
-            f"only {verdict.incidents} incident(s) of the 2 were seen: the job was over too soon",
+            f"{output.plural(verdict.incidents, 'incident')} occurred instead of 2: "
+            "the job ended too soon.",
             style="bold red",
         )
     console.print(
-        "The same bits, in spite of it all." if verdict.passed else "NOT THE SAME.",
+        "Both runs have the same bits in every step, in spite of the faults."
+        if verdict.passed
+        else "THE RUNS DIFFER.",
         style="bold green" if verdict.passed else "bold red",
     )
 

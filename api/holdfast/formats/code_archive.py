@@ -1,8 +1,7 @@
-"""A folder of code as a package: a zip file of the same bytes for the same files, wherever and
-whenever it is made.
+"""Packs a folder of code into a zip file: the same files always give the same bytes.
 
-Left out is what `.gitignore` and `.holdfastignore` name (in the folder and below, in git's own
-syntax), and what never belongs in: version control, caches, virtual environments.
+Excluded are the files that match `.gitignore` and `.holdfastignore` (in the folder and below, in
+git's syntax), version control, caches and virtual environments.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
 PREFIX = "sha256:"
-MOST_BYTES = 32 << 20
-"""Of a package; a server may allow fewer."""
-MOST_UNPACKED_BYTES = 20 * MOST_BYTES
-NEVER = (
+MAX_BYTES = 32 << 20
+"""Size of a package; a server may allow less."""
+MAX_UNPACKED_BYTES = 20 * MAX_BYTES
+ALWAYS_IGNORED = (
     ".git/",
     "__pycache__/",
     "*.pyc",
@@ -39,45 +38,44 @@ NEVER = (
     ".DS_Store",
 )
 IGNORE_FILES = (".gitignore", ".holdfastignore")
-_LARGEST_NAMED = 5
-_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can tell
+_LISTED_FILES = 5
+_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time in a zip file
 _MODE = 0o644
 
 
 class CodeUnusable(HoldfastError):
-    """The folder cannot be sent along."""
+    """The folder cannot be sent with the job."""
 
     code = "unusable_code"
     status = 400
 
 
-def packed(folder: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """The package of `folder`. Raises CodeUnusable, which names the largest files if it is too
-    large."""
+def pack(folder: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """The package of `folder`. Raises CodeUnusable, with the largest files if it is too large."""
     if not folder.is_dir():
-        raise CodeUnusable(f"code: {folder} is no folder")
-    files = sorted(_files(folder), key=lambda one: one.relative_to(folder).as_posix())
+        raise CodeUnusable(f"code: {folder} is not a folder")
+    files = sorted(_files(folder), key=lambda path: path.relative_to(folder).as_posix())
     if not files:
-        raise CodeUnusable(f"code: there is nothing in {folder} but what is ignored")
+        raise CodeUnusable(f"code: {folder} contains nothing but ignored files")
     try:
-        if sum(file.stat().st_size for file in files) > MOST_UNPACKED_BYTES:
-            raise _too_large(folder, files, MOST_UNPACKED_BYTES, "before it is packed")
+        if sum(file.stat().st_size for file in files) > MAX_UNPACKED_BYTES:
+            raise _too_large(folder, files, MAX_UNPACKED_BYTES, "before packing")
         content = _zipped(folder, files)
     except OSError as error:
         raise CodeUnusable(f"code: {error.filename}: {error.strerror}") from error
-    if len(content) > most_bytes:
-        raise _too_large(folder, files, most_bytes, "when packed")
+    if len(content) > max_bytes:
+        raise _too_large(folder, files, max_bytes, "after packing")
     return content
 
 
-def named(spec: Mapping[str, Any] | BaseModel) -> Path | None:
-    """The folder that a spec names as its code, unless it names a package or nothing."""
+def folder_of_spec(spec: Mapping[str, Any] | BaseModel) -> Path | None:
+    """The folder in the `code` of a spec; None if it is a package or missing."""
     given = spec.get("code") if isinstance(spec, Mapping) else None
     return Path(given) if isinstance(given, str) and not given.startswith(PREFIX) else None
 
 
-def naming(spec: Mapping[str, Any] | BaseModel, package: str) -> dict[str, Any]:
-    """The spec with a package instead of the folder."""
+def with_package(spec: Mapping[str, Any] | BaseModel, package: str) -> dict[str, Any]:
+    """The spec with a package in place of the folder."""
     assert isinstance(spec, Mapping)
     return {**spec, "code": package}
 
@@ -94,12 +92,12 @@ def _zipped(folder: Path, files: list[Path]) -> bytes:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    rules = [(folder, _spec(NEVER))]
+    rules = [(folder, _spec(ALWAYS_IGNORED))]
     yield from _below(folder, rules)
 
 
 def _spec(lines: Iterable[str]) -> GitIgnoreSpec:
-    from pathspec import GitIgnoreSpec  # late: few submissions bring code
+    from pathspec import GitIgnoreSpec  # late: few submissions contain code
 
     return GitIgnoreSpec.from_lines(lines)
 
@@ -114,7 +112,7 @@ def _below(folder: Path, rules: list[tuple[Path, GitIgnoreSpec]]) -> Iterator[Pa
     if lines:
         rules = [*rules, (folder, _spec(lines))]
     with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda one: one.name):
+        for entry in sorted(entries, key=lambda child: child.name):
             path = Path(entry.path)
             is_folder = entry.is_dir(follow_symlinks=False)
             if any(
@@ -124,16 +122,16 @@ def _below(folder: Path, rules: list[tuple[Path, GitIgnoreSpec]]) -> Iterator[Pa
                 continue
             if is_folder:
                 yield from _below(path, rules)
-            elif entry.is_file():  # of a link, what it leads to
+            elif entry.is_file():  # for a link: if it points to a file
                 yield path
 
 
-def _too_large(folder: Path, files: list[Path], most_bytes: int, when: str) -> CodeUnusable:
-    largest = sorted(files, key=lambda one: -one.stat().st_size)[:_LARGEST_NAMED]
-    named = ", ".join(
-        f"{item.relative_to(folder)} ({item.stat().st_size / 2**20:.1f} MiB)" for item in largest
+def _too_large(folder: Path, files: list[Path], max_bytes: int, when: str) -> CodeUnusable:
+    largest = sorted(files, key=lambda path: -path.stat().st_size)[:_LISTED_FILES]
+    listed = ", ".join(
+        f"{path.relative_to(folder)} ({path.stat().st_size / 2**20:.1f} MiB)" for path in largest
     )
     return CodeUnusable(
-        f"code: {folder} is larger than {most_bytes / 2**20:.0f} MiB {when}. Leave out what "
-        f"training does not need by a .holdfastignore file; the largest are {named}"
+        f"code: {folder} is larger than {max_bytes / 2**20:.0f} MiB {when}. Exclude what "
+        f"training does not need with a .holdfastignore file; the largest are {listed}"
     )

@@ -1,7 +1,7 @@
-"""A job's series for other programs: TensorBoard's event files, MLflow's runs.
+"""Exports the series of a job: to TensorBoard event files and to MLflow runs.
 
-What is written is the committed history, each step once, at the time when it was made. Doing it
-again is harmless: TensorBoard's file is written anew, a run of MLflow gets the steps it lacks.
+The committed history is written, each step once, with the time of the step. An export can be
+repeated: the TensorBoard file is rewritten, and an MLflow run gets the missing steps.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from holdfast_service.views.jobs import JobView, MetricPoint
 T = TypeVar("T")
 
 SUFFIX = ".holdfast"
-"""Of the event files that are ours."""
+"""The suffix of the event files that Holdfast writes."""
 EXPERIMENT = "holdfast"
 TAG_JOB, TAG_STEP = "holdfast.job", "holdfast.step"
-_AT_ONCE, _PARAMETERS_AT_ONCE = 1000, 100
-_LONGEST = 500
+_METRICS_PER_REQUEST, _PARAMETERS_PER_REQUEST = 1000, 100
+_MAX_PARAMETER_LENGTH = 500
 
 
 class ExportFailed(HoldfastError):
-    """The series could not be written there."""
+    """The series could not be written."""
 
     code = "export_failed"
     status = 400
 
 
 def to_tensorboard(job: JobView, points: Iterable[MetricPoint], folder: Path) -> Path:
-    """Write a run's event file below `folder`; its own folder there. Raises ExportFailed."""
-    writers = _library("tensorboardX", "tensorboard")
+    """Write a run's event file; returns the run's folder below `folder`. Raises ExportFailed."""
+    tensorboard = _library("tensorboardX", "tensorboard")
     run = folder / f"{job.name}-{job.id[:13]}"
     try:
         run.mkdir(parents=True, exist_ok=True)
-        for former in run.glob(f"events.*{SUFFIX}"):
-            former.unlink()
-        with writers.SummaryWriter(str(run), filename_suffix=SUFFIX) as writer:
+        for old_file in run.glob(f"events.*{SUFFIX}"):
+            old_file.unlink()
+        with tensorboard.SummaryWriter(str(run), filename_suffix=SUFFIX) as writer:
             spec = yaml.safe_dump(job.spec, sort_keys=False)
             writer.add_text("spec", f"```\n{spec}```", walltime=job.created_at)
             for point in points:
@@ -57,28 +57,28 @@ def to_tensorboard(job: JobView, points: Iterable[MetricPoint], folder: Path) ->
     return run
 
 
-def to_mlflow(job: JobView, points: Iterable[MetricPoint], where: str) -> str:
-    """Write into the run of this job at a tracking server, a database or a folder: the run's id.
+def to_mlflow(job: JobView, points: Iterable[MetricPoint], target: str) -> str:
+    """Write the run of this job to a tracking server, a database or a folder; returns the run's id.
     Raises ExportFailed."""
     tracking = _library("mlflow.tracking", "mlflow")
     entities = _library("mlflow.entities", "mlflow")
     errors = _library("mlflow.exceptions", "mlflow")
-    if "://" not in where:
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # that is what was asked for
-        where = Path(where).resolve().as_uri()
+    if "://" not in target:
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # the user chose a folder
+        target = Path(target).resolve().as_uri()
     try:
-        client = tracking.MlflowClient(tracking_uri=where)
-        run, done = _run_of(job, client, entities)
+        client = tracking.MlflowClient(tracking_uri=target)
+        run, done = _find_or_create_run(job, client, entities)
         last = done
-        for some in _batches(_metrics(points, done, entities), _AT_ONCE):
-            client.log_batch(run, metrics=some)
-            last = max(last, some[-1].step)
+        for batch in _batches(_metrics(points, done, entities), _METRICS_PER_REQUEST):
+            client.log_batch(run, metrics=batch)
+            last = max(last, batch[-1].step)
         client.set_tag(run, TAG_STEP, str(last))
         ended = None if job.ended_at is None else round(job.ended_at * 1000)
         if job.state.terminal:
             client.set_terminated(run, _STATUS[job.state], end_time=ended)
     except (errors.MlflowException, OSError) as error:
-        raise ExportFailed(f"{where}: {error}") from error
+        raise ExportFailed(f"{target}: {error}") from error
     return str(run)
 
 
@@ -89,19 +89,23 @@ _STATUS: Mapping[State, str] = {
 }
 
 
-def _run_of(job: JobView, client: Any, entities: Any) -> tuple[str, int]:
-    """The run of this job, made if there is none, and up to which step it has been written."""
+def _find_or_create_run(job: JobView, client: Any, entities: Any) -> tuple[str, int]:
+    """The id of the run of this job, created if necessary, and the last step written to it."""
     experiment = client.get_experiment_by_name(EXPERIMENT)
-    place = client.create_experiment(EXPERIMENT) if experiment is None else experiment.experiment_id
-    for found in client.search_runs([place], filter_string=f"tags.`{TAG_JOB}` = '{job.id}'"):
+    if experiment is None:
+        experiment_id = client.create_experiment(EXPERIMENT)
+    else:
+        experiment_id = experiment.experiment_id
+    of_job = f"tags.`{TAG_JOB}` = '{job.id}'"
+    for found in client.search_runs([experiment_id], filter_string=of_job):
         return found.info.run_id, int(found.data.tags.get(TAG_STEP, "0"))
     started = round((job.started_at or job.created_at) * 1000)
     tags = {TAG_JOB: job.id, TAG_STEP: "0"}
-    made = client.create_run(place, start_time=started, tags=tags, run_name=job.name)
+    created = client.create_run(experiment_id, start_time=started, tags=tags, run_name=job.name)
     parameters = [entities.Param(name, value) for name, value in _flat(job.spec)]
-    for some in _batches(parameters, _PARAMETERS_AT_ONCE):
-        client.log_batch(made.info.run_id, params=some)
-    return made.info.run_id, 0
+    for batch in _batches(parameters, _PARAMETERS_PER_REQUEST):
+        client.log_batch(created.info.run_id, params=batch)
+    return created.info.run_id, 0
 
 
 def _metrics(points: Iterable[MetricPoint], after: int, entities: Any) -> Iterator[Any]:
@@ -117,24 +121,24 @@ def _numbers(point: MetricPoint) -> Iterator[tuple[str, float]]:
             yield name, float(value)
 
 
-def _batches(things: Iterable[T], most: int) -> Iterator[list[T]]:
-    source = iter(things)
-    while some := list(islice(source, most)):
-        yield some
+def _batches(values: Iterable[T], size: int) -> Iterator[list[T]]:
+    source = iter(values)
+    while batch := list(islice(source, size)):
+        yield batch
 
 
-def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """Settings by their paths; without empty ones."""
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Settings with their dotted paths, without empty ones."""
     for name, value in values.items():
-        path = re.sub(r"[^\w./ -]", "_", f"{above}{name}")
+        path = re.sub(r"[^\w./ -]", "_", f"{prefix}{name}")
         if isinstance(value, Mapping):
             yield from _flat(value, f"{path}.")
         elif value is not None:
-            yield path, str(value)[:_LONGEST]
+            yield path, str(value)[:_MAX_PARAMETER_LENGTH]
 
 
 def _library(module: str, extra: str) -> Any:
-    """A library that need not be there. Raises ExportFailed."""
+    """An optional library. Raises ExportFailed if it is not installed."""
     with contextlib.suppress(ImportError):
         return importlib.import_module(module)
     raise ExportFailed(

@@ -1,7 +1,7 @@
-"""Reads a document that a user wrote, as YAML (of which JSON is a part), into plain values.
+"""Parses a user's YAML document (JSON is a subset of YAML) into plain values.
 
-Nothing but mappings, lists and scalars comes out. Aliases are refused (a short text could stand
-for gigabytes) and so is a key that is given twice (one of the two would be ignored silently).
+The result consists of mappings, lists and scalars only. Aliases are refused (a short text could
+expand to gigabytes), and so are duplicate keys (one of them would be ignored silently).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import yaml
 
 MAX_DEPTH = 50
 MAX_NODES = 4000
-"""Keys and values; a spec with everything in it has some hundred."""
+"""Number of keys and values; a spec with every option has a few hundred."""
 MAX_BITS = 1024
-"""Of a whole number; `1:1:1:...`, to the base of 60, may have any number of them."""
+"""Size of an integer; `1:1:1:...`, in base 60, may have any number of bits."""
 
 
 class DocumentError(ValueError):
-    """The text is not a document; says where and what to do."""
+    """The text is not a valid document; the message has the place and a remedy."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -42,8 +42,8 @@ class _Loader(yaml.SafeLoader):
             self.depth -= 1
 
     def fetch_flow_collection_start(self, token_class: type[yaml.Token]) -> None:
-        """The scanner looks ahead of the composer, at a cost that grows with the square of how deep
-        it is."""
+        """Limits the depth here, too: the scanner runs ahead of the composer, at a cost that grows
+        with the square of the depth."""
         if self.flow_level >= MAX_DEPTH:
             raise DocumentError(f"line {self.line + 1}: nested deeper than {MAX_DEPTH} levels")
         super().fetch_flow_collection_start(token_class)
@@ -51,7 +51,7 @@ class _Loader(yaml.SafeLoader):
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         value: int = super().construct_yaml_int(node)
         if value.bit_length() > MAX_BITS:
-            raise DocumentError(f"line {node.start_mark.line + 1}: a number of too many digits")
+            raise DocumentError(f"line {node.start_mark.line + 1}: a number with too many digits")
         return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -69,7 +69,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def read(text: str | bytes) -> dict[str, Any]:
-    """The mapping that `text` holds. Raises DocumentError."""
+    """Parse `text` as a mapping. Raises DocumentError."""
     try:
         value = yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -81,12 +81,12 @@ def read(text: str | bytes) -> dict[str, Any]:
             raise
         raise DocumentError(f"not YAML or JSON: {error}") from error
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise DocumentError("a job spec is a mapping of names to values")
+        raise DocumentError("a job spec must be a mapping of names to values")
     return value
 
 
 def set_path(document: dict[str, Any], assignment: str) -> None:
-    """Change `document` by `path.to.key=value`; the value is read as YAML. Raises DocumentError."""
+    """Apply `path.to.key=value` to `document`; the value is YAML. Raises DocumentError."""
     path, equals, text = assignment.partition("=")
     keys = path.split(".")
     if not equals or not all(keys):

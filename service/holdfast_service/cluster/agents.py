@@ -28,7 +28,7 @@ PLACEMENT_TIMEOUT_S = 3.0
 """How long placement avoids nodes in quarantine; after that, these nodes are used too."""
 
 HEARTBEAT_FRACTION = 1 / 8
-"""Heartbeat interval of an agent, as a fraction of the timeout after which it counts as lost."""
+"""Heartbeat interval of an agent, as a fraction of the timeout that makes it count as lost."""
 
 
 class RayAgents:
@@ -69,7 +69,7 @@ class RayAgents:
             self._handles[seat] = self._create(group, index, seat)
 
     def call(self, seat: str, method: str, *args: Any, timeout_s: float) -> Future[Any]:
-        """Call an agent's method; the future raises the error of Ray or the method by the deadline."""
+        """Call an agent's method; the future raises errors of Ray or the method."""
         return self._pool.submit(self._call, seat, method, args, timeout_s)
 
     def restart(self, seat: str) -> None:

@@ -86,7 +86,7 @@ class RayCluster:
             )
         except (RayError, ConnectionError, RuntimeError) as error:
             raise ClusterUnavailable(f"cannot connect to Ray at {address}: {error}") from error
-        return cls(_key(key_path), secrets_dir, can_grow)
+        return cls(_load_or_create_key(key_path), secrets_dir, can_grow)
 
     def close(self) -> None:
         """Disconnect from the cluster; its actors keep running."""
@@ -264,7 +264,7 @@ def _head_resource() -> dict[str, float]:
     return {}
 
 
-def _key(path: Path) -> bytes:
+def _load_or_create_key(path: Path) -> bytes:
     """The secret in `path`, created if missing.
 
     The creation is atomic: the file is complete when it gets its name, even if several servers

@@ -100,7 +100,7 @@ class InitSources:
         async with self._store.read() as session:
             job = await _find_job(session, named.job)
             if job is None:
-                raise _invalid(f"there is no job with id or name {named.job!r}")
+                raise _invalid(f"there is no job {named.job!r}: give a job's id or name")
             rows = [
                 row
                 for row in await queries.checkpoints(session, job.id)

@@ -80,12 +80,12 @@ class AgentWatch:
         self._silent: dict[str, _SilentAgent] = {}
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._lease_ends: dict[tuple[str, str], float] = {}
-        """(seat, incarnation) -> when the lease of a lost incarnation ends; until it is reported."""
+        """(seat, incarnation) -> end of the lease of a lost incarnation; until it is reported."""
         self._seats_seen: set[str] = set()
         """Seats whose possible lease of a former supervisor is in `_lease_ends` already."""
         self._known: dict[str, AgentReport] = {}
         self._pending: dict[str, Future[Any]] = {}
-        self._probe_pool = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="node-enquiry")
+        self._probe_pool = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="node-probe")
         self._lifelines = Lifelines(secret, self._on_lifeline_end, heartbeat_timeout_s)
 
     @property

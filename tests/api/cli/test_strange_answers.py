@@ -55,7 +55,7 @@ def test_lines_end_where_a_line_feed_is_and_nowhere_else() -> None:
     whole = [f"data: {STRANGE}", "", "x", "", "last"]
     text = f"data: {STRANGE}\n\nx\r\n\nlast"
     for cut in range(len(text) + 1):
-        lines = sse.Lines()
+        lines = sse.LineSplitter()
         taken = [*lines.take(text[:cut]), *lines.take(text[cut:])]
         assert [*taken, *lines.rest()] == whole, cut
 

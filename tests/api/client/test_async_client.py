@@ -13,7 +13,7 @@ from tests.support.waiting import eventually
 import holdfast
 from holdfast import AsyncClient, Client, JobSpec, errors
 from holdfast.client.job_names import short
-from holdfast.client.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, Patience
+from holdfast.client.retry import FIRST_PAUSE_S, MAX_PAUSE_S, RetrySchedule
 from holdfast.rest import problems
 from holdfast_service.job_model.lifecycle import State
 
@@ -117,15 +117,15 @@ def test_short_ids_still_tell_jobs_apart() -> None:
 
 
 def test_patience_counts_from_the_first_failure_in_a_row() -> None:
-    patience = Patience(10.0)
-    assert patience.pause_s(100.0) == FIRST_PAUSE_S
-    assert patience.pause_s(105.0) == 2 * FIRST_PAUSE_S
-    patience.succeeded()
-    assert patience.pause_s(200.0) == FIRST_PAUSE_S
-    pauses = [patience.pause_s(201.0) or 0.0 for _ in range(10)]
-    assert max(pauses) == LONGEST_PAUSE_S
-    assert patience.pause_s(209.5) == 0.5
-    assert patience.pause_s(210.0) is None
+    schedule = RetrySchedule(10.0)
+    assert schedule.pause_s(100.0) == FIRST_PAUSE_S
+    assert schedule.pause_s(105.0) == 2 * FIRST_PAUSE_S
+    schedule.succeeded()
+    assert schedule.pause_s(200.0) == FIRST_PAUSE_S
+    pauses = [schedule.pause_s(201.0) or 0.0 for _ in range(10)]
+    assert max(pauses) == MAX_PAUSE_S
+    assert schedule.pause_s(209.5) == 0.5
+    assert schedule.pause_s(210.0) is None
 
 
 def test_a_token_goes_out_as_a_bearer(server: LiveServer, client: Client) -> None:

@@ -15,7 +15,7 @@ from holdfast import Client
 from holdfast.cli.main import run
 from holdfast.client import calls
 from holdfast.errors import ApiError
-from holdfast.formats.code_archive import CodeUnusable, packed
+from holdfast.formats.code_archive import CodeUnusable, pack
 
 
 def folder_of(root: Path, files: dict[str, str | bytes]) -> Path:
@@ -36,8 +36,8 @@ def test_the_same_files_make_the_same_bytes(tmp_path: Path) -> None:
     second = folder_of(tmp_path / "two", dict(reversed(files.items())))
     os.utime(second / "train.py", (1, 1))
     (second / "train.py").chmod(0o600)
-    assert packed(first) == packed(second)
-    assert names(packed(first)) == ["lib/a.py", "lib/b.py", "train.py"]
+    assert pack(first) == pack(second)
+    assert names(pack(first)) == ["lib/a.py", "lib/b.py", "train.py"]
 
 
 def test_what_is_ignored_stays_at_home(tmp_path: Path) -> None:
@@ -58,21 +58,21 @@ def test_what_is_ignored_stays_at_home(tmp_path: Path) -> None:
         },
     )
     kept = {"train.py", "pkg/keep.py", "data/small.txt", ".holdfastignore", "pkg/.gitignore"}
-    assert set(names(packed(folder))) == kept
+    assert set(names(pack(folder))) == kept
 
 
 def test_a_folder_that_is_too_large_names_its_largest_files(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, {"train.py": "", "weights.bin": os.urandom(1 << 20)})
     with pytest.raises(CodeUnusable, match=r"weights\.bin \(1\.0 MiB\)") as refused:
-        packed(folder, most_bytes=1 << 19)
+        pack(folder, max_bytes=1 << 19)
     assert ".holdfastignore" in str(refused.value)
 
 
 def test_no_folder_and_an_empty_one_are_named(tmp_path: Path) -> None:
-    with pytest.raises(CodeUnusable, match="is no folder"):
-        packed(tmp_path / "nowhere")
+    with pytest.raises(CodeUnusable, match="is not a folder"):
+        pack(tmp_path / "nowhere")
     with pytest.raises(CodeUnusable, match="nothing"):
-        packed(tmp_path)
+        pack(tmp_path)
 
 
 def document(code: str) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def test_a_folder_is_sent_with_the_job(server: LiveServer, client: Client, tmp_p
     code = job.spec["code"]
     assert code == client.send_code(folder).code  # the same again
     supervisor = server.supervisor(job.id)
-    assert supervisor.launch.package == packed(folder)
+    assert supervisor.launch.package == pack(folder)
     assert supervisor.launch.spec["function"] == "train:main"
 
 
@@ -136,4 +136,4 @@ def test_a_path_in_a_file_is_seen_from_there(
     assert run(["submit", str(folder / "job.yaml")]) == 0
     with Client(server.address) as client:
         (job,) = client.list()
-    assert server.supervisor(job.id).launch.package == packed(folder / "src")
+    assert server.supervisor(job.id).launch.package == pack(folder / "src")

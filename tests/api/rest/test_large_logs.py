@@ -17,7 +17,7 @@ import pytest
 from tests.support.service.live_server import SPEC, LiveServer, live_server
 
 from holdfast import Client
-from holdfast_service.store.series import LINES_PER_CHUNK
+from holdfast_service.store.series import MAX_CHUNK_LINES
 
 SAID = "step {n} loss 2.3456 grad_norm 0.789 lr 3.0e-04 tokens_per_second 123456 data epoch 0 shard"
 BEGAN = 1_700_000_000.0
@@ -50,13 +50,13 @@ def long_log(
 
 def write(database: Path, job_id: str, size: int) -> int:
     """Lines of `size` bytes of text, as the reconciler would have stored them."""
-    chunks = -(-size // (len(SAID) * LINES_PER_CHUNK))
-    total = chunks * LINES_PER_CHUNK
+    chunks = -(-size // (len(SAID) * MAX_CHUNK_LINES))
+    total = chunks * MAX_CHUNK_LINES
     with closing(sqlite3.connect(database, timeout=30)) as connection:
         with connection:
             connection.execute("DELETE FROM log_chunks WHERE job_id = ?", (job_id,))
-        for part in batched(range(1, total, LINES_PER_CHUNK), CHUNKS_AT_ONCE):
-            rows = [(job_id, at, at + LINES_PER_CHUNK - 1, chunk(at, total)) for at in part]
+        for part in batched(range(1, total, MAX_CHUNK_LINES), CHUNKS_AT_ONCE):
+            rows = [(job_id, at, at + MAX_CHUNK_LINES - 1, chunk(at, total)) for at in part]
             with connection:  # not for long: the server writes too
                 connection.executemany(
                     "INSERT INTO log_chunks (job_id, first, last, lines) VALUES (?, ?, ?, ?)", rows
@@ -73,9 +73,9 @@ def batched(of: range, size: int) -> Iterator[range]:
 def chunk(first: int, total: int) -> str:
     lines: list[list[Any]] = [
         [BEGAN + n / LINES_PER_S, n % 4, 1, "n0", "n0.a.1", "output", SAID.replace("{n}", str(n))]
-        for n in range(first, first + LINES_PER_CHUNK)
+        for n in range(first, first + MAX_CHUNK_LINES)
     ]
-    if first == 1 + (total // LINES_PER_CHUNK // 4) * LINES_PER_CHUNK:
+    if first == 1 + (total // MAX_CHUNK_LINES // 4) * MAX_CHUNK_LINES:
         lines[7][-1] = "ERROR a needle in the first half"
     return json.dumps(lines, separators=(",", ":"))
 

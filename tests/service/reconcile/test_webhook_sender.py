@@ -25,28 +25,28 @@ CLOSED = {"incident": 1, "cause": "hang", "decision": "ignore", "phases_s": {"to
 class Receiver:
     def __init__(self) -> None:
         self.status = 200
-        self.got: list[httpx.Request] = []
+        self.requests: list[httpx.Request] = []
 
     def client(self) -> httpx.AsyncClient:
         def answer(request: httpx.Request) -> httpx.Response:
-            self.got.append(request)
+            self.requests.append(request)
             return httpx.Response(self.status)
 
         return httpx.AsyncClient(transport=httpx.MockTransport(answer))
 
 
 @pytest.fixture
-def told(settings: Settings) -> Settings:
+def webhook_settings(settings: Settings) -> Settings:
     changes = {"webhook_url": "http://example.test/hook", "webhook_secret": SecretStr("key")}
     return settings.model_copy(update=changes)
 
 
-async def waiting(store: Store) -> int:
+async def outbox_size(store: Store) -> int:
     async with store.read() as session:
         return await session.scalar(select(func.count()).select_from(Outbox)) or 0
 
 
-async def one_incident(store: Store, jobs: JobService) -> str:
+async def emit_incident(store: Store, jobs: JobService) -> str:
     store.sends_webhooks = True
     job = (await jobs.submit({"name": "x"}))[0]
     async with job_transaction(store, job.id) as tx:
@@ -56,27 +56,27 @@ async def one_incident(store: Store, jobs: JobService) -> str:
 
 
 async def test_it_is_stored_with_what_it_tells_of(store: Store, jobs: JobService) -> None:
-    job_id = await one_incident(store, jobs)
-    assert await waiting(store) == 1
+    job_id = await emit_incident(store, jobs)
+    assert await outbox_size(store) == 1
     with pytest.raises(RuntimeError):
         async with job_transaction(store, job_id) as tx:
             tx.emit("incident.opened", CLOSED)
             raise RuntimeError("rolled back")
-    assert await waiting(store) == 1
+    assert await outbox_size(store) == 1
     store.sends_webhooks = False  # nobody is to be told
     async with job_transaction(store, job_id) as tx:
         tx.emit("incident.opened", CLOSED)
-    assert await waiting(store) == 1
+    assert await outbox_size(store) == 1
 
 
 async def test_it_is_signed_and_sent_once_if_it_is_taken(
-    store: Store, jobs: JobService, told: Settings
+    store: Store, jobs: JobService, webhook_settings: Settings
 ) -> None:
-    job_id = await one_incident(store, jobs)
-    receiver, hooks = Receiver(), WebhookSender(store, told)
+    job_id = await emit_incident(store, jobs)
+    receiver, hooks = Receiver(), WebhookSender(store, webhook_settings)
     async with receiver.client() as client:
         assert [await hooks.send_due(client, 2000.0 + n) for n in range(2)] == [1, 0]
-    (request,) = receiver.got
+    (request,) = receiver.requests
     stamp, _, signed = request.headers["Holdfast-Signature"].partition(",v1=")
     assert stamp == "t=2000"
     wanted = hmac.new(b"key", b"2000." + request.content, hashlib.sha256).hexdigest()
@@ -84,14 +84,14 @@ async def test_it_is_signed_and_sent_once_if_it_is_taken(
     content = json.loads(request.content)
     assert content["id"] == request.headers["Holdfast-Delivery"]
     assert (content["job"]["id"], content["cause"]) == (job_id, "hang")
-    assert await waiting(store) == 0
+    assert await outbox_size(store) == 0
 
 
 async def test_it_is_tried_again_under_the_same_id_and_given_up_in_the_end(
-    store: Store, jobs: JobService, told: Settings
+    store: Store, jobs: JobService, webhook_settings: Settings
 ) -> None:
-    await one_incident(store, jobs)
-    receiver, hooks, now = Receiver(), WebhookSender(store, told), 2000.0
+    await emit_incident(store, jobs)
+    receiver, hooks, now = Receiver(), WebhookSender(store, webhook_settings), 2000.0
     receiver.status = 503
     async with receiver.client() as client:
         await hooks.send_due(client, now)
@@ -99,27 +99,27 @@ async def test_it_is_tried_again_under_the_same_id_and_given_up_in_the_end(
         for _ in range(MAX_TRIES - 1):
             now += 3601.0
             assert await hooks.send_due(client, now) == 1
-    assert len({request.headers["Holdfast-Delivery"] for request in receiver.got}) == 1
-    assert len(receiver.got) == MAX_TRIES
-    assert await waiting(store) == 0
+    assert len({request.headers["Holdfast-Delivery"] for request in receiver.requests}) == 1
+    assert len(receiver.requests) == MAX_TRIES
+    assert await outbox_size(store) == 0
 
 
 async def test_what_a_dead_server_has_claimed_is_sent_by_another(
-    store: Store, jobs: JobService, told: Settings
+    store: Store, jobs: JobService, webhook_settings: Settings
 ) -> None:
-    await one_incident(store, jobs)
-    await WebhookSender(store, told)._claim(2000.0)  # and dies
-    receiver, hooks = Receiver(), WebhookSender(store, told)
+    await emit_incident(store, jobs)
+    await WebhookSender(store, webhook_settings)._claim(2000.0)  # and dies
+    receiver, hooks = Receiver(), WebhookSender(store, webhook_settings)
     async with receiver.client() as client:
         assert await hooks.send_due(client, 2000.0 + CLAIM_S / 2) == 0
         assert await hooks.send_due(client, 2000.0 + CLAIM_S + 1) == 1
-    assert await waiting(store) == 0
+    assert await outbox_size(store) == 0
 
 
 def test_slack_gets_a_line_of_text() -> None:
     def line(kind: str, data: dict[str, object]) -> str:
-        told = webhook_messages.message("id", "llm", 3, 1.0, kind, data)
-        return str(json.loads(webhook_messages.body(told, "slack"))["text"])
+        webhook_settings = webhook_messages.message("id", "llm", 3, 1.0, kind, data)
+        return str(json.loads(webhook_messages.body(webhook_settings, "slack"))["text"])
 
     assert line("incident.closed", CLOSED) == ":anchor: *llm* incident 1 is over in 0.2 s: ignore"
     assert line("incident.opened", CLOSED) == ":warning: *llm* incident 1: hang"

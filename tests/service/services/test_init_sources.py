@@ -129,7 +129,7 @@ async def test_a_source_that_does_not_fit_is_a_fault(jobs: JobService, source: J
     assert "embedding.weight has shape (256, 32) in the checkpoint" in await _fault(
         jobs, "a", **wider
     )
-    assert "train.seed is 7 there, 8 here" in await _fault(jobs, "a", train={"seed": 8})
+    assert "train.seed is 7 in the checkpoint, 8 in this spec" in await _fault(jobs, "a", train={"seed": 8})
     with pytest.raises(InvalidSpec) as caught:
         await jobs.submit(_spec({"from": "dcp:/x", "what": "everything"}))
     assert "only the model can be loaded" in str(caught.value)

@@ -15,7 +15,7 @@ from holdfast_service.supervisor.fence_file import FenceFile
 from holdfast_workers.protocol.messages import Partner
 
 
-class OneAgent:
+class FakeAgent:
     """Answers every call with `outcome`."""
 
     seats = ("n0",)
@@ -44,14 +44,14 @@ class OneAgent:
     ],
 )
 def test_partners_count_as_told_only_once_their_agent_has_said_so(
-    tmp_path: Path, outcome: Exception | None, heard: inputs.Input
+    tmp_path: Path, outcome: Exception | None, expected: inputs.Input
 ) -> None:
-    told: list[inputs.Input] = []
+    submitted: list[inputs.Input] = []
     commands = AgentCommands(
-        OneAgent(outcome),  # type: ignore[arg-type]
+        FakeAgent(outcome),  # type: ignore[arg-type]
         EventLog(),
         FenceFile(tmp_path),
-        told.append,
+        submitted.append,
         CallTimes(call_s=1.0, form_call_s=1.0, finalize_s=1.0),
         1.0,
         1.0,
@@ -59,4 +59,4 @@ def test_partners_count_as_told_only_once_their_agent_has_said_so(
     partners = (Partner("n2", "h2", 2), Partner("n1", "h1", 1))
     effect = effects.SetPartners("n0", 3, 1, partners, "life")
     commands.handlers()[effects.SetPartners](effect)
-    assert told == [heard]
+    assert submitted == [expected]

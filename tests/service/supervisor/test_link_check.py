@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.faults.faulty_link import Fault, FaultyLink, Kind, Way
+from tests.support.faults.faulty_link import Fault, FaultyLink, FaultType, Direction
 
 from holdfast_service.recovery.core_state.inputs import LinkChecked
 from holdfast_service.supervisor.link_check import LinkChecker
@@ -83,10 +83,10 @@ def nodes(shm: Path) -> Iterator[Nodes]:
 
 
 def test_a_node_that_nothing_reaches_is_told_from_its_partners(nodes: Nodes) -> None:
-    told: queue.Queue[LinkChecked] = queue.Queue()
+    received: queue.Queue[LinkChecked] = queue.Queue()
     nodes.cut = {"n1"}
-    LinkChecker(nodes, told.put, 2.0, 0.01, 0.01).refresh(nodes.reports(), 1)  # type: ignore[arg-type]
-    failed = told.get(timeout=10)
+    LinkChecker(nodes, received.put, 2.0, 0.01, 0.01).refresh(nodes.reports(), 1)  # type: ignore[arg-type]
+    failed = received.get(timeout=10)
     assert (failed.agent, failed.incarnation) == ("n1", "i")
     assert "ConnectionRefused" in failed.why
 
@@ -94,41 +94,41 @@ def test_a_node_that_nothing_reaches_is_told_from_its_partners(nodes: Nodes) -> 
 def test_a_node_that_is_reached_again_is_cleared_and_a_single_failure_accuses_nobody(
     nodes: Nodes,
 ) -> None:
-    told: queue.Queue[LinkChecked] = queue.Queue()
-    exchanges = LinkChecker(nodes, told.put, 2.0, 0.01, 0.0)  # type: ignore[arg-type]
+    received: queue.Queue[LinkChecked] = queue.Queue()
+    exchanges = LinkChecker(nodes, received.put, 2.0, 0.01, 0.0)  # type: ignore[arg-type]
     nodes.fail_once = {"n1"}
     exchanges.refresh(nodes.reports(), 1)
-    assert exchanges.wait(10) and told.empty()
-    exchanges = LinkChecker(nodes, told.put, 2.0, 0.01, 0.0)  # type: ignore[arg-type]
+    assert exchanges.wait(10) and received.empty()
+    exchanges = LinkChecker(nodes, received.put, 2.0, 0.01, 0.0)  # type: ignore[arg-type]
     nodes.cut = {"n1"}
     exchanges.refresh(nodes.reports(), 1)
-    assert exchanges.wait(10) and told.get(timeout=1).why
+    assert exchanges.wait(10) and received.get(timeout=1).why
     nodes.cut = set()
     exchanges.refresh(nodes.reports(), 1)
     assert exchanges.wait(10)
-    assert told.get(timeout=1) == LinkChecked("n1", "i", "")
-    assert told.empty()
+    assert received.get(timeout=1) == LinkChecked("n1", "i", "")
+    assert received.empty()
 
 
 def test_nodes_that_are_well_are_asked_once_and_nothing_is_told(nodes: Nodes) -> None:
-    told: queue.Queue[LinkChecked] = queue.Queue()
-    exchanges = LinkChecker(nodes, told.put, 2.0, 0.01, 0.01)  # type: ignore[arg-type]
+    received: queue.Queue[LinkChecked] = queue.Queue()
+    exchanges = LinkChecker(nodes, received.put, 2.0, 0.01, 0.01)  # type: ignore[arg-type]
     exchanges.refresh(nodes.reports()[:1], 1)
     assert not nodes.asked, "there is nobody to exchange with"
     exchanges.refresh(nodes.reports(), 1)
     assert exchanges.wait(10)
     exchanges.refresh(nodes.reports(), 1)
     assert exchanges.wait(10)
-    assert sorted(nodes.asked) == ["n0", "n2"] and told.empty()
+    assert sorted(nodes.asked) == ["n0", "n2"] and received.empty()
 
 
 def test_bytes_that_change_on_the_way_are_noticed_and_a_stranger_gets_none(nodes: Nodes) -> None:
     port = nodes.servers["n0"].port
     assert exchange(SECRET, "127.0.0.1", port, 5.0) == ""
     assert "unauthorised" in exchange(b"x" * 32, "127.0.0.1", port, 5.0)
-    for way in Way:
+    for way in Direction:
         link = FaultyLink(port)
-        link.arm(Fault(Kind.FLIP, way, 1 << 20))
+        link.arm(Fault(FaultType.FLIP, way, 1 << 20))
         assert exchange(SECRET, "127.0.0.1", link.port, 5.0) != "", way
         link.close()
 
@@ -149,9 +149,9 @@ def test_an_exchange_takes_no_longer_than_it_may_however_its_time_is_spent() -> 
         server = threading.Thread(target=serve)
         server.start()
         began = time.monotonic()
-        said = exchange(SECRET, "127.0.0.1", listening.getsockname()[1], 1.0)
+        problem = exchange(SECRET, "127.0.0.1", listening.getsockname()[1], 1.0)
         took_s = time.monotonic() - began
         done.set()
         server.join()
-    assert "TimeoutError" in said
+    assert "TimeoutError" in problem
     assert took_s < 1.5

@@ -75,15 +75,15 @@ def test_digests_of_steps_that_are_done_again_are_told_again() -> None:
 # --- whom it believes -----------------------------------------------------------------------------
 
 
-class OneSeat:
+class FakeAgents:
     """An agent that says hello; the cluster's word on its node is `answers`."""
 
     def __init__(self, answers: Any) -> None:
         self.seats = ["n0"]
         self.answers = answers
         self.life: AgentReport | None = None
-        self.asked: list[str] = []
-        self.refused: set[str] = set()
+        self.calls: list[str] = []
+        self.failing: set[str] = set()
 
     def ensure(self) -> None: ...
     def restart(self, seat: str) -> None: ...
@@ -97,8 +97,8 @@ class OneSeat:
 
     def call(self, seat: str, method: str, *args: Any, timeout_s: float) -> Future[Any]:
         future: Future[Any] = Future()
-        self.asked.append(method)
-        if method in self.refused:
+        self.calls.append(method)
+        if method in self.failing:
             future.set_exception(TimeoutError("too slow"))
         elif self.life is None:
             future.set_exception(ConnectionError("nobody there"))
@@ -112,47 +112,47 @@ def report(incarnation: str, port: int) -> AgentReport:
 
 
 def watching(
-    agents: OneSeat, lapse_s: float | None = None, heartbeat_timeout_s: float = 5.0
+    agents: FakeAgents, lapse_s: float | None = None, heartbeat_timeout_s: float = 5.0
 ) -> tuple[AgentWatch, queue.Queue[inputs.Input]]:
-    heard: queue.Queue[inputs.Input] = queue.Queue()
+    received: queue.Queue[inputs.Input] = queue.Queue()
     watch = AgentWatch(
         agents,
         SECRET,
-        heard.put,
+        received.put,
         heartbeat_timeout_s=heartbeat_timeout_s,
         hello_s=1.0,
         probe_s=0.2,
         check_s=1.0,
         lapse_s=lapse_s,
     )
-    return watch, heard
+    return watch, received
 
 
 def test_a_life_that_comes_back_is_checked_before_anybody_hears_of_it(shm: Path) -> None:
     server = DataServer(
         SegmentStore(shm, "dp_shard=1", on_quarantine=lambda _: None), SECRET, "127.0.0.1"
     )
-    agents = OneSeat(lambda: True)
+    agents = FakeAgents(lambda: True)
     agents.life = report("a", server.port)
-    watch, heard = watching(agents)
+    watch, received = watching(agents)
     watch.refresh(1)
-    assert heard.get(timeout=WAIT_S) == inputs.AgentUp(agents.life)
+    assert received.get(timeout=WAIT_S) == inputs.AgentUp(agents.life)
     watch.forget("n0")
-    agents.asked.clear()
-    agents.refused.add("check")
+    agents.calls.clear()
+    agents.failing.add("check")
     for _ in range(2):
         watch.refresh(1)
-    assert watch.known("n0") is None and agents.asked == ["hello", "check"] * 2
-    agents.refused.clear()
+    assert watch.known("n0") is None and agents.calls == ["hello", "check"] * 2
+    agents.failing.clear()
     watch.refresh(1)
     assert watch.known("n0") is None, "what the check has found is in the next answer"
     watch.refresh(1)
     assert watch.known("n0") == agents.life
     agents.life = report("b", server.port)  # a new life has checked its node itself
     watch.forget("n0")
-    agents.asked.clear()
+    agents.calls.clear()
     watch.refresh(1)
-    assert agents.asked == ["hello"]
+    assert agents.calls == ["hello"]
     watch.close()
     server.close()
 
@@ -172,96 +172,96 @@ def fail() -> bool:
 )
 def test_an_agent_that_dies_after_its_hello_is_told_lost(answers: Any, node_lost: bool) -> None:
     """At once, whatever the cluster says of its node later, or fails to say."""
-    agents = OneSeat(answers)
+    agents = FakeAgents(answers)
     agents.life = report("a", 1)  # nobody listens on this port
-    watch, heard = watching(agents)
+    watch, received = watching(agents)
     watch.refresh(1)
-    up, lost = heard.get(timeout=WAIT_S), heard.get(timeout=WAIT_S)
+    up, lost = received.get(timeout=WAIT_S), received.get(timeout=WAIT_S)
     assert isinstance(up, inputs.AgentUp) and isinstance(lost, inputs.AgentLost)
     assert (lost.incarnation, lost.certain) == ("a", True)
     assert watch.seats == []
-    word = heard.get(timeout=WAIT_S)
-    assert isinstance(word, inputs.NodeStatus) and word.lost is node_lost
+    status = received.get(timeout=WAIT_S)
+    assert isinstance(status, inputs.NodeStatus) and status.lost is node_lost
     watch.close()
 
 
 def test_of_an_agent_that_is_given_up_the_node_is_asked_after_too(tmp_path: Path) -> None:
     """A command that failed may be the first sign of a lost node, before its lifeline ends."""
-    agents = OneSeat(lambda: False)
+    agents = FakeAgents(lambda: False)
     server = DataServer(SegmentStore(tmp_path, "tp=1"), SECRET, "127.0.0.1")
     agents.life = report("a", server.port)
-    watch, heard = watching(agents)
+    watch, received = watching(agents)
     watch.refresh(1)
-    assert isinstance(heard.get(timeout=WAIT_S), inputs.AgentUp)
+    assert isinstance(received.get(timeout=WAIT_S), inputs.AgentUp)
     watch.forget("n0")
-    word = heard.get(timeout=WAIT_S)
-    assert isinstance(word, inputs.NodeStatus) and word.lost
+    status = received.get(timeout=WAIT_S)
+    assert isinstance(status, inputs.NodeStatus) and status.lost
     server.close()
     watch.close()
 
 
 def test_the_end_of_a_former_life_is_not_taken_for_the_present_ones(tmp_path: Path) -> None:
-    agents = OneSeat(lambda: True)
+    agents = FakeAgents(lambda: True)
     lives = [DataServer(SegmentStore(tmp_path, "tp=1"), SECRET, "127.0.0.1") for _ in range(2)]
     agents.life = report("a", lives[0].port)
-    watch, heard = watching(agents)
+    watch, received = watching(agents)
     watch.refresh(1)
     agents.life = report("b", lives[1].port)
     watch._send_hello("n0", 1)
     lives[0].close()
-    heard.get(timeout=WAIT_S)
-    heard.get(timeout=WAIT_S)
+    received.get(timeout=WAIT_S)
+    received.get(timeout=WAIT_S)
     watch._on_lifeline_end("n0 a", "late")
-    told = inputs.LeaseEnded("n0", "a", certain=True)
-    assert heard.get(timeout=WAIT_S) == told and watch.seats == ["n0"]
+    ended = inputs.LeaseEnded("n0", "a", certain=True)
+    assert received.get(timeout=WAIT_S) == ended and watch.seats == ["n0"]
     lives[1].close()
-    lost = heard.get(timeout=WAIT_S)
-    while lost == told:  # its own line may have told it, too
-        lost = heard.get(timeout=WAIT_S)
+    lost = received.get(timeout=WAIT_S)
+    while lost == ended:  # its own line may have told it, too
+        lost = received.get(timeout=WAIT_S)
     assert isinstance(lost, inputs.AgentLost) and lost.incarnation == "b"
     watch.close()
 
 
 def test_what_a_former_supervisor_may_have_granted_ends_a_lease_after_the_first_look() -> None:
-    watch, heard = watching(OneSeat(lambda: True), lapse_s=0.2)
+    watch, received = watching(FakeAgents(lambda: True), lapse_s=0.2)
     watch.refresh(1)
     time.sleep(0.1)
     watch.refresh(1)
-    assert heard.empty(), "a former supervisor may have granted it a lease just now"
+    assert received.empty(), "a former supervisor may have granted it a lease just now"
     time.sleep(0.15)
     watch.refresh(1)
     watch.refresh(1)
-    assert heard.get(timeout=WAIT_S) == inputs.LeaseEnded("n0", "") and heard.empty()
+    assert received.get(timeout=WAIT_S) == inputs.LeaseEnded("n0", "") and received.empty()
     watch.close()
 
 
 def test_an_agent_that_is_silent_has_no_lease_any_more_and_one_that_is_let_go_has_a_short_one(
     tmp_path: Path,
 ) -> None:
-    agents = OneSeat(lambda: True)
+    agents = FakeAgents(lambda: True)
     server = DataServer(SegmentStore(tmp_path, "tp=1"), SECRET, "127.0.0.1", heartbeat_s=0.05)
-    watch, heard = watching(agents, lapse_s=60.0, heartbeat_timeout_s=0.5)
+    watch, received = watching(agents, lapse_s=60.0, heartbeat_timeout_s=0.5)
     agents.life = report("a", server.port)
     watch.refresh(1)
-    assert isinstance(heard.get(timeout=WAIT_S), inputs.AgentUp)
+    assert isinstance(received.get(timeout=WAIT_S), inputs.AgentUp)
     watch._on_lifeline_end("n0 a", f"{SILENCE} for 0.5 s")
     agents.life = None
-    lost = heard.get(timeout=WAIT_S)
+    lost = received.get(timeout=WAIT_S)
     assert isinstance(lost, inputs.AgentLost) and not lost.certain
-    assert heard.get(timeout=WAIT_S) == inputs.LeaseEnded("n0", "a")
-    assert isinstance(heard.get(timeout=WAIT_S), inputs.NodeStatus)
+    assert received.get(timeout=WAIT_S) == inputs.LeaseEnded("n0", "a")
+    assert isinstance(received.get(timeout=WAIT_S), inputs.NodeStatus)
 
     agents.life = report("b", server.port)
     watch.refresh(1)
-    assert isinstance(heard.get(timeout=WAIT_S), inputs.AgentUp)
+    assert isinstance(received.get(timeout=WAIT_S), inputs.AgentUp)
     agents.life = None
     watch.forget("n0")
     let_go = time.monotonic()
-    assert isinstance(heard.get(timeout=WAIT_S), inputs.NodeStatus)
-    while heard.empty():
+    assert isinstance(received.get(timeout=WAIT_S), inputs.NodeStatus)
+    while received.empty():
         watch.refresh(1)
         time.sleep(0.02)
-    assert heard.get(timeout=WAIT_S) == inputs.LeaseEnded("n0", "b")
+    assert received.get(timeout=WAIT_S) == inputs.LeaseEnded("n0", "b")
     assert time.monotonic() - let_go >= 0.5
     watch.close()
     server.close()

@@ -40,9 +40,9 @@ def test_digests_that_were_taken_back_are_told_no_more_whoever_still_has_them() 
     new = {step: f"new{step}" for step in (7, 8)}
     record.add("n0", "i", [row(2, 7), row(2, 8)], new, [])
     record.add("n1", "i", [], {8: "old8", 9: "old9"}, [])
-    told = record.after(Cursors())[1]
-    assert (told[6], told[7], told[8]) == ("old6", "new7", "new8")
-    assert 9 not in told
+    reported = record.after(Cursors())[1]
+    assert (reported[6], reported[7], reported[8]) == ("old6", "new7", "new8")
+    assert 9 not in reported
 
 
 def test_a_journal_forgets_the_digests_of_what_the_next_attempt_computes_anew() -> None:

@@ -81,13 +81,13 @@ class FakeSupervisor:
     obeys: bool = True
     rows_per_poll: int = 100
 
-    def say(self, kind: EventKind, at: float | None = None, **data: Any) -> None:
+    def emit(self, kind: EventKind, at: float | None = None, **data: Any) -> None:
         seq = self.launch.last_event + len(self.events) + 1
         self.events.append(SupervisorEvent(seq, 2000.0 + seq if at is None else at, kind, data))
 
     def enter(self, phase: Phase) -> None:
         self.phase = phase
-        self.say(EventKind.PHASE, phase=phase)
+        self.emit(EventKind.PHASE, phase=phase)
 
     def form(self, attempt: int, restore_step: int = 0) -> None:
         self.attempt = attempt
@@ -103,7 +103,7 @@ class FakeSupervisor:
             }
             for rank in range(4)
         ]
-        self.say(
+        self.emit(
             EventKind.ATTEMPT_FORMING,
             attempt=attempt,
             mesh=MESH,
@@ -113,7 +113,7 @@ class FakeSupervisor:
             restore={"step": restore_step, "tiers": {}, "sources": {}},
             cause_incident=None,
         )
-        self.say(
+        self.emit(
             EventKind.ATTEMPT_RUNNING,
             attempt=attempt,
             members=members,
@@ -131,7 +131,7 @@ class FakeSupervisor:
     def end(self, outcome: str = "SUCCEEDED", code: str = "succeeded", **data: Any) -> None:
         self.phase = Phase.ENDED
         said = {"message": "", "traceback": None, "step": self.step, **data}
-        self.say(EventKind.ENDED, outcome=outcome, code=code, **said)
+        self.emit(EventKind.ENDED, outcome=outcome, code=code, **said)
 
     def stop(self, order: StopOrder) -> None:
         outcome = {StopKind.CANCEL: "CANCELLED", StopKind.PAUSE: "PAUSED"}[order.kind]

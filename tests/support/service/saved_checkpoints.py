@@ -26,15 +26,15 @@ def saved(server: LiveServer, client: Client, job_id: str, steps: dict[int, floa
     """Checkpoints of `steps`, each with its loss, as the job's supervisor would tell of them."""
     supervisor = server.supervisor(job_id)
     for step, loss in steps.items():
-        tell(
+        report_saved(
             server, job_id, save_world(root_of(server, job_id), step, 1, MESH, step, {"loss": loss})
         )
     assert supervisor
     eventually(lambda: len(client.checkpoints(job_id).remote) == len(steps))
 
 
-def tell(server: LiveServer, job_id: str, made: Manifest) -> None:
-    server.supervisor(job_id).say(
+def report_saved(server: LiveServer, job_id: str, made: Manifest) -> None:
+    server.supervisor(job_id).emit(
         EventKind.CHECKPOINT_SAVED,
         at=time.time(),
         step=made.step,

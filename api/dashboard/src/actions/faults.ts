@@ -1,12 +1,12 @@
-/** The faults that can be asked for, in words, and what each may be told. As
- * `holdfast_workers.fault_injection.kinds` has them; the server checks what is sent. */
+/** The injectable faults with their labels and fields, equal to
+ * `holdfast_workers.fault_injection.kinds`; the server validates the request. */
 
 import type { FaultKind } from "../api/types";
 
-export interface KindOfFault {
-  what: string;
+export interface FaultDescription {
+  label: string;
   group: "The rank's process" | "The rank hangs or slows down" | "Numbers" | "The node" | "Around the job";
-  takes: readonly Field[];
+  fields: readonly Field[];
 }
 
 export type Field = "duration_s" | "factor" | "steps" | "where" | "target" | "bit" | "exit_code" | "outcome" | "xid";
@@ -15,45 +15,45 @@ const process = "The rank's process";
 const hang = "The rank hangs or slows down";
 const around = "Around the job";
 
-export const FAULTS: Record<FaultKind, KindOfFault> = {
-  kill: { group: process, what: "Killed with SIGKILL", takes: [] },
-  segfault: { group: process, what: "Segmentation fault", takes: [] },
-  abort: { group: process, what: "Aborted with SIGABRT", takes: [] },
-  exit: { group: process, what: "Ends by itself", takes: ["exit_code"] },
-  raise: { group: process, what: "Raises an exception", takes: [] },
-  oom: { group: process, what: "Runs out of memory", takes: ["outcome"] },
-  stop: { group: hang, what: "Stopped with SIGSTOP", takes: [] },
-  gil: { group: hang, what: "Holds Python's lock in C", takes: ["duration_s"] },
-  loop: { group: hang, what: "Runs in circles", takes: ["duration_s"] },
-  collective: { group: hang, what: "Does not enter its next collective", takes: ["duration_s"] },
-  read: { group: hang, what: "Reads what nobody writes", takes: ["duration_s"] },
-  slow: { group: hang, what: "Computes several times as long", takes: ["factor", "steps"] },
-  nan: { group: "Numbers", what: "Not a number in an output or gradient", takes: ["where", "target"] },
-  bit_flip: { group: "Numbers", what: "One bit of a tensor flips", takes: ["where", "target", "bit"] },
-  agent_death: { group: "The node", what: "Its node agent is killed, with its ranks", takes: [] },
-  node_loss: { group: "The node", what: "It is gone with all its memory", takes: [] },
-  partition: { group: "The node", what: "Cut off from the others", takes: ["duration_s"] },
-  xid: { group: "The node", what: "Its accelerator reports an XID error", takes: ["xid"] },
-  remote_down: { group: around, what: "The remote tier refuses every call", takes: ["duration_s"] },
-  disk_full: { group: around, what: "The remote tier has no space", takes: ["duration_s"] },
-  supervisor_death: { group: around, what: "The job's supervisor is killed", takes: [] },
+export const FAULTS: Record<FaultKind, FaultDescription> = {
+  kill: { group: process, label: "Killed with SIGKILL", fields: [] },
+  segfault: { group: process, label: "Segmentation fault", fields: [] },
+  abort: { group: process, label: "Aborted with SIGABRT", fields: [] },
+  exit: { group: process, label: "Ends by itself", fields: ["exit_code"] },
+  raise: { group: process, label: "Raises an exception", fields: [] },
+  oom: { group: process, label: "Runs out of memory", fields: ["outcome"] },
+  stop: { group: hang, label: "Stopped with SIGSTOP", fields: [] },
+  gil: { group: hang, label: "Holds Python's GIL in C", fields: ["duration_s"] },
+  loop: { group: hang, label: "Loops forever", fields: ["duration_s"] },
+  collective: { group: hang, label: "Does not enter its next collective", fields: ["duration_s"] },
+  read: { group: hang, label: "Blocks in a read", fields: ["duration_s"] },
+  slow: { group: hang, label: "Computes several times slower", fields: ["factor", "steps"] },
+  nan: { group: "Numbers", label: "NaN in an output or gradient", fields: ["where", "target"] },
+  bit_flip: { group: "Numbers", label: "A bit of a tensor flips", fields: ["where", "target", "bit"] },
+  agent_death: { group: "The node", label: "The node agent is killed with its ranks", fields: [] },
+  node_loss: { group: "The node", label: "The node is lost with all its memory", fields: [] },
+  partition: { group: "The node", label: "Network partition", fields: ["duration_s"] },
+  xid: { group: "The node", label: "The accelerator reports an XID error", fields: ["xid"] },
+  remote_down: { group: around, label: "The remote tier refuses every call", fields: ["duration_s"] },
+  disk_full: { group: around, label: "The remote tier has no space", fields: ["duration_s"] },
+  supervisor_death: { group: around, label: "The job's supervisor is killed", fields: [] },
 };
 
-export const GROUPS = [...new Set(Object.values(FAULTS).map((one) => one.group))];
+export const GROUPS = [...new Set(Object.values(FAULTS).map((fault) => fault.group))];
 
 export const FIELDS: Record<Field, { label: string; type: "number" | "text"; hint: string; step?: string }> = {
-  duration_s: { label: "For how long, seconds", type: "number", hint: "for ever", step: "any" },
-  factor: { label: "How many times as long", type: "number", hint: "2", step: "any" },
-  steps: { label: "For how many steps", type: "number", hint: "to the end" },
+  duration_s: { label: "Duration, seconds", type: "number", hint: "unlimited", step: "any" },
+  factor: { label: "Slowdown factor", type: "number", hint: "2", step: "any" },
+  steps: { label: "Number of steps", type: "number", hint: "to the end" },
   where: { label: "Where", type: "text", hint: "output or gradient; parameter or moment" },
   target: { label: "Module or parameter", type: "text", hint: "the first" },
-  bit: { label: "Which bit", type: "number", hint: "chosen" },
+  bit: { label: "Bit", type: "number", hint: "random" },
   exit_code: { label: "Exit code", type: "number", hint: "1" },
   outcome: { label: "Outcome", type: "text", hint: "kill or error" },
   xid: { label: "XID", type: "number", hint: "79" },
 };
 
-/** Points of a rank's step at which a fault may be wanted. */
+/** The phases of a rank at which a fault can be injected. */
 export const PHASES = [
   "forming", "rendezvous", "restore", "load", "forward", "backward", "agree", "optimizer", "checkpoint",
   "memory", "committed", "save", "saved",

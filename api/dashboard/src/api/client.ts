@@ -1,5 +1,5 @@
-/** Requests to the control plane. Whatever goes wrong is an ApiError (it answered, and said what
- * was wrong) or Unreachable (it did not answer). */
+/** Requests to the control plane. A failure is an ApiError (the server answered with a problem) or
+ * Unreachable (the server did not answer). */
 
 import { earlyAnswer } from "./early";
 import type { Problem, ProblemFault } from "./types";
@@ -30,13 +30,13 @@ export class Unreachable extends Error {
 type Value = string | number | boolean | null | undefined;
 export type Query = Record<string, Value | readonly (string | number)[]>;
 
-/** `path` below /api/v1, with what is not null of `query`; a list repeats its key. */
+/** The URL of `path` below /api/v1 with the non-null values of `query`; a list repeats its key. */
 export function url(path: string, query: Query = {}): string {
   const params = new URLSearchParams();
   for (const [key, value] of Object.entries(query)) {
     if (value === null || value === undefined || value === "") continue;
-    for (const one of Array.isArray(value) ? (value as readonly (string | number)[]) : [value as Value]) {
-      params.append(key, String(one));
+    for (const item of Array.isArray(value) ? (value as readonly (string | number)[]) : [value as Value]) {
+      params.append(key, String(item));
     }
   }
   const text = params.toString();
@@ -54,7 +54,7 @@ export async function request(address: string, options: RequestInit = {}): Promi
   return checked(response);
 }
 
-/** The response, if it is none that says what was wrong. */
+/** The response if it is a success; raises ApiError otherwise. */
 export async function checked(response: Response): Promise<Response> {
   if (!response.ok) throw await problem(response);
   return response;
@@ -79,12 +79,12 @@ export const json = (value: unknown): Body => ({ text: JSON.stringify(value), ty
 export interface SendOptions {
   query?: Query;
   body?: Body;
-  /** The same key and body have their effect once, however often they are sent. */
+  /** A request with the same key and body takes effect once, however often it is sent. */
   key?: string;
   signal?: AbortSignal;
 }
 
-/** The answer, or null if it has no content. */
+/** The body of the response, or null if it has no content. */
 export async function send<T>(
   method: "POST" | "PUT" | "DELETE",
   path: string,
@@ -111,7 +111,7 @@ async function problem(response: Response): Promise<ApiError> {
     const body = (await response.json()) as Problem;
     if (typeof body.code === "string") return new ApiError(body);
   } catch {
-    // Not the API's own answer: a proxy's page, say.
+    // The answer is not from the API, but from a proxy for example.
   }
   return new ApiError({
     type: "about:blank",

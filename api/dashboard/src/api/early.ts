@@ -1,21 +1,21 @@
-/** What public/boot.js began to read before this program was loaded, for whoever asks for it first.
+/** Serves the responses that public/boot.js requested before this program was loaded.
  *
- * Each part is given away once, and only at the beginning: whoever reads again, reads anew. */
+ * Each part is served once, and only while the page loads; later reads go to the server. */
 
 import type { GlanceView } from "./types";
 
 interface Stream {
   address: string;
   response: Promise<Response>;
-  /** Ends it. */
-  stopping: AbortController;
+  /** Aborts the stream. */
+  abort: AbortController;
 }
 
 interface Early {
   stream: Stream;
-  /** null: it was refused; whoever asks for a part of it is told why. */
+  /** null: the server refused the request; the reads of its parts then go to the server. */
   glance: Promise<GlanceView | null>;
-  /** Address -> what of it is there. */
+  /** Address -> part of the glance. */
   parts: Record<string, keyof GlanceView>;
 }
 
@@ -23,36 +23,36 @@ declare global {
   var holdfastEarly: Early | undefined;
 }
 
-/** Older than that it is read anew; milliseconds since the page was asked for. */
+/** Early responses are served until then; milliseconds since the page was requested. */
 const FRESH_MS = 20_000;
-const given = new Set<string>();
+const served = new Set<string>();
 let outdated = false;
 
-function once(address: string): boolean {
-  if (given.has(address) || performance.now() > FRESH_MS) return false;
-  given.add(address);
+function firstUse(address: string): boolean {
+  if (served.has(address) || performance.now() > FRESH_MS) return false;
+  served.add(address);
   return true;
 }
 
-/** The stream of that address, if it was begun. */
+/** The stream of that address, if boot.js has opened it. */
 export function earlyStream(address: string): Stream | null {
   const stream = globalThis.holdfastEarly?.stream;
-  return stream?.address === address && once(address) ? stream : null;
+  return stream?.address === address && firstUse(address) ? stream : null;
 }
 
-/** Something has happened since; whoever did not take his part yet would not hear of it. */
+/** Call at an event: the parts that are not served yet may be stale, and are read anew. */
 export function outdate(): void {
   outdated = true;
 }
 
-/** What is at that address, if it was read; null: it has to be asked for. */
+/** The early response of that address; null: request it from the server. */
 export async function earlyAnswer<T>(address: string): Promise<T | null> {
   const early = globalThis.holdfastEarly;
   const part = early?.parts[address];
-  if (!early || !part || outdated || !once(address)) return null;
+  if (!early || !part || outdated || !firstUse(address)) return null;
   try {
     return ((await early.glance)?.[part] ?? null) as T | null;
   } catch {
-    return null; // the server did not answer: it is asked again, and if need be that is told
+    return null; // the server did not answer: the caller requests it again and reports a failure
   }
 }

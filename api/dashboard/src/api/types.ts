@@ -1,4 +1,4 @@
-/** The API's values by their names, from the generated schema. */
+/** The types of the API from the generated schema. */
 
 import type { components } from "./schema";
 

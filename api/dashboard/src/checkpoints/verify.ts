@@ -1,9 +1,9 @@
-/** Verification tells how far it is, a line of JSON each. */
+/** Verifies a checkpoint; the server reports the progress as JSON lines. */
 
 import { request, url } from "../api/client";
 import type { VerificationView } from "../api/types";
 
-export async function verify(job: string, step: number, heard: (word: VerificationView) => void): Promise<VerificationView | null> {
+export async function verify(job: string, step: number, onProgress: (progress: VerificationView) => void): Promise<VerificationView | null> {
   const response = await request(url(`/jobs/${encodeURIComponent(job)}/checkpoints/${step}/verify`), { method: "POST" });
   const reader = response.body?.pipeThrough(new TextDecoderStream()).getReader();
   if (!reader) return null;
@@ -16,7 +16,7 @@ export async function verify(job: string, step: number, heard: (word: Verificati
     rest = lines.pop() ?? "";
     for (const line of lines.filter(Boolean)) {
       last = JSON.parse(line) as VerificationView;
-      heard(last);
+      onProgress(last);
     }
   }
 }

@@ -1,4 +1,4 @@
-/** The machines: what they have, who runs there, how they are, and who waits for them. */
+/** The cluster page: capacity, the nodes with their jobs and health, and the queue. */
 
 import { useEffect, useRef } from "react";
 import { get } from "../api/client";
@@ -11,7 +11,7 @@ import { Icon } from "../ui/icons";
 import { Failure } from "../ui/notice";
 import { Nodes } from "./Nodes";
 import { NodeMap } from "./NodeMap";
-import { standingOf, STANDINGS, type Shown } from "./standing";
+import { standingOf, STANDINGS, type NodeStanding } from "./standing";
 import "./cluster.css";
 
 export default function ClusterPage() {
@@ -20,12 +20,12 @@ export default function ClusterPage() {
   const [params, change] = useFilters();
   const search = useRef<HTMLInputElement>(null);
   const q = params.get("q") ?? "";
-  const wanted = params.getAll("standing").filter((one): one is Shown => one in STANDINGS);
+  const wanted = params.getAll("standing").filter((standing): standing is NodeStanding => standing in STANDINGS);
   useEffect(() => {
     document.title = "Cluster · Holdfast";
   }, []);
-  useShortcuts("Cluster", [{ keys: "/", what: "Search nodes", run: () => search.current?.focus() }]);
-  const nodes = (cluster?.nodes ?? []).filter((node) => fits(node, q, wanted, names));
+  useShortcuts("Cluster", [{ keys: "/", label: "Search nodes", run: () => search.current?.focus() }]);
+  const nodes = (cluster?.nodes ?? []).filter((node) => matches(node, q, wanted, names));
   return (
     <div className="page">
       <header>
@@ -57,30 +57,30 @@ export default function ClusterPage() {
   );
 }
 
-/** Names of the jobs that may have ranks somewhere; a node tells ids only. */
+/** The names of the jobs that may have ranks on nodes; a node lists only the ids. */
 function useNames(): ReadonlyMap<string, string> {
   const state = ["STARTING", "RUNNING", "RECOVERING", "RESIZING", "PAUSING", "CANCELLING"];
   const { value } = useResource("names of jobs", (signal) => get<JobRowPage>("/jobs", { view: "row", state, limit: 500 }, signal), { every_ms: 5000 });
   return new Map(value?.rows.map((row) => [row.id, row.name]));
 }
 
-function fits(node: NodeView, q: string, wanted: readonly Shown[], names: ReadonlyMap<string, string>): boolean {
+function matches(node: NodeView, q: string, wanted: readonly NodeStanding[], names: ReadonlyMap<string, string>): boolean {
   if (wanted.length > 0 && !wanted.includes(standingOf(node))) return false;
   const text = q.toLowerCase();
-  return [node.id, node.host, ...node.jobs, ...node.jobs.map((id) => names.get(id) ?? "")].some((one) => one.toLowerCase().includes(text));
+  return [node.id, node.host, ...node.jobs, ...node.jobs.map((id) => names.get(id) ?? "")].some((field) => field.toLowerCase().includes(text));
 }
 
-function Standings({ nodes, wanted, change }: { nodes: readonly NodeView[]; wanted: readonly Shown[]; change: (to: readonly Shown[]) => void }) {
-  const shown = (Object.keys(STANDINGS) as Shown[])
-    .map((one) => ({ one, n: nodes.filter((node) => standingOf(node) === one).length }))
-    .filter(({ one, n }) => n > 0 || wanted.includes(one));
+function Standings({ nodes, wanted, change }: { nodes: readonly NodeView[]; wanted: readonly NodeStanding[]; change: (to: readonly NodeStanding[]) => void }) {
+  const shown = (Object.keys(STANDINGS) as NodeStanding[])
+    .map((standing) => ({ standing, n: nodes.filter((node) => standingOf(node) === standing).length }))
+    .filter(({ standing, n }) => n > 0 || wanted.includes(standing));
   return (
     <div className="chips" role="group" aria-label="Standing">
-      {shown.map(({ one, n }) => (
-        <button key={one} type="button" className={`filter-chip ${STANDINGS[one].tone}`} aria-pressed={wanted.includes(one)}
-          onClick={() => change(wanted.includes(one) ? wanted.filter((other) => other !== one) : [...wanted, one])}>
+      {shown.map(({ standing, n }) => (
+        <button key={standing} type="button" className={`filter-chip ${STANDINGS[standing].tone}`} aria-pressed={wanted.includes(standing)}
+          onClick={() => change(wanted.includes(standing) ? wanted.filter((other) => other !== standing) : [...wanted, standing])}>
           <i className="dot" />
-          {STANDINGS[one].word}
+          {STANDINGS[standing].label}
           <b>{count(n)}</b>
         </button>
       ))}
@@ -91,18 +91,18 @@ function Standings({ nodes, wanted, change }: { nodes: readonly NodeView[]; want
 function Capacity({ cluster }: { cluster: ClusterView }) {
   const { capacity, nodes } = cluster;
   const there = nodes.filter((node) => node.there);
-  const aside = there.filter((node) => node.state !== "ready").length;
+  const excluded = there.filter((node) => node.state !== "ready").length;
   const now = useNow();
   const oldest = cluster.queue[0];
   return (
     <div className="tiles">
-      <Tile title="Nodes in use" used={capacity.nodes - capacity.free_nodes} of={capacity.nodes} note={aside > 0 ? `${aside} set aside` : "none set aside"} warn={aside > 0} />
+      <Tile title="Nodes in use" used={capacity.nodes - capacity.free_nodes} of={capacity.nodes} note={excluded > 0 ? `${excluded} excluded` : "none excluded"} warn={excluded > 0} />
       <Tile title="CPUs in use" used={capacity.cpus - capacity.free_cpus} of={capacity.cpus} note={`${number(capacity.free_cpus)} free`} />
       {capacity.gpus > 0 && <Tile title="GPUs in use" used={capacity.gpus - capacity.free_gpus} of={capacity.gpus} note={`${number(capacity.free_gpus)} free`} />}
       <div className="card tile">
         <span className="dim small">Waiting in the queue</span>
         <strong>{count(cluster.queued)}</strong>
-        <span className="small second">{oldest ? `the oldest for ${roughly(now - oldest.since)}` : "nobody waits"}</span>
+        <span className="small second">{oldest ? `the oldest for ${roughly(now - oldest.since)}` : "no job waits"}</span>
       </div>
     </div>
   );
@@ -132,20 +132,20 @@ function Queue({ cluster }: { cluster: ClusterView }) {
         <span className="dim small">oldest first</span>
       </header>
       {cluster.queue.length === 0 ? (
-        <p className="second queue-empty">Nobody waits.</p>
+        <p className="second queue-empty">No job waits.</p>
       ) : (
         <ol>
-          {cluster.queue.map((one, index) => (
-            <li key={one.job}>
+          {cluster.queue.map((queued, index) => (
+            <li key={queued.job}>
               <span className="dim small place">{index + 1}</span>
               <div className="grow">
                 <div className="line">
-                  <Link to={`/jobs/${one.job}`} className="cut grow strong">
-                    {one.name}
+                  <Link to={`/jobs/${queued.job}`} className="cut grow strong">
+                    {queued.name}
                   </Link>
-                  <span className="dim small">{roughly(now - one.since)}</span>
+                  <span className="dim small">{roughly(now - queued.since)}</span>
                 </div>
-                <p className="small second">{one.waiting ? one.waiting.reason : "not looked at yet"}</p>
+                <p className="small second">{queued.waiting ? queued.waiting.reason : "not examined yet"}</p>
               </div>
             </li>
           ))}

@@ -1,4 +1,4 @@
-/** Every node as one tile: its colour says how it is, its filling whether somebody runs there. */
+/** A map of the nodes: the colour of a tile shows the standing, its filling whether a job runs. */
 
 import type { NodeView } from "../api/types";
 import { number, plural } from "../format";
@@ -19,9 +19,9 @@ export function NodeMap({ nodes, names, onPick }: NodeMapProps) {
         const shown = standingOf(node);
         const jobs = node.jobs.map((id) => names.get(id) ?? id.slice(0, 8));
         const devices = Math.min(DEVICES_SHOWN, Math.max(1, Math.round(node.gpus || node.cpus)));
-        const words = [node.host || node.id, STANDINGS[shown].word, devicesOf(node), jobs.length ? jobs.join(", ") : "idle"];
+        const facts = [node.host || node.id, STANDINGS[shown].label, devicesOf(node), jobs.length ? jobs.join(", ") : "idle"];
         return (
-          <button key={node.id} type="button" className={`node-tile ${STANDINGS[shown].tone}`} data-busy={jobs.length > 0} onClick={() => onPick(node.id)} title={words.join(" · ")} aria-label={words.join(", ")}>
+          <button key={node.id} type="button" className={`node-tile ${STANDINGS[shown].tone}`} data-busy={jobs.length > 0} onClick={() => onPick(node.id)} title={facts.join(" · ")} aria-label={facts.join(", ")}>
             {Array.from({ length: devices }, (_, index) => (
               <i key={index} />
             ))}

@@ -1,4 +1,4 @@
-/** The nodes one by one: health, jobs, what befell them, and setting them aside. */
+/** The list of nodes: their health, jobs and incidents, with actions to cordon and uncordon. */
 
 import { useState } from "react";
 import { json, send } from "../api/client";
@@ -44,19 +44,19 @@ interface NodeLineProps {
 
 function NodeLine({ node, names, onChanged }: NodeLineProps) {
   const [open, setOpen] = useState(false);
-  const [asked, setAsked] = useState(false);
+  const [confirming, setConfirming] = useState(false);
   const { busy, run } = useAction();
   const now = useNow();
   const shown = standingOf(node);
   const at = `/nodes/${encodeURIComponent(node.id)}`;
-  const aside = node.state !== "ready";
-  const uncordon = () => void run(() => send("POST", `${at}/uncordon`), `${node.host} takes ranks again`).then(onChanged);
+  const excluded = node.state !== "ready";
+  const uncordon = () => void run(() => send("POST", `${at}/uncordon`), `${node.host} accepts ranks again`).then(onChanged);
   return (
     <li data-node={node.id}>
       <div className="node-line">
         <span className={`node-standing ${STANDINGS[shown].tone}`}>
           <i className="dot" />
-          {STANDINGS[shown].word}
+          {STANDINGS[shown].label}
         </span>
         <button type="button" className="node-name" aria-expanded={open} onClick={() => setOpen(!open)}>
           <Icon name="chevron" size={12} />
@@ -75,30 +75,30 @@ function NodeLine({ node, names, onChanged }: NodeLineProps) {
           {node.jobs.length === 0 && node.there && <span className="dim small">idle</span>}
         </span>
         <span className="node-health small">
-          {aside && <span className="second cut" title={node.reason ?? ""}>{node.reason}</span>}
-          {aside && node.until !== null && <span className="dim nowrap">back in {duration(node.until - now)}</span>}
-          {!aside && node.findings.map((one, index) => (
-            <span key={index} className={`tag ${one.level === "unfit" ? "bad" : one.level === "suspect" ? "warn" : ""}`} title={`${one.probe}: ${one.what}`}>
-              <span className="cut">{one.what}</span>
+          {excluded && <span className="second cut" title={node.reason ?? ""}>{node.reason}</span>}
+          {excluded && node.until !== null && <span className="dim nowrap">back in {duration(node.until - now)}</span>}
+          {!excluded && node.findings.map((finding, index) => (
+            <span key={index} className={`tag ${finding.level === "unfit" ? "bad" : finding.level === "suspect" ? "warn" : ""}`} title={`${finding.probe}: ${finding.what}`}>
+              <span className="cut">{finding.what}</span>
             </span>
           ))}
           {!node.there && <span className="dim">seen {ago(node.last_seen, now)}</span>}
         </span>
         <span className="node-act">
           {node.there &&
-            (aside ? (
+            (excluded ? (
               <button type="button" className="button tiny" disabled={busy} onClick={uncordon} aria-label={`Uncordon ${node.host}`}>
                 Uncordon
               </button>
             ) : (
-              <button type="button" className="button tiny" onClick={() => setAsked(true)} aria-label={`Cordon ${node.host}`}>
+              <button type="button" className="button tiny" onClick={() => setConfirming(true)} aria-label={`Cordon ${node.host}`}>
                 Cordon
               </button>
             ))}
         </span>
       </div>
       {open && <Details node={node} names={names} />}
-      {asked && <Cordon node={node} onClose={() => setAsked(false)} onChanged={onChanged} />}
+      {confirming && <Cordon node={node} onClose={() => setConfirming(false)} onChanged={onChanged} />}
     </li>
   );
 }
@@ -115,7 +115,7 @@ function Details({ node, names }: { node: NodeView; names: ReadonlyMap<string, s
         </dd>
         {node.since !== null && (
           <>
-            <dt>{STANDINGS[standingOf(node)].word} since</dt>
+            <dt>{STANDINGS[standingOf(node)].label} since</dt>
             <dd>
               {moment(node.since)}
               {node.quarantines > 1 && ` (${plural(node.quarantines, "quarantine")} in a row)`}
@@ -124,26 +124,26 @@ function Details({ node, names }: { node: NodeView; names: ReadonlyMap<string, s
         )}
         {speeds.length > 0 && (
           <>
-            <dt>Memory, when it was checked</dt>
+            <dt>Memory bandwidth, last probe</dt>
             <dd>{speeds.map(([device, speed]) => `${device}: ${number(speed)} GB/s`).join(" · ")}</dd>
           </>
         )}
         <dt>Health</dt>
         <dd>
-          {node.findings.length === 0 && "Nothing was found."}
-          {node.findings.map((one, index) => (
+          {node.findings.length === 0 && "No findings."}
+          {node.findings.map((finding, index) => (
             <div key={index}>
-              <span className={`tag ${one.level === "unfit" ? "bad" : one.level === "suspect" ? "warn" : ""}`}>{one.level}</span> {one.probe} {one.where && `(${one.where})`}: {one.what}
-              {one.code !== null && ` [XID ${one.code}]`}
+              <span className={`tag ${finding.level === "unfit" ? "bad" : finding.level === "suspect" ? "warn" : ""}`}>{finding.level}</span> {finding.probe} {finding.where && `(${finding.where})`}: {finding.what}
+              {finding.code !== null && ` [XID ${finding.code}]`}
             </div>
           ))}
         </dd>
         <dt>Incidents</dt>
         <dd>
-          {node.incidents.length === 0 && "It had a part in none."}
-          {node.incidents.slice(0, 8).map((one) => (
-            <div key={`${one.job} ${one.incident}`}>
-              <Link to={`/jobs/${one.job}`}>{names.get(one.job) ?? one.job.slice(0, 8)}</Link> incident {one.incident}: {one.cause.replaceAll("_", " ")}, {ago(one.at, now)}
+          {node.incidents.length === 0 && "No incidents."}
+          {node.incidents.slice(0, 8).map((part) => (
+            <div key={`${part.job} ${part.incident}`}>
+              <Link to={`/jobs/${part.job}`}>{names.get(part.job) ?? part.job.slice(0, 8)}</Link> incident {part.incident}: {part.cause.replaceAll("_", " ")}, {ago(part.at, now)}
             </div>
           ))}
         </dd>
@@ -152,7 +152,7 @@ function Details({ node, names }: { node: NodeView; names: ReadonlyMap<string, s
   );
 }
 
-const TIMES = { "": "Until it is taken back", "3600": "1 hour", "21600": "6 hours", "86400": "1 day" } as const;
+const TIMES = { "": "Until it is uncordoned", "3600": "1 hour", "21600": "6 hours", "86400": "1 day" } as const;
 
 function Cordon({ node, onClose, onChanged }: { node: NodeView; onClose: () => void; onChanged: () => void }) {
   const [reason, setReason] = useState("");
@@ -160,25 +160,25 @@ function Cordon({ node, onClose, onChanged }: { node: NodeView; onClose: () => v
   const { busy, run } = useAction();
   const until = lasts_s === "" ? null : Date.now() / 1000 + Number(lasts_s);
   const cordon = () =>
-    void run(() => send("POST", `/nodes/${encodeURIComponent(node.id)}/cordon`, { body: json({ reason, until }) }), `${node.host} takes no new ranks`).then((done) => {
+    void run(() => send("POST", `/nodes/${encodeURIComponent(node.id)}/cordon`, { body: json({ reason, until }) }), `${node.host} accepts no new ranks`).then((done) => {
       onChanged();
       if (done) onClose();
     });
   return (
     <Confirm title={`Cordon ${node.host || node.id}?`} action="Cordon" busy={busy} disabled={reason.trim() === ""} onConfirm={cordon} onClose={onClose}>
       <p className="second">
-        No new rank is seated there. {node.jobs.length > 0 && "Ranks that it has leave it as soon as a standby is ready; no step is lost."}
+        No new ranks are placed on this node. {node.jobs.length > 0 && "Its present ranks move as soon as a standby is ready; no step is lost."}
       </p>
       <div className="field">
         <label htmlFor="cordon-reason">Reason</label>
-        <input id="cordon-reason" className="input" required maxLength={500} value={reason} onChange={(event) => setReason(event.target.value)} placeholder="disk is to be replaced" autoFocus />
+        <input id="cordon-reason" className="input" required maxLength={500} value={reason} onChange={(event) => setReason(event.target.value)} placeholder="disk replacement" autoFocus />
       </div>
       <div className="field">
-        <label htmlFor="cordon-time">For how long</label>
+        <label htmlFor="cordon-time">Duration</label>
         <select id="cordon-time" className="input" value={lasts_s} onChange={(event) => setLasts(event.target.value)}>
-          {Object.entries(TIMES).map(([value, words]) => (
+          {Object.entries(TIMES).map(([value, label]) => (
             <option key={value} value={value}>
-              {words}
+              {label}
             </option>
           ))}
         </select>

@@ -1,18 +1,18 @@
 import type { NodeView } from "../api/types";
 
-/** How a node is shown: its standing, unless the cluster does not have it now. */
-export type Shown = "ready" | "unwell" | "cordoned" | "quarantined" | "gone";
+/** The displayed standing of a node; `gone`: it is not in the cluster at present. */
+export type NodeStanding = "ready" | "unwell" | "cordoned" | "quarantined" | "gone";
 
-export const STANDINGS: Record<Shown, { word: string; tone: string }> = {
-  ready: { word: "Ready", tone: "is-running" },
-  unwell: { word: "Unwell", tone: "is-recovering" },
-  quarantined: { word: "Quarantined", tone: "is-failed" },
-  cordoned: { word: "Cordoned", tone: "is-paused" },
-  gone: { word: "Gone", tone: "is-cancelled" },
+export const STANDINGS: Record<NodeStanding, { label: string; tone: string }> = {
+  ready: { label: "Ready", tone: "is-running" },
+  unwell: { label: "Unhealthy", tone: "is-recovering" },
+  quarantined: { label: "Quarantined", tone: "is-failed" },
+  cordoned: { label: "Cordoned", tone: "is-paused" },
+  gone: { label: "Gone", tone: "is-cancelled" },
 };
 
-export function standingOf(node: NodeView): Shown {
+export function standingOf(node: NodeView): NodeStanding {
   if (!node.there) return "gone";
   if (node.state !== "ready") return node.state;
-  return node.findings.some((one) => one.level !== "note") ? "unwell" : "ready";
+  return node.findings.some((finding) => finding.level !== "note") ? "unwell" : "ready";
 }

@@ -1,4 +1,4 @@
-/** Time that moves on by itself, for ages and freshness: one timer for all who look. */
+/** The current time, updated every second, for ages and freshness: a single timer for all users. */
 
 import { useSyncExternalStore } from "react";
 
@@ -28,5 +28,5 @@ class Clock {
 
 const clock = new Clock();
 
-/** Unix seconds, whole; the caller is drawn anew each second. */
+/** Whole Unix seconds; the caller renders again each second. */
 export const useNow = (): number => useSyncExternalStore(clock.subscribe, clock.read);

@@ -1,9 +1,9 @@
-/** What all views share: the live stream, and what was read before. */
+/** The state shared by all views: the live stream and a cache of loaded values. */
 
 import { createContext, useContext, useEffect, useRef, useSyncExternalStore, type ReactNode } from "react";
 import { Live, type LiveEvents, type LiveKind, type LiveStatus } from "./live";
 
-/** Values by key, the last used first to stay; so that going back shows at once what was there. */
+/** Values by key, limited to the most recently stored ones; going back shows a page at once. */
 export class Cache {
   private readonly values = new Map<string, { value: unknown; at: number }>();
 
@@ -26,14 +26,14 @@ interface Shared {
 
 const Context = createContext<Shared | null>(null);
 
-/** `live`: started already, for nothing is to wait for it. */
+/** `live`: already started, so that the stream does not wait for the first render. */
 export function DataProvider({ live, children }: { live: Live; children: ReactNode }) {
   const shared = useRef<Shared | null>(null);
   shared.current ??= { live, cache: new Cache() };
   return <Context.Provider value={shared.current}>{children}</Context.Provider>;
 }
 
-/** The job that a path is about. */
+/** The id of the job in a path, or null. */
 export function jobOf(path: string): string | null {
   const id = /^\/jobs\/([^/]+)/.exec(path)?.[1];
   return id === undefined ? null : id;
@@ -45,7 +45,7 @@ export function useShared(): Shared {
   return shared;
 }
 
-/** Call `handler` with each message of a kind, always the newest handler. */
+/** Calls the newest `handler` with each message of a kind. */
 export function useLive<K extends LiveKind>(kind: K, handler: (value: LiveEvents[K]) => void): void {
   const { live } = useShared();
   const newest = useRef(handler);
@@ -60,7 +60,7 @@ export function useLiveStatus(): LiveStatus {
   return useSyncExternalStore(live.onStatus, live.status);
 }
 
-/** While mounted, the tab's stream tells of this job too. */
+/** While mounted, the tab's stream includes the messages of this job. */
 export function useWatchedJob(id: string): void {
   const { live } = useShared();
   useEffect(() => {

@@ -1,4 +1,4 @@
-/** What the job page reads of one job, kept up to date by the tab's stream. */
+/** The data of a job, kept up to date by the tab's stream. */
 
 import { get } from "../api/client";
 import type {
@@ -18,11 +18,11 @@ export function useJob(id: string): Resource<JobView> {
   return found;
 }
 
-/** Read again whenever the job has a new event, at most every `least_ms`. */
-function useHistory<T>(id: string, part: string, load: (signal: AbortSignal) => Promise<T>, least_ms: number): Resource<T> {
+/** Loads again at each new event of the job, at most every `interval_ms`. */
+function useHistory<T>(id: string, part: string, load: (signal: AbortSignal) => Promise<T>, interval_ms: number): Resource<T> {
   const found = useResource(`${part} ${id}`, load);
-  const soon = useThrottled(() => void found.reload(), least_ms);
-  useLive("event", soon);
+  const reloadSoon = useThrottled(() => void found.reload(), interval_ms);
+  useLive("event", reloadSoon);
   return found;
 }
 
@@ -44,7 +44,7 @@ export function useVerdict(id: string): Resource<VerdictView> {
   return found;
 }
 
-/** Unix seconds; null: the whole life of the job. */
+/** `since` and `until` are Unix seconds; null: the whole run of the job. */
 export function useTimeline(id: string, since: number | null, until: number | null): Resource<TimelineView> {
   return useHistory(
     id, `timeline ${since} ${until}`, (signal) => get(job(id, "/timeline"), { since, until }, signal), 1000,

@@ -3,15 +3,15 @@ import { Live } from "./live";
 
 afterEach(() => vi.unstubAllGlobals());
 
-test("what is read once the stream has begun need not be read again", async () => {
+test("data loaded after the stream has begun is not loaded again", async () => {
   vi.stubGlobal("document", Object.assign(new EventTarget(), { hidden: false }));
   vi.stubGlobal("location", new URL("http://127.0.0.1/"));
   vi.stubGlobal("addEventListener", () => {});
   vi.stubGlobal("removeEventListener", () => {});
   let hello = () => {};
-  const asked: string[] = [];
+  const requests: string[] = [];
   vi.stubGlobal("fetch", (url: string) => {
-    asked.push(url);
+    requests.push(url);
     const body = new ReadableStream({
       start: (stream) => {
         hello = () => stream.enqueue(new TextEncoder().encode('id: 1\nevent: hello\ndata: {"server_time":1}\n\n'));
@@ -24,7 +24,7 @@ test("what is read once the stream has begun need not be read again", async () =
   live.on("begun", () => order.push("begun"));
   live.start();
   live.watch("job-1");
-  expect(asked).toEqual(["/api/v1/live?job=job-1"]);
+  expect(requests).toEqual(["/api/v1/live?job=job-1"]);
   const reading = live.begun().then(() => order.push("read"));
   await Promise.resolve();
   expect(order).toEqual([]);
@@ -34,11 +34,11 @@ test("what is read once the stream has begun need not be read again", async () =
   live.stop();
 });
 
-test("a tab that nobody sees has no stream; seen again, it goes on where it was", async () => {
+test("a hidden tab has no stream; a visible tab resumes at the last message", async () => {
   const page = Object.assign(new EventTarget(), { hidden: true });
-  const asked: RequestInit[] = [];
+  const requests: RequestInit[] = [];
   const answer = (_url: unknown, init: RequestInit) => {
-    asked.push(init);
+    requests.push(init);
     const body = new ReadableStream({
       start: (stream) => stream.enqueue(new TextEncoder().encode('id: 7\nevent: hello\ndata: {"server_time":1}\n\n')),
     });
@@ -49,7 +49,7 @@ test("a tab that nobody sees has no stream; seen again, it goes on where it was"
   vi.stubGlobal("addEventListener", () => {});
   vi.stubGlobal("removeEventListener", () => {});
   vi.stubGlobal("fetch", answer);
-  const turn = (hidden: boolean) => {
+  const setHidden = (hidden: boolean) => {
     page.hidden = hidden;
     page.dispatchEvent(new Event("visibilitychange"));
   };
@@ -58,18 +58,18 @@ test("a tab that nobody sees has no stream; seen again, it goes on where it was"
   live.start();
   live.retry();
   live.watch("job");
-  expect(asked.length).toBe(0);
-  turn(false);
+  expect(requests.length).toBe(0);
+  setHidden(false);
   await vi.waitFor(() => expect(live.status().state).toBe("live"));
   await vi.waitFor(() => expect(live.status().ahead_s).not.toBe(0));
-  turn(true);
-  expect(asked[0]?.signal?.aborted).toBe(true);
+  setHidden(true);
+  expect(requests[0]?.signal?.aborted).toBe(true);
   live.retry();
-  expect(asked.length).toBe(1);
-  turn(false);
-  await vi.waitFor(() => expect(asked.length).toBe(2));
-  expect(new Headers(asked[1]?.headers).get("Last-Event-ID")).toBe("7");
+  expect(requests.length).toBe(1);
+  setHidden(false);
+  await vi.waitFor(() => expect(requests.length).toBe(2));
+  expect(new Headers(requests[1]?.headers).get("Last-Event-ID")).toBe("7");
   live.stop();
-  turn(false);
-  expect(asked.length).toBe(2);
+  setHidden(false);
+  expect(requests.length).toBe(2);
 });

@@ -1,10 +1,10 @@
-/** The one stream of a tab: everything that changes, as it changes.
+/** The live stream of a tab: all changes, as they happen.
  *
- * It resumes by itself after the last message that it heard (`Last-Event-ID`), so no message is
- * missed or told twice. Where that is not possible, and where another job is watched, a stream is
- * begun anew and `begun` is told: whoever shows something reads it again.
+ * It resumes by itself after the last received message (`Last-Event-ID`), so no message is missed or
+ * delivered twice. If a stream cannot be resumed, or another job is watched, a new stream starts and
+ * emits `begun`; the views then load their data again.
  *
- * A tab that nobody sees has none: a browser has six connections to a server for all tabs. */
+ * A hidden tab has no stream: a browser limits the connections of all tabs to a server to six. */
 
 import { checked, request, url, ApiError } from "../api/client";
 import { earlyStream, outdate } from "../api/early";
@@ -20,7 +20,7 @@ export interface LiveEvents {
   job: JobView;
   logs: { last_line: number };
   reset: { reason: string };
-  /** A stream has begun that knows nothing of what was before; the server does not send this. */
+  /** A new stream has begun that does not resume an earlier one; emitted here, not by the server. */
   begun: null;
 }
 
@@ -29,17 +29,17 @@ type Handler<K extends LiveKind> = (value: LiveEvents[K]) => void;
 
 export interface LiveStatus {
   state: "connecting" | "live" | "waiting";
-  /** When it is tried again, while `waiting`; milliseconds. */
+  /** The time of the next attempt to connect, while `waiting`; milliseconds. */
   retry_at: number | null;
-  /** The server's clock less this one; seconds. */
+  /** The server's clock minus the browser's clock; seconds. */
   ahead_s: number;
 }
 
-/** How long whoever wants to read waits for the stream to begin. */
-const BEGINS_WITHIN_MS = 300;
+/** Reads wait this long for the stream to begin. */
+const BEGIN_WAIT_MS = 300;
 const FIRST_RETRY_MS = 250;
 const LAST_RETRY_MS = 15_000;
-/** Twice the server's interval between signs of life, and a little. */
+/** Twice the server's keep-alive interval, plus a margin. */
 const SILENCE_MS = 35_000;
 
 interface Deferred {
@@ -49,14 +49,14 @@ interface Deferred {
 }
 
 function deferred(): Deferred {
-  const made: Deferred = { promise: Promise.resolve(), done: false, resolve: () => {} };
-  made.promise = new Promise((fulfil) => {
-    made.resolve = () => {
-      made.done = true;
+  const created: Deferred = { promise: Promise.resolve(), done: false, resolve: () => {} };
+  created.promise = new Promise((fulfil) => {
+    created.resolve = () => {
+      created.done = true;
       fulfil();
     };
   });
-  return made;
+  return created;
 }
 
 export class Live {
@@ -71,19 +71,19 @@ export class Live {
   private readonly watchers = new Set<() => void>();
   private now: LiveStatus = { state: "connecting", retry_at: null, ahead_s: 0 };
   private begins = deferred();
-  /** When anything was heard last, a sign of life included; milliseconds. */
-  heard_at: number | null = null;
+  /** The time of the last received data, keep-alives included; milliseconds. */
+  received_at: number | null = null;
 
-  /** `job`: the one to begin with, so that the stream need not begin twice. */
+  /** `job`: watched from the start, so that the stream need not begin twice. */
   constructor(job: string | null = null) {
     this.job = job;
   }
 
-  /** Once the stream knows from where on it tells. What is read from then on need not be read again
-   * when it has begun; if it does not begin soon, nobody waits for it. */
+  /** Resolves once the stream has a position: data loaded after that needs no reload when the stream
+   * begins. Resolves after a short time even if the stream has not begun. */
   begun(): Promise<void> {
-    const patience = new Promise<void>((done) => setTimeout(done, BEGINS_WITHIN_MS));
-    return this.last === null ? Promise.race([this.begins.promise, patience]) : Promise.resolve();
+    const timeout = new Promise<void>((done) => setTimeout(done, BEGIN_WAIT_MS));
+    return this.last === null ? Promise.race([this.begins.promise, timeout]) : Promise.resolve();
   }
 
   start(): void {
@@ -95,10 +95,10 @@ export class Live {
   stop(): void {
     removeEventListener("online", this.retry);
     document.removeEventListener("visibilitychange", this.restart);
-    this.drop();
+    this.disconnect();
   }
 
-  /** Hear of this job's events, metrics, ranks and logs too. */
+  /** Receive this job's events, metrics, ranks and logs, too. */
   watch(job: string | null): void {
     if (job === this.job) return;
     this.job = job;
@@ -120,17 +120,17 @@ export class Live {
     return () => this.watchers.delete(watcher);
   };
 
-  /** Try again now, if it is waiting to. */
+  /** Connect now, if the stream waits to reconnect. */
   readonly retry = (): void => {
     if (this.now.state === "waiting") this.restart();
   };
 
   private readonly restart = (): void => {
-    this.drop();
+    this.disconnect();
     void this.connect();
   };
 
-  private drop(): void {
+  private disconnect(): void {
     clearTimeout(this.timer);
     clearTimeout(this.silence);
     this.timer = undefined;
@@ -142,29 +142,29 @@ export class Live {
     if (this.begins.done) this.begins = deferred();
     if (document.hidden) {
       this.begins.resolve();
-      this.show({ state: "waiting", retry_at: null });
+      this.setStatus({ state: "waiting", retry_at: null });
       return;
     }
     const address = url("/live", { job: this.job });
     const early = this.last === null ? earlyStream(address) : null;
-    const mine = early?.stopping ?? new AbortController();
-    this.running = mine;
-    this.show({ state: "connecting", retry_at: null });
+    const abort = early?.abort ?? new AbortController();
+    this.running = abort;
+    this.setStatus({ state: "connecting", retry_at: null });
     const headers: Record<string, string> = { Accept: "text/event-stream" };
     if (this.last !== null) headers["Last-Event-ID"] = this.last;
     try {
       const response = early
         ? await early.response.then(checked)
-        : await request(address, { headers, signal: mine.signal, cache: "no-store" });
+        : await request(address, { headers, signal: abort.signal, cache: "no-store" });
       this.fresh = this.last === null;
-      this.heard();
-      await this.read(response, mine.signal);
+      this.received();
+      await this.read(response, abort.signal);
     } catch (error) {
-      if (mine.signal.aborted && this.running !== mine) return;
-      // What the server cannot resume from (or does not know) is begun anew.
+      if (abort.signal.aborted && this.running !== abort) return;
+      // The server cannot resume from that position: the next stream starts anew.
       if (error instanceof ApiError && error.status < 500) this.last = null;
     }
-    if (this.running === mine) this.later();
+    if (this.running === abort) this.reconnectLater();
   }
 
   private async read(response: Response, signal: AbortSignal): Promise<void> {
@@ -174,45 +174,45 @@ export class Live {
     for (;;) {
       const { done, value } = await reader.read();
       if (done || signal.aborted) return;
-      this.heard();
-      for (const message of parser.push(value)) this.take(message);
+      this.received();
+      for (const message of parser.push(value)) this.dispatch(message);
     }
   }
 
-  private take(message: Message): void {
+  private dispatch(message: Message): void {
     if (message.id !== null) this.last = message.id;
     this.attempts = 0;
     if (message.event === "event" || message.event === "reset") outdate();
     const value = JSON.parse(message.data) as LiveEvents[LiveKind];
     if (message.event === "hello") {
-      this.show({ ahead_s: (value as LiveEvents["hello"]).server_time - Date.now() / 1000 });
+      this.setStatus({ ahead_s: (value as LiveEvents["hello"]).server_time - Date.now() / 1000 });
     }
-    this.tell(message.event as LiveKind, value as never);
-    if (message.event === "reset" || (message.event === "hello" && this.fresh)) this.tell("begun", null);
+    this.emit(message.event as LiveKind, value as never);
+    if (message.event === "reset" || (message.event === "hello" && this.fresh)) this.emit("begun", null);
     this.begins.resolve();
   }
 
-  private tell<K extends LiveKind>(kind: K, value: LiveEvents[K]): void {
+  private emit<K extends LiveKind>(kind: K, value: LiveEvents[K]): void {
     for (const handler of this.handlers.get(kind) ?? []) (handler as Handler<K>)(value);
   }
 
-  private heard(): void {
+  private received(): void {
     clearTimeout(this.silence);
     this.silence = setTimeout(() => this.restart(), SILENCE_MS);
-    this.heard_at = Date.now();
-    if (this.now.state !== "live") this.show({ state: "live", retry_at: null });
+    this.received_at = Date.now();
+    if (this.now.state !== "live") this.setStatus({ state: "live", retry_at: null });
   }
 
-  private later(): void {
-    this.drop();
+  private reconnectLater(): void {
+    this.disconnect();
     this.begins.resolve();
     const wait_ms = Math.min(LAST_RETRY_MS, FIRST_RETRY_MS * 2 ** this.attempts) * (0.75 + Math.random() / 2);
     this.attempts += 1;
     this.timer = setTimeout(() => void this.connect(), wait_ms);
-    this.show({ state: "waiting", retry_at: Date.now() + wait_ms });
+    this.setStatus({ state: "waiting", retry_at: Date.now() + wait_ms });
   }
 
-  private show(change: Partial<LiveStatus>): void {
+  private setStatus(change: Partial<LiveStatus>): void {
     this.now = { ...this.now, ...change };
     for (const watcher of this.watchers) watcher();
   }

@@ -1,4 +1,4 @@
-/** Something that is read from the API, shown while it is read again, and kept up to date. */
+/** A value loaded from the API, shown while it is loaded again, and kept up to date. */
 
 import { useCallback, useEffect, useRef, useState } from "react";
 import { useLive, useLiveStatus, useShared } from "./context";
@@ -6,21 +6,21 @@ import { useLive, useLiveStatus, useShared } from "./context";
 export interface Resource<T> {
   value: T | undefined;
   error: Error | null;
-  /** The first reading is under way. */
+  /** The first load is in progress. */
   loading: boolean;
-  /** When `value` was read; milliseconds. */
+  /** The time at which `value` was loaded; milliseconds. */
   at: number | null;
   reload: () => Promise<void>;
-  /** Change what is shown by what a stream or an answer told. */
+  /** Changes the value by data from a stream or a response. */
   set: (change: (value: T | undefined) => T | undefined) => void;
 }
 
 export interface ResourceOptions {
-  /** Read again so often; milliseconds. Without it: only while the live stream is away. */
+  /** The reload interval in milliseconds; without it, reloads only while the live stream is down. */
   every_ms?: number;
 }
 
-const WITHOUT_STREAM_MS = 5_000;
+const POLL_MS = 5_000;
 
 interface Held<T> {
   key: string | null;
@@ -29,7 +29,7 @@ interface Held<T> {
   at: number | null;
 }
 
-/** `key` names the thing (null: read nothing); `load` reads it. */
+/** `key` names the value (null: load nothing); `load` loads it. */
 export function useResource<T>(
   key: string | null,
   load: (signal: AbortSignal) => Promise<T>,
@@ -37,48 +37,48 @@ export function useResource<T>(
 ): Resource<T> {
   const { cache, live } = useShared();
   const streaming = useLiveStatus().state === "live";
-  const [held, setHeld] = useState<Held<T>>(() => remembered(cache.get(key ?? ""), key));
+  const [held, setHeld] = useState<Held<T>>(() => cached(cache.get(key ?? ""), key));
   const newest = useRef({ key, load });
-  const under = useRef<AbortController | null>(null);
-  /** Not asked for yet: it need not be asked for again when the stream begins. */
-  const unasked = useRef(true);
+  const inFlight = useRef<AbortController | null>(null);
+  /** Not requested yet: no reload is needed when the stream begins. */
+  const pending = useRef(true);
   newest.current = { key, load };
 
   const reload = useCallback(async () => {
-    const asked = newest.current;
-    if (asked.key === null) return;
-    under.current?.abort();
-    const mine = (under.current = new AbortController());
+    const request = newest.current;
+    if (request.key === null) return;
+    inFlight.current?.abort();
+    const abort = (inFlight.current = new AbortController());
     try {
-      const value = await asked.load(mine.signal);
-      if (mine.signal.aborted) return;
-      cache.set(asked.key, value);
-      setHeld({ key: asked.key, value, error: null, at: Date.now() });
+      const value = await request.load(abort.signal);
+      if (abort.signal.aborted) return;
+      cache.set(request.key, value);
+      setHeld({ key: request.key, value, error: null, at: Date.now() });
     } catch (error) {
-      if (mine.signal.aborted) return;
+      if (abort.signal.aborted) return;
       setHeld((old) => ({
-        ...(old.key === asked.key ? old : { key: asked.key, value: undefined, at: null }),
+        ...(old.key === request.key ? old : { key: request.key, value: undefined, at: null }),
         error: error as Error,
       }));
     }
   }, [cache]);
 
   useEffect(() => {
-    setHeld((old) => (old.key === key ? old : remembered(cache.get(key ?? ""), key)));
-    let gone = false;
-    unasked.current = true;
+    setHeld((old) => (old.key === key ? old : cached(cache.get(key ?? ""), key)));
+    let unmounted = false;
+    pending.current = true;
     void live.begun().then(() => {
-      if (gone) return;
-      unasked.current = false;
+      if (unmounted) return;
+      pending.current = false;
       void reload();
     });
     return () => {
-      gone = true;
-      under.current?.abort();
+      unmounted = true;
+      inFlight.current?.abort();
     };
   }, [cache, live, key, reload]);
 
-  const every_ms = options.every_ms ?? (streaming ? null : WITHOUT_STREAM_MS);
+  const every_ms = options.every_ms ?? (streaming ? null : POLL_MS);
   useEffect(() => {
     if (every_ms === null || key === null) return;
     const timer = setInterval(() => {
@@ -88,7 +88,7 @@ export function useResource<T>(
   }, [every_ms, key, reload]);
 
   useLive("begun", () => {
-    if (!unasked.current) void reload();
+    if (!pending.current) void reload();
   });
 
   const set = useCallback((change: (value: T | undefined) => T | undefined) => {
@@ -99,7 +99,7 @@ export function useResource<T>(
     });
   }, [cache]);
 
-  const current = held.key === key ? held : remembered<T>(cache.get(key ?? ""), key);
+  const current = held.key === key ? held : cached<T>(cache.get(key ?? ""), key);
   return {
     value: current.value,
     error: current.error,
@@ -110,6 +110,6 @@ export function useResource<T>(
   };
 }
 
-function remembered<T>(entry: { value: unknown; at: number } | undefined, key: string | null): Held<T> {
+function cached<T>(entry: { value: unknown; at: number } | undefined, key: string | null): Held<T> {
   return { key, value: entry?.value as T | undefined, error: null, at: entry?.at ?? null };
 }

@@ -3,7 +3,7 @@ import { Parser } from "./sse";
 
 const STREAM = ": hello\n\nid: 7\nevent: row\ndata: {\"a\":1}\n\nevent: row\ndata: one\ndata: two\n\nid: 8\n\n";
 
-test("messages are whole however the text is cut", () => {
+test("messages are complete however the text is split", () => {
   const whole = new Parser().push(STREAM);
   expect(whole).toEqual([
     { id: "7", event: "row", data: '{"a":1}' },
@@ -15,6 +15,6 @@ test("messages are whole however the text is cut", () => {
   }
 });
 
-test("a message that was not finished is none", () => {
+test("an unfinished message is not delivered", () => {
   expect(new Parser().push("id: 9\nevent: row\ndata: half")).toEqual([]);
 });

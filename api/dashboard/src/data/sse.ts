@@ -1,5 +1,5 @@
-/** Server-sent events as the standard parses them, but from a fetch: unlike EventSource it resumes
- * after an error answer too, and it sees the comments by which a server shows that it lives. */
+/** Parses server-sent events by the standard, but from a fetch: unlike EventSource this resumes after
+ * an error response, too, and sees the comments that a server sends as keep-alives. */
 
 export interface Message {
   id: string | null;
@@ -7,7 +7,7 @@ export interface Message {
   data: string;
 }
 
-/** Takes text in any pieces; gives each message once it is complete. */
+/** Accepts text in pieces of any size; returns each message when it is complete. */
 export class Parser {
   private rest = "";
   private id: string | null = null;

@@ -1,8 +1,8 @@
-/** At most one call in so many milliseconds; the last one asked for is made, late if need be. */
+/** Limits a function to a call per interval; the last requested call is always made, if late. */
 
 import { useEffect, useMemo, useRef } from "react";
 
-export function useThrottled(call: () => void, least_ms: number): () => void {
+export function useThrottled(call: () => void, interval_ms: number): () => void {
   const newest = useRef(call);
   useEffect(() => {
     newest.current = call;
@@ -13,12 +13,12 @@ export function useThrottled(call: () => void, least_ms: number): () => void {
     let last = -Infinity;
     return () => {
       if (timer.current !== undefined) return;
-      const wait = Math.max(0, last + least_ms - performance.now());
+      const wait = Math.max(0, last + interval_ms - performance.now());
       timer.current = setTimeout(() => {
         timer.current = undefined;
         last = performance.now();
         newest.current();
       }, wait);
     };
-  }, [least_ms]);
+  }, [interval_ms]);
 }

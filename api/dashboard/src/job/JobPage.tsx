@@ -111,10 +111,10 @@ function Loaded({ job, choices, verdict, timeline, history, brush, live, rest, c
   useShortcuts("Job", [
     ...SECTIONS.map(([part, name], index) => ({
       keys: String(index + 1),
-      what: name,
+      label: name,
       run: () => document.getElementById(part)?.scrollIntoView(),
     })),
-    { keys: "0", what: "Show the whole run", run: () => choices.setBrush(null) },
+    { keys: "0", label: "Show the whole run", run: () => choices.setBrush(null) },
   ]);
   return (
     <CursorProvider value={cursor}>

@@ -78,7 +78,7 @@ test("phases fill the bar in their order, and the shortest stays visible", () =>
 });
 
 test("losses are sentences, and the sources of the state have names", () => {
-  expect(lostThings(incident)).toEqual(["Ranks 2–3 on agent n1 were lost."]);
+  expect(lostSentences(incident)).toEqual(["Ranks 2–3 on agent n1 were lost."]);
   expect(tiers(incident)[0]).toEqual({ tier: "own RAM", ranks: [0, 1] });
   expect(costs(incident).map((cost) => cost.value)).toEqual(["2.1s", "1", "1m", "41"]);
 });

@@ -1,4 +1,4 @@
-/** One job in the list: where it is, how it goes, how old it is. */
+/** A job as a line of the list: its state, progress, loss, goodput, faults and age. */
 
 import { memo } from "react";
 import { ended, type JobRow } from "../api/types";
@@ -32,7 +32,7 @@ interface JobLineProps {
 
 export const JobLine = memo(function JobLine({ index, row, chosen, onChoose }: JobLineProps) {
   const { go } = useRouter();
-  if (!row) return <GhostLine index={index} />;
+  if (!row) return <PlaceholderLine index={index} />;
   const to = `/jobs/${row.id}`;
   return (
     <div
@@ -78,16 +78,16 @@ function Age({ at }: { at: number }) {
   );
 }
 
-/** How far, and what is to be said of it: the time to go, what is waited for, or how it ended. */
+/** The progress with a note: the remaining time, the awaited resource, or the outcome. */
 function Progress({ row }: { row: JobRow }) {
   const share = row.steps ? row.step / row.steps : 0;
   return (
     <span className={`progress ${tone(row.state)}`}>
-      <span className="progress-words small">
+      <span className="progress-text small">
         <span>
           {count(row.step)} <span className="dim">/ {count(row.steps)}</span>
         </span>
-        <span className="dim cut">{aside(row)}</span>
+        <span className="dim cut">{progressNote(row)}</span>
       </span>
       <span className="bar" role="progressbar" aria-label={`Progress of ${row.name}`} aria-valuemin={0} aria-valuemax={row.steps} aria-valuenow={row.step}>
         <i style={{ width: `${share * 100}%` }} />
@@ -96,8 +96,8 @@ function Progress({ row }: { row: JobRow }) {
   );
 }
 
-function aside(row: JobRow): string {
-  if (row.waiting) return `waits for ${row.waiting.resource}`;
+function progressNote(row: JobRow): string {
+  if (row.waiting) return `waiting for ${row.waiting.resource}`;
   if (row.state === "FAILED") return row.outcome_code ?? "";
   if (ended(row.state)) return row.started_at !== null && row.ended_at !== null ? `took ${duration(row.ended_at - row.started_at)}` : "";
   return row.eta_s === null ? "" : `${duration(row.eta_s)} left`;
@@ -108,7 +108,7 @@ function Goodput({ share }: { share: number | null }) {
   return <span className={low ? "low" : share === null ? "dim" : undefined}>{percent(share)}</span>;
 }
 
-function GhostLine({ index }: { index: number }) {
+function PlaceholderLine({ index }: { index: number }) {
   return (
     <div role="row" aria-rowindex={index + 2} className="job-line">
       {COLUMNS.map((name) => (

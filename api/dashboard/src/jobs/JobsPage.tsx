@@ -1,4 +1,4 @@
-/** All jobs: found by words and states, followed as they change. */
+/** The list of all jobs, searched by text and filtered by state, updated live. */
 
 import { useCallback, useEffect, useRef, useState } from "react";
 import { STATES, type State } from "../api/types";
@@ -8,7 +8,7 @@ import { Link, useFilters, useRouter } from "../routing/router";
 import { Icon } from "../ui/icons";
 import { useMedia } from "../ui/media";
 import { Failure } from "../ui/notice";
-import { StateIcon, tone, word } from "../ui/state";
+import { StateIcon, tone, stateName } from "../ui/state";
 import { VirtualRows, type VirtualRowsHandle } from "../ui/VirtualRows";
 import { SORTS, filtersOf, type Filters, type Sort } from "./filters";
 import { JobLine, JobLineHead, COLUMNS } from "./JobLine";
@@ -25,7 +25,7 @@ export default function JobsPage() {
     document.title = "Jobs · Holdfast";
   }, []);
   useShortcuts("Jobs", [
-    { keys: "/", what: "Search", run: () => search.current?.focus() },
+    { keys: "/", label: "Search", run: () => search.current?.focus() },
   ]);
   return (
     <div className="page jobs-page">
@@ -97,7 +97,7 @@ function Order({ filters, change }: Pick<FilterProps, "filters" | "change">) {
 
 function States({ filters, counts, change }: Pick<FilterProps, "filters" | "counts" | "change">) {
   const toggled = (state: State) =>
-    filters.states.includes(state) ? filters.states.filter((one) => one !== state) : [...filters.states, state];
+    filters.states.includes(state) ? filters.states.filter((other) => other !== state) : [...filters.states, state];
   const shown = STATES.filter((state) => counts[state] || filters.states.includes(state));
   return (
     <div className="chips" role="group" aria-label="States">
@@ -107,7 +107,7 @@ function States({ filters, counts, change }: Pick<FilterProps, "filters" | "coun
           onClick={() => change({ state: toggled(state) })}
         >
           <StateIcon state={state} />
-          {word(state)}
+          {stateName(state)}
           <b>{count(counts[state] ?? 0)}</b>
         </button>
       ))}
@@ -134,8 +134,8 @@ function Lines({ jobs, filters, clear, search }: LinesProps) {
   const list = useRef<VirtualRowsHandle>(null);
   const [chosen, setChosen] = useState<number | null>(null);
   const moved = useRef(false);
-  const { want } = jobs;
-  const onSight = useCallback((_: number, last: number) => want(last + 100), [want]);
+  const { ensureRows } = jobs;
+  const onView = useCallback((_: number, last: number) => ensureRows(last + 100), [ensureRows]);
 
   const move = (by: number) => {
     if (rows.length === 0) return;
@@ -149,19 +149,19 @@ function Lines({ jobs, filters, clear, search }: LinesProps) {
     moved.current = false;
     document.querySelector<HTMLElement>(`[data-row-link="${chosen}"]`)?.focus({ preventScroll: true });
   }, [chosen]);
-  useShortcuts("The list", [
-    { keys: "j", what: "Next job", run: () => move(1) },
-    { keys: "k", what: "Job before", run: () => move(-1) },
+  useShortcuts("List", [
+    { keys: "j", label: "Next job", run: () => move(1) },
+    { keys: "k", label: "Previous job", run: () => move(-1) },
     {
-      keys: "Enter", what: "Open the job",
+      keys: "Enter", label: "Open the job",
       run: (event) => {
         const row = rows[chosen ?? -1];
-        const elsewhere = event.target instanceof Element && event.target.closest("a, button");
-        if (elsewhere instanceof HTMLElement) elsewhere.click();
+        const focused = event.target instanceof Element && event.target.closest("a, button");
+        if (focused instanceof HTMLElement) focused.click();
         else if (row) go(`/jobs/${row.id}`);
       },
     },
-    { keys: "Escape", what: "Clear the filters", run: clear },
+    { keys: "Escape", label: "Clear the filters", run: clear },
   ]);
 
   if (!jobs.loading && total === 0 && !jobs.error) {
@@ -172,7 +172,7 @@ function Lines({ jobs, filters, clear, search }: LinesProps) {
   return (
     <div className="card lines">
       <VirtualRows
-        ref={list} label="Jobs" count={shown} columns={COLUMNS.length} height_px={narrow ? 84 : 46} kept={chosen} onSight={onSight}
+        ref={list} label="Jobs" count={shown} columns={COLUMNS.length} height_px={narrow ? 84 : 46} kept={chosen} onView={onView}
         head={<JobLineHead />}
         row={(index) => (
           <JobLine index={index} row={rows[index]} chosen={index === chosen} onChoose={setChosen} />
@@ -186,7 +186,7 @@ function NothingMatches({ clear }: Pick<LinesProps, "clear" | "search">) {
   return (
     <div className="card empty">
       <h2>No job matches</h2>
-      <p>Try fewer words or other states.</p>
+      <p>Try another search or other states.</p>
       <button type="button" className="button" onClick={clear}>
         Show all jobs
       </button>

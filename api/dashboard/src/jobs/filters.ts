@@ -1,4 +1,4 @@
-/** What of the jobs is shown: read from the URL, sent to the API, and asked of a row that changed. */
+/** The filters of the list of jobs: read from the URL, sent to the API, applied to changed rows. */
 
 import type { Query } from "../api/client";
 import { STATES, type JobRow, type State } from "../api/types";
@@ -17,7 +17,7 @@ export function filtersOf(params: URLSearchParams): Filters {
   const sort = params.get("sort");
   return {
     q: params.get("q") ?? "",
-    states: params.getAll("state").map((one) => one.toUpperCase()).filter((one): one is State => STATES.includes(one as State)),
+    states: params.getAll("state").map((state) => state.toUpperCase()).filter((state): state is State => STATES.includes(state as State)),
     owner: params.get("owner"),
     sort: sort !== null && sort in SORTS ? (sort as Sort) : "created",
   };
@@ -27,10 +27,10 @@ export const queryOf = ({ q, states, owner, sort }: Filters): Query => ({
   view: "row", q, state: states, owner, sort,
 });
 
-/** As the server decides it: part of the name or owner, or the beginning of the id. */
+/** Applies the same rule as the server: a part of the name or owner, or the start of the id. */
 export function matches(row: JobRow, { q, states, owner }: Filters): boolean {
   if (states.length > 0 && !states.includes(row.state)) return false;
   if (owner !== null && row.owner !== owner) return false;
   const text = q.toLowerCase();
-  return text === "" || row.id.startsWith(text) || [row.name, row.owner ?? ""].some((one) => one.toLowerCase().includes(text));
+  return text === "" || row.id.startsWith(text) || [row.name, row.owner ?? ""].some((field) => field.toLowerCase().includes(text));
 }

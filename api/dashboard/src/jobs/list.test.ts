@@ -11,30 +11,30 @@ const row = (id: string, change: Partial<JobRow> = {}): JobRow => ({
 const list: List = first({ rows: [row("2"), row("1")], next_cursor: "c", total: 3, counts: { RUNNING: 3 } });
 const all = filtersOf(new URLSearchParams());
 
-test("a row is changed in place, and counted", () => {
+test("a row is changed in place, and the counts follow", () => {
   const after = changed(list, row("1", { state: "RECOVERING", event_seq: 6 }), all);
-  expect(after.rows.map((one) => [one.id, one.state])).toEqual([["2", "RUNNING"], ["1", "RECOVERING"]]);
+  expect(after.rows.map(({ id, state }) => [id, state])).toEqual([["2", "RUNNING"], ["1", "RECOVERING"]]);
   expect(after.counts).toEqual({ RUNNING: 2, RECOVERING: 1 });
 });
 
-test("what is older than what is shown changes nothing", () => {
+test("an older row than the shown row changes nothing", () => {
   expect(changed(list, row("1", { step: 9 }), all)).toBe(list);
   expect(changed(list, row("1", { event_seq: 4, step: 99 }), all)).toBe(list);
 });
 
-test("a new job comes first if the filters let it through", () => {
-  expect(changed(list, row("9"), all).rows.map((one) => one.id)).toEqual(["9", "2", "1"]);
+test("a new job comes first if it matches the filters", () => {
+  expect(changed(list, row("9"), all).rows.map(({ id }) => id)).toEqual(["9", "2", "1"]);
   expect(changed(list, row("9"), filtersOf(new URLSearchParams("state=FAILED")))).toBe(list);
   expect(changed(list, row("9"), filtersOf(new URLSearchParams("sort=name")))).toBe(list);
-  expect(changed(list, row("0"), all)).toBe(list); // older: it belongs to a page that is not here yet
+  expect(changed(list, row("0"), all)).toBe(list); // older: it belongs to a page that is not loaded yet
 });
 
-test("a page does not repeat what was told of meanwhile", () => {
+test("a page does not repeat rows that the stream added meanwhile", () => {
   const page = { rows: [row("1"), row("0")], next_cursor: null, total: 3, counts: {} };
-  expect(appended(list, page).rows.map((one) => one.id)).toEqual(["2", "1", "0"]);
+  expect(appended(list, page).rows.map(({ id }) => id)).toEqual(["2", "1", "0"]);
 });
 
-test("filters are read from the URL, and nonsense is left out", () => {
+test("filters are read from the URL, and invalid values are ignored", () => {
   const filters = filtersOf(new URLSearchParams("q=Job-1&state=running&state=NOPE&sort=age"));
   expect(filters).toEqual({ q: "Job-1", states: ["RUNNING"], owner: null, sort: "created" });
 });

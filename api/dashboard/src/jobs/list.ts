@@ -1,4 +1,4 @@
-/** The rows that are known of a list, in the server's order. Pure values. */
+/** The loaded rows of the list of jobs, in the server's order. Pure. */
 
 import type { JobRow, JobRowPage, State } from "../api/types";
 import { matches, type Filters } from "./filters";
@@ -14,34 +14,34 @@ export const EMPTY: List = { rows: [], next_cursor: null, total: 0, counts: {} }
 
 export const first = (page: JobRowPage): List => ({ ...page });
 
-/** One that was told of meanwhile may be in the next page too: it is kept once. */
+/** Appends a page without duplicates: the stream may have added a row of that page already. */
 export function appended(list: List, page: JobRowPage): List {
   const known = new Set(list.rows.map((row) => row.id));
   return { ...page, rows: [...list.rows, ...page.rows.filter((row) => !known.has(row.id))] };
 }
 
-/** A stream and a page may cross: the newer of the two stays. */
-export const newer = (one: JobRow, than: JobRow): boolean =>
-  one.event_seq > than.event_seq || (one.event_seq === than.event_seq && one.step >= than.step);
+/** Whether `row` is as new as `other`. A stream and a page may cross; the newer row stays. */
+export const isNewer = (row: JobRow, other: JobRow): boolean =>
+  row.event_seq > other.event_seq || (row.event_seq === other.event_seq && row.step >= other.step);
 
-/** `row` has changed. A new job comes first in a list that is sorted so; elsewhere its place is not
- * known, and it is shown when the list is read again. */
+/** Applies a changed row. A new job comes first in a list sorted by creation; in other orders its
+ * place is unknown, and it appears when the list is loaded again. */
 export function changed(list: List, row: JobRow, filters: Filters): List {
-  const at = list.rows.findIndex((one) => one.id === row.id);
+  const at = list.rows.findIndex((listed) => listed.id === row.id);
   const before = list.rows[at];
   if (before) {
-    if (!newer(row, before)) return list;
+    if (!isNewer(row, before)) return list;
     const rows = list.rows.slice();
     rows[at] = row;
-    return { ...list, rows, counts: moved(list.counts, before.state, row.state) };
+    return { ...list, rows, counts: movedCounts(list.counts, before.state, row.state) };
   }
   const newest = list.rows[0];
   if (filters.sort !== "created" || !matches(row, filters)) return list;
   if (newest && row.created_at <= newest.created_at) return list;
-  return { ...list, rows: [row, ...list.rows], total: list.total + 1, counts: moved(list.counts, null, row.state) };
+  return { ...list, rows: [row, ...list.rows], total: list.total + 1, counts: movedCounts(list.counts, null, row.state) };
 }
 
-function moved(counts: List["counts"], from: State | null, to: State): List["counts"] {
+function movedCounts(counts: List["counts"], from: State | null, to: State): List["counts"] {
   if (from === to) return counts;
   const left = from === null ? {} : { [from]: Math.max(0, (counts[from] ?? 1) - 1) };
   return { ...counts, ...left, [to]: (counts[to] ?? 0) + 1 };

@@ -11,16 +11,16 @@ export function KeyboardHelp({ onClose }: { onClose: () => void }) {
           <section key={group.title} className="stack">
             <h3 className="dim">{group.title}</h3>
             <dl>
-              {group.shortcuts.map((one) => (
-                <div key={one.keys} style={{ display: "contents" }}>
+              {group.shortcuts.map((shortcut) => (
+                <div key={shortcut.keys} style={{ display: "contents" }}>
                   <dt>
-                    {one.keys.split(" ").map((key) => (
+                    {shortcut.keys.split(" ").map((key) => (
                       <span key={key}>
                         <kbd>{key === "Enter" ? "↵" : key}</kbd>{" "}
                       </span>
                     ))}
                   </dt>
-                  <dd>{one.what}</dd>
+                  <dd>{shortcut.label}</dd>
                 </div>
               ))}
             </dl>

@@ -1,12 +1,12 @@
-/** Keyboard shortcuts: one listener; views add theirs while they are there. Nothing happens while
- * somebody types, or a dialog is open. */
+/** Keyboard shortcuts: a single listener; views register theirs while mounted. Shortcuts are inactive
+ * while the user types or a dialog is open. */
 
 import { createContext, useContext, useEffect, useMemo, useRef, type ReactNode } from "react";
 
 export interface Shortcut {
   /** `j`, `?`, `Enter`, or two in a row: `g j`. */
   keys: string;
-  what: string;
+  label: string;
   run: (event: KeyboardEvent) => void;
 }
 
@@ -20,12 +20,12 @@ class Keys {
   private before: string | null = null;
   private forget: ReturnType<typeof setTimeout> | undefined;
 
-  readonly heard = (event: KeyboardEvent): void => {
+  readonly onKey = (event: KeyboardEvent): void => {
     if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target)) return;
     if (document.querySelector("dialog[open]")) return;
     const both = this.before === null ? null : `${this.before} ${event.key}`;
     const all = [...this.groups].reverse().flatMap((group) => group.current.shortcuts);
-    const found = all.find((one) => one.keys === both) ?? all.find((one) => one.keys === event.key);
+    const found = all.find(({ keys }) => keys === both) ?? all.find(({ keys }) => keys === event.key);
     clearTimeout(this.forget);
     this.before = !found && event.key.length === 1 ? event.key : null;
     this.forget = setTimeout(() => (this.before = null), 900);
@@ -44,8 +44,8 @@ const Context = createContext<Keys | null>(null);
 export function KeysProvider({ children }: { children: ReactNode }) {
   const keys = useMemo(() => new Keys(), []);
   useEffect(() => {
-    addEventListener("keydown", keys.heard);
-    return () => removeEventListener("keydown", keys.heard);
+    addEventListener("keydown", keys.onKey);
+    return () => removeEventListener("keydown", keys.onKey);
   }, [keys]);
   return <Context.Provider value={keys}>{children}</Context.Provider>;
 }
@@ -56,7 +56,7 @@ function useKeys(): Keys {
   return keys;
 }
 
-/** Offer shortcuts while mounted; `title` heads them in the help. */
+/** Registers shortcuts while mounted; `title` is their heading in the help. */
 export function useShortcuts(title: string, shortcuts: readonly Shortcut[]): void {
   const keys = useKeys();
   const group = useRef<Group>({ title, shortcuts });
@@ -71,7 +71,7 @@ export function useShortcuts(title: string, shortcuts: readonly Shortcut[]): voi
   }, [keys]);
 }
 
-/** What can be pressed at present. */
+/** The shortcuts that are active at present. */
 export function useShortcutGroups(): readonly Group[] {
   return [...useKeys().groups].map((group) => group.current);
 }

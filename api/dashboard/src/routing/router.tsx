@@ -1,5 +1,5 @@
-/** Where the user is: the path names the view, the query its filters. Both are in the URL, so a
- * view can be shared, reloaded and gone back to. */
+/** The router: the path names the view, the query its filters. Both are in the URL, so a view can be
+ * shared, reloaded and reached with the back button. */
 
 import {
   createContext, useCallback, useContext, useEffect, useMemo, useState, type AnchorHTMLAttributes, type ReactNode,
@@ -42,7 +42,7 @@ export function useRouter(): Router {
   return router;
 }
 
-/** The query, and a function that changes some of it (null removes) without leaving the page. */
+/** The query, and a function that changes parts of it (null removes) without leaving the page. */
 export function useFilters(): [URLSearchParams, (changes: Record<string, string | readonly string[] | null>) => void] {
   const { path, params, go } = useRouter();
   const change = useCallback(
@@ -50,8 +50,8 @@ export function useFilters(): [URLSearchParams, (changes: Record<string, string 
       const next = new URLSearchParams(location.search);
       for (const [key, value] of Object.entries(changes)) {
         next.delete(key);
-        for (const one of value === null ? [] : typeof value === "string" ? [value] : value) {
-          if (one !== "") next.append(key, one);
+        for (const item of value === null ? [] : typeof value === "string" ? [value] : value) {
+          if (item !== "") next.append(key, item);
         }
       }
       const text = next.toString();
@@ -64,7 +64,7 @@ export function useFilters(): [URLSearchParams, (changes: Record<string, string 
 
 type LinkProps = AnchorHTMLAttributes<HTMLAnchorElement> & { to: string };
 
-/** An ordinary link; a plain click stays in this page. */
+/** A link; a plain click navigates without loading the page again. */
 export function Link({ to, onClick, ...rest }: LinkProps) {
   const { go } = useRouter();
   return (

@@ -1,18 +1,18 @@
-/** A text field with line numbers, colours, and faults at their lines. The text itself is an ordinary
- * textarea, so that it behaves as one knows it; what is coloured lies behind it. */
+/** A text field with line numbers, syntax colours, and faults at their lines. The text is in an
+ * ordinary textarea, so that editing behaves as usual; the coloured copy is behind it. */
 
 import { memo, useRef, type KeyboardEvent } from "react";
 import type { ProblemFault } from "../api/types";
 import { pieces } from "./highlight";
 import type { Place } from "./locate";
 
-export interface Marked extends ProblemFault {
+export interface LocatedFault extends ProblemFault {
   place: Place | null;
 }
 
 interface EditorProps {
   text: string;
-  faults: readonly Marked[];
+  faults: readonly LocatedFault[];
   onChange: (text: string) => void;
   onCursor: (line: number, column: number) => void;
   onSubmit: () => void;
@@ -22,7 +22,7 @@ interface EditorProps {
 export function Editor({ text, faults, onChange, onCursor, onSubmit, input }: EditorProps) {
   const behind = useRef<HTMLDivElement>(null);
   const lines = text.split("\n");
-  const marked = new Map<number, Marked[]>();
+  const marked = new Map<number, LocatedFault[]>();
   for (const fault of faults) {
     const line = fault.place?.line ?? 0;
     marked.set(line, [...(marked.get(line) ?? []), fault]);
@@ -51,14 +51,14 @@ export function Editor({ text, faults, onChange, onCursor, onSubmit, input }: Ed
           if (!behind.current) return;
           behind.current.style.transform = `translate(${-event.currentTarget.scrollLeft}px, ${-event.currentTarget.scrollTop}px)`;
         }}
-        onKeyDown={(event) => typed(event, onSubmit)}
+        onKeyDown={(event) => onKey(event, onSubmit)}
       />
     </div>
   );
 }
 
 /** Ctrl+Enter submits; Enter keeps the indentation. Tab leaves the field, as everywhere. */
-function typed(event: KeyboardEvent<HTMLTextAreaElement>, onSubmit: () => void): void {
+function onKey(event: KeyboardEvent<HTMLTextAreaElement>, onSubmit: () => void): void {
   if (event.key !== "Enter") return;
   if (event.ctrlKey || event.metaKey) {
     event.preventDefault();
@@ -70,11 +70,11 @@ function typed(event: KeyboardEvent<HTMLTextAreaElement>, onSubmit: () => void):
   const indent = (/^ */.exec(line)?.[0] ?? "") + (/^[^#]*:\s*$/.test(line) ? "  " : "");
   if (indent === "") return;
   event.preventDefault();
-  document.execCommand("insertText", false, `\n${indent}`); // keeps what can be undone
+  document.execCommand("insertText", false, `\n${indent}`); // keeps the undo history
 }
 
-const Line = memo(function Line({ number, text, faults }: { number: number; text: string; faults: Marked[] | undefined }) {
-  const spans = faults?.flatMap((one) => (one.place ? [[one.place.start, one.place.end] as const] : [])) ?? [];
+const Line = memo(function Line({ number, text, faults }: { number: number; text: string; faults: LocatedFault[] | undefined }) {
+  const spans = faults?.flatMap(({ place }) => (place ? [[place.start, place.end] as const] : [])) ?? [];
   let at = 0;
   return (
     <div className={`editor-line${faults ? " faulty" : ""}`}>
@@ -92,4 +92,4 @@ const Line = memo(function Line({ number, text, faults }: { number: number; text
       {"\u200b"}
     </div>
   );
-}, (one, other) => one.text === other.text && one.number === other.number && JSON.stringify(one.faults) === JSON.stringify(other.faults));
+}, (before, after) => before.text === after.text && before.number === after.number && JSON.stringify(before.faults) === JSON.stringify(after.faults));

@@ -1,4 +1,4 @@
-/** A spec as text, judged as it is typed, and submitted. */
+/** The submit page: a spec as text, validated while it is typed. */
 
 import { useEffect, useMemo, useRef, useState } from "react";
 import { ApiError, BASE, get, idempotencyKey, send } from "../api/client";
@@ -10,12 +10,12 @@ import { useRouter } from "../routing/router";
 import { Icon } from "../ui/icons";
 import { Failure } from "../ui/notice";
 import { useToasts } from "../ui/toasts";
-import { Editor, type Marked } from "./Editor";
+import { Editor, type LocatedFault } from "./Editor";
 import { locate, pathAt, placeOf } from "./locate";
-import { chosen, hintOf, type Document } from "./schema";
+import { withoutDefaults, hintOf, type Document } from "./schema";
 import { Summary } from "./Summary";
 import { TEMPLATES } from "./templates";
-import { bodyOf, useValidation, verdictOf, type Verdict } from "./useValidation";
+import { bodyOf, useValidation, verdictOf, type Validation } from "./useValidation";
 import { yaml } from "./write";
 import "./submit.css";
 
@@ -33,11 +33,11 @@ export default function SubmitPage() {
   useEffect(() => {
     document.title = "Submit · Holdfast";
   }, []);
-  const copied = useRef<JobView | null>(null);
+  const copiedJob = useRef<JobView | null>(null);
   useEffect(() => {
-    // Once: the schema may be read again, and what was typed since is not to be lost.
-    if (!origin.job || !schema.value || copied.current === origin.job) return;
-    copied.current = origin.job;
+    // Only once: the schema may be loaded again, and the edits since then must not be lost.
+    if (!origin.job || !schema.value || copiedJob.current === origin.job) return;
+    copiedJob.current = origin.job;
     setText(copyOf(origin.job, step, schema.value));
   }, [origin.job, step, schema.value]);
   useEffect(() => {
@@ -51,13 +51,13 @@ export default function SubmitPage() {
   });
   const shown = sending.refused?.of === text ? sending.refused.verdict : verdict;
   const places = useMemo(() => locate(text), [text]);
-  const faults = useMemo(() => marked(shown, places), [shown, places]);
+  const faults = useMemo(() => locateFaults(shown, places), [shown, places]);
   const [cursor, setCursor] = useState({ line: 0, column: 0 });
   const path = pathAt(places, cursor.line, cursor.column);
   const hint = path !== null && schema.value ? hintOf(schema.value, path) : null;
-  useShortcuts("Submit", [{ keys: "/", what: "To the text (Ctrl+Enter there submits)", run: () => input.current?.focus() }]);
+  useShortcuts("Submit", [{ keys: "/", label: "Focus the text (Ctrl+Enter submits)", run: () => input.current?.focus() }]);
 
-  const jump = (fault: Marked) => {
+  const jump = (fault: LocatedFault) => {
     const field = input.current;
     if (!field || !fault.place) return;
     const before = text.split("\n").slice(0, fault.place.line).reduce((sum, line) => sum + line.length + 1, 0);
@@ -70,9 +70,9 @@ export default function SubmitPage() {
     <div className="page submit-page">
       <header>
         <h1>{from ? `From ${origin.job?.name ?? "…"}` : "Submit a job"}</h1>
-        {from && step && <span className="tag accent">goes on from step {step}</span>}
+        {from && step && <span className="tag accent">continues from step {step}</span>}
         <div className="actions">
-          <label className="unseen" htmlFor="template">Begin with</label>
+          <label className="unseen" htmlFor="template">Start from an example</label>
           <select
             id="template" className="input template" value="" onChange={(event) => {
               const template = TEMPLATES[Number(event.target.value)];
@@ -80,10 +80,10 @@ export default function SubmitPage() {
               if (from) go("/submit", { replace: true });
             }}
           >
-            <option value="" disabled>Begin with…</option>
-            {TEMPLATES.map((one, index) => (
-              <option key={one.name} value={index}>
-                {one.name}: {one.what}
+            <option value="" disabled>Start from an example…</option>
+            {TEMPLATES.map((template, index) => (
+              <option key={template.name} value={index}>
+                {template.name}: {template.summary}
               </option>
             ))}
           </select>
@@ -133,22 +133,22 @@ export default function SubmitPage() {
   );
 }
 
-function VerdictHead({ verdict }: { verdict: Verdict }) {
+function VerdictHead({ verdict }: { verdict: Validation }) {
   switch (verdict.state) {
     case "valid":
-      return <p className="verdict-head is-running"><Icon name="check" /> It can be submitted</p>;
+      return <p className="verdict-head is-running"><Icon name="check" /> Valid: ready to submit</p>;
     case "faulty":
       return <p className="verdict-head is-failed"><Icon name="warning" /> {plural(verdict.faults.length, "fault")}</p>;
     case "unreadable":
-      return <p className="verdict-head is-failed"><Icon name="warning" /> It cannot be read</p>;
-    case "unasked":
+      return <p className="verdict-head is-failed"><Icon name="warning" /> The text cannot be parsed</p>;
+    case "unchecked":
       return <p className="verdict-head is-recovering"><Icon name="warning" /> Not checked: {verdict.why}</p>;
     default:
-      return <p className="verdict-head dim">Write a spec, or begin with an example</p>;
+      return <p className="verdict-head dim">Write a spec, or start from an example</p>;
   }
 }
 
-function marked(verdict: Verdict, places: ReturnType<typeof locate>): Marked[] {
+function locateFaults(verdict: Validation, places: ReturnType<typeof locate>): LocatedFault[] {
   if (verdict.state === "faulty") return verdict.faults.map((fault) => ({ ...fault, place: placeOf(places, fault.path) }));
   if (verdict.state !== "unreadable") return [];
   const fault: ProblemFault = { path: "", message: verdict.why };
@@ -156,7 +156,7 @@ function marked(verdict: Verdict, places: ReturnType<typeof locate>): Marked[] {
   return [{ ...fault, place: line === null ? null : { path: "", line, start: 0, end: 999 } }];
 }
 
-/** The job that the text is to be a copy of. */
+/** The job that the text copies. */
 function useOrigin(from: string | null): { job: JobView | null; error: Error | null } {
   const [held, setHeld] = useState<{ job: JobView | null; error: Error | null }>({ job: null, error: null });
   useEffect(() => {
@@ -170,23 +170,23 @@ function useOrigin(from: string | null): { job: JobView | null; error: Error | n
   return held;
 }
 
-/** What somebody chose of the job's spec; with `step`, a job that goes on from its checkpoint. */
+/** The non-default part of the job's spec; with `step`, a job that continues from that checkpoint. */
 function copyOf(job: JobView, step: string | null, schema: Document): string {
-  const { name, init_from: _, ...rest } = chosen(schema, job.spec as Record<string, unknown>);
-  if (step === null) return `# A copy of ${job.name}; what is not said has its default.\n${yaml({ name: job.spec["name"] ?? name, ...rest })}`;
+  const { name, init_from: _, ...rest } = withoutDefaults(schema, job.spec as Record<string, unknown>);
+  if (step === null) return `# A copy of ${job.name}; omitted fields have their defaults.\n${yaml({ name: job.spec["name"] ?? name, ...rest })}`;
   const spec = { name: `${String(name).slice(0, 50)}-from-${step}`, init_from: `${job.id}/${step}`, ...rest };
-  return `# Goes on from step ${step} of ${job.name}.\n${yaml(spec)}`;
+  return `# Continues from step ${step} of ${job.name}.\n${yaml(spec)}`;
 }
 
 interface Submission {
   busy: boolean;
-  refused: { verdict: Verdict; of: string } | null;
+  refused: { verdict: Validation; of: string } | null;
   submit: () => Promise<void>;
 }
 
-/** One key for one text: sent twice, it is one job. */
+/** Uses an idempotency key per text: a text that is sent twice creates one job. */
 function useSubmission(text: string, onDone: (job: JobView) => void): Submission {
-  const { tell, fail } = useToasts();
+  const { notify, fail } = useToasts();
   const [busy, setBusy] = useState(false);
   const [refused, setRefused] = useState<Submission["refused"]>(null);
   const key = useRef({ text: "", key: "" });
@@ -195,7 +195,7 @@ function useSubmission(text: string, onDone: (job: JobView) => void): Submission
     setBusy(true);
     try {
       const job = await send<JobView>("POST", "/jobs", { body: bodyOf(text), key: key.current.key });
-      tell(`${job.name} is queued`);
+      notify(`${job.name} is queued`);
       onDone(job);
     } catch (error) {
       fail(error);

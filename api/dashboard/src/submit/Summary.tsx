@@ -1,4 +1,4 @@
-/** What a spec would lead to, in a few numbers; and all of it, with its defaults. */
+/** The resources and work that a spec asks for; and the whole spec with its defaults. */
 
 import { count, number, short } from "../format";
 import { yaml } from "./write";
@@ -19,11 +19,11 @@ export function Summary({ spec }: { spec: Spec }) {
   const steps = figure(spec, "train", "steps");
   const every = (tier: string) => {
     const value = part(spec, "checkpoint", tier, "every_steps");
-    return value === 0 ? "off" : value === "auto" ? "as often as pays" : `every ${value === 1 ? "step" : `${String(value)} steps`}`;
+    return value === 0 ? "off" : value === "auto" ? "automatic interval" : `every ${value === 1 ? "step" : `${String(value)} steps`}`;
   };
   const mesh = axes.filter(([, size]) => size > 1).map(([axis, size]) => `${axis} ${size}`).join(" × ");
   return (
-    <section className="card summary" aria-label="What it leads to">
+    <section className="card summary" aria-label="Summary">
       <dl>
         <dt>Ranks</dt>
         <dd>
@@ -42,7 +42,7 @@ export function Summary({ spec }: { spec: Spec }) {
         <dd>
           <strong>{count(steps)}</strong> <span className="dim">of {short(tokens)} tokens</span>
         </dd>
-        <dt>Tokens in all</dt>
+        <dt>Tokens in total</dt>
         <dd>
           <strong>{short(tokens * steps)}</strong>
         </dd>
@@ -52,7 +52,7 @@ export function Summary({ spec }: { spec: Spec }) {
         <dd>{every("remote")}</dd>
       </dl>
       <details>
-        <summary>All of it, with its defaults</summary>
+        <summary>The whole spec with its defaults</summary>
         <pre tabIndex={0} aria-label="Resolved spec">{yaml(spec)}</pre>
       </details>
     </section>

@@ -1,4 +1,4 @@
-/** Colours for YAML and JSON text: each piece with the class that it is shown in. */
+/** Syntax highlighting of YAML and JSON: splits a line into pieces with their kinds. */
 
 export interface Piece {
   text: string;

@@ -22,7 +22,7 @@ flat:
 `;
 
 const at = (text: string, path: string) => {
-  const place = locate(text).find((one) => one.path === path);
+  const place = locate(text).find((found) => found.path === path);
   return place && text.split("\n")[place.line]?.slice(place.start, place.end);
 };
 
@@ -42,31 +42,31 @@ test.each([
   expect(at(TEXT, path)).toBe(word);
 });
 
-test("what is inside a block scalar or a comment is no key", () => {
-  const paths = locate(TEXT).map((one) => one.path);
+test("text inside a block scalar or a comment is not a key", () => {
+  const paths = locate(TEXT).map((place) => place.path);
   expect(paths).not.toContain("note.steps");
   expect(paths.filter((path) => path.endsWith("steps"))).toEqual(["train.steps"]);
 });
 
-test("JSON has places too", () => {
+test("keys in JSON are located", () => {
   const text = '{\n  "train": {"steps": 5},\n  "data": {"source": "s3://a:b/{c}"},\n  "parallel": {"tp": 2}\n}';
-  expect(locate(text).map((one) => one.path)).toEqual(["train", "train.steps", "data", "data.source", "parallel", "parallel.tp"]);
+  expect(locate(text).map((place) => place.path)).toEqual(["train", "train.steps", "data", "data.source", "parallel", "parallel.tp"]);
 });
 
-test("a fault of what is missing is shown at the section that it is missing from", () => {
+test("a fault about a missing field is shown at its section", () => {
   const places = locate(TEXT);
   expect(placeOf(places, "train.schedule.warmup_steps")?.path).toBe("train");
   expect(placeOf(places, "nowhere.at.all")).toBeNull();
 });
 
-test("the cursor is at the key before it", () => {
+test("the cursor belongs to the key before it", () => {
   const places = locate(TEXT);
   expect(pathAt(places, 6, 30)).toBe("train.optimizer.lr");
   expect(pathAt(places, 6, 0)).toBe("train.optimizer");
   expect(pathAt(places, 0, 3)).toBeNull();
 });
 
-test("an unfinished text is read as far as it goes", () => {
-  expect(locate("train: {steps: ").map((one) => one.path)).toEqual(["train", "train.steps"]);
-  expect(locate("train:\n  steps").map((one) => one.path)).toEqual(["train"]);
+test("an unfinished text is located as far as possible", () => {
+  expect(locate("train: {steps: ").map((place) => place.path)).toEqual(["train", "train.steps"]);
+  expect(locate("train:\n  steps").map((place) => place.path)).toEqual(["train"]);
 });

@@ -1,6 +1,6 @@
-/** Where in a YAML or JSON text each key stands, also while the text is not yet well-formed.
+/** Locates the keys in a YAML or JSON text, even if the text is not well-formed yet.
  *
- * It parses nothing else: values are the server's to judge. It knows block mappings and sequences by
+ * It parses nothing else: the server validates the values. It knows block mappings and sequences by
  * their indentation, flow collections over any number of lines, and block scalars. */
 
 export interface Place {
@@ -16,7 +16,7 @@ interface Frame {
   indent: number;
   path: string;
   items: number;
-  /** It is an item of a sequence: the next one ends it. */
+  /** Whether it is an item of a sequence, which ends at the next item. */
   item: boolean;
 }
 
@@ -56,11 +56,11 @@ export function locate(text: string): Place[] {
   return found;
 }
 
-/** A sequence may stand as far to the left as its key. */
+/** Whether a frame ends at this column. A sequence may have the same indentation as its key. */
 const over = (frame: Frame, column: number, dash: boolean): boolean =>
   frame.indent > column || (frame.indent === column && !(dash && !frame.item));
 
-/** The last line of a block scalar that is begun in `line` by a key at `indent`. */
+/** The last line of a block scalar that starts in `line` at a key with this indentation. */
 function scalar(lines: readonly string[], line: number, indent: number): number {
   let last = line;
   for (let next = line + 1; next < lines.length; next += 1) {
@@ -71,7 +71,7 @@ function scalar(lines: readonly string[], line: number, indent: number): number 
   return last;
 }
 
-/** Reads a flow collection; the line in which it ends. */
+/** Reads a flow collection; returns the line of its end. */
 function flow(lines: readonly string[], line: number, column: number, path: string, found: Place[]): number {
   const open: { path: string; map: boolean; items: number; key: string | null }[] = [];
   const token = /\s+|#.*|[{}[\],:]|"(?:[^"\\]|\\.)*"?|'(?:[^']|'')*'?|[^\s{}[\],:]+(?::[^\s{}[\],]+|[^{}[\],:#"'])*/gy;
@@ -106,17 +106,17 @@ function flow(lines: readonly string[], line: number, column: number, path: stri
 const joined = (path: string, key: string): string => (path === "" ? key : `${path}.${key}`);
 const bare = (key: string): string => (/^["']/.test(key) ? key.slice(1).replace(/["']$/, "") : key);
 
-/** Where a fault at `path` is to be shown: at its key, else at the nearest section that is there. */
+/** The place of a fault at `path`: its key, else the nearest enclosing section in the text. */
 export function placeOf(places: readonly Place[], path: string): Place | null {
   for (let part = path; part !== ""; part = part.includes(".") ? part.slice(0, part.lastIndexOf(".")) : "") {
-    const place = places.findLast((one) => one.path === part);
+    const place = places.findLast((place) => place.path === part);
     if (place) return place;
   }
   return null;
 }
 
-/** What the cursor is at: the last key that begins before it in its line, or the line's first. */
+/** The path at the cursor: the last key that starts before it in its line, or the line's first. */
 export function pathAt(places: readonly Place[], line: number, column: number): string | null {
-  const here = places.filter((one) => one.line === line);
-  return (here.findLast((one) => one.start <= column) ?? here[0])?.path ?? null;
+  const here = places.filter((place) => place.line === line);
+  return (here.findLast((place) => place.start <= column) ?? here[0])?.path ?? null;
 }

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { chosen, hintOf, type Document } from "./schema";
+import { withoutDefaults, hintOf, type Document } from "./schema";
 
 const document: Document = {
   components: {
@@ -17,12 +17,12 @@ const document: Document = {
   },
 };
 
-test("what was not chosen is left out", () => {
-  expect(chosen(document, { name: "a", labels: {}, train: { steps: 300 }, init_from: null })).toEqual({ name: "a" });
-  expect(chosen(document, { name: "a", train: { steps: 5 }, init_from: "x" })).toEqual({ name: "a", train: { steps: 5 }, init_from: "x" });
+test("fields with default values are left out", () => {
+  expect(withoutDefaults(document, { name: "a", labels: {}, train: { steps: 300 }, init_from: null })).toEqual({ name: "a" });
+  expect(withoutDefaults(document, { name: "a", train: { steps: 5 }, init_from: "x" })).toEqual({ name: "a", train: { steps: 5 }, init_from: "x" });
 });
 
-test("a field is explained", () => {
+test("a hint describes a field", () => {
   expect(hintOf(document, "train.steps")).toEqual({ path: "train.steps", description: "how many", type: "integer ≥ 1", default: "300", keys: [] });
   expect(hintOf(document, "train")?.keys).toEqual(["steps"]);
   expect(hintOf(document, "train.nope")).toBeNull();

@@ -1,5 +1,5 @@
-/** The spec's fields as the server describes them: for hints beside the text, and to tell what of a
- * resolved spec somebody chose. */
+/** The fields of the spec from the server's schema: for hints beside the text, and to remove the
+ * defaults from a resolved spec. */
 
 export interface Schema {
   $ref?: string;
@@ -25,7 +25,7 @@ export interface Hint {
   description: string;
   type: string;
   default: string | null;
-  /** Names of the keys within, of a section. */
+  /** The names of the keys of a section. */
   keys: readonly string[];
 }
 
@@ -43,8 +43,8 @@ export function hintOf(document: Document, path: string): Hint | null {
   };
 }
 
-/** `spec` without what is as it would be if it were not said. */
-export function chosen(document: Document, spec: Record<string, unknown>, at: Schema = { $ref: "#/components/schemas/JobSpec" }): Record<string, unknown> {
+/** `spec` without the fields that have their default values. */
+export function withoutDefaults(document: Document, spec: Record<string, unknown>, at: Schema = { $ref: "#/components/schemas/JobSpec" }): Record<string, unknown> {
   const { properties = {} } = section(document, at);
   const kept: [string, unknown][] = [];
   for (const [key, value] of Object.entries(spec)) {
@@ -52,7 +52,7 @@ export function chosen(document: Document, spec: Record<string, unknown>, at: Sc
     if (!field || field.default === undefined) {
       if (!isMapping(value) || Object.keys(value).length > 0) kept.push([key, value]);
     } else if (isMapping(value) && section(document, field).properties) {
-      const inside = chosen(document, value, field);
+      const inside = withoutDefaults(document, value, field);
       if (Object.keys(inside).length > 0) kept.push([key, inside]);
     } else if (!same(value, field.default)) {
       kept.push([key, value]);
@@ -71,12 +71,12 @@ function fieldAt(document: Document, path: string): Schema | null {
   return at;
 }
 
-/** What a reference means; of several kinds, the one that has keys. */
+/** Resolves a reference; of several alternatives, the alternative with keys. */
 function section(document: Document, schema: Schema): Schema {
   const found = follow(document, schema);
   if (found.properties) return found;
-  for (const one of found.anyOf ?? []) {
-    const inside = section(document, one);
+  for (const alternative of found.anyOf ?? []) {
+    const inside = section(document, alternative);
     if (inside.properties) return inside;
   }
   return found;
@@ -86,17 +86,17 @@ const follow = (document: Document, schema: Schema): Schema =>
   schema.$ref ? (document.components.schemas[schema.$ref.split("/").at(-1) ?? ""] ?? {}) : schema;
 
 function typeOf(document: Document, schema: Schema): string {
-  const one = follow(document, schema);
-  if (one.anyOf) return one.anyOf.map((each) => typeOf(document, each)).join(" or ");
-  if (one.const !== undefined) return String(one.const);
-  if (one.enum) return one.enum.map(String).join(" | ");
+  const target = follow(document, schema);
+  if (target.anyOf) return target.anyOf.map((alternative) => typeOf(document, alternative)).join(" or ");
+  if (target.const !== undefined) return String(target.const);
+  if (target.enum) return target.enum.map(String).join(" | ");
   const limits = [
-    one.minimum !== undefined ? `≥ ${one.minimum}` : "", one.exclusiveMinimum !== undefined ? `> ${one.exclusiveMinimum}` : "",
-    one.maximum !== undefined ? `≤ ${one.maximum}` : "", one.exclusiveMaximum !== undefined ? `< ${one.exclusiveMaximum}` : "",
+    target.minimum !== undefined ? `≥ ${target.minimum}` : "", target.exclusiveMinimum !== undefined ? `> ${target.exclusiveMinimum}` : "",
+    target.maximum !== undefined ? `≤ ${target.maximum}` : "", target.exclusiveMaximum !== undefined ? `< ${target.exclusiveMaximum}` : "",
   ].filter(Boolean);
-  return [one.type ?? "any", ...limits].join(" ");
+  return [target.type ?? "any", ...limits].join(" ");
 }
 
 const isMapping = (value: unknown): value is Record<string, unknown> =>
   typeof value === "object" && value !== null && !Array.isArray(value);
-const same = (one: unknown, other: unknown): boolean => JSON.stringify(one) === JSON.stringify(other);
+const same = (left: unknown, right: unknown): boolean => JSON.stringify(left) === JSON.stringify(right);

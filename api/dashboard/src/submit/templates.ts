@@ -1,16 +1,16 @@
-/** Specs to begin with. */
+/** Example specs. */
 
 export interface Template {
   name: string;
-  what: string;
+  summary: string;
   text: string;
 }
 
 export const TEMPLATES: readonly Template[] = [
   {
     name: "Small language model",
-    what: "Four ranks on two nodes, and one standby",
-    text: `# A Llama-style language model at byte level on Python's own standard library,
+    summary: "Four ranks on two nodes, and one standby",
+    text: `# A Llama-style language model at byte level on the source of Python's standard library,
 # which every machine has. Four ranks on two nodes, and one standby node.
 name: stdlib-lm
 recipe: pretrain
@@ -31,8 +31,8 @@ checkpoint:
   },
   {
     name: "One rank",
-    what: "The smallest thing that trains",
-    text: `# One rank on one node: to see that all is well.
+    summary: "The smallest job",
+    text: `# One rank on one node: checks that training works.
 name: first-steps
 model: {dim: 64, layers: 2, heads: 2, sequence_length: 128}
 train:
@@ -44,7 +44,7 @@ train:
   },
   {
     name: "Replicas",
-    what: "Two replicas of the state: silent corruption is found",
+    summary: "Two replicas of the state: detects silent corruption",
     text: `# Two replicas of the whole state. Their digests are compared, so that a flipped bit
 # is found within a step or two, and either of them can be lost without a copy.
 name: replicated
@@ -57,8 +57,8 @@ checks: {replica_digest_every_steps: 1}
   },
   {
     name: "On GPUs",
-    what: "Sharded over eight GPUs of a node, bfloat16, S3",
-    text: `# Sharded over eight GPUs. Both tiers are saved as often as pays.
+    summary: "Sharded over eight GPUs of a node, bfloat16, S3",
+    text: `# Sharded over eight GPUs. Both tiers choose their save intervals.
 name: llama-gpu
 model: {dim: 2048, layers: 16, heads: 16, kv_heads: 8, sequence_length: 2048, dtype: bfloat16}
 data: {source: "/data/corpus/*.txt"}

@@ -1,26 +1,26 @@
-/** Asks the server, while somebody types, whether a text could be submitted. Nothing is created. */
+/** Validates the text on the server while the user types. Creates nothing. */
 
 import { useEffect, useRef, useState } from "react";
 import { ApiError, send, type Body } from "../api/client";
 import type { ProblemFault } from "../api/types";
 
-export type Verdict =
+export type Validation =
   | { state: "unknown" }
   | { state: "checking" }
   | { state: "valid"; spec: Record<string, unknown> }
   | { state: "faulty"; faults: readonly ProblemFault[] }
   | { state: "unreadable"; why: string; line: number | null }
-  | { state: "unasked"; why: string };
+  | { state: "unchecked"; why: string };
 
 const PAUSE_MS = 250;
 
-export function useValidation(text: string): Verdict {
-  const [held, setHeld] = useState<Verdict>({ state: "unknown" });
+export function useValidation(text: string): Validation {
+  const [held, setHeld] = useState<Validation>({ state: "unknown" });
   const first = useRef(true);
   useEffect(() => {
     const stop = new AbortController();
     const timer = setTimeout(() => {
-      void judged(text, stop.signal).then((verdict) => {
+      void validate(text, stop.signal).then((verdict) => {
         if (!stop.signal.aborted) setHeld(verdict);
       });
     }, first.current ? 0 : PAUSE_MS);
@@ -33,12 +33,12 @@ export function useValidation(text: string): Verdict {
   return held;
 }
 
-/** JSON is YAML too, but its own reader says better what is wrong with it. */
+/** JSON is valid YAML, but the JSON parser reports its errors better. */
 export const bodyOf = (text: string): Body => ({
   text, type: text.trimStart().startsWith("{") ? "application/json" : "application/yaml",
 });
 
-async function judged(text: string, signal: AbortSignal): Promise<Verdict> {
+async function validate(text: string, signal: AbortSignal): Promise<Validation> {
   if (text.trim() === "") return { state: "unknown" };
   try {
     const { spec } = await send<{ spec: Record<string, unknown> }>("POST", "/jobs/validate", { body: bodyOf(text), signal });
@@ -48,8 +48,8 @@ async function judged(text: string, signal: AbortSignal): Promise<Verdict> {
   }
 }
 
-export function verdictOf(error: unknown): Verdict {
-  if (!(error instanceof ApiError)) return { state: "unasked", why: (error as Error).message };
+export function verdictOf(error: unknown): Validation {
+  if (!(error instanceof ApiError)) return { state: "unchecked", why: (error as Error).message };
   if (error.faults.length > 0) return { state: "faulty", faults: error.faults };
   const line = /line (\d+)/.exec(error.message)?.[1];
   return { state: "unreadable", why: error.message, line: line === undefined ? null : Number(line) - 1 };

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { yaml } from "./write";
 
-test("short sections stand in a line, long ones in a block", () => {
+test("short sections are written in a line, long sections as blocks", () => {
   const text = yaml({
     name: "tiny",
     model: { dim: 128, heads: 4 },

@@ -1,11 +1,11 @@
-/** A value as YAML that people like to edit: sections as blocks, short ones in a line. */
+/** Writes a value as YAML that is easy to edit: sections as blocks, short sections in a line. */
 
 const WIDTH = 78;
 const PLAIN = /^[A-Za-z_/][\w./+ -]*$/;
-const WORDS = new Set(["null", "true", "false", "yes", "no", "on", "off", "y", "n", "~"]);
+const RESERVED = new Set(["null", "true", "false", "yes", "no", "on", "off", "y", "n", "~"]);
 
 export function yaml(value: Record<string, unknown>): string {
-  return Object.entries(value).map(([key, one]) => entry(key, one, 0)).join("");
+  return Object.entries(value).map(([key, field]) => entry(key, field, 0)).join("");
 }
 
 function entry(key: string, value: unknown, depth: number): string {
@@ -13,22 +13,22 @@ function entry(key: string, value: unknown, depth: number): string {
   const inline = `${head} ${short(value)}`;
   if (!isMapping(value) || Object.keys(value).length === 0) return `${inline}\n`;
   if (inline.length <= WIDTH && (depth > 0 || isFlat(value))) return `${inline}\n`;
-  return `${head}\n${Object.entries(value).map(([name, one]) => entry(name, one, depth + 1)).join("")}`;
+  return `${head}\n${Object.entries(value).map(([name, field]) => entry(name, field, depth + 1)).join("")}`;
 }
 
 function short(value: unknown): string {
   if (Array.isArray(value)) return `[${value.map(short).join(", ")}]`;
-  if (isMapping(value)) return `{${Object.entries(value).map(([key, one]) => `${scalar(key)}: ${short(one)}`).join(", ")}}`;
+  if (isMapping(value)) return `{${Object.entries(value).map(([key, field]) => `${scalar(key)}: ${short(field)}`).join(", ")}}`;
   return scalar(value);
 }
 
 function scalar(value: unknown): string {
   if (typeof value === "number") return number(value);
   if (typeof value !== "string") return String(value);
-  return PLAIN.test(value) && !WORDS.has(value.toLowerCase()) && value === value.trim() ? value : JSON.stringify(value);
+  return PLAIN.test(value) && !RESERVED.has(value.toLowerCase()) && value === value.trim() ? value : JSON.stringify(value);
 }
 
-/** YAML 1.1 takes `3e-7` for text: it wants a point. */
+/** YAML 1.1 reads `3e-7` as text; a number needs a decimal point. */
 const number = (value: number): string => String(value).replace(/^(-?\d+)e/, "$1.0e");
 
 const isMapping = (value: unknown): value is Record<string, unknown> =>

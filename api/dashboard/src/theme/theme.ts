@@ -1,4 +1,4 @@
-/** Dark or light: as the system says, unless chosen here. */
+/** The colour theme: the choice of the user, else the setting of the system. */
 
 import { useCallback, useSyncExternalStore } from "react";
 
@@ -20,7 +20,7 @@ function choose(choice: Choice): void {
     if (choice === "system") localStorage.removeItem(KEY);
     else localStorage.setItem(KEY, choice);
   } catch {
-    // Storage is switched off: it holds for this page only.
+    // Storage is disabled: the choice holds for this page only.
   }
   dispatchEvent(new Event(CHANGED));
 }
@@ -37,7 +37,7 @@ function subscribe(watcher: () => void): () => void {
   };
 }
 
-/** `dark` is what is shown; a canvas is drawn anew when it changes. */
+/** `dark`: the effective theme; a canvas is drawn again when it changes. */
 export function useTheme(): { choice: Choice; dark: boolean; choose: (choice: Choice) => void; toggle: () => void } {
   const choice = useSyncExternalStore(subscribe, chosen);
   const systemDark = useSyncExternalStore(subscribe, () => system().matches);
@@ -46,7 +46,7 @@ export function useTheme(): { choice: Choice; dark: boolean; choose: (choice: Ch
   return { choice, dark, choose, toggle };
 }
 
-/** The colour that a variable (`--running`) has now, as `rgb(...)`: for canvases. */
+/** The present value of a colour variable (`--running`) as `rgb(...)`: for canvases. */
 export function colorOf(variable: string): string {
   const probe = document.createElement("span");
   probe.style.color = `var(${variable})`;

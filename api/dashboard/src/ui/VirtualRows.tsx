@@ -1,11 +1,11 @@
-/** A long list of which only the rows in sight exist. All rows are of one height. */
+/** A long list that renders only the rows in view. All rows have the same height. */
 
 import { forwardRef, useEffect, useImperativeHandle, useLayoutEffect, useRef, useState, type ReactNode } from "react";
 
-const BEYOND = 12;
+const EXTRA_ROWS = 12;
 
 export interface VirtualRowsHandle {
-  /** Bring a row into sight. */
+  /** Scrolls a row into view. */
   show: (index: number) => void;
 }
 
@@ -16,35 +16,35 @@ interface VirtualRowsProps {
   columns: number;
   head: ReactNode;
   row: (index: number) => ReactNode;
-  /** Called with the first and last row in sight. */
-  onSight?: (first: number, last: number) => void;
-  /** A row that stays there even out of sight, since it has the focus. */
+  /** Called with the first and last row in view. */
+  onView?: (first: number, last: number) => void;
+  /** A row that stays rendered outside the view, because it has the focus. */
   kept?: number | null;
 }
 
 export const VirtualRows = forwardRef<VirtualRowsHandle, VirtualRowsProps>(function VirtualRows(
-  { count, height_px, label, columns, head, row, onSight, kept = null }, handle,
+  { count, height_px, label, columns, head, row, onView, kept = null }, handle,
 ) {
   const box = useRef<HTMLDivElement>(null);
-  const [sight, setSight] = useState({ top: 0, height: 800 });
+  const [view, setView] = useState({ top: 0, height: 800 });
 
   useLayoutEffect(() => {
     const element = box.current;
     if (!element) return;
-    const look = () => setSight({ top: element.scrollTop, height: element.clientHeight });
-    look();
-    const size = new ResizeObserver(look);
+    const measure = () => setView({ top: element.scrollTop, height: element.clientHeight });
+    measure();
+    const size = new ResizeObserver(measure);
     size.observe(element);
-    element.addEventListener("scroll", look, { passive: true });
+    element.addEventListener("scroll", measure, { passive: true });
     return () => {
       size.disconnect();
-      element.removeEventListener("scroll", look);
+      element.removeEventListener("scroll", measure);
     };
   }, []);
 
-  const firstSeen = Math.floor(sight.top / height_px);
-  const lastSeen = Math.min(count - 1, Math.ceil((sight.top + sight.height) / height_px));
-  useEffect(() => onSight?.(firstSeen, lastSeen), [onSight, firstSeen, lastSeen]);
+  const firstSeen = Math.floor(view.top / height_px);
+  const lastSeen = Math.min(count - 1, Math.ceil((view.top + view.height) / height_px));
+  useEffect(() => onView?.(firstSeen, lastSeen), [onView, firstSeen, lastSeen]);
 
   useImperativeHandle(handle, () => ({
     show(index) {
@@ -58,8 +58,8 @@ export const VirtualRows = forwardRef<VirtualRowsHandle, VirtualRowsProps>(funct
     },
   }), [height_px]);
 
-  const from = Math.max(0, firstSeen - BEYOND);
-  const to = Math.min(count - 1, lastSeen + BEYOND);
+  const from = Math.max(0, firstSeen - EXTRA_ROWS);
+  const to = Math.min(count - 1, lastSeen + EXTRA_ROWS);
   const shown: number[] = [];
   for (let index = from; index <= to; index += 1) shown.push(index);
   if (kept !== null && kept < count && (kept < from || kept > to)) shown.push(kept);

@@ -1,5 +1,5 @@
-/** A dialog of the browser's own kind: it keeps the focus inside, Escape closes it, and the focus
- * goes back where it was. */
+/** A native dialog: it keeps the focus inside, Escape closes it, and the focus then returns to the
+ * element that had it before. */
 
 import { useLayoutEffect, useRef, type ReactNode } from "react";
 
@@ -12,7 +12,7 @@ interface DialogProps {
 
 export function Dialog({ title, onClose, children, wide = false }: DialogProps) {
   const element = useRef<HTMLDialogElement>(null);
-  // Before it leaves the page too: closing is what gives the focus back.
+  // Also closed before it is unmounted: closing returns the focus.
   useLayoutEffect(() => {
     const dialog = element.current;
     dialog?.showModal();
@@ -44,7 +44,7 @@ interface ConfirmProps {
   children: ReactNode;
 }
 
-/** Says what will happen, and asks. */
+/** Explains an action and asks for confirmation. */
 export function Confirm({ title, action, danger = false, busy = false, disabled = false, onConfirm, onClose, children }: ConfirmProps) {
   return (
     <Dialog title={title} onClose={onClose}>

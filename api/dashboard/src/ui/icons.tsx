@@ -1,4 +1,4 @@
-/** Line drawings, 16 by 16. They are decoration: words stand beside them, or in a label. */
+/** Line drawings, 16 by 16. They are decorative: a text or a label accompanies each. */
 
 const PATHS = {
   jobs: "M2.5 4h11M2.5 8h11M2.5 12h7",

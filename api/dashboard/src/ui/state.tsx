@@ -1,4 +1,4 @@
-/** A job's state as a shape, a colour and a word. */
+/** A job's state as a shape, a colour and a name. */
 
 import type { State } from "../api/types";
 
@@ -16,7 +16,7 @@ const SHAPES: Record<State, { path: string; filled?: boolean; moves?: "spin" | "
   FAILED: { path: "M3.5 3.5l7 7M10.5 3.5l-7 7" },
 };
 
-export const word = (state: State): string => state.charAt(0) + state.slice(1).toLowerCase();
+export const stateName = (state: State): string => state.charAt(0) + state.slice(1).toLowerCase();
 export const tone = (state: State): string => `is-${state.toLowerCase()}`;
 
 export function StateIcon({ state }: { state: State }) {
@@ -34,7 +34,7 @@ export function StateLabel({ state, chip = false }: { state: State; chip?: boole
   return (
     <span className={`state ${tone(state)}${chip ? " chip" : ""}`}>
       <StateIcon state={state} />
-      {word(state)}
+      {stateName(state)}
     </span>
   );
 }

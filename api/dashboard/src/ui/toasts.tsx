@@ -1,4 +1,4 @@
-/** Short messages on what an action led to; errors stay until they are closed. */
+/** Short messages about the result of an action; errors stay until they are closed. */
 
 import { createContext, useCallback, useContext, useMemo, useState, type ReactNode } from "react";
 import { Icon } from "./icons";
@@ -10,7 +10,7 @@ interface Toast {
 }
 
 interface Toasts {
-  tell: (text: string) => void;
+  notify: (text: string) => void;
   fail: (error: unknown) => void;
 }
 
@@ -19,14 +19,14 @@ const SHOWN_MS = 5000;
 
 export function ToastProvider({ children }: { children: ReactNode }) {
   const [toasts, setToasts] = useState<Toast[]>([]);
-  const close = useCallback((number: number) => setToasts((all) => all.filter((one) => one.number !== number)), []);
+  const close = useCallback((number: number) => setToasts((all) => all.filter((toast) => toast.number !== number)), []);
   const add = useCallback((text: string, bad: boolean) => {
     const number = performance.now();
     setToasts((all) => [...all.slice(-3), { number, text, bad }]);
     if (!bad) setTimeout(() => close(number), SHOWN_MS);
   }, [close]);
   const value = useMemo<Toasts>(() => ({
-    tell: (text) => add(text, false),
+    notify: (text) => add(text, false),
     fail: (error) => add(error instanceof Error ? error.message : String(error), true),
   }), [add]);
   return (
@@ -52,15 +52,15 @@ export function useToasts(): Toasts {
   return toasts;
 }
 
-/** Runs actions one at a time; tells what they led to. */
+/** Runs an action and shows a message about its result. */
 export function useAction(): { busy: boolean; run: (work: () => Promise<unknown>, done?: string) => Promise<boolean> } {
-  const { tell, fail } = useToasts();
+  const { notify, fail } = useToasts();
   const [busy, setBusy] = useState(false);
   const run = useCallback(async (work: () => Promise<unknown>, done?: string) => {
     setBusy(true);
     try {
       await work();
-      if (done) tell(done);
+      if (done) notify(done);
       return true;
     } catch (error) {
       fail(error);
@@ -68,6 +68,6 @@ export function useAction(): { busy: boolean; run: (work: () => Promise<unknown>
     } finally {
       setBusy(false);
     }
-  }, [tell, fail]);
+  }, [notify, fail]);
   return { busy, run };
 }

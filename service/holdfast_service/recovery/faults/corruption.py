@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast_service.diagnosis.silent_corruption import (
+    CorruptionVerdict,
     Evidence,
     RankHolder,
-    CorruptionVerdict,
     after_repeat,
     judge_corruption,
 )

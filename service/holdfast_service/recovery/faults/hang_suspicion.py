@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast_service.diagnosis import hang_culprit
-from holdfast_service.diagnosis.hang_culprit import HangFinding, WorldObservation, HangVerdict
+from holdfast_service.diagnosis.hang_culprit import HangFinding, HangVerdict, WorldObservation
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core_state.effects import Inspect

@@ -129,9 +129,9 @@ def test_draining_nodes_are_reported_once_and_a_silent_cluster_reports_nothing(
     )
     watch = DrainWatch(agents, received.put)  # type: ignore[arg-type]
     while received.qsize() < 2:
-        watch.look()
-        assert watch._asked is not None
-        watch._asked.result(WAIT_S)
+        watch.refresh()
+        assert watch._pending is not None
+        watch._pending.result(WAIT_S)
     assert received.get() == inputs.NodesDraining({"a": 5.0})
     assert received.get() == inputs.NodesDraining({"a": 6.0, "b": None})
     assert "no head" in "".join(capsys.readouterr())
