@@ -1,3 +1,5 @@
+"""A running server, an HTTP client and a Python client for every test of the API."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from benchmarks.conditions import EXAMPLE, load_job, machine, describe_model
+from benchmarks.conditions import EXAMPLE, describe_model, load_job, machine
 from benchmarks.figures import (
     AppliedStep,
     MeasuredFault,

@@ -97,7 +97,7 @@ def _all_memory_and_the_newest_remote(run: SupervisedRun) -> Ladder:
 
 
 @pytest.mark.parametrize("damage", [_own, _own_and_partners, _all_memory_and_the_newest_remote])
-def test_a_restore_goes_down_the_ladder_past_what_is_damaged(
+def test_a_restore_skips_damaged_states(
     stopped: SupervisedRun, undisturbed: Undisturbed, damage: Callable[[SupervisedRun], Ladder]
 ) -> None:
     ladder = damage(stopped)
@@ -112,7 +112,7 @@ def test_a_restore_goes_down_the_ladder_past_what_is_damaged(
     assert len(bad) == len(set(bad)) == ladder.damaged, stopped.story()
 
 
-def test_memory_checkpoints_that_somebody_removes_are_made_anew(
+def test_removed_memory_checkpoints_are_recreated(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """As systemd-logind removes files under /dev/shm when their user logs out (RemoveIPC)."""

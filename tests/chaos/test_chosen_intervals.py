@@ -19,7 +19,7 @@ from holdfast_workers.spec import (
 pytestmark = pytest.mark.chaos
 
 
-def test_a_remote_save_that_costs_much_is_made_more_rarely_and_the_reason_is_told(
+def test_an_expensive_remote_save_is_made_less_often_with_a_reported_reason(
     tmp_path: Path,
 ) -> None:
     """Each save holds up a step by half a second; all ranks change over at the same step."""

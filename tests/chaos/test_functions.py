@@ -70,7 +70,7 @@ def test_a_rank_of_a_function_may_die(
         assert max(incident["steps_lost"] for incident in incidents(run)) <= 1
 
 
-def test_a_users_mistake_ends_the_job_with_its_traceback(tmp_path: Path) -> None:
+def test_a_user_error_in_a_function_ends_the_job_with_its_traceback(tmp_path: Path) -> None:
     with supervised(tmp_path, training("mistaken"), standbys=0, workers_per_node=1) as run:
         end = run.wait_end()
     assert end["outcome"] == "FAILED"

@@ -91,7 +91,7 @@ def test_a_rank_that_dies_after_a_skip_changes_no_bit(
         assert len(incidents(run)) == 1
 
 
-def test_a_rollback_goes_on_from_before_without_the_windows_since(
+def test_a_rollback_resumes_from_an_earlier_step_and_skips_the_windows_since(
     tmp_path: Path, with_ledger: UndisturbedWith
 ) -> None:
     with supervised(tmp_path, _poisoned(nonfinite={"policy": "rollback"})) as run:
@@ -114,7 +114,7 @@ def test_a_stop_names_step_rank_layer_and_micro_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["gradient", "output"])
-def test_what_was_not_finite_by_chance_costs_a_step_and_no_data(
+def test_a_transient_nonfinite_value_costs_one_step_and_no_data(
     tmp_path: Path, with_ledger: UndisturbedWith, where: str
 ) -> None:
     plan: list[dict[str, Any]] = [

@@ -52,7 +52,7 @@ def test_every_kind_of_hang_is_named_and_recovered_from_with_the_same_bits(
             assert incident["steps_lost"] <= 1
 
 
-def test_a_rank_that_leaves_out_a_collective_is_named(
+def test_a_rank_that_skips_a_collective_is_named(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """It goes on as if nothing were missing, until it waits for those that wait for it."""
@@ -67,7 +67,7 @@ def test_a_rank_that_leaves_out_a_collective_is_named(
         assert incident["suspects"][0]["rank"] == 2, run.story()
 
 
-def test_long_phases_of_all_ranks_and_declared_ones_of_one_are_no_incident(
+def test_long_phases_of_all_ranks_and_declared_phases_of_one_rank_are_no_incident(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     recipe = "tests.support.ranks.recipes:WaitsInManyWays"
@@ -82,7 +82,7 @@ def test_long_phases_of_all_ranks_and_declared_ones_of_one_are_no_incident(
         assert any("rank 1," in reason and "user" in reason for reason in stragglers), run.story()
 
 
-def test_a_slow_rank_is_told_within_some_steps_and_its_node_is_left(tmp_path: Path) -> None:
+def test_a_slow_rank_is_reported_soon_and_its_node_is_replaced(tmp_path: Path) -> None:
     slow = {"action": "slow", "point": "forward", "rank": 2, "step": 8, "factor": 3.0, "steps": 999}
     patience = {"straggler_patience_s": 0.5}
     training = small_training(1000, blocks=2, micro_batches=2)  # as slow as can be told
@@ -104,7 +104,7 @@ def test_a_slow_rank_is_told_within_some_steps_and_its_node_is_left(tmp_path: Pa
         assert replaced()[0]["steps_lost"] <= 1
 
 
-def test_a_rank_that_stops_while_a_world_forms_is_named_too(
+def test_a_rank_that_stops_while_an_attempt_forms_is_named(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """In the recovery from another fault: how long joining takes was learned from the first."""

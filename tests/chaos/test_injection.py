@@ -52,7 +52,7 @@ def test_each_fault_happens_once_to_its_rank_at_its_step_and_phase(
         ]
 
 
-def test_whatever_ends_a_supervisor_an_agent_or_a_node_does_so_once(
+def test_an_injected_death_of_a_supervisor_agent_or_node_happens_once(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     with supervised(tmp_path, small_training(STEPS), standbys=1) as run:
@@ -77,7 +77,7 @@ def test_whatever_ends_a_supervisor_an_agent_or_a_node_does_so_once(
         assert causes == ["agent_lost", "node_lost"], run.story()
 
 
-def test_a_remote_tier_that_is_away_and_then_full_costs_no_step(
+def test_an_unavailable_and_then_full_remote_tier_costs_no_step(
     tmp_path: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At a pace at which both faults fit into the run."""

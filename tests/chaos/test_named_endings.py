@@ -12,7 +12,7 @@ from holdfast_service.job_model.supervisor_protocol import EventKind
 pytestmark = pytest.mark.chaos
 
 
-def test_a_users_error_ends_the_job_with_its_traceback_and_burns_no_standby(
+def test_a_user_error_ends_the_job_with_its_traceback_and_uses_no_standby(
     tmp_path: Path,
 ) -> None:
     training = small_training(60, recipe="tests.support.ranks.recipes:RaisesAtStepTen")
@@ -26,7 +26,7 @@ def test_a_users_error_ends_the_job_with_its_traceback_and_burns_no_standby(
         assert len({tuple(member["pid"] for member in entry) for entry in members}) == 1
 
 
-def test_a_rank_that_dies_at_the_same_step_for_ever_ends_the_job_by_the_budget(
+def test_a_rank_that_always_dies_at_the_same_step_exhausts_the_failure_budget(
     tmp_path: Path,
 ) -> None:
     plan = [{"point": "backward", "rank": 1, "step": 8, "action": "kill", "times": 99}]

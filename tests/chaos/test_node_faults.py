@@ -168,7 +168,7 @@ def test_losing_the_supervisor_costs_no_step_and_no_event(
         assert {row.attempt for row in run.all_rows} == {1, 2}
 
 
-def test_a_supervisor_that_dies_with_a_rank_finds_the_hole(
+def test_the_successor_of_a_supervisor_that_dies_with_a_rank_finds_the_lost_rank(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     with supervised(tmp_path, small_training(STEPS), standbys=0) as run:
@@ -180,7 +180,7 @@ def test_a_supervisor_that_dies_with_a_rank_finds_the_hole(
         assert_same_history(run, undisturbed)
 
 
-def test_all_memory_lost_the_remote_tier_serves(tmp_path: Path, undisturbed: Undisturbed) -> None:
+def test_training_restores_from_the_remote_tier_when_all_memory_is_lost(tmp_path: Path, undisturbed: Undisturbed) -> None:
     checkpoint = CheckpointSpec(
         memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=10, keep=2)
     )
@@ -243,7 +243,7 @@ def saved_digest(run: SupervisedRun, attempt: int, step: int) -> str:
     return step_digest(digests)
 
 
-def test_without_a_replacement_the_job_waits_and_then_says_why(tmp_path: Path) -> None:
+def test_without_a_replacement_the_job_waits_and_then_fails_with_a_reason(tmp_path: Path) -> None:
     config = {"wait_for_replacement_s": 2.0}
     with supervised(tmp_path, small_training(400), standbys=0, config=config) as run:
         run.wait_step(5)

@@ -179,13 +179,13 @@ def run_partitions(folder: Path, layout: Layout, cuts: int) -> None:
 
 
 @pytest.mark.parametrize(("layout", "cuts"), [(ACROSS, 3), (ON_ONE_NODE, 3)])
-def test_one_world_steps_at_a_time_whatever_link_is_cut(
+def test_one_attempt_steps_at_a_time_whichever_link_is_cut(
     tmp_path: Path, layout: Layout, cuts: int
 ) -> None:
     run_partitions(tmp_path, layout, cuts)
 
 
-def test_a_partition_on_request_takes_the_node_off_the_network_and_brings_it_back(
+def test_an_injected_partition_disconnects_the_node_and_reconnects_it(
     tmp_path: Path,
 ) -> None:
     with partitioned(tmp_path, ACROSS) as run:
@@ -209,7 +209,7 @@ def test_a_partition_on_request_takes_the_node_off_the_network_and_brings_it_bac
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("layout", "cuts"), [(ACROSS, 30), (ON_ONE_NODE, 30)])
-def test_one_world_steps_at_a_time_through_many_partitions(
+def test_one_attempt_steps_at_a_time_through_many_partitions(
     tmp_path: Path, layout: Layout, cuts: int
 ) -> None:
     run_partitions(tmp_path, layout, cuts)

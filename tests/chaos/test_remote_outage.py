@@ -116,7 +116,7 @@ def test_the_last_checkpoint_waits_for_a_silent_storage(
         _assert_nothing_left(run, s3_server)
 
 
-def test_errors_lost_answers_and_cut_transfers_cost_nothing_but_time(
+def test_errors_lost_answers_and_cut_transfers_change_no_result(
     start: Start, proxy: FlakyProxy, s3_server: S3Server, undisturbed: Undisturbed
 ) -> None:
     rules = [
@@ -151,7 +151,7 @@ def test_a_save_goes_on_when_its_worker_and_then_its_saver_die(
         _assert_nothing_left(run, s3_server)
 
 
-def test_a_restore_waits_for_a_storage_that_is_away_rather_than_begin_again(
+def test_a_restore_waits_for_unavailable_storage_instead_of_starting_over(
     start: Start, proxy: FlakyProxy, undisturbed: Undisturbed
 ) -> None:
     """Every agent and the supervisor are lost while the bucket is away: what it holds is neither

@@ -95,7 +95,7 @@ def test_a_flipped_bit_is_found_within_three_steps_named_and_undone(
         assert len(run.of(EventKind.ATTEMPT_FORMING)) <= 1 + 2 * len(flips)
 
 
-def test_the_node_that_computed_other_bits_is_left_where_there_is_another(
+def test_a_corrupting_node_is_replaced_if_a_standby_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training = replicated(2, steps=30)
@@ -111,7 +111,7 @@ def test_the_node_that_computed_other_bits_is_left_where_there_is_another(
         assert seats[-1][1] not in seats[0], run.story()
 
 
-def test_a_third_node_decides_between_two_that_always_differ(
+def test_a_third_node_arbitrates_between_two_that_always_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node of rank 0 flips the bit whenever it computes the step; the referee takes rank 1."""
@@ -126,7 +126,7 @@ def test_a_third_node_decides_between_two_that_always_differ(
         assert formed[2][1]["agent"] not in {entry["agent"] for entry in formed[0]}, run.story()
 
 
-def test_a_corrupt_state_is_in_no_tier_for_good(
+def test_no_tier_keeps_a_corrupt_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every step goes to the remote tier; the flip is in the copy of the very last one."""

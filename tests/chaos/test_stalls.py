@@ -75,7 +75,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         yield Watched(run)
 
 
-def test_a_stopped_rank_is_told_of_and_seen_without_its_help(watched: Watched) -> None:
+def test_a_stopped_rank_is_reported_and_inspected_from_outside(watched: Watched) -> None:
     pid = watched.run.pids()[2]
     began = time.monotonic()
     os.kill(pid, signal.SIGSTOP)
@@ -103,7 +103,7 @@ def test_a_stopped_rank_is_told_of_and_seen_without_its_help(watched: Watched) -
         ("read", "S", "_read_what_nobody"),
     ],
 )
-def test_a_rank_that_hangs_is_told_of_whatever_it_hangs_in(
+def test_every_kind_of_hang_is_reported(
     watched: Watched, kind: str, states: str, stands_in: str
 ) -> None:
     """The thread that answers its agent hangs with it where the interpreter's lock is held."""
@@ -119,7 +119,7 @@ def test_a_rank_that_hangs_is_told_of_whatever_it_hangs_in(
     watched.replace(3)
 
 
-def test_a_standstill_is_told_once(watched: Watched) -> None:
+def test_a_stall_is_reported_once(watched: Watched) -> None:
     """The last to use this world: what a rank stood still for before it went on is learned."""
     pid = watched.run.pids()[1]
     began = time.monotonic()
@@ -140,7 +140,7 @@ def test_a_standstill_is_told_once(watched: Watched) -> None:
     watched.run.wait_step(max(watched.run.rows) + 5)
 
 
-def test_a_long_phase_of_all_ranks_is_told_of_and_breaks_nothing(tmp_path: Path) -> None:
+def test_a_long_phase_of_all_ranks_is_reported_without_an_incident(tmp_path: Path) -> None:
     """An evaluation over its limit on every rank is a wait; one that declared its time is not even
     told of."""
     limit_s = EvaluatesTwice.takes_s / 3

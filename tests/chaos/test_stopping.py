@@ -41,7 +41,7 @@ def test_a_cancelled_job_saves_its_last_state_and_stops(tmp_path: Path) -> None:
         run.wait(lambda: not run.workers(), 10)
 
 
-def test_a_paused_job_goes_on_with_the_same_bits_whatever_died_in_its_last_save(
+def test_a_paused_job_resumes_with_the_same_bits_after_deaths_in_its_last_save(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     plan = [
@@ -82,7 +82,7 @@ def test_a_rank_that_hangs_while_the_job_stops_is_replaced_and_the_last_state_sa
         assert [incident["cause"] for incident in incidents(run)] == ["hang"]
 
 
-def test_a_hang_that_nobody_sees_costs_a_job_that_stops_the_deadline_and_no_more(
+def test_an_undetected_hang_delays_a_stop_until_the_deadline_only(
     tmp_path: Path,
 ) -> None:
     with supervised(tmp_path, small_training(4000, detection=UNWATCHED), standbys=0) as run:
@@ -107,7 +107,7 @@ def test_a_pause_that_can_save_nothing_is_undone_and_costs_no_step(
         assert_same_history(run, undisturbed)
 
 
-def test_a_supervisor_that_dies_while_the_job_pauses_leaves_that_to_the_next(
+def test_the_successor_of_a_dead_supervisor_completes_the_pause(
     tmp_path: Path,
 ) -> None:
     with supervised(tmp_path, small_training(4000), standbys=0) as run:

@@ -62,7 +62,7 @@ def test_a_rank_may_die_in_any_phase_of_a_step(
         assert max(incident["steps_lost"] for incident in incidents(run)) <= 1
 
 
-def test_a_slow_copy_holds_up_the_step_and_never_tears_the_state(
+def test_a_slow_copy_delays_the_step_and_never_tears_the_state(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """Copies that outlast the next backward; kills in the middle of them."""
@@ -103,7 +103,7 @@ def test_survivors_keep_their_processes(tmp_path: Path, undisturbed: Undisturbed
         assert undivided >= 2, run.story()
 
 
-def test_ranks_may_die_while_a_world_forms_and_during_the_recovery_from_that(
+def test_ranks_may_die_while_an_attempt_forms_and_during_that_recovery(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     plan = [
@@ -164,7 +164,7 @@ def test_every_sample_is_used_exactly_once(undisturbed: Undisturbed, tmp_path: P
     assert len(set(seen)) == len(seen) == STEPS * batch
 
 
-def test_a_state_that_gives_no_finite_step_is_taken_from_elsewhere(
+def test_a_restore_that_yields_no_finite_step_uses_another_source(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     training = small_training(STEPS, recipe="tests.support.ranks.recipes:NotFiniteInAttemptTwo")

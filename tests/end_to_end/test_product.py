@@ -41,7 +41,7 @@ def assert_same(product: Product, job_id: str, undisturbed: dict[int, str]) -> N
     product.wait(lambda: not product.left_of(job_id), 60)
 
 
-def test_killed_ranks_cost_their_processes_and_a_killed_supervisor_or_server_nothing(
+def test_killed_ranks_are_replaced_and_a_killed_supervisor_or_server_costs_nothing(
     product: Product, undisturbed: dict[int, str]
 ) -> None:
     client = product.client
@@ -81,7 +81,7 @@ def test_a_killed_agent_is_replaced_by_the_standby_node(
     assert after[2].node_id == before[2].node_id
 
 
-def test_a_users_error_ends_the_job_with_its_traceback(product: Product) -> None:
+def test_a_user_error_ends_the_job_with_its_traceback(product: Product) -> None:
     job = product.client.submit(
         spec(recipe="tests.support.ranks.recipes:RaisesAtStepTen", **ONE_NODE)
     )
@@ -104,7 +104,7 @@ def test_a_cancelled_job_leaves_nothing(product: Product) -> None:
     assert time.monotonic() - began < 30
 
 
-def test_a_paused_job_leaves_the_cluster_and_goes_on_with_the_same_bits(
+def test_a_paused_job_releases_the_cluster_and_resumes_with_the_same_bits(
     product: Product, undisturbed: dict[int, str]
 ) -> None:
     job = product.client.submit(spec(resources=WITHOUT_STANDBY))
@@ -122,7 +122,7 @@ def test_a_paused_job_leaves_the_cluster_and_goes_on_with_the_same_bits(
     assert product.client.incidents(job.id) == []
 
 
-def test_another_job_goes_on_from_a_checkpoint_with_the_same_bits(
+def test_another_job_starts_from_a_checkpoint_with_the_same_bits(
     product: Product, undisturbed: dict[int, str], tmp_path: Path
 ) -> None:
     client = product.client
@@ -147,7 +147,7 @@ def test_another_job_goes_on_from_a_checkpoint_with_the_same_bits(
     assert "lm_head.weight" in load_file(target)
 
 
-def test_a_function_of_the_users_own_is_sent_along_and_recovers(product: Product) -> None:
+def test_a_user_function_is_sent_with_its_job_and_recovers(product: Product) -> None:
     """The example, with its folder: a rank and an agent die; their later lives have the code."""
     folder = REPOSITORY / "examples" / "spirals"
     document = yaml.safe_load((folder / "job.yaml").read_text())
@@ -223,7 +223,7 @@ def test_the_commands_of_the_quickstart_and_the_tutorial_work(product: Product) 
     assert "SUCCEEDED" in output
 
 
-def test_ranks_leave_a_cordoned_node_and_no_job_comes_to_it(
+def test_ranks_leave_a_cordoned_node_and_no_job_is_placed_on_it(
     product: Product, undisturbed: dict[int, str]
 ) -> None:
     client = product.client
@@ -258,7 +258,7 @@ def test_the_node_of_rank_zero_may_be_lost(product: Product, undisturbed: dict[i
     assert set(product.samples(job.id)) == set(range(1, STEPS + 1))
 
 
-def test_an_orderly_end_leaves_no_process_no_segment_and_no_file(product: Product) -> None:
+def test_an_orderly_shutdown_leaves_no_process_no_segment_and_no_file(product: Product) -> None:
     """Must be the last: it ends the server."""
     cluster = product.cluster
     mark = cluster.cluster_id.encode()

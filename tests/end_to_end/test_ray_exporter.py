@@ -19,7 +19,7 @@ EXPORTED_WITHIN_S = 60.0
 MISSING = local_cluster.missing_for_metrics()
 
 
-def test_without_the_extra_it_is_said_what_to_install(
+def test_without_the_extra_the_error_names_the_package_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_cluster, "missing_for_metrics", lambda: "opencensus")

@@ -57,8 +57,8 @@ def test_three_hundred_faults_over_rest_change_no_bit_and_leave_nothing(product:
     digests = product.client.digests(job)
     assert digests[STEPS] == undisturbed[STEPS]
     assert digests.items() <= undisturbed.items()
-    told = product.samples(job)
-    assert told.items() <= product.samples(calm.id).items()
+    sampled = product.samples(job)
+    assert sampled.items() <= product.samples(calm.id).items()
     assert len(product.client.faults(job)) == sum(kind != API_DEATH for _, kind in injected)
     product.wait(lambda: not product.left_of(job), 60.0)
 

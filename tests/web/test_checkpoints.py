@@ -11,7 +11,7 @@ import pytest
 from tests.support.checkpoint.llama_checkpoint import save_llama
 from tests.support.service.fake_cluster import three_nodes
 from tests.support.service.live_server import SPEC, LiveServer
-from tests.support.service.saved_checkpoints import root_of, saved, spoil, tell
+from tests.support.service.saved_checkpoints import root_of, saved, spoil, report_saved
 from tests.support.waiting import eventually
 from tests.web.conftest import picture
 
@@ -111,7 +111,7 @@ def test_a_new_job_goes_on_from_a_checkpoint(
     job = client.submit({**SPEC, "name": "fitting", "model": SMALL}).id
     dashboard_server.run_job(job, end=False)
     training = JobSpec.model_validate(client.get(job).spec).training()
-    tell(dashboard_server, job, save_llama(root_of(dashboard_server, job), 4, training))
+    report_saved(dashboard_server, job, save_llama(root_of(dashboard_server, job), 4, training))
     page = open_page(f"{dashboard_server.address}/jobs/{job}/checkpoints")
     line(page, 4).get_by_role("link", name="Restart from here").click()
     page.wait_for_function("() => document.querySelector('textarea')?.value.includes('init_from')")

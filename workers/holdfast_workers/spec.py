@@ -227,7 +227,8 @@ class DetectionSpec(Section):
 
     enabled: bool = Field(
         default=True,
-        description="Whether hangs are detected. false: a hang lasts until `collective_timeout_s`.",
+        description="Whether hangs are detected. false: only `stall_limit_s` and "
+        "`collective_timeout_s` end a hang.",
     )
     hang_floor_s: Annotated[float, Field(gt=0)] = Field(
         default=1.0, description="Lower bound of every learned limit, in seconds."

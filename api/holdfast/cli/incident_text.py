@@ -161,8 +161,10 @@ def stack_sentence(stack: Mapping[str, Any]) -> str:
 
 
 def budget_sentence(budget: BudgetView) -> str:
+    """`The failure budget has 19 of 20 failures left within 1 h 0 min.`, with the attempts without
+    progress."""
     text = (
-        f"The budget has {budget.failures_left} of {budget.max_failures} failures left within "
+        f"The failure budget has {budget.failures_left} of {budget.max_failures} failures left within "
         f"{output.seconds(budget.window_s)}"
     )
     if budget.without_progress:

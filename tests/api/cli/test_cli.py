@@ -1,4 +1,4 @@
-"""The command line: results on stdout, errors on stderr, documented exit codes."""
+"""The command line prints results to stdout, errors to stderr, and has documented exit codes."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def submitted(spec_file: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out.strip()
 
 
-def test_describe_says_where_the_time_went() -> None:
-    told = GoodputView(
+def test_describe_shows_the_time_of_each_kind() -> None:
+    account = GoodputView(
         held_s=100.0,
         by_kind_s={"starting": 5.0, "productive": 90.0, "recovery.fence": 5.0, "replayed": 0.0},
         goodput=0.9,
@@ -55,15 +55,15 @@ def test_describe_says_where_the_time_went() -> None:
         device_seconds_lost_otherwise=0.0,
         final=True,
     )
-    first, second = (line.plain for line in goodput_lines(told))
+    first, second = (line.plain for line in goodput_lines(account))
     assert first.startswith("Goodput 0.900, effective training time 0.900 of ")
     assert first.endswith("; 20.0 device-seconds lost to faults")
     assert second == "  productive 90.0 s, starting 5.0 s, recovery.fence 5.0 s"
-    unknown = told.model_copy(update={"goodput": None, "effective_training_time_ratio": None})
+    unknown = account.model_copy(update={"goodput": None, "effective_training_time_ratio": None})
     assert list(goodput_lines(unknown)) == []
 
 
-def test_describe_says_what_guards_found_where_and_which_data_was_passed_over() -> None:
+def test_describe_shows_guard_trips_and_skipped_data() -> None:
     trip = TripView(
         at=1.0,
         attempt=1,
@@ -82,12 +82,12 @@ def test_describe_says_what_guards_found_where_and_which_data_was_passed_over() 
         layer="blocks.1",
         what="output",
     )
-    told = GuardsView(trips=1, ledger=((9, 10),), recent=(trip,))
-    lines = [line.plain.strip() for line in guard_lines(told)]
+    guards = GuardsView(trips=1, ledger=((9, 10),), recent=(trip,))
+    lines = [line.plain.strip() for line in guard_lines(guards)]
     assert lines[1] == "Guards: tripped once"
     assert lines[2].endswith("step 10, nonfinite: loss nan")
-    assert lines[3] == "began on rank 2, micro-batch 1, in the output of blocks.1"
-    assert lines[4:] == ["decided: skip, without window 9", "data passed over: window 9"]
+    assert lines[3] == "It started on rank 2, micro-batch 1, in the output of blocks.1."
+    assert lines[4:] == ["The decision was to skip, without window 9.", "Skipped data: window 9."]
     assert list(guard_lines(GuardsView())) == []
 
 
@@ -96,7 +96,7 @@ def test_submit_list_describe(
 ) -> None:
     job_id = submitted(spec_file, capsys)
     supervisor = server.run_job(job_id, end=False)
-    supervisor.say(
+    supervisor.emit(
         EventKind.INCIDENT_OPENED,
         incident=1,
         cause="worker_crash",
@@ -118,7 +118,7 @@ def test_submit_list_describe(
         closed_at=None,
         resolution=None,
     )
-    supervisor.say(
+    supervisor.emit(
         EventKind.MEMORY_PLACED,
         attempt=1,
         copies=1,
@@ -144,19 +144,24 @@ def test_submit_list_describe(
         "standby: n2",
         "worker_crash",
         "rank 3 ended by signal 9",
-        "suspect     rank 3, score 0.9",
-        "stack       ranks 0 and 1 at f0 (a.py:0) from f1 (a.py:1) from",
-        "replace the worker (its agent is healthy)",
-        "refused     re-form in place: a process is gone",
-        "budget      19 of 20 failures left within",
-        "step 5, 0 step(s) lost, ",
+        "Rank 3 is suspected with a score of 0.90.",
+        "Ranks 0 and 1 were in f0 (a.py:0), called from f1 (a.py:1), called from",
+        "The decision was to replace the worker, because its agent is healthy.",
+        "1 alternative was refused; `holdfast incidents JOB 1 --alternatives` lists them.",
+        "The failure budget has 19 of 20 failures left within",
+        "Training continued from step 5; the incident cost no step and ",
         "own RAM (rank 0); a partner's RAM (rank 3)",
-        "detect 2 ms, total 200 ms",
-        "1 copy on other nodes; goes on from memory after 1 lost node: 100%, 2 lost nodes: 67%",
+        "The recovery took 200 ms: 2 ms for the detection.",
+        "1 copy on other nodes; training continues from memory after 1 lost node: 100%, 2 lost nodes: 67%",
         "not protected: losing the failure domain rack",
         "boom [x]",
     ):
         assert fact in shown, fact
+
+    for arguments in (["describe", job_id], ["incidents", job_id, "1"]):
+        assert run([*arguments, "--alternatives"]) == ExitCode.OK
+        shown = capsys.readouterr().out
+        assert "The alternative 're-form in place' was refused: a process is gone." in shown
 
     assert run(["describe", job_id, "--json"]) == ExitCode.OK
     document = json.loads(capsys.readouterr().out)
@@ -179,7 +184,7 @@ def test_submit_list_describe(
 
 
 @pytest.mark.parametrize("json_wanted", [False, True])
-def test_submit_and_follow_ends_as_the_job_does(
+def test_submit_follow_exits_with_the_result_of_the_job(
     spec_file: str,
     server: LiveServer,
     client: Client,
@@ -237,14 +242,14 @@ def test_logs_of_a_rank(
     assert texts == ["of zero [bold]", "of one"]
 
 
-def test_exit_codes_of_what_goes_wrong(
+def test_exit_codes_of_errors(
     spec_file: str, server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refused(code: ExitCode, says: str, *arguments: str) -> None:
+    def refused(code: ExitCode, message: str, *arguments: str) -> None:
         assert run(list(arguments)) == code, arguments
-        told = capsys.readouterr()
-        assert told.out == ""
-        assert says in told.err
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert message in printed.err
 
     refused(ExitCode.USAGE, "parallel.tp", "submit", spec_file, "--set", "parallel.tp=3")
     refused(ExitCode.USAGE, "No such file", "submit", str(tmp_path / "none.yaml"))

@@ -1,4 +1,4 @@
-"""The commands of a user's day: found by name, looked at, watched, configured, completed."""
+"""The everyday commands: find jobs by name, show, watch, configure, complete."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from holdfast_service.job_model.lifecycle import State
 
 HEAVY = "ray torch numpy fastapi starlette uvicorn sqlalchemy structlog asyncio click pygments"
 
-NOT_FOR_HELP = (
+NOT_NEEDED_FOR_HELP = (
     f"{HEAVY} pydantic httpx yaml pygments markdown_it holdfast.client.request_methods "
     "holdfast_service.views.jobs holdfast_service.job_model.supervisor_protocol holdfast_workers"
 )
-FOR_THE_HELP_OF_ALL = {
+NEEDED_FOR_THE_MAIN_HELP = {
     "holdfast",
     "holdfast.cli",
     "holdfast.cli.main",
@@ -45,9 +45,10 @@ FOR_THE_HELP_OF_ALL = {
     "holdfast_service.job_model",
     "holdfast_service.job_model.lifecycle",
 }
-MOST_MODULES = 300
-"""That the help of a command may load, the interpreter's own and those of rich and cyclopts (some
-180) among them: it is to be there in 0.3 s, of which an import takes half a millisecond or more."""
+MAX_MODULES = 300
+"""The modules that the help of a command may load, including the interpreter's own and those of rich
+and cyclopts (about 180): the help must appear in 0.3 s, and an import takes half a millisecond or
+more."""
 LIGHT = ("ls", "wait", "pause", "resume", "cancel", "describe")
 
 
@@ -57,7 +58,7 @@ def at_server(server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HOLDFAST_CONFIG", str(tmp_path / "config.json"))
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
     assert run(list(arguments)) == code, capsys.readouterr().err
     return capsys.readouterr().out
 
@@ -88,14 +89,14 @@ def test_the_help_of_all_commands_loads_none_of_them() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert set(ast.literal_eval(done.stderr.splitlines()[-1])) <= FOR_THE_HELP_OF_ALL
+    assert set(ast.literal_eval(done.stderr.splitlines()[-1])) <= NEEDED_FOR_THE_MAIN_HELP
 
 
 def test_the_help_of_a_command_loads_no_client() -> None:
     program = (
         "import sys, holdfast.cli.main as m\n"
         "for name in sys.argv[1:]: m.run([name, '--help'])\n"
-        f"print([n for n in {NOT_FOR_HELP!r}.split() if n in sys.modules], file=sys.stderr)\n"
+        f"print([n for n in {NOT_NEEDED_FOR_HELP!r}.split() if n in sys.modules], file=sys.stderr)\n"
         "print(len(sys.modules), file=sys.stderr)"
     )
     done = subprocess.run(
@@ -103,44 +104,44 @@ def test_the_help_of_a_command_loads_no_client() -> None:
     )
     heavy, count = done.stderr.splitlines()[-2:]
     assert heavy == "[]"
-    assert int(count) <= MOST_MODULES
+    assert int(count) <= MAX_MODULES
 
 
-def test_a_list_as_documents_takes_few_requests(
+def test_listing_jobs_as_json_takes_few_requests(
     server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ids = [client.submit({**SPEC, "name": f"n{n}"}).id for n in range(5)]
 
     def requests() -> float:
         text = httpx.get(f"{server.address}/metrics", trust_env=False).text
-        told = [x for x in text.splitlines() if x.startswith("holdfast_http_requests_total{")]
-        return sum(float(x.split()[-1]) for x in told if "/api/v1/jobs" in x)
+        counters = [x for x in text.splitlines() if x.startswith("holdfast_http_requests_total{")]
+        return sum(float(x.split()[-1]) for x in counters if "/api/v1/jobs" in x)
 
     before = requests()
-    shown = [json.loads(x) for x in told(capsys, "ls", "--json").splitlines()]
-    assert [item["id"] for item in shown] == ids[::-1]
-    assert all(entry["spec"]["name"] == entry["name"] for entry in shown)
+    shown = [json.loads(x) for x in output_of(capsys, "ls", "--json").splitlines()]
+    assert [job["id"] for job in shown] == ids[::-1]
+    assert all(job["spec"]["name"] == job["name"] for job in shown)
     assert requests() - before == 2
 
 
-def test_a_job_goes_by_its_name_and_by_the_beginning_of_its_id(
+def test_a_job_is_found_by_its_name_and_by_an_id_prefix(
     server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = started(server, client, "one")
     second, third = client.submit({**SPEC, "name": "twin"}), client.submit({**SPEC, "name": "twin"})
     assert client.find("one") == first == client.find(first[:18]) == client.jobs.get("one").id
-    assert json.loads(told(capsys, "pause", "one", "--json"))["id"] == first
+    assert json.loads(output_of(capsys, "pause", "one", "--json"))["id"] == first
     assert run(["describe", "twin"]) == ExitCode.USAGE
     refused = capsys.readouterr().err
     assert "ambiguous_name" in refused
     for job in (second, third):
         (shown,) = [text for text in refused.splitlines() if text.strip().startswith(job.id[:13])]
-        assert client.find(shown.split()[0]) == job.id, "the prefix that is shown is enough"
-    assert run(["describe", "0"]) == ExitCode.USAGE, "all ids begin so"
+        assert client.find(shown.split()[0]) == job.id, "the printed prefix is sufficient"
+    assert run(["describe", "0"]) == ExitCode.USAGE, "all ids start like this"
     assert run(["describe", "nobody"]) == ExitCode.NOT_FOUND
 
 
-def test_dry_run_makes_no_job_and_submit_says_what_next(
+def test_dry_run_creates_no_job_and_submit_suggests_next_commands(
     client: Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def given(*arguments: str, code: int = 0) -> tuple[str, str]:
@@ -154,63 +155,64 @@ def test_dry_run_makes_no_job_and_submit_says_what_next(
     assert yaml.safe_load(resolved)["train"]["steps"] == 9
     assert "parallel.tp" in given("-", "--dry-run", "--set", "parallel.tp=3", code=2)[1]
     assert list(client.list()) == []
-    job_id, talk = given("-")
+    job_id, suggestions = given("-")
     assert client.get(job_id.strip()).state is State.QUEUED
-    assert "holdfast cancel" in talk
+    assert "holdfast cancel" in suggestions
     assert "name one file" in given("--dryrun", code=2)[1]
     assert yaml.safe_load(given("-f", "-", "-o", "yaml")[0])["name"] == "tiny"
 
 
-def test_what_happened_is_listed_filtered_and_drawn(
+def test_logs_events_and_metrics_are_listed_filtered_and_plotted(
     server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job_id = started(server, client, "watched")
     supervisor = server.supervisor(job_id)
     supervisor.logs += [line(1, "loss is 3"), line(2, "ERROR: gone", rank=1)]
     eventually(lambda: len(client.logs(job_id).lines) == 2)
-    assert "gone" in told(capsys, "logs", "watched", "--grep", "g.ne")
-    assert "loss" not in told(capsys, "logs", "watched", "--grep", "g.ne")
-    assert told(capsys, "logs", "watched", "--since", "2099-01-01") == ""
+    assert "gone" in output_of(capsys, "logs", "watched", "--grep", "g.ne")
+    assert "loss" not in output_of(capsys, "logs", "watched", "--grep", "g.ne")
+    assert output_of(capsys, "logs", "watched", "--since", "2099-01-01") == ""
     assert run(["logs", "watched", "--grep", "("]) == ExitCode.USAGE
     capsys.readouterr()
-    kinds = told(capsys, "events", "watched", "--kind", "^job.submitted")
+    kinds = output_of(capsys, "events", "watched", "--kind", "^job.submitted")
     assert kinds.count("\n") == 1
     numbers = [
-        json.loads(text)["seq"] for text in told(capsys, "events", "watched", "--json").splitlines()
+        json.loads(text)["seq"]
+        for text in output_of(capsys, "events", "watched", "--json").splitlines()
     ]
     assert numbers == list(range(1, len(numbers) + 1))
-    drawn = told(capsys, "metrics", "watched", "loss")
+    drawn = output_of(capsys, "metrics", "watched", "loss")
     assert "loss  now 1.5" in drawn
     assert any(0x2800 < ord(dot) < 0x2900 for dot in drawn)
-    points = told(capsys, "metrics", "watched", "loss", "-o", "json").splitlines()
+    points = output_of(capsys, "metrics", "watched", "loss", "-o", "json").splitlines()
     assert [json.loads(text)["step"] for text in points] == [1, 2, 3, 4]
-    assert "watched" in told(capsys, "top", "--once")
-    assert "step 4 of 5" in told(capsys, "top", "watched")
-    assert "Traceback" not in told(capsys, "describe", "watched")
+    assert "watched" in output_of(capsys, "top", "--once")
+    assert "step 4 of 5" in output_of(capsys, "top", "watched")
+    assert "Traceback" not in output_of(capsys, "describe", "watched")
     assert run(["incidents", "watched"]) == 0
     assert run(["checkpoints", "watched"]) == 0
     assert "no incidents" in capsys.readouterr().err
-    nodes = [told(capsys, *words) for words in (("nodes",), ("node", "ls"))]
+    nodes = [output_of(capsys, *words) for words in (("nodes",), ("node", "ls"))]
     assert nodes[0].split()[:9] == nodes[1].split()[:9]
 
 
-def test_a_list_fits_the_terminal_and_a_pipe_gets_all(
+def test_a_table_fits_the_terminal_and_is_whole_in_a_pipe(
     client: Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = client.submit({**SPEC, "name": "a-name-that-is-much-longer-than-any-column-can-be"})
-    whole = told(capsys, "ls")
+    whole = output_of(capsys, "ls")
     assert job.id in whole
     assert job.name in whole
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
-    fitted = Text.from_ansi(told(capsys, "ls")).plain
+    fitted = Text.from_ansi(output_of(capsys, "ls")).plain
     assert max(map(len, fitted.splitlines())) <= 80
     assert job.id[:13] in fitted
     assert "…" in fitted
 
 
-def test_columns_are_cut_and_left_out_where_room_is_short() -> None:
+def test_columns_are_cut_and_dropped_in_a_narrow_terminal() -> None:
     columns = (Column("A"), Column("B", least=4), Column("C", right=True, drop=1))
     rows = [["x" * 5, Text("y" * 10), "1"]]
     assert lay(columns, rows, None).plain.split("\n")[1] == "xxxxx  yyyyyyyyyy  1"
@@ -218,7 +220,7 @@ def test_columns_are_cut_and_left_out_where_room_is_short() -> None:
     assert lay(columns, rows, 12).plain.split("\n")[1] == "xxxxx  yyyy…"
 
 
-def test_a_server_is_remembered_for_its_owner_alone(
+def test_login_stores_a_server_for_its_owner_only(
     server: LiveServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HOLDFAST_ADDRESS")
@@ -226,21 +228,21 @@ def test_a_server_is_remembered_for_its_owner_alone(
     assert run(["login", server.address, "--name", "lab", "--token", token]) == 0
     assert stat.S_IMODE(config.path().stat().st_mode) == 0o600
     shown = {
-        item["setting"]: item
-        for item in map(json.loads, told(capsys, "config", "--json").splitlines())
+        setting["setting"]: setting
+        for setting in map(json.loads, output_of(capsys, "config", "--json").splitlines())
     }
     assert shown["address"]["value"] == server.address
     assert shown["address"]["from"] == "context lab"
     assert token not in json.dumps(shown)
     with Client() as client, Client("http://127.0.0.1:1") as elsewhere:
         assert client.server.token == token
-        assert elsewhere.server.token is None, "a token goes to its own server only"
+        assert elsewhere.server.token is None, "a token is sent to its own server only"
     assert run(["login", server.address, "--token", "--name", "x"]) == ExitCode.USAGE
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{token}\n"))
     assert run(["login", server.address, "--name", "read", "--token", "-"]) == 0
     assert config.load().contexts["read"].token == token
     assert run(["login", "127.0.0.1:1", "--no-check"]) == 0
-    assert json.loads(told(capsys, "ls", "--context", "lab", "--json") or "{}") == {}
+    assert json.loads(output_of(capsys, "ls", "--context", "lab", "--json") or "{}") == {}
     assert run(["config", "use", "nope"]) == ExitCode.USAGE
     assert run(["config", "rm", "127.0.0.1"]) == 0
     assert config.load().current is None
@@ -249,11 +251,13 @@ def test_a_server_is_remembered_for_its_owner_alone(
     assert run(["ls"]) == ExitCode.USAGE
 
 
-def test_the_shells_complete_commands_options_and_living_jobs(
+def test_completion_offers_commands_options_and_active_jobs(
     server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def offered(*words: str) -> list[str]:
-        return [text.split("\t")[0] for text in told(capsys, "_candidates", *words).splitlines()]
+        return [
+            text.split("\t")[0] for text in output_of(capsys, "_candidates", *words).splitlines()
+        ]
 
     started(server, client, "alive")
     assert offered("") == [command.name for command in COMMANDS]
@@ -270,20 +274,24 @@ def test_the_shells_complete_commands_options_and_living_jobs(
 
 
 @pytest.mark.parametrize("shell", sorted(completion.SCRIPTS))
-def test_a_shell_understands_its_completion(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    script = told(capsys, "completion", shell)
+def test_a_completion_script_is_valid_in_its_shell(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = output_of(capsys, "completion", shell)
     try:
         done = subprocess.run([shell, "-n"], input=script, capture_output=True, text=True)
     except FileNotFoundError:
-        pytest.skip(f"no {shell} here")
+        pytest.skip(f"{shell} is not installed")
     assert done.returncode == 0, done.stderr
 
 
-def test_a_candidate_is_never_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_completion_candidate_is_never_executed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trap = tmp_path / "sprung"
     script = (
         f"holdfast() {{ printf '%s\\t\\n' 'a$(touch {trap})' 'able' 'baker'; }}\n"
-        f"{told(capsys, 'completion', 'bash')}\n"
+        f"{output_of(capsys, 'completion', 'bash')}\n"
         "COMP_WORDS=(holdfast logs a) COMP_CWORD=2\n_holdfast\nprintf '%s\\n' \"${COMPREPLY[@]}\""
     )
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
@@ -291,7 +299,9 @@ def test_a_candidate_is_never_run(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not trap.exists()
 
 
-def test_ctrl_c_only_stops_looking(server: LiveServer, client: Client, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_display_and_not_the_job(
+    server: LiveServer, client: Client, tmp_path: Path
+) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump({**SPEC, "name": "left"}))
     following = subprocess.Popen(
@@ -304,18 +314,20 @@ def test_ctrl_c_only_stops_looking(server: LiveServer, client: Client, tmp_path:
     assert following.stdout is not None
     assert "left" in following.stdout.readline()
     following.send_signal(signal.SIGINT)
-    _, talk = following.communicate(timeout=20)
+    _, notice = following.communicate(timeout=20)
     assert following.returncode == ExitCode.INTERRUPTED
-    assert "holdfast cancel" in talk
+    assert "holdfast cancel" in notice
     (job,) = client.list()
     assert not job.state.terminal
 
 
-def test_doctor_says_what_to_do(
+def test_doctor_gives_advice(
     server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(["doctor", "--json", "--data-dir", str(tmp_path)])
-    found = {item["what"]: item for item in map(json.loads, capsys.readouterr().out.splitlines())}
+    found = {
+        result["what"]: result for result in map(json.loads, capsys.readouterr().out.splitlines())
+    }
     assert found["server"]["grade"] == "good"
     assert {"machine", "memory", "disk", "gpu", "ray", "port", "packages"} <= set(found)
     server.stop()
@@ -323,7 +335,7 @@ def test_doctor_says_what_to_do(
     assert "holdfast serve" in capsys.readouterr().out
 
 
-def test_following_from_two_threads_is_two_clients(server: LiveServer, client: Client) -> None:
+def test_two_clients_follow_a_job_from_two_threads(server: LiveServer, client: Client) -> None:
     job_id = started(server, client, "shared")
     seen: dict[str, list[int]] = {}
 

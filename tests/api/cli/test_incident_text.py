@@ -30,18 +30,18 @@ SENTENCE = re.compile(r"^[^a-z].*[.!?]$|^[a-z]+\d.*[.!?]$")
 """Starts with a capital letter or an identifier such as `n1`, and ends with a full stop."""
 
 
-def view_of(data: dict[str, Any], **changes: Any) -> IncidentView:
+def view_of(data: dict[str, Any]) -> IncidentView:
     """The view of an incident event, as the server builds it."""
     fields = {name: data[name] for name in IncidentView.model_fields if name in data}
     budget = fields.pop("budget", None)
     return IncidentView(
         number=data["incident"],
         budget=BudgetView(**budget) if budget else None,
-        **{**fields, **changes},
+        **fields,
     )
 
 
-def incident_of(cause: Cause, **changes: Any) -> IncidentView:
+def incident_of(cause: Cause) -> IncidentView:
     """An incident with that cause, built by the recovery policy itself."""
     fault = Fault(
         cause,
@@ -57,7 +57,7 @@ def incident_of(cause: Cause, **changes: Any) -> IncidentView:
     opened = Incident.opened(1, fault, 1000.5)
     decided = opened.with_decision(decide(Situation(cause, what=fault.what, room=True)), budget)
     decided = decided.with_phase_time("restore", 0.03)
-    return view_of(decided.closed(1001.0, "attempt 3 made its first step").data(), **changes)
+    return view_of(decided.closed(1001.0, "attempt 3 made its first step").data())
 
 
 def text_of(view: IncidentView, **options: bool) -> list[str]:
@@ -145,16 +145,16 @@ def test_an_open_incident_has_no_decision_and_no_end_yet() -> None:
 
 
 def test_unknown_causes_keys_tiers_and_phases_are_tolerated() -> None:
-    view = incident_of(
-        Cause.HANG,
-        cause="gamma_ray",
-        lost=({"planet": "earth", "rank": 3}, {"agent": None}, "a disk", 7),
-        evidence=({"kind": "probe", "fine": False, "hot": True, "node": NODE}, "", 3),
-        suspects=({}, {"rank": 1, "score": None, "reasons": None, "mood": "bad"}),
-        stacks=({}, {"ranks": [1], "frames": []}, {"frames": ["main (a.py:1)"]}),
-        tiers={"0": "tape", "1": "own_ram"},
-        phases_s={"teleport": 0.2, "restore": None, "total": 0.3},
-    )
+    odd = {
+        "cause": "gamma_ray",
+        "lost": ({"planet": "earth", "rank": 3}, {"agent": None}, "a disk", 7),
+        "evidence": ({"kind": "probe", "fine": False, "hot": True, "node": NODE}, "", 3),
+        "suspects": ({}, {"rank": 1, "score": None, "reasons": None, "mood": "bad"}),
+        "stacks": ({}, {"ranks": [1], "frames": []}, {"frames": ["main (a.py:1)"]}),
+        "tiers": {"0": "tape", "1": "own_ram"},
+        "phases_s": {"teleport": 0.2, "restore": None, "total": 0.3},
+    }
+    view = incident_of(Cause.HANG).model_copy(update=odd)
     lines = text_of(view)
     assert ": gamma ray (gamma_ray)." in lines[0]
     assert "Rank 3 was lost." in lines

@@ -1,4 +1,4 @@
-"""What is not as it should be: answers of others, addresses, lines, the program itself."""
+"""Unexpected input: answers of other servers, invalid addresses, unusual lines, program bugs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STRANGE = "one\u2028two\u2029three\x85four\x0bfive\x1cend"
 
 
 @pytest.fixture
-def stranger() -> Iterator[str]:
+def other_server() -> Iterator[str]:
     """The address of a server that answers logs with one strange line, anything else with HTML."""
     line = LogLineView(
         line=1, at=1.0, rank=0, attempt=1, agent="a", worker="w", stream="out", text=STRANGE
@@ -51,7 +51,7 @@ def stranger() -> Iterator[str]:
         serving.join()
 
 
-def test_lines_end_where_a_line_feed_is_and_nowhere_else() -> None:
+def test_lines_are_split_at_line_feeds_only() -> None:
     whole = [f"data: {STRANGE}", "", "x", "", "last"]
     text = f"data: {STRANGE}\n\nx\r\n\nlast"
     for cut in range(len(text) + 1):
@@ -60,27 +60,27 @@ def test_lines_end_where_a_line_feed_is_and_nowhere_else() -> None:
         assert [*taken, *lines.rest()] == whole, cut
 
 
-def test_a_followed_log_may_hold_what_unicode_calls_the_end_of_a_line(stranger: str) -> None:
-    with Client(stranger, retry_s=0) as client:
+def test_a_followed_log_line_may_contain_unicode_line_separators(other_server: str) -> None:
+    with Client(other_server, retry_s=0) as client:
         assert [line.text for line in client.follow_logs("job")] == [STRANGE]
 
     async def follow() -> list[str]:
-        async with AsyncClient(stranger, retry_s=0) as client:
+        async with AsyncClient(other_server, retry_s=0) as client:
             return [line.text async for line in client.follow_logs("job")]
 
     assert asyncio.run(follow()) == [STRANGE]
 
 
-def test_what_is_no_holdfast_server_is_named_so(
-    stranger: str, capsys: pytest.CaptureFixture[str]
+def test_an_answer_of_another_server_is_reported(
+    other_server: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["describe", "tiny", "--address", stranger]) == ExitCode.SERVER
+    assert run(["describe", "tiny", "--address", other_server]) == ExitCode.SERVER
     assert "is it a Holdfast server" in capsys.readouterr().err
-    with Client(stranger, retry_s=0) as client, pytest.raises(ServerError, match="text/html"):
+    with Client(other_server, retry_s=0) as client, pytest.raises(ServerError, match="text/html"):
         next(iter(client.follow("job")))
 
 
-def test_what_a_shell_could_take_for_a_command_is_no_candidate(
+def test_shell_metacharacters_are_never_completion_candidates(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = [("$(reboot)", "a job"), ("good.name-1", "two\nlines"), ("a b", "")]
@@ -90,7 +90,7 @@ def test_what_a_shell_could_take_for_a_command_is_no_candidate(
 
 
 @pytest.mark.parametrize("address", ["http://[::1", "127.0.0.1:port"])
-def test_an_address_that_is_none_is_wrong_usage(
+def test_an_invalid_address_is_a_usage_error(
     address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["ls", "--address", address]) == ExitCode.USAGE
@@ -98,29 +98,29 @@ def test_an_address_that_is_none_is_wrong_usage(
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "code", "said"),
+    ("option", "value", "code", "message"),
     [
         ("--database-url", "mysql://u:secret@h/d", ExitCode.SERVER, "postgresql://"),
         ("--database-url", "secret", ExitCode.SERVER, "postgresql://"),
         ("--port", "99999", ExitCode.USAGE, "port: "),
     ],
 )
-def test_a_server_says_at_once_what_it_cannot_serve_with(
+def test_serve_rejects_invalid_options_at_once(
     option: str,
     value: str,
     code: ExitCode,
-    said: str,
+    message: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(["serve", "--data-dir", str(tmp_path / "data"), option, value]) == code
-    told = capsys.readouterr().err
-    assert said in told
-    assert "secret" not in told
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert "secret" not in printed
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_fault_of_the_program_is_not_the_end_of_a_job(
+def test_a_bug_of_the_program_has_its_own_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def faulty() -> None:
@@ -128,9 +128,9 @@ def test_a_fault_of_the_program_is_not_the_end_of_a_job(
 
     monkeypatch.setattr(jobs, "ls", faulty)
     assert run(["ls"]) == ExitCode.UNFORESEEN
-    told = capsys.readouterr().err
-    assert "LookupError: upside down" in told
-    assert "Traceback" not in told
+    printed = capsys.readouterr().err
+    assert "LookupError: upside down" in printed
+    assert "Traceback" not in printed
     monkeypatch.setenv("HOLDFAST_TRACEBACK", "1")
     run(["ls"])
     assert "in faulty" in capsys.readouterr().err

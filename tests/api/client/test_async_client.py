@@ -1,4 +1,4 @@
-"""The client for event loops, jobs as objects, and errors by their codes."""
+"""The client for event loops, jobs as objects, and the exception types of error codes."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ async def test_a_job_from_submission_to_its_metrics(
     assert list(frame["loss"]) == [1.5] * 5
     assert await job.incidents() == []
     assert await job.digests() == {step: f"d{step}" for step in range(1, 6)}
-    assert [item.id async for item in remote.jobs.list()] == [job.id]
+    assert [listed.id async for listed in remote.jobs.list()] == [job.id]
     assert (await remote.jobs.get("tiny")).id == job.id
     with pytest.raises(errors.JobEnded):
         await job.cancel()
 
 
-async def test_many_at_a_time_and_through_a_restart(
+async def test_concurrent_requests_survive_a_server_restart(
     remote: AsyncClient, server: LiveServer
 ) -> None:
     job = await remote.jobs.submit(SPEC)
@@ -97,7 +97,7 @@ def test_a_job_as_an_object(client: Client, server: LiveServer) -> None:
     assert job.checkpoints().remote == ()
 
 
-def test_every_code_of_the_server_has_a_type_of_its_kind(client: Client) -> None:
+def test_every_error_code_of_the_server_has_an_exception_type(client: Client) -> None:
     kinds = {404: holdfast.NotFound, 409: holdfast.Conflict, 503: holdfast.ServerError}
     for code, status in problems.STATUS_OF_JOB_ERROR.items():
         error = errors.from_problem({"code": code, "status": status})
@@ -110,13 +110,13 @@ def test_every_code_of_the_server_has_a_type_of_its_kind(client: Client) -> None
         list(client.metrics(client.submit(SPEC).id, ["nope"]))
 
 
-def test_short_ids_still_tell_jobs_apart() -> None:
+def test_short_ids_are_distinct() -> None:
     ids = ["01a2030b-dc99-7512-b477-7477b5ce4248", "01a2030b-dc99-7513-b477-7477b5ce4248"]
     assert short(ids[:1]) == ["01a2030b-dc99"]
     assert short(ids) == ["01a2030b-dc99-7512", "01a2030b-dc99-7513"]
 
 
-def test_patience_counts_from_the_first_failure_in_a_row() -> None:
+def test_the_retry_limit_counts_from_the_first_failure_in_a_row() -> None:
     schedule = RetrySchedule(10.0)
     assert schedule.pause_s(100.0) == FIRST_PAUSE_S
     assert schedule.pause_s(105.0) == 2 * FIRST_PAUSE_S
@@ -128,7 +128,7 @@ def test_patience_counts_from_the_first_failure_in_a_row() -> None:
     assert schedule.pause_s(210.0) is None
 
 
-def test_a_token_goes_out_as_a_bearer(server: LiveServer, client: Client) -> None:
+def test_a_token_is_sent_as_a_bearer_token(server: LiveServer, client: Client) -> None:
     eventually(lambda: client.ready().status == "ready")
     with Client(server.address, token="abc") as tokened:
         sent = tokened._transport._http.headers

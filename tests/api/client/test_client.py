@@ -1,4 +1,4 @@
-"""The client: light to import, patient with servers, exact in its errors."""
+"""The client is light to import, retries while a server is away, and has typed errors."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ def test_a_job_from_submission_to_its_digests(client: Client, server: LiveServer
     assert client.checkpoints(job.id).remote == ()
 
 
-def test_following_goes_on_through_a_restart_of_the_server(
-    client: Client, server: LiveServer
-) -> None:
+def test_following_continues_after_a_server_restart(client: Client, server: LiveServer) -> None:
     job = client.submit(SPEC)
     server.run_job(job.id, steps=2, end=False)
     eventually(lambda: client.get(job.id).state is State.RUNNING)
@@ -65,7 +63,7 @@ def test_following_goes_on_through_a_restart_of_the_server(
     server.start()
     server.cluster.supervisors[job.id].end()
     follower.join(20)
-    assert not follower.is_alive(), "it ends when the job is over"
+    assert not follower.is_alive(), "it ends when the job has ended"
     with Client(server.address) as other:
         known = [event.seq for event in other.events(job.id).events]
     # The clean-up's own event may come after the end that a follower waits for.
@@ -73,7 +71,7 @@ def test_following_goes_on_through_a_restart_of_the_server(
     assert len(known) - len(seen) <= 1
 
 
-def test_calls_outlast_a_server_that_is_away(client: Client, server: LiveServer) -> None:
+def test_calls_survive_a_server_restart(client: Client, server: LiveServer) -> None:
     job = client.submit(SPEC)
     server.stop()
     restart = threading.Timer(0.5, server.start)
@@ -119,21 +117,21 @@ def test_the_server_is_found_by_its_file(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("header", ["Content-Encoding: gzip\r\nContent-Length: 4", "X: y"])
-def test_a_file_that_a_proxy_changes_on_the_way_is_refused(tmp_path: Path, header: str) -> None:
-    asked = []
+def test_a_download_changed_by_a_proxy_is_refused(tmp_path: Path, header: str) -> None:
+    requests = []
 
-    def answer(door: socket.socket) -> None:
-        connection, _ = door.accept()
+    def serve_once(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
         with connection:
-            asked.append(connection.recv(65536))
+            requests.append(connection.recv(65536))
             connection.sendall(f"HTTP/1.1 200 OK\r\n{header}\r\n\r\nabcd".encode())
 
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        proxy = threading.Thread(target=answer, args=(door,))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        proxy = threading.Thread(target=serve_once, args=(listener,))
         proxy.start()
-        proxied = f"http://127.0.0.1:{door.getsockname()[1]}"
+        proxied = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with Client(proxied) as client, pytest.raises(ServerError, match="comes changed"):
             client.export_checkpoint("job", 1, tmp_path / "model.safetensors")
         proxy.join(10)
-    assert b"accept-encoding: identity" in asked[0].lower()
+    assert b"accept-encoding: identity" in requests[0].lower()
     assert list(tmp_path.iterdir()) == []

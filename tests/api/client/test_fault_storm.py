@@ -1,4 +1,4 @@
-"""Faults over REST, client and command line: refused, named, kept, told to the supervisor once."""
+"""Faults over REST, client and command line: validated, stored, sent to the supervisor once."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from holdfast_workers.fault_injection.kinds import FaultKind
 
 @pytest.fixture
 def running_job(server: LiveServer, client: Client) -> str:
-    """A job that runs."""
+    """The id of a running job."""
     submitted = client.submit(SPEC)
     server.run_job(submitted.id, end=False)
     return submitted.id
 
 
-def test_a_server_that_was_not_told_to_allow_it_injects_nothing(tmp_path: Path) -> None:
+def test_a_server_injects_nothing_by_default(tmp_path: Path) -> None:
     with (
         live_server(tmp_path, allow_fault_injection=False) as server,
         Client(server.address) as client,
@@ -39,22 +39,22 @@ def test_a_server_that_was_not_told_to_allow_it_injects_nothing(tmp_path: Path) 
         assert client.faults(job.id) == []
 
 
-def test_everything_wrong_with_a_fault_is_named(client: Client, running_job: str) -> None:
+def test_all_problems_of_a_fault_are_reported(client: Client, running_job: str) -> None:
     with pytest.raises(InvalidSpec) as refused:
         client.inject(running_job, "kill", rank=4, duration_s=3, colour="red")
     assert refused.value.code == "invalid_fault"
     assert {fault["path"] for fault in refused.value.faults} == {"rank", "duration_s", "colour"}
 
 
-def test_a_fault_is_told_to_the_supervisor_and_recorded(
+def test_a_fault_is_sent_to_the_supervisor_and_recorded(
     server: LiveServer, client: Client, running_job: str
 ) -> None:
     chosen = client.inject(running_job, "kill")
     client.inject(running_job, "bit_flip", rank=2, at_step=50, where="moment")
-    told = server.supervisor(running_job).wanted_faults
-    eventually(lambda: len(told) == 2)
-    assert chosen.fault["rank"] in range(4)  # left to chance, and then kept
-    assert told == [
+    received = server.supervisor(running_job).wanted_faults
+    eventually(lambda: len(received) == 2)
+    assert chosen.fault["rank"] in range(4)  # chosen randomly, and stored
+    assert received == [
         (1, {"kind": "kill", "rank": chosen.fault["rank"]}),
         (2, {"kind": "bit_flip", "rank": 2, "at_step": 50, "where": "moment"}),
     ]
@@ -65,7 +65,7 @@ def test_a_fault_is_told_to_the_supervisor_and_recorded(
     assert [event.data["number"] for event in events] == [1, 2]
 
 
-def test_the_same_key_is_the_same_fault_and_another_document_a_conflict(
+def test_an_idempotency_key_returns_the_same_fault_or_a_conflict(
     client: Client, running_job: str
 ) -> None:
     first = client.inject(running_job, "stop", rank=1, idempotency_key="k")
@@ -75,7 +75,7 @@ def test_the_same_key_is_the_same_fault_and_another_document_a_conflict(
     assert len(client.faults(running_job)) == 1
 
 
-def test_a_supervisor_that_does_not_answer_is_told_again_and_the_event_comes_once(
+def test_a_fault_is_resent_to_a_silent_supervisor_and_its_event_is_emitted_once(
     server: LiveServer, client: Client, running_job: str
 ) -> None:
     server.cluster.silent.add(running_job)
@@ -90,7 +90,7 @@ def test_a_supervisor_that_does_not_answer_is_told_again_and_the_event_comes_onc
     assert [event.data["number"] for event in events] == [fault.number]
 
 
-def test_an_ended_job_takes_no_fault(
+def test_an_ended_job_rejects_a_fault(
     server: LiveServer, client: Client, http: httpx.Client, running_job: str
 ) -> None:
     server.supervisor(running_job).end()
@@ -100,7 +100,7 @@ def test_an_ended_job_takes_no_fault(
     assert run(["inject", running_job, "kill", "--address", client.address]) == ExitCode.CONFLICT
 
 
-def test_the_command_injects_and_shows_what_was_chosen(
+def test_the_command_injects_a_fault_and_prints_its_settings(
     server: LiveServer, client: Client, running_job: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [
@@ -123,7 +123,7 @@ def test_the_command_injects_and_shows_what_was_chosen(
     assert run(["inject", running_job, "gil", "--duration", "soon"]) == ExitCode.USAGE
 
 
-def test_a_storm_is_the_same_for_a_seed_and_lasts_as_long_as_was_said(
+def test_a_storm_is_reproducible_by_its_seed_and_ends_after_its_duration(
     server: LiveServer, client: Client, running_job: str
 ) -> None:
     words = [

@@ -1,4 +1,4 @@
-"""The demonstration: an honest comparison, and nothing left behind when it is interrupted."""
+"""The demo compares every step, and leaves nothing behind when it is interrupted."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from holdfast.demo.compare import compare
 from holdfast_service.embedded_cluster import local_cluster, processes
 
 
-def test_runs_are_the_same_only_if_every_step_is() -> None:
+def test_runs_are_equal_only_if_every_step_is_equal() -> None:
     run = {1: "a", 2: "b", 3: "c"}
     assert compare("digest", 3, run, dict(run)).same
-    assert not compare("digest", 4, run, dict(run)).same, "a step nobody made is not equal"
-    assert not compare("digest", 0, {}, {}).same, "nothing compared proves nothing"
+    assert not compare("digest", 4, run, dict(run)).same, "a missing step is not equal"
+    assert not compare("digest", 0, {}, {}).same, "an empty comparison proves nothing"
     other = compare("digest", 3, run, {1: "a", 3: "x"})
     assert (other.equal, other.differing, other.missing) == (1, (3,), (2,))
     assert "the first that differs is step 3" in str(other)
@@ -30,7 +30,7 @@ def test_runs_are_the_same_only_if_every_step_is() -> None:
 @pytest.mark.cluster
 @pytest.mark.chaos
 @pytest.mark.timeout(240)
-def test_an_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     demo = subprocess.Popen(
         [sys.executable, "-m", "holdfast", "demo", "--steps", "500"],
         stdout=subprocess.PIPE,
@@ -48,9 +48,9 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
     (data_dir,) = tmp_path.glob("holdfast-demo-*")
     cluster = local_cluster.find(data_dir)
     assert cluster is not None
-    assert len(processes.of_cluster(cluster.cluster_id)) > 4, "there is much to leave"
+    assert len(processes.of_cluster(cluster.cluster_id)) > 4, "the demo has started processes"
     demo.send_signal(signal.SIGINT)
-    demo.send_signal(signal.SIGINT)  # an impatient user
+    demo.send_signal(signal.SIGINT)  # a second signal shortly after
     rest = demo.communicate(timeout=90)[0]
     assert demo.returncode == ExitCode.INTERRUPTED, rest
     assert list(tmp_path.iterdir()) == []
@@ -76,4 +76,4 @@ def test_the_demo_shows_the_same_bits() -> None:
     assert demo.returncode == 0, demo.stderr
     verdict = json.loads(demo.stdout)
     assert verdict["passed"] and verdict["incidents"] >= 2
-    assert all(item["equal"] == item["steps"] == 100 for item in verdict["compared"])
+    assert all(run["equal"] == run["steps"] == 100 for run in verdict["compared"])

@@ -1,4 +1,4 @@
-"""A user's folder: packed to the same bytes, sent once, refused where it could not be unpacked."""
+"""A user's folder is packed to the same bytes and sent once; harmful packages are refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_same_files_make_the_same_bytes(tmp_path: Path) -> None:
     assert names(pack(first)) == ["lib/a.py", "lib/b.py", "train.py"]
 
 
-def test_what_is_ignored_stays_at_home(tmp_path: Path) -> None:
+def test_ignored_files_are_not_packed(tmp_path: Path) -> None:
     folder = folder_of(
         tmp_path,
         {
@@ -61,14 +61,14 @@ def test_what_is_ignored_stays_at_home(tmp_path: Path) -> None:
     assert set(names(pack(folder))) == kept
 
 
-def test_a_folder_that_is_too_large_names_its_largest_files(tmp_path: Path) -> None:
+def test_a_too_large_folder_is_refused_with_its_largest_files(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, {"train.py": "", "weights.bin": os.urandom(1 << 20)})
     with pytest.raises(CodeUnusable, match=r"weights\.bin \(1\.0 MiB\)") as refused:
         pack(folder, max_bytes=1 << 19)
     assert ".holdfastignore" in str(refused.value)
 
 
-def test_no_folder_and_an_empty_one_are_named(tmp_path: Path) -> None:
+def test_a_missing_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CodeUnusable, match="is not a folder"):
         pack(tmp_path / "nowhere")
     with pytest.raises(CodeUnusable, match="nothing"):
@@ -89,7 +89,7 @@ def test_a_folder_is_sent_with_the_job(server: LiveServer, client: Client, tmp_p
     assert supervisor.launch.spec["function"] == "train:main"
 
 
-def test_a_job_cannot_name_code_that_is_not_there(client: Client) -> None:
+def test_a_job_with_unknown_code_is_refused(client: Client) -> None:
     with pytest.raises(ApiError) as refused:
         client.submit(document("sha256:" + "0" * 64))
     assert "send it with POST /api/v1/code first" in str(refused.value)
@@ -119,15 +119,13 @@ def link(name: str) -> zipfile.ZipInfo:
         (zipped((link("passwd"), b"/etc/passwd")), "not a regular file"),
     ],
 )
-def test_a_package_that_could_do_harm_is_refused(
-    client: Client, content: bytes, message: str
-) -> None:
+def test_a_harmful_package_is_refused(client: Client, content: bytes, message: str) -> None:
     with pytest.raises(ApiError, match=message) as refused:
         client._transport.call(calls.send_code(content))
     assert (refused.value.status, refused.value.code) == (422, "invalid_code")
 
 
-def test_a_path_in_a_file_is_seen_from_there(
+def test_a_code_path_in_a_spec_file_is_relative_to_the_file(
     server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = folder_of(tmp_path / "mine", {"src/train.py": "def main(ctx): ..."})

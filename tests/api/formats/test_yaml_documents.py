@@ -1,3 +1,5 @@
+"""User documents: YAML that is refused with its place, and assignments."""
+
 from __future__ import annotations
 
 import pytest
@@ -7,7 +9,7 @@ from holdfast.formats.yaml_documents import DocumentError
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("a: 1\nb: {c: 1, c: 2}", "line 2: key 'c' is given twice"),
         ("a: &x [1]\nb: [*x, *x]", r"line 2: aliases \(\*x\)"),
@@ -21,12 +23,12 @@ from holdfast.formats.yaml_documents import DocumentError
         (b"\xff\xff", "not YAML"),
     ],
 )
-def test_what_is_no_document_is_refused_at_its_place(text: str | bytes, says: str) -> None:
-    with pytest.raises(DocumentError, match=says):
+def test_an_invalid_document_is_refused_with_its_place(text: str | bytes, message: str) -> None:
+    with pytest.raises(DocumentError, match=message):
         yaml_documents.read(text)
 
 
-def test_assignments_override_and_make_sections() -> None:
+def test_assignments_override_and_create_sections() -> None:
     document = yaml_documents.read("train: {steps: 300}\nname: a")
     yaml_documents.set_path(document, "train.steps=60")
     yaml_documents.set_path(document, "train.optimizer.lr=3.0e-4")

@@ -156,7 +156,7 @@ def test_prometheus_tells_how_long_checkpoints_took(http: httpx.Client, server: 
 
     eventually(lambda: told("count", "memory", "wait") == 3)
     assert told("sum", "memory", "wait") == pytest.approx(0.75)
-    supervisor.say(EventKind.CHECKPOINT_SAVED, step=2, attempt=1, tier="remote", uri="/x")
+    supervisor.emit(EventKind.CHECKPOINT_SAVED, step=2, attempt=1, tier="remote", uri="/x")
     eventually(lambda: told("count", "remote", "save") == 1)
     assert told("sum", "remote", "save") == supervisor.events[-1].at - 1002.0
 

@@ -58,10 +58,10 @@ def test_the_command_line_lists_describes_cordons_and_uncordons(
     job = nodes.submit(SPEC)
     supervisor = server.run_job(job.id, end=False)
     where = {"agent": "n0", "node_id": "node0", "host": "127.0.0.1"}
-    supervisor.say(EventKind.NODE_HEALTH, **where, findings=[HOT.data()])
+    supervisor.emit(EventKind.NODE_HEALTH, **where, findings=[HOT.data()])
     lost = [{"cause": "hang", "rank": 0, "agent": "n0", "attempt": 1}]
     fault = {"incident": 1, "cause": "hang", "attempt": 1, "lost": lost, "evidence": []}
-    supervisor.say(EventKind.INCIDENT_OPENED, **fault, opened_at=time.time())
+    supervisor.emit(EventKind.INCIDENT_OPENED, **fault, opened_at=time.time())
     eventually(lambda: len(nodes.node("node0").incidents) == 1)
 
     assert run(["node", "cordon", "node0", "--reason", "too [hot]", "--for", "600"]) == 0
@@ -92,11 +92,11 @@ def test_a_job_shows_its_slow_ranks_and_what_was_found_of_its_nodes(
     supervisor = server.run_job(job.id, end=False)
     for agent in ("n1", "n2"):
         where = {"agent": agent, "node_id": f"node{agent[1]}", "host": "127.0.0.1"}
-        supervisor.say(EventKind.NODE_HEALTH, **where, findings=[HOT.data()])
+        supervisor.emit(EventKind.NODE_HEALTH, **where, findings=[HOT.data()])
     slow = {"agent": "n1", "node_id": "node1", "host": "127.0.0.1", "factor": 2.5, "since": 99.0}
     slow |= {"since_step": 3, "step": 5, "attempt": 1, "why": ""}
     for rank in (2, 3):
-        supervisor.say(EventKind.STRAGGLER, **slow, rank=rank, state="slow")
+        supervisor.emit(EventKind.STRAGGLER, **slow, rank=rank, state="slow")
     eventually(lambda: len(nodes.get(job.id).stragglers) == 2)
     shown = nodes.get(job.id)
     (told, _), (_, standby) = shown.stragglers, shown.unwell_nodes
@@ -114,7 +114,7 @@ def test_a_job_shows_its_slow_ranks_and_what_was_found_of_its_nodes(
     assert "ranks 2 and 3 on node node1: suspect (accelerator): clocks halved [hot]" in printed
     assert "standby on node node2: suspect (accelerator)" in printed
 
-    supervisor.say(EventKind.STRAGGLER, **slow, rank=2, state="recovered")
+    supervisor.emit(EventKind.STRAGGLER, **slow, rank=2, state="recovered")
     eventually(lambda: [straggler.rank for straggler in nodes.get(job.id).stragglers] == [3])
     supervisor.end()
     eventually(lambda: nodes.get(job.id).state == "SUCCEEDED")
@@ -127,7 +127,7 @@ def test_a_rank_that_was_slow_elsewhere_is_not_shown_as_slow(
     job = nodes.submit(SPEC)
     supervisor = server.run_job(job.id, end=False)
     slow = {"rank": 2, "agent": "n7", "node_id": "node7", "host": "127.0.0.1", "state": "slow"}
-    supervisor.say(EventKind.STRAGGLER, **slow, factor=2.5, since_step=3, step=5, since=9.0)
+    supervisor.emit(EventKind.STRAGGLER, **slow, factor=2.5, since_step=3, step=5, since=9.0)
     eventually(lambda: len(nodes.get(job.id).stragglers) == 1)
     supervisor.form(2)
     eventually(lambda: nodes.get(job.id).stragglers == ())

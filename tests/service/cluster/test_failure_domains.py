@@ -48,7 +48,7 @@ def test_holdfasts_own_label_comes_before_the_zone_and_none_means_unknown() -> N
     assert domain_of({**zone, "holdfast.io/domain": ""}) == "z"
 
 
-def test_an_agent_reads_the_label_of_the_node_that_it_is_on() -> None:
+def test_an_agent_reads_the_label_of_its_own_node() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", LABELLED], capture_output=True, text=True, timeout=180, check=False
     )

@@ -1,4 +1,4 @@
-"""What is asked of a real Ray cluster by other than its public functions."""
+"""Queries of a real Ray cluster through its internal functions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def all_free():
     return all(free_cpus().get(node) == 2.0 for node in (first, second))
 
 for aside, left in ((first, second), (second, first)):
-    wait(all_free)  # the GCS hears of it a moment later
+    wait(all_free)  # the GCS receives it a moment later
     with occupied([aside]) as some:
         assert some
         group = placement_group([{"CPU": 1}])
@@ -64,7 +64,7 @@ cluster.shutdown()
 
 
 @pytest.mark.cluster
-def test_nodes_that_drain_are_known_and_others_can_be_kept_free_for_a_moment() -> None:
+def test_draining_nodes_are_listed_and_nodes_can_be_occupied_during_placement() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", ASKED], capture_output=True, text=True, timeout=120, check=False
     )

@@ -15,13 +15,13 @@ from holdfast_service.embedded_cluster.keeper import Keeper
 from holdfast_service.embedded_cluster.local_cluster import folder
 
 
-def test_a_node_that_does_not_start_leaves_nothing_and_costs_nobody_the_cluster(
+def test_a_node_that_fails_to_start_leaves_no_process_and_the_cluster_runs_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = folder(tmp_path)
-    place.make()
+    files = folder(tmp_path)
+    files.make()
     nothing: Any = None
-    keeper = Keeper(place, 1, 60.0, {}, nothing)
+    keeper = Keeper(files, 1, 60.0, {}, nothing)
     started: list[subprocess.Popen[bytes]] = []
 
     def half_start(name: str, *, head: bool) -> None:

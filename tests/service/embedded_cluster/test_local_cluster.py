@@ -27,7 +27,7 @@ local_cluster.ensure(Path(sys.argv[1]), 2)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
-IS_TOLD_TO_END_IN_A_CALLBACK = """
+RECEIVES_SIGTERM_IN_A_CALLBACK = """
 import signal, weakref
 from holdfast_service.embedded_cluster.keeper import StopRequest
 class Thing: pass
@@ -73,7 +73,7 @@ def data_dir(tmp_path: Path) -> Iterator[Path]:
     local_cluster.stop(tmp_path)
 
 
-def test_it_outlives_its_starter_loses_and_gains_a_node_and_leaves_nothing(data_dir: Path) -> None:
+def test_the_cluster_outlives_its_starter_loses_and_gains_a_node_and_leaves_nothing(data_dir: Path) -> None:
     shm_before = shared_memory()
     starter = subprocess.run([sys.executable, "-c", STARTS_AND_DIES, str(data_dir)], timeout=120)
     assert starter.returncode == -signal.SIGKILL
@@ -102,9 +102,9 @@ def test_it_outlives_its_starter_loses_and_gains_a_node_and_leaves_nothing(data_
 
 
 def shared_memory() -> set[Path]:
-    """What lies in shared memory, but for what other tests and databases beside this one have."""
-    beside = ("holdfast-test-", "PostgreSQL.")
-    return {one for one in Path("/dev/shm").iterdir() if not one.name.startswith(beside)}
+    """The files in shared memory, except those of concurrent tests and databases."""
+    foreign = ("holdfast-test-", "PostgreSQL.")
+    return {path for path in Path("/dev/shm").iterdir() if not path.name.startswith(foreign)}
 
 
 def loopback_only(cluster: LocalCluster) -> bool:
@@ -117,7 +117,7 @@ def loopback_only(cluster: LocalCluster) -> bool:
     return bool(listening) and all(ip.removeprefix("::ffff:") == "127.0.0.1" for ip in listening)
 
 
-def test_a_killed_keeper_takes_the_cluster_along_and_the_next_stop_sweeps(data_dir: Path) -> None:
+def test_a_killed_keeper_ends_the_cluster_and_the_next_stop_sweeps(data_dir: Path) -> None:
     cluster = local_cluster.ensure(data_dir, 1)
     os.kill(cluster.keeper_pid, signal.SIGKILL)
     eventually(lambda: local_cluster.find(data_dir) is None, GONE_S)
@@ -134,6 +134,6 @@ def test_an_orphan_ends_itself_after_its_grace(data_dir: Path) -> None:
     eventually(lambda: remains(cluster) == [], GONE_S)
 
 
-def test_an_end_that_is_asked_for_inside_a_callback_is_not_lost() -> None:
-    command = [sys.executable, "-c", IS_TOLD_TO_END_IN_A_CALLBACK]
+def test_a_stop_signal_inside_a_callback_is_not_lost() -> None:
+    command = [sys.executable, "-c", RECEIVES_SIGTERM_IN_A_CALLBACK]
     subprocess.run(command, timeout=60, check=True)

@@ -1,4 +1,4 @@
-"""The pace of polls."""
+"""The rate of supervisor polls."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pytest
 from holdfast_service.reconcile.poll_rate import PollRate
 
 
-def test_polls_begin_one_after_the_other() -> None:
+def test_polls_start_one_after_the_other() -> None:
     rate = PollRate(10.0)
     assert [rate.reserve(5.0) for _ in range(3)] == pytest.approx([0.0, 0.1, 0.2])
-    assert rate.reserve(9.0) == 0.0  # what was not used is not made up for
+    assert rate.reserve(9.0) == 0.0  # unused capacity is not made up for
 
 
 def test_a_busy_or_late_server_polls_less_and_never_stops() -> None:

@@ -1,4 +1,4 @@
-"""What the reaper decides."""
+"""The reaper's selection of jobs to release."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ names = st.sampled_from("abcdef")
     st.dictionaries(names, st.builds(StoredJobState, st.sampled_from(State), st.booleans())),
     st.sets(names),
 )
-def test_only_the_dead_and_the_twice_unknown_are_released(
+def test_only_cleaned_and_twice_unknown_jobs_are_released(
     present: set[str], known: dict[str, StoredJobState], suspects: set[str]
 ) -> None:
     plan = plan_sweep(present, known, suspects)
@@ -28,6 +28,6 @@ def test_only_the_dead_and_the_twice_unknown_are_released(
         else:
             assert job in suspects
     assert plan.suspects <= present - known.keys()
-    # Whoever is still unknown next time goes then.
+    # A job that is still unknown at the next sweep is released then.
     again = plan_sweep(present, known, plan.suspects)
     assert present - known.keys() <= plan.to_release | again.to_release

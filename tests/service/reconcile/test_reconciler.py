@@ -1,4 +1,4 @@
-"""The drive of jobs, on both databases, with a scripted cluster."""
+"""The reconciler drives jobs on both databases, with a scripted cluster."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_a_job_goes_from_the_queue_to_its_end(
     assert states == ["STARTING", "RUNNING", "SUCCEEDED"]
     assert len((await jobs.metrics(job_id, names=["loss"])).points) == 300
     assert (await jobs.digests(job_id)).digests == {step: f"d{step}" for step in range(1, 301)}
-    assert [entry.text for entry in (await jobs.logs(job_id)).lines][-1] == "line 50"
+    assert [log_line.text for log_line in (await jobs.logs(job_id)).lines][-1] == "line 50"
     (attempt,) = await jobs.attempts(job_id)
     assert [member.pid for member in attempt.members] == [100, 101, 102, 103]
 
@@ -75,7 +75,7 @@ async def test_a_job_without_room_waits_with_a_reason_and_starts_when_there_is_r
     assert (await kinds(jobs, second.id)).count("waiting") == 1
 
 
-async def test_a_silent_supervisor_is_asked_for_anew_and_adopted(
+async def test_a_silent_supervisor_is_requested_again_and_adopted(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     async with reconciling(store, cluster, settings):
@@ -89,7 +89,7 @@ async def test_a_silent_supervisor_is_asked_for_anew_and_adopted(
     assert cluster.starts[job_id] == 1
 
 
-async def test_a_supervisor_lost_again_and_again_ends_the_job(
+async def test_a_supervisor_that_is_lost_too_often_ends_the_job(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     hasty = settings.model_copy(update={"supervisor_deadline_s": 0.03, "supervisor_starts": 3})
@@ -122,7 +122,7 @@ async def test_an_unreachable_cluster_is_waited_for(
     assert (await kinds(jobs, job_id)).count("waiting") == 1
 
 
-async def test_a_job_that_cannot_be_driven_holds_up_no_other(
+async def test_a_job_that_cannot_be_driven_blocks_no_other_job(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     cluster.nodes = three_nodes(can_grow=True)
@@ -133,17 +133,17 @@ async def test_a_job_that_cannot_be_driven_holds_up_no_other(
         healthy.end()
         await until_released(jobs, healthy.launch.job_id)
 
-        async def said() -> bool:
+        async def recorded() -> bool:
             waiting = (await jobs.get(poisoned.launch.job_id)).waiting
-            return waiting is not None and "nobody foresaw" in waiting.reason
+            return waiting is not None and "unexpected report" in waiting.reason
 
-        await until(said)
+        await until(recorded)
         cluster.poison.clear()
         poisoned.end()
         await until_released(jobs, poisoned.launch.job_id)
 
 
-async def test_a_fault_that_cannot_be_delivered_holds_up_nothing_but_itself(
+async def test_a_fault_that_cannot_be_delivered_does_not_block_its_job(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     faults = InjectionService(store, settings.model_copy(update={"allow_fault_injection": True}))
@@ -169,7 +169,7 @@ async def test_a_fault_that_cannot_be_delivered_holds_up_nothing_but_itself(
     assert cluster.starts[job_id] == 1
 
 
-async def test_clean_up_that_does_not_end_is_reported_and_tried_on(
+async def test_overdue_clean_up_is_reported_and_retried(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     hasty = settings.model_copy(update={"release_deadline_s": 0.1, "error_retry_max_s": 0.05})
@@ -188,14 +188,14 @@ async def test_clean_up_that_does_not_end_is_reported_and_tried_on(
         await until_released(jobs, job_id)
 
 
-async def test_what_belongs_to_no_living_job_is_reaped(
+async def test_resources_of_ended_and_unknown_jobs_are_reaped(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> None:
     async with reconciling(store, cluster, settings):
         supervisor = await submitted(jobs, cluster)
         supervisor.end()
         await until_released(jobs, supervisor.launch.job_id)
-        # As a reconciler that had lost its lease might: a supervisor of a job that is over.
+        # A reconciler that lost its lease may start a supervisor of an ended job.
         await cluster.ensure_supervisor(supervisor.launch)
         cluster.supervisors["stranger"] = FakeSupervisor(supervisor.launch)
         living = await submitted(jobs, cluster)
@@ -223,24 +223,24 @@ async def test_reconcilers_on_one_store_start_a_job_once(
         assert (await kinds(jobs, job_id)).count("supervisor.started") == 1
 
 
-async def test_a_job_whose_claim_was_never_heard_of_is_driven_all_the_same(
+async def test_a_job_is_driven_after_the_answer_to_its_claim_was_lost(
     store: Store,
     jobs: JobService,
     cluster: FakeCluster,
     settings: Settings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The COMMIT came through, the connection broke before its answer."""
+    """The COMMIT succeeded, but the connection broke before its answer."""
     claim, lost = leases.claim, asyncio.Event()
 
-    async def unheard(*args: Any) -> list[leases.JobLease]:
+    async def lose_answer(*args: Any) -> list[leases.JobLease]:
         taken = await claim(*args)
         if taken and not lost.is_set():
             lost.set()
-            raise ConnectionError("the answer did not come")
+            raise ConnectionError("the answer was lost")
         return taken
 
-    monkeypatch.setattr(leases, "claim", unheard)
+    monkeypatch.setattr(leases, "claim", lose_answer)
     async with reconciling(store, cluster, settings):
         supervisor = await submitted(jobs, cluster)
         assert lost.is_set()
@@ -249,7 +249,7 @@ async def test_a_job_whose_claim_was_never_heard_of_is_driven_all_the_same(
         await until_state(jobs, supervisor.launch.job_id, State.RUNNING)
 
 
-async def test_what_is_wanted_of_a_job_while_it_is_given_back_waits_for_no_interval(
+async def test_a_request_during_the_release_of_a_lease_is_served_at_once(
     store: Store,
     jobs: JobService,
     cluster: FakeCluster,
@@ -288,7 +288,7 @@ MANY, POLLS_PER_S = 20, 1.0
 async def many_running(
     store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
 ) -> AsyncIterator[tuple[Reconciler, FakeSupervisor]]:
-    """A reconciler that has more to poll than it may, and the supervisor of one of its jobs."""
+    """A reconciler with more jobs than its poll rate allows, and one job's supervisor."""
     cluster.nodes = three_nodes(can_grow=True)
     slow = settings.model_copy(update={"polls_per_s": POLLS_PER_S})
     async with reconciling(store, cluster, slow) as reconciler:
@@ -301,7 +301,7 @@ async def many_running(
         yield reconciler, supervisor
 
 
-async def test_a_job_that_is_being_paused_is_polled_as_if_there_were_few(
+async def test_a_pausing_job_is_polled_at_the_urgent_rate(
     many_running: tuple[Reconciler, FakeSupervisor], jobs: JobService
 ) -> None:
     reconciler, chosen = many_running
@@ -310,14 +310,14 @@ async def test_a_job_that_is_being_paused_is_polled_as_if_there_were_few(
     await jobs.pause(job_id)
     reconciler.wake(job_id)
     await until_state(jobs, job_id, State.PAUSING)
-    await asyncio.sleep(0.3)  # it was polled since, and is to be polled again
+    await asyncio.sleep(0.3)  # it was polled since, and the next poll is due
     chosen.end("PAUSED", "paused", message="")
     began = time.monotonic()
     await until_state(jobs, job_id, State.PAUSED)
     assert time.monotonic() - began < MANY / POLLS_PER_S / 4
 
 
-async def test_a_job_that_somebody_looks_at_is_polled_as_if_there_were_few(
+async def test_a_watched_job_is_polled_at_the_urgent_rate(
     many_running: tuple[Reconciler, FakeSupervisor], jobs: JobService, store: Store
 ) -> None:
     _, chosen = many_running

@@ -1,7 +1,7 @@
-"""A reconciler's process is killed between a transition and its effect, and after the effect.
+"""A reconciler's process is killed between a transition and its effect, or after the effect.
 
-Whatever the point: the next one ends the job as if nothing had happened, with one supervisor
-made, no event lost or doubled, and nothing left on the cluster.
+At every crash point, the successor completes the job with exactly one supervisor, without a lost
+or duplicate event, and leaves nothing on the cluster.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def reconciler_process(settings: Settings, folder: Path) -> asyncio.subpro
 
 
 @pytest.mark.parametrize("point", sorted(set(CrashPoint) - PAUSES - {CrashPoint.SUBMITTED}))
-async def test_a_crash_at_any_crossing_loses_nothing(
+async def test_a_crash_at_any_crash_point_loses_nothing(
     settings: Settings, store: Store, tmp_path: Path, point: CrashPoint
 ) -> None:
     settings = settings.model_copy(update={"lease_s": 0.5})

@@ -1,4 +1,4 @@
-"""What a webhook is told is stored with what it tells of, signed, and sent until it is taken."""
+"""Webhook messages are stored with their event, signed, and sent until they are accepted."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ async def emit_incident(store: Store, jobs: JobService) -> str:
     store.sends_webhooks = True
     job = (await jobs.submit({"name": "x"}))[0]
     async with job_transaction(store, job.id) as tx:
-        tx.emit("attempt.forming", {"attempt": 1})  # of which nobody is told
+        tx.emit("attempt.forming", {"attempt": 1})  # causes no message
         tx.emit("incident.closed", CLOSED, at=1000.0)
     return job.id
 
 
-async def test_it_is_stored_with_what_it_tells_of(store: Store, jobs: JobService) -> None:
+async def test_a_message_is_stored_in_the_transaction_of_its_event(store: Store, jobs: JobService) -> None:
     job_id = await emit_incident(store, jobs)
     assert await outbox_size(store) == 1
     with pytest.raises(RuntimeError):
@@ -63,13 +63,13 @@ async def test_it_is_stored_with_what_it_tells_of(store: Store, jobs: JobService
             tx.emit("incident.opened", CLOSED)
             raise RuntimeError("rolled back")
     assert await outbox_size(store) == 1
-    store.sends_webhooks = False  # nobody is to be told
+    store.sends_webhooks = False  # no webhook is configured
     async with job_transaction(store, job_id) as tx:
         tx.emit("incident.opened", CLOSED)
     assert await outbox_size(store) == 1
 
 
-async def test_it_is_signed_and_sent_once_if_it_is_taken(
+async def test_an_accepted_message_is_signed_and_sent_once(
     store: Store, jobs: JobService, webhook_settings: Settings
 ) -> None:
     job_id = await emit_incident(store, jobs)
@@ -87,7 +87,7 @@ async def test_it_is_signed_and_sent_once_if_it_is_taken(
     assert await outbox_size(store) == 0
 
 
-async def test_it_is_tried_again_under_the_same_id_and_given_up_in_the_end(
+async def test_a_failed_message_is_retried_under_the_same_id_and_finally_abandoned(
     store: Store, jobs: JobService, webhook_settings: Settings
 ) -> None:
     await emit_incident(store, jobs)
@@ -104,7 +104,7 @@ async def test_it_is_tried_again_under_the_same_id_and_given_up_in_the_end(
     assert await outbox_size(store) == 0
 
 
-async def test_what_a_dead_server_has_claimed_is_sent_by_another(
+async def test_a_message_claimed_by_a_dead_server_is_sent_by_another_server(
     store: Store, jobs: JobService, webhook_settings: Settings
 ) -> None:
     await emit_incident(store, jobs)
@@ -116,7 +116,7 @@ async def test_what_a_dead_server_has_claimed_is_sent_by_another(
     assert await outbox_size(store) == 0
 
 
-def test_slack_gets_a_line_of_text() -> None:
+def test_slack_receives_one_line_of_text() -> None:
     def line(kind: str, data: dict[str, object]) -> str:
         webhook_settings = webhook_messages.message("id", "llm", 3, 1.0, kind, data)
         return str(json.loads(webhook_messages.body(webhook_settings, "slack"))["text"])

@@ -197,11 +197,11 @@ async def test_the_source_is_marked_until_the_job_has_its_own_checkpoint(
         supervisor.run(1, 7, 8)
         await until(lambda: _at_step(jobs, job.id, 8), what="its rows")
         assert marks_among(at.objects()).needed_by == (job.id,)
-        supervisor.say(EventKind.CHECKPOINT_SAVED, step=7, attempt=1, uri="/own/step-7")
-        supervisor.say(EventKind.CHECKPOINT_BAD, step=7, uri="/own/step-7", message="damaged")
+        supervisor.emit(EventKind.CHECKPOINT_SAVED, step=7, attempt=1, uri="/own/step-7")
+        supervisor.emit(EventKind.CHECKPOINT_BAD, step=7, uri="/own/step-7", message="damaged")
         await until(lambda: _is_bad(store, job.id), what="the bad checkpoint to be known")
         assert marks_among(at.objects()).needed_by == (job.id,)
-        supervisor.say(EventKind.CHECKPOINT_SAVED, step=8, attempt=1, uri="/own/step-8")
+        supervisor.emit(EventKind.CHECKPOINT_SAVED, step=8, attempt=1, uri="/own/step-8")
         await until(lambda: not marks_among(at.objects()), what="the mark to go")
 
 
@@ -301,7 +301,7 @@ async def test_a_silent_storage_does_not_block_the_driver(
         supervisor = cluster.supervisors[job.id]
         supervisor.form(1, restore_step=6)
         supervisor.run(1, 7, 7)
-        supervisor.say(EventKind.CHECKPOINT_SAVED, step=7, attempt=1, uri="/own/step-7")
+        supervisor.emit(EventKind.CHECKPOINT_SAVED, step=7, attempt=1, uri="/own/step-7")
         await asyncio.wait_for(asked.wait(), 20)
         supervisor.run(1, 8, 9)
         await until(lambda: _at_step(jobs, job.id, 9), what="rows during the release")

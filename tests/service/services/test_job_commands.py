@@ -104,7 +104,7 @@ async def test_a_job_continues_after_its_pause_was_undone(
         await until_state(jobs, job_id, State.RUNNING)
         await jobs.pause(job_id)
         await until_state(jobs, job_id, State.PAUSING)
-        supervisor.say(EventKind.STOP_UNDONE, wanted="pause", reason="nothing is durable", step=3)
+        supervisor.emit(EventKind.STOP_UNDONE, wanted="pause", reason="nothing is durable", step=3)
         job = await until_state(jobs, job_id, State.RUNNING)
         assert job.desired == "running"
         supervisor.obeys = True

@@ -120,8 +120,8 @@ async def test_a_node_with_several_incidents_is_quarantined_and_every_job_is_not
         supervisor = await start()
         for number in (1, 2, 3):
             assert (await service.get("node0")).state is NodeStanding.READY
-            supervisor.say(EventKind.INCIDENT_OPENED, **incident(number))
-            supervisor.say(EventKind.INCIDENT_CLOSED, **incident(number, closed_at=time.time()))
+            supervisor.emit(EventKind.INCIDENT_OPENED, **incident(number))
+            supervisor.emit(EventKind.INCIDENT_CLOSED, **incident(number, closed_at=time.time()))
             await until_node(service, "node0", lambda view, n=number: len(view.incidents) == n)
         await until_node(service, "node0", lambda view: view.state is NodeStanding.QUARANTINED)
         await until(lambda: bool(supervisor.avoided and "node0" in supervisor.avoided[-1]))
@@ -141,7 +141,7 @@ async def test_an_unfit_node_is_quarantined_at_once_within_the_allowed_share(
     async with drive():
         supervisor = await start()
         for node in ("node1", "node0"):
-            supervisor.say(EventKind.NODE_HEALTH, **unfit(node))
+            supervisor.emit(EventKind.NODE_HEALTH, **unfit(node))
         for node in ("node1", "node0"):
             await until_node(service, node, lambda view: view.findings)
     first, second = await service.get("node1"), await service.get("node0")
@@ -156,7 +156,7 @@ async def test_a_job_that_needs_a_quarantined_node_starts_and_may_use_it(
     async with drive():
         await until_seen(service)
         supervisor = await start()
-        supervisor.say(EventKind.NODE_HEALTH, **unfit("node0"))
+        supervisor.emit(EventKind.NODE_HEALTH, **unfit("node0"))
         supervisor.end()
         await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
         later, _ = await jobs.submit(JOB)  # it needs all three
@@ -179,7 +179,7 @@ async def test_a_node_without_resources_does_not_count_for_the_quarantine_share(
     async with drive():
         await until_seen(service)
         supervisor = await start(**NO_STANDBY)
-        supervisor.say(EventKind.NODE_HEALTH, **unfit("node0"))
+        supervisor.emit(EventKind.NODE_HEALTH, **unfit("node0"))
         await until_node(service, "node0", lambda view: view.findings)
     assert (await service.get("node0")).state is NodeStanding.READY
 
@@ -205,7 +205,7 @@ async def test_reports_of_two_jobs_on_the_same_nodes_do_not_deadlock(
         there = [await start(**NO_STANDBY) for _ in range(2)]
         for supervisor, names in zip(there, (("node0", "node1"), ("node1", "node0")), strict=True):
             for name in names:
-                supervisor.say(EventKind.NODE_HEALTH, **unfit(name))
+                supervisor.emit(EventKind.NODE_HEALTH, **unfit(name))
             supervisor.end()
         for supervisor in there:
             await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
@@ -233,7 +233,7 @@ async def test_reports_that_the_database_rejected_temporarily_are_retried(
     monkeypatch.setattr(stored_nodes, "record_health", note)
     async with drive():
         supervisor = await start()
-        supervisor.say(EventKind.NODE_HEALTH, **unfit("node0"))
+        supervisor.emit(EventKind.NODE_HEALTH, **unfit("node0"))
         supervisor.end()
         await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
     assert "event.unreadable" not in await kinds(jobs, supervisor.launch.job_id)
@@ -260,10 +260,10 @@ async def test_an_incident_reported_repeatedly_counts_once_and_for_its_first_nod
 ) -> None:
     async with drive():
         supervisor = await start()
-        supervisor.say(EventKind.INCIDENT_OPENED, **incident(1))
+        supervisor.emit(EventKind.INCIDENT_OPENED, **incident(1))
         supervisor.form(2)
-        supervisor.say(EventKind.INCIDENT_UPDATED, **incident(1, next_attempt=2))
-        supervisor.say(EventKind.INCIDENT_CLOSED, **incident(1, closed_at=time.time()))
+        supervisor.emit(EventKind.INCIDENT_UPDATED, **incident(1, next_attempt=2))
+        supervisor.emit(EventKind.INCIDENT_CLOSED, **incident(1, closed_at=time.time()))
 
         async def closed_now() -> bool:
             incidents = await jobs.incidents(supervisor.launch.job_id)
@@ -324,11 +324,11 @@ async def test_a_repeated_incident_report_does_not_quarantine_again(
         await until_seen(service)
         supervisor = await start()
         for number in (1, 2, 3):
-            supervisor.say(EventKind.INCIDENT_OPENED, **incident(number))
+            supervisor.emit(EventKind.INCIDENT_OPENED, **incident(number))
         await until_node(service, "node0", lambda view: view.state is NodeStanding.QUARANTINED)
         await service.uncordon("node0")
-        supervisor.say(EventKind.INCIDENT_CLOSED, **incident(3, closed_at=time.time()))
-        supervisor.say(EventKind.INCIDENT_OPENED, **incident(4, agent="n1"))
+        supervisor.emit(EventKind.INCIDENT_CLOSED, **incident(3, closed_at=time.time()))
+        supervisor.emit(EventKind.INCIDENT_OPENED, **incident(4, agent="n1"))
         await until_node(service, "node1", lambda view: view.incidents)
         assert (await service.get("node0")).state is NodeStanding.READY
 

@@ -36,12 +36,12 @@ async def test_a_fault_becomes_an_incident_and_the_later_attempt_is_the_history(
         supervisor.enter(Phase.RUNNING)
         supervisor.run(1, 1, 10)
         await until_state(jobs, job_id, State.RUNNING)
-        supervisor.say(EventKind.INCIDENT_OPENED, incident=1, cause="worker_crash", attempt=1)
+        supervisor.emit(EventKind.INCIDENT_OPENED, incident=1, cause="worker_crash", attempt=1)
         supervisor.enter(Phase.RECOVERING)
         await until_state(jobs, job_id, State.RECOVERING)
-        supervisor.say(EventKind.ATTEMPT_ENDED, attempt=1, reason="rank 0 died", last_step=10)
+        supervisor.emit(EventKind.ATTEMPT_ENDED, attempt=1, reason="rank 0 died", last_step=10)
         supervisor.form(2, restore_step=9)
-        supervisor.say(
+        supervisor.emit(
             EventKind.INCIDENT_CLOSED,
             incident=1,
             cause="worker_crash",
@@ -108,9 +108,9 @@ async def test_an_attempt_without_a_reported_end_ends_with_the_next(
         supervisor = await submitted(jobs, cluster)
         saved = {"step": 5, "attempt": 1, "uri": "/c/5", "nbytes": 7}
         supervisor.form(1)
-        supervisor.say(EventKind.CHECKPOINT_SAVED, **saved)
+        supervisor.emit(EventKind.CHECKPOINT_SAVED, **saved)
         supervisor.form(2, restore_step=5)
-        supervisor.say(EventKind.CHECKPOINT_SAVED, **{**saved, "nbytes": 0})
+        supervisor.emit(EventKind.CHECKPOINT_SAVED, **{**saved, "nbytes": 0})
         supervisor.end()
         job = await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
     first, second = await jobs.attempts(job.id)
@@ -126,7 +126,7 @@ async def test_chosen_intervals_are_shown_with_their_reasons(
         supervisor = await submitted(jobs, cluster)
         measured = {"cost_s": 0.2, "mtbf_s": 1e6, "step_s": 0.1, "why": "a save costs 0.2 s"}
         for before, after in ((20, 40), (40, 500)):
-            supervisor.say(
+            supervisor.emit(
                 EventKind.CHECKPOINT_INTERVAL,
                 tier="remote",
                 every_steps=after,
@@ -146,9 +146,9 @@ async def test_an_unreadable_event_is_stored_and_skipped(
 ) -> None:
     async with reconciling(store, cluster, settings):
         supervisor = await submitted(jobs, cluster)
-        supervisor.say(EventKind.ATTEMPT_FORMING, attempt="one")
-        supervisor.say(EventKind.CHECKPOINT_SAVED, uri="/x", step="many", attempt=1)
-        supervisor.say(EventKind.PHASE, phase="SLEEPING")
+        supervisor.emit(EventKind.ATTEMPT_FORMING, attempt="one")
+        supervisor.emit(EventKind.CHECKPOINT_SAVED, uri="/x", step="many", attempt=1)
+        supervisor.emit(EventKind.PHASE, phase="SLEEPING")
         supervisor.form(1)
         supervisor.end()
         await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)

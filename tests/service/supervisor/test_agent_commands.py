@@ -1,4 +1,4 @@
-"""What becomes of commands to agents: each ends in its answer, or in the word that it failed."""
+"""Commands to agents: each ends in an input with its answer or its failure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FakeAgent:
         ),
     ],
 )
-def test_partners_count_as_told_only_once_their_agent_has_said_so(
+def test_partners_are_set_only_after_their_agent_confirmed_it(
     tmp_path: Path, outcome: Exception | None, expected: inputs.Input
 ) -> None:
     submitted: list[inputs.Input] = []

@@ -27,7 +27,7 @@ SECRET = b"s" * 32
 
 
 class Nodes:
-    """Agents with real data servers; what is told of a node's port may lead elsewhere."""
+    """Agents with real data servers; the reported port of a node may lead elsewhere."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.servers = {
@@ -39,7 +39,7 @@ class Nodes:
             for index in range(count)
         }
         self.cut: set[str] = set()
-        self.fail_once: set[str] = set()  # the exchanges of one round with these
+        self.fail_once: set[str] = set()  # agents whose exchanges fail in one round
         self.fails: list[str] = []
         self.asked: list[str] = []
         self._pool = ThreadPoolExecutor(8)
@@ -82,7 +82,7 @@ def nodes(shm: Path) -> Iterator[Nodes]:
     made.close()
 
 
-def test_a_node_that_nothing_reaches_is_told_from_its_partners(nodes: Nodes) -> None:
+def test_an_unreachable_node_is_distinguished_from_its_partners(nodes: Nodes) -> None:
     received: queue.Queue[LinkChecked] = queue.Queue()
     nodes.cut = {"n1"}
     LinkChecker(nodes, received.put, 2.0, 0.01, 0.01).refresh(nodes.reports(), 1)  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ def test_a_node_that_nothing_reaches_is_told_from_its_partners(nodes: Nodes) -> 
     assert "ConnectionRefused" in failed.why
 
 
-def test_a_node_that_is_reached_again_is_cleared_and_a_single_failure_accuses_nobody(
+def test_a_reachable_node_is_cleared_and_a_single_failure_accuses_no_node(
     nodes: Nodes,
 ) -> None:
     received: queue.Queue[LinkChecked] = queue.Queue()
@@ -110,11 +110,11 @@ def test_a_node_that_is_reached_again_is_cleared_and_a_single_failure_accuses_no
     assert received.empty()
 
 
-def test_nodes_that_are_well_are_asked_once_and_nothing_is_told(nodes: Nodes) -> None:
+def test_healthy_nodes_are_tested_once_and_not_reported(nodes: Nodes) -> None:
     received: queue.Queue[LinkChecked] = queue.Queue()
     exchanges = LinkChecker(nodes, received.put, 2.0, 0.01, 0.01)  # type: ignore[arg-type]
     exchanges.refresh(nodes.reports()[:1], 1)
-    assert not nodes.asked, "there is nobody to exchange with"
+    assert not nodes.asked, "there is no partner for an exchange"
     exchanges.refresh(nodes.reports(), 1)
     assert exchanges.wait(10)
     exchanges.refresh(nodes.reports(), 1)
@@ -122,7 +122,7 @@ def test_nodes_that_are_well_are_asked_once_and_nothing_is_told(nodes: Nodes) ->
     assert sorted(nodes.asked) == ["n0", "n2"] and received.empty()
 
 
-def test_bytes_that_change_on_the_way_are_noticed_and_a_stranger_gets_none(nodes: Nodes) -> None:
+def test_corrupted_bytes_are_detected_and_an_unauthorised_peer_is_refused(nodes: Nodes) -> None:
     port = nodes.servers["n0"].port
     assert exchange(SECRET, "127.0.0.1", port, 5.0) == ""
     assert "unauthorised" in exchange(b"x" * 32, "127.0.0.1", port, 5.0)
@@ -133,8 +133,8 @@ def test_bytes_that_change_on_the_way_are_noticed_and_a_stranger_gets_none(nodes
         link.close()
 
 
-def test_an_exchange_takes_no_longer_than_it_may_however_its_time_is_spent() -> None:
-    """A peer that is slow to greet, and then reads nothing: neither alone takes too long."""
+def test_an_exchange_meets_its_deadline_with_a_slow_and_then_silent_peer() -> None:
+    """The peer greets late and then reads nothing; neither delay alone exceeds the deadline."""
     done = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -1,4 +1,4 @@
-"""Asking the remote tier what it holds: what comes of a question that is not answered."""
+"""Listing the remote tier, also when the listing fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast_workers.checkpoint.storage import StorageDenied
 WAIT_S = 20.0
 
 
-def test_why_there_is_no_answer_is_told_until_there_is_one(
+def test_listing_problems_are_reported_until_the_first_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def denied(self: LocalStorage) -> dict[str, int]:
@@ -38,7 +38,7 @@ def test_why_there_is_no_answer_is_told_until_there_is_one(
         listing.close()
 
 
-def test_a_damaged_manifest_is_told_with_its_step_and_what_is_wrong(tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_reported_with_its_step_and_reason(tmp_path: Path) -> None:
     folder = tmp_path / "step-00000030.attempt-2"
     folder.mkdir()
     (folder / "manifest.json").write_text("{ torn")

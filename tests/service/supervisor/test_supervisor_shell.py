@@ -1,4 +1,4 @@
-"""The supervisor's shell: what it forgets, whom it believes, and what survives its own death."""
+"""The supervisor's shell: its buffers, its tracking of agents, and its restart."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECRET = b"s" * 32
 WAIT_S = 10.0
 
 
-# --- what it forgets ------------------------------------------------------------------------------
+# --- buffers --------------------------------------------------------------------------------------
 
 
 def test_stored_events_are_kept_only_as_far_back_as_agents_keep_them() -> None:
@@ -38,7 +38,7 @@ def test_stored_events_are_kept_only_as_far_back_as_agents_keep_them() -> None:
     total = KEPT_EVENTS + 500
     for number in range(total):
         log.append(EventKind.STANDBY, {"number": number})
-    assert len(log.after(0)) == total  # nobody has stored any yet
+    assert len(log.after(0)) == total  # no event is stored yet
     assert log.after(total) == ()
     assert [event.seq for event in log.all()] == list(range(501, total + 1))
     assert [event["seq"] for event in log.not_backed_up_by("n0", "a")] == list(range(501, total + 1))
@@ -52,19 +52,19 @@ def line(seq: int) -> LogLine:
     return LogLine("n0", "a", seq, 0.0, "w", 1, 0, "output", "text")
 
 
-def test_what_is_stored_of_a_run_is_forgotten() -> None:
+def test_stored_rows_digests_and_lines_are_dropped() -> None:
     record = RunBuffer()
     steps = range(1, 1001)
     record.add("n0", "a", [row(1, s) for s in steps], dict.fromkeys(steps, "d"), [line(1), line(2)])
     record.after(Cursors(row=(1, 1000), logs={"n0.a": 1}))
     rows, digests, lines = record.after(Cursors(row=(1, 1000), logs={"n0.a": 1}))
-    assert (rows, [each.seq for each in lines]) == ((), [2])
+    assert (rows, [log_line.seq for log_line in lines]) == ((), [2])
     assert min(digests) == 1000 - DIGEST_OVERLAP
     assert record.after(Cursors(row=(1, 1000), logs={"n0.a": 2}))[2] == ()
     assert not record._lines and len(record._digests) <= DIGEST_OVERLAP + 1
 
 
-def test_digests_of_steps_that_are_done_again_are_told_again() -> None:
+def test_digests_of_repeated_steps_are_reported_again() -> None:
     record = RunBuffer()
     record.add("n0", "a", [row(1, 500)], {500: "d"}, [])
     record.after(Cursors(row=(1, 500)))
@@ -72,11 +72,11 @@ def test_digests_of_steps_that_are_done_again_are_told_again() -> None:
     assert record.after(Cursors(row=(1, 500)))[1].items() >= {2: "x", 3: "y"}.items()
 
 
-# --- whom it believes -----------------------------------------------------------------------------
+# --- tracking of agents ---------------------------------------------------------------------------
 
 
 class FakeAgents:
-    """An agent that says hello; the cluster's word on its node is `answers`."""
+    """One agent that answers `hello`; `answers()` is the cluster's answer about its node."""
 
     def __init__(self, answers: Any) -> None:
         self.seats = ["n0"]
@@ -101,7 +101,7 @@ class FakeAgents:
         if method in self.failing:
             future.set_exception(TimeoutError("too slow"))
         elif self.life is None:
-            future.set_exception(ConnectionError("nobody there"))
+            future.set_exception(ConnectionError("no agent there"))
         else:
             future.set_result(self.life)
         return future
@@ -128,7 +128,7 @@ def watching(
     return watch, received
 
 
-def test_a_life_that_comes_back_is_checked_before_anybody_hears_of_it(shm: Path) -> None:
+def test_an_incarnation_that_comes_back_is_checked_before_it_is_reported(shm: Path) -> None:
     server = DataServer(
         SegmentStore(shm, "dp_shard=1", on_quarantine=lambda _: None), SECRET, "127.0.0.1"
     )
@@ -170,10 +170,10 @@ def fail() -> bool:
     ("answers", "node_lost"),
     [(lambda: False, True), (lambda: True, False), (hang, False), (fail, False)],
 )
-def test_an_agent_that_dies_after_its_hello_is_told_lost(answers: Any, node_lost: bool) -> None:
-    """At once, whatever the cluster says of its node later, or fails to say."""
+def test_an_agent_that_dies_after_its_hello_is_reported_lost(answers: Any, node_lost: bool) -> None:
+    """At once, independent of the later probe of its node."""
     agents = FakeAgents(answers)
-    agents.life = report("a", 1)  # nobody listens on this port
+    agents.life = report("a", 1)  # no process listens on this port
     watch, received = watching(agents)
     watch.refresh(1)
     up, lost = received.get(timeout=WAIT_S), received.get(timeout=WAIT_S)
@@ -185,7 +185,7 @@ def test_an_agent_that_dies_after_its_hello_is_told_lost(answers: Any, node_lost
     watch.close()
 
 
-def test_of_an_agent_that_is_given_up_the_node_is_asked_after_too(tmp_path: Path) -> None:
+def test_the_node_of_a_forgotten_agent_is_probed_too(tmp_path: Path) -> None:
     """A command that failed may be the first sign of a lost node, before its lifeline ends."""
     agents = FakeAgents(lambda: False)
     server = DataServer(SegmentStore(tmp_path, "tp=1"), SECRET, "127.0.0.1")
@@ -200,7 +200,7 @@ def test_of_an_agent_that_is_given_up_the_node_is_asked_after_too(tmp_path: Path
     watch.close()
 
 
-def test_the_end_of_a_former_life_is_not_taken_for_the_present_ones(tmp_path: Path) -> None:
+def test_the_end_of_an_old_incarnation_is_not_attributed_to_the_present_one(tmp_path: Path) -> None:
     agents = FakeAgents(lambda: True)
     lives = [DataServer(SegmentStore(tmp_path, "tp=1"), SECRET, "127.0.0.1") for _ in range(2)]
     agents.life = report("a", lives[0].port)
@@ -216,18 +216,18 @@ def test_the_end_of_a_former_life_is_not_taken_for_the_present_ones(tmp_path: Pa
     assert received.get(timeout=WAIT_S) == ended and watch.seats == ["n0"]
     lives[1].close()
     lost = received.get(timeout=WAIT_S)
-    while lost == ended:  # its own line may have told it, too
+    while lost == ended:  # its lifeline may have reported it too
         lost = received.get(timeout=WAIT_S)
     assert isinstance(lost, inputs.AgentLost) and lost.incarnation == "b"
     watch.close()
 
 
-def test_what_a_former_supervisor_may_have_granted_ends_a_lease_after_the_first_look() -> None:
+def test_possible_leases_of_a_former_supervisor_end_one_lapse_after_the_first_refresh() -> None:
     watch, received = watching(FakeAgents(lambda: True), lapse_s=0.2)
     watch.refresh(1)
     time.sleep(0.1)
     watch.refresh(1)
-    assert received.empty(), "a former supervisor may have granted it a lease just now"
+    assert received.empty(), "a former supervisor may have granted a lease just now"
     time.sleep(0.15)
     watch.refresh(1)
     watch.refresh(1)
@@ -235,7 +235,7 @@ def test_what_a_former_supervisor_may_have_granted_ends_a_lease_after_the_first_
     watch.close()
 
 
-def test_an_agent_that_is_silent_has_no_lease_any_more_and_one_that_is_let_go_has_a_short_one(
+def test_a_silent_agent_has_no_lease_and_a_forgotten_agent_has_a_short_one(
     tmp_path: Path,
 ) -> None:
     agents = FakeAgents(lambda: True)
@@ -256,33 +256,33 @@ def test_an_agent_that_is_silent_has_no_lease_any_more_and_one_that_is_let_go_ha
     assert isinstance(received.get(timeout=WAIT_S), inputs.AgentUp)
     agents.life = None
     watch.forget("n0")
-    let_go = time.monotonic()
+    forgotten_at = time.monotonic()
     assert isinstance(received.get(timeout=WAIT_S), inputs.NodeStatus)
     while received.empty():
         watch.refresh(1)
         time.sleep(0.02)
     assert received.get(timeout=WAIT_S) == inputs.LeaseEnded("n0", "b")
-    assert time.monotonic() - let_go >= 0.5
+    assert time.monotonic() - forgotten_at >= 0.5
     watch.close()
     server.close()
 
 
 @pytest.mark.chaos
-def test_a_supervisor_that_finds_a_successor_has_nothing_to_say_any_more(tmp_path: Path) -> None:
+def test_a_supervisor_that_finds_a_successor_halts(tmp_path: Path) -> None:
     with supervised(tmp_path, small_training(60), standbys=0) as run:
         run.wait_step(5)
         first = run.supervisor
-        run.supervisor = run._supervise()  # the first one lives, and does not know
+        run.supervisor = run._supervise()  # the first supervisor still runs and does not know of the second
         run.wait(lambda: first._halted)
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert {row.attempt for row in run.all_rows} == {1}
 
 
-# --- what survives --------------------------------------------------------------------------------
+# --- restart --------------------------------------------------------------------------------------
 
 
 @pytest.mark.chaos
-def test_an_end_that_nobody_had_stored_survives_its_supervisor(tmp_path: Path) -> None:
+def test_an_unstored_end_survives_its_supervisor(tmp_path: Path) -> None:
     with supervised(tmp_path, small_training(4), standbys=0) as run:
         deadline = time.monotonic() + 60
         while run.supervisor.report(Cursors()).phase is not Phase.ENDED:
@@ -296,7 +296,7 @@ def test_an_end_that_nobody_had_stored_survives_its_supervisor(tmp_path: Path) -
         assert FenceFile(tmp_path / "job").read().epoch == epoch + 1
 
 
-def test_the_floor_is_what_was_written_last(tmp_path: Path) -> None:
+def test_the_fence_file_returns_the_last_written_values(tmp_path: Path) -> None:
     FenceFile(tmp_path).write(3, 7)
     assert FenceFile(tmp_path).read() == FenceFloor(3, 7)
 
@@ -304,7 +304,7 @@ def test_the_floor_is_what_was_written_last(tmp_path: Path) -> None:
 # --- secrets --------------------------------------------------------------------------------------
 
 
-def test_servers_that_make_the_key_at_the_same_time_agree_on_it(tmp_path: Path) -> None:
+def test_servers_that_create_the_key_concurrently_agree_on_it(tmp_path: Path) -> None:
     path, start = tmp_path / "secrets.key", threading.Barrier(8)
 
     def make() -> bytes:
@@ -318,7 +318,7 @@ def test_servers_that_make_the_key_at_the_same_time_agree_on_it(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_that_somebody_else_put_into_shared_memory_is_refused(
+def test_a_shared_memory_folder_of_another_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = agent_actor._private_folder(tmp_path / "ours")

@@ -1,4 +1,4 @@
-"""What a rollback took back is gone from every book, after a restart of the supervisor too."""
+"""Steps that a rollback discarded disappear from all records, also after a supervisor restart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def row(attempt: int, step: int) -> StepRow:
     return StepRow(attempt, step, 0.0, 2.0, 1.0, 1e-3, 8, 0.1, 0.0, "")
 
 
-def test_a_restarted_supervisor_knows_the_ledger_and_what_was_taken_back() -> None:
+def test_a_restarted_supervisor_recovers_the_ledger_and_the_rollback() -> None:
     trips = [
         {"attempt": 1, "ledger": [[9, 10]], "back_to": None},
         {"attempt": 1, "ledger": [[9, 10], [20, 23]], "back_to": 18},
@@ -29,13 +29,13 @@ def test_a_restarted_supervisor_knows_the_ledger_and_what_was_taken_back() -> No
     assert facts.line.contains(2, 19)
 
 
-def test_digests_that_were_taken_back_are_told_no_more_whoever_still_has_them() -> None:
+def test_discarded_digests_are_not_reported_even_if_an_agent_still_sends_them() -> None:
     record = RunBuffer()
     old = {step: f"old{step}" for step in range(1, 10)}
     record.add("n0", "i", [row(1, step) for step in range(1, 10)], old, [])
     record.add("n1", "i", [row(1, step) for step in range(1, 10)], old, [])
     record.discard_after(1, 6)
-    record.add("n1", "i", [], {8: "old8", 9: "old9"}, [])  # it has heard nothing since
+    record.add("n1", "i", [], {8: "old8", 9: "old9"}, [])  # it has no row of a later attempt
     assert sorted(record.after(Cursors())[1]) == [1, 2, 3, 4, 5, 6]
     new = {step: f"new{step}" for step in (7, 8)}
     record.add("n0", "i", [row(2, 7), row(2, 8)], new, [])
@@ -45,7 +45,7 @@ def test_digests_that_were_taken_back_are_told_no_more_whoever_still_has_them() 
     assert 9 not in reported
 
 
-def test_a_journal_forgets_the_digests_of_what_the_next_attempt_computes_anew() -> None:
+def test_a_journal_drops_digests_of_steps_that_the_next_attempt_repeats() -> None:
     journal = RunJournal("n0", "i")
     for step in range(1, 6):
         journal.add_row(row(1, step))

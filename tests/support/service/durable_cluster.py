@@ -1,10 +1,10 @@
-"""A cluster in a folder: it outlives the process that drives it, so that process can be killed.
+"""A cluster stored in a folder: it outlives the process that drives it, which tests can kill.
 
-A supervisor is a file. What it reports follows from the job alone: 20 steps and the end at once,
-or, for a job named `endless`, 20 steps and no end until it is cancelled or paused; 20 more and the
-end when it goes on after that.
+A supervisor is a file. Its report depends on the job only: 20 steps and the end at once, or, for a
+job named `endless`, 20 steps and no end until the job is cancelled or paused; after a resume, 20
+more steps and the end.
 
-Run as a program, this module is a reconciler that may be told to die at a crossing:
+Run as a program, this module is a reconciler that dies at the crash point in its settings:
 `python -m tests.support.service.durable_cluster <settings as JSON> <folder>`.
 """
 
@@ -38,7 +38,7 @@ STEPS = 20
 
 
 class DurableCluster:
-    """Implements reports.Cluster on files; `starts` tells how often each supervisor was made."""
+    """Implements `supervisor_protocol.Cluster` on files; `starts()` lists created supervisors."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -67,7 +67,7 @@ class DurableCluster:
         supervisor.run(last_attempt + 1, last_attempt * STEPS + 1, (last_attempt + 1) * STEPS)
         order = self._order(job_id)
         if order.exists():
-            supervisor.stop(StopOrder(StopKind(order.read_text()), "asked for", 0.0))
+            supervisor.stop(StopOrder(StopKind(order.read_text()), "requested", 0.0))
         elif name != "endless" or last_attempt:
             supervisor.end()
         return supervisor.report(cursors)
@@ -79,7 +79,7 @@ class DurableCluster:
         fresh.rename(self._order(job_id))
 
     async def avoid(self, job_id: str, nodes: dict[str, Avoided]) -> None:
-        del job_id, nodes  # its jobs have no ranks that could be seated
+        del job_id, nodes  # its jobs have no ranks to place
 
     async def release(self, job_id: str) -> bool:
         self._order(job_id).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A cluster in memory: the protocol the reconciler asks, with supervisors that tests script."""
+"""An in-memory `Cluster` for the reconciler, with supervisors that tests script."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def line(seq: int, text: str, rank: int | None = 0, attempt: int = 1) -> LogLine
 
 @dataclass
 class FakeSupervisor:
-    """What one job's supervisor would say; tests write into it."""
+    """The state that one job's supervisor reports; tests modify it."""
 
     launch: JobLaunch
     epoch: int = 1
@@ -122,7 +122,7 @@ class FakeSupervisor:
         )
 
     def run(self, attempt: int, first: int, last: int) -> None:
-        """Make the steps `first` to `last`, each with its row and digest."""
+        """Add the steps `first` to `last`, each with its row and digest."""
         self.step = last
         for step in range(first, last + 1):
             self.rows.append(row(attempt, step))
@@ -130,8 +130,8 @@ class FakeSupervisor:
 
     def end(self, outcome: str = "SUCCEEDED", code: str = "succeeded", **data: Any) -> None:
         self.phase = Phase.ENDED
-        said = {"message": "", "traceback": None, "step": self.step, **data}
-        self.emit(EventKind.ENDED, outcome=outcome, code=code, **said)
+        outcome_data = {"message": "", "traceback": None, "step": self.step, **data}
+        self.emit(EventKind.ENDED, outcome=outcome, code=code, **outcome_data)
 
     def stop(self, order: StopOrder) -> None:
         outcome = {StopKind.CANCEL: "CANCELLED", StopKind.PAUSE: "PAUSED"}[order.kind]
@@ -157,7 +157,7 @@ class FakeSupervisor:
 
 
 class FakeCluster:
-    """Implements reports.Cluster. Counts what it is asked, and can be told to fail."""
+    """Implements `supervisor_protocol.Cluster`; counts the calls and fails on request."""
 
     def __init__(self, capacity: Capacity | None = None) -> None:
         self.nodes = capacity or three_nodes()
@@ -168,8 +168,8 @@ class FakeCluster:
         self.unreachable = False
         self.refuses_faults = False
         self.silent: set[str] = set()  # jobs whose supervisor does not answer
-        self.poison: set[str] = set()  # jobs whose poll fails in a way nobody foresaw
-        self.sticky: set[str] = set()  # jobs of which something stays, whatever is released
+        self.poison: set[str] = set()  # jobs whose poll raises an unexpected error
+        self.sticky: set[str] = set()  # jobs whose release never completes
 
     async def capacity(self) -> Capacity:
         self._reach()
@@ -187,7 +187,7 @@ class FakeCluster:
     async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport:
         self._reach()
         if job_id in self.poison:
-            raise RuntimeError("a report that nobody foresaw")
+            raise RuntimeError("an unexpected report")
         return self._supervisor(job_id).report(cursors)
 
     async def stop(self, job_id: str, order: StopOrder) -> None:
@@ -200,7 +200,7 @@ class FakeCluster:
     async def inject(self, job_id: str, number: int, fault: dict[str, Any]) -> None:
         self._reach()
         if self.refuses_faults:
-            raise SupervisorUnavailable("it takes no fault")
+            raise SupervisorUnavailable("the supervisor refuses faults")
         self._supervisor(job_id).inject(number, fault)
 
     async def avoid(self, job_id: str, nodes: dict[str, Avoided]) -> None:

@@ -1,4 +1,4 @@
-"""Reconcilers at work, for tests: started, stopped, waited for."""
+"""Starts and stops reconcilers in tests, and waits for states of their jobs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def until(
         met = condition()
         if met if isinstance(met, bool) else await met:
             return
-        assert time.monotonic() < end, f"waited {deadline_s} s in vain for {what or condition}"
+        assert time.monotonic() < end, f"{what or condition} did not happen within {deadline_s} s"
         await asyncio.sleep(0.01)
 
 
@@ -68,12 +68,12 @@ async def until_released(jobs: JobService, job_id: str) -> JobView:
 
 
 async def submitted(jobs: JobService, cluster: FakeCluster, **changed: object) -> FakeSupervisor:
-    """The supervisor of a job that is submitted now, once one was asked for."""
+    """Submit a job; returns its supervisor once the reconciler has created it."""
     job, _ = await jobs.submit({**JOB, **changed})
     await until(lambda: job.id in cluster.supervisors, what="a supervisor")
     return cluster.supervisors[job.id]
 
 
 async def kinds(jobs: JobService, job_id: str) -> list[str]:
-    """The kinds of all its events, in order."""
+    """The kinds of all events of the job, in order."""
     return [event.kind for event in (await jobs.events(job_id, limit=1000)).events]

@@ -1,4 +1,4 @@
-"""A whole control plane over a cluster in memory, on a real port, for tests of what is above it."""
+"""A complete control plane over an in-memory cluster, on a real port, for tests of its clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SPEC: dict[str, Any] = {
 
 
 class LiveServer:
-    """Runs in a thread of its own; stopped and started again on the same port and database."""
+    """Runs in its own thread; can be restarted on the same port and database."""
 
     def __init__(self, data_dir: Path, allow_fault_injection: bool = True, **services: Any) -> None:
         data_dir.mkdir(parents=True, exist_ok=True)
@@ -48,8 +48,8 @@ class LiveServer:
         return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        self._door = socket.create_server(("127.0.0.1", self._port))
-        self._port = self._door.getsockname()[1]
+        self._listener = socket.create_server(("127.0.0.1", self._port))
+        self._port = self._listener.getsockname()[1]
         self._up = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
@@ -68,7 +68,7 @@ class LiveServer:
         return self.cluster.supervisors[job_id]
 
     def run_job(self, job_id: str, steps: int = 5, *, end: bool = True) -> FakeSupervisor:
-        """Let a job form its first attempt and make `steps` steps; and succeed, if `end`."""
+        """Let a job form its first attempt and make `steps` steps; with `end`, it succeeds."""
         supervisor = self.supervisor(job_id)
         supervisor.form(1)
         supervisor.enter(Phase.RUNNING)
@@ -97,8 +97,8 @@ class LiveServer:
         driving = asyncio.create_task(
             Reconciler(store, self.cluster, self.settings).run(self._services.stopping)
         )
-        serving = asyncio.create_task(server.serve(sockets=[self._door]))
-        self._up.set()  # the port is open: who connects before the application is up waits
+        serving = asyncio.create_task(server.serve(sockets=[self._listener]))
+        self._up.set()  # the port is open: early connections wait for the application
         await self._services.stopping.wait()
         server.should_exit = True
         await serving

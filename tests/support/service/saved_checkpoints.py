@@ -1,4 +1,4 @@
-"""Real checkpoints in the folder of a job whose supervisor is a fake that tells of them."""
+"""Real checkpoints in the folder of a job whose fake supervisor reports them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def root_of(server: LiveServer, job_id: str) -> Storage:
 
 
 def saved(server: LiveServer, client: Client, job_id: str, steps: dict[int, float]) -> None:
-    """Checkpoints of `steps`, each with its loss, as the job's supervisor would tell of them."""
+    """Checkpoints of `steps`, each with its loss, reported by the fake supervisor."""
     supervisor = server.supervisor(job_id)
     for step, loss in steps.items():
         report_saved(

@@ -10,6 +10,7 @@ import gc
 import importlib
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -227,17 +228,8 @@ class FunctionRecipe(Recipe):
     def _with_gradients(self, share: Contribution) -> Contribution:
         primary = [_gradient(p) for _, p, box in self.registry.trained() if box.primary]
         grad_sq = squared_norm(primary)
-        return Contribution(
-            loss_sum=share.loss_sum,
-            count=share.count,
-            grad_sq=grad_sq,
-            data_index=share.data_index,
-            samples=share.samples,
-            sample_count=share.sample_count,
-            nonfinite=not (math.isfinite(share.loss_sum) and math.isfinite(grad_sq)),
-            loader_wait_s=share.loader_wait_s,
-            user_metrics=share.user_metrics,
-        )
+        nonfinite = not (math.isfinite(share.loss_sum) and math.isfinite(grad_sq))
+        return replace(share, grad_sq=grad_sq, nonfinite=nonfinite)
 
     def observed_nonfinite(self) -> NonfiniteOrigin | None:
         if self.share is not None and not math.isfinite(self.share.loss_sum):
