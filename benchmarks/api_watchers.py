@@ -64,15 +64,16 @@ async def main(address: str, count: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
     parts = urlsplit(address)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    host, port = parts.hostname, parts.port
     counts = StreamCounts()
     loop = asyncio.get_running_loop()
     for start in range(0, count, OPENED_TOGETHER):
         batch = min(OPENED_TOGETHER, count - start)
         await asyncio.gather(
             *(
-                loop.create_connection(
-                    lambda: WatcherStream(parts.netloc, counts), parts.hostname, parts.port
-                )
+                loop.create_connection(lambda: WatcherStream(parts.netloc, counts), host, port)
                 for _ in range(batch)
             )
         )

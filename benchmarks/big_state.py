@@ -11,6 +11,7 @@ import torch
 
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.state.rank_state import RankState, ShardBox, Snapshot, StateTensor
+from holdfast_workers.training.guards import NonfiniteOrigin
 from holdfast_workers.training.recipe import Agree, Gate, PhaseReporter, Recipe, StepOutcome, World
 from holdfast_workers.training.step_agreement import Contribution
 
@@ -60,6 +61,12 @@ class BigState(Recipe):
 
     def state_digest(self, step: int) -> str:
         return self._state.digest({"step": step})
+
+    def observed_nonfinite(self) -> NonfiniteOrigin | None:
+        return None
+
+    def trace(self, step: int) -> NonfiniteOrigin | None:
+        return None
 
     def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         phase("forward", step)

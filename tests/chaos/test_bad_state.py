@@ -1,4 +1,4 @@
-"""Saved states that are damaged where they lie: each is found, told once, and passed over."""
+"""Damaged saved states: each is detected, reported once, and skipped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EARLY, LATE = 8, 50
 
 
 def _segments(run: SupervisedRun, rank: int) -> dict[str, Segment]:
-    """The rank's memory checkpoints wherever they lie, by the names of their files."""
+    """The rank's memory checkpoints on all nodes, by file name."""
     paths = run.agents.root.glob(f"*/*/*-{rank}.seg")
     return {path.name: Segment.open(path) for path in paths}
 
@@ -37,20 +37,20 @@ def _flip(segment: Segment, commit: Commit) -> None:
 
 
 def _saved(run: SupervisedRun) -> dict[int, Path]:
-    """The remote checkpoints by step. On a busy machine one may have been given up for the next."""
-    return {int(item["step"]): Path(item["uri"]) for item in run.of(EventKind.CHECKPOINT_SAVED)}
+    """The remote checkpoints by step. On a busy machine, a save may be skipped."""
+    return {int(saved["step"]): Path(saved["uri"]) for saved in run.of(EventKind.CHECKPOINT_SAVED)}
 
 
 @pytest.fixture
 def stopped(tmp_path: Path) -> Iterator[SupervisedRun]:
-    """A run whose rank stands still in the agreement of a step, everything before it saved."""
+    """A run with a rank stopped in the agreement of a step; all earlier steps are saved."""
     checkpoint = CheckpointSpec(
         memory=MemoryTierSpec(every_steps=1),
         remote=RemoteTierSpec(every_steps=REMOTE_EVERY, keep=10),
     )
     plan = [{"point": "agree", "rank": VICTIM, "step": STOPS_AT, "action": "stop"}]
     training = small_training(STEPS, checkpoint=checkpoint)
-    # However busy the machine is, training waits for the partner: every step is there twice.
+    # Training waits for the partner however busy the machine is: every step has two copies.
     with supervised(tmp_path, training, chaos=plan, replication_patience_s=1000.0) as run:
         run.wait((tmp_path / "chaos.json.0.0").exists)
         run.wait(lambda: NEWEST_REMOTE in _saved(run))
@@ -64,27 +64,27 @@ def _newest(run: SupervisedRun, name: str) -> int:
 
 
 @dataclass(frozen=True)
-class Ladder:
-    """What a restore will meet: so many damaged states, and then one that is whole."""
+class ExpectedRestore:
+    """The expected restore: the number of damaged states, then the intact state."""
 
     damaged: int
     step: int
     tier: str
 
 
-def _own(run: SupervisedRun) -> Ladder:
+def _own(run: SupervisedRun) -> ExpectedRestore:
     own = _segments(run, VICTIM)[f"own-{VICTIM}.seg"]
     _flip(own, own.commits()[0])
-    return Ladder(1, STOPS_AT - 1, "partner_ram")
+    return ExpectedRestore(1, STOPS_AT - 1, "partner_ram")
 
 
-def _own_and_partners(run: SupervisedRun) -> Ladder:
+def _own_and_partners(run: SupervisedRun) -> ExpectedRestore:
     for segment in _segments(run, VICTIM).values():
         _flip(segment, segment.commits()[0])
-    return Ladder(2, STOPS_AT - 2, "own_ram")
+    return ExpectedRestore(2, STOPS_AT - 2, "own_ram")
 
 
-def _all_memory_and_the_newest_remote(run: SupervisedRun) -> Ladder:
+def _all_memory_and_the_newest_remote(run: SupervisedRun) -> ExpectedRestore:
     for segment in _segments(run, VICTIM).values():
         for commit in segment.commits():
             _flip(segment, commit)
@@ -93,28 +93,30 @@ def _all_memory_and_the_newest_remote(run: SupervisedRun) -> Ladder:
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
     older = [step for step in _saved(run) if step < NEWEST_REMOTE]
-    return Ladder(5, max(older, default=0), "remote" if older else "init")
+    return ExpectedRestore(5, max(older, default=0), "remote" if older else "init")
 
 
 @pytest.mark.parametrize("damage", [_own, _own_and_partners, _all_memory_and_the_newest_remote])
 def test_a_restore_skips_damaged_states(
-    stopped: SupervisedRun, undisturbed: Undisturbed, damage: Callable[[SupervisedRun], Ladder]
+    stopped: SupervisedRun,
+    undisturbed: Undisturbed,
+    damage: Callable[[SupervisedRun], ExpectedRestore],
 ) -> None:
-    ladder = damage(stopped)
+    expected = damage(stopped)
     os.kill(stopped.pids()[VICTIM], signal.SIGKILL)
     assert stopped.wait_end()["outcome"] == "SUCCEEDED", stopped.story()
     assert_same_history(stopped, undisturbed)
     incident = stopped.of(EventKind.INCIDENT_CLOSED)[0]
-    assert incident["restored_step"] == ladder.step, stopped.story()
-    assert incident["tiers"][str(VICTIM)] == ladder.tier, stopped.story()
-    said = stopped.of(EventKind.CHECKPOINT_BAD)  # also of a save that was given up, with neither
-    bad = [str(item["uri"] or item["copy"]) for item in said if item["uri"] or item.get("copy")]
-    assert len(bad) == len(set(bad)) == ladder.damaged, stopped.story()
+    assert incident["restored_step"] == expected.step, stopped.story()
+    assert incident["tiers"][str(VICTIM)] == expected.tier, stopped.story()
+    events = stopped.of(EventKind.CHECKPOINT_BAD)  # an abandoned save has neither uri nor copy
+    bad = [
+        str(event["uri"] or event["copy"]) for event in events if event["uri"] or event.get("copy")
+    ]
+    assert len(bad) == len(set(bad)) == expected.damaged, stopped.story()
 
 
-def test_removed_memory_checkpoints_are_recreated(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
+def test_removed_memory_checkpoints_are_recreated(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """As systemd-logind removes files under /dev/shm when their user logs out (RemoveIPC)."""
     plan = [{"point": "forward", "rank": 1, "step": LATE, "action": "kill"}]
     with supervised(tmp_path, small_training(STEPS), chaos=plan) as run:

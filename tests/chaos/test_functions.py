@@ -1,4 +1,4 @@
-"""A rank of a user's own function is killed: the survivors are called anew, and the same bits."""
+"""A rank of a user function is killed: the survivors are called again and yield the same bits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def training(name: str) -> TrainingSpec:
     )
 
 
-def whole(run: SupervisedRun) -> dict[int, str]:
+def finished_digests(run: SupervisedRun) -> dict[int, str]:
     end = run.wait_end()
     assert end["outcome"] == "SUCCEEDED", run.story()
     assert sorted(run.digests) == list(range(STEPS + 1)), run.story()
@@ -58,12 +58,12 @@ def test_a_rank_of_a_function_may_die(
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     with supervised(tmp_path / "a", training(name), standbys=0, workers_per_node=1) as run:
-        undisturbed = whole(run)
+        undisturbed = finished_digests(run)
         samples = {step: row.samples for step, row in run.rows.items()}
     with supervised(
         tmp_path / "b", training(name), standbys=0, workers_per_node=1, chaos=plan
     ) as run:
-        assert whole(run) == undisturbed
+        assert finished_digests(run) == undisturbed
         assert {step: row.samples for step, row in run.rows.items()} == samples
         assert not not_fired(run, plan)
         assert len(incidents(run)) == len(plan), run.story()

@@ -1,5 +1,5 @@
-"""Steps that are not finite: skipped, taken back or stopped at, with the place named, and with the
-bits of a run that knew of the bad data from its start."""
+"""Nonfinite steps: skipped, rolled back or fatal, with their origin named, and with the bits of a
+run that skips the bad data from its start."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def with_ledger(tmp_path_factory: pytest.TempPathFactory) -> UndisturbedWith:
 
 
 def _training(**changes: Any) -> TrainingSpec:
-    """Large enough for a place to be named in it."""
+    """Large enough for distinct origins of a nonfinite value."""
     return small_training(STEPS, blocks=2, micro_batches=2, **changes)
 
 
@@ -109,8 +109,8 @@ def test_a_stop_names_step_rank_layer_and_micro_batch(tmp_path: Path) -> None:
         end = run.wait_end()
         assert (end["outcome"], end["code"]) == ("FAILED", "guard"), run.story()
         _only_trip(run)
-        for named in (f"step {STEP}", "rank 2", PoisonedWindow.LAYER, "micro-batch 1"):
-            assert named in end["message"]
+        for text in (f"step {STEP}", "rank 2", PoisonedWindow.LAYER, "micro-batch 1"):
+            assert text in end["message"]
 
 
 @pytest.mark.parametrize("where", ["gradient", "output"])
@@ -128,7 +128,7 @@ def test_a_transient_nonfinite_value_costs_one_step_and_no_data(
         assert not incidents(run)
         (trip,) = run.of(EventKind.GUARD_TRIPPED)
         assert (trip["step"], trip["decision"], trip["skipped"]) == (STEP, "retry", None)
-        if where == "output":  # the loss tells; that of a tensor-parallel peer too
+        if where == "output":  # found in the loss, also that of a tensor-parallel peer
             assert 2 in trip["ranks"] and not {0, 1} & set(trip["ranks"])
             assert (trip["what"], trip["micro_batch"]) == ("loss", 1)
         else:

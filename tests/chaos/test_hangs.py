@@ -17,7 +17,7 @@ pytestmark = pytest.mark.chaos
 
 DETECTION = DetectionSpec(hang_floor_s=0.5)
 MAX_RECOVERY_S = 8.0
-"""From the last sign of life to the first new step, on a machine that does other things too."""
+"""From the last heartbeat to the first new step, on a machine with other load."""
 
 
 def hang(action: str, point: str, rank: int, step: int) -> dict[str, Any]:
@@ -42,9 +42,9 @@ def test_every_kind_of_hang_is_named_and_recovered_from_with_the_same_bits(
         assert not not_fired(run, EVERY_KIND)
         assert_same_history(run, undisturbed)
         closed = incidents(run)
-        assert [item["cause"] for item in closed] == ["hang"] * len(EVERY_KIND), run.story()
+        assert [incident["cause"] for incident in closed] == ["hang"] * len(EVERY_KIND), run.story()
         for planned, incident in zip(EVERY_KIND, closed, strict=True):
-            (lost,) = (entry for entry in incident["lost"] if entry["cause"] == "hang")
+            (lost,) = (loss for loss in incident["lost"] if loss["cause"] == "hang")
             assert lost["rank"] == planned["rank"], (planned, incident)
             assert incident["suspects"][0]["rank"] == planned["rank"]
             assert incident["stacks"]
@@ -52,10 +52,8 @@ def test_every_kind_of_hang_is_named_and_recovered_from_with_the_same_bits(
             assert incident["steps_lost"] <= 1
 
 
-def test_a_rank_that_skips_a_collective_is_named(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    """It goes on as if nothing were missing, until it waits for those that wait for it."""
+def test_a_rank_that_skips_a_collective_is_named(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """The rank continues without the collective until it and its peers wait for each other."""
     recipe = "tests.support.ranks.recipes:LeavesOutACollective"
     training = small_training(STEPS, recipe=recipe, detection=DETECTION)
     with supervised(tmp_path, training, standbys=0) as run:
@@ -63,7 +61,7 @@ def test_a_rank_that_skips_a_collective_is_named(
         assert_same_history(run, undisturbed)
         (incident,) = incidents(run)
         assert incident["cause"] == "hang", run.story()
-        assert 2 in {item["rank"] for item in incident["suspects"]}, run.story()
+        assert 2 in {suspect["rank"] for suspect in incident["suspects"]}, run.story()
         assert incident["suspects"][0]["rank"] == 2, run.story()
 
 
@@ -76,7 +74,7 @@ def test_long_phases_of_all_ranks_and_declared_phases_of_one_rank_are_no_inciden
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert_same_history(run, undisturbed)
         assert not run.of(EventKind.INCIDENT_OPENED), run.story()
-        stragglers = [item["reason"] for item in run.of(EventKind.STALLED)]
+        stragglers = [stall["reason"] for stall in run.of(EventKind.STALLED)]
         assert any("load" in reason for reason in stragglers), run.story()
         assert any("evaluate" in reason for reason in stragglers), run.story()
         assert any("rank 1," in reason and "user" in reason for reason in stragglers), run.story()
@@ -85,11 +83,11 @@ def test_long_phases_of_all_ranks_and_declared_phases_of_one_rank_are_no_inciden
 def test_a_slow_rank_is_reported_soon_and_its_node_is_replaced(tmp_path: Path) -> None:
     slow = {"action": "slow", "point": "forward", "rank": 2, "step": 8, "factor": 3.0, "steps": 999}
     patience = {"straggler_patience_s": 0.5}
-    training = small_training(1000, blocks=2, micro_batches=2)  # as slow as can be told
+    training = small_training(1000, blocks=2, micro_batches=2)  # steps long enough to measure
     with supervised(tmp_path, training, standbys=1, chaos=[slow], config=patience) as run:
 
         def stragglers() -> list[dict[str, Any]]:
-            return [item for item in run.of(EventKind.STRAGGLER) if item["rank"] == 2]
+            return [event for event in run.of(EventKind.STRAGGLER) if event["rank"] == 2]
 
         def replaced() -> list[dict[str, Any]]:
             return [incident for incident in incidents(run) if incident["cause"] == "straggler"]
@@ -107,7 +105,7 @@ def test_a_slow_rank_is_reported_soon_and_its_node_is_replaced(tmp_path: Path) -
 def test_a_rank_that_stops_while_an_attempt_forms_is_named(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """In the recovery from another fault: how long joining takes was learned from the first."""
+    """During the recovery from another fault; the first attempt taught the time of a join."""
     with supervised(tmp_path, small_training(STEPS, detection=DETECTION), standbys=0) as run:
         run.wait_step(5)
         run.inject("stop", rank=2, phase="restore")

@@ -1,5 +1,5 @@
-"""Faults on request in a running job: each happens once, to whom it was meant for, and the job ends
-with the undisturbed run's bits."""
+"""Injected faults in a running job: each happens once, to its victim, and the job ends with the
+undisturbed run's bits."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def fired(run: SupervisedRun, text: str) -> int:
 def test_each_fault_happens_once_to_its_rank_at_its_step_and_phase(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """Two are ordered in the first steps and wait: through a recovery, and a new process."""
+    """Two faults are requested early and stay pending through a recovery and a new process."""
     with supervised(tmp_path, small_training(STEPS), standbys=0) as run:
         run.wait_step(2)
         run.inject("exit", rank=1, at_step=30, phase="backward", exit_code=3)
-        run.inject("kill", rank=1, phase="restore")  # in the recovery from the next one
+        run.inject("kill", rank=1, phase="restore")  # in the recovery from the next fault
         run.inject("kill", rank=1, at_step=20)
         run.wait_step(40)
         run.inject("abort", rank=2)
@@ -61,7 +61,7 @@ def test_an_injected_death_of_a_supervisor_agent_or_node_happens_once(
         number = run.inject("supervisor_death")
         run.wait(lambda: run.supervisor is not before)
         successor = run.supervisor
-        successor.inject(number, SUPERVISOR_DEATH)  # as a reconciler that had no answer
+        successor.inject(number, SUPERVISOR_DEATH)  # like a reconciler that got no answer
         run.wait_step(15)
         run.inject("agent_death", rank=2)
         run.wait(lambda: len(incidents(run)) == 1)
@@ -80,7 +80,7 @@ def test_an_injected_death_of_a_supervisor_agent_or_node_happens_once(
 def test_an_unavailable_and_then_full_remote_tier_costs_no_step(
     tmp_path: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At a pace at which both faults fit into the run."""
+    """Paced so that both faults fit into the run."""
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.setenv(PACE, "0.05")
     checkpoint = CheckpointSpec(
@@ -99,4 +99,4 @@ def test_an_unavailable_and_then_full_remote_tier_costs_no_step(
         assert {row.attempt for row in run.all_rows} == {1}
         first, second = (str(incident["evidence"]) for incident in incidents(run))
         assert "it does not answer" in first and "No space left" in second
-        assert {item["cause"] for item in incidents(run)} == {"remote_unavailable"}
+        assert {incident["cause"] for incident in incidents(run)} == {"remote_unavailable"}

@@ -1,4 +1,4 @@
-"""Loss of nodes, agents, zygotes, standbys and the supervisor: the same bits, or a named reason."""
+"""Loss of nodes, agents, zygotes, standbys and the supervisor: same bits, or a stated reason."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_standby_node_takes_over_from_the_node_of_rank_zero(
 def test_with_two_copies_two_nodes_may_be_lost_at_once(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """Those that would be each other's partners if there were one copy, and no remote tier."""
+    """Both nodes would be each other's partners with one copy; there is no remote tier."""
     checkpoint = CheckpointSpec(
         memory=MemoryTierSpec(every_steps=1, copies=2), remote=RemoteTierSpec(every_steps=0)
     )
@@ -54,7 +54,7 @@ def test_with_two_copies_two_nodes_may_be_lost_at_once(
         run.wait_step(15)
         (placed,) = run.of(EventKind.MEMORY_PLACED)
         assert placed["recoverable"]["2"] == {"probability": 1.0, "standard_error": 0.0}
-        assert {len(those) for those in placed["partners"].values()} == {2}
+        assert {len(partners) for partners in placed["partners"].values()} == {2}
         lost = {run.seat_of(0), run.seat_of(3)}
         for seat in lost:
             run.agents.kill_node(seat)
@@ -64,13 +64,13 @@ def test_with_two_copies_two_nodes_may_be_lost_at_once(
             assert incident["steps_lost"] <= 1
             assert set(incident["tiers"].values()) == {"own_ram", "partner_ram"}, run.story()
         again = run.of(EventKind.MEMORY_PLACED)[-1]["partners"]
-        assert not lost & {seat for those in again.values() for seat in those}
+        assert not lost & {seat for partners in again.values() for seat in partners}
 
 
 def test_a_node_and_the_supervisor_on_it_are_lost_at_once(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """The next supervisor knows the seats from the journal alone, and moves nobody who lives."""
+    """The next supervisor knows the seats only from the events, and moves no living rank."""
     with supervised(tmp_path, small_training(STEPS), standbys=1) as run:
         run.wait_step(20)
         lost, kept = run.seat_of(0), run.seat_of(2)
@@ -83,7 +83,7 @@ def test_a_node_and_the_supervisor_on_it_are_lost_at_once(
         (incident,) = incidents(run)
         assert incident["steps_lost"] <= 1
         members = run.of(EventKind.ATTEMPT_RUNNING)[-1]["members"]
-        assert {item["rank"] for item in members if item["agent"] == kept} == {2, 3}
+        assert {member["rank"] for member in members if member["agent"] == kept} == {2, 3}
         stuck = str(incident["evidence"]).count("slept on after its connections were cut")
         moved = [
             member
@@ -96,7 +96,7 @@ def test_a_node_and_the_supervisor_on_it_are_lost_at_once(
 def test_both_nodes_die_one_after_the_other_and_the_first_comes_back(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """Agents die, nodes live: the second loss is filled by the agent that came back."""
+    """Agents die, nodes live: the agent that came back replaces the second lost agent."""
     with supervised(tmp_path, small_training(STEPS), standbys=1) as run:
         run.wait_step(10)
         run.agents.kill(run.seat_of(0))
@@ -180,7 +180,9 @@ def test_the_successor_of_a_supervisor_that_dies_with_a_rank_finds_the_lost_rank
         assert_same_history(run, undisturbed)
 
 
-def test_training_restores_from_the_remote_tier_when_all_memory_is_lost(tmp_path: Path, undisturbed: Undisturbed) -> None:
+def test_training_restores_from_the_remote_tier_when_all_memory_is_lost(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
     checkpoint = CheckpointSpec(
         memory=MemoryTierSpec(every_steps=1), remote=RemoteTierSpec(every_steps=10, keep=2)
     )
@@ -197,12 +199,12 @@ def test_training_restores_from_the_remote_tier_when_all_memory_is_lost(tmp_path
 def test_a_remote_save_is_completed_from_the_partners_when_its_node_dies(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """The savers of ranks 0 and 1 hang in step 20 when their node dies, and what they read is gone:
-    its partners save that very state, and the checkpoint is what it would have been."""
+    """The savers of ranks 0 and 1 hang in step 20 when their node dies with their source: the
+    partners save the same state, and the checkpoint has the undisturbed content."""
     plan: list[dict[str, Any]] = [
         {"point": "saver", "rank": rank, "step": 20, "action": "stop"} for rank in (0, 1)
     ]
-    # Or step 30 might take the place of 20 in memory before anybody has looked.
+    # Otherwise step 30 might replace step 20 in memory before the test checks.
     plan.append(
         {"point": "forward", "rank": 2, "step": 22, "action": "slow", "factor": 8.0, "steps": 8}
     )
@@ -215,7 +217,7 @@ def test_a_remote_save_is_completed_from_the_partners_when_its_node_dies(
         run.agents.kill_node(run.seat_of(0))
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert run.digests[STEPS] == undisturbed.digests[STEPS]
-        saved = [(item["attempt"], item["step"]) for item in run.of(EventKind.CHECKPOINT_SAVED)]
+        saved = [(event["attempt"], event["step"]) for event in run.of(EventKind.CHECKPOINT_SAVED)]
         assert (1, 20) in saved, run.story()
         assert saved_digest(run, 1, 20) == undisturbed.digests[20]
         run.wait(lambda: not list(run.agents.root.glob("*/save-*.seg")), 10.0)
@@ -224,12 +226,12 @@ def test_a_remote_save_is_completed_from_the_partners_when_its_node_dies(
 def kept_for_others(run: SupervisedRun, step: int) -> set[int]:
     """The ranks whose partner holds their state at `step`."""
     reports = (run.agents.call(seat, "report", timeout_s=5).result() for seat in run.agents.seats)
-    held = (item for report in reports for item in report.held)
-    return {entry.rank for entry in held if (entry.place, entry.step) == (Place.REPLICA, step)}
+    held = (shard for report in reports for shard in report.held)
+    return {shard.rank for shard in held if (shard.place, shard.step) == (Place.REPLICA, step)}
 
 
 def saved_digest(run: SupervisedRun, attempt: int, step: int) -> str:
-    """The digest of a step, as its verified remote checkpoint has it."""
+    """The digest of a step, computed from its verified remote checkpoint."""
     at = run.remote.below(checkpoint_folder(step, attempt))
     verify(at)
     assert set(complete_manifest(at).metrics) == {"loss", "grad_norm"}

@@ -1,8 +1,8 @@
-"""Links of nodes are cut and mended: one world steps at a time, training goes on, and a node that
-is back is checked and used again.
+"""Node links are cut and restored: only one attempt steps at a time, training goes on, and a
+reconnected node is checked and used again.
 
-Agents live in network namespaces, and everything between them and the supervisor goes over their
-links. Who stepped when is told by the workers' own files, on both sides of the cut.
+Agents live in network namespaces, and all their traffic with the supervisor uses their links. The
+workers' own files on both sides of the cut record the steps with their times.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ HEARTBEAT_S = 1.0
 LEASE_S, MARGIN_S = 2.0, 0.5
 PACE_S = 0.05
 MAX_UNPOLLED = 8
-"""Steps that a node may have made since the supervisor asked it last, on a machine that is busy."""
+"""Steps that a node may have made since its last poll, on a busy machine."""
 MAX_STEPS = 100_000
-"""None of these jobs gets there: they are told to stop."""
+"""No job reaches this step; the tests stop them."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Layout:
     standbys: int
 
 
-ACROSS = Layout(workers_per_node=1, standbys=1)  # a cut runs through the world
-ON_ONE_NODE = Layout(workers_per_node=2, standbys=1)  # all of it lies on one side
+ACROSS = Layout(workers_per_node=1, standbys=1)  # a cut separates the ranks
+ON_ONE_NODE = Layout(workers_per_node=2, standbys=1)  # all ranks are on one side of a cut
 
 
 def training() -> TrainingSpec:
-    """Two ranks, with steps of a few milliseconds beside the pace."""
+    """Two ranks; a step takes a few milliseconds plus the pace."""
     return small_training(
         MAX_STEPS,
         recipe="tests.support.ranks.step_log:LogsSteps",
@@ -104,9 +104,9 @@ def logging_steps(folder: Path, pace_s: float) -> Iterator[None]:
         del os.environ[FOLDER], os.environ[PACE]
 
 
-def cut_and_mend(run: SupervisedRun, rng: random.Random) -> str:
-    """Cut a host of the world at a random moment, see training go on without it, mend the link,
-    and see the node checked and ready again. Its seat."""
+def cut_and_restore(run: SupervisedRun, rng: random.Random) -> str:
+    """Cut off a node of the attempt at a random moment, wait until training goes on without it,
+    restore the link, and wait until the node is ready again. Returns its seat."""
     agents = run.agents
     assert isinstance(agents, RemoteAgents)
     seat = rng.choice(sorted({seat for seat, _ in run.workers().values()}))
@@ -122,22 +122,22 @@ def cut_and_mend(run: SupervisedRun, rng: random.Random) -> str:
 
 
 def is_back(run: SupervisedRun, seat: str, seen_events: int) -> bool:
-    """Whether it is a standby again after it was cut off."""
+    """Whether the agent is a standby again after it was cut off."""
     since = [e.data for e in run.events[seen_events:] if e.kind is EventKind.STANDBY]
-    return any(item["agent"] == seat and item["state"] == "ready" for item in since)
+    return any(standby["agent"] == seat and standby["state"] == "ready" for standby in since)
 
 
-def assert_one_world_at_a_time(logged: list[LoggedStep]) -> None:
-    """By the workers' own word: nobody stepped in an attempt once a later one had begun to."""
+def assert_one_attempt_at_a_time(logged: list[LoggedStep]) -> None:
+    """By the workers' own files: no attempt makes a step after a later attempt's first step."""
     last: dict[int, float] = {}
     first: dict[int, float] = {}
-    for item in logged:
-        first.setdefault(item.attempt, item.at)
-        last[item.attempt] = item.at
+    for step in logged:
+        first.setdefault(step.attempt, step.at)
+        last[step.attempt] = step.at
     attempts = sorted(first)
-    assert attempts == list(dict.fromkeys(entry.attempt for entry in logged))
+    assert attempts == list(dict.fromkeys(step.attempt for step in logged))
     for before, after in pairwise(attempts):
-        assert last[before] < first[after], f"attempt {before} steps beside attempt {after}"
+        assert last[before] < first[after], f"attempt {before} steps during attempt {after}"
 
 
 def undisturbed_digests(folder: Path, steps: int) -> dict[int, str]:
@@ -151,22 +151,22 @@ def undisturbed_digests(folder: Path, steps: int) -> dict[int, str]:
 
 
 def run_partitions(folder: Path, layout: Layout, cuts: int) -> None:
-    """`cuts` partitions, and all that must hold of them."""
+    """Run with `cuts` partitions, and check all invariants."""
     seed = int(os.environ.get("HOLDFAST_SEED", time.time_ns() % 1_000_000))
     print(f"HOLDFAST_SEED={seed}")
     rng = random.Random(seed)
     with partitioned(folder, layout) as run:
         run.wait(lambda: len(run.of(EventKind.STANDBY)) >= layout.standbys and bool(run.rows))
-        seats = [cut_and_mend(run, rng) for _ in range(cuts)]
+        seats = [cut_and_restore(run, rng) for _ in range(cuts)]
         run.stop(StopKind.CANCEL)
         assert run.wait_end()["outcome"] == "CANCELLED", run.story()
         logged = logged_steps(folder / "steps")
-        assert_one_world_at_a_time(logged)
+        assert_one_attempt_at_a_time(logged)
         formed = run.of(EventKind.ATTEMPT_FORMING)
         assert len(formed) >= cuts + 1
         reached = max(run.rows)
-        assert {entry.step for entry in logged} == set(range(1, reached + 1)), run.story()
-        # What the cut-off node alone could tell of its steps since the last poll is not told.
+        assert {step.step for step in logged} == set(range(1, reached + 1)), run.story()
+        # Steps since the last poll that only the cut-off node knew are not reported.
         unreported = set(range(1, reached + 1)) - set(run.rows)
         most = MAX_UNPOLLED * cuts if layout.workers_per_node == 2 else 0
         assert len(unreported) <= most, (unreported, run.story())
@@ -174,7 +174,7 @@ def run_partitions(folder: Path, layout: Layout, cuts: int) -> None:
     expected = undisturbed_digests(folder / "undisturbed", reached)
     assert digests.items() <= expected.items()
     assert len(expected) - len(digests) <= 2 * len(unreported)
-    again = {item["agent"] for form in formed[1:] for item in form["members"]}
+    again = {member["agent"] for forming in formed[1:] for member in forming["members"]}
     assert again & set(seats[:-1]), "a node that was cut off is used again"
 
 
@@ -204,7 +204,7 @@ def test_an_injected_partition_disconnects_the_node_and_reconnects_it(
         assert time.monotonic() - began > 3.0
         run.stop(StopKind.CANCEL)
         assert run.wait_end()["outcome"] == "CANCELLED", run.story()
-        assert_one_world_at_a_time(logged_steps(tmp_path / "steps"))
+        assert_one_attempt_at_a_time(logged_steps(tmp_path / "steps"))
 
 
 @pytest.mark.soak

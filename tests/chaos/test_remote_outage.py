@@ -1,5 +1,5 @@
-"""A remote tier that misbehaves in the middle of a run: training goes on, one incident says so,
-and what was not saved is saved when it answers again. Against a real S3 server."""
+"""A remote tier fails in the middle of a run: training goes on, one incident reports the outage,
+and missed saves are made up for when the tier answers again. Uses a real S3 server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def proxy(s3_server: S3Server) -> Iterator[FlakyProxy]:
 
 @pytest.fixture
 def start(tmp_path: Path, s3_server: S3Server, proxy: FlakyProxy) -> Start:
-    """`start(every)`: a run that saves to a bucket behind the proxy."""
+    """`start(every)` starts a run that saves to a bucket behind the proxy."""
 
     def begin(every: int, **options: Any) -> Any:
         bucket = s3_server.new_bucket()
@@ -56,15 +56,15 @@ def start(tmp_path: Path, s3_server: S3Server, proxy: FlakyProxy) -> Start:
 
 
 def _saved(run: SupervisedRun) -> list[int]:
-    return [item["step"] for item in run.of(EventKind.CHECKPOINT_SAVED)]
+    return [saved["step"] for saved in run.of(EventKind.CHECKPOINT_SAVED)]
 
 
 def _outages(run: SupervisedRun, kind: EventKind) -> list[dict[str, Any]]:
-    return [item for item in run.of(kind) if item["cause"] == "remote_unavailable"]
+    return [event for event in run.of(kind) if event["cause"] == "remote_unavailable"]
 
 
 def _assert_nothing_left(run: SupervisedRun, server: S3Server) -> None:
-    """Whole checkpoints alone in the bucket; no frozen copy in shared memory."""
+    """Only complete checkpoints in the bucket; no frozen copy in shared memory."""
     bucket = run.remote.uri.split("/")[2]
     assert server.uploads(bucket) == []
     listed = list_checkpoints(run.remote)
@@ -130,15 +130,15 @@ def test_errors_lost_answers_and_cut_transfers_change_no_result(
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert all(rule.used == rule.times for rule in rules), rules
         assert_same_history(run, undisturbed)
-        assert STEPS in _saved(run)  # one that was held up may be told of later
+        assert STEPS in _saved(run)  # a delayed save may be reported later
         _assert_nothing_left(run, s3_server)
 
 
 def test_a_save_goes_on_when_its_worker_and_then_its_saver_die(
     start: Start, s3_server: S3Server, undisturbed: Undisturbed
 ) -> None:
-    """The worker dies right after it left its copy of step 20; the first saver dies too. The
-    checkpoint of the attempt that has ended is completed all the same."""
+    """The worker dies right after it froze its copy of step 20; the first saver dies too. The
+    checkpoint of the ended attempt is completed nevertheless."""
     plan: list[dict[str, Any]] = [
         {"point": "saved", "rank": 1, "step": 20, "action": "kill"},
         {"point": "saver", "rank": 2, "step": 20, "action": "kill"},
@@ -154,8 +154,8 @@ def test_a_save_goes_on_when_its_worker_and_then_its_saver_die(
 def test_a_restore_waits_for_unavailable_storage_instead_of_starting_over(
     start: Start, proxy: FlakyProxy, undisturbed: Undisturbed
 ) -> None:
-    """Every agent and the supervisor are lost while the bucket is away: what it holds is neither
-    forgotten nor taken for bad."""
+    """All agents and the supervisor are lost while the bucket is unavailable: its checkpoints are
+    neither forgotten nor marked bad."""
     with start(20, standbys=0, config={"wait_for_replacement_s": 60.0}) as run:
         run.wait(lambda: 20 in _saved(run))
         proxy.add("status", status=404, code="NoSuchBucket")
@@ -163,7 +163,7 @@ def test_a_restore_waits_for_unavailable_storage_instead_of_starting_over(
             run.agents.forget_memory(seat)
         run.lose_supervisor()
         run.wait(
-            lambda: any("remote tier" in item["resource"] for item in run.of(EventKind.WAITING)),
+            lambda: any("remote tier" in wait["resource"] for wait in run.of(EventKind.WAITING)),
             90.0,
         )
         proxy.heal()

@@ -53,8 +53,8 @@ def test_a_rank_of_a_replica_may_die_in_any_phase_of_a_step(
 
 
 def test_a_lost_node_is_replaced_from_its_living_replica(tmp_path: Path) -> None:
-    """No partner keeps a copy of what a replica on another node has; dropout included, the rank
-    that comes back has the very state of the one that was lost."""
+    """No partner copies state that a replica on another node has. The replacement has exactly the
+    lost rank's state, including dropout."""
     training = replicated(tp=2)
     undisturbed = undisturbed_run(tmp_path / "undisturbed", training)
     with supervised(tmp_path, training, standbys=1) as run:
@@ -65,7 +65,7 @@ def test_a_lost_node_is_replaced_from_its_living_replica(tmp_path: Path) -> None
         assert_same_history(run, undisturbed)
         shards = sorted(run.remote_root.glob("step-*/__*_0.distcp"))
         sizes = [path.stat().st_size for path in shards]
-        assert max(sizes[2:]) < min(sizes[:2]) / 10  # what replicas share is saved once
+        assert max(sizes[2:]) < min(sizes[:2]) / 10  # shared state is saved once
         (incident,) = incidents(run)
         assert incident["tiers"]["3"] == "reshard", run.story()
         assert incident["steps_lost"] <= 1

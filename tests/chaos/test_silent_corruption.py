@@ -1,4 +1,4 @@
-"""Single bits that flip in one replica: found at once, by all ranks alike, named, and undone."""
+"""Bit flips in one replica: all ranks detect them at once; the rank is named, the step undone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MODEL = ModelSpec(dim=32, layers=2, heads=2, sequence_length=32, dropout=0.1)
 
 
 def replicated(replicas: int, steps: int = STEPS, **changes: Any) -> TrainingSpec:
-    """Small steps: the bits are what is looked at."""
+    """Small steps: these tests compare only bits."""
     fields: dict[str, Any] = {
         "recipe": "tests.support.ranks.flips:FlipsBits",
         "model": MODEL,
@@ -67,8 +67,8 @@ def undisturbed(folder: Path, training: TrainingSpec, patch: pytest.MonkeyPatch)
 
 
 def named(incident: dict[str, Any]) -> set[int]:
-    """Who is said to have computed other bits."""
-    return {item["rank"] for item in incident["lost"] if item["cause"] == "corruption"} - {None}
+    """The ranks that the incident names as corrupted."""
+    return {lost["rank"] for lost in incident["lost"] if lost["cause"] == "corruption"} - {None}
 
 
 @pytest.mark.parametrize("replicas", [2, 3])
@@ -78,7 +78,7 @@ def test_a_flipped_bit_is_found_within_three_steps_named_and_undone(
     training = replicated(replicas)
     flips = random_flips(replicas, replicas, 9)
     whole = undisturbed(tmp_path, training, monkeypatch)
-    # Each flip is another chance: that a node had one before is not held against it for long.
+    # A short window: earlier flips of a node do not count against it.
     chances = {"window_s": 0.05}
     with flipping(tmp_path, training, flips, monkeypatch, config=chances) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
@@ -86,12 +86,12 @@ def test_a_flipped_bit_is_found_within_three_steps_named_and_undone(
         found = incidents(run)
         assert {incident["cause"] for incident in found} == {"corruption"}, run.story()
         for flip in flips:
-            # What flips while the state of the step before is being copied may be in the copy.
+            # A flip during the copy of the previous step may be in that copy.
             steps = range(flip["step"] - 2, flip["step"] + 2)
-            mine = [item for item in found if item["restored_step"] in steps]
-            assert mine, (flip, run.story())
-            assert max(entry["steps_lost"] for entry in mine) <= 1
-            assert set.union(*map(named, mine)) == {flip["rank"]}, (flip, run.story())
+            matching = [incident for incident in found if incident["restored_step"] in steps]
+            assert matching, (flip, run.story())
+            assert max(incident["steps_lost"] for incident in matching) <= 1
+            assert set.union(*map(named, matching)) == {flip["rank"]}, (flip, run.story())
         assert len(run.of(EventKind.ATTEMPT_FORMING)) <= 1 + 2 * len(flips)
 
 
@@ -104,9 +104,9 @@ def test_a_corrupting_node_is_replaced_if_a_standby_exists(
     with flipping(tmp_path, training, flips, monkeypatch, standbys=1) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert_same_history(run, whole)
-        worlds = [item["members"] for item in run.of(EventKind.ATTEMPT_RUNNING)]
+        worlds = [event["members"] for event in run.of(EventKind.ATTEMPT_RUNNING)]
         seats = [[member["agent"] for member in members] for members in worlds]
-        assert seats[0] == seats[1]  # two differed: the step was repeated by the same
+        assert seats[0] == seats[1]  # two replicas differed: the same ranks repeat the step
         assert seats[-1][0] == seats[0][0]
         assert seats[-1][1] not in seats[0], run.story()
 
@@ -122,14 +122,12 @@ def test_a_third_node_arbitrates_between_two_that_always_differ(
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert_same_history(run, whole)
         assert set.union(*map(named, incidents(run))) == {0}, run.story()
-        formed = [item["members"] for item in run.of(EventKind.ATTEMPT_FORMING)]
-        assert formed[2][1]["agent"] not in {entry["agent"] for entry in formed[0]}, run.story()
+        formed = [event["members"] for event in run.of(EventKind.ATTEMPT_FORMING)]
+        assert formed[2][1]["agent"] not in {member["agent"] for member in formed[0]}, run.story()
 
 
-def test_no_tier_keeps_a_corrupt_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every step goes to the remote tier; the flip is in the copy of the very last one."""
+def test_no_tier_keeps_a_corrupt_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step is saved to the remote tier; the last flip is in the copy of the final step."""
     steps = 20
     checkpoint = CheckpointSpec(remote=RemoteTierSpec(every_steps=1, keep=100))
     training = replicated(2, steps=steps, checkpoint=checkpoint)
@@ -139,12 +137,12 @@ def test_no_tier_keeps_a_corrupt_state(
     with flipping(tmp_path, training, flips, monkeypatch, config=chances) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert_same_history(run, whole)
-        saved = {(item["step"], item["attempt"]) for item in run.of(EventKind.CHECKPOINT_SAVED)}
-        bad = {element["uri"] for element in run.of(EventKind.CHECKPOINT_BAD)} - {""}
+        saved = {(event["step"], event["attempt"]) for event in run.of(EventKind.CHECKPOINT_SAVED)}
+        bad = {event["uri"] for event in run.of(EventKind.CHECKPOINT_BAD)} - {""}
         corrupt = {
-            (entry["corrupt"]["step"], entry["corrupt"]["attempt"])
-            for entry in run.of(EventKind.CHECKPOINT_BAD)
-            if "corrupt" in entry
+            (event["corrupt"]["step"], event["corrupt"]["attempt"])
+            for event in run.of(EventKind.CHECKPOINT_BAD)
+            if "corrupt" in event
         }
         assert {step for step, _ in corrupt} == {6, 11, steps}
         good = {pair for pair in saved if not any(_is_of(uri, *pair) for uri in bad)}

@@ -1,4 +1,4 @@
-"""Ranks without a sign of life are told of from outside, by agents that watch real workers."""
+"""Agents that watch real workers report stalled ranks from outside."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.chaos
 
 FLOOR_S = 0.5
 LEARNED_STEPS = 30
-"""By then every phase has been seen often enough for a limit near the floor."""
+"""By then every phase was measured often enough for a limit near the floor."""
 
 FIRST_STEPS = 8
-"""Of an attempt, and some more: those have limits of their own."""
+"""The first steps of an attempt, which have their own limits, plus a margin."""
 
 
 class Watched:
-    """A run whose signals are kept from its supervisor: what agents tell, not what follows."""
+    """A run whose stall signals are recorded and withheld from its supervisor."""
 
     def __init__(self, run: SupervisedRun) -> None:
         self.run = run
@@ -43,17 +43,21 @@ class Watched:
             self._pass_on(reported)
 
     def wait_stall(self, rank: int, since: float) -> tuple[float, Signal]:
-        """The first standstill of `rank` that was told after `since`, and how long after."""
+        """The first stall of `rank` reported after `since`, and the delay of the report."""
 
         def found() -> list[tuple[float, Signal]]:
-            return [(at, reported) for at, reported in self.stalls if at > since and reported.rank == rank]
+            return [
+                (at, reported)
+                for at, reported in self.stalls
+                if at > since and reported.rank == rank
+            ]
 
         self.run.wait(lambda: bool(found()), 20.0)
         at, reported = found()[0]
         return at - since, reported
 
     def replace(self, rank: int) -> None:
-        """End a rank that hangs; return once its successor is beyond the first steps."""
+        """Kill a hung rank; return once its replacement is past the first steps."""
         self.run.kill(rank)
         self.run.wait_step(max(self.run.rows) + FIRST_STEPS)
 
@@ -64,12 +68,12 @@ class Watched:
         inspected: tuple[Inspection, ...] = agents.call(
             seat, "inspect", epoch, worker.attempt, timeout_s=10
         ).result()
-        return next(item for item in inspected if item.beat.rank == rank)
+        return next(inspection for inspection in inspected if inspection.beat.rank == rank)
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """A world that has learned; every test leaves it training."""
+    """A run with learned limits; every test leaves it training."""
     training = small_training(100_000, detection=DetectionSpec(hang_floor_s=FLOOR_S))
     with supervised(tmp_path_factory.mktemp("watched"), training, standbys=0) as run:
         yield Watched(run)
@@ -89,7 +93,7 @@ def test_a_stopped_rank_is_reported_and_inspected_from_outside(watched: Watched)
     assert seen.stack, seen.problem
     others = [watched.inspect(rank) for rank in (0, 1, 3)]
     assert all(other.process in "SR" for other in others)
-    entered = {item.beat.rank: item.beat for item in [seen, *others]}
+    entered = {inspection.beat.rank: inspection.beat for inspection in [seen, *others]}
     waiting = [g for beat in entered.values() for g in beat.groups if g.entered > g.left]
     assert waiting, entered
     watched.replace(2)
@@ -106,7 +110,7 @@ def test_a_stopped_rank_is_reported_and_inspected_from_outside(watched: Watched)
 def test_every_kind_of_hang_is_reported(
     watched: Watched, kind: str, states: str, stands_in: str
 ) -> None:
-    """The thread that answers its agent hangs with it where the interpreter's lock is held."""
+    """A hang that holds the GIL also blocks the thread that answers the agent."""
     began = time.monotonic()
     watched.run.inject(kind, rank=3, phase="backward")
     after_s, reported = watched.wait_stall(3, began)
@@ -120,7 +124,7 @@ def test_every_kind_of_hang_is_reported(
 
 
 def test_a_stall_is_reported_once(watched: Watched) -> None:
-    """The last to use this world: what a rank stood still for before it went on is learned."""
+    """Must be the last test of this run: the run learns the length of a stall that ended."""
     pid = watched.run.pids()[1]
     began = time.monotonic()
     os.kill(pid, signal.SIGSTOP)
@@ -141,8 +145,8 @@ def test_a_stall_is_reported_once(watched: Watched) -> None:
 
 
 def test_a_long_phase_of_all_ranks_is_reported_without_an_incident(tmp_path: Path) -> None:
-    """An evaluation over its limit on every rank is a wait; one that declared its time is not even
-    told of."""
+    """An evaluation over its limit on every rank is a wait; a phase with a declared time is not
+    reported at all."""
     limit_s = EvaluatesTwice.takes_s / 3
     training = small_training(
         30,
@@ -161,6 +165,6 @@ def test_a_long_phase_of_all_ranks_is_reported_without_an_incident(tmp_path: Pat
         end = run.wait_end()
         assert end["outcome"] == "SUCCEEDED", run.story()
         assert not run.of(EventKind.INCIDENT_OPENED), run.story()
-    stalls = [item.detail["beat"] for item in reported if item.kind is SignalKind.RANK_STALLED]
+    stalls = [stall.detail["beat"] for stall in reported if stall.kind is SignalKind.RANK_STALLED]
     assert {beat["phase"] for beat in stalls} == {"evaluate"}
     assert {beat["rank"] for beat in stalls} == {0, 1, 2, 3}

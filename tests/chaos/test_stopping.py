@@ -1,4 +1,4 @@
-"""Cancelled and paused jobs save their last state first, whatever dies meanwhile (P2, P5)."""
+"""Cancelled and paused jobs first save their last state, even if processes die (P2, P5)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNWATCHED = DetectionSpec(enabled=False)
 
 
 def assert_saved(run: SupervisedRun, end: dict[str, Any]) -> None:
-    """The last step made is the newest checkpoint, and whole."""
+    """The newest checkpoint is complete and holds the last step."""
     assert end["durable_step"] == max(run.rows) == end["step"], run.story()
     newest = list_checkpoints(open_storage(str(run.remote_root)))[0]
     assert newest.step == end["step"]
@@ -45,7 +45,7 @@ def test_a_paused_job_resumes_with_the_same_bits_after_deaths_in_its_last_save(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     plan = [
-        {"point": "save", "rank": 3, "action": "kill"},  # amid the copy that it leaves
+        {"point": "save", "rank": 3, "action": "kill"},  # during its last copy
         {"point": "saver", "rank": 1, "action": "kill"},
         {"point": "finalizer", "action": "kill"},
     ]

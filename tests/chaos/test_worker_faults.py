@@ -35,7 +35,7 @@ IN_EVERY_PHASE_OF_A_STEP = [
     kill("committed", 2, 29),  # while its state is being replicated
     kill("forward", 0, 33),  # two at once
     kill("forward", 3, 33),
-    kill("save", 3, 40),  # before and after handing over a remote save
+    kill("save", 3, 40),  # before and after the handover of a remote save
     kill("saved", 0, 50),
     kill("agree", 2, STEPS + 1),  # after the last step, before its digest is known
 ]
@@ -80,8 +80,8 @@ def test_a_slow_copy_delays_the_step_and_never_tears_the_state(
 def test_survivors_keep_their_processes(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Also the regression test for stale gradients: each kill comes in the middle of a backward.
 
-    A survivor is killed only if gloo lost its wake-up (see `WorkerPool`), and the incident says so.
-    The number of recoveries without such a kill shows that it is the exception.
+    A survivor is killed only if gloo lost its wake-up (see `WorkerPool`), and the incident records
+    this. The number of recoveries without such a kill shows that it is the exception.
     """
     plan = [kill("backward", 1, step) for step in (12, 22, 32, 42)]
     with supervised(tmp_path, small_training(STEPS), standbys=0, chaos=plan) as run:
@@ -111,7 +111,7 @@ def test_ranks_may_die_while_an_attempt_forms_and_during_that_recovery(
         kill("rendezvous", 1),
         kill("restore", 3),
         kill("backward", 0, 20),
-        kill("restore", 0),  # these two fire in recoveries from the ones before
+        kill("restore", 0),  # these two fire in the recoveries from earlier kills
         kill("rendezvous", 3),
     ]
     with supervised(tmp_path, small_training(STEPS), standbys=0, chaos=plan) as run:
@@ -129,7 +129,7 @@ def test_a_remote_save_survives_its_saver_and_its_publisher(
     with supervised(tmp_path, training, standbys=0, chaos=plan) as run:
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert not not_fired(run, plan)
-        assert not incidents(run)  # training never noticed
+        assert not incidents(run)  # training was not affected
         assert_same_history(run, undisturbed)
         saved = sorted(path.name for path in run.remote_root.glob("step-*"))
         assert f"step-{STEPS:08d}.attempt-1" in saved
@@ -149,7 +149,7 @@ def test_a_stopped_survivor_is_killed_rather_than_waited_for(
 
 
 def test_every_sample_is_used_exactly_once(undisturbed: Undisturbed, tmp_path: Path) -> None:
-    """The committed history against the pure order of samples, recomputed from the seed alone."""
+    """Compares the committed history with the order of samples recomputed from the seed."""
     training = small_training(STEPS)
     length = training.model.sequence_length
     count = open_corpus(training.data, tmp_path, length).samples(length)
@@ -175,6 +175,6 @@ def test_a_restore_that_yields_no_finite_step_uses_another_source(
         assert_same_history(run, undisturbed)
         (incident,) = incidents(run)
         assert {"worker_crash", "not_finite"} <= set(incident["causes"]), run.story()
-        second, third = (item["restore"] for item in run.of(EventKind.ATTEMPT_FORMING)[1:])
+        second, third = (forming["restore"] for forming in run.of(EventKind.ATTEMPT_FORMING)[1:])
         assert (second["step"], second["sources"]) != (third["step"], third["sources"])
-        assert {entry["step"] for entry in incident["bad"]} == {second["step"]}
+        assert {bad["step"] for bad in incident["bad"]} == {second["step"]}

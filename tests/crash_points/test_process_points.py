@@ -3,6 +3,7 @@ random moments."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import time
@@ -28,7 +29,7 @@ from tests.support.memory.memory_states import (
 from tests.support.memory.shm import SECRET
 
 from holdfast_workers.checkpoint.local_files import LocalStorage
-from holdfast_workers.memory import frozen_copies, segment, wire
+from holdfast_workers.memory import frozen_copies, wire
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.replicate import Replicator
 from holdfast_workers.memory.segment import Segment
@@ -40,7 +41,7 @@ STORES: Sequence[Operation] = (
     (os, "open"),
     (os, "posix_fallocate"),
     (os, "pwrite"),
-    (segment.mmap, "mmap"),
+    (mmap, "mmap"),
     (Path, "rename"),
     (np, "frombuffer"),
     (Segment, "_clear_word"),

@@ -36,6 +36,7 @@ from holdfast_workers.checkpoint.manifest import (
     list_checkpoints,
 )
 from holdfast_workers.checkpoint.retention import quarantine
+from holdfast_workers.checkpoint.shards import save_shard
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.child_programs import saver
 from holdfast_workers.memory.segment import Segment
@@ -197,7 +198,6 @@ def test_a_frozen_copy_that_changes_during_its_save_is_not_published(
 ) -> None:
     bucket = Bucket()
     saving_job.root = MemoryStorage(bucket)
-    save_shard = saver.save_shard
 
     def flip_and_save(at: Storage, payload: memoryview, layout: Any, rank: int, *rest: int) -> Any:
         """Flip the bit after any check that the saver makes at its start."""

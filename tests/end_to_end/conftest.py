@@ -1,4 +1,4 @@
-"""The whole product, as a user starts it: `holdfast serve` on three local nodes, over REST."""
+"""The whole product as a user starts it: `holdfast serve` on three local nodes, used over REST."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS = 60
 START_S = 180.0
 WITHOUT_STANDBY = {"cpus_per_worker": 0.5, "workers_per_node": 2, "standby_nodes": 0}
 ONE_NODE: dict[str, Any] = {"parallel": {"dp_shard": 2}, "resources": WITHOUT_STANDBY}
-"""For a job whose mesh and standby prove nothing: fewer processes to be started."""
+"""For tests that depend on neither mesh nor standby: fewer processes."""
 
 
 def spec(**changes: Any) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def spec(**changes: Any) -> dict[str, Any]:
 
 
 class Product:
-    """A server that may be killed and started again, and what its jobs have on this machine."""
+    """A server that tests can kill and restart, and its jobs' resources on this machine."""
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
@@ -104,7 +104,7 @@ class Product:
         return found
 
     def actor_pids(self, kind: str) -> list[int]:
-        """Processes of a kind of actor: `SupervisorActor` or `AgentActor`."""
+        """Process ids of an actor class: `SupervisorActor` or `AgentActor`."""
         pids = processes.of_cluster(self.cluster.cluster_id)
         return [pid for pid in pids if _title(pid).startswith(f"ray::{kind}")]
 
@@ -133,18 +133,18 @@ class Product:
         return self.client.wait(job_id, timeout_s)
 
     def node_logs(self, job_id: str) -> list[dict[str, Any]]:
-        """What the node agents of a job wrote for collectors of logs."""
+        """The JSON log lines of a job's node agents."""
         files = Path(self.cluster.temp_dir).glob("session_*/logs/worker-*.err")
         lines = [line for file in files for line in file.read_text().splitlines()]
-        found = [json.loads(line) for line in lines if line.startswith('{"at":')]
-        return [entry for entry in found if entry["job"] == job_id]
+        entries = [json.loads(line) for line in lines if line.startswith('{"at":')]
+        return [entry for entry in entries if entry["job"] == job_id]
 
     def samples(self, job_id: str) -> dict[int, Any]:
         points = self.client.metrics(job_id, ["samples"])
         return {point.step: point.values["samples"] for point in points}
 
     def left_of(self, job_id: str) -> list[str]:
-        """What a job still has: segments and worker processes."""
+        """The remaining segments and worker processes of a job."""
         segments = [str(path) for path in Path(self.cluster.shm_root).glob(f"{job_id}*")]
         workers = [str(pid) for pid in self.actor_pids("AgentActor")]
         return [*segments, *workers, *map(str, self.actor_pids("SupervisorActor"))]
@@ -164,7 +164,7 @@ def _title(pid: int) -> str:
 
 @contextmanager
 def served(folder: Path) -> Iterator[Product]:
-    """A started product whose data lie in `folder`; nothing of it is left afterwards."""
+    """A started product with its data in `folder`; leaves no process behind."""
     started = Product(folder)
     started.start()
     try:
@@ -183,7 +183,7 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
 
 @pytest.fixture(scope="module")
 def undisturbed(product: Product) -> dict[int, str]:
-    """Digest per step of a run that nothing happened to."""
+    """Digest per step of a run without faults."""
     job = product.client.submit(spec(resources=WITHOUT_STANDBY))
     ended = product.finish(job.id)
     assert ended.state == "SUCCEEDED", ended

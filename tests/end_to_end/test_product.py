@@ -1,4 +1,4 @@
-"""Jobs sent over REST train on Ray, lose parts of the house, and end with the same bits."""
+"""Jobs submitted over REST train on Ray, lose processes and nodes, and end with the same bits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_killed_ranks_are_replaced_and_a_killed_supervisor_or_server_costs_nothi
     assert before[0].pid is not None and before[3].pid is not None
     os.kill(before[0].pid, signal.SIGKILL)
     os.kill(before[3].pid, signal.SIGKILL)
-    product.wait(lambda: any(item.closed_at for item in client.incidents(job.id)))
+    product.wait(lambda: any(incident.closed_at for incident in client.incidents(job.id)))
     attempts = len(client.attempts(job.id))
     (supervisor,) = product.actor_pids("SupervisorActor")
     client.inject(job.id, "supervisor_death")
@@ -59,7 +59,7 @@ def test_killed_ranks_are_replaced_and_a_killed_supervisor_or_server_costs_nothi
     product.kill()
     product.start()
     assert_same(product, job.id, undisturbed)
-    assert len(product.client.attempts(job.id)) == attempts, "only the ranks cost one"
+    assert len(product.client.attempts(job.id)) == attempts, "only the killed ranks cost an attempt"
     (incident, *_) = product.client.incidents(job.id)
     assert incident.cause == "worker_crash"
     assert incident.steps_lost is not None and incident.steps_lost <= 1
@@ -127,8 +127,8 @@ def test_another_job_starts_from_a_checkpoint_with_the_same_bits(
 ) -> None:
     client = product.client
     first = next(job for job in client.list(name="small-lm") if job.state == "SUCCEEDED")
-    # Not any one step: a job may skip a save that comes while the one before is still written.
-    start = min(entry.step for entry in client.checkpoints(first.id).remote if not entry.deleted_at)
+    # The steps vary: a job may skip a save while the previous save is still being written.
+    start = min(saved.step for saved in client.checkpoints(first.id).remote if not saved.deleted_at)
     job = client.submit(
         spec(name="goes-on", init_from=f"{first.id}/{start}", resources=WITHOUT_STANDBY)
     )
@@ -138,9 +138,11 @@ def test_another_job_starts_from_a_checkpoint_with_the_same_bits(
     digests = client.digests(job.id)
     assert digests == {step: undisturbed[step] for step in range(start, STEPS + 1)}
     kept = {
-        item.step: item for item in client.checkpoints(first.id).remote if item.deleted_at is None
+        saved.step: saved
+        for saved in client.checkpoints(first.id).remote
+        if saved.deleted_at is None
     }
-    assert kept[start].needed_by == ()  # the other has its own by now
+    assert kept[start].needed_by == ()  # the other job has its own checkpoints by now
     assert kept[start].metrics["loss"] > 0
     target = tmp_path / "model.safetensors"
     client.export_checkpoint(job.id, STEPS, target, hugging_face=True)
@@ -148,10 +150,10 @@ def test_another_job_starts_from_a_checkpoint_with_the_same_bits(
 
 
 def test_a_user_function_is_sent_with_its_job_and_recovers(product: Product) -> None:
-    """The example, with its folder: a rank and an agent die; their later lives have the code."""
+    """The example with its folder: a rank and an agent die; their replacements have the code."""
     folder = REPOSITORY / "examples" / "spirals"
     document = yaml.safe_load((folder / "job.yaml").read_text())
-    # Its steps take long enough for two faults: the server looks every two seconds.
+    # The steps take long enough for two faults: the server polls every two seconds.
     train = {**document["train"], "steps": FUNCTION_STEPS, "global_batch": 2048}
     document |= {"code": str(folder), "train": train, "config": {"width": 512}}
     client = product.client
@@ -174,18 +176,14 @@ def test_a_user_function_is_sent_with_its_job_and_recovers(product: Product) -> 
         assert [point.step for point in accuracies if point.values["accuracy"] is not None] == [
             *range(1, FUNCTION_STEPS + 1)
         ]
-        told_by_nodes = product.node_logs(job.id)
+        logs = product.node_logs(job.id)
         assert any(
-            item["event"] == "output"
-            and item["rank"] == 0
-            and "classified correctly" in item["message"]
-            for item in told_by_nodes
+            entry["event"] == "output"
+            and entry["rank"] == 0
+            and "classified correctly" in entry["message"]
+            for entry in logs
         )
-        exits = [
-            log
-            for log in told_by_nodes
-            if log["event"] == "worker_exited"
-        ]
+        exits = [entry for entry in logs if entry["event"] == "worker_exited"]
         assert not break_it or any(entry["rank"] == 1 and entry["attempt"] == 1 for entry in exits)
         product.wait(lambda: not product.left_of(job.id), 60)
         return client.digests(job.id)
@@ -194,7 +192,7 @@ def test_a_user_function_is_sent_with_its_job_and_recovers(product: Product) -> 
 
 
 def test_the_commands_of_the_quickstart_and_the_tutorial_work(product: Product) -> None:
-    """The newcomer's path: their marked commands, run as they stand."""
+    """Runs the marked commands of both pages unchanged."""
     assert product.client.address
     environment = {
         **os.environ,
@@ -245,7 +243,7 @@ def test_ranks_leave_a_cordoned_node_and_no_job_is_placed_on_it(
 
 
 def test_the_node_of_rank_zero_may_be_lost(product: Product, undisturbed: dict[int, str]) -> None:
-    """The node does not come back: no job that needs three can follow."""
+    """The node does not come back: later tests cannot use three nodes."""
     job = product.client.submit(spec())
     product.wait_step(job.id, 20)
     before = product.members(job.id)
@@ -262,7 +260,7 @@ def test_an_orderly_shutdown_leaves_no_process_no_segment_and_no_file(product: P
     """Must be the last: it ends the server."""
     cluster = product.cluster
     mark = cluster.cluster_id.encode()
-    assert len(_mentioning(mark)) > 4, "there is much to leave"
+    assert len(_mentioning(mark)) > 4, "there are processes that could be left"
     product.stop()
     assert _mentioning(mark) == set()
     assert not Path(cluster.shm_root).exists()

@@ -1,4 +1,4 @@
-"""What the node agents say of their ranks comes out of Ray's own exporter (extra `ray-metrics`)."""
+"""The node agents' rank metrics appear in Ray's own exporter (extra `ray-metrics`)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_rank_of_a_job_is_exported_by_its_node(
         job = product.client.submit(spec(**ONE_NODE, train={**spec()["train"], "steps": 100_000}))
 
         def exported() -> dict[str, set[str]]:
-            """Series -> the ranks of the job that it tells of."""
+            """Series -> the job's ranks in it."""
             found: dict[str, set[str]] = {}
             for node in range(3):
                 for name, labels, value in SERIES.findall(scraped(port + node)):
@@ -51,7 +51,11 @@ def test_every_rank_of_a_job_is_exported_by_its_node(
 
         eventually(lambda: exported().get("holdfast_rank_step") == {"0", "1"}, EXPORTED_WITHIN_S)
         ranks_by_series = exported()
-        assert ranks_by_series["holdfast_rank_compute_seconds"] == ranks_by_series["holdfast_rank_phase"] == {"0", "1"}
+        assert (
+            ranks_by_series["holdfast_rank_compute_seconds"]
+            == ranks_by_series["holdfast_rank_phase"]
+            == {"0", "1"}
+        )
         assert ranks_by_series["holdfast_step_seconds"] == {""}
         product.client.cancel(job.id)
 
@@ -64,7 +68,7 @@ def scraped(port: int) -> str:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many in a row."""
+    """The first of `count` consecutive free ports."""
     for first in range(20_000, 30_000, count):
         try:
             for port in range(first, first + count):

@@ -1,5 +1,5 @@
 """Mixed faults, also during recoveries: the job ends with the undisturbed run's bits, every sample
-was read once, and nothing is left. `make test` has a short storm, `make soak` the long one."""
+is read once, and nothing is left. `make test` has a short storm, `make soak` the long one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def compare_runs(
     kinds: dict[FaultKind, int],
     **stormy_options: Any,
 ) -> None:
-    """One run undisturbed, one in a storm, and all that must hold of the two."""
+    """Compare an undisturbed run with a run under faults, and check all invariants."""
     calm, stormy = tmp_path / "calm", tmp_path / "stormy"
     training = small_training(steps, blocks=2, micro_batches=2, checkpoint=CHECKPOINT)
     calm.mkdir()
@@ -79,11 +79,11 @@ def compare_runs(
         print(storm.summary())
         storm.assert_all_injected()
         assert len(run.of(EventKind.INCIDENT_CLOSED)) >= faults // 4
-        # The last state follows from every step and sample before it.
+        # The last state depends on every earlier step and sample.
         assert run.digests[steps] == undisturbed[steps], run.story()
         assert run.digests.items() <= undisturbed.items(), run.story()
         assert {step: row.samples for step, row in run.rows.items()}.items() <= samples.items()
-        # Rows that only agents knew which died at once are not told.
+        # Rows that only dead agents knew are not reported.
         assert len(run.rows) >= steps - faults // 2
         assert [event.seq for event in run.events] == list(range(1, len(run.events) + 1))
         run.wait(lambda: not list(run.agents.root.glob("*/save-*.seg")), 10.0)

@@ -168,9 +168,11 @@ def budget_sentence(budget: BudgetView) -> str:
         f"{output.seconds(budget.window_s)}"
     )
     if budget.without_progress:
-        attempts = output.plural(budget.without_progress, "attempt")
+        count = budget.without_progress
+        attempts = "the last attempt" if count == 1 else f"the last {count} attempts"
         text += (
-            f"; {attempts} in a row made no new step, and {budget.max_without_progress} are allowed"
+            f"; {attempts} made no new step, and {budget.max_without_progress} such attempts "
+            "in a row are allowed"
         )
     return sentence(text)
 

@@ -1,4 +1,4 @@
-"""Makes the ASGI application from the services it is given; holds no state of its own."""
+"""Creates the ASGI application from its services; holds no state of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from holdfast.rest import (
     prometheus,
     ranks,
 )
-from holdfast.rest.request_guard import Guard
+from holdfast.rest.request_guard import RequestGuard
 from holdfast.rest.services import Services
 from holdfast.schemas import Problem
 from holdfast_service.job_model.job_spec import JobSpec
@@ -35,7 +35,7 @@ from holdfast_workers.fault_injection.kinds import Injection
 
 TITLE = "Holdfast"
 VERSION = "v1"
-NAMED_NOWHERE = (
+EXTRA_SCHEMAS = (
     JobSpec,
     Problem,
     Injection,
@@ -55,7 +55,7 @@ def create_app(services: Services) -> FastAPI:
         version=VERSION,
         summary="Elastic, fault-tolerant training as a service.",
         openapi_url="/api/v1/openapi.json",
-        docs_url=None,  # those pages load scripts from elsewhere
+        docs_url=None,  # those pages load scripts from other origins
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -79,21 +79,21 @@ def create_app(services: Services) -> FastAPI:
     app.include_router(dashboard.router())
     problems.install(app)
     app.state.registry = CollectorRegistry()
-    app.add_middleware(prometheus.Measured, registry=app.state.registry, services=services)
-    app.add_middleware(Guard, services=services)
-    _document(app)
+    app.add_middleware(prometheus.RequestMetrics, registry=app.state.registry, services=services)
+    app.add_middleware(RequestGuard, services=services)
+    _add_extra_schemas(app)
     return app
 
 
-def _document(app: FastAPI) -> None:
-    """Complete the OpenAPI document by the schemas that no route's signature names."""
+def _add_extra_schemas(app: FastAPI) -> None:
+    """Add the schemas that no route's signature names to the OpenAPI document."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = generate()
             schemas = document["components"]["schemas"]
-            for model in NAMED_NOWHERE:
+            for model in EXTRA_SCHEMAS:
                 schema = TypeAdapter(model).json_schema(ref_template=REFERENCE)
                 schemas |= schema.pop("$defs", {})
                 schemas[model.__name__] = schema

@@ -1,4 +1,4 @@
-"""Reads the document of a request, JSON or YAML by its `Content-Type`."""
+"""Reads the body of a request within a size limit: JSON or YAML by its `Content-Type`, or a zip."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ YAML = frozenset({"application/yaml", "application/x-yaml", "text/yaml", "text/x
 async def document(request: Request, limit: int) -> dict[str, Any]:
     """The body, of `limit` bytes at most, as a mapping. Raises ProblemError (400, 413, 415)."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # Also a fence: a web page may send `text/plain` anywhere unasked, but neither of these.
+    # Also a protection: a web page may send `text/plain` to any origin without a preflight request,
+    # but not these types.
     if media_type != JSON and media_type not in YAML:
         given = f"not {media_type}" if media_type else "by a Content-Type header"
         raise ProblemError(
@@ -28,7 +29,7 @@ async def document(request: Request, limit: int) -> dict[str, Any]:
             headers={"Accept": "application/json, application/yaml"},
         )
     try:
-        # In a thread: a large text may take long to be refused, and others are served meanwhile.
+        # In a thread: parsing a large invalid text takes long, and must not block other requests.
         return await asyncio.to_thread(yaml_documents.read, await _limited(request, limit))
     except yaml_documents.DocumentError as error:
         raise ProblemError(400, "malformed_body", str(error)) from error
@@ -43,7 +44,8 @@ async def package(request: Request, limit: int) -> bytes:
 
 
 async def _limited(request: Request, limit: int) -> bytes:
-    """A body without a stated length is cut off where it becomes too long."""
+    """Reads the body; raises ProblemError as soon as it exceeds the limit (its length may be
+    unknown)."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk

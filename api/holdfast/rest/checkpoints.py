@@ -16,22 +16,22 @@ from holdfast_service.views.jobs import CheckpointsView, CheckpointView, Verific
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}/checkpoints", tags=["checkpoints"])
 
-Step = Annotated[int, Path(ge=0, le=2**53, description="the step that it is of")]
+Step = Annotated[int, Path(ge=0, le=2**53, description="step of the checkpoint")]
 
 JSON_LINES = "application/x-ndjson"
 SAFETENSORS = "application/octet-stream"
-_PIECE = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 _VERIFIED: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "How far it is, a line each; the last one has `done`, or a `problem`.",
+        "description": "Progress, a JSON line each; the last line has `done`, or a `problem`.",
         "content": {JSON_LINES: {"schema": {"$ref": "#/components/schemas/VerificationView"}}},
     },
     **documented(404, 422),
 }
 _EXPORTED: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "The file, of known length. All bytes were verified before the first left.",
+        "description": "The file, with its length. All bytes are verified before the first is sent.",
         "content": {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}},
     },
     **documented(404, 409, 422, 503),
@@ -41,7 +41,7 @@ _EXPORTED: dict[int | str, dict[str, Any]] = {
 @router.get(
     "",
     response_model=CheckpointsView,
-    summary="What the job can go on from, by tier",
+    summary="The checkpoints of a job, by tier",
     responses=documented(404, 422),
 )
 async def list_checkpoints(checkpoints: CheckpointsDep, job_id: JobId) -> CheckpointsView:
@@ -50,19 +50,19 @@ async def list_checkpoints(checkpoints: CheckpointsDep, job_id: JobId) -> Checkp
 
 @router.post(
     "/{step}/verify",
-    summary="Read every byte; what is bad is quarantined",
+    summary="Verify every byte; a damaged checkpoint is quarantined",
     response_class=StreamingResponse,
     responses=_VERIFIED,
 )
 async def verify(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> Response:
     found = await checkpoints.find(job_id, step)
-    return StreamingResponse(_words(checkpoints, found), media_type=JSON_LINES)
+    return StreamingResponse(_progress_lines(checkpoints, found), media_type=JSON_LINES)
 
 
 @router.put(
     "/{step}/pin",
     response_model=CheckpointView,
-    summary="Let nobody remove it; again is the same",
+    summary="Pin a checkpoint against removal; idempotent",
     responses=documented(404, 409, 422, 503),
 )
 async def pin(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> CheckpointView:
@@ -72,7 +72,7 @@ async def pin(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> Checkpo
 @router.delete(
     "/{step}/pin",
     response_model=CheckpointView,
-    summary="Pin it no more; again is the same",
+    summary="Unpin a checkpoint; idempotent",
     responses=documented(404, 422, 503),
 )
 async def unpin(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> CheckpointView:
@@ -82,7 +82,7 @@ async def unpin(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> Check
 @router.delete(
     "/{step}",
     status_code=204,
-    summary="Remove it, unless it is pinned, needed, or all that the job has",
+    summary="Remove a checkpoint, unless it is pinned, needed, or the job's last",
     responses=documented(404, 409, 422, 503),
 )
 async def remove(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> None:
@@ -91,7 +91,7 @@ async def remove(checkpoints: CheckpointsDep, job_id: JobId, step: Step) -> None
 
 @router.get(
     "/{step}/export",
-    summary="The model's parameters, whole, as one file",
+    summary="Export the model's parameters as one file",
     response_class=StreamingResponse,
     responses=_EXPORTED,
 )
@@ -102,7 +102,7 @@ async def export(
     *,
     format: Annotated[Literal["safetensors"], Query()] = "safetensors",
     names: Annotated[
-        Literal["own", "hf"], Query(description="hf: as Hugging Face's LlamaForCausalLM has them")
+        Literal["own", "hf"], Query(description="hf: the names of Hugging Face's LlamaForCausalLM")
     ] = "own",
 ) -> Response:
     found = await checkpoints.export(job_id, step, hugging_face=names == "hf")
@@ -110,17 +110,19 @@ async def export(
         "Content-Length": str(found.nbytes),
         "Content-Disposition": f'attachment; filename="{found.name}"',
     }
-    return StreamingResponse(_pieces(found.file), media_type=SAFETENSORS, headers=headers)
+    return StreamingResponse(_chunks(found.file), media_type=SAFETENSORS, headers=headers)
 
 
-async def _words(checkpoints: CheckpointService, found: FoundCheckpoint) -> AsyncIterator[str]:
-    word: VerificationView
-    async for word in checkpoints.verify(found):
-        yield word.model_dump_json() + "\n"
+async def _progress_lines(
+    checkpoints: CheckpointService, found: FoundCheckpoint
+) -> AsyncIterator[str]:
+    progress: VerificationView
+    async for progress in checkpoints.verify(found):
+        yield progress.model_dump_json() + "\n"
 
 
-def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
     with file:
         file.seek(0)
-        while piece := file.read(_PIECE):
-            yield piece
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk

@@ -1,4 +1,4 @@
-"""`/cluster`: nodes, queue and capacity at a glance."""
+"""`/cluster`: the nodes, the queue and the capacity."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ router = APIRouter(prefix="/api/v1/cluster", tags=["nodes"])
 
 
 @router.get(
-    "", response_model=ClusterView, summary="Nodes, queue and capacity, seconds old at most"
+    "", response_model=ClusterView, summary="Nodes, queue and capacity, a few seconds old at most"
 )
 async def cluster(overview: OverviewDep) -> ClusterView:
     return await overview.cluster()

@@ -1,4 +1,4 @@
-"""`/code`: a user's folder, sent once, named in specs by its digest."""
+"""`/code`: stores a user's folder of code, which specs name by its digest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ router = APIRouter(prefix="/api/v1/code", tags=["code"])
     "",
     status_code=201,
     response_model=CodeView,
-    summary="Send a folder of code as a zip file; again is the same",
+    summary="Upload a folder of code as a zip file; idempotent",
     responses=documented(413, 415, 422),
     openapi_extra={
         "requestBody": {

@@ -1,8 +1,8 @@
-"""The web dashboard: one page and its files, as the build left them in the package.
+"""Serves the web dashboard: a page and its files, as built into the package.
 
-The page is the same for every view; which one it shows, it reads from the path. Files under
-`/assets` bear a hash of their content in their name and are kept by browsers for good; the page
-itself is asked for each time. Nothing here is from the API, so it is not in the OpenAPI document.
+All views share the page, which chooses the view by the path. Files under `/assets` have a hash of
+their content in their names, so browsers cache them forever; the page itself is revalidated at each
+request. These routes are not part of the API, and not in the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import holdfast
 from holdfast.rest.problems import ProblemError
 
 FOLDER = Path(holdfast.__file__).parent / "dashboard"
-"""Where the build (`api/dashboard`) puts its result."""
+"""The output folder of the build (`api/dashboard`)."""
 
 VIEWS = ("/", "/jobs", "/jobs/{rest:path}", "/cluster", "/submit")
-"""Paths that the page's own router knows."""
+"""The paths of the page's router."""
 
-POLICY = "; ".join(
+CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
@@ -38,27 +38,27 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-SAFE = {
-    "Content-Security-Policy": POLICY,
+SECURITY_HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-FOR_GOOD = "public, max-age=31536000, immutable"
-ASK_AGAIN = "no-cache"
+CACHE_FOREVER = "public, max-age=31536000, immutable"
+REVALIDATE = "no-cache"
 
-_CHUNKS = (
+_VIEW_MODULES = (
     (re.compile("/(jobs)?"), "JobsPage"),
     (re.compile("/jobs/[^/]+"), "JobPage"),
 )
-"""Paths, and the module of the view that they show."""
+"""Patterns of paths, with the module of the view at that path."""
 
 MISSING_PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Holdfast</title>
 <h1>The dashboard is not built</h1>
-<p>This installation has no dashboard in it; the API and the command line work without one.</p>
+<p>This installation contains no dashboard; the API and the command line work without it.</p>
 <p>In a checkout, <code>make setup</code> builds it. Then load this page again.</p>
 </html>
 """
@@ -73,7 +73,7 @@ class Asset:
 
 
 def read(folder: Path) -> Mapping[str, Asset]:
-    """Every file of a build by its path; empty if there is none. Nothing else can be asked for."""
+    """Every file of a build by its path; empty without a build. No other file is ever served."""
     return {
         str(path.relative_to(folder)): _asset(path)
         for path in sorted(folder.rglob("*"))
@@ -86,44 +86,53 @@ def router(folder: Path = FOLDER) -> APIRouter:
 
     def page(request: Request) -> Response:
         nonlocal files
-        files = files or read(folder)  # built since this server was started
+        files = files or read(folder)  # the build may have finished after the start of this server
         if "index.html" not in files:
-            return Response(MISSING_PAGE, 503, {**SAFE, "Cache-Control": ASK_AGAIN}, "text/html")
-        answer = _answer(request, files["index.html"], ASK_AGAIN)
-        ahead = _ahead(request.url.path, files)
-        if ahead:
-            answer.headers["Link"] = ahead
-        return answer
+            return Response(
+                MISSING_PAGE, 503, {**SECURITY_HEADERS, "Cache-Control": REVALIDATE}, "text/html"
+            )
+        response = _response(request, files["index.html"], REVALIDATE)
+        preload = _preload_links(request.url.path, files)
+        if preload:
+            response.headers["Link"] = preload
+        return response
 
     def file(request: Request) -> Response:
         name = request.url.path.lstrip("/")
         if name not in files:
             raise ProblemError(404, "not_found", f"the dashboard has no file {name!r}")
-        return _answer(request, files[name], FOR_GOOD if name.startswith("assets/") else ASK_AGAIN)
+        return _response(
+            request, files[name], CACHE_FOREVER if name.startswith("assets/") else REVALIDATE
+        )
 
-    made = APIRouter(include_in_schema=False)
+    routes = APIRouter(include_in_schema=False)
     for path in VIEWS:
-        made.add_api_route(path, page, methods=["GET", "HEAD"])
+        routes.add_api_route(path, page, methods=["GET", "HEAD"])
     for path in ("/assets/{name:path}", "/boot.js", "/mark.svg"):
-        made.add_api_route(path, file, methods=["GET", "HEAD"])
-    return made
+        routes.add_api_route(path, file, methods=["GET", "HEAD"])
+    return routes
 
 
-def _ahead(path: str, files: Mapping[str, Asset]) -> str:
-    """The files of the view that the path shows, for the browser to load beside the page's own
-    instead of after them. The build names files by their modules."""
-    view = next((view for pattern, view in _CHUNKS if pattern.fullmatch(path)), None)
-    kinds = {".js": "rel=modulepreload", ".css": "rel=preload; as=style"}
+def _preload_links(path: str, files: Mapping[str, Asset]) -> str:
+    """A `Link` header that makes the browser load the files of the view together with the page's
+    own files instead of after them. The build names files by their modules."""
+    view = next((view for pattern, view in _VIEW_MODULES if pattern.fullmatch(path)), None)
+    relations = {".js": "rel=modulepreload", ".css": "rel=preload; as=style"}
     return ", ".join(
-        f"</{name}>; {how}"
+        f"</{name}>; {relation}"
         for name in files
-        for suffix, how in kinds.items()
+        for suffix, relation in relations.items()
         if view is not None and name.startswith(f"assets/{view}-") and name.endswith(suffix)
     )
 
 
-def _answer(request: Request, asset: Asset, caching: str) -> Response:
-    headers = {**SAFE, "Cache-Control": caching, "ETag": asset.tag, "Vary": "Accept-Encoding"}
+def _response(request: Request, asset: Asset, caching: str) -> Response:
+    headers = {
+        **SECURITY_HEADERS,
+        "Cache-Control": caching,
+        "ETag": asset.tag,
+        "Vary": "Accept-Encoding",
+    }
     if asset.tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     if asset.gzipped is not None and "gzip" in request.headers.get("accept-encoding", ""):

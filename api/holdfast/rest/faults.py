@@ -1,4 +1,4 @@
-"""`/jobs/{id}/faults`: break something of a running job on purpose, and what was broken."""
+"""`/jobs/{id}/faults`: inject faults into a running job, and list the injected faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BODY = {"schema": {"$ref": "#/components/schemas/Injection"}, "example": EXAMPL
     summary="Inject a fault, if the server allows it",
     responses={
         200: {"model": FaultView, "description": "The first fault of this Idempotency-Key."},
-        202: {"description": "It is durable, and will be brought about once."},
+        202: {"description": "Stored durably; the fault is injected once."},
         **documented(400, 403, 404, 409, 413, 415, 422),
     },
     openapi_extra={
@@ -55,7 +55,7 @@ async def inject(
 @router.get(
     "",
     response_model=list[FaultView],
-    summary="Faults that were asked for, oldest first",
+    summary="The requested faults, oldest first",
     responses=documented(404, 422),
 )
 async def list_faults(services: ServicesDep, job_id: JobId) -> Sequence[FaultView]:

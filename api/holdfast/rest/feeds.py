@@ -1,4 +1,4 @@
-"""`/jobs/{id}/events` and `/logs`: numbered feeds, as a page or as a stream."""
+"""`/jobs/{id}/events` and `/logs`: numbered feeds, as a page or a stream."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ from holdfast_service.views.jobs import EventPage, LogPage
 router = APIRouter(prefix="/api/v1/jobs/{job_id}", tags=["feeds"])
 
 
-async def _wanted(
+async def _log_filter(
     rank: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
     attempt: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
     since: Time = None,
     until: Time = None,
-    level: Annotated[LogLevel | None, Query(description="that or worse, as lines say it")] = None,
+    level: Annotated[
+        LogLevel | None, Query(description="this level or worse, as marked in the lines")
+    ] = None,
     grep: Annotated[
         str | None,
         Query(max_length=MAX_REGEX_LENGTH, description="regular expression, in RE2's syntax"),
@@ -37,16 +39,16 @@ async def _wanted(
     return LogFilter(rank, attempt, since, until, level, compile_pattern(grep))
 
 
-Wanted = Annotated[LogFilter, Depends(_wanted)]
-After = Annotated[int, Query(ge=0, le=2**53, description="only what has a number above this one")]
+LogFilterDep = Annotated[LogFilter, Depends(_log_filter)]
+After = Annotated[int, Query(ge=0, le=2**53, description="only numbers above this")]
 
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "A page; or, with `Accept: text/event-stream`, everything as it comes. "
-        "A stream resumes after `Last-Event-ID` and ends when the job is over.",
+        "description": "A page; with `Accept: text/event-stream` a stream of everything as it arrives. "
+        "A stream resumes after `Last-Event-ID` and ends when the job has ended.",
         "content": {streams.MEDIA_TYPE: {"schema": {"type": "string"}}},
     },
-    204: {"description": "Stream only: the job is over and there is nothing more to send."},
+    204: {"description": "Stream only: the job has ended and everything was sent."},
     **documented(404, 422),
 }
 
@@ -60,9 +62,9 @@ async def events(
     after: After = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> EventPage | Response:
-    wanted = streams.asked(request, after)
-    if wanted.stream:
-        return await streams.event_stream(services, job_id, wanted.after)
+    position = streams.requested(request, after)
+    if position.stream:
+        return await streams.event_stream(services, job_id, position.after)
     return await services.jobs.events(job_id, after, limit)
 
 
@@ -72,28 +74,30 @@ async def logs(
     services: ServicesDep,
     job_id: JobId,
     *,
-    wanted: Wanted,
+    log_filter: LogFilterDep,
     after: After = 0,
     before: Annotated[
         int | None,
         Query(ge=1, le=2**53, description="page backwards: the last lines before this number"),
     ] = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
-    tail: Annotated[int | None, Query(ge=0, le=10_000, description="the last lines only")] = None,
+    tail: Annotated[
+        int | None, Query(ge=0, le=10_000, description="only this many last lines")
+    ] = None,
 ) -> LogPage | Response:
     reader = services.jobs.log_reader
-    asked = streams.asked(request, after)
-    if asked.stream:
+    position = streams.requested(request, after)
+    if position.stream:
         before = None
-    tail = tail if asked.after == 0 else None  # a stream that resumes goes on where it was
+    tail = tail if position.after == 0 else None  # a resumed stream continues at its position
     first = await reader.page(
-        job_id, wanted, after=asked.after, before=before, limit=limit, tail=tail
+        job_id, log_filter, after=position.after, before=before, limit=limit, tail=tail
     )
-    if not asked.stream:
+    if not position.stream:
         return first
 
     async def following(last_line: int) -> LogPage:
-        return await reader.page(job_id, wanted, after=last_line, limit=limit)
+        return await reader.page(job_id, log_filter, after=last_line, limit=limit)
 
     async def ended() -> bool:
         return (await services.jobs.get(job_id)).state.terminal
@@ -103,7 +107,12 @@ async def logs(
         if page.first_line is None or missing <= 0:
             return None
         older = await reader.page(
-            job_id, wanted, after=asked.after, before=page.first_line, limit=limit, tail=missing
+            job_id,
+            log_filter,
+            after=position.after,
+            before=page.first_line,
+            limit=limit,
+            tail=missing,
         )
         lines = (*older.lines, *page.lines)
         return older.model_copy(update={"lines": lines, "last_line": page.last_line})
@@ -121,9 +130,9 @@ async def logs(
     },
 )
 async def download(
-    services: ServicesDep, job_id: JobId, *, wanted: Wanted, after: After = 0
+    services: ServicesDep, job_id: JobId, *, log_filter: LogFilterDep, after: After = 0
 ) -> StreamingResponse:
-    text = await services.jobs.log_reader.text(job_id, wanted, after=after)
+    text = await services.jobs.log_reader.text(job_id, log_filter, after=after)
     headers = {
         "Content-Disposition": f'attachment; filename="{job_id}.log"',
         "X-Content-Type-Options": "nosniff",

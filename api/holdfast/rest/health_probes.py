@@ -1,4 +1,4 @@
-"""`/healthz` and `/readyz`: whether the process lives, and whether it can do its work."""
+"""`/healthz` and `/readyz`: whether the process is alive, and whether it can serve."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ router = APIRouter(tags=["health"])
 OK = "ok"
 
 
-@router.get("/healthz", response_model=Health, summary="The process lives")
+@router.get("/healthz", response_model=Health, summary="The process is alive")
 async def healthz() -> Health:
     return Health(status=OK)
 
@@ -28,22 +28,22 @@ async def healthz() -> Health:
 )
 async def readyz(services: ServicesDep) -> Readiness:
     names = list(services.probes)
-    found = await asyncio.gather(
-        *(_look(services.probes[name], services.probe_timeout_s) for name in names)
+    problems = await asyncio.gather(
+        *(_run_probe(services.probes[name], services.probe_timeout_s) for name in names)
     )
-    checks = {name: problem or OK for name, problem in zip(names, found, strict=True)}
+    checks = {name: problem or OK for name, problem in zip(names, problems, strict=True)}
     if services.stopping.is_set():
         checks["server"] = "shutting down"
-    wrong = [f"{name}: {what}" for name, what in checks.items() if what != OK]
-    if wrong:
-        raise ProblemError(503, "not_ready", "; ".join(wrong), checks=checks)
+    failed = [f"{name}: {result}" for name, result in checks.items() if result != OK]
+    if failed:
+        raise ProblemError(503, "not_ready", "; ".join(failed), checks=checks)
     return Readiness(status="ready", checks=checks)
 
 
-async def _look(probe: Probe, timeout_s: float) -> str | None:
+async def _run_probe(probe: Probe, timeout_s: float) -> str | None:
     try:
         return await asyncio.wait_for(probe(), timeout_s)
     except TimeoutError:
         return f"no answer within {timeout_s:g} s"
-    except Exception as error:  # whatever a part raises is what is wrong with it
+    except Exception as error:  # any exception of a probe is its result
         return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""`/jobs/{id}/...`: what happened to a job: attempts, incidents, goodput, metrics, digests."""
+"""`/jobs/{id}/...`: the history of a job: attempts, incidents, goodput, metrics, digests."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Time = Annotated[
 AfterStep = Annotated[int, Query(ge=0, le=2**53, description="only steps above this one")]
 
 
-@router.get("/attempts", response_model=list[AttemptView], summary="Every world that was formed")
+@router.get("/attempts", response_model=list[AttemptView], summary="All attempts of the job")
 async def attempts(jobs: JobsDep, job_id: JobId) -> Sequence[AttemptView]:
     return await jobs.attempts(job_id)
 
 
-@router.get("/incidents", response_model=list[IncidentView], summary="Every fault and recovery")
+@router.get("/incidents", response_model=list[IncidentView], summary="All faults and recoveries")
 async def incidents(jobs: JobsDep, job_id: JobId) -> Sequence[IncidentView]:
     return await jobs.incidents(job_id)
 
@@ -35,20 +35,20 @@ async def incidents(jobs: JobsDep, job_id: JobId) -> Sequence[IncidentView]:
 @router.get(
     "/goodput",
     response_model=GoodputView,
-    summary="Where the time went",
+    summary="Goodput: the time of the job, by use",
     responses=documented(409),
 )
 async def goodput(jobs: JobsDep, job_id: JobId) -> GoodputView:
     return await jobs.goodput(job_id)
 
 
-@router.get("/verdict", response_model=VerdictView, summary="How it stands, in plain words")
+@router.get("/verdict", response_model=VerdictView, summary="The state of the job in sentences")
 async def verdict(overview: OverviewDep, job_id: JobId) -> VerdictView:
     return await overview.verdict(job_id)
 
 
 @router.get(
-    "/timeline", response_model=TimelineView, summary="What every moment of its life went into"
+    "/timeline", response_model=TimelineView, summary="The run of the job as spans of time, by kind"
 )
 async def timeline(
     overview: OverviewDep, job_id: JobId, since: Time = None, until: Time = None
@@ -61,33 +61,33 @@ async def metrics(
     jobs: JobsDep,
     job_id: JobId,
     *,
-    name: Annotated[list[str] | None, Query(description="one or more; none: all")] = None,
+    name: Annotated[list[str] | None, Query(description="one or more names; default: all")] = None,
     names: Annotated[
-        str | None, Query(max_length=500, description="the same, separated by commas")
+        str | None, Query(max_length=500, description="names, separated by commas")
     ] = None,
     after_step: AfterStep = 0,
     until_step: Annotated[int | None, Query(ge=0, le=2**53)] = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     max_points: Annotated[
-        int | None, Query(ge=2, le=10_000, description="thin the whole series out instead")
+        int | None, Query(ge=2, le=10_000, description="thin out the whole series instead")
     ] = None,
     points: Annotated[
         int | None,
         Query(
             ge=16,
             le=10_000,
-            description="thin the whole series out to so many, the least and the largest of each "
-            "bucket kept",
+            description="thin out the whole series to this many points; keeps the smallest and the largest "
+            "value of each bucket",
         ),
     ] = None,
     discarded: Annotated[
-        bool, Query(description="with the steps that a rollback threw away")
+        bool, Query(description="include the steps discarded by rollbacks")
     ] = False,
 ) -> MetricPage:
-    asked = [*(name or ()), *(item for item in (names or "").split(",") if item)]
+    selected = [*(name or ()), *(item for item in (names or "").split(",") if item)]
     return await jobs.metrics(
         job_id,
-        names=asked or None,
+        names=selected or None,
         after_step=after_step,
         until_step=until_step,
         limit=limit,

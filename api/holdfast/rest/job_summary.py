@@ -1,4 +1,4 @@
-"""`/jobs/{id}/glance`: what a page about a job shows first, in one answer."""
+"""`/jobs/{id}/glance`: the first data of a job's page, in one response."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from holdfast.rest.jobs import JobId
 from holdfast.rest.problems import documented
-from holdfast.rest.ranks import AskedDep
+from holdfast.rest.ranks import RankHistoryDep
 from holdfast.rest.services import OverviewDep
 from holdfast_service.views.timeline import GlanceView
 
@@ -16,8 +16,8 @@ router = APIRouter(prefix="/api/v1/jobs", tags=["history"], responses=documented
 @router.get(
     "/{job_id}/glance",
     response_model=GlanceView,
-    summary="The job, its verdict, its life and its ranks, in one answer",
+    summary="The job, its verdict, timeline and ranks, in one response",
 )
-async def glance(overview: OverviewDep, job_id: JobId, asked: AskedDep) -> GlanceView:
-    """Each part as its own address tells it; the parameters are of the ranks."""
-    return await overview.glance(job_id, asked)
+async def glance(overview: OverviewDep, job_id: JobId, query: RankHistoryDep) -> GlanceView:
+    """Each part equals the response of its own path; the parameters apply to the ranks."""
+    return await overview.glance(job_id, query)

@@ -31,7 +31,7 @@ EXAMPLE_SPEC: dict[str, Any] = {
 }
 _SPEC = {"schema": {"$ref": "#/components/schemas/JobSpec"}, "example": EXAMPLE_SPEC}
 
-_TAKES_A_SPEC: dict[str, Any] = {
+_SPEC_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {"application/json": _SPEC, "application/yaml": _SPEC},
@@ -40,7 +40,7 @@ _TAKES_A_SPEC: dict[str, Any] = {
 
 
 class ListView(StrEnum):
-    """How much a list tells of each job."""
+    """The level of detail of a list of jobs."""
 
     JOB = "job"
     ROW = "row"
@@ -54,14 +54,14 @@ class ListView(StrEnum):
     responses={
         200: {"model": JobView, "description": "The first job of this Idempotency-Key."},
         201: {
-            "description": "Accepted: it is durable and will be started.",
+            "description": "Accepted: the job is stored durably and will start.",
             "headers": {
-                "Location": {"description": "where the job is found", "schema": {"type": "string"}}
+                "Location": {"description": "path of the job", "schema": {"type": "string"}}
             },
         },
         **documented(400, 409, 413, 415, 422),
     },
-    openapi_extra=_TAKES_A_SPEC,
+    openapi_extra=_SPEC_BODY,
 )
 async def submit(
     request: Request,
@@ -82,30 +82,31 @@ async def submit(
 @router.get(
     "",
     response_model=JobPage | JobRowPage,
-    summary="List jobs: whole ones, newest first; or rows of them, in any order",
+    summary="List jobs: in full, newest first; or as rows, in any order",
     responses=documented(400, 422),
 )
 async def list_jobs(
     services: ServicesDep,
     *,
     view: Annotated[
-        ListView, Query(description="`row`: one line of each, with counts; the next three need it")
+        ListView,
+        Query(description="`row`: summaries, with counts; `q`, `owner` and `sort` need it"),
     ] = ListView.JOB,
     q: Annotated[
         str | None,
-        Query(max_length=200, description="part of a name or owner, or the beginning of an id"),
+        Query(max_length=200, description="part of a name or owner, or the start of an id"),
     ] = None,
     owner: Annotated[str | None, Query(max_length=64, description="exact owner")] = None,
     sort: Annotated[Sort, Query()] = Sort.CREATED,
     cursor: Annotated[
-        str | None, Query(max_length=1000, description="`next_cursor` of the page before")
+        str | None, Query(max_length=1000, description="`next_cursor` of the previous page")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     state: Annotated[list[State] | None, Query(description="one or more states")] = None,
-    name: Annotated[str | None, Query(description="exact name; of whole jobs only")] = None,
+    name: Annotated[str | None, Query(description="exact name; not for `view=row`")] = None,
     id: Annotated[
         list[str] | None,
-        Query(max_length=500, description="only jobs with these ids; of whole jobs only"),
+        Query(max_length=500, description="only jobs with these ids; not for `view=row`"),
     ] = None,
 ) -> JobPage | JobRowPage:
     if view is ListView.ROW:
@@ -118,9 +119,9 @@ async def list_jobs(
 @router.post(
     "/validate",
     response_model=ValidSpecView,
-    summary="Say what a submission would resolve to, or what is wrong with it; makes nothing",
+    summary="Validate a spec: return its resolved form or its faults; creates nothing",
     responses=documented(400, 413, 415, 422),
-    openapi_extra=_TAKES_A_SPEC,
+    openapi_extra=_SPEC_BODY,
 )
 async def validate(request: Request, services: ServicesDep) -> ValidSpecView:
     document = await bodies.document(request, services.max_body_bytes)
@@ -139,7 +140,7 @@ async def get(jobs: JobsDep, job_id: JobId) -> JobView:
     "/{job_id}/cancel",
     status_code=202,
     response_model=JobView,
-    summary="Cancel a job; again is the same",
+    summary="Cancel a job; idempotent",
     responses=documented(404, 409, 422),
 )
 async def cancel(
@@ -154,7 +155,7 @@ async def cancel(
     "/{job_id}/pause",
     status_code=202,
     response_model=JobView,
-    summary="Pause a job: it saves its state and leaves the cluster; again is the same",
+    summary="Pause a job: it saves its state and leaves the cluster; idempotent",
     responses=documented(404, 409, 422),
 )
 async def pause(jobs: JobsDep, job_id: JobId) -> JobView:
@@ -165,7 +166,7 @@ async def pause(jobs: JobsDep, job_id: JobId) -> JobView:
     "/{job_id}/resume",
     status_code=202,
     response_model=JobView,
-    summary="Resume a paused job from its newest checkpoint; again is the same",
+    summary="Resume a paused job from its newest checkpoint; idempotent",
     responses=documented(404, 409, 422),
 )
 async def resume(jobs: JobsDep, job_id: JobId) -> JobView:

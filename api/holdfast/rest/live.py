@@ -1,4 +1,4 @@
-"""`/live`: the one stream that a page of the dashboard listens to."""
+"""`/live`: the stream of a dashboard page."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ router = APIRouter(prefix="/api/v1/live", tags=["feeds"])
 
 @router.get(
     "",
-    summary="Everything as it changes, as server-sent events",
+    summary="All changes as server-sent events",
     response_class=StreamingResponse,
     responses={
         200: {
-            "description": "First `hello` (LiveHello); then `row` (JobRow) whenever one changes, "
-            "of every job; with `job` also `event` (EventView), `metrics` (LiveMetrics), `ranks` "
-            "(RanksView), `job` (JobView) and `logs` (LiveLogs) of that one; `reset` (LiveReset) "
-            "where a stream cannot be resumed without a gap. A stream resumes after "
-            "`Last-Event-ID`, on any server. Fetch what there is already after `hello` has come.",
+            "description": "First `hello` (LiveHello); then `row` (JobRow) of every job whenever it "
+            "changes; with `job` also `event` (EventView), `metrics` (LiveMetrics), `ranks` "
+            "(RanksView), `job` (JobView) and `logs` (LiveLogs) of that job; `reset` (LiveReset) "
+            "if a stream cannot be resumed without a gap. A stream resumes after "
+            "`Last-Event-ID`, on any server. Fetch the existing data after `hello`.",
             "content": {streams.MEDIA_TYPE: {"schema": {"type": "string"}}},
         },
         **documented(404, 406, 422),
@@ -36,26 +36,28 @@ async def live(
     request: Request,
     services: ServicesDep,
     job: Annotated[
-        str | None, Query(max_length=64, description="id of the job to be told of in full")
+        str | None, Query(max_length=64, description="id of a job to follow in full")
     ] = None,
     last_event_id: Annotated[
-        str | None, Header(max_length=300, description="of the last message that was received")
+        str | None, Header(max_length=300, description="id of the last received message")
     ] = None,
 ) -> StreamingResponse:
     if streams.MEDIA_TYPE not in request.headers.get("accept", ""):
-        raise ProblemError(406, "not_acceptable", f"this is a stream: accept {streams.MEDIA_TYPE}")
+        raise ProblemError(
+            406, "not_acceptable", f"this is a stream: send Accept: {streams.MEDIA_TYPE}"
+        )
     cursor = Position.parse(last_event_id) if last_event_id else None
     if last_event_id and cursor is None:
         raise ProblemError(
             422,
             "invalid_parameters",
-            "Last-Event-ID is nothing that this server sent",
+            "Last-Event-ID is not the id of a message",
             faults=[{"path": "header.last-event-id", "message": "must be the id of a message"}],
         )
     batches = await services.live.listen(job, cursor, services.stopping, services.keep_alive_s)
-    return streams.response(_encoded(batches))
+    return streams.response(_encode(batches))
 
 
-async def _encoded(batches: AsyncIterator[Batch]) -> AsyncIterator[bytes]:
+async def _encode(batches: AsyncIterator[Batch]) -> AsyncIterator[bytes]:
     async for batch in batches:
         yield batch.encoded or streams.KEEP_ALIVE.encode()

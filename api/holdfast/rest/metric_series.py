@@ -1,5 +1,5 @@
-"""Every series of `/metrics`, by name: what it counts, and by which labels. Values alone, so that
-the reference in the docs and the check of dashboards and alerts read what the server really has."""
+"""Every series of `/metrics`: name, kind, help and labels. Only data, so that the reference in the
+docs and the check of dashboards and alerts read the same definitions as the server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prometheus_client.core import (
 )
 
 
-class Kind(StrEnum):
+class SeriesKind(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -23,106 +23,110 @@ class Kind(StrEnum):
 @dataclass(frozen=True)
 class Series:
     name: str
-    kind: Kind
+    kind: SeriesKind
     help: str
     labels: tuple[str, ...] = ()
 
     def family(self) -> Any:
-        """Without values yet."""
+        """An empty family of this series."""
         return _FAMILIES[self.kind](self.name, self.help, labels=self.labels)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """As queries name it."""
-        if self.kind is Kind.HISTOGRAM:
+        """The names in queries."""
+        if self.kind is SeriesKind.HISTOGRAM:
             return tuple(f"{self.name}_{part}" for part in ("bucket", "sum", "count"))
         return (self.name,)
 
 
-_FAMILIES: dict[Kind, Any] = {
-    Kind.COUNTER: CounterMetricFamily,
-    Kind.GAUGE: GaugeMetricFamily,
-    Kind.HISTOGRAM: HistogramMetricFamily,
+_FAMILIES: dict[SeriesKind, Any] = {
+    SeriesKind.COUNTER: CounterMetricFamily,
+    SeriesKind.GAUGE: GaugeMetricFamily,
+    SeriesKind.HISTOGRAM: HistogramMetricFamily,
 }
 
 HTTP_SERIES = (
     Series(
         "holdfast_http_requests_total",
-        Kind.COUNTER,
-        "Requests answered, by route and never by path.",
+        SeriesKind.COUNTER,
+        "Answered requests, by route (not by path).",
         ("method", "route", "status"),
     ),
     Series(
         "holdfast_http_request_seconds",
-        Kind.HISTOGRAM,
+        SeriesKind.HISTOGRAM,
         "Time to the head of the response.",
         ("method", "route"),
     ),
 )
 FLEET_SERIES = (
-    Series("holdfast_jobs", Kind.GAUGE, "Jobs, by state.", ("state",)),
+    Series("holdfast_jobs", SeriesKind.GAUGE, "Jobs, by state.", ("state",)),
     Series(
         "holdfast_job_transitions_total",
-        Kind.COUNTER,
-        "Changes of a job's state that this server has stored; reason: the outcome's code, if any.",
+        SeriesKind.COUNTER,
+        "State changes of jobs, stored by this server; reason: the outcome's code, if any.",
         ("from", "to", "reason"),
     ),
     Series(
         "holdfast_incidents_total",
-        Kind.COUNTER,
-        "Faults that are over.",
+        SeriesKind.COUNTER,
+        "Closed incidents.",
         ("cause", "decision"),
     ),
     Series(
         "holdfast_recovery_seconds",
-        Kind.HISTOGRAM,
-        "How long each phase of a recovery took; `total`: from the signal to the first new step.",
+        SeriesKind.HISTOGRAM,
+        "Duration of each phase of a recovery; `total`: from the signal to the first new step.",
         ("phase",),
     ),
     Series(
         "holdfast_checkpoint_seconds",
-        Kind.HISTOGRAM,
-        "By tier and op, as this server has stored them. memory, wait: how long a step waited for "
-        "its copy; remote, save: from the end of the step until the checkpoint is durable.",
+        SeriesKind.HISTOGRAM,
+        "By tier and op, as stored by this server. memory, wait: time that a step waited for its "
+        "copy; remote, save: time from the end of the step until the checkpoint is durable.",
         ("tier", "op"),
     ),
     Series(
         "holdfast_reconcile_lag_seconds",
-        Kind.HISTOGRAM,
-        "From when a job was due to be looked at, or its user asked for something, until this "
-        "server had done what was next.",
+        SeriesKind.HISTOGRAM,
+        "Time from the due time of a job, or a user's command, until this server has completed "
+        "the next action.",
     ),
-    Series("holdfast_lost_steps_total", Kind.COUNTER, "Steps that had to be made again."),
+    Series("holdfast_lost_steps_total", SeriesKind.COUNTER, "Repeated steps."),
     Series(
         "holdfast_effective_training_seconds_total",
-        Kind.COUNTER,
-        "Time in steps that are part of history, all jobs together.",
+        SeriesKind.COUNTER,
+        "Time in steps of the final history, summed over all jobs.",
     ),
     Series(
         "holdfast_cluster_seconds_total",
-        Kind.COUNTER,
-        "Time that jobs were on the cluster, all together.",
+        SeriesKind.COUNTER,
+        "Time on the cluster, summed over all jobs.",
     ),
-    Series("holdfast_goodput_ratio", Kind.GAUGE, "The former over the latter, since ever."),
+    Series(
+        "holdfast_goodput_ratio",
+        SeriesKind.GAUGE,
+        "holdfast_effective_training_seconds_total / holdfast_cluster_seconds_total.",
+    ),
 )
-_OF_JOB = ("job_id", "name")
+_JOB_LABELS = ("job_id", "name")
 JOB_SERIES = (
-    Series("holdfast_job_step", Kind.GAUGE, "Optimizer steps applied.", _OF_JOB),
-    Series("holdfast_job_attempt", Kind.GAUGE, "Number of the attempt.", _OF_JOB),
-    Series("holdfast_job_incidents", Kind.GAUGE, "Faults so far.", _OF_JOB),
-    Series("holdfast_job_tokens_per_second", Kind.GAUGE, "Throughput.", _OF_JOB),
+    Series("holdfast_job_step", SeriesKind.GAUGE, "Applied optimizer steps.", _JOB_LABELS),
+    Series("holdfast_job_attempt", SeriesKind.GAUGE, "Number of the present attempt.", _JOB_LABELS),
+    Series("holdfast_job_incidents", SeriesKind.GAUGE, "Incidents so far.", _JOB_LABELS),
+    Series("holdfast_job_tokens_per_second", SeriesKind.GAUGE, "Throughput.", _JOB_LABELS),
     Series(
         "holdfast_job_goodput",
-        Kind.GAUGE,
-        "Time in steps that are part of history, over the time on the cluster.",
-        _OF_JOB,
+        SeriesKind.GAUGE,
+        "Time in steps of the final history over the time on the cluster.",
+        _JOB_LABELS,
     ),
     Series(
         "holdfast_job_effective_training_time_ratio",
-        Kind.GAUGE,
-        "Time in which training advanced, over the time on the cluster.",
-        _OF_JOB,
+        SeriesKind.GAUGE,
+        "Time in which training advanced over the time on the cluster.",
+        _JOB_LABELS,
     ),
 )
-"""Only where `HOLDFAST_METRICS_OF_JOBS` is set."""
+"""Present only if `HOLDFAST_METRICS_OF_JOBS` is set."""
 SERIES = (*HTTP_SERIES, *FLEET_SERIES, *JOB_SERIES)

@@ -13,12 +13,14 @@ from holdfast_service.views.jobs import NodePage, NodeView
 
 router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"])
 
-NodeId = Annotated[
-    str, Path(description="name of the node, or the beginning of it", max_length=255)
-]
+NodeId = Annotated[str, Path(description="name of the node, or its start", max_length=255)]
 
 
-@router.get("", response_model=NodePage, summary="The cluster's nodes, and which are set aside")
+@router.get(
+    "",
+    response_model=NodePage,
+    summary="The nodes of the cluster, with cordoned and quarantined nodes",
+)
 async def list_nodes(nodes: NodesDep) -> NodePage:
     return await nodes.list()
 
@@ -26,7 +28,7 @@ async def list_nodes(nodes: NodesDep) -> NodePage:
 @router.get(
     "/{node_id}",
     response_model=NodeView,
-    summary="One node: its health, its incidents, the jobs on it",
+    summary="A node: its health, its incidents and its jobs",
     responses=documented(404, 422),
 )
 async def get_node(nodes: NodesDep, node_id: NodeId) -> NodeView:
@@ -36,17 +38,17 @@ async def get_node(nodes: NodesDep, node_id: NodeId) -> NodeView:
 @router.post(
     "/{node_id}/cordon",
     response_model=NodeView,
-    summary="Let no new rank be seated there; ranks leave it where a standby is",
+    summary="Place no new ranks on a node; its ranks move to a standby",
     responses=documented(400, 404, 422),
 )
-async def cordon(nodes: NodesDep, node_id: NodeId, how: Cordon) -> NodeView:
-    return await nodes.cordon(node_id, how.reason, how.until)
+async def cordon(nodes: NodesDep, node_id: NodeId, request: Cordon) -> NodeView:
+    return await nodes.cordon(node_id, request.reason, request.until)
 
 
 @router.post(
     "/{node_id}/uncordon",
     response_model=NodeView,
-    summary="Take it back, whoever had set it aside; again is the same",
+    summary="End a cordon or a quarantine of a node; idempotent",
     responses=documented(404, 422),
 )
 async def uncordon(nodes: NodesDep, node_id: NodeId) -> NodeView:

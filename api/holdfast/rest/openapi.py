@@ -1,7 +1,7 @@
-"""The OpenAPI document, printed without a server: `python -m holdfast.rest.openapi`.
+"""Prints the OpenAPI document without a server: `python -m holdfast.rest.openapi`.
 
-Programs that are made from it (the dashboard's types, the reference in the docs) are so at build
-time. No route is called, so no service is needed.
+The dashboard's types and the reference in the docs are generated from it at build time. No route is
+called, so no service is needed.
 """
 
 from __future__ import annotations

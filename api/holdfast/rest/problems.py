@@ -1,4 +1,4 @@
-"""Every error leaves as `application/problem+json` with a stable code; none escapes otherwise."""
+"""Errors of the API: every error leaves as `application/problem+json` with a stable code."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ CODE_OF_STATUS = {
     500: "internal_error",
     503: "not_ready",
 }
-MEANING = {
-    400: "The request cannot be understood.",
-    403: "The server does not allow it to anybody.",
-    404: "There is no such thing.",
-    406: "It is only to be had in another form.",
-    409: "It cannot be done in the present state.",
+STATUS_DESCRIPTIONS = {
+    400: "The request is malformed.",
+    403: "The server does not allow this operation.",
+    404: "The resource does not exist.",
+    406: "The response has another media type.",
+    409: "The present state does not allow this operation.",
     413: "The body is larger than the server accepts.",
     415: "The body is neither JSON nor YAML.",
-    422: "Some values are impossible; `faults` names each at its path.",
-    503: "The server cannot do it at present; try again.",
+    422: "Some values are invalid; `faults` names each with its path.",
+    503: "The server is not ready; retry later.",
 }
 EXAMPLE_CODE = {
     403: "injection_disabled",
@@ -76,7 +76,7 @@ EXAMPLE_CODE = {
 
 
 class ProblemError(Exception):
-    """Raised where a request is refused by the REST layer itself."""
+    """A refusal by the REST layer itself, with the status and the code of the problem."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class ProblemError(Exception):
 
 
 def too_large(limit: int) -> ProblemError:
-    return ProblemError(413, "body_too_large", f"a body may have {limit} bytes at most")
+    return ProblemError(413, "body_too_large", f"the body exceeds the limit of {limit} bytes")
 
 
 def problem_response(
@@ -121,10 +121,10 @@ def problem_response(
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route that may answer with these problems, for OpenAPI."""
+    """The OpenAPI `responses` of a route that may answer with these problems."""
     return {
         status: {
-            "description": MEANING[status],
+            "description": STATUS_DESCRIPTIONS[status],
             "model": Problem,
             "content": {
                 MEDIA_TYPE: {
@@ -138,35 +138,37 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def install(app: FastAPI) -> None:
-    """Turn every exception that a request may end with into a problem."""
+    """Register handlers that turn every exception of a request into a problem."""
 
     @app.exception_handler(ProblemError)
     async def refused(request: Request, error: ProblemError) -> Response:
-        return _answer(
+        return _problem(
             request, error.status, error.code, error.detail, error.headers, **error.extensions
         )
 
     @app.exception_handler(InvalidSpec)
     async def invalid_spec(request: Request, error: InvalidSpec) -> Response:
-        faults = _named(error.faults)
+        faults = _spec_faults(error.faults)
         count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
-        return _answer(request, 422, "invalid_spec", f"the spec has {count}", faults=faults)
+        return _problem(request, 422, "invalid_spec", f"the spec has {count}", faults=faults)
 
     @app.exception_handler(JobError)
     async def job_error(request: Request, error: JobError) -> Response:
-        named: dict[str, Any] = {}
+        extensions: dict[str, Any] = {}
         if isinstance(error, InvalidFault):
-            named["faults"] = _named(error.faults)
-        return _answer(request, STATUS_OF_JOB_ERROR[error.code], error.code, str(error), **named)
+            extensions["faults"] = _spec_faults(error.faults)
+        return _problem(
+            request, STATUS_OF_JOB_ERROR[error.code], error.code, str(error), **extensions
+        )
 
     @app.exception_handler(RequestValidationError)
     async def invalid_parameters(request: Request, error: RequestValidationError) -> Response:
-        return _answer(
+        return _problem(
             request,
             422,
             "invalid_parameters",
-            "some parameters are impossible",
-            faults=_faults(error.errors()),
+            "some parameters are invalid",
+            faults=_parameter_faults(error.errors()),
         )
 
     @app.exception_handler(HTTPException)
@@ -174,17 +176,17 @@ def install(app: FastAPI) -> None:
         status = error.status_code
         code = CODE_OF_STATUS.get(status, f"http_{status}")
         headers = error.headers
-        if status == 405 and (allowed := _allowed(app, request)):
+        if status == 405 and (allowed := _allowed_methods(app, request)):
             headers = {"Allow": allowed}
-        return _answer(request, status, code, str(error.detail), headers)
+        return _problem(request, status, code, str(error.detail), headers)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
-        # The server above logs the traceback: the framework raises the error again for it.
-        return _answer(request, 500, "internal_error", "an unexpected error; the log has it")
+        # uvicorn logs the traceback: the framework raises the error again after this response.
+        return _problem(request, 500, "internal_error", "an unexpected error; see the server's log")
 
 
-def _answer(
+def _problem(
     request: Request,
     status: int,
     code: str,
@@ -197,8 +199,8 @@ def _answer(
     )
 
 
-def _allowed(app: FastAPI, request: Request) -> str:
-    """Every method of a path; the framework names those of one of its routes only."""
+def _allowed_methods(app: FastAPI, request: Request) -> str:
+    """All methods of a path; the framework lists the methods of a single route only."""
     methods: set[str] = set()
     for template, operations in app.openapi()["paths"].items():
         if re.fullmatch(re.sub(r"\{[^}]+\}", "[^/]+", template), request.url.path):
@@ -206,11 +208,11 @@ def _allowed(app: FastAPI, request: Request) -> str:
     return ", ".join(sorted(methods))
 
 
-def _named(faults: Sequence[SpecFault]) -> list[dict[str, str]]:
+def _spec_faults(faults: Sequence[SpecFault]) -> list[dict[str, str]]:
     return [{"path": fault.path, "message": fault.message} for fault in faults]
 
 
-def _faults(errors: Sequence[Any]) -> list[dict[str, str]]:
+def _parameter_faults(errors: Sequence[Any]) -> list[dict[str, str]]:
     return [
         {"path": ".".join(str(part) for part in error["loc"]), "message": error["msg"]}
         for error in errors
@@ -224,7 +226,7 @@ def _example(status: int) -> dict[str, Any]:
         "title": HTTPStatus(status).phrase,
         "status": status,
         "code": code,
-        "detail": MEANING[status],
+        "detail": STATUS_DESCRIPTIONS[status],
     }
     if status == 422:
         fault = {"path": "parallel.tp", "message": "heads 4 is not divisible by tp 3"}

@@ -1,5 +1,5 @@
-"""`/metrics`: the server's own figures, those of all jobs together, and, where the server
-was told to, those of each live job, in Prometheus' text format."""
+"""`/metrics` in Prometheus' text format: metrics of the server, totals over all jobs and, if
+enabled in the settings, metrics of each live job."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from holdfast_service.services.jobs import JobService
 
 router = APIRouter(tags=["health"])
 
-LIVE_JOBS_SHOWN = 200
+MAX_LIVE_JOBS = 200
 GOODPUT_AGE_S = 30.0
 METHODS = frozenset({"GET", "POST", "HEAD"})
 
 
-@router.get("/metrics", summary="Figures for Prometheus", response_class=Response)
+@router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
 async def metrics(request: Request, services: ServicesDep) -> Response:
     registry: CollectorRegistry = request.app.state.registry
     text = generate_latest(registry) + generate_latest(await _fleet(services.fleet, time.time()))
@@ -35,9 +35,10 @@ async def metrics(request: Request, services: ServicesDep) -> Response:
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
-class Measured:
-    """ASGI middleware that counts and times requests, by route and never by path: paths bear ids,
-    which are without end. Whoever lets users go first hears of each until its answer begins."""
+class RequestMetrics:
+    """ASGI middleware that counts and times requests by route, not by path: ids in paths would make
+    the number of series unbounded. It also registers each request in `active_requests` until its
+    response begins, so that background work yields to it."""
 
     def __init__(self, app: ASGIApp, registry: CollectorRegistry, services: Services) -> None:
         self._app = app
@@ -50,59 +51,61 @@ class Measured:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began = time.perf_counter()
+        started = time.perf_counter()
 
         with ExitStack() as answered:
             answered.enter_context(self._services.active_requests.request())
 
-            async def measured(message: Message) -> None:
+            async def send_measured(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    self._observe(scope, message["status"], began)
+                    self._observe(scope, message["status"], started)
                     answered.close()
                 await send(message)
 
             try:
-                await self._app(scope, receive, measured)
+                await self._app(scope, receive, send_measured)
             except Exception:
-                self._observe(scope, 500, began)
+                self._observe(scope, 500, started)
                 raise
 
-    def _observe(self, scope: Scope, status: int, began: float) -> None:
+    def _observe(self, scope: Scope, status: int, started: float) -> None:
         route = getattr(scope.get("route"), "path", "none")
         method = scope["method"] if scope["method"] in METHODS else "other"
         self._count.labels(method, route, status).inc()
-        self._seconds.labels(method, route).observe(time.perf_counter() - began)
+        self._seconds.labels(method, route).observe(time.perf_counter() - started)
 
 
 async def _fleet(fleet: FleetReader, now: float) -> CollectorRegistry:
-    """Figures that the store knows, so they are the same on every server and after a restart."""
-    figures = await fleet.statistics(now)
-    families = {fleet_sery.name: fleet_sery.family() for fleet_sery in FLEET_SERIES}
+    """Metrics computed from the store: equal on every server and after a restart."""
+    statistics = await fleet.statistics(now)
+    families = {series.name: series.family() for series in FLEET_SERIES}
     for state in State:
-        families["holdfast_jobs"].add_metric([state.value], figures.jobs.get(state.value, 0))
+        families["holdfast_jobs"].add_metric([state.value], statistics.jobs.get(state.value, 0))
     for edge, count in sorted(fleet.transitions.items()):
         families["holdfast_job_transitions_total"].add_metric(list(edge), count)
-    for (cause, decision), count in sorted(figures.incidents.items()):
+    for (cause, decision), count in sorted(statistics.incidents.items()):
         families["holdfast_incidents_total"].add_metric([cause, decision], count)
-    for phase, told in sorted(figures.phases.items()):
-        families["holdfast_recovery_seconds"].add_metric([phase], told.buckets(), told.total_s)
-    for (tier, operation), told in sorted(fleet.checkpoints.items()):
+    for phase, histogram in sorted(statistics.phases.items()):
+        families["holdfast_recovery_seconds"].add_metric(
+            [phase], histogram.buckets(), histogram.total_s
+        )
+    for (tier, operation), histogram in sorted(fleet.checkpoints.items()):
         families["holdfast_checkpoint_seconds"].add_metric(
-            [tier, operation], told.buckets(), told.total_s
+            [tier, operation], histogram.buckets(), histogram.total_s
         )
     lag = fleet.reconcile_lag
     families["holdfast_reconcile_lag_seconds"].add_metric([], lag.buckets(), lag.total_s)
-    families["holdfast_lost_steps_total"].add_metric([], figures.lost_steps)
-    families["holdfast_effective_training_seconds_total"].add_metric([], figures.effective_s)
-    families["holdfast_cluster_seconds_total"].add_metric([], figures.held_s)
-    if figures.goodput is not None:  # not measured is not zero
-        families["holdfast_goodput_ratio"].add_metric([], figures.goodput)
+    families["holdfast_lost_steps_total"].add_metric([], statistics.lost_steps)
+    families["holdfast_effective_training_seconds_total"].add_metric([], statistics.effective_s)
+    families["holdfast_cluster_seconds_total"].add_metric([], statistics.held_s)
+    if statistics.goodput is not None:  # not send_measured is not zero
+        families["holdfast_goodput_ratio"].add_metric([], statistics.goodput)
     registry = CollectorRegistry()
-    registry.register(_Collected(list(families.values())))
+    registry.register(_FixedCollector(list(families.values())))
     return registry
 
 
-class _Collected(Collector):
+class _FixedCollector(Collector):
     def __init__(self, families: list[Any]) -> None:
         self._families = families
 
@@ -111,25 +114,25 @@ class _Collected(Collector):
 
 
 async def _live_jobs(jobs: JobService) -> CollectorRegistry:
-    """One series for each live job: only where the server was told to, for jobs are without end."""
+    """The series of each live job. Only on request: the number of jobs is unbounded."""
     registry = CollectorRegistry()
     gauges = {
-        job_sery.name: Gauge(job_sery.name, job_sery.help, job_sery.labels, registry=registry)
-        for job_sery in JOB_SERIES
+        series.name: Gauge(series.name, series.help, series.labels, registry=registry)
+        for series in JOB_SERIES
     }
     live = [state for state in State if not state.terminal]
-    for job in (await jobs.list(limit=LIVE_JOBS_SHOWN, state=live)).jobs:
+    for job in (await jobs.list(limit=MAX_LIVE_JOBS, state=live)).jobs:
         progress = job.progress
-        told = await jobs.goodput(job.id, max_age_s=GOODPUT_AGE_S)
+        goodput = await jobs.goodput(job.id, max_age_s=GOODPUT_AGE_S)
         values = {
             "holdfast_job_step": progress.step,
             "holdfast_job_attempt": progress.attempt,
             "holdfast_job_incidents": progress.incidents,
             "holdfast_job_tokens_per_second": progress.tokens_per_second,
-            "holdfast_job_goodput": told.goodput,
-            "holdfast_job_effective_training_time_ratio": told.effective_training_time_ratio,
+            "holdfast_job_goodput": goodput.goodput,
+            "holdfast_job_effective_training_time_ratio": goodput.effective_training_time_ratio,
         }
         for name, value in values.items():
-            if value is not None:  # not measured is not zero
+            if value is not None:  # not send_measured is not zero
                 gauges[name].labels(job.id, job.name).set(value)
     return registry

@@ -1,4 +1,4 @@
-"""`/jobs/{id}/ranks`: where the ranks of a job are, how fast they compute, and since when."""
+"""`/jobs/{id}/ranks`: the places and speeds of a job's ranks, now and over time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ router = APIRouter(
 )
 
 
-def asked(
+def rank_history_query(
     *,
     since: Time = None,
     until: Time = None,
@@ -34,27 +34,35 @@ def asked(
     return RankHistoryQuery(since, until, buckets, of)
 
 
-AskedDep = Annotated[RankHistoryQuery, Depends(asked)]
+RankHistoryDep = Annotated[RankHistoryQuery, Depends(rank_history_query)]
 
 
-@router.get("", response_model=RanksView, summary="The ranks of the newest attempt, as last seen")
+@router.get(
+    "", response_model=RanksView, summary="The ranks of the newest attempt, as last reported"
+)
 async def ranks(overview: OverviewDep, job_id: JobId) -> RanksView:
     return await overview.ranks(job_id)
 
 
-@router.get("/history", response_model=RankHistoryView, summary="Rank by time, as numbers")
-async def history(overview: OverviewDep, job_id: JobId, asked: AskedDep) -> RankHistoryView:
-    return await overview.rank_history(job_id, asked)
-
-
-@router.get("/heat", response_model=RankHeatView, summary="Rank by time, packed for a heatmap")
-async def heat(overview: OverviewDep, job_id: JobId, asked: AskedDep) -> RankHeatView:
-    return await overview.heat(job_id, asked)
+@router.get(
+    "/history",
+    response_model=RankHistoryView,
+    summary="A quantity of each rank over time, as numbers",
+)
+async def history(overview: OverviewDep, job_id: JobId, query: RankHistoryDep) -> RankHistoryView:
+    return await overview.rank_history(job_id, query)
 
 
 @router.get(
-    "/{rank}", response_model=RankDetailView, summary="One rank: who had it, and its stacks"
+    "/heat",
+    response_model=RankHeatView,
+    summary="A quantity of each rank over time, packed for a heatmap",
 )
+async def heat(overview: OverviewDep, job_id: JobId, query: RankHistoryDep) -> RankHeatView:
+    return await overview.heat(job_id, query)
+
+
+@router.get("/{rank}", response_model=RankDetailView, summary="A rank: its workers and its stacks")
 async def rank(
     overview: OverviewDep, job_id: JobId, rank: Annotated[int, Path(ge=0, le=2**31 - 1)]
 ) -> RankDetailView:

@@ -1,8 +1,8 @@
-"""Refuses what no honest client sends: foreign hosts, foreign origins, enormous bodies.
+"""Refuses requests from foreign hosts and foreign origins, and oversized bodies.
 
-A server on loopback has no users yet, so whoever reaches it is trusted. A web page in the
-user's browser reaches it too: by a name that resolves to 127.0.0.1 (DNS rebinding), or by a
-plain form post. The first bears a foreign `Host`, the second a foreign `Origin`.
+A server on loopback has no authentication: it trusts every client that reaches it. A web page in
+the user's browser reaches it, too: by a name that resolves to 127.0.0.1 (DNS rebinding), or by a
+plain form post. The first request carries a foreign `Host`, the second a foreign `Origin`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.rest.problems import ProblemError, problem_response, too_large
 from holdfast.rest.services import Services
 
 
-class Guard:
+class RequestGuard:
     """ASGI middleware around everything else, error pages included."""
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
@@ -28,7 +28,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        refusal = self._refusal(headers, self._most_bytes(scope["path"]))
+        refusal = self._refusal(headers, self._max_bytes(scope["path"]))
         if refusal is not None:
             response = problem_response(
                 refusal.status, refusal.code, refusal.detail, instance=scope["path"]
@@ -37,11 +37,11 @@ class Guard:
             return
         await self._app(scope, receive, send)
 
-    def _most_bytes(self, path: str) -> int:
+    def _max_bytes(self, path: str) -> int:
         code = path == "/api/v1/code"
         return self._services.max_code_bytes if code else self._services.max_body_bytes
 
-    def _refusal(self, headers: Headers, most_bytes: int) -> ProblemError | None:
+    def _refusal(self, headers: Headers, max_bytes: int) -> ProblemError | None:
         allowed = self._services.allowed_hosts
         host = _name(f"//{headers.get('host', '')}")
         if allowed is not None and host not in allowed:
@@ -50,11 +50,15 @@ class Guard:
         if origin is not None and _name(origin) not in (allowed or {host}):
             return ProblemError(403, "foreign_origin", f"requests from {origin!r} are refused")
         if "content-length" in headers and "transfer-encoding" in headers:
-            # Two servers in a row may differ in where such a request ends.
-            return ProblemError(400, "malformed_request", "its length is stated in two ways")
+            # A proxy and this server may disagree about the end of such a request.
+            return ProblemError(
+                400,
+                "malformed_request",
+                "the request has both Content-Length and Transfer-Encoding",
+            )
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > most_bytes:
-            return too_large(most_bytes)
+        if length.isdigit() and int(length) > max_bytes:
+            return too_large(max_bytes)
         return None
 
 

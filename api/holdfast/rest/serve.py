@@ -1,8 +1,8 @@
-"""The control plane's process: store, cluster, reconciler and HTTP server, in order.
+"""The process of the control plane: starts store, cluster, reconciler and HTTP server in order.
 
-A SIGKILL costs no training: the embedded cluster is another process's, and the next server adopts
-it. SIGTERM or SIGINT ends everything within the settings' deadline, the embedded cluster included
-unless another server uses it.
+A SIGKILL of the server interrupts no training: the embedded cluster runs in other processes, and
+the next server adopts it. SIGTERM or SIGINT ends everything within the deadline of the settings,
+the embedded cluster included unless another server uses it.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-STREAMS_END_S = 3
+STREAM_SHUTDOWN_S = 3
 
 _log = structlog.get_logger()
 
 
 class ServeError(Exception):
-    """The server could not start, or had to end; says why and what to do."""
+    """The server could not start or had to end; the message has the reason and a remedy."""
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handling: who ends the server is decided here."""
+    """uvicorn without its signal handling: this module handles the signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -76,28 +76,28 @@ async def serve(
         )
     try:
         database_url(settings.resolved_database_url())
-    except UnsupportedDatabase as error:  # said before a cluster is started for nothing
+    except UnsupportedDatabase as error:  # fail before a cluster is started
         raise ServeError(str(error)) from error
     stopping = asyncio.Event()
-    _obey_signals(stopping)
-    with _bind(settings) as door:
+    _install_signal_handlers(stopping)
+    with _bind(settings) as listener:
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             async with _cluster(settings, stopping) as cluster:
-                _obey_signals(stopping)  # Ray has put handlers of its own in their place
-                await _run(settings, cluster, door, stopping, exposed, on_ready)
+                _install_signal_handlers(stopping)  # Ray has replaced the handlers
+                await _run(settings, cluster, listener, stopping, exposed, on_ready)
         except _StoppedEarly:
             return
 
 
 class _StoppedEarly(Exception):
-    """Told to stop before the start was complete."""
+    """A stop was requested before the start was complete."""
 
 
 async def _run(
     settings: Settings,
     cluster: Cluster,
-    door: socket.socket,
+    listener: socket.socket,
     stopping: asyncio.Event,
     exposed: bool,
     on_ready: Callable[[ServerFile], None],
@@ -114,24 +114,24 @@ async def _run(
         allowed_hosts=None if exposed else LOOPBACK_NAMES | {settings.host},
     )
     process_priority.collect_garbage_rarely()
-    driving = asyncio.create_task(reconciler.run(stopping), name="reconciler")
-    telling = _telling(store, settings, stopping)
-    driving.add_done_callback(lambda _task: stopping.set())
+    reconciling = asyncio.create_task(reconciler.run(stopping), name="reconciler")
+    webhooks = _start_webhooks(store, settings, stopping)
+    reconciling.add_done_callback(lambda _task: stopping.set())
     try:
-        with _server_file(settings, door, on_ready):
-            await _http(services, door, sender)
+        with _server_file(settings, listener, on_ready):
+            await _http(services, listener, sender)
     finally:
         stopping.set()
-        await _ended(driving, settings.stop_deadline_s)
-        if telling is not None:
-            telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
+        await _await_reconciler(reconciling, settings.stop_deadline_s)
+        if webhooks is not None:
+            webhooks.cancel()
+            await asyncio.gather(webhooks, return_exceptions=True)
         await store.close()
         if sender is not None:
             await asyncio.to_thread(sender.shutdown)
 
 
-def _telling(
+def _start_webhooks(
     store: Store, settings: Settings, stopping: asyncio.Event
 ) -> asyncio.Task[None] | None:
     if settings.webhook_url is None:
@@ -139,7 +139,7 @@ def _telling(
     return asyncio.create_task(WebhookSender(store, settings).run(stopping), name="webhooks")
 
 
-async def _http(services: Services, door: socket.socket, sender: TracerProvider | None) -> None:
+async def _http(services: Services, listener: socket.socket, sender: TracerProvider | None) -> None:
     app = create_app(services)
     if sender is not None:
         tracing.trace_requests(app, sender)
@@ -147,13 +147,13 @@ async def _http(services: Services, door: socket.socket, sender: TracerProvider 
         app,
         log_config=None,
         access_log=False,
-        http="h11",  # others let through what is no HTTP: two Host headers, control characters
+        http="h11",  # the other parser accepts invalid HTTP: two Host headers, control characters
         lifespan="off",
-        timeout_graceful_shutdown=STREAMS_END_S,
+        timeout_graceful_shutdown=STREAM_SHUTDOWN_S,
         server_header=False,
     )
     server = _Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[door]), name="http")
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     stop = asyncio.create_task(services.stopping.wait())
     await asyncio.wait({serving, stop}, return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
@@ -161,19 +161,19 @@ async def _http(services: Services, door: socket.socket, sender: TracerProvider 
     stop.cancel()
 
 
-async def _ended(driving: asyncio.Task[None], deadline_s: float) -> None:
-    """Let the reconciler hand its leases back; it never outlives the deadline."""
-    done, _ = await asyncio.wait({driving}, timeout=deadline_s)
+async def _await_reconciler(reconciling: asyncio.Task[None], deadline_s: float) -> None:
+    """Wait until the reconciler has released its leases, at most until the deadline."""
+    done, _ = await asyncio.wait({reconciling}, timeout=deadline_s)
     if not done:
-        _log.warning("the reconciler did not end in time; its leases run out by themselves")
-        driving.cancel()
-    elif (error := driving.exception()) is not None:
+        _log.warning("the reconciler did not end in time; its leases will expire")
+        reconciling.cancel()
+    elif (error := reconciling.exception()) is not None:
         raise ServeError(f"the reconciler failed: {error!r}") from error
 
 
 @contextlib.asynccontextmanager
 async def _cluster(settings: Settings, stopping: asyncio.Event) -> AsyncIterator[Cluster]:
-    """The Ray cluster of the settings; the embedded one is started, or adopted, and ended."""
+    """The Ray cluster of the settings; an embedded cluster is started or adopted, and ended."""
     if settings.ray_address is not None:
         async with _connected(settings, settings.ray_address) as cluster:
             yield cluster
@@ -182,7 +182,7 @@ async def _cluster(settings: Settings, stopping: asyncio.Event) -> AsyncIterator
         with local_cluster.attached(settings.data_dir):
             embedded = await _embedded(settings, stopping)
             process_priority.lower_session_priority()
-            os.environ |= embedded.environment()  # before Ray is imported, which reads it once
+            os.environ |= embedded.environment()  # before the import of Ray, which reads it once
             async with _connected(settings, embedded.address) as cluster:
                 yield cluster
     finally:
@@ -221,7 +221,7 @@ async def _embedded(settings: Settings, stopping: asyncio.Event) -> local_cluste
 async def _connected(settings: Settings, address: str) -> AsyncIterator[Cluster]:
     from holdfast_service.cluster.ray_cluster import RayCluster
 
-    # In a thread: it blocks, and in the main thread Ray would take SIGTERM for itself.
+    # In a thread: the call blocks, and in the main thread Ray would replace the SIGTERM handler.
     key_path = settings.data_dir / "job-secrets.key"
     try:
         cluster = await asyncio.to_thread(
@@ -244,40 +244,40 @@ def _probes(
 
     async def nodes() -> str | None:
         capacity = await cluster.capacity()
-        return None if capacity.nodes or capacity.can_grow else "it has no node"
+        return None if capacity.nodes or capacity.can_grow else "the cluster has no node"
 
-    async def drive() -> str | None:
+    async def reconciling() -> str | None:
         since = reconciler.seconds_since_claim()
         if since is not None and since <= settings.lease_s:
             return None
-        return "has not looked for work" + ("" if since is None else f" for {since:.1f} s")
+        return "claimed no jobs yet" if since is None else f"claimed no jobs for {since:.1f} s"
 
-    return {"database": database, "cluster": nodes, "reconciler": drive}
+    return {"database": database, "cluster": nodes, "reconciler": reconciling}
 
 
 def _bind(settings: Settings) -> socket.socket:
-    """Take the port first: a server that cannot have it should not start a cluster."""
+    """Bind the port first: a server without a port must not start a cluster."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    door = socket.socket(family, socket.SOCK_STREAM)
-    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        door.bind((settings.host, settings.port))
-        door.listen()  # two that have only bound it would both believe that it is theirs
+        listener.bind((settings.host, settings.port))
+        listener.listen()  # with SO_REUSEADDR two servers can bind the port, but only one can listen
     except OSError as error:
-        door.close()
+        listener.close()
         raise ServeError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
             "is another server running? choose another --port"
         ) from error
-    return door
+    return listener
 
 
 @contextlib.contextmanager
 def _server_file(
-    settings: Settings, door: socket.socket, on_ready: Callable[[ServerFile], None]
+    settings: Settings, listener: socket.socket, on_ready: Callable[[ServerFile], None]
 ) -> Iterator[None]:
-    """`server.json` while the server answers; another server's file is left alone at the end."""
-    host, port = door.getsockname()[:2]
+    """Write `server.json` while the server runs; leaves another server's file alone at the end."""
+    host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     server = ServerFile(
         address=f"http://{shown}:{port}", pid=os.getpid(), data_dir=str(settings.data_dir.resolve())
@@ -293,7 +293,7 @@ def _server_file(
                 path.unlink()
 
 
-def _obey_signals(stopping: asyncio.Event) -> None:
+def _install_signal_handlers(stopping: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.remove_signal_handler(number)

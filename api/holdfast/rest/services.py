@@ -1,4 +1,4 @@
-"""What the routers are given: the service calls they translate to, and a few limits."""
+"""The services and limits that the routers use, and their FastAPI dependencies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast_service.store.engine import Store
 from holdfast_service.store.request_priority import ActiveRequests
 
 Probe = Callable[[], Awaitable[str | None]]
-"""Looks at one part of the control plane: None if it is well, otherwise what is wrong."""
+"""Checks a part of the control plane: returns None if it is ready, otherwise the problem."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Services:
     fleet: FleetReader
     probes: Mapping[str, Probe] = field(default_factory=dict)
     active_requests: ActiveRequests = field(default_factory=ActiveRequests)
-    """Is told of every request until its answer begins."""
+    """Registers every request until its response begins."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the server shuts down: streams end, so that clients resume elsewhere or later."""
+    """Set when the server shuts down: streams end, and clients resume on another server or later."""
     allowed_hosts: frozenset[str] | None = None
-    """Names by which the server may be addressed; None: any (it was opened on purpose)."""
+    """Host names that requests may use; None: any (the server was exposed on purpose)."""
     max_body_bytes: int = 2**20
     max_code_bytes: int = 2**25
     metrics_of_jobs: bool = False
@@ -64,13 +64,13 @@ def services_over(
     is something to do for the job, for a reconciler in this process; `wake_for_nodes(jobs)`: who
     may be seated where has changed, and concerns these."""
     nodes = NodeService(store, wake_for_nodes)
-    accounts = GoodputCache()
+    goodput_cache = GoodputCache()
     return Services(
-        jobs=JobService(store, cluster, settings, wake, accounts),
+        jobs=JobService(store, cluster, settings, wake, goodput_cache),
         checkpoints=CheckpointService(store, settings),
         nodes=nodes,
         injections=InjectionService(store, settings, wake),
-        overview=Overview(store, nodes, settings, accounts),
+        overview=Overview(store, nodes, settings, goodput_cache),
         live=LiveHub(store, settings),
         code=CodeService(store, settings),
         fleet=FleetReader(store),
@@ -81,10 +81,10 @@ def services_over(
     )
 
 
-# Coroutines: FastAPI would wake a thread for each plain function.
+# Coroutines, because FastAPI runs plain functions in threads.
 async def services(request: Request) -> Services:
-    found: Services = request.app.state.services
-    return found
+    state: Services = request.app.state.services
+    return state
 
 
 ServicesDep = Annotated[Services, Depends(services)]

@@ -1,7 +1,7 @@
-"""Server-sent events: numbered, resumable by `Last-Event-ID`, kept alive, ended in order.
+"""Server-sent events: numbered, resumable by `Last-Event-ID`, kept alive, ended explicitly.
 
-When a job is over and everything has been sent, a message `end` without a number closes its
-stream. One that closes without it (the server shut down, the connection broke) is to be resumed.
+After a job has ended and everything was sent, a message `end` without a number ends its stream. A
+client resumes a stream that closes without `end` (the server shut down, or the connection broke).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ Page = TypeVar("Page")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a request says of streaming: whether it wants one, and from which number on."""
+class StreamRequest:
+    """Whether a request asks for a stream, and after which number."""
 
     stream: bool
     after: int
 
 
-def asked(request: Request, after: int) -> Asked:
+def requested(request: Request, after: int) -> StreamRequest:
     """Read `Accept` and `Last-Event-ID` (which wins over `after`: a reconnect repeats the URL)."""
     stream = MEDIA_TYPE in request.headers.get("accept", "")
     last = request.headers.get("last-event-id", "")
     if not stream or not last:
-        return Asked(stream, after)
+        return StreamRequest(stream, after)
     if not (last.isascii() and last.isdigit() and len(last) < 19):
         raise ProblemError(
             422,
@@ -48,14 +48,14 @@ def asked(request: Request, after: int) -> Asked:
             "Last-Event-ID is not a number that this server sent",
             faults=[{"path": "header.last-event-id", "message": "must be a whole number"}],
         )
-    return Asked(stream, int(last))
+    return StreamRequest(stream, int(last))
 
 
 async def event_stream(services: Services, job_id: str, after: int) -> Response:
-    """All events with a number above `after`, as they come."""
+    """All events with a number above `after`, as they arrive."""
     page = await services.jobs.events(job_id, after, PAGE)
     if page.ended and not page.events:
-        return Response(status_code=204)  # tells a browser not to reconnect: nothing will come
+        return Response(status_code=204)  # makes a browser stop reconnecting: no more events follow
     return response(_events(services, job_id, page))
 
 
@@ -66,9 +66,9 @@ def log_stream(
     ended: Callable[[], Awaitable[bool]],
     further_back: Callable[[LogPage], Awaitable[LogPage | None]],
 ) -> Response:
-    """The lines of `first`, then those that `fetch(after)` finds, until the job is over.
+    """The lines of `first`, then the lines of `fetch(after)`, until the job has ended.
 
-    `further_back` adds what is still wanted before a page's lines; None: nothing is.
+    `further_back` extends a page by earlier lines that are still missing; None: no line is missing.
     """
     return response(_logs(services, fetch, first, ended, further_back))
 
@@ -119,7 +119,7 @@ async def _logs(
             if time.monotonic() - last_sent > services.keep_alive_s:
                 yield KEEP_ALIVE
                 last_sent = time.monotonic()
-            # Asked before the read that follows: lines written until the end are still sent.
+            # StreamRequest before the read that follows: lines written until the end are still sent.
             over = await ended()
             await asyncio.sleep(0 if over else services.poll_s)
         page = await fetch(page.last_line)

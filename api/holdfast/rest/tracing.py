@@ -1,5 +1,5 @@
-"""OpenTelemetry: one trace per request and one per incident, where an endpoint is named by
-`OTEL_EXPORTER_OTLP_ENDPOINT` (or `..._TRACES_ENDPOINT`). Without one, nothing of it is loaded.
+"""OpenTelemetry: a trace per request and per incident, if `OTEL_EXPORTER_OTLP_ENDPOINT` (or
+`..._TRACES_ENDPOINT`) names an endpoint. Without an endpoint no OpenTelemetry module is loaded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = structlog.get_logger()
 
 
 def provider() -> TracerProvider | None:
-    """What sends spans away, in a thread of its own; None where nobody wants them."""
+    """A provider that exports spans in a thread of its own; None without an endpoint."""
     if not any(os.environ.get(name) for name in ENDPOINTS):
         return None
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -32,9 +32,9 @@ def provider() -> TracerProvider | None:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    made = TracerProvider(resource=Resource.create({"service.name": "holdfast"}))
-    made.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return made
+    tracer_provider = TracerProvider(resource=Resource.create({"service.name": "holdfast"}))
+    tracer_provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return tracer_provider
 
 
 def trace_requests(app: FastAPI, sender: TracerProvider) -> None:
@@ -46,25 +46,25 @@ def trace_requests(app: FastAPI, sender: TracerProvider) -> None:
 
 
 def incident_tracer(sender: TracerProvider) -> Callable[[str, Mapping[str, Any]], None]:
-    """To be called with each incident that has closed, once it is stored."""
+    """A function to call with each closed incident after it is stored; it exports a trace."""
     from opentelemetry.trace import set_span_in_context
 
     tracer = sender.get_tracer("holdfast")
 
-    def trace(job_id: str, told: Mapping[str, Any]) -> None:
+    def trace(job_id: str, incident: Mapping[str, Any]) -> None:
         try:
-            whole, *phases = spans(job_id, told)
+            recovery, *phases = spans(job_id, incident)
         except (TypeError, ValueError) as error:  # a supervisor of another version
-            _log.warning("an incident cannot be traced", job=job_id, error=str(error))
+            _log.warning("cannot trace an incident", job=job_id, error=str(error))
             return
         root = tracer.start_span(
-            whole.name, start_time=_ns(whole.begins), attributes=dict(whole.attributes)
+            recovery.name, start_time=_ns(recovery.begins), attributes=dict(recovery.attributes)
         )
-        inside = set_span_in_context(root)
+        context = set_span_in_context(root)
         for phase in phases:
-            below = tracer.start_span(phase.name, inside, start_time=_ns(phase.begins))
-            below.end(_ns(phase.ends))
-        root.end(_ns(whole.ends))
+            child = tracer.start_span(phase.name, context, start_time=_ns(phase.begins))
+            child.end(_ns(phase.ends))
+        root.end(_ns(recovery.ends))
 
     return trace
 

@@ -44,8 +44,8 @@ class RayAgents:
         cache: str,
         avoid: Mapping[str, Avoided] | None = None,
     ) -> None:
-        """`avoid`: cordoned nodes never host an agent of this job; nodes in quarantine do so only if
-        there is no room elsewhere at first."""
+        """`avoid`: no agent of this job is ever placed on a cordoned node; at first, none is placed
+        on a node in quarantine if there is room elsewhere."""
         self._job_id = job_id
         self._spec = spec
         self._secret = secret

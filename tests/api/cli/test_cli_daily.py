@@ -31,7 +31,7 @@ from holdfast_service.job_model.lifecycle import State
 
 HEAVY = "ray torch numpy fastapi starlette uvicorn sqlalchemy structlog asyncio click pygments"
 
-NOT_NEEDED_FOR_HELP = (
+UNUSED_BY_HELP = (
     f"{HEAVY} pydantic httpx yaml pygments markdown_it holdfast.client.request_methods "
     "holdfast_service.views.jobs holdfast_service.job_model.supervisor_protocol holdfast_workers"
 )
@@ -46,8 +46,8 @@ NEEDED_FOR_THE_MAIN_HELP = {
     "holdfast_service.job_model.lifecycle",
 }
 MAX_MODULES = 300
-"""The modules that the help of a command may load, including the interpreter's own and those of rich
-and cyclopts (about 180): the help must appear in 0.3 s, and an import takes half a millisecond or
+"""The modules that the help of a command may load, including those of the interpreter, rich and
+cyclopts (about 180): the help must appear in 0.3 s, and an import takes half a millisecond or
 more."""
 LIGHT = ("ls", "wait", "pause", "resume", "cancel", "describe")
 
@@ -96,7 +96,7 @@ def test_the_help_of_a_command_loads_no_client() -> None:
     program = (
         "import sys, holdfast.cli.main as m\n"
         "for name in sys.argv[1:]: m.run([name, '--help'])\n"
-        f"print([n for n in {NOT_NEEDED_FOR_HELP!r}.split() if n in sys.modules], file=sys.stderr)\n"
+        f"print([n for n in {UNUSED_BY_HELP!r}.split() if n in sys.modules], file=sys.stderr)\n"
         "print(len(sys.modules), file=sys.stderr)"
     )
     done = subprocess.run(

@@ -73,7 +73,9 @@ def data_dir(tmp_path: Path) -> Iterator[Path]:
     local_cluster.stop(tmp_path)
 
 
-def test_the_cluster_outlives_its_starter_loses_and_gains_a_node_and_leaves_nothing(data_dir: Path) -> None:
+def test_the_cluster_outlives_its_starter_loses_and_gains_a_node_and_leaves_nothing(
+    data_dir: Path,
+) -> None:
     shm_before = shared_memory()
     starter = subprocess.run([sys.executable, "-c", STARTS_AND_DIES, str(data_dir)], timeout=120)
     assert starter.returncode == -signal.SIGKILL

@@ -46,7 +46,7 @@ async def test_lines_are_found_by_rank_level_time_and_expression(
     reader = jobs.log_reader
 
     async def found(log_filter: LogFilter, **query: int) -> list[int]:
-        return [line.line for line in (await reader.page(job, log_filter, **query)).lines]  # type: ignore[arg-type]
+        return [line.line for line in (await reader.page(job, log_filter, **query)).lines]
 
     assert await found(LogFilter(grep=compile_pattern(r"line 11\d$"))) == list(range(110, 120))
     assert await found(LogFilter(level=LogLevel.WARNING), limit=3) == [10, 20, 30]

@@ -12,7 +12,12 @@ from pydantic import SecretStr
 from sqlalchemy import func, select
 
 from holdfast_service.job_model import webhook_messages
-from holdfast_service.reconcile.webhook_sender import CLAIM_S, FIRST_RETRY_S, MAX_TRIES, WebhookSender
+from holdfast_service.reconcile.webhook_sender import (
+    CLAIM_S,
+    FIRST_RETRY_S,
+    MAX_TRIES,
+    WebhookSender,
+)
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
@@ -55,7 +60,9 @@ async def emit_incident(store: Store, jobs: JobService) -> str:
     return job.id
 
 
-async def test_a_message_is_stored_in_the_transaction_of_its_event(store: Store, jobs: JobService) -> None:
+async def test_a_message_is_stored_in_the_transaction_of_its_event(
+    store: Store, jobs: JobService
+) -> None:
     job_id = await emit_incident(store, jobs)
     assert await outbox_size(store) == 1
     with pytest.raises(RuntimeError):

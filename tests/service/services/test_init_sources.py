@@ -129,7 +129,9 @@ async def test_a_source_that_does_not_fit_is_a_fault(jobs: JobService, source: J
     assert "embedding.weight has shape (256, 32) in the checkpoint" in await _fault(
         jobs, "a", **wider
     )
-    assert "train.seed is 7 in the checkpoint, 8 in this spec" in await _fault(jobs, "a", train={"seed": 8})
+    assert "train.seed is 7 in the checkpoint, 8 in this spec" in await _fault(
+        jobs, "a", train={"seed": 8}
+    )
     with pytest.raises(InvalidSpec) as caught:
         await jobs.submit(_spec({"from": "dcp:/x", "what": "everything"}))
     assert "only the model can be loaded" in str(caught.value)
@@ -257,11 +259,11 @@ async def test_a_job_that_was_not_stored_leaves_no_mark(
 ) -> None:
     at = _root(settings, source).below("step-00000006.attempt-1")
     await jobs.submit(JOB, "key")
-    submitted_before = JobService._submitted_before
+    find_by_key = JobService._find_by_key
     unseen = [None]
 
     async def sees_it_late(self: JobService, key: str, digest: str) -> JobView | None:
-        return unseen.pop() if unseen else await submitted_before(self, key, digest)
+        return unseen.pop() if unseen else await find_by_key(self, key, digest)
 
     monkeypatch.setattr(JobService, "_find_by_key", sees_it_late)
     with pytest.raises(IdempotencyConflict):

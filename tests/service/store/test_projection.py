@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.support.service.fake_cluster import FakeCluster
 from tests.support.service.job_drives import kinds, reconciling, submitted, until, until_state
 
@@ -106,7 +108,7 @@ async def test_an_attempt_without_a_reported_end_ends_with_the_next(
 ) -> None:
     async with reconciling(store, cluster, settings):
         supervisor = await submitted(jobs, cluster)
-        saved = {"step": 5, "attempt": 1, "uri": "/c/5", "nbytes": 7}
+        saved: dict[str, Any] = {"step": 5, "attempt": 1, "uri": "/c/5", "nbytes": 7}
         supervisor.form(1)
         supervisor.emit(EventKind.CHECKPOINT_SAVED, **saved)
         supervisor.form(2, restore_step=5)
@@ -124,7 +126,12 @@ async def test_chosen_intervals_are_shown_with_their_reasons(
 ) -> None:
     async with reconciling(store, cluster, settings):
         supervisor = await submitted(jobs, cluster)
-        measured = {"cost_s": 0.2, "mtbf_s": 1e6, "step_s": 0.1, "why": "a save costs 0.2 s"}
+        measured: dict[str, Any] = {
+            "cost_s": 0.2,
+            "mtbf_s": 1e6,
+            "step_s": 0.1,
+            "why": "a save costs 0.2 s",
+        }
         for before, after in ((20, 40), (40, 500)):
             supervisor.emit(
                 EventKind.CHECKPOINT_INTERVAL,

@@ -34,7 +34,7 @@ class FakeAgent:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "heard"),
+    ("outcome", "expected"),
     [
         (None, inputs.PartnersSet("n0", 3, 1, ("n2", "n1"), "life")),
         (

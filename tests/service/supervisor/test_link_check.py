@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.faults.faulty_link import Fault, FaultyLink, FaultType, Direction
+from tests.support.faults.faulty_link import Direction, Fault, FaultType, FaultyLink
 
 from holdfast_service.recovery.core_state.inputs import LinkChecked
 from holdfast_service.supervisor.link_check import LinkChecker

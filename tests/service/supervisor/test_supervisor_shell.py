@@ -41,7 +41,9 @@ def test_stored_events_are_kept_only_as_far_back_as_agents_keep_them() -> None:
     assert len(log.after(0)) == total  # no event is stored yet
     assert log.after(total) == ()
     assert [event.seq for event in log.all()] == list(range(501, total + 1))
-    assert [event["seq"] for event in log.not_backed_up_by("n0", "a")] == list(range(501, total + 1))
+    assert [event["seq"] for event in log.not_backed_up_by("n0", "a")] == list(
+        range(501, total + 1)
+    )
 
 
 def row(attempt: int, step: int) -> StepRow:
@@ -272,7 +274,9 @@ def test_a_supervisor_that_finds_a_successor_halts(tmp_path: Path) -> None:
     with supervised(tmp_path, small_training(60), standbys=0) as run:
         run.wait_step(5)
         first = run.supervisor
-        run.supervisor = run._supervise()  # the first supervisor still runs and does not know of the second
+        run.supervisor = (
+            run._supervise()
+        )  # the first supervisor still runs and does not know of the second
         run.wait(lambda: first._halted)
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert {row.attempt for row in run.all_rows} == {1}

@@ -44,14 +44,16 @@ class Node:
             on_replica=lambda *commit: node.received.append(commit),
             timeouts=QUICK,
         )
+
+        def record_loss(rank: int, partner: Partner, reason: str, others: bool) -> None:
+            node.others.append(others)
+            node.lost.append((rank, partner.agent, reason))
+
         replicator = Replicator(
             store,
             SECRET,
             lambda *commit: node.replicated.append(commit),
-            lambda rank, partner, reason, others: (
-                node.others.append(others),
-                node.lost.append((rank, partner.agent, reason)),
-            ),
+            record_loss,
             timeouts=QUICK,
             retry_s=0.05,
         )

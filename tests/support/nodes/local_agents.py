@@ -11,6 +11,7 @@ import itertools
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -43,7 +44,7 @@ class LocalAgent:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
-        self.process: nursery.NurseryProcess | None = None
+        self.process: nursery.NurseryProcess | subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
 
     def start(self) -> None:

@@ -141,20 +141,21 @@ class RemoteAgent(LocalAgent):
             host=bridge.address(name),
             env={**local.config.env, "GLOO_SOCKET_IFNAME": INTERFACE},
         )
-        super().__init__(config, lambda _: None, lambda: None)
+        super().__init__(config, lambda _: None, lambda _: None)
         self._inside = bridge.inside(name)
         self._supervisor = (bridge.gateway, signals)
         self._pool = pool
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
+        process = subprocess.Popen(
             [*self._inside, sys.executable, "-m", "tests.support.nodes.agent_process", "remote"],
             stdin=subprocess.PIPE,
             env={**os.environ, link_cut.VARIABLE: INTERFACE},
         )
-        assert self.process.stdin is not None
-        pickle.dump((self.config, AGENT_PORT, self._supervisor), self.process.stdin)
-        self.process.stdin.flush()
+        self.process = process
+        assert process.stdin is not None
+        pickle.dump((self.config, AGENT_PORT, self._supervisor), process.stdin)
+        process.stdin.flush()
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Future[Any]:
         return self._pool.submit(self._call, method, arguments)

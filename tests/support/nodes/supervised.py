@@ -122,7 +122,7 @@ class SupervisedRun:
             storage=storage,
             **agent_config,
         )
-        self.cursors = resumes.cursors if resumes else Cursors()
+        self.cursors: Cursors = resumes.cursors if resumes else Cursors()
         self.events: list[SupervisorEvent] = list(resumes.events) if resumes else []
         self.rows: dict[int, StepRow] = dict(resumes.rows) if resumes else {}
         self.all_rows: list[StepRow] = list(resumes.all_rows) if resumes else []

@@ -24,10 +24,10 @@ class FlipsBits(PretrainRecipe):
     def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         plan = json.loads(Path(os.environ["HOLDFAST_TEST_FLIPS"]).read_text())
 
-        def flipping(name: str, at_step: int, micro_batch: int = 0) -> None:
-            phase(name, at_step, micro_batch)
+        def flipping(name: str, step: int, micro_batch: int = 0) -> None:
+            phase(name, step, micro_batch)
             for number, flip in enumerate(plan):
-                if self._is_due(flip, name, at_step) and _is_first(number, flip.get("times", 1)):
+                if self._is_due(flip, name, step) and _is_first(number, flip.get("times", 1)):
                     self._flip(flip)
 
         return super().train_step(step, agree, gate, flipping)

@@ -240,7 +240,7 @@ def interrupted_in_backward(
             raise Interrupted
 
     def watch_gradient(module: torch.nn.Module, args: Any, output: Tensor) -> None:
-        output.register_hook(raise_once)
+        output.register_hook(raise_once)  # type: ignore[no-untyped-call]
 
     recipe.model.blocks[0].register_forward_hook(watch_gradient)
     try:
@@ -311,5 +311,6 @@ def _identities(recipe: PretrainRecipe) -> list[int]:
     return [id(parameter) for parameter in recipe.model.parameters()]
 
 
-def _raise_attribute_error(_: object) -> Any:
+def _raise_attribute_error(model: torch.nn.Module) -> list[Any]:
+    del model
     raise AttributeError("gone")

@@ -211,7 +211,11 @@ def test_training_continues_from_memory_on_a_smaller_and_on_a_different_mesh(fle
             assert np.array_equal(taken_over[name], values), name
         row = fleet.wait_protected(attempt, point.step + EVERY)
         assert (row.attempt, math.isfinite(row.loss)) == (attempt, True)
-        fleet.wait(lambda mesh=mesh: _meshes_with_ranks(fleet, mesh) == {mesh_tag(mesh)})
+
+        def only_mesh(mesh: dict[str, int] = mesh) -> bool:
+            return _meshes_with_ranks(fleet, mesh) == {mesh_tag(mesh)}
+
+        fleet.wait(only_mesh)
         computed, before = attempt, mesh
 
 

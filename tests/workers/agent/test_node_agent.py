@@ -165,15 +165,16 @@ def test_a_new_partner_gets_a_checkpoint_that_is_older_than_the_present_step(
     )
     node = SingleAgent(tmp_path, checkpoint=checkpoint)
     replicas: list[int] = []
-    servers = [
-        DataServer(
+
+    def server(name: str, steps: list[int]) -> DataServer:
+        return DataServer(
             SegmentStore(shm / name, "dp_shard=1,tp=1"),
             node.agents.secret,
             "127.0.0.1",
-            on_replica=lambda _rank, _attempt, step, of=of: of.append(step),
+            on_replica=lambda _rank, _attempt, step: steps.append(step),
         )
-        for name, of in (("first", []), ("second", replicas))
-    ]
+
+    servers = [server("first", []), server("second", replicas)]
     try:
         first, second = (Partner("p", "127.0.0.1", server.port) for server in servers)
         node.call("fence", 1, 1)
@@ -298,7 +299,11 @@ def test_a_node_whose_zygotes_end_repeatedly_becomes_unfit_and_starts_no_more(
     assert agent is not None
     for lost in range(1, ZYGOTE_LIVES + 1):
         os.kill(named(agent.pid, "hf-zygote"), signal.SIGKILL)
-        node.wait(lambda n=lost: len(unfit(node)) == n)
+
+        def is_reported(count: int = lost) -> bool:
+            return len(unfit(node)) == count
+
+        node.wait(is_reported)
         if lost < ZYGOTE_LIVES:  # a fork waits until the next zygote is ready
             os.kill(node.report().workers[0].pid, signal.SIGKILL)
             node.wait(lambda: len(node.report().workers) == 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 from tests.support.ranks.rank_worlds import start_from_seed, tiny_spec
@@ -12,6 +13,7 @@ from tests.support.ranks.rank_worlds import start_from_seed, tiny_spec
 from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.fault_injection.kinds import FaultKind, Injection
 from holdfast_workers.recipes.pretrain import PretrainRecipe
+from holdfast_workers.training.recipe import PhaseReporter
 from holdfast_workers.training.step_agreement import Agreed, Contribution, Record, fold
 
 STEPS = 4
@@ -47,7 +49,7 @@ def run(recipe: PretrainRecipe, *faults: Injection) -> list[str]:
                 raise NotFinite(step, share)
             return fold([Record(1, step, share, -1)])
 
-        recipe.train_step(step, agree, lambda _step: None, points.reach)
+        recipe.train_step(step, agree, lambda _step: None, cast(PhaseReporter, points.reach))
         points.reach("checkpoint", step)
         digests.append(recipe.state_digest(step))
     return digests

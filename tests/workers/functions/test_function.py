@@ -109,7 +109,7 @@ def test_the_first_step_of_an_optimizer_equals_that_of_a_new_one() -> None:
             )
             samples = samples_at(positions, POINTS, 5)
             loss = torch.nn.functional.mse_loss(model(x[samples]), y[samples])
-            (loss / 3).backward()
+            torch.autograd.backward(loss / 3)
             total += float(loss.detach().double() / 3)
         optimizer.step()
         optimizer.zero_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def test_an_invalid_metric_is_named(given: dict[str, float], message: str) -> No
 
 
 def test_numbers_of_every_type_are_accepted_and_nonfinite_ones_left_out() -> None:
-    given = {
+    given: dict[str, Any] = {
         "a": 1,
         "b": True,
         "c": np.float32(0.5),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -117,7 +118,8 @@ def test_a_missing_value_never_adds_a_finding(
 
     all_found = found(before, now)
     for name in (field.name for field in fields(DeviceReading)[2:]):
-        hidden = found(replace(before, **{name: None}), replace(now, **{name: None}))
+        missing: dict[str, Any] = {name: None}
+        hidden = found(replace(before, **missing), replace(now, **missing))
         milder = {(kind, level) for kind, level in hidden if kind == "row_remap"}
         assert hidden - milder <= all_found, name
     nothing = DeviceReading("d")

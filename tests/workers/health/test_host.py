@@ -51,7 +51,8 @@ def test_unreadable_files_give_no_value(tmp_path: Path) -> None:
     write(tmp_path, "proc/sys/fs/file-nr", "many\n")
     write(tmp_path, "sys/block/sda/device/ioerr_cnt", "broken\n")
     read = host.read_host((), tmp_path)
-    assert read.stalled_share is read.memory_available is read.handles is read.io_errors is None
+    values = [read.stalled_share, read.memory_available, read.handles, read.io_errors]
+    assert values == [None] * 4
     network = host.read_network("eth0", tmp_path)
     assert network.up is network.errors is network.packets is None
 

@@ -168,7 +168,11 @@ def test_a_failed_partner_is_not_waited_for_until_it_holds_a_step_again() -> Non
     messages += [{"op": "replicated", "attempt": 6, "step": 50}]
     for message, answer in zip(messages, (60, 50), strict=True):
         control_channel.send(ours, message)
-        eventually(lambda wanted=answer: link.wait_replicated(6, 60, 0.01) == wanted, WAIT_S)
+
+        def answered(wanted: int = answer) -> bool:
+            return link.wait_replicated(6, 60, 0.01) == wanted
+
+        eventually(answered, WAIT_S)
 
 
 def test_an_attempt_fenced_before_its_start_is_not_entered() -> None:

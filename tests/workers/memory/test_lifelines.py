@@ -72,7 +72,11 @@ def test_a_killed_process_is_reported_within_milliseconds(
     for number, name in enumerate(names):
         killed = time.monotonic()
         agents[name].process.kill()
-        eventually(lambda number=number: len(losses.lost) > number)
+
+        def lost(number: int = number) -> bool:
+            return len(losses.lost) > number
+
+        eventually(lost)
         delays.append(losses.at[number] - killed)
     assert [name for name, _reason in losses.lost] == names
     assert statistics.median(delays) < 0.1, delays

@@ -35,7 +35,11 @@ def test_commits_arrive_at_the_partner_with_the_same_bytes(node: Callable[..., N
         for rank, segment in segments.items():
             write(segment, 1, step)
             here.replicator.offer(rank, 1, step)
-            eventually(lambda rank=rank, step=step: (rank, 1, step) in here.replicated)
+
+            def replicated(rank: int = rank, step: int = step) -> bool:
+                return (rank, 1, step) in here.replicated
+
+            eventually(replicated)
     eventually(lambda: sorted(there.received) == sorted(here.replicated))
     assert there.holds(Place.REPLICA) == [(0, 1, 3), (0, 1, 2), (1, 1, 3), (1, 1, 2)]
     replica = there.store.find(1, Place.REPLICA)
@@ -139,7 +143,11 @@ def test_a_commit_that_the_partner_already_holds_is_not_sent_again(
     here.replicator.set_partners(0, (there.partner,))
     for times in (1, 2):
         here.replicator.offer(0, 1, 1)
-        eventually(lambda times=times: len(here.replicated) == times)
+
+        def replicated(times: int = times) -> bool:
+            return len(here.replicated) == times
+
+        eventually(replicated)
     assert there.received == [(0, 1, 1)]
 
 
@@ -151,7 +159,11 @@ def test_a_replica_rolled_back_to_outlives_the_later_one(node: Callable[..., Nod
     for step in (10, 15):
         write(own, 1, step)
         here.replicator.offer(0, 1, step)
-        eventually(lambda step=step: here.replicated[-1:] == [(0, 1, step)])
+
+        def replicated(step: int = step) -> bool:
+            return here.replicated[-1:] == [(0, 1, step)]
+
+        eventually(replicated)
     here.replicator.fence(2)
     here.replicator.set_partners(0, (there.partner,), attempt=2)
     here.replicator.offer(0, 1, 10)
@@ -276,7 +288,11 @@ def test_a_thousand_commits_leave_no_memory_behind(
             slot[:] = raw
         segment.commit(attempt=1, step=step, digest=digest)
         here.replicator.offer(0, 1, step)
-        eventually(lambda step=step: len(here.replicated) == step)
+
+        def replicated(step: int = step) -> bool:
+            return len(here.replicated) == step
+
+        eventually(replicated)
         if step == 200:
             before = [_rss(process) for process in processes]
     grown = [_rss(process) - old for process, old in zip(processes, before, strict=True)]

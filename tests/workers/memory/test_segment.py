@@ -240,8 +240,8 @@ def test_a_writer_killed_at_any_instant_leaves_an_intact_slot(shm: Path) -> None
 def test_file_exists_is_false_after_the_file_is_removed_or_replaced(shm: Path) -> None:
     path = shm / "own-0.seg"
     with Segment.create(path, layout_of(NBYTES)) as segment, Segment.open(path) as reader:
-        assert segment.file_exists and reader.file_exists
+        assert (segment.file_exists, reader.file_exists) == (True, True)
         path.unlink()
-        assert not segment.file_exists and not reader.file_exists
+        assert (segment.file_exists, reader.file_exists) == (False, False)
         with Segment.create(path, layout_of(NBYTES)) as replacement:
-            assert replacement.file_exists and not segment.file_exists
+            assert (replacement.file_exists, segment.file_exists) == (True, False)

@@ -31,9 +31,10 @@ def test_the_norm_and_its_gradients_equal_torchs() -> None:
     results = []
     for forward in (norm, lambda t: F.rms_norm(t, (16,), norm.weight, 1e-5)):
         leaf = x.clone().requires_grad_()
-        norm.weight.grad = None
+        norm.zero_grad()
         y = forward(leaf)
         y.backward(upstream)
+        assert norm.weight.grad is not None
         results.append((y.detach(), leaf.grad, norm.weight.grad.clone()))
     for own, theirs in zip(*results, strict=True):
         torch.testing.assert_close(own, theirs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -113,7 +114,7 @@ def test_a_full_ledger_stops_the_job_with_the_reason() -> None:
 @pytest.mark.parametrize("policy", ["report", "skip", "rollback", "stop"])
 def test_a_spike_is_found_and_its_policy_applied(kind: GuardKind, policy: str) -> None:
     guards = spec(**{kind.value: {"policy": policy}})
-    high = {"loss": 9.0} if kind is GuardKind.LOSS_SPIKE else {"grad_norm": 90.0}
+    high: dict[str, Any] = {"loss": 9.0} if kind is GuardKind.LOSS_SPIKE else {"grad_norm": 90.0}
     trip = look(guards, losses=noisy(), grad_norms=noisy(middle=1.0), **high)
     assert trip is not None
     assert (trip.kind, trip.decision) == (kind, GuardAction(policy))

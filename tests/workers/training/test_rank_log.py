@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import math
+import time
 from dataclasses import replace
 
 import pytest
 
 from holdfast_service.job_model.log_filters import LogLevel, level_of
 from holdfast_workers.protocol.messages import ErrorKind, StepRow, Tier
-from holdfast_workers.training import rank_log
 from holdfast_workers.training.rank_log import RankLog, format_step
 
 MESH = {"dp_shard": 2, "tp": 2, "cp": 1}
@@ -57,7 +57,7 @@ def test_steps_are_logged_at_intervals_and_the_last_step_always(
     capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(rank_log.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     rank_zero = log(steps=50)
     for step in range(1, 51):
         rank_zero.log_step(replace(ROW, step=step))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -45,7 +46,7 @@ RECORDS = st.builds(
 )
 
 
-def share(data_index: int, **changes: float) -> Contribution:
+def share(data_index: int, **changes: Any) -> Contribution:
     base = Contribution(
         loss_sum=10.0,
         count=5,
@@ -57,7 +58,7 @@ def share(data_index: int, **changes: float) -> Contribution:
     return replace(base, **changes)
 
 
-def record(data_index: int, **changes: object) -> Record:
+def record(data_index: int, **changes: Any) -> Record:
     base = Record(
         attempt=3,
         step=7,

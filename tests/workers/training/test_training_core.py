@@ -40,7 +40,10 @@ def states(worlds: Worlds, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(worlds: Worlds, states: Path) -> dict[str, Any]:
     """The 2 × 2 run with dropout that every faulted run must equal."""
-    return worlds.run(programs.undisturbed, tiny_spec(FULL, dropout=0.1), states)[0]
+    outcomes: list[dict[str, Any]] = worlds.run(
+        programs.undisturbed, tiny_spec(FULL, dropout=0.1), states
+    )
+    return outcomes[0]
 
 
 @pytest.mark.parametrize(

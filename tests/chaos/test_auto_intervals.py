@@ -1,4 +1,4 @@
-"""`every_steps: auto` on real processes: what saves cost is measured, and they become rarer."""
+"""`every_steps: auto` on real processes: the measured cost of saves determines their interval."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.chaos
 def test_an_expensive_remote_save_is_made_less_often_with_a_reported_reason(
     tmp_path: Path,
 ) -> None:
-    """Each save holds up a step by half a second; all ranks change over at the same step."""
+    """Each save delays a step by half a second; all ranks change the interval at the same step."""
     checkpoint = CheckpointSpec(
         memory=MemoryTierSpec(every_steps=0), remote=RemoteTierSpec(every_steps="auto")
     )
@@ -33,7 +33,7 @@ def test_an_expensive_remote_save_is_made_less_often_with_a_reported_reason(
 
         def chosen() -> list[dict[str, Any]]:
             reported = run.of(EventKind.CHECKPOINT_INTERVAL)
-            return [item for item in reported if item["cost_s"] is not None]
+            return [event for event in reported if event["cost_s"] is not None]
 
         run.wait(lambda: bool(chosen()))
         change = chosen()[-1]
@@ -43,9 +43,9 @@ def test_an_expensive_remote_save_is_made_less_often_with_a_reported_reason(
         assert change["every_steps"] * change["step_s"] >= change["cost_s"] / 0.01 * 0.99
         assert "a save costs" in change["why"]
         assert "apart" in change["why"]
-        settled = max(run.rows) + 2 * change["before"]  # rank 0 tells it with a step of its own
+        settled = max(run.rows) + 2 * change["before"]  # rank 0 reports it with one of its steps
         run.wait_step(settled + 3 * change["before"])
-        saved = [item["step"] for item in run.of(EventKind.CHECKPOINT_SAVED)]
+        saved = [event["step"] for event in run.of(EventKind.CHECKPOINT_SAVED)]
         late = [step for step in saved if step > settled and step % change["every_steps"]]
         assert late == [], run.story()
         run.stop(StopKind.CANCEL)

@@ -1,4 +1,4 @@
-"""The long storm as a user would raise it: over REST, on Ray, the API server among its victims."""
+"""The long fault storm through the whole product: over REST, on Ray, with API server deaths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.timeout(4 * 3600),
 ]
 FAULTS = 300
-STEPS = 900  # the last faults come well before the end, also where they come late
+STEPS = 900  # even late faults come well before the end
 API_DEATH = "api_death"
 API_SHARE = 0.05
 ADVANCE_S = 240.0
@@ -28,7 +28,7 @@ ADVANCE_S = 240.0
 
 @pytest.fixture
 def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Product]:
-    monkeypatch.setenv("HOLDFAST_QUARANTINE_INCIDENTS", "0")  # all nodes have many, on purpose
+    monkeypatch.setenv("HOLDFAST_QUARANTINE_INCIDENTS", "0")  # all nodes have many incidents here
     with served(tmp_path) as started:
         yield started
 
