@@ -44,7 +44,7 @@ def test_a_cancelled_job_saves_its_last_state_and_stops(tmp_path: Path) -> None:
 def test_a_paused_job_resumes_with_the_same_bits_after_deaths_in_its_last_save(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    plan = [
+    plan: list[dict[str, Any]] = [
         {"point": "save", "rank": 3, "action": "kill"},  # during its last copy
         {"point": "saver", "rank": 1, "action": "kill"},
         {"point": "finalizer", "action": "kill"},

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from holdfast.rest.metric_series import SERIES, Kind
+from holdfast.rest.metric_series import SERIES, SeriesKind
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SELECTED = re.compile(r"\b(holdfast_\w+)(?:\{([^}]*)\})?")
 GROUPED = re.compile(r"\bby \(([^)]*)\)")
 LABELS = {
-    name: {*point.labels, *(["le"] if point.kind is Kind.HISTOGRAM else [])}
+    name: {*point.labels, *(["le"] if point.kind is SeriesKind.HISTOGRAM else [])}
     for point in SERIES
     for name in point.names
 }

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.end_to_end.conftest import Product, served, spec
@@ -74,7 +75,7 @@ def inject_faults(product: Product, job: str, rng: random.Random) -> list[tuple[
             product.start()
             continue
         kind = rng.choices(kinds, list(KINDS.values()))[0]
-        arguments: dict[str, object] = {"duration_s": 3.0} if kind is FaultKind.REMOTE_DOWN else {}
+        arguments: dict[str, Any] = {"duration_s": 3.0} if kind is FaultKind.REMOTE_DOWN else {}
         if Injection(kind).victim in (Victim.RANK, Victim.NODE):
             arguments["rank"] = rng.randrange(4)
         injected.append((time.time(), kind.value))

@@ -1,8 +1,8 @@
-"""A real browser before a real control plane over a cluster in memory.
+"""A real browser and a real control plane over an in-memory cluster.
 
-One server and one browser per module; each test has a context of its own. Whatever the page logs
-as an error (a refused script or style among it) fails the test. With HOLDFAST_SCREENSHOTS=1 the
-tests leave pictures of the main views in docs/screenshots.
+Each module has a server and a browser, each test a browser context. Any error in the console of the
+page (a refused script or style included) fails the test. With HOLDFAST_SCREENSHOTS=1 the tests save
+screenshots of the main views in docs/screenshots.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.service.live_server import SPEC, LiveServer
 from holdfast.rest.dashboard import FOLDER
 
 CHROMIUM = shutil.which("chromium")
-PICTURED = os.environ.get("HOLDFAST_SCREENSHOTS") == "1"
+TAKE_SCREENSHOTS = os.environ.get("HOLDFAST_SCREENSHOTS") == "1"
 SCREENSHOTS = Path(__file__).parents[2] / "docs/screenshots"
 WIDE = {"width": 1440, "height": 900}
 PHONE = {"width": 390, "height": 844}
@@ -53,7 +53,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
-    """`open_page(address, **context options)`; its log is empty at the end, or the test fails."""
+    """`open_page(address, **context options)`; fails the test if the page has logged an error."""
     contexts, errors = [], []
 
     def opened(address: str, **options: Any) -> Any:
@@ -62,7 +62,10 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
         page = context.new_page()
         page.set_default_timeout(20_000)
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda told: errors.append(told.text) if _wrong(told) else None)
+        page.on(
+            "console",
+            lambda message: errors.append(message.text) if _is_page_error(message) else None,
+        )
         page.goto(address)
         return page
 
@@ -77,7 +80,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
 def dashboard_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LiveServer]:
-    """A server for the tests of one module, which may fill it first: `prepare_server(server)`."""
+    """A server for the tests of a module, which may prepare it by `prepare_server(server)`."""
     started = LiveServer(tmp_path_factory.mktemp(request.module.__name__.rpartition(".")[2]))
     prepare = getattr(request.module, "prepare_server", None)
     if prepare is not None:
@@ -89,26 +92,27 @@ def dashboard_server(
 
 @pytest.fixture(scope="module")
 def running_job(request: pytest.FixtureRequest, dashboard_server: LiveServer) -> str:
-    """The id of a job that has made three steps; its name is the module's `JOB_NAME`."""
+    """The id of a job that has completed three steps; its name is the module's `JOB_NAME`."""
     spec = {**SPEC, "name": request.module.JOB_NAME}
     found = httpx.post(f"{dashboard_server.address}/api/v1/jobs", json=spec).json()
     dashboard_server.run_job(found["id"], 3, end=False)
     return str(found["id"])
 
 
-def _wrong(told: Any) -> bool:
-    """Whether the page erred: an answer such as 422 is logged as an error too, and is none."""
-    return told.type == "error" and "Failed to load resource" not in told.text
+def _is_page_error(message: Any) -> bool:
+    """Whether a console message is an error of the page; the browser also logs responses such as
+    422."""
+    return message.type == "error" and "Failed to load resource" not in message.text
 
 
-def completed(work: Coroutine[Any, Any, None]) -> None:
-    """Run it to its end in a thread: the browser's driver keeps a loop in this one."""
+def run_in_thread(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine in another thread: the browser's driver runs an event loop in this thread."""
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, work).result()
 
 
-def picture(page: Any, name: str) -> None:
-    """Leave a picture of the page in docs/screenshots, if that was asked for."""
-    if PICTURED:
+def save_screenshot(page: Any, name: str) -> None:
+    """Save a screenshot of the page in docs/screenshots, if enabled."""
+    if TAKE_SCREENSHOTS:
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=str(SCREENSHOTS / f"{name}.png"), animations="disabled")

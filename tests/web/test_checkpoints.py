@@ -1,4 +1,4 @@
-"""Checkpoints and actions of a job in a browser, over real files of the remote tier."""
+"""Checkpoints and actions of a job in a browser, with real files in the remote tier."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from tests.support.checkpoint.llama_checkpoint import save_llama
 from tests.support.service.fake_cluster import three_nodes
 from tests.support.service.live_server import SPEC, LiveServer
-from tests.support.service.saved_checkpoints import root_of, saved, spoil, report_saved
+from tests.support.service.saved_checkpoints import report_saved, root_of, saved, spoil
 from tests.support.waiting import eventually
-from tests.web.conftest import picture
+from tests.web.conftest import save_screenshot
 
 from holdfast import Client
 from holdfast_service.job_model.job_spec import JobSpec
@@ -25,7 +25,7 @@ BEST = {"keep": 3, "keep_best": {"metric": "loss"}}
 
 
 def prepare_server(server: LiveServer) -> None:
-    server.cluster.nodes = three_nodes(can_grow=True)  # no job waits for another
+    server.cluster.nodes = three_nodes(can_grow=True)  # every job has enough nodes
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +65,12 @@ def test_a_checkpoint_is_pinned_and_unpinned(
     line(page, 6).get_by_text("Pinned", exact=True).wait_for()
     assert client.checkpoints(saved_job).remote[0].pinned
     assert line(page, 6).get_by_role("button", name="Remove step 6").is_disabled()
-    picture(page, "checkpoints")
+    save_screenshot(page, "checkpoints")
     line(page, 6).get_by_role("button", name="Unpin").click()
     line(page, 6).get_by_role("button", name="Pin", exact=True).wait_for()
 
 
-def test_a_verification_finds_what_is_bad(
+def test_a_verification_finds_a_damaged_checkpoint(
     checkpoints: Any, dashboard_server: LiveServer, saved_job: str
 ) -> None:
     page = checkpoints
@@ -78,26 +78,24 @@ def test_a_verification_finds_what_is_bad(
     line(page, 4).get_by_text("Verified", exact=True).wait_for()
     spoil(Path(root_of(dashboard_server, saved_job).uri) / checkpoint_folder(6, 1))
     line(page, 6).get_by_role("button", name="Verify").click()
-    line(page, 6).get_by_text("Bad:").wait_for()
+    line(page, 6).get_by_text("Damaged:").wait_for()
     assert line(page, 6).get_by_role("link", name="Restart from here").count() == 0
 
 
-def test_removing_one_is_asked_about_first(
-    checkpoints: Any, client: Client, saved_job: str
-) -> None:
+def test_a_removal_is_confirmed_first(checkpoints: Any, client: Client, saved_job: str) -> None:
     page = checkpoints
     line(page, 2).get_by_role("button", name="Remove step 2").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("button", name="Back").click()
     assert len(client.checkpoints(saved_job).remote) == 3
     line(page, 2).get_by_role("button", name="Remove step 2").click()
-    page.get_by_role("dialog").get_by_role("button", name="Remove it").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove", exact=True).click()
     line(page, 2).wait_for(state="detached")
     page.get_by_label("Show 1 removed").check()
     line(page, 2).wait_for()
 
 
-def test_a_checkpoint_that_does_not_fit_cannot_be_submitted(checkpoints: Any) -> None:
+def test_a_checkpoint_of_another_model_cannot_be_submitted(checkpoints: Any) -> None:
     page = checkpoints
     line(page, 4).get_by_role("link", name="Restart from here").click()
     page.wait_for_url("**/submit?from=*&step=4")
@@ -105,7 +103,7 @@ def test_a_checkpoint_that_does_not_fit_cannot_be_submitted(checkpoints: Any) ->
     assert page.get_by_role("button", name="Submit", exact=True).is_disabled()
 
 
-def test_a_new_job_goes_on_from_a_checkpoint(
+def test_a_new_job_continues_from_a_checkpoint(
     open_page: Callable[..., Any], dashboard_server: LiveServer, client: Client
 ) -> None:
     job = client.submit({**SPEC, "name": "fitting", "model": SMALL}).id
@@ -116,22 +114,22 @@ def test_a_new_job_goes_on_from_a_checkpoint(
     line(page, 4).get_by_role("link", name="Restart from here").click()
     page.wait_for_function("() => document.querySelector('textarea')?.value.includes('init_from')")
     assert f"{job}/4" in page.locator("textarea").input_value()
-    page.locator(".verdict-head", has_text="It can be submitted").wait_for()
+    page.locator(".verdict-head", has_text="ready to submit").wait_for()
     page.get_by_role("button", name="Submit", exact=True).click()
     page.wait_for_url("**/jobs/*")
-    made = client.get(page.url.rpartition("/")[2])
-    assert made.origin is not None
-    assert (made.origin.job, made.origin.step) == (job, 4)
+    restarted = client.get(page.url.rpartition("/")[2])
+    assert restarted.origin is not None
+    assert (restarted.origin.job, restarted.origin.step) == (job, 4)
 
 
-def test_it_is_paused_resumed_and_cancelled(
+def test_a_job_is_paused_resumed_and_cancelled(
     open_page: Callable[..., Any], dashboard_server: LiveServer, client: Client, saved_job: str
 ) -> None:
     page = open_page(f"{dashboard_server.address}/jobs/{saved_job}")
     actions = page.get_by_role("group", name="Actions")
     actions.get_by_role("button", name="Pause").click()
     page.get_by_role("dialog").get_by_role("button", name="Back").click()
-    assert client.get(saved_job).desired == "running"  # asked, and not done
+    assert client.get(saved_job).desired == "running"  # not confirmed
     actions.get_by_role("button", name="Pause").click()
     page.get_by_role("dialog").get_by_role("button", name="Pause").click()
     actions.get_by_role("button", name="Resume").click()
@@ -149,14 +147,14 @@ def test_a_fault_is_injected(
     page = open_page(f"{dashboard_server.address}/jobs/{saved_job}")
     page.get_by_role("button", name="Inject a fault").click()
     dialog = page.get_by_role("dialog")
-    dialog.get_by_label("What happens").select_option("slow")
+    dialog.get_by_label("Fault", exact=True).select_option("slow")
     dialog.get_by_label("Rank").fill("99")
-    dialog.get_by_label("How many times as long").fill("3")
-    picture(page, "inject")
-    dialog.get_by_role("button", name="Inject it").click()
+    dialog.get_by_label("Slowdown factor").fill("3")
+    save_screenshot(page, "inject")
+    dialog.get_by_role("button", name="Inject", exact=True).click()
     dialog.get_by_role("alert").first.wait_for()  # there is no rank 99
     dialog.get_by_label("Rank").fill("1")
-    dialog.get_by_role("button", name="Inject it").click()
+    dialog.get_by_role("button", name="Inject", exact=True).click()
     dialog.wait_for(state="detached")
     faults = httpx.get(f"{dashboard_server.address}/api/v1/jobs/{saved_job}/faults").json()
     assert [(fault["kind"], fault["fault"]["rank"]) for fault in faults] == [("slow", 1)]

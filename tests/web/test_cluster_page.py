@@ -1,4 +1,4 @@
-"""The machines in a browser: who runs where, who waits, and setting a node aside."""
+"""The cluster page: nodes with their jobs and findings, the queue, cordon and uncordon."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from tests.support.service.live_server import LiveServer
 from tests.support.web.fleet import add_fleet
-from tests.web.conftest import PHONE, completed, picture
+from tests.web.conftest import PHONE, run_in_thread, save_screenshot
 
 
 def prepare_server(server: LiveServer) -> None:
-    completed(add_fleet(server))
+    run_in_thread(add_fleet(server))
 
 
 JOB_NAME = "occupant"
@@ -32,36 +32,36 @@ def cluster(
     return opened
 
 
-def test_nodes_tell_who_runs_there(cluster: Callable[..., Any], running_job: str) -> None:
+def test_nodes_show_their_jobs(cluster: Callable[..., Any], running_job: str) -> None:
     page = cluster()
     assert (
         page.locator(f".node-jobs a[href='/jobs/{running_job}']", has_text="occupant").count() == 2
     )
-    picture(page, "cluster")
+    save_screenshot(page, "cluster")
 
 
-def test_a_node_is_set_aside_and_taken_back(cluster: Callable[..., Any]) -> None:
+def test_a_node_is_cordoned_and_uncordoned(cluster: Callable[..., Any]) -> None:
     page = cluster()
-    line = page.locator("[data-node=node2]")
-    line.get_by_role("button", name="Cordon").click()
+    node_line = page.locator("[data-node=node2]")
+    node_line.get_by_role("button", name="Cordon").click()
     dialog = page.get_by_role("dialog")
-    assert dialog.get_by_role("button", name="Cordon").is_disabled()  # it wants a reason
+    assert dialog.get_by_role("button", name="Cordon").is_disabled()  # a reason is required
     dialog.get_by_label("Reason").fill("its fan is loud")
-    dialog.get_by_label("For how long").select_option("3600")
+    dialog.get_by_label("Duration").select_option("3600")
     dialog.get_by_role("button", name="Cordon").click()
-    line.get_by_text("Cordoned", exact=True).wait_for()
-    line.get_by_text("its fan is loud").wait_for()
-    assert "back in" in line.inner_text()
-    line.get_by_role("button", name="Uncordon").click()
-    line.get_by_text("Ready", exact=True).wait_for()
+    node_line.get_by_text("Cordoned", exact=True).wait_for()
+    node_line.get_by_text("its fan is loud").wait_for()
+    assert "back in" in node_line.inner_text()
+    node_line.get_by_role("button", name="Uncordon").click()
+    node_line.get_by_text("Ready", exact=True).wait_for()
 
 
 def test_nodes_are_found_and_the_filter_is_in_the_url(cluster: Callable[..., Any]) -> None:
     page = cluster()
-    everyone = page.locator("[data-node]").count()
+    total = page.locator("[data-node]").count()
     page.locator(".filter-chip", has_text="Quarantined").click()
     page.wait_for_url("**standing=quarantined**")
-    assert 0 < page.locator("[data-node]").count() < everyone
+    assert 0 < page.locator("[data-node]").count() < total
     page.locator(".filter-chip", has_text="Quarantined").click()
     page.keyboard.press("/")
     page.keyboard.type("occupant")
@@ -69,16 +69,16 @@ def test_nodes_are_found_and_the_filter_is_in_the_url(cluster: Callable[..., Any
     page.wait_for_function("() => document.querySelectorAll('[data-node]').length === 2")
 
 
-def test_a_node_tells_what_befell_it(cluster: Callable[..., Any]) -> None:
+def test_a_node_shows_its_findings(cluster: Callable[..., Any]) -> None:
     page = cluster("?standing=unwell")
     page.locator("[data-node] .node-name").first.click()
     details = page.locator(".node-details").first
     details.wait_for()
     assert "XID" in details.inner_text()
-    picture(page, "cluster-node")
+    save_screenshot(page, "cluster-node")
 
 
-def test_the_queue_says_for_what_it_waits(cluster: Callable[..., Any]) -> None:
+def test_the_queue_shows_the_awaited_resource(cluster: Callable[..., Any]) -> None:
     page = cluster()
     queue = page.get_by_role("region", name="Queue")
     assert queue.get_by_role("listitem").count() >= 1
@@ -86,13 +86,13 @@ def test_the_queue_says_for_what_it_waits(cluster: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["cluster-phone", "cluster-dark"])
-def test_on_a_phone_and_in_the_dark(cluster: Callable[..., Any], name: str) -> None:
+def test_the_page_fits_a_phone_and_the_dark_theme(cluster: Callable[..., Any], name: str) -> None:
     options: dict[str, Any] = (
         {"viewport": PHONE, "is_mobile": True, "has_touch": True}
         if name == "cluster-phone"
         else {"color_scheme": "dark"}
     )
     page = cluster(**options)
-    picture(page, name)
+    save_screenshot(page, name)
     width = page.evaluate("innerWidth")
     assert page.evaluate("document.documentElement.scrollWidth") <= width

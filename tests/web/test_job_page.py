@@ -1,4 +1,4 @@
-"""The job page with a job of a thousand ranks: live, filtered by its brush, by keyboard."""
+"""The page of a job of a thousand ranks: live updates, the brush, incidents, keyboard."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 from tests.support.web import seed
-from tests.support.web.scene import DRAWN, Scene, drawn, opened
-from tests.web.conftest import PHONE, PICTURED, picture
+from tests.support.web.scene import DRAWN, Scene, open_drawn_page, open_scene
+from tests.web.conftest import PHONE, TAKE_SCREENSHOTS, save_screenshot
 
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     size = seed.Size(steps=20_000, events=1_500, log_lines=6_000)
-    with opened(tmp_path_factory.mktemp("big"), seed.Size() if PICTURED else size) as found:
+    with open_scene(
+        tmp_path_factory.mktemp("big"), seed.Size() if TAKE_SCREENSHOTS else size
+    ) as found:
         yield found
 
 
 @pytest.fixture
 def job_page(scene: Scene, open_page: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda query="", **options: drawn(open_page, f"{scene.address}{query}", **options)
+    return lambda query="", **options: open_drawn_page(
+        open_page, f"{scene.address}{query}", **options
+    )
 
 
-def test_the_brush_filters_all_below_and_lives_in_the_url(
+def test_the_brush_filters_the_sections_below_and_is_in_the_url(
     scene: Scene, job_page: Callable[..., Any]
 ) -> None:
     page = job_page()
@@ -42,7 +46,7 @@ def test_the_brush_filters_all_below_and_lives_in_the_url(
     page.locator(".brush-chip").wait_for()
     assert "from=" in page.url and "to=" in page.url
     expect(cards).to_have_count(1)
-    assert "A rank hung" in page.locator("#incidents").inner_text()
+    assert "A rank stopped making progress" in page.locator("#incidents").inner_text()
     page.reload()
     page.wait_for_function(DRAWN)
     expect(cards).to_have_count(1)
@@ -61,7 +65,7 @@ def test_the_brush_filters_all_below_and_lives_in_the_url(
     expect(cards).to_have_count(len(seed.STORY))
 
 
-def test_an_incident_tells_its_evidence_its_decision_and_why_not_the_others(
+def test_an_incident_shows_its_evidence_its_decision_and_the_refused_alternatives(
     job_page: Callable[..., Any],
 ) -> None:
     page = job_page()
@@ -69,34 +73,47 @@ def test_an_incident_tells_its_evidence_its_decision_and_why_not_the_others(
     card = page.locator("#incident-2")
     card.locator(".incident-body").wait_for()
     assert "incident=2" in page.url
-    said = card.inner_text()
-    for words in ("9.80 s against 4.20 s", "rank 613", "0.93", "replace the worker", "1 of 20"):
-        assert words in said
-    card.get_by_text("Why not something else").click()
+    text = card.inner_text()
+    for part in ("9.80 s against 4.20 s", "rank 613", "0.93", "replace the worker", "1 of 20"):
+        assert part in text
+    assert not card.get_by_text("a standby is ready now").is_visible(), "folded at first"
+    card.get_by_text("6 alternatives refused").click()
     assert card.get_by_text("a standby is ready now").is_visible()
     assert card.get_by_text("fetch_shard").first.is_visible()
     assert card.locator(".phases li").count() == len(seed.STORY[1].phases_s) + 1
 
 
-def test_a_rank_opens_by_keyboard_and_gives_the_focus_back(job_page: Callable[..., Any]) -> None:
+def test_a_loss_reads_as_a_sentence_and_a_node_id_is_short(job_page: Callable[..., Any]) -> None:
+    page = job_page()
+    page.get_by_role("button", name="Incident 1: node lost").click()
+    card = page.locator("#incident-1")
+    card.get_by_text("Ranks 328–335 on agent n41 were lost.").wait_for()
+    text = card.inner_text()
+    assert "on_notice" not in text and "on notice" not in text
+    assert "The decision was to replace the node, because" in text
+    assert seed.LOST_NODE_ID not in text
+    assert card.get_by_title(seed.LOST_NODE_ID).first.inner_text() == seed.LOST_NODE_ID[:8]
+
+
+def test_a_rank_opens_by_keyboard_and_returns_the_focus(job_page: Callable[..., Any]) -> None:
     page = job_page()
     heat = page.get_by_role("listbox")
     heat.focus()
     page.keyboard.press("ArrowDown")
-    slowest = page.locator(".heat-said b").inner_text()
-    assert slowest == f"rank {seed.STORY[-1].ranks[0]}", "the straggler of now comes first"
+    slowest = page.locator(".heat-cell b").inner_text()
+    assert slowest == f"rank {seed.STORY[-1].ranks[0]}", "the rank that is slow now comes first"
     page.keyboard.press("Enter")
     drawer = page.get_by_role("dialog")
     drawer.get_by_role("heading", name=slowest.capitalize(), exact=True).wait_for()
     workers = drawer.get_by_role("region", name="Workers of this rank").locator("tbody tr")
     workers.first.wait_for()
     assert workers.count() == len(seed.STORY) + 1
-    assert "new" in workers.first.inner_text(), "another process than in the attempt before"
+    assert "new" in workers.first.inner_text(), "another process than in the previous attempt"
     drawer.locator(".log-line").first.wait_for()
     page.keyboard.press("Escape")
     drawer.wait_for(state="detached")
     assert "rank=" not in page.url
-    assert heat.evaluate("one => one === document.activeElement")
+    assert heat.evaluate("element => element === document.activeElement")
 
 
 def test_the_log_is_searched_by_expression_and_level(
@@ -110,7 +127,7 @@ def test_the_log_is_searched_by_expression_and_level(
     page.wait_for_function(
         """() => {
           const lines = [...document.querySelectorAll('.log-line')];
-          return lines.length && lines.every((one) => one.querySelector('mark'));
+          return lines.length && lines.every((line) => line.querySelector('mark'));
         }"""
     )
     assert "WARNING reading shard" in page.locator(".log-line").first.inner_text()
@@ -118,7 +135,7 @@ def test_the_log_is_searched_by_expression_and_level(
     page.locator("#logs [role=alert]").wait_for()
     open_page.errors[:] = [
         error for error in open_page.errors if "422" not in error
-    ]  # it is refused
+    ]  # the server refuses the pattern
     search.fill("")
     page.get_by_role("combobox", name="Level").select_option("error")
     page.wait_for_url("**level=error**")
@@ -149,41 +166,41 @@ def test_two_specs_are_compared(scene: Scene, job_page: Callable[..., Any]) -> N
     ],
     ids=["wide", "phone"],
 )
-def test_axe_finds_nothing(
+def test_axe_finds_no_violations(
     scene: Scene, job_page: Callable[..., Any], schemes: dict[str, Any], options: Any
 ) -> None:
     page = job_page("?incident=2", **options)
     for name, scheme in schemes.items():
         page.emulate_media(color_scheme=scheme)
-        _look_through(scene, page, name)
+        _check_all_sections(scene, page, name)
         page.keyboard.press("Escape")
         page.get_by_role("dialog").wait_for(state="detached")
 
 
-def _look_through(scene: Scene, page: Any, name: str) -> None:
+def _check_all_sections(scene: Scene, page: Any, name: str) -> None:
     for part in ("logs", "checkpoints", "events", "spec"):
         page.locator(f"#{part}").scroll_into_view_if_needed()
     page.locator(".spec-lines").wait_for()
     page.locator(".event-line").first.wait_for()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "scrolls sideways"
-    _clean(page)
+    _assert_no_violations(page)
     page.evaluate("scrollTo(0, 0)")
-    scene.write(lambda store: seed.more_steps(store, scene.big, 1))  # it was heard just now
-    page.locator(".verdict-fresh:not(.old)").wait_for()
-    picture(page, f"job-{name}")
+    scene.write(lambda store: seed.more_steps(store, scene.big, 1))  # the data is fresh
+    page.locator(".verdict-fresh:not(.stale)").wait_for()
+    save_screenshot(page, f"job-{name}")
     page.locator("#incidents").scroll_into_view_if_needed()
-    picture(page, f"job-{name}-incidents")
+    save_screenshot(page, f"job-{name}-incidents")
     page.locator("#logs").scroll_into_view_if_needed()
-    picture(page, f"job-{name}-log")
+    save_screenshot(page, f"job-{name}-log")
     page.get_by_role("listbox").focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     page.get_by_role("region", name="Workers of this rank").wait_for()
-    _clean(page)
-    picture(page, f"job-{name}-rank")
+    _assert_no_violations(page)
+    save_screenshot(page, f"job-{name}-rank")
 
 
-def test_new_steps_lines_and_faults_appear_by_themselves(
+def test_new_steps_lines_and_incidents_appear_without_a_reload(
     scene: Scene, job_page: Callable[..., Any]
 ) -> None:
     page = job_page()
@@ -198,15 +215,15 @@ def test_new_steps_lines_and_faults_appear_by_themselves(
     )
     page.get_by_role("button", name="Pause", exact=True).last.click()
     scene.write(lambda store: seed.more_steps(store, scene.big, 7))
-    page.get_by_role("button", name="Go on, 7 new").wait_for()
+    page.get_by_role("button", name="Resume, 7 new").wait_for()
     assert page.get_by_text(f"step {scene.big.leg.last} live line").count() == 0
-    page.get_by_role("button", name="Go on, 7 new").click()
+    page.get_by_role("button", name="Resume, 7 new").click()
     page.get_by_text(f"step {scene.big.leg.last} live line").wait_for()
     scene.write(lambda store: seed.open_incident(store, scene.big))
     page.locator(f"#incident-{scene.big.incidents} .tag.warn", has_text="open").wait_for()
 
 
-def _clean(page: Any) -> None:
+def _assert_no_violations(page: Any) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     found = Axe().run(page).response["violations"]

@@ -1,4 +1,4 @@
-"""The list of jobs in a browser: found, filtered, walked through, and followed as they change."""
+"""The list of jobs in a browser: search, filters, keyboard navigation and live updates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.support.service.fake_cluster import three_nodes
 from tests.support.service.live_server import SPEC, LiveServer
 from tests.support.web.crowd import add_crowd
-from tests.web.conftest import PHONE, completed, picture
+from tests.web.conftest import PHONE, run_in_thread, save_screenshot
 
 from holdfast_service.job_model.supervisor_protocol import Phase
 
@@ -20,8 +20,8 @@ CROWD = 3000
 
 
 def prepare_server(server: LiveServer) -> None:
-    server.cluster.nodes = three_nodes(can_grow=True)  # no job waits for another
-    completed(add_crowd(server.settings, CROWD))
+    server.cluster.nodes = three_nodes(can_grow=True)  # every job has enough nodes
+    run_in_thread(add_crowd(server.settings, CROWD))
 
 
 @pytest.fixture
@@ -39,12 +39,12 @@ def filters(page: Any) -> dict[str, list[str]]:
 
 
 def shown(page: Any, before: int = 0) -> int:
-    """How many jobs the list says that it has, once it is another number than `before`."""
+    """The number of jobs in the heading, once it differs from `before`."""
     found = page.wait_for_function(
         """before => {
-            const words = document.querySelector('h1 + span').textContent;
-            const found = Number(words.replace(/\\D/g, ''));
-            return /job/.test(words) && found !== before && { found };
+            const text = document.querySelector('h1 + span').textContent;
+            const found = Number(text.replace(/\\D/g, ''));
+            return /job/.test(text) && found !== before && { found };
         }""",
         arg=before,
     )
@@ -58,10 +58,10 @@ def test_the_root_leads_to_the_jobs(
     page.wait_for_url("**/jobs")
     page.wait_for_selector("[data-job]")
     assert page.title() == "Jobs · Holdfast"
-    picture(page, "jobs")
+    save_screenshot(page, "jobs")
 
 
-def test_thousands_of_jobs_are_scrolled_without_drawing_them_all(jobs: Callable[..., Any]) -> None:
+def test_thousands_of_jobs_scroll_without_rendering_all_rows(jobs: Callable[..., Any]) -> None:
     page = jobs()
     assert shown(page) == CROWD
     assert page.locator("[data-job]").count() < 80
@@ -72,7 +72,7 @@ def test_thousands_of_jobs_are_scrolled_without_drawing_them_all(jobs: Callable[
     assert page.locator("[data-job]").count() < 80
 
 
-def test_filters_are_in_the_url_and_come_back_from_it(jobs: Callable[..., Any]) -> None:
+def test_filters_are_restored_from_the_url(jobs: Callable[..., Any]) -> None:
     page = jobs()
     page.get_by_role("button", name="Failed").click()
     page.wait_for_url("**state=FAILED**")
@@ -94,7 +94,7 @@ def test_filters_are_in_the_url_and_come_back_from_it(jobs: Callable[..., Any]) 
     page.wait_for_url(re.compile(r"/jobs$"))
 
 
-def test_what_is_not_there_is_said_and_left_again(jobs: Callable[..., Any]) -> None:
+def test_an_empty_search_result_can_be_cleared(jobs: Callable[..., Any]) -> None:
     page = jobs("?q=no-such-job-at-all")
     page.get_by_role("heading", name="No job matches").wait_for()
     page.get_by_role("button", name="Show all jobs").click()
@@ -102,11 +102,11 @@ def test_what_is_not_there_is_said_and_left_again(jobs: Callable[..., Any]) -> N
     assert filters(page) == {}
 
 
-def test_the_list_is_walked_through_by_keyboard(jobs: Callable[..., Any]) -> None:
+def test_the_list_is_navigated_by_keyboard(jobs: Callable[..., Any]) -> None:
     page = jobs()
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.type") == "search"
-    page.keyboard.type("j")  # typed, not obeyed
+    page.keyboard.type("j")  # typed as text, not a shortcut
     page.keyboard.press("Escape")
     page.wait_for_url(re.compile(r"/jobs$"))
     for key in "jjjk":
@@ -122,7 +122,7 @@ def test_the_list_is_walked_through_by_keyboard(jobs: Callable[..., Any]) -> Non
     page.wait_for_selector("[data-job]")
 
 
-def test_keys_far_down_bring_rows_into_sight(jobs: Callable[..., Any]) -> None:
+def test_keyboard_navigation_scrolls_rows_into_view(jobs: Callable[..., Any]) -> None:
     page = jobs()
     for _ in range(40):
         page.keyboard.press("j")
@@ -131,19 +131,17 @@ def test_keys_far_down_bring_rows_into_sight(jobs: Callable[..., Any]) -> None:
     assert box["y"] < row["y"] < row["y"] + row["height"] <= box["y"] + box["height"] + 1
 
 
-def test_a_job_is_followed_as_it_changes(
-    jobs: Callable[..., Any], dashboard_server: LiveServer
-) -> None:
+def test_a_job_is_updated_live(jobs: Callable[..., Any], dashboard_server: LiveServer) -> None:
     page = jobs()
     page.wait_for_selector("[data-live=live]")
     job = httpx.post(
         f"{dashboard_server.address}/api/v1/jobs", json={**SPEC, "name": "watched"}
     ).json()
     line = page.locator(f"[data-job='{job['id']}']")
-    line.wait_for()  # a new job comes first, unasked
+    line.wait_for()  # a new job appears first without a reload
     supervisor = dashboard_server.run_job(job["id"], 3, end=False)
     line.locator(".cell-state", has_text="Running").wait_for()
-    line.locator(".progress-words", has_text="3 / 5").wait_for()
+    line.locator(".progress-text", has_text="3 / 5").wait_for()
     supervisor.enter(Phase.RECOVERING)
     line.locator(".cell-state", has_text="Recovering").wait_for()
     supervisor.enter(Phase.RUNNING)
@@ -153,23 +151,25 @@ def test_a_job_is_followed_as_it_changes(
     line.locator(".cell-state", has_text="Succeeded").wait_for()
 
 
-def test_on_a_phone_nothing_is_cut_off(jobs: Callable[..., Any]) -> None:
+def test_the_list_fits_a_phone(jobs: Callable[..., Any]) -> None:
     page = jobs(viewport=PHONE, has_touch=True, is_mobile=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     name = page.locator("[data-job] .cell-name").first.bounding_box()
     assert 0 <= name["x"] < name["x"] + name["width"] <= PHONE["width"]
-    picture(page, "jobs-phone")
+    save_screenshot(page, "jobs-phone")
 
 
-def test_in_the_dark(jobs: Callable[..., Any], dashboard_server: LiveServer) -> None:
+def test_the_dark_theme_can_be_switched_and_is_kept(
+    jobs: Callable[..., Any], dashboard_server: LiveServer
+) -> None:
     page = jobs("?state=RUNNING&state=RECOVERING&sort=goodput", color_scheme="dark")
     background = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(background)
-    picture(page, "jobs-dark")
+    save_screenshot(page, "jobs-dark")
     page.get_by_role("button", name="Light colours").click()
     assert page.evaluate(background) != dark
     page.reload()
     page.wait_for_selector("[data-job]")
-    assert page.evaluate(background) != dark  # it was kept
+    assert page.evaluate(background) != dark  # the choice is stored
     page.keyboard.press("t")
     assert page.evaluate(background) == dark

@@ -1,4 +1,4 @@
-"""The one stream of a tab: cut and resumed, nothing is missed and nothing is told twice."""
+"""The live stream of a tab: after an interruption no message is missed or repeated."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.support.waiting import eventually
 
 from holdfast_service.job_model.supervisor_protocol import Phase
 
-HEARD = """
-window.heard = [];
+RECORD_MESSAGES = """
+window.received = [];
 const plain = window.fetch;
 window.fetch = async (address, options) => {
   const response = await plain(address, options);
   if (!String(address).includes('/live')) return response;
   const opened = options?.headers?.['Last-Event-ID'] ?? null;
-  window.heard.push({ opened, of_job: String(address).includes('job=') });
+  window.received.push({ opened, of_job: String(address).includes('job=') });
   const [ours, theirs] = response.body.tee();
   (async () => {
     let text = '';
@@ -31,7 +31,7 @@ window.fetch = async (address, options) => {
       text = parts.pop();
       for (const part of parts) {
         const event = /^event: (.*)$/m.exec(part)?.[1];
-        if (event) window.heard.push({ event, data: JSON.parse(/^data: (.*)$/m.exec(part)[1]) });
+        if (event) window.received.push({ event, data: JSON.parse(/^data: (.*)$/m.exec(part)[1]) });
       }
     }
   })();
@@ -40,7 +40,7 @@ window.fetch = async (address, options) => {
 """
 
 
-def test_a_stream_that_was_cut_goes_on_where_it_was(
+def test_an_interrupted_stream_resumes_at_its_position(
     open_page: Callable[..., Any], dashboard_server: LiveServer
 ) -> None:
     job = httpx.post(
@@ -49,52 +49,66 @@ def test_a_stream_that_was_cut_goes_on_where_it_was(
     of_job_at = f"{dashboard_server.address}/api/v1/jobs/{job}"
     supervisor = dashboard_server.run_job(job, 2, end=False)
     page = open_page(f"{dashboard_server.address}/cluster")
-    page.add_init_script(HEARD)
+    page.add_init_script(RECORD_MESSAGES)
     page.goto(f"{dashboard_server.address}/jobs/{job}")
-    of_job = "heard.findIndex(one => one.of_job)"
-    page.wait_for_function(f"() => heard.slice({of_job}).some(one => one.event === 'hello')")
+    of_job = "received.findIndex(message => message.of_job)"
+    page.wait_for_function(
+        f"() => received.slice({of_job}).some(message => message.event === 'hello')"
+    )
 
-    def heard(kind: str) -> list[Any]:
-        return page.evaluate(
-            "kind => heard.filter(one => one.event === kind).map(one => one.data)", kind
+    def received(kind: str) -> list[Any]:
+        messages: list[Any] = page.evaluate(
+            "kind => received.filter(({ event }) => event === kind).map(({ data }) => data)",
+            kind,
         )
+        return messages
 
     def sequence() -> list[int]:
-        return [item["seq"] for item in heard("event")]
+        return [item["seq"] for item in received("event")]
 
     supervisor.enter(Phase.RECOVERING)
-    page.wait_for_function("() => heard.some(one => one.event === 'event')")
+    page.wait_for_function("() => received.some(message => message.event === 'event')")
     before = sequence()
     dashboard_server.stop()
     page.wait_for_selector("[data-live=waiting]")
-    supervisor.enter(Phase.RUNNING)  # nobody is there to tell it
+    supervisor.enter(Phase.RUNNING)  # while the server is down
     supervisor.run(1, 3, 4)
     dashboard_server.start()
     page.wait_for_selector("[data-live=live]")
     supervisor.run(1, 5, 5)
     supervisor.end()
-    eventually(lambda: httpx.get(of_job_at).json()["released"])  # nothing happens after that
+    eventually(lambda: httpx.get(of_job_at).json()["released"])  # no event follows
     last = httpx.get(f"{of_job_at}/events").json()["events"][-1]["seq"]
     page.wait_for_function(
-        "last => heard.some(one => one.event === 'event' && one.data.seq >= last)", arg=last
+        "last => received.some(message => message.event === 'event' && message.data.seq >= last)",
+        arg=last,
     )
     page.wait_for_function(
-        "() => heard.some(one => one.event === 'row' && one.data.state === 'SUCCEEDED')"
+        "() => received.some(({ event, data }) => event === 'row' && data.state === 'SUCCEEDED')"
     )
 
-    told = sequence()
-    assert told[: len(before)] == before
-    assert told == list(range(told[0], told[0] + len(told)))  # no gap, no repeat
-    assert told[-1] == last
-    opened = page.evaluate("heard.filter(one => 'opened' in one).map(one => one.opened)")
-    assert opened[-1] is not None  # it was resumed, not begun anew
+    numbers = sequence()
+    assert numbers[: len(before)] == before
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))  # no gap, no repeat
+    assert numbers[-1] == last
+    opened = page.evaluate(
+        "received.filter(message => 'opened' in message).map(message => message.opened)"
+    )
+    assert opened[-1] is not None  # resumed, not started anew
     open_page.errors[:] = [error for error in open_page.errors if "ERR_" not in error]  # type: ignore[attr-defined]
 
 
-def test_a_tab_has_one_stream(open_page: Callable[..., Any], dashboard_server: LiveServer) -> None:
+def test_a_tab_has_a_single_stream(
+    open_page: Callable[..., Any], dashboard_server: LiveServer
+) -> None:
     streams: list[str] = []
     page = open_page("about:blank")
-    page.on("request", lambda one: "/api/v1/live" in one.url and streams.append(one.url))
+
+    def record_stream(request: Any) -> None:
+        if "/api/v1/live" in request.url:
+            streams.append(request.url)
+
+    page.on("request", record_stream)
     page.goto(f"{dashboard_server.address}/jobs")
     page.wait_for_selector("[data-live=live]")
     page.keyboard.press("g")

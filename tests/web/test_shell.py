@@ -1,4 +1,4 @@
-"""What all views share: the frame, help, what is loaded first, and that everybody can use it."""
+"""The frame of all views: help, size of the first load, accessibility, small screens."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from tests.support.service.fake_cluster import three_nodes
 from tests.support.service.live_server import LiveServer
 from tests.support.web.crowd import add_crowd
-from tests.web.conftest import PHONE, completed
+from tests.web.conftest import PHONE, run_in_thread
 
 FIRST_LOAD_BYTES = 200_000
 VIEWS = ("/jobs", "/cluster", "/submit", "/jobs/{job}/checkpoints")
 
 
 def prepare_server(server: LiveServer) -> None:
-    server.cluster.nodes = three_nodes(can_grow=True)  # no job waits for another
-    completed(add_crowd(server.settings, 60))
+    server.cluster.nodes = three_nodes(can_grow=True)  # every job has enough nodes
+    run_in_thread(add_crowd(server.settings, 60))
 
 
 JOB_NAME = "shown"
@@ -26,7 +26,7 @@ JOB_NAME = "shown"
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("view", VIEWS)
-def test_axe_finds_nothing(
+def test_axe_finds_no_violations(
     open_page: Callable[..., Any],
     dashboard_server: LiveServer,
     running_job: str,
@@ -35,7 +35,7 @@ def test_axe_finds_nothing(
 ) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
-    # axe is put into the page by the test: that alone is let past the content-security policy.
+    # The test injects axe into the page, which the content-security policy would refuse.
     page = open_page(
         dashboard_server.address + view.format(job=running_job),
         color_scheme=scheme,
@@ -65,10 +65,10 @@ def test_the_first_load_is_small(
     assert sum(sizes.values()) <= FIRST_LOAD_BYTES, sizes
     assert not [
         size for size in sizes if not size.startswith(dashboard_server.address)
-    ]  # nothing from elsewhere
+    ]  # all from this server
 
 
-def test_help_tells_the_keys_of_the_view(
+def test_help_lists_the_shortcuts_of_the_view(
     open_page: Callable[..., Any], dashboard_server: LiveServer
 ) -> None:
     page = open_page(f"{dashboard_server.address}/jobs")
@@ -77,7 +77,7 @@ def test_help_tells_the_keys_of_the_view(
     help_ = page.get_by_role("dialog", name="Keyboard shortcuts")
     help_.wait_for()
     assert "Next job" in help_.inner_text()
-    page.keyboard.press("g")  # nothing happens behind a dialog
+    page.keyboard.press("g")  # shortcuts are inactive behind a dialog
     page.keyboard.press("c")
     page.keyboard.press("Escape")
     help_.wait_for(state="hidden")
@@ -107,10 +107,10 @@ def test_no_view_is_wider_than_a_phone(
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
-def test_a_path_that_is_none_leads_back(
+def test_an_unknown_path_links_back_to_the_jobs(
     open_page: Callable[..., Any], dashboard_server: LiveServer
 ) -> None:
     page = open_page(f"{dashboard_server.address}/jobs/a/b/c")
-    page.get_by_role("heading", name="There is nothing here").wait_for()
+    page.get_by_role("heading", name="Page not found").wait_for()
     page.get_by_role("link", name="All jobs", exact=True).click()
     page.wait_for_url("**/jobs")

@@ -1,4 +1,4 @@
-"""Writing a spec in a browser: judged while it is typed, its faults at their lines, submitted."""
+"""The submit page: a spec is validated while it is typed, with faults at their lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 from tests.support.service.live_server import SPEC, LiveServer
-from tests.web.conftest import picture
+from tests.web.conftest import save_screenshot
 
 GOOD = """name: typed
 train: {steps: 5, schedule: {name: constant, warmup_steps: 0}}
@@ -17,38 +17,38 @@ resources: {workers_per_node: 2, standby_nodes: 1}
 BAD = GOOD.replace("tp: 2}", "tp: 3}").replace("steps: 5", "stepz: 5")
 
 
-def verdict(page: Any, words: str) -> None:
-    page.locator(".verdict-head", has_text=words).wait_for()
+def wait_for_verdict(page: Any, text: str) -> None:
+    page.locator(".verdict-head", has_text=text).wait_for()
 
 
-def test_faults_stand_at_their_lines_while_it_is_typed(
+def test_faults_appear_at_their_lines_while_typing(
     open_page: Callable[..., Any], dashboard_server: LiveServer
 ) -> None:
     page = open_page(f"{dashboard_server.address}/submit")
-    verdict(page, "It can be submitted")  # the example
-    picture(page, "submit")
+    wait_for_verdict(page, "ready to submit")  # the example
+    save_screenshot(page, "submit")
     field = page.get_by_role("textbox", name="Spec")
     field.fill(BAD)
-    verdict(page, "fault")
+    wait_for_verdict(page, "fault")
     faulty = page.locator(".editor-line.faulty .editor-number").all_inner_texts()
     assert faulty[:2] == ["2", "3"]
     assert page.locator(".wrong").first.inner_text() == "stepz"
     assert page.get_by_role("button", name="Submit", exact=True).is_disabled()
-    picture(page, "submit-faults")
+    save_screenshot(page, "submit-faults")
     page.locator(".verdict li button", has_text="parallel.tp").first.click()
-    chosen = "field => field.value.slice(field.selectionStart, field.selectionEnd)"
-    assert page.locator("textarea").evaluate(chosen) == "tp"
+    selection = "field => field.value.slice(field.selectionStart, field.selectionEnd)"
+    assert page.locator("textarea").evaluate(selection) == "tp"
     assert not httpx.get(f"{dashboard_server.address}/api/v1/jobs").json()[
         "jobs"
     ]  # nothing was created
 
 
-def test_what_cannot_be_read_is_said(
+def test_an_unparsable_text_is_reported(
     open_page: Callable[..., Any], dashboard_server: LiveServer
 ) -> None:
     page = open_page(f"{dashboard_server.address}/submit")
     page.get_by_role("textbox", name="Spec").fill("name: [unfinished\ntrain: {")
-    verdict(page, "It cannot be read")
+    wait_for_verdict(page, "cannot be parsed")
 
 
 def test_the_field_at_the_cursor_is_explained(
@@ -57,7 +57,7 @@ def test_the_field_at_the_cursor_is_explained(
     page = open_page(f"{dashboard_server.address}/submit")
     field = page.get_by_role("textbox", name="Spec")
     field.fill("train:\n  micro_batch: 4")
-    page.locator(".hint", has_text="samples per rank per forward").wait_for()
+    page.locator(".hint", has_text="Samples per rank and forward pass").wait_for()
     assert "default 4" in page.locator(".hint").inner_text()
 
 
@@ -66,7 +66,7 @@ def test_a_job_is_submitted_once(
 ) -> None:
     page = open_page(f"{dashboard_server.address}/submit")
     page.get_by_role("textbox", name="Spec").fill(GOOD)
-    verdict(page, "It can be submitted")
+    wait_for_verdict(page, "ready to submit")
     page.keyboard.press("Control+Enter")
     page.wait_for_url("**/jobs/*")
     jobs = httpx.get(f"{dashboard_server.address}/api/v1/jobs", params={"name": "typed"}).json()[
@@ -86,7 +86,7 @@ def test_a_draft_is_kept_and_examples_replace_it(
     page.go_back()
     page.wait_for_function("() => document.querySelector('textarea')?.value === 'name: draft'")
     for index in range(4):
-        page.get_by_label("Begin with").select_option(str(index))
+        page.get_by_label("Start from an example").select_option(str(index))
         page.wait_for_function("() => document.querySelector('textarea').value !== 'name: draft'")
     assert "llama-gpu" in field.input_value()
 
@@ -94,11 +94,11 @@ def test_a_draft_is_kept_and_examples_replace_it(
 def test_json_is_a_spec_too(open_page: Callable[..., Any], dashboard_server: LiveServer) -> None:
     page = open_page(f"{dashboard_server.address}/submit")
     page.get_by_role("textbox", name="Spec").fill('{\n "name": "x",\n "train": {"steps": 0}\n}')
-    verdict(page, "1 fault")
+    wait_for_verdict(page, "1 fault")
     assert page.locator(".editor-line.faulty .editor-number").all_inner_texts() == ["3"]
 
 
-def test_a_copy_has_what_was_chosen(
+def test_a_copy_contains_the_non_default_fields(
     open_page: Callable[..., Any], dashboard_server: LiveServer
 ) -> None:
     job = httpx.post(
@@ -109,4 +109,4 @@ def test_a_copy_has_what_was_chosen(
     text = page.get_by_role("textbox", name="Spec").input_value()
     assert "dp_shard: 2" in text
     assert "clip_grad_norm" not in text  # a default
-    verdict(page, "It can be submitted")
+    wait_for_verdict(page, "ready to submit")

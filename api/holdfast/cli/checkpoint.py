@@ -208,7 +208,7 @@ def _find_named_checkpoint(client: Client, word: str, step: int | None) -> tuple
     return client.find(job_word), named
 
 
-def _progress(what: str) -> Progress:
+def _progress(activity: str) -> Progress:
     """A progress bar on stderr, if that is a terminal."""
     from rich.progress import (  # late: slow to load, and only two commands need it
         BarColumn,
@@ -220,7 +220,7 @@ def _progress(what: str) -> Progress:
 
     console = output.stderr()
     return Progress(
-        TextColumn(f"{what} {{task.description}}"),
+        TextColumn(f"{activity} {{task.description}}"),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),

@@ -1,4 +1,4 @@
-"""The sentences that people read about an incident: what failed, what was lost, what was decided.
+"""The sentences that people read about an incident: the fault, the losses, the decision, the costs.
 Pure: neither I/O nor a clock.
 
 Promises: an incident of every cause renders as whole sentences; a cause, tier or key that this
@@ -164,8 +164,8 @@ def budget_sentence(budget: BudgetView) -> str:
     """`The failure budget has 19 of 20 failures left within 1 h 0 min.`, with the attempts without
     progress."""
     text = (
-        f"The failure budget has {budget.failures_left} of {budget.max_failures} failures left within "
-        f"{output.seconds(budget.window_s)}"
+        f"The failure budget has {budget.failures_left} of {budget.max_failures} failures left "
+        f"within {output.seconds(budget.window_s)}"
     )
     if budget.without_progress:
         count = budget.without_progress

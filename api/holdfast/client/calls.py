@@ -366,7 +366,7 @@ def metrics(
 
 
 def thinned_metrics(job_id: str, names: Collection[str] | None, most: int) -> Call[MetricPage]:
-    """The whole series in so many points, the extremes of each stretch kept."""
+    """The whole series in at most `most` points; the extremes of each section are kept."""
     params = {"name": list(names) if names else None, "points": most}
     return _get(_path(job_id, "/metrics"), MetricPage, params)
 
@@ -412,9 +412,9 @@ def _key(given: str | None) -> dict[str, str]:
     return {"Idempotency-Key": given or str(uuid.uuid4())}
 
 
-def _path(job_id: str, what: str = "") -> str:
-    return f"{JOBS}/{quote(job_id, safe='')}{what}"
+def _path(job_id: str, suffix: str = "") -> str:
+    return f"{JOBS}/{quote(job_id, safe='')}{suffix}"
 
 
-def _node(name: str, what: str = "") -> str:
-    return f"{NODES}/{quote(name, safe='')}{what}"
+def _node(name: str, suffix: str = "") -> str:
+    return f"{NODES}/{quote(name, safe='')}{suffix}"

@@ -31,7 +31,7 @@ _VERIFIED: dict[int | str, dict[str, Any]] = {
 }
 _EXPORTED: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "The file, with its length. All bytes are verified before the first is sent.",
+        "description": "The file, with its length. All bytes are verified before the transfer.",
         "content": {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}},
     },
     **documented(404, 409, 422, 503),

@@ -44,7 +44,7 @@ After = Annotated[int, Query(ge=0, le=2**53, description="only numbers above thi
 
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "A page; with `Accept: text/event-stream` a stream of everything as it arrives. "
+        "description": "A page; or, with `Accept: text/event-stream`, a stream of all items. "
         "A stream resumes after `Last-Event-ID` and ends when the job has ended.",
         "content": {streams.MEDIA_TYPE: {"schema": {"type": "string"}}},
     },

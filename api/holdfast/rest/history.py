@@ -76,8 +76,8 @@ async def metrics(
         Query(
             ge=16,
             le=10_000,
-            description="thin out the whole series to this many points; keeps the smallest and the largest "
-            "value of each bucket",
+            description="thin out the whole series to this many points; keeps the smallest and the "
+            "largest value of each bucket",
         ),
     ] = None,
     discarded: Annotated[

@@ -22,7 +22,7 @@ router = APIRouter(prefix="/api/v1/live", tags=["feeds"])
     response_class=StreamingResponse,
     responses={
         200: {
-            "description": "First `hello` (LiveHello); then `row` (JobRow) of every job whenever it "
+            "description": "First `hello` (LiveHello); then `row` (JobRow) of every job when it "
             "changes; with `job` also `event` (EventView), `metrics` (LiveMetrics), `ranks` "
             "(RanksView), `job` (JobView) and `logs` (LiveLogs) of that job; `reset` (LiveReset) "
             "if a stream cannot be resumed without a gap. A stream resumes after "

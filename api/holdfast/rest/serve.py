@@ -262,7 +262,7 @@ def _bind(settings: Settings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
-        listener.listen()  # with SO_REUSEADDR two servers can bind the port, but only one can listen
+        listener.listen()  # with SO_REUSEADDR two servers can bind a port, but not listen
     except OSError as error:
         listener.close()
         raise ServeError(

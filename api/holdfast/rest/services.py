@@ -41,7 +41,7 @@ class Services:
     active_requests: ActiveRequests = field(default_factory=ActiveRequests)
     """Registers every request until its response begins."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the server shuts down: streams end, and clients resume on another server or later."""
+    """Set when the server shuts down: streams end, and clients resume elsewhere or later."""
     allowed_hosts: frozenset[str] | None = None
     """Host names that requests may use; None: any (the server was exposed on purpose)."""
     max_body_bytes: int = 2**20
@@ -60,9 +60,9 @@ def services_over(
     wake: Callable[[str], None] = lambda _job_id: None,
     wake_for_nodes: Callable[[Iterable[str]], None] = lambda _jobs: None,
 ) -> Services:
-    """All services on one store and cluster, with the limits of the settings. `wake(job_id)`: there
-    is something to do for the job, for a reconciler in this process; `wake_for_nodes(jobs)`: who
-    may be seated where has changed, and concerns these."""
+    """All services on one store and cluster, with the limits of the settings. `wake(job_id)` makes
+    a reconciler in this process handle the job now; `wake_for_nodes(jobs)` does the same after the
+    usable nodes of these jobs have changed."""
     nodes = NodeService(store, wake_for_nodes)
     goodput_cache = GoodputCache()
     return Services(

@@ -119,7 +119,7 @@ async def _logs(
             if time.monotonic() - last_sent > services.keep_alive_s:
                 yield KEEP_ALIVE
                 last_sent = time.monotonic()
-            # StreamRequest before the read that follows: lines written until the end are still sent.
+            # Checked before the next read: lines written until the end are still sent.
             over = await ended()
             await asyncio.sleep(0 if over else services.poll_s)
         page = await fetch(page.last_line)

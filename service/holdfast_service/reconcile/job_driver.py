@@ -77,7 +77,7 @@ class JobDriver:
         sources: InitSources,
         avoided: Callable[[], dict[str, Avoided] | None],
         interval_s: Callable[[bool], float],
-        competition: CompetingDemand,
+        competing_demand: CompetingDemand,
     ) -> None:
         """`avoided()`: the nodes without new ranks, as last read (None: not read yet).
         `interval_s(urgent)`: the present interval between two polls of a supervisor."""
@@ -89,16 +89,14 @@ class JobDriver:
         self._lease = lease
         self._avoided = avoided
         self._interval_s = interval_s
-        self._competition = competition
-        self._sent_avoided: tuple[int, dict[str, Avoided] | None] = (
-            0,
-            None,
-        )  # epoch of the receiver, nodes
+        self._competing_demand = competing_demand
+        self._sent_avoided: tuple[int, dict[str, Avoided] | None] = (0, None)
+        """The receiving supervisor's epoch, and the nodes sent."""
         self._hold = InitHold(self._store, sources, lease, settings.error_retry_max_s)
-        self._silent_since: float | None = (
-            None  # monotonic: first unanswered call to the supervisor
-        )
-        self._ended_since: float | None = None  # monotonic: ENDED was reported, rows may follow
+        self._silent_since: float | None = None
+        """Monotonic time of the first unanswered call to the supervisor."""
+        self._ended_since: float | None = None
+        """Monotonic time of the first ENDED report; rows may follow it."""
         self._admitted: tuple[float, dict[str, Avoided]] | None = None  # when, avoided nodes
         self._cached: tuple[JobRecord, dict[str, Intent]] | None = None
         """The job as the last step left it."""
@@ -165,7 +163,7 @@ class JobDriver:
             held: list[NodeDemand] = []
             before: list[NodeDemand] = []
             if not capacity.can_grow:
-                held, before = await self._competition.of_other_jobs(tx)
+                held, before = await self._competing_demand.of_other_jobs(tx)
             spec = tx.job.spec
             wanted = NodeDemand.from_stored_spec(spec) or NodeDemand.from_spec(
                 JobSpec.model_validate(spec)

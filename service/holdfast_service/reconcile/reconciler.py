@@ -68,7 +68,7 @@ class Reconciler:
         self._owner = str(uuid4())
         self._reaper = Reaper(store, cluster)
         self._init_sources = InitSources(store, settings)
-        self._competition = CompetingDemand()
+        self._competing_demand = CompetingDemand()
         self._poll_rate = PollRate(settings.polls_per_s)
         self._urgent_poll_rate = PollRate(settings.polls_per_s)
         self._urgent_jobs: set[str] = set()  # jobs that change state or are being watched
@@ -195,7 +195,7 @@ class Reconciler:
             self._init_sources,
             lambda: self._avoided,
             self._interval_s,
-            self._competition,
+            self._competing_demand,
         )
         try:
             due_in_s = await self._advance_until_idle(driver, lease, wake)

@@ -152,7 +152,8 @@ def test_submit_list_describe(
         "Training continued from step 5; the incident cost no step and ",
         "own RAM (rank 0); a partner's RAM (rank 3)",
         "The recovery took 200 ms: 2 ms for the detection.",
-        "1 copy on other nodes; training continues from memory after 1 lost node: 100%, 2 lost nodes: 67%",
+        "1 copy on other nodes; training continues from memory after 1 lost node: 100%, "
+        "2 lost nodes: 67%",
         "not protected: losing the failure domain rack",
         "boom [x]",
     ):
@@ -225,7 +226,11 @@ def test_pause_resume_and_a_second_cancel(
     for at_once in (False, True):
         assert run(["cancel", job_id]) == ExitCode.OK
         eventually(lambda: bool(supervisor.orders))
-        eventually(lambda want=at_once: (supervisor.orders[-1].deadline == 0.0) is want)
+
+        def ordered(at_once: bool = at_once) -> bool:
+            return (supervisor.orders[-1].deadline == 0.0) is at_once
+
+        eventually(ordered)
 
 
 def test_logs_of_a_rank(

@@ -214,7 +214,7 @@ def test_a_table_fits_the_terminal_and_is_whole_in_a_pipe(
 
 def test_columns_are_cut_and_dropped_in_a_narrow_terminal() -> None:
     columns = (Column("A"), Column("B", least=4), Column("C", right=True, drop=1))
-    rows = [["x" * 5, Text("y" * 10), "1"]]
+    rows: list[list[str | Text]] = [["x" * 5, Text("y" * 10), "1"]]
     assert lay(columns, rows, None).plain.split("\n")[1] == "xxxxx  yyyyyyyyyy  1"
     assert lay(columns, rows, 17).plain.split("\n")[1] == "xxxxx  yyyyyy…  1"
     assert lay(columns, rows, 12).plain.split("\n")[1] == "xxxxx  yyyy…"

@@ -60,8 +60,8 @@ def incident_of(cause: Cause) -> IncidentView:
     return view_of(decided.closed(1001.0, "attempt 3 made its first step").data())
 
 
-def text_of(view: IncidentView, **options: bool) -> list[str]:
-    return [line.plain.strip() for line in incident_lines(view, **options)]
+def text_of(view: IncidentView, *, alternatives: bool = False) -> list[str]:
+    return [line.plain.strip() for line in incident_lines(view, alternatives=alternatives)]
 
 
 def seeded_incidents() -> list[IncidentView]:

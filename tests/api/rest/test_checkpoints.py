@@ -1,4 +1,4 @@
-"""Checkpoints through REST, the Python client and the command line, on real files."""
+"""Checkpoints over REST, the Python client and the command line, on real files."""
 
 from __future__ import annotations
 
@@ -46,42 +46,46 @@ def job_id(server: LiveServer, client: Client) -> str:
 
 
 def _steps(client: Client, job_id: str) -> list[int]:
-    return [item.step for item in client.checkpoints(job_id).remote if item.deleted_at is None]
+    return [
+        checkpoint.step
+        for checkpoint in client.checkpoints(job_id).remote
+        if checkpoint.deleted_at is None
+    ]
 
 
 def _folder(server: LiveServer, job_id: str, step: int) -> Path:
     return Path(root_of(server, job_id).uri) / checkpoint_folder(step, 1)
 
 
-def test_the_list_says_what_each_tier_holds(
+def test_the_list_shows_the_content_of_each_tier(
     server: LiveServer, client: Client, job_id: str
 ) -> None:
     mark_needed(root_of(server, job_id).below(checkpoint_folder(2, 1)), "job-b")
     client.pin_checkpoint(job_id, 6)
     found = client.checkpoints(job_id)
-    assert found.memory.protected_step is None  # its rows say that nothing is
-    assert [(item.step, item.metrics["loss"]) for item in found.remote] == [
+    assert found.memory.protected_step is None  # no row reports a protected step
+    assert [(checkpoint.step, checkpoint.metrics["loss"]) for checkpoint in found.remote] == [
         (6, 1.3),
         (4, 1.1),
         (2, 1.5),
     ]
-    assert [entry.best for entry in found.remote] == [False, True, False]
-    assert [element.pinned for element in found.remote] == [True, False, False]
-    assert [one.needed_by for one in found.remote] == [(), (), ("job-b",)]
+    assert [checkpoint.best for checkpoint in found.remote] == [False, True, False]
+    assert [checkpoint.pinned for checkpoint in found.remote] == [True, False, False]
+    assert [checkpoint.needed_by for checkpoint in found.remote] == [(), (), ("job-b",)]
     assert found.storage_problem is None
 
 
-def test_a_verification_tells_how_far_it_is_and_what_it_found(
+def test_a_verification_reports_its_progress_and_its_result(
     server: LiveServer, client: Client, job_id: str
 ) -> None:
-    words = list(client.verify_checkpoint(job_id, 4))
-    assert words[-1].done
-    assert words[-1].bad is None
-    assert 0 < words[-1].read_bytes <= words[-1].nbytes
+    reports = list(client.verify_checkpoint(job_id, 4))
+    assert reports[-1].done
+    assert reports[-1].bad is None
+    assert 0 < reports[-1].read_bytes <= reports[-1].nbytes
     spoil(_folder(server, job_id, 6))
     last = list(client.verify_checkpoint(job_id, 6))[-1]
     assert "__1_0.distcp" in str(last.bad)
-    by_step = {item.step: item for item in client.checkpoints(job_id).remote}
+    by_step = {checkpoint.step: checkpoint for checkpoint in client.checkpoints(job_id).remote}
     assert by_step[4].verified_at is not None
     assert by_step[6].bad == last.bad
     assert (_folder(server, job_id, 6) / QUARANTINED).exists()
@@ -89,7 +93,7 @@ def test_a_verification_tells_how_far_it_is_and_what_it_found(
     assert kinds[-2:] == ["checkpoint.verified", "checkpoint.bad"]
 
 
-def test_a_pinned_one_stays_until_it_is_unpinned(client: Client, job_id: str) -> None:
+def test_a_pinned_checkpoint_stays_until_it_is_unpinned(client: Client, job_id: str) -> None:
     assert client.pin_checkpoint(job_id, 4).pinned
     assert client.pin_checkpoint(job_id, 4).pinned
     with pytest.raises(Conflict, match="unpin") as refused:
@@ -103,23 +107,23 @@ def test_a_pinned_one_stays_until_it_is_unpinned(client: Client, job_id: str) ->
     assert gone.value.code == "checkpoint_not_found"
 
 
-def test_the_only_good_one_of_a_living_job_is_not_removed(
+def test_the_only_intact_checkpoint_of_a_live_job_is_not_removed(
     server: LiveServer, client: Client, job_id: str
 ) -> None:
-    (_folder(server, job_id, 2) / "__0_0.distcp").unlink()  # known to nobody yet
+    (_folder(server, job_id, 2) / "__0_0.distcp").unlink()  # not detected yet
     spoil(_folder(server, job_id, 4))
     list(client.verify_checkpoint(job_id, 4))
     with pytest.raises(Conflict) as refused:
         client.remove_checkpoint(job_id, 6)
     assert refused.value.code == "last_checkpoint"
-    client.remove_checkpoint(job_id, 4)  # a bad one is no loss
+    client.remove_checkpoint(job_id, 4)  # a damaged checkpoint may be removed
     server.supervisor(job_id).end()
     eventually(lambda: client.get(job_id).state is State.SUCCEEDED)
     client.remove_checkpoint(job_id, 6)
     assert not _folder(server, job_id, 6).exists()
 
 
-def test_two_who_remove_at_once_leave_one(client: Client, job_id: str) -> None:
+def test_two_concurrent_removals_leave_a_checkpoint(client: Client, job_id: str) -> None:
     client.remove_checkpoint(job_id, 2)
 
     def remove(step: int) -> bool:
@@ -136,13 +140,13 @@ def test_two_who_remove_at_once_leave_one(client: Client, job_id: str) -> None:
     assert len(_steps(client, job_id)) == 1
 
 
-def test_a_removal_that_takes_its_time_is_counted_on_by_nobody_and_ends_as_it_ends(
+def test_a_checkpoint_in_slow_removal_does_not_count_and_is_removed_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on, delete = threading.Event(), LocalStorage.delete
+    proceed, delete = threading.Event(), LocalStorage.delete
 
     def slow(self: LocalStorage, name: str) -> None:
-        assert go_on.wait(60)
+        assert proceed.wait(60)
         delete(self, name)
 
     server = LiveServer(tmp_path)
@@ -160,15 +164,15 @@ def test_a_removal_that_takes_its_time_is_counted_on_by_nobody_and_ends_as_it_en
             with pytest.raises(Conflict) as refused:
                 client.remove_checkpoint(job.id, 4)
             assert refused.value.code == "last_checkpoint"
-            go_on.set()
+            proceed.set()
             eventually(lambda: not _folder(server, job.id, 6).exists())
             assert _steps(client, job.id) == [4]
     finally:
-        go_on.set()
+        proceed.set()
         server.stop()
 
 
-def test_a_removal_that_fails_leaves_it_whole_and_free_or_gone(
+def test_a_failed_removal_leaves_a_usable_checkpoint_or_none(
     server: LiveServer, client: Client, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delete = LocalStorage.delete
@@ -192,13 +196,13 @@ def test_a_removal_that_fails_leaves_it_whole_and_free_or_gone(
     client.unpin_checkpoint(job_id, 6)
     with monkeypatch.context() as patched:
         patched.setattr(LocalStorage, "delete_all", fails)
-        client.remove_checkpoint(job_id, 6)  # without a manifest it is nothing
+        client.remove_checkpoint(job_id, 6)  # without a manifest it is no checkpoint
     assert _steps(client, job_id) == [4, 2]
-    told = client.events(job_id).events[-1]
-    assert (told.kind, "not now" in told.data["why"]) == ("checkpoint.deleted", True)
+    event = client.events(job_id).events[-1]
+    assert (event.kind, "not now" in event.data["why"]) == ("checkpoint.deleted", True)
 
 
-def test_what_another_living_job_needs_is_not_removed(
+def test_a_checkpoint_needed_by_another_live_job_is_not_removed(
     server: LiveServer, client: Client, job_id: str
 ) -> None:
     other = client.submit(SPEC)
@@ -213,18 +217,20 @@ def test_what_another_living_job_needs_is_not_removed(
     assert _steps(client, job_id) == [6, 4]
 
 
-def test_an_export_is_the_whole_model_and_of_the_length_it_says(
+def test_an_export_is_the_whole_model_with_the_stated_length(
     http: httpx.Client, client: Client, job_id: str, tmp_path: Path
 ) -> None:
     path = f"/api/v1/jobs/{job_id}/checkpoints/4/export"
     answer = http.get(path, params={"format": "safetensors"})
     assert int(answer.headers["content-length"]) == len(answer.content)
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     target = tmp_path / "model.safetensors"
-    nbytes = client.export_checkpoint(job_id, 4, target, on_bytes=lambda *said: told.append(said))
+    nbytes = client.export_checkpoint(
+        job_id, 4, target, on_bytes=lambda *counts: progress.append(counts)
+    )
     assert target.read_bytes() == answer.content
-    assert told[-1] == (nbytes, nbytes)
-    model = {name: one for name, one in global_state(4).items() if name.startswith("model.")}
+    assert progress[-1] == (nbytes, nbytes)
+    model = {name: values for name, values in global_state(4).items() if name.startswith("model.")}
     loaded = load_file(target)
     assert set(loaded) == {name.removeprefix("model.") for name in model}
     for name, values in model.items():
@@ -245,7 +251,7 @@ def test_a_damaged_checkpoint_is_never_exported(
     assert list(tmp_path.glob("exports/*")) == []
 
 
-def test_a_storage_that_fails_is_told_and_hides_nothing(
+def test_a_storage_failure_is_reported_with_the_known_checkpoints(
     client: Client, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(self: LocalStorage) -> dict[str, int]:
@@ -253,14 +259,18 @@ def test_a_storage_that_fails_is_told_and_hides_nothing(
 
     monkeypatch.setattr(LocalStorage, "objects", fails)
     found = client.checkpoints(job_id)
-    assert [(item.step, item.pinned) for item in found.remote] == [(6, None), (4, None), (2, None)]
+    assert [(checkpoint.step, checkpoint.pinned) for checkpoint in found.remote] == [
+        (6, None),
+        (4, None),
+        (2, None),
+    ]
     assert "the disk is gone" in str(found.storage_problem)
     with Client(client.address, retry_s=0.1) as hasty, pytest.raises(ServerError) as refused:
         hasty.remove_checkpoint(job_id, 6)
     assert refused.value.code == "storage_unavailable"
 
 
-def test_a_verification_that_cannot_go_on_says_nothing_of_the_checkpoint(
+def test_an_interrupted_verification_does_not_judge_the_checkpoint(
     client: Client, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(self: LocalStorage, name: str) -> None:
@@ -273,7 +283,7 @@ def test_a_verification_that_cannot_go_on_says_nothing_of_the_checkpoint(
     assert (newest.bad, newest.verified_at) == (None, None)
 
 
-def test_a_bad_one_is_known_even_where_it_cannot_be_quarantined(
+def test_a_damaged_checkpoint_is_recorded_even_if_it_cannot_be_quarantined(
     server: LiveServer, client: Client, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def denied(at: Storage, why: str) -> None:
@@ -286,7 +296,7 @@ def test_a_bad_one_is_known_even_where_it_cannot_be_quarantined(
     assert "__1_0.distcp" in str(client.checkpoints(job_id).remote[0].bad)
 
 
-def test_what_is_gone_without_a_word_is_not_found(
+def test_a_checkpoint_deleted_by_others_is_not_found(
     server: LiveServer, client: Client, job_id: str
 ) -> None:
     shutil.rmtree(_folder(server, job_id, 6))
@@ -299,7 +309,7 @@ def test_what_is_gone_without_a_word_is_not_found(
     assert _steps(client, job_id) == [4, 2]
 
 
-def test_from_the_command_line(
+def test_the_command_line_lists_pins_exports_verifies_and_removes(
     server: LiveServer,
     client: Client,
     job_id: str,
@@ -309,8 +319,8 @@ def test_from_the_command_line(
 ) -> None:
     monkeypatch.setenv("HOLDFAST_ADDRESS", server.address)
 
-    def call(*words: str) -> tuple[int, str, str]:
-        code = run(["checkpoint", *words])
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = run(["checkpoint", *arguments])
         out, err = capsys.readouterr()
         return code, out, err
 
@@ -334,23 +344,27 @@ def test_from_the_command_line(
     code, _, err = call("verify", job_id)
     assert code == ExitCode.JOB_FAILED
     assert "checkpoint_bad" in err
-    for words in (("rm", job_id), ("rm", f"{job_id}/new"), ("rm", f"{job_id}/6", "--step", "4")):
-        code, _, err = call(*words)
+    for arguments in (
+        ("rm", job_id),
+        ("rm", f"{job_id}/new"),
+        ("rm", f"{job_id}/6", "--step", "4"),
+    ):
+        code, _, err = call(*arguments)
         assert code == ExitCode.USAGE
         assert "step_unclear" in err
     assert call("rm", f"{job_id}/6")[:2] == (ExitCode.OK, "")
     assert call("rm", job_id, "--step", "99")[0] == ExitCode.NOT_FOUND
-    assert [
-        list_checkpoint.step for list_checkpoint in list_checkpoints(root_of(server, job_id))
-    ] == [4, 2]
+    assert [location.step for location in list_checkpoints(root_of(server, job_id))] == [4, 2]
 
 
-def test_a_pin_outlives_retention_and_the_server(
+def test_a_pin_survives_retention_and_a_restart(
     server: LiveServer, client: Client, job_id: str
 ) -> None:
     client.pin_checkpoint(job_id, 2)
     server.stop()
     server.start()
-    by_step = {item.step: item.pinned for item in client.checkpoints(job_id).remote}
+    by_step = {
+        checkpoint.step: checkpoint.pinned for checkpoint in client.checkpoints(job_id).remote
+    }
     assert by_step == {6: False, 4: False, 2: True}
-    pin(root_of(server, job_id).below(checkpoint_folder(2, 1)))  # again is the same
+    pin(root_of(server, job_id).below(checkpoint_folder(2, 1)))  # idempotent

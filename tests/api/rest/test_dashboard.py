@@ -1,4 +1,4 @@
-"""How the dashboard is served; what it does is shown in `tests/web`."""
+"""Serving of the dashboard's files; `tests/web` tests its behaviour."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def built(tmp_path: Path) -> Path:
     (tmp_path / "index.html").write_text(PAGE)
     (tmp_path / "assets/main-abc.js").write_text(SCRIPT)
     (tmp_path / "assets/main-abc.js.gz").write_bytes(gzip.compress(SCRIPT.encode()))
-    (tmp_path / ".sources").write_text("not to be seen")
+    (tmp_path / ".sources").write_text("never served")
     return tmp_path
 
 
@@ -35,7 +35,7 @@ def client(folder: Path) -> httpx.AsyncClient:
 
 
 @pytest.mark.parametrize("path", ["/", "/jobs", "/jobs/0199/checkpoints", "/cluster", "/submit"])
-async def test_every_view_is_the_same_page_and_is_asked_for_again(built: Path, path: str) -> None:
+async def test_every_view_is_the_same_page_and_is_revalidated(built: Path, path: str) -> None:
     async with client(built) as http:
         found = await http.get(path)
         again = await http.get(path, headers={"If-None-Match": found.headers["etag"]})
@@ -45,7 +45,7 @@ async def test_every_view_is_the_same_page_and_is_asked_for_again(built: Path, p
     assert (again.status_code, again.content) == (304, b"")
 
 
-async def test_assets_are_kept_for_good_and_leave_compressed(built: Path) -> None:
+async def test_assets_are_cached_forever_and_sent_compressed(built: Path) -> None:
     async with client(built) as http:
         found = await http.get("/assets/main-abc.js")
         plain = await http.get("/assets/main-abc.js", headers={"Accept-Encoding": "identity"})
@@ -58,7 +58,7 @@ async def test_assets_are_kept_for_good_and_leave_compressed(built: Path) -> Non
 
 
 @pytest.mark.parametrize("path", ["/", "/assets/main-abc.js"])
-async def test_nothing_foreign_runs_and_nobody_frames_it(built: Path, path: str) -> None:
+async def test_foreign_scripts_and_frames_are_forbidden(built: Path, path: str) -> None:
     async with client(built) as http:
         headers = (await http.get(path)).headers
     policy = headers["content-security-policy"]
@@ -82,14 +82,14 @@ async def test_nothing_foreign_runs_and_nobody_frames_it(built: Path, path: str)
         "/api/v1/unknown",
     ],
 )
-async def test_what_was_not_built_cannot_be_had(built: Path, path: str) -> None:
+async def test_a_file_outside_the_build_is_not_found(built: Path, path: str) -> None:
     async with client(built) as http:
         found = await http.get(path)
     assert found.status_code == 404
     assert found.json()["code"] == "not_found"
 
 
-async def test_without_a_build_a_page_says_what_to_do(tmp_path: Path) -> None:
+async def test_without_a_build_the_page_explains_how_to_build(tmp_path: Path) -> None:
     async with client(tmp_path) as http:
         found = await http.get("/jobs")
         assert found.status_code == 503
@@ -98,7 +98,7 @@ async def test_without_a_build_a_page_says_what_to_do(tmp_path: Path) -> None:
         assert (await http.get("/jobs")).text == PAGE
 
 
-async def test_a_page_takes_no_post(built: Path) -> None:
+async def test_a_page_rejects_post(built: Path) -> None:
     async with client(built) as http:
         found = await http.post("/jobs")
     assert found.status_code == 405
@@ -112,12 +112,12 @@ def test_the_api_is_described_without_a_server() -> None:
     assert not [path for path in found["paths"] if path.startswith("/assets")]
 
 
-async def test_the_files_of_a_view_are_announced_with_the_page(built: Path) -> None:
+async def test_the_page_preloads_the_files_of_its_view(built: Path) -> None:
     (built / "assets/JobPage-abc.js").write_text(SCRIPT)
     (built / "assets/JobPage-abc.css").write_text("p {}")
     async with client(built) as http:
         found = (await http.get("/jobs/0199")).headers["link"]
-        elsewhere = (await http.get("/jobs/0199/checkpoints")).headers
+        other_view = (await http.get("/jobs/0199/checkpoints")).headers
     assert "</assets/JobPage-abc.js>; rel=modulepreload" in found
     assert "</assets/JobPage-abc.css>; rel=preload; as=style" in found
-    assert "link" not in elsewhere
+    assert "link" not in other_view

@@ -1,4 +1,4 @@
-"""What no honest client sends gets a clear 4xx, quickly, and the server goes on."""
+"""Hostile requests get a clear 4xx, quickly, and the server keeps working."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from tests.support.service.live_server import SPEC, LiveServer, live_server
 
 QUICK_S = 15.0
-"""Some milliseconds, on a machine that has nothing else to do."""
-NOWHERE = "01a1ff35-51af-7c6c-a7b5-9d5a4e2a3b1c"
+"""A few milliseconds on an idle machine."""
+UNKNOWN_JOB = "01a1ff35-51af-7c6c-a7b5-9d5a4e2a3b1c"
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield server
 
 
-def quick(answer: httpx.Response, *statuses: int) -> dict[str, Any]:
-    """The problem that the answer is."""
+def refused_quickly(answer: httpx.Response, *statuses: int) -> dict[str, Any]:
+    """Check that the answer is a quick problem; return it."""
     assert answer.status_code in statuses, (answer.status_code, answer.text[:300])
     assert answer.elapsed.total_seconds() < QUICK_S
     assert answer.headers["content-type"] == "application/problem+json"
@@ -70,12 +70,12 @@ BOMBS = {
 @pytest.mark.parametrize("path", ["/api/v1/jobs", "/api/v1/jobs/validate"])
 def test_a_hostile_document_is_refused(served: LiveServer, name: str, path: str) -> None:
     for kind in ("application/yaml", "application/json"):
-        quick(post(served, BOMBS[name], kind, path), 400, 422)
+        refused_quickly(post(served, BOMBS[name], kind, path), 400, 422)
 
 
-def test_a_huge_body_is_refused_however_it_is_sent(served: LiveServer) -> None:
+def test_a_huge_body_is_refused_with_and_without_a_length(served: LiveServer) -> None:
     body = b"name: " + b"x" * 2**19
-    quick(post(served, body, "application/yaml"), 413)
+    refused_quickly(post(served, body, "application/yaml"), 413)
 
     def stream() -> Iterator[bytes]:
         for _ in range(64):
@@ -88,7 +88,7 @@ def test_a_huge_body_is_refused_however_it_is_sent(served: LiveServer) -> None:
         timeout=20,
         trust_env=False,
     )
-    quick(answer, 413)
+    refused_quickly(answer, 413)
 
 
 @pytest.mark.parametrize(
@@ -99,16 +99,16 @@ def test_a_huge_body_is_refused_however_it_is_sent(served: LiveServer) -> None:
         "/api/v1/jobs/..%5c..%5cwindows",
         "/api/v1/jobs/%00",
         "/api/v1/jobs/x%0d%0aSet-Cookie:%20a=b",
-        f"/api/v1/jobs/{NOWHERE}/logs/download",
-        f"/api/v1/jobs/{NOWHERE}/ranks/0",
-        f"/api/v1/jobs/{NOWHERE}/spec/diff?against={NOWHERE}",
+        f"/api/v1/jobs/{UNKNOWN_JOB}/logs/download",
+        f"/api/v1/jobs/{UNKNOWN_JOB}/ranks/0",
+        f"/api/v1/jobs/{UNKNOWN_JOB}/spec/diff?against={UNKNOWN_JOB}",
         "/api/v1/jobs/" + "a" * 5_000,
         "/api/v1/nodes/%2e%2e%2f%00",
         "//api/v1/jobs",
         "/api/v1/live?job=%00",
     ],
 )
-def test_a_path_leads_nowhere_else(served: LiveServer, path: str) -> None:
+def test_a_path_never_leaves_the_api(served: LiveServer, path: str) -> None:
     answer = raw(served, f"GET {path} HTTP/1.1\r\nHost: {host(served)}\r\n")
     status = int(answer.split(b" ", 2)[1])
     assert status in (400, 404, 406, 422), answer[:200]
@@ -132,14 +132,14 @@ def test_a_path_leads_nowhere_else(served: LiveServer, path: str) -> None:
         "view=row&q=" + "x" * 201,
     ],
 )
-def test_a_query_is_a_query(served: LiveServer, query: str) -> None:
+def test_an_odd_query_is_answered_or_refused(served: LiveServer, query: str) -> None:
     answer = httpx.get(f"{served.address}/api/v1/jobs?{query}", timeout=20, trust_env=False)
     assert answer.elapsed.total_seconds() < QUICK_S
-    if answer.status_code != 200:  # some are merely odd, and find nothing
-        quick(answer, 400, 422)
+    if answer.status_code != 200:  # some queries are valid and find nothing
+        refused_quickly(answer, 400, 422)
 
 
-def test_expressions_cannot_hang_a_server(served: LiveServer) -> None:
+def test_regular_expressions_cannot_hang_the_server(served: LiveServer) -> None:
     answer = httpx.post(f"{served.address}/api/v1/jobs", json=SPEC, timeout=20, trust_env=False)
     job = answer.json()["id"]
     for expression in ("(", "(?=a)", "(a*)*" * 90 + "x", "a{1000}{1000}", r"\p{Nothing}"):
@@ -147,7 +147,7 @@ def test_expressions_cannot_hang_a_server(served: LiveServer) -> None:
         found = httpx.get(url, params={"grep": expression}, timeout=20, trust_env=False)
         assert found.elapsed.total_seconds() < QUICK_S
         if found.status_code != 200:
-            quick(found, 422)
+            refused_quickly(found, 422)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_expressions_cannot_hang_a_server(served: LiveServer) -> None:
         ("Host: {host}\r\nX-Big: " + "a" * 200_000 + "\r\n", (400, 431)),
     ],
 )
-def test_tricks_with_headers_are_seen_through(
+def test_hostile_headers_are_refused(
     served: LiveServer, lines: str, statuses: tuple[int, ...]
 ) -> None:
     head = f"GET /api/v1/jobs HTTP/1.1\r\n{lines.format(host=host(served))}"
@@ -177,17 +177,17 @@ def test_tricks_with_headers_are_seen_through(
 
 
 @pytest.mark.parametrize("cursor", ["x", "1", "a.b.c", "9" * 400, "a.1.1.-.0.0.0.-1", "\x7f"])
-def test_a_stream_resumes_after_what_was_sent_alone(served: LiveServer, cursor: str) -> None:
+def test_a_stream_refuses_an_invalid_position(served: LiveServer, cursor: str) -> None:
     answer = httpx.get(
         f"{served.address}/api/v1/live",
         headers={"accept": "text/event-stream", "last-event-id": cursor},
         timeout=20,
         trust_env=False,
     )
-    quick(answer, 422)
+    refused_quickly(answer, 422)
 
 
-def test_the_server_is_well_afterwards(served: LiveServer) -> None:
+def test_the_server_still_answers_afterwards(served: LiveServer) -> None:
     answer = httpx.get(f"{served.address}/readyz", timeout=20, trust_env=False)
     assert answer.status_code in (200, 503), answer.text
     assert json.loads(answer.text)
@@ -198,20 +198,20 @@ def host(server: LiveServer) -> str:
 
 
 def raw(server: LiveServer, head: str) -> bytes:
-    """The answer to a request as it is written here; a client would mend it."""
+    """The answer to this exact request; an HTTP client would correct it."""
     parts = urlsplit(server.address)
-    began = time.monotonic()
-    with socket.create_connection((parts.hostname, parts.port), timeout=10) as door:
-        door.sendall(f"{head}Connection: close\r\n\r\n".encode("latin-1"))
-        door.settimeout(10)
+    started = time.monotonic()
+    with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
+        connection.sendall(f"{head}Connection: close\r\n\r\n".encode("latin-1"))
+        connection.settimeout(10)
         answer = b""
         try:
-            while block := door.recv(65536):
+            while block := connection.recv(65536):
                 answer += block
                 if len(answer) > 10_000:
                     break
         except (ConnectionResetError, TimeoutError):
-            pass  # it hung up on a request that it had answered
-    assert time.monotonic() - began < 10
+            pass  # the server closed the connection after its answer
+    assert time.monotonic() - started < 10
     assert answer, "no answer"
     return answer

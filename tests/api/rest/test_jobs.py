@@ -1,4 +1,4 @@
-"""What the resources answer when all is well."""
+"""Successful requests to the resources of jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def submitted(http: httpx.Client, **changes: object) -> str:
     return str(response.json()["id"])
 
 
-def test_json_and_yaml_are_the_same_document(http: httpx.Client) -> None:
+def test_json_and_yaml_give_the_same_spec(http: httpx.Client) -> None:
     from_json = http.post("/api/v1/jobs", json=SPEC)
     from_yaml = http.post(
         "/api/v1/jobs", content=yaml.safe_dump(SPEC), headers={"Content-Type": "application/yaml"}
@@ -41,12 +41,12 @@ def test_a_repeated_submission_gives_the_first_job(http: httpx.Client) -> None:
     assert first.headers["location"] == again.headers["location"]
 
 
-def test_pages_name_each_job_once_newest_first(http: httpx.Client) -> None:
+def test_pages_list_each_job_once_newest_first(http: httpx.Client) -> None:
     ids = [submitted(http, name=f"job-{number}") for number in range(5)]
     seen: list[str] = []
     cursor: str | None = None
     while True:
-        params = {"limit": 2, **({"cursor": cursor} if cursor else {})}
+        params: dict[str, str | int] = {"limit": 2, **({"cursor": cursor} if cursor else {})}
         page = http.get("/api/v1/jobs", params=params).json()
         seen += [job["id"] for job in page["jobs"]]
         cursor = page["next_cursor"]
@@ -57,7 +57,7 @@ def test_pages_name_each_job_once_newest_first(http: httpx.Client) -> None:
     assert [job["id"] for job in named] == [ids[3]]
 
 
-def test_the_history_of_a_job(http: httpx.Client, server: LiveServer) -> None:
+def test_the_history_of_a_job_is_complete(http: httpx.Client, server: LiveServer) -> None:
     job_id = submitted(http)
     server.run_job(job_id)
     path = f"/api/v1/jobs/{job_id}"
@@ -89,7 +89,7 @@ def test_the_history_of_a_job(http: httpx.Client, server: LiveServer) -> None:
     assert [job["id"] for job in in_state] == [job_id]
 
 
-def test_cancel_again_is_the_same(http: httpx.Client, server: LiveServer) -> None:
+def test_cancel_is_idempotent(http: httpx.Client, server: LiveServer) -> None:
     job_id = submitted(http)
     server.supervisor(job_id)
     for _ in range(2):
@@ -100,30 +100,37 @@ def test_cancel_again_is_the_same(http: httpx.Client, server: LiveServer) -> Non
     eventually(lambda: http.get(path).json()["state"] == "CANCELLED")
 
 
-def test_pause_and_resume_again_are_the_same(http: httpx.Client, server: LiveServer) -> None:
+def test_pause_and_resume_are_idempotent(http: httpx.Client, server: LiveServer) -> None:
     job_id = submitted(http)
     path = f"/api/v1/jobs/{job_id}"
     server.run_job(job_id, steps=3, end=False)
     eventually(lambda: http.get(path).json()["state"] == "RUNNING")
-    for wish, desired, state in (("pause", "paused", "PAUSED"), ("resume", "running", "STARTING")):
+    for command, desired, state in (
+        ("pause", "paused", "PAUSED"),
+        ("resume", "running", "STARTING"),
+    ):
         for _ in range(2):
-            response = http.post(f"{path}/{wish}")
+            response = http.post(f"{path}/{command}")
             assert response.status_code == 202, response.text
             assert response.json()["desired"] == desired
-        eventually(lambda wanted=state: http.get(path).json()["state"] == wanted)
+
+        def reached(state: str = state) -> bool:
+            return bool(http.get(path).json()["state"] == state)
+
+        eventually(reached)
     assert http.post(f"{path}/cancel", params={"now": True}).status_code == 202
     eventually(lambda: http.get(path).json()["state"] == "CANCELLED")
-    for wish in ("pause", "resume"):
-        assert http.post(f"{path}/{wish}").json()["code"] == "job_ended"
+    for command in ("pause", "resume"):
+        assert http.post(f"{path}/{command}").json()["code"] == "job_ended"
 
 
-def test_prometheus_shows_all_jobs_together_and_routes_without_ids(
+def test_prometheus_shows_totals_and_routes_without_ids(
     http: httpx.Client, server: LiveServer
 ) -> None:
     job_id = submitted(http)
     server.run_job(job_id, steps=3)
-    one = 'holdfast_jobs{state="SUCCEEDED"} 1.0'
-    eventually(lambda: one in http.get("/metrics").text)
+    succeeded = 'holdfast_jobs{state="SUCCEEDED"} 1.0'
+    eventually(lambda: succeeded in http.get("/metrics").text)
     http.get(f"/api/v1/jobs/{job_id}")
     http.get("/wp-login.php")
     lines = http.get("/metrics").text.splitlines()
@@ -134,17 +141,19 @@ def test_prometheus_shows_all_jobs_together_and_routes_without_ids(
     assert not any(job_id in line or "wp-login" in line for line in lines)
     moves = [line for line in lines if line.startswith("holdfast_job_transitions_total{")]
     assert any('from="QUEUED"' in line and 'to="STARTING"' in line for line in moves)
-    lag = next(x for x in lines if x.startswith("holdfast_reconcile_lag_seconds_count"))
+    lag = next(line for line in lines if line.startswith("holdfast_reconcile_lag_seconds_count"))
     assert float(lag.split()[-1]) > 0
 
 
-def test_prometheus_tells_how_long_checkpoints_took(http: httpx.Client, server: LiveServer) -> None:
+def test_prometheus_shows_the_durations_of_checkpoints(
+    http: httpx.Client, server: LiveServer
+) -> None:
     job_id = submitted(http)
     supervisor = server.supervisor(job_id)
     supervisor.form(1)
     supervisor.rows += [replace(row(1, step), checkpoint_wait_s=0.25) for step in (1, 2, 3)]
 
-    def told(part: str, tier: str, op: str) -> float:
+    def exported(part: str, tier: str, op: str) -> float:
         name = f"holdfast_checkpoint_seconds_{part}{{"
         labels = (f'op="{op}"', f'tier="{tier}"')
         found = [
@@ -154,16 +163,14 @@ def test_prometheus_tells_how_long_checkpoints_took(http: httpx.Client, server: 
         ]
         return float(found[0]) if found else 0.0
 
-    eventually(lambda: told("count", "memory", "wait") == 3)
-    assert told("sum", "memory", "wait") == pytest.approx(0.75)
+    eventually(lambda: exported("count", "memory", "wait") == 3)
+    assert exported("sum", "memory", "wait") == pytest.approx(0.75)
     supervisor.emit(EventKind.CHECKPOINT_SAVED, step=2, attempt=1, tier="remote", uri="/x")
-    eventually(lambda: told("count", "remote", "save") == 1)
-    assert told("sum", "remote", "save") == supervisor.events[-1].at - 1002.0
+    eventually(lambda: exported("count", "remote", "save") == 1)
+    assert exported("sum", "remote", "save") == supervisor.events[-1].at - 1002.0
 
 
-def test_a_spec_of_another_version_is_said_to_be_one(
-    http: httpx.Client, server: LiveServer
-) -> None:
+def test_a_spec_of_another_version_is_reported(http: httpx.Client, server: LiveServer) -> None:
     job_id = submitted(http)
     server.run_job(job_id, steps=3, end=False)
     path = f"/api/v1/jobs/{job_id}"
@@ -177,7 +184,7 @@ def test_a_spec_of_another_version_is_said_to_be_one(
         assert http.get(path + part).status_code == 200, part
 
 
-def test_prometheus_shows_each_live_job_where_it_was_told_to(tmp_path: Path) -> None:
+def test_prometheus_shows_each_live_job_if_enabled(tmp_path: Path) -> None:
     with (
         live_server(tmp_path, metrics_of_jobs=True) as server,
         httpx.Client(base_url=server.address, timeout=20, trust_env=False) as http,

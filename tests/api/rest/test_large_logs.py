@@ -1,4 +1,4 @@
-"""A log of any length is looked at quickly: its end, its middle, a moment, a word in it."""
+"""A log of any length is read quickly: its end, its middle, a time, a search."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tests.support.service.live_server import SPEC, LiveServer, live_server
 from holdfast import Client
 from holdfast_service.store.series import MAX_CHUNK_LINES
 
-SAID = "step {n} loss 2.3456 grad_norm 0.789 lr 3.0e-04 tokens_per_second 123456 data epoch 0 shard"
-BEGAN = 1_700_000_000.0
+LINE = "step {n} loss 2.3456 grad_norm 0.789 lr 3.0e-04 tokens_per_second 123456 data epoch 0 shard"
+FIRST_AT = 1_700_000_000.0
 LINES_PER_S = 1000
 PAGE_S, SEARCH_S = 0.5, 1.5
-"""For the answer to a look, and to one turn of a search, which the server ends after 1 s."""
+"""Limits for reading a page, and for a step of a search, which the server ends after 1 s."""
 BYTES_PER_CPU_S = 20e6
 CHUNKS_AT_ONCE = 64
 DOWNLOADED = 200 << 20
-"""As much of a log at most as is downloaded."""
-KEPT_BYTES = 60 << 20
-"""Memory that a download may take, here and in the server together, however much there is."""
+"""The download is cut off after this many bytes."""
+MAX_MEMORY_BYTES = 60 << 20
+"""The memory limit of a download, client and server together, for a log of any length."""
 
 
 @pytest.fixture(
@@ -40,7 +40,7 @@ KEPT_BYTES = 60 << 20
 def long_log(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[LiveServer, str, int]]:
-    """A server, a job, and how many lines it has."""
+    """A server, a job, and the number of its lines."""
     with live_server(tmp_path_factory.mktemp("logs")) as server, Client(server.address) as client:
         job_id = client.submit({**SPEC, "parallel": {"dp_shard": 2, "tp": 2}}).id
         server.run_job(job_id)
@@ -50,14 +50,14 @@ def long_log(
 
 def write(database: Path, job_id: str, size: int) -> int:
     """Lines of `size` bytes of text, as the reconciler would have stored them."""
-    chunks = -(-size // (len(SAID) * MAX_CHUNK_LINES))
+    chunks = -(-size // (len(LINE) * MAX_CHUNK_LINES))
     total = chunks * MAX_CHUNK_LINES
     with closing(sqlite3.connect(database, timeout=30)) as connection:
         with connection:
             connection.execute("DELETE FROM log_chunks WHERE job_id = ?", (job_id,))
         for part in batched(range(1, total, MAX_CHUNK_LINES), CHUNKS_AT_ONCE):
             rows = [(job_id, at, at + MAX_CHUNK_LINES - 1, chunk(at, total)) for at in part]
-            with connection:  # not for long: the server writes too
+            with connection:  # briefly: the server writes, too
                 connection.executemany(
                     "INSERT INTO log_chunks (job_id, first, last, lines) VALUES (?, ?, ?, ?)", rows
                 )
@@ -72,7 +72,15 @@ def batched(of: range, size: int) -> Iterator[range]:
 
 def chunk(first: int, total: int) -> str:
     lines: list[list[Any]] = [
-        [BEGAN + n / LINES_PER_S, n % 4, 1, "n0", "n0.a.1", "output", SAID.replace("{n}", str(n))]
+        [
+            FIRST_AT + n / LINES_PER_S,
+            n % 4,
+            1,
+            "n0",
+            "n0.a.1",
+            "output",
+            LINE.replace("{n}", str(n)),
+        ]
         for n in range(first, first + MAX_CHUNK_LINES)
     ]
     if first == 1 + (total // MAX_CHUNK_LINES // 4) * MAX_CHUNK_LINES:
@@ -80,23 +88,23 @@ def chunk(first: int, total: int) -> str:
     return json.dumps(lines, separators=(",", ":"))
 
 
-def timed(within_s: float, look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    look()  # the first may still open files
+def timed(within_s: float, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    read()  # the first call may open files
     took = []
     for _ in range(3):
-        began = time.perf_counter()
-        found = look()
-        took.append(time.perf_counter() - began)
+        started = time.perf_counter()
+        found = read()
+        took.append(time.perf_counter() - started)
     assert min(took) < within_s, took
     return found
 
 
-def test_every_look_at_a_long_log_is_quick(long_log: tuple[LiveServer, str, int]) -> None:
+def test_every_page_of_a_long_log_is_quick(long_log: tuple[LiveServer, str, int]) -> None:
     server, job_id, total = long_log
     with httpx.Client(base_url=server.address, timeout=60, trust_env=False) as http:
 
-        def look(**asked: Any) -> dict[str, Any]:
-            answer = http.get(f"/api/v1/jobs/{job_id}/logs", params=asked)
+        def read(**params: Any) -> dict[str, Any]:
+            answer = http.get(f"/api/v1/jobs/{job_id}/logs", params=params)
             assert answer.status_code == 200, answer.text
             found: dict[str, Any] = answer.json()
             return found
@@ -104,59 +112,59 @@ def test_every_look_at_a_long_log_is_quick(long_log: tuple[LiveServer, str, int]
         def numbers(found: dict[str, Any]) -> list[int]:
             return [line["line"] for line in found["lines"]]
 
-        end = timed(PAGE_S, lambda: look(tail=200))
+        end = timed(PAGE_S, lambda: read(tail=200))
         assert numbers(end) == list(range(total - 199, total + 1))
-        back = timed(PAGE_S, lambda: look(before=total - 199, limit=200))
+        back = timed(PAGE_S, lambda: read(before=total - 199, limit=200))
         assert numbers(back) == list(range(total - 399, total - 199))
-        middle = timed(PAGE_S, lambda: look(after=total // 2, limit=200))
+        middle = timed(PAGE_S, lambda: read(after=total // 2, limit=200))
         assert numbers(middle)[0] == total // 2 + 1
-        moment = BEGAN + (total // 3) / LINES_PER_S
-        since = timed(SEARCH_S, lambda: look(since=moment, limit=5))
-        if not since["lines"]:  # it begins a minute early, as clocks may differ
-            since = look(since=moment, limit=5, after=since["last_line"])
+        moment = FIRST_AT + (total // 3) / LINES_PER_S
+        since = timed(SEARCH_S, lambda: read(since=moment, limit=5))
+        if not since["lines"]:  # the search starts a minute early, because clocks differ
+            since = read(since=moment, limit=5, after=since["last_line"])
         assert numbers(since)[0] == total // 3
-        near = timed(PAGE_S, lambda: look(grep=f"step {total - 1000} ", tail=1))
+        near = timed(PAGE_S, lambda: read(grep=f"step {total - 1000} ", tail=1))
         assert numbers(near) == [total - 1000]
-        turn = timed(SEARCH_S, lambda: look(grep="nowhere at all", tail=10))
-        assert turn["lines"] == []
+        step = timed(SEARCH_S, lambda: read(grep="nowhere at all", tail=10))
+        assert step["lines"] == []
 
 
-def test_a_search_of_all_of_a_long_log_finds_the_needle_and_lets_others_live(
+def test_a_search_of_a_whole_long_log_finds_the_needle_and_blocks_no_one(
     long_log: tuple[LiveServer, str, int],
 ) -> None:
     server, job_id, total = long_log
-    at, turns, found = 0, 0, []
-    began = time.perf_counter()
-    worked = time.process_time()  # of the server too, which lives in this process
+    at, steps, found = 0, 0, []
+    started = time.perf_counter()
+    worked = time.process_time()  # includes the server, which runs in this process
     with httpx.Client(base_url=server.address, timeout=60, trust_env=False) as http:
         while True:
-            asked = {"grep": "a needle in", "after": at, "level": "error"}
-            page = http.get(f"/api/v1/jobs/{job_id}/logs", params=asked).json()
+            params: dict[str, str | int] = {"grep": "a needle in", "after": at, "level": "error"}
+            page = http.get(f"/api/v1/jobs/{job_id}/logs", params=params).json()
             assert page["last_line"] > at
             found += [line["text"] for line in page["lines"]]
-            at, turns = page["last_line"], turns + 1
+            at, steps = page["last_line"], steps + 1
             alive = time.perf_counter()
             assert http.get(f"/api/v1/jobs/{job_id}").status_code == 200
             assert time.perf_counter() - alive < PAGE_S
             if not page["more"]:
                 break
-    took, worked = time.perf_counter() - began, time.process_time() - worked
-    text = total * len(SAID)
-    print(f"{text / 2**20:.0f} MiB searched in {took:.1f} s, {worked:.1f} s of CPU, {turns} turns")
+    took, worked = time.perf_counter() - started, time.process_time() - worked
+    text = total * len(LINE)
+    print(f"{text / 2**20:.0f} MiB searched in {took:.1f} s, {worked:.1f} s of CPU, {steps} steps")
     assert found == ["ERROR a needle in the first half"]
     assert text / worked > BYTES_PER_CPU_S, f"{worked:.1f} s of CPU for {text / 2**20:.0f} MiB"
 
 
-def test_a_download_of_a_long_log_takes_little_memory_and_lets_others_live(
+def test_a_download_of_a_long_log_takes_little_memory_and_blocks_no_one(
     long_log: tuple[LiveServer, str, int],
 ) -> None:
     server, job_id, total = long_log
-    mine = psutil.Process()
-    before = most = mine.memory_info().rss
+    process = psutil.Process()
+    before = most = process.memory_info().rss
     read, lines = 0, 0
     answered: list[float] = []
     first = b""
-    began = time.perf_counter()
+    started = time.perf_counter()
     with (
         httpx.Client(base_url=server.address, timeout=60, trust_env=False) as http,
         httpx.Client(base_url=server.address, timeout=60, trust_env=False) as other,
@@ -167,18 +175,18 @@ def test_a_download_of_a_long_log_takes_little_memory_and_lets_others_live(
             first = first or part[:200]
             read += len(part)
             lines += part.count(b"\n")
-            most = max(most, mine.memory_info().rss)
+            most = max(most, process.memory_info().rss)
             if not read >> 20 & 7:
                 alive = time.perf_counter()
                 assert other.get(f"/api/v1/jobs/{job_id}").status_code == 200
                 answered.append(time.perf_counter() - alive)
             if read > DOWNLOADED:
                 break
-    took = time.perf_counter() - began
+    took = time.perf_counter() - started
     grown = (most - before) / 2**20
     others = statistics.median(answered)
     print(f"{read / 2**20 / took:.1f} MiB/s, {grown:.0f} MiB of memory, {others:.3f} s for others")
-    assert SAID.replace("{n}", "1").encode() in first
+    assert LINE.replace("{n}", "1").encode() in first
     assert lines == total or read > DOWNLOADED
-    assert most - before < KEPT_BYTES
+    assert most - before < MAX_MEMORY_BYTES
     assert others < PAGE_S

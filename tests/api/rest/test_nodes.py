@@ -1,9 +1,10 @@
-"""Nodes over REST, the client and the command line: seen, cordoned, taken back."""
+"""Nodes over REST, the client and the command line: listed, cordoned, uncordoned."""
 
 from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import httpx
 import pytest
@@ -28,19 +29,19 @@ def nodes(server: LiveServer, client: Client, monkeypatch: pytest.MonkeyPatch) -
     return client
 
 
-def test_a_node_is_cordoned_and_taken_back_over_rest(nodes: Client, http: httpx.Client) -> None:
+def test_a_node_is_cordoned_and_uncordoned_over_rest(nodes: Client, http: httpx.Client) -> None:
     until = time.time() + 60
     cordoned = nodes.cordon("node1", "new cables", until=until)
     assert (cordoned.state, cordoned.reason) == (NodeStanding.CORDONED, "new cables")
     assert cordoned.until == pytest.approx(until)
     assert [node.state for node in nodes.nodes()] == ["ready", "cordoned", "ready"]
     assert nodes.uncordon("node1").state is NodeStanding.READY
-    assert nodes.uncordon("node1").reason is None, "again is the same"
+    assert nodes.uncordon("node1").reason is None, "uncordon is idempotent"
     answer = http.get("/api/v1/nodes/node1").json()
     assert answer["state"] == "ready" and answer["cpus"] == 1.0 and answer["there"]
 
 
-def test_what_cannot_be_done_is_a_problem_with_a_code(nodes: Client, http: httpx.Client) -> None:
+def test_an_impossible_request_is_a_problem_with_a_code(nodes: Client, http: httpx.Client) -> None:
     def refused(path: str, body: object) -> tuple[int, str]:
         answer = http.post(f"/api/v1/nodes/{path}", json=body)
         assert answer.headers["content-type"] == "application/problem+json"
@@ -57,10 +58,16 @@ def test_the_command_line_lists_describes_cordons_and_uncordons(
 ) -> None:
     job = nodes.submit(SPEC)
     supervisor = server.run_job(job.id, end=False)
-    where = {"agent": "n0", "node_id": "node0", "host": "127.0.0.1"}
+    where: dict[str, Any] = {"agent": "n0", "node_id": "node0", "host": "127.0.0.1"}
     supervisor.emit(EventKind.NODE_HEALTH, **where, findings=[HOT.data()])
     lost = [{"cause": "hang", "rank": 0, "agent": "n0", "attempt": 1}]
-    fault = {"incident": 1, "cause": "hang", "attempt": 1, "lost": lost, "evidence": []}
+    fault: dict[str, Any] = {
+        "incident": 1,
+        "cause": "hang",
+        "attempt": 1,
+        "lost": lost,
+        "evidence": [],
+    }
     supervisor.emit(EventKind.INCIDENT_OPENED, **fault, opened_at=time.time())
     eventually(lambda: len(nodes.node("node0").incidents) == 1)
 
@@ -84,23 +91,29 @@ def test_the_command_line_lists_describes_cordons_and_uncordons(
     assert "node_not_found" in capsys.readouterr().err
 
 
-def test_a_job_shows_its_slow_ranks_and_what_was_found_of_its_nodes(
+def test_a_job_shows_its_slow_ranks_and_the_findings_of_its_nodes(
     nodes: Client, server: LiveServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = nodes.submit(SPEC)
-    assert job.stragglers == job.unwell_nodes == ()
+    assert (job.stragglers, job.unwell_nodes) == ((), ())
     supervisor = server.run_job(job.id, end=False)
     for agent in ("n1", "n2"):
-        where = {"agent": agent, "node_id": f"node{agent[1]}", "host": "127.0.0.1"}
+        where: dict[str, Any] = {"agent": agent, "node_id": f"node{agent[1]}", "host": "127.0.0.1"}
         supervisor.emit(EventKind.NODE_HEALTH, **where, findings=[HOT.data()])
-    slow = {"agent": "n1", "node_id": "node1", "host": "127.0.0.1", "factor": 2.5, "since": 99.0}
+    slow: dict[str, Any] = {"agent": "n1", "node_id": "node1", "host": "127.0.0.1"}
+    slow |= {"factor": 2.5, "since": 99.0}
     slow |= {"since_step": 3, "step": 5, "attempt": 1, "why": ""}
     for rank in (2, 3):
         supervisor.emit(EventKind.STRAGGLER, **slow, rank=rank, state="slow")
     eventually(lambda: len(nodes.get(job.id).stragglers) == 2)
     shown = nodes.get(job.id)
-    (told, _), (_, standby) = shown.stragglers, shown.unwell_nodes
-    assert (told.rank, told.node, told.factor, told.since_step) == (2, "node1", 2.5, 3)
+    (straggler, _), (_, standby) = shown.stragglers, shown.unwell_nodes
+    assert (straggler.rank, straggler.node, straggler.factor, straggler.since_step) == (
+        2,
+        "node1",
+        2.5,
+        3,
+    )
     assert [(unwell_node.node, unwell_node.ranks) for unwell_node in shown.unwell_nodes] == [
         ("node1", (2, 3)),
         ("node2", ()),
@@ -126,7 +139,8 @@ def test_a_rank_that_was_slow_elsewhere_is_not_shown_as_slow(
 ) -> None:
     job = nodes.submit(SPEC)
     supervisor = server.run_job(job.id, end=False)
-    slow = {"rank": 2, "agent": "n7", "node_id": "node7", "host": "127.0.0.1", "state": "slow"}
+    slow: dict[str, Any] = {"rank": 2, "agent": "n7", "node_id": "node7", "host": "127.0.0.1"}
+    slow |= {"state": "slow"}
     supervisor.emit(EventKind.STRAGGLER, **slow, factor=2.5, since_step=3, step=5, since=9.0)
     eventually(lambda: len(nodes.get(job.id).stragglers) == 1)
     supervisor.form(2)

@@ -1,4 +1,4 @@
-"""Whatever goes wrong, the answer is a problem with a stable code."""
+"""Every error response is a problem with a stable code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
     return problem
 
 
-def test_an_impossible_spec_names_every_fault_at_its_path(http: httpx.Client) -> None:
+def test_an_invalid_spec_names_every_fault_with_its_path(http: httpx.Client) -> None:
     spec = {**SPEC, "parallel": {"dp_shard": 2, "tp": 3}, "traim": {}}
     problem = check(http.post("/api/v1/jobs", json=spec), 422, "invalid_spec")
     paths = {fault["path"] for fault in problem["faults"]}
@@ -36,11 +36,11 @@ def test_an_impossible_spec_names_every_fault_at_its_path(http: httpx.Client) ->
 
 
 @pytest.mark.parametrize(
-    "what",
+    "part",
     ["", "/attempts", "/incidents", "/events", "/metrics", "/logs", "/checkpoints", "/digests"],
 )
-def test_an_unknown_job(http: httpx.Client, what: str) -> None:
-    check(http.get(f"/api/v1/jobs/{MISSING}{what}"), 404, "job_not_found")
+def test_an_unknown_job_is_not_found(http: httpx.Client, part: str) -> None:
+    check(http.get(f"/api/v1/jobs/{MISSING}{part}"), 404, "job_not_found")
 
 
 def test_an_unknown_job_has_no_stream(http: httpx.Client) -> None:
@@ -50,7 +50,7 @@ def test_an_unknown_job_has_no_stream(http: httpx.Client) -> None:
         check(response, 404, "job_not_found")
 
 
-def test_wrong_routes_and_methods(http: httpx.Client) -> None:
+def test_wrong_routes_and_methods_are_refused(http: httpx.Client) -> None:
     check(http.get("/nothing/here"), 404, "not_found")
     check(http.get("/api/v1/jobs/"), 404, "not_found")
     response = http.delete("/api/v1/jobs")
@@ -58,7 +58,7 @@ def test_wrong_routes_and_methods(http: httpx.Client) -> None:
     assert "GET" in response.headers["allow"]
 
 
-def test_bodies_that_are_no_document(http: httpx.Client) -> None:
+def test_a_body_that_is_not_a_document_is_refused(http: httpx.Client) -> None:
     post = http.post
     check(post("/api/v1/jobs", content="x: 1"), 415, "unsupported_media_type")
     for text_type in ("text/plain", "application/x-www-form-urlencoded"):
@@ -80,14 +80,14 @@ def test_a_body_too_large_is_refused_with_and_without_a_length(http: httpx.Clien
     check(http.post("/api/v1/jobs", content=chunks(), headers=JSON), 413, "body_too_large")
 
 
-def test_impossible_parameters(http: httpx.Client) -> None:
+def test_invalid_parameters_are_refused(http: httpx.Client) -> None:
     problem = check(http.get("/api/v1/jobs?limit=0"), 422, "invalid_parameters")
     assert problem["faults"][0]["path"] == "query.limit"
     check(http.get("/api/v1/jobs?state=NOPE"), 422, "invalid_parameters")
     check(http.get("/api/v1/jobs?cursor=garbage"), 400, "invalid_cursor")
 
 
-def test_conflicts(http: httpx.Client, server: LiveServer) -> None:
+def test_conflicting_requests_are_refused(http: httpx.Client, server: LiveServer) -> None:
     key = {"Idempotency-Key": "k1"}
     job = http.post("/api/v1/jobs", json=SPEC, headers=key).json()
     other = {**SPEC, "name": "other"}
@@ -105,7 +105,7 @@ def test_a_foreign_host_is_refused(http: httpx.Client, host: str) -> None:
     check(http.get("/api/v1/jobs", headers={"Host": host}), 421, "untrusted_host")
 
 
-def test_a_page_of_another_origin_is_refused(http: httpx.Client) -> None:
+def test_a_foreign_origin_is_refused(http: httpx.Client) -> None:
     for origin in ("http://evil.example", "null"):
         response = http.post("/api/v1/jobs", json=SPEC, headers={"Origin": origin})
         check(response, 403, "foreign_origin")
@@ -114,7 +114,7 @@ def test_a_page_of_another_origin_is_refused(http: httpx.Client) -> None:
     assert "access-control-allow-origin" not in own.headers
 
 
-def test_an_unexpected_error_tells_nothing_of_the_inside(tmp_path: Path) -> None:
+def test_an_unexpected_error_reveals_no_internals(tmp_path: Path) -> None:
     class Broken:
         async def list(self, **_: object) -> None:
             raise RuntimeError("secret detail")
@@ -124,8 +124,8 @@ def test_an_unexpected_error_tells_nothing_of_the_inside(tmp_path: Path) -> None
     assert "secret" not in str(problem)
 
 
-def test_readiness_names_what_is_wrong(tmp_path: Path) -> None:
-    async def well() -> None:
+def test_readiness_names_the_failed_probes(tmp_path: Path) -> None:
+    async def ready() -> None:
         return None
 
     async def broken() -> str:
@@ -136,7 +136,7 @@ def test_readiness_names_what_is_wrong(tmp_path: Path) -> None:
 
         await asyncio.sleep(60)
 
-    probes = {"database": well, "cluster": broken, "reconciler": slow}
+    probes = {"database": ready, "cluster": broken, "reconciler": slow}
     with live_server(tmp_path, probes=probes, probe_timeout_s=0.1) as server:
         problem = check(httpx.get(f"{server.address}/readyz"), 503, "not_ready")
         assert problem["checks"]["database"] == "ok"

@@ -1,4 +1,4 @@
-"""The server's process: what it refuses, what it leaves when killed, and what when ended."""
+"""The server's process: refusals at the start, and what remains after SIGKILL and SIGTERM."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def address(server: subprocess.Popen[str]) -> str:
     return str(json.loads(server.stdout.readline())["address"])
 
 
-def belonging(data_dir: Path) -> list[str]:
-    """Processes of this server and of its cluster's keeper, by their command lines."""
+def processes_of(data_dir: Path) -> list[str]:
+    """The processes of this server and of its cluster's keeper, by their command lines."""
     return [
         " ".join(process.info["cmdline"])
         for process in psutil.process_iter(["cmdline", "status"])
@@ -57,7 +57,7 @@ def belonging(data_dir: Path) -> list[str]:
     ]
 
 
-def test_a_host_that_others_can_reach_is_refused(
+def test_a_host_reachable_by_others_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert is_loopback("127.0.0.1") and is_loopback("::1") and is_loopback("localhost")
@@ -69,7 +69,7 @@ def test_a_host_that_others_can_reach_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_port_that_is_taken_is_said_before_anything_starts(
+def test_a_port_in_use_is_reported_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -106,21 +106,21 @@ def test_a_killed_server_leaves_the_cluster_and_the_next_adopts_it(data_dir: Pat
     assert processes.of_cluster(cluster.cluster_id) == []
     assert not Path(cluster.temp_dir).exists()
     assert not Path(cluster.shm_root).exists()
-    assert belonging(data_dir) == []
+    assert processes_of(data_dir) == []
     assert "SIGTERM received" not in (data_dir / "server.log").read_text()
 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(120)
-def test_a_server_ended_while_it_starts_leaves_nothing(data_dir: Path) -> None:
+def test_a_server_stopped_during_its_start_leaves_nothing(data_dir: Path) -> None:
     server = started(data_dir)
     state = data_dir / "cluster" / "state.json"
-    eventually(state.exists, START_S, "the keeper has not begun")
+    eventually(state.exists, START_S, "the keeper has not started")
     cluster = local_cluster.folder(data_dir).read()
     assert cluster is not None
     server.send_signal(signal.SIGINT)
     assert server.wait(60) == 0
-    eventually(lambda: belonging(data_dir) == [], 10)
+    eventually(lambda: processes_of(data_dir) == [], 10)
     assert processes.of_cluster(cluster.cluster_id) == []
     assert not Path(cluster.temp_dir).exists()
     assert not Path(cluster.shm_root).exists()

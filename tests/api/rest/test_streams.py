@@ -1,4 +1,4 @@
-"""Streams are numbered, resume where they broke, and end when the job is over."""
+"""Streams are numbered, resume where they broke, and end when the job has ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.waiting import eventually
 
 from holdfast import Client
 from holdfast.client import sse
-from holdfast.client.calls import LogFilter
+from holdfast.client.calls import LogQuery
 
 STREAM = {"Accept": "text/event-stream"}
 
@@ -27,13 +27,13 @@ def released(http: httpx.Client, job_id: str) -> bool:
     return bool(http.get(f"/api/v1/jobs/{job_id}").json()["released"])
 
 
-def read(response: httpx.Response) -> Iterator[sse.Message]:
+def read(response: httpx.Response) -> Iterator[sse.SseMessage]:
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/event-stream")
     return sse.messages(response.iter_lines())
 
 
-def test_events_come_numbered_without_gaps_and_the_stream_ends(
+def test_events_are_numbered_without_gaps_and_the_stream_ends(
     http: httpx.Client, server: LiveServer
 ) -> None:
     job_id = submitted(http)
@@ -46,7 +46,7 @@ def test_events_come_numbered_without_gaps_and_the_stream_ends(
     events = messages[:-1]
     assert [message.id for message in events] == list(range(1, len(events) + 1))
     assert json.loads(events[0].payload)["kind"] == events[0].event == "job.submitted"
-    assert any("SUCCEEDED" in event.payload for event in events[-2:]), "and job.released, if quick"
+    assert any("SUCCEEDED" in event.payload for event in events[-2:]), "perhaps before job.released"
     page = http.get(f"/api/v1/jobs/{job_id}/events").json()
     numbers = [event["seq"] for event in page["events"]]
     assert numbers[: len(events)] == [message.id for message in events]
@@ -55,14 +55,14 @@ def test_events_come_numbered_without_gaps_and_the_stream_ends(
 def test_a_stream_resumes_after_the_last_event_id(http: httpx.Client, server: LiveServer) -> None:
     job_id = submitted(http)
     server.run_job(job_id)
-    eventually(lambda: released(http, job_id))  # then no event follows any more
+    eventually(lambda: released(http, job_id))  # no event follows
     path = f"/api/v1/jobs/{job_id}/events"
     last = http.get(path).json()["last_seq"]
     headers = {**STREAM, "Last-Event-ID": str(last - 2)}
     with http.stream("GET", f"{path}?after=0", headers=headers) as response:
         assert [message.id for message in read(response)][:2] == [last - 1, last]
     nothing = http.get(path, headers={**STREAM, "Last-Event-ID": str(last)})
-    assert nothing.status_code == 204, "a browser must not reconnect for ever"
+    assert nothing.status_code == 204, "a browser must not reconnect forever"
 
 
 def test_a_quiet_stream_is_kept_alive_and_ends_with_the_server(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_quiet_stream_is_kept_alive_and_ends_with_the_server(tmp_path: Path) -
         assert not any(text.startswith("event: end") for text in rest), "to be resumed"
 
 
-def test_logs_follow_until_the_job_is_over(http: httpx.Client, server: LiveServer) -> None:
+def test_logs_follow_until_the_job_ends(http: httpx.Client, server: LiveServer) -> None:
     job_id = submitted(http)
     supervisor = server.run_job(job_id, end=False)
     supervisor.logs += [line(1, "first"), line(2, "of rank 1", rank=1), line(3, "second")]
@@ -97,14 +97,16 @@ def test_logs_follow_until_the_job_is_over(http: httpx.Client, server: LiveServe
     assert texts == ["second", "last words"]
 
 
-def test_a_message_cut_off_is_not_given_out() -> None:
+def test_an_incomplete_message_is_not_delivered() -> None:
     lines = ["id: 1", "event: a", "data: {}", "", ": keep-alive", "", "id: 2", "data: {"]
-    assert list(sse.messages(lines)) == [sse.Message(1, "a", "{}")]
+    assert list(sse.messages(lines)) == [sse.SseMessage(1, "a", "{}")]
 
 
-def test_the_last_lines_that_match_are_looked_for_until_they_are_found(tmp_path: Path) -> None:
+def test_a_tail_search_continues_until_it_has_enough_matches(tmp_path: Path) -> None:
     server = LiveServer(tmp_path)
-    server.settings = server.settings.model_copy(update={"log_search_s": 1e-6})  # a line a request
+    server.settings = server.settings.model_copy(
+        update={"log_search_s": 1e-6}
+    )  # each request searches a line
     server.start()
     try:
         with Client(server.address) as client:
@@ -114,13 +116,11 @@ def test_the_last_lines_that_match_are_looked_for_until_they_are_found(tmp_path:
                 word = "hit" if number in (1, 3) else "other"
                 supervisor.logs.append(line(number, f"{word} {number}"))
                 eventually(lambda least=number: client.logs(job_id, tail=1).last_line >= least)  # type: ignore[misc]
-            hits = LogFilter(grep="hit")
+            hits = LogQuery(grep="hit")
             for tail, texts in ((0, []), (1, ["hit 3"]), (9, ["hit 1", "hit 3"])):
-                assert [
-                    all_log.text for all_log in client.all_logs(job_id, hits, tail=tail)
-                ] == texts
+                assert [found.text for found in client.all_logs(job_id, hits, tail=tail)] == texts
             supervisor.end()
             followed = client.follow_logs(job_id, grep="hit", tail=9)
-            assert [item.text for item in followed] == ["hit 1", "hit 3"]
+            assert [found.text for found in followed] == ["hit 1", "hit 3"]
     finally:
         server.stop()

@@ -1,4 +1,4 @@
-"""One trace per request, by its route, and one per incident, with its phases."""
+"""A trace per request, named by its route, and a trace per incident, with its phases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from holdfast.rest import tracing
 
-TOLD = {
+INCIDENT = {
     "incident": 2,
     "cause": "worker_crash",
     "decision": "replace the worker",
@@ -25,32 +25,32 @@ TOLD = {
 
 
 @pytest.fixture
-def kept() -> InMemorySpanExporter:
+def exporter() -> InMemorySpanExporter:
     return InMemorySpanExporter()
 
 
 @pytest.fixture
-def sender(kept: InMemorySpanExporter) -> TracerProvider:
-    made = TracerProvider()
-    made.add_span_processor(SimpleSpanProcessor(kept))
-    return made
+def sender(exporter: InMemorySpanExporter) -> TracerProvider:
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return provider
 
 
-def test_without_an_endpoint_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_endpoint_there_is_no_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in tracing.ENDPOINTS:
         monkeypatch.delenv(name, raising=False)
     assert tracing.provider() is None
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    made = tracing.provider()
-    assert made is not None
-    made.shutdown()
+    provider = tracing.provider()
+    assert provider is not None
+    provider.shutdown()
 
 
 def test_an_incident_is_one_trace_with_its_phases(
-    kept: InMemorySpanExporter, sender: TracerProvider
+    exporter: InMemorySpanExporter, sender: TracerProvider
 ) -> None:
-    tracing.incident_tracer(sender)("job-1", TOLD)
-    spans = {span.name: span for span in kept.get_finished_spans()}
+    tracing.incident_tracer(sender)("job-1", INCIDENT)
+    spans = {span.name: span for span in exporter.get_finished_spans()}
     assert list(spans) == ["detect", "form", "first_step", "incident worker_crash"]
     root = spans["incident worker_crash"]
     assert len({span.context.trace_id for span in spans.values()}) == 1
@@ -61,15 +61,15 @@ def test_an_incident_is_one_trace_with_its_phases(
     assert spans["form"].start_time == spans["detect"].end_time
 
 
-def test_what_cannot_be_read_is_no_trace_and_no_error(
-    kept: InMemorySpanExporter, sender: TracerProvider
+def test_an_unreadable_incident_gives_no_trace_and_no_error(
+    exporter: InMemorySpanExporter, sender: TracerProvider
 ) -> None:
     tracing.incident_tracer(sender)("job-1", {"phases_s": {"form": "soon"}})
-    assert not kept.get_finished_spans()
+    assert not exporter.get_finished_spans()
 
 
 async def test_a_request_is_one_span_named_by_its_route(
-    kept: InMemorySpanExporter, sender: TracerProvider
+    exporter: InMemorySpanExporter, sender: TracerProvider
 ) -> None:
     app = FastAPI()
 
@@ -82,4 +82,4 @@ async def test_a_request_is_one_span_named_by_its_route(
     async with httpx.AsyncClient(transport=transport, base_url="http://holdfast") as client:
         await client.get("/jobs/17")
         await client.get("/metrics")
-    assert [span.name for span in kept.get_finished_spans()] == ["GET /jobs/{job_id}"]
+    assert [span.name for span in exporter.get_finished_spans()] == ["GET /jobs/{job_id}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +25,7 @@ MESH = {"dp_shard": 2, "tp": 2}
 WAITS = ("wait (gloo.cc:12)",)
 
 
-def seen(rank: int, phase: str = "forward", age_s: float = 2.0, **changes: object) -> Inspection:
+def seen(rank: int, phase: str = "forward", age_s: float = 2.0, **changes: Any) -> Inspection:
     """A rank of `MESH` that has left all collectives it has entered, unless `groups` differs."""
     beat = Beat(
         rank=rank,
@@ -43,7 +44,7 @@ def seen(rank: int, phase: str = "forward", age_s: float = 2.0, **changes: objec
     }
     return Inspection(
         replace(beat, **changes),
-        **{"process": "S", "stack": WAITS, **fields},  # type: ignore[arg-type]
+        **{"process": "S", "stack": WAITS, **fields},
     )
 
 
@@ -202,7 +203,7 @@ def test_equal_stacks_are_reported_once_and_the_report_is_bounded() -> None:
 def test_the_only_rank_of_a_world_gets_a_longer_limit_and_is_then_named() -> None:
     alone = {"dp_shard": 1, "tp": 1}
 
-    def verdict(age_s: float, overdue: bool = False, **changes: object) -> HangVerdict:
+    def verdict(age_s: float, overdue: bool = False, **changes: Any) -> HangVerdict:
         look = world(seen(0, age_s=age_s, **changes))
         return judge(alone, look, look, overdue=overdue)
 

@@ -99,7 +99,7 @@ def test_only_the_wrong_rank_is_named(replicas: int, wrong: int, corruption: str
             assert verdict.ranks == (wrong,)
             return
         before, moved = evidence, verdict.referee
-    raise AssertionError("nobody was named")
+    raise AssertionError("no rank was named")
 
 
 def test_a_restarted_supervisor_knows_what_is_corrupt() -> None:

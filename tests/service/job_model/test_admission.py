@@ -72,8 +72,8 @@ def test_quarantined_nodes_are_used_with_a_reason_if_the_others_are_too_few() ->
     admission = admit(four, quarantined, [NodeDemand(1, 1.0, 0.0)], [], ONE_EACH)
     assert admission.may_start
     assert admission.why == (
-        "nodes in quarantine are used, because 3 nodes with 1 CPUs and 0 GPUs free are needed, 2 of "
-        "3 nodes have them; 1 more are set aside: 10.0.0.2 (quarantined: of late)"
+        "nodes in quarantine are used, because 3 nodes with 1 CPUs and 0 GPUs free are needed, 2 "
+        "of 3 nodes have them; 1 more are set aside: 10.0.0.2 (quarantined: of late)"
     )
 
 

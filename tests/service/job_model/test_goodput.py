@@ -48,7 +48,7 @@ def test_a_job_without_faults_has_starting_productive_and_finishing_time() -> No
 
 
 def test_a_fault_costs_detection_recovery_phases_and_replayed_steps() -> None:
-    # Step 5 ends at 10.0; the fault is felt at 10.5 and over at 13.0; steps 4 and 5 are made again.
+    # Step 5 ends at 10.0; the fault is seen at 10.5 and ends at 13.0; steps 4 and 5 are repeated.
     rows = [*steps(1, 1, 5, 6.0), *steps(2, 4, 8, 14.0)]
     phases_s = {"detect": 0.25, "fence": 0.5, "form": 1.0, "total": 3.5}
     outage = Outage(10.5, 14.0, phases_s, incident=7)
@@ -165,5 +165,5 @@ def test_kinds_sum_to_the_time_held_and_incidents_to_the_time_lost_for_any_clock
     assert set(TimeKind) <= set(result.by_kind_s)
     lost = [round(seconds * 1e6) for kind, seconds in result.by_kind_s.items() if is_lost(kind)]
     assert sum(round(seconds * 1e6) for seconds in result.lost_s.values()) == sum(lost)
-    known = {entry.incident for entry in (*runs, *outages)}
+    known = {run.incident for run in runs} | {outage.incident for outage in outages}
     assert set(result.lost_s) <= {None} | known

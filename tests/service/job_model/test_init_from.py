@@ -54,8 +54,8 @@ def test_everything_is_loaded_from_the_same_model_and_only_the_model_from_anothe
     longer = _spec(model=ModelSpec(sequence_length=512))
     assert part_to_load(longer, _saved(here)) is InitPart.MODEL
     assert part_to_load(here, SavedCheckpoint(6, {}, None)) is InitPart.MODEL
-    asked = _spec(init_from={"from": "a", "what": "model"})
-    assert part_to_load(asked, _saved(here)) is InitPart.MODEL
+    explicit = _spec(init_from={"from": "a", "what": "model"})
+    assert part_to_load(explicit, _saved(here)) is InitPart.MODEL
 
 
 def test_the_same_run_on_another_mesh_fits() -> None:

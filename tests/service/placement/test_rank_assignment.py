@@ -17,7 +17,9 @@ from holdfast_service.placement.rank_assignment import (
 GROUPS = ((0, 1), (2, 3))
 
 
-def node(agent: str, *workers: IdleWorker, domain: str = "", capacity: int = 2, ready: bool = True):
+def node(
+    agent: str, *workers: IdleWorker, domain: str = "", capacity: int = 2, ready: bool = True
+) -> CandidateNode:
     return CandidateNode(agent, domain, capacity, ready, tuple(workers))
 
 

@@ -58,7 +58,7 @@ def states(mesh: Mesh, seats: Seats) -> list[list[int]]:
 
 def evictions(mesh: Mesh, seats: Seats) -> list[set[str]]:
     """The agents that are lost with each group of two or more ranks."""
-    found = []
+    found: list[set[str]] = []
     for axis in mesh:
         by_place: dict[tuple[tuple[str, int], ...], set[str]] = {}
         for rank, agent in seats.items():
@@ -105,7 +105,8 @@ def cost_of(
         for ranks in states(mesh, seats)
     ]
     loads = [sum(site.agent in those for those in partners.values()) for site in there]
-    return Cost(*map(sum, zip(*rows, strict=True)), sum(load * load for load in loads))
+    totals = [sum(column) for column in zip(*rows, strict=True)]
+    return Cost(*totals, sum(load * load for load in loads))
 
 
 def best_choices(
@@ -145,7 +146,7 @@ def reachable_loads(
     reached = {(0,) * len(agents)}
     for some in choices:
         remaining -= len(some[0])
-        steps = [tuple(int(agent in one) for agent in agents) for one in some]
+        steps = [tuple(int(agent in names) for agent in agents) for names in some]
         grown = {tuple(map(sum, zip(a, b, strict=True))) for a in reached for b in steps}
         reached = {loads for loads in grown if wanted(loads, remaining)}
     return reached
@@ -201,9 +202,11 @@ def test_placement_is_the_exhaustive_optimum_where_nodes_have_domains() -> None:
                 assert least == placed.cost._replace(one_domain=0)[:-1], case
                 _, choices = best_choices(mesh, seats, there, copies)
                 room = 2 * copies * (world // nodes)
-                fits = reachable_loads(
-                    choices, names, lambda loads, _, room=room: max(loads) <= room
-                )
+
+                def within(loads: Sequence[int], _: int, room: int = room) -> bool:
+                    return max(loads) <= room
+
+                fits = reachable_loads(choices, names, within)
                 assert copies > 1 or not fits, case
             else:
                 assert no_better(placed.cost, mesh, seats, there, copies), case
@@ -220,11 +223,11 @@ def test_the_optimum_shard_by_shard_equals_the_joint_optimum() -> None:
             for _ in seats
         ]
         best = min(
-            cost_of(dict(enumerate(one)), mesh, seats, there, 1)
-            for one in product(*ways)
+            cost_of(dict(enumerate(choice)), mesh, seats, there, 1)
+            for choice in product(*ways)
             if all(
-                not ({seats[rank] for rank in alike} & {a for rank in alike for a in one[rank]})
-                and sum(len(one[rank]) for rank in alike) <= 1
+                not ({seats[rank] for rank in alike} & {a for rank in alike for a in choice[rank]})
+                and sum(len(choice[rank]) for rank in alike) <= 1
                 for alike in states(mesh, seats)
             )
         )
@@ -249,9 +252,9 @@ def test_every_eviction_is_survived_wherever_a_legal_placement_exists() -> None:
                         if have <= gone:
                             exposed += 1
                 assert placed.cost.exposed == exposed
-                words = [gap.text for gap in gaps(placed) if gap.what.startswith("evicting")]
-                assert bool(words) == bool(exposed)
-                assert all("no legal placement" in one for one in words), words
+                texts = [gap.text for gap in gaps(placed) if gap.what.startswith("evicting")]
+                assert bool(texts) == bool(exposed)
+                assert all("no legal placement" in text for text in texts), texts
                 impossible += bool(exposed)
                 if exposed:
                     assert not_to_be_had(mesh, seats, [site.agent for site in there])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from holdfast_service.placement.restore_points import (
     BadCopy,
     HeldCopy,
@@ -30,7 +33,12 @@ def held(
     return HeldCopy(agent, "i1", agent, 1, Held(rank, step, attempt, mesh, "d", 1, place))
 
 
-def find(*copies: HeldCopy, remotes=(), line: HistoryLine | None = None, **bad) -> RestorePoint:
+def find(
+    *copies: HeldCopy,
+    remotes: Sequence[RemoteCheckpoint] = (),
+    line: HistoryLine | None = None,
+    **bad: Any,
+) -> RestorePoint:
     return find_restore_point(
         world_size=2, mesh=MESH, copies=copies, remotes=remotes, line=line or HistoryLine(), **bad
     )

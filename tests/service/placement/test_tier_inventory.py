@@ -107,7 +107,7 @@ def test_each_tier_has_its_newest_complete_step() -> None:
     found = newest_restorable(
         holdings(mesh, whole + half, remotes, HistoryLine(), bad_uris=frozenset({"bad"}))
     )
-    assert {source: one.step for source, one in found.items()} == {
+    assert {source: holding.step for source, holding in found.items()} == {
         RestoreSource.MEMORY: 7,
         RestoreSource.REMOTE: 4,
     }

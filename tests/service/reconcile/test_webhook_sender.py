@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from typing import Any
 
 import httpx
 import pytest
@@ -124,7 +125,7 @@ async def test_a_message_claimed_by_a_dead_server_is_sent_by_another_server(
 
 
 def test_slack_receives_one_line_of_text() -> None:
-    def line(kind: str, data: dict[str, object]) -> str:
+    def line(kind: str, data: dict[str, Any]) -> str:
         webhook_settings = webhook_messages.message("id", "llm", 3, 1.0, kind, data)
         return str(json.loads(webhook_messages.body(webhook_settings, "slack"))["text"])
 

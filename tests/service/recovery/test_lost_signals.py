@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
 
@@ -37,7 +39,7 @@ def test_an_unreported_error_is_detected_with_its_message() -> None:
     assert "no such luck" in incident["evidence"][0]
 
 
-def all_fail_unheard(job: SimulatedCluster, kind: ErrorKind, **detail: object) -> None:
+def all_fail_unheard(job: SimulatedCluster, kind: ErrorKind, **detail: Any) -> None:
     for agent in [job.agents[name] for name in ("n0", "n1")]:
         job.lose_signals(agent.name, for_s=4.0)
         for worker in [worker for worker in agent.workers.values() if worker.rank is not None]:
@@ -100,7 +102,13 @@ def test_an_agent_that_cannot_fork_gets_no_ranks() -> None:
     unfit = {"unfit": "its zygote ended 3 times in a row"}
     job.agents["n2"].failure = {"message": unfit["unfit"]}
     job.signal(job.agents["n2"], SignalKind.ZYGOTE_LOST, job.core.attempt, detail=unfit)
-    job.run_until(lambda: job.core._state.roster.find("n2").report.failure is not None)
+
+    def is_reported() -> bool:
+        agent = job.core._state.roster.find("n2")
+        assert agent is not None
+        return agent.report.failure is not None
+
+    job.run_until(is_reported)
     job.kill_agent("n1", back_after_s=2.0)
     job.run_until(lambda: len(closed(job)) == 1)
     assert {event["agent"] for event in forming(job)[-1]["members"]} == {"n0", "n1"}

@@ -6,6 +6,7 @@ The watchdog checks every invariant after every input; these tests check the end
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -103,7 +104,7 @@ def prepared(
     names = sorted(cluster.agents)
     for when, op, agent, number in faults:
         name = names[agent % len(names)]
-        cluster.at(when, lambda o=op, n=name, k=number: OPS[o](cluster, n, k))
+        cluster.at(when, partial(OPS[op], cluster, name, number))
     return cluster
 
 

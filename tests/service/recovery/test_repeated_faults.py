@@ -194,7 +194,11 @@ def test_repeated_steps_after_an_older_restore_count_as_progress() -> None:
         assert stands < 284, "the remote tier had an older state"
         if done == 3:
             job.restart_supervisor()
-        job.run_until(lambda stands=stands: job.core.committed >= stands + 15)
+
+        def advanced(stands: int = stands) -> bool:
+            return job.core.committed >= stands + 15
+
+        job.run_until(advanced)
         job.kill_rank(1, "SIGSEGV")
     assert job.run().outcome == "SUCCEEDED"
 
@@ -211,7 +215,11 @@ def test_the_same_steps_repeated_from_one_state_are_no_progress() -> None:
         for agent in job.agents.values():
             agent.memory.clear()
         job.kill_rank(1, "SIGSEGV")
-        job.run_until(lambda done=done: len(closed(job)) >= done or job.core.stage is Stage.ENDED)
+
+        def settled(done: int = done) -> bool:
+            return len(closed(job)) >= done or job.core.stage is Stage.ENDED
+
+        job.run_until(settled)
     assert job.run().code == "no_progress"
 
 
@@ -220,9 +228,11 @@ def test_processes_killed_from_outside_while_a_world_forms_are_no_lack_of_progre
     for _ in range(8):
         attempt = job.core.attempt
         job.kill_rank(1)
-        job.run_until(
-            lambda attempt=attempt: job.core.attempt > attempt and job.core.stage is Stage.FORMING
-        )
+
+        def forms_again(attempt: int = attempt) -> bool:
+            return job.core.attempt > attempt and job.core.stage is Stage.FORMING
+
+        job.run_until(forms_again)
         job.run_until(lambda: 1 in job.worlds.get(job.core.attempt, {}))
     assert job.run().outcome == "SUCCEEDED"
 

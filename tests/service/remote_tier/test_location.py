@@ -107,9 +107,9 @@ async def test_an_unreachable_or_silent_endpoint_is_reported_within_the_deadline
     _keep(settings, "ours", CREDENTIALS)
     hasty = JobService(store, FakeCluster(), settings.model_copy(update={"storage_probe_s": 2.0}))
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        nobody = socket.create_server(("127.0.0.1", 0))
-        ports = (nobody.getsockname()[1], silent.getsockname()[1])
-        nobody.close()
+        unused = socket.create_server(("127.0.0.1", 0))
+        ports = (unused.getsockname()[1], silent.getsockname()[1])
+        unused.close()
         for port in ports:
             began = time.monotonic()
             path, why = await _fault(

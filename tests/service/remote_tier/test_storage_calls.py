@@ -14,7 +14,8 @@ from holdfast_workers.checkpoint.storage import TransientStorageError
 
 
 def _spec(**remote: Any) -> dict[str, Any]:
-    return JobSpec(name="x", checkpoint={"remote": remote}).model_dump(mode="json")
+    document = {"name": "x", "checkpoint": {"remote": remote}}
+    return JobSpec.model_validate(document).model_dump(mode="json")
 
 
 async def test_a_hanging_call_times_out_and_blocks_no_other_call(tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ def node() -> Iterator[None]:
     ray.shutdown()
 
 
-class Lives:
-    def look(self) -> tuple[int, str, str]:
-        """Its process, what the module says, and where it lives."""
+class CodeProbe:
+    def inspect(self) -> tuple[int, str, str]:
+        """The process id, the module's value, and the working directory."""
         module: Any = importlib.import_module("lib.mine")
         return os.getpid(), module.NAME, str(Path.cwd())
 
@@ -43,12 +43,12 @@ def test_a_restarted_actor_has_the_code(node: None) -> None:
     content = target.getvalue()
     code = PREFIX + hashlib.sha256(content).hexdigest()
     publish(code, content)
-    publish(code, content)  # again is the same
-    actor = ray.remote(Lives).options(max_restarts=-1, max_task_retries=-1, **with_code(code))
-    living = actor.remote()
-    first = ray.get(living.look.remote(), timeout=120)
+    publish(code, content)  # idempotent
+    actor = ray.remote(CodeProbe).options(max_restarts=-1, max_task_retries=-1, **with_code(code))
+    actor_handle = actor.remote()
+    first = ray.get(actor_handle.inspect.remote(), timeout=120)
     os.kill(first[0], signal.SIGKILL)
-    second = ray.get(living.look.remote(), timeout=120)  # tried again by its next life
+    second = ray.get(actor_handle.inspect.remote(), timeout=120)  # Ray retries it after the restart
     assert first[0] != second[0]
     assert first[1:] == second[1:]
     assert first[1] == "the very code"

@@ -83,17 +83,17 @@ async def test_a_source_job_is_given_by_name_or_id_and_an_optional_step(
         expected = step or 6
         assert (job.origin.step, job.origin.what) == (expected, InitPart.EVERYTHING)
         assert job.origin.job == source.id
-        at = open_storage(job.origin.uri)
+        storage = open_storage(job.origin.uri)
         assert job.origin.uri == f"{_root(settings, source).uri}/step-{expected:08d}.attempt-1"
-        assert job.id in marks_among(at.objects()).needed_by
+        assert job.id in marks_among(storage.objects()).needed_by
 
 
 async def test_validation_of_a_spec_sets_no_mark(
     jobs: JobService, source: JobView, settings: Settings
 ) -> None:
     await jobs.validate(_spec("a/3"))
-    at = open_storage(f"{_root(settings, source).uri}/step-00000003.attempt-1")
-    assert not marks_among(at.objects()).needed_by
+    storage = open_storage(f"{_root(settings, source).uri}/step-00000003.attempt-1")
+    assert not marks_among(storage.objects()).needed_by
     with pytest.raises(InvalidSpec, match="init_from"):
         await jobs.validate(_spec("a/4"))
 
@@ -142,7 +142,7 @@ async def test_a_torch_checkpoint_folder_is_recognised_by_its_metadata(
 ) -> None:
     folder = tmp_path / "stock"
     folder.mkdir()
-    (folder / ".metadata").write_bytes(b"a pickle that nobody here opens")
+    (folder / ".metadata").write_bytes(b"a pickle that the service never opens")
     for named in (str(folder), f"dcp:{folder}"):
         job, _ = await jobs.submit(_spec(named))
         assert job.origin is not None
@@ -189,7 +189,7 @@ async def test_the_source_is_marked_until_the_job_has_its_own_checkpoint(
     await jobs.cancel(source.id)
     job, _ = await jobs.submit(_spec("a/6"))
     assert job.origin is not None
-    at = open_storage(job.origin.uri)
+    storage = open_storage(job.origin.uri)
     async with reconciling(store, cluster, settings):
         await until(lambda: job.id in cluster.supervisors, what="a supervisor")
         supervisor = cluster.supervisors[job.id]
@@ -198,13 +198,13 @@ async def test_the_source_is_marked_until_the_job_has_its_own_checkpoint(
         supervisor.form(1, restore_step=6)
         supervisor.run(1, 7, 8)
         await until(lambda: _at_step(jobs, job.id, 8), what="its rows")
-        assert marks_among(at.objects()).needed_by == (job.id,)
+        assert marks_among(storage.objects()).needed_by == (job.id,)
         supervisor.emit(EventKind.CHECKPOINT_SAVED, step=7, attempt=1, uri="/own/step-7")
         supervisor.emit(EventKind.CHECKPOINT_BAD, step=7, uri="/own/step-7", message="damaged")
         await until(lambda: _is_bad(store, job.id), what="the bad checkpoint to be known")
-        assert marks_among(at.objects()).needed_by == (job.id,)
+        assert marks_among(storage.objects()).needed_by == (job.id,)
         supervisor.emit(EventKind.CHECKPOINT_SAVED, step=8, attempt=1, uri="/own/step-8")
-        await until(lambda: not marks_among(at.objects()), what="the mark to go")
+        await until(lambda: not marks_among(storage.objects()), what="the mark to go")
 
 
 async def test_a_job_that_ends_early_releases_its_source(
@@ -212,12 +212,12 @@ async def test_a_job_that_ends_early_releases_its_source(
 ) -> None:
     job, _ = await jobs.submit(_spec("a/6"))
     assert job.origin is not None
-    at = open_storage(job.origin.uri)
+    storage = open_storage(job.origin.uri)
     await jobs.cancel(job.id)
     await jobs.cancel(source.id)
     async with reconciling(store, cluster, settings):
         await until_released(jobs, job.id)
-    assert not marks_among(at.objects())
+    assert not marks_among(storage.objects())
 
 
 async def _at_step(jobs: JobService, job_id: str, step: int) -> bool:
@@ -257,7 +257,7 @@ async def test_a_mark_that_cannot_be_removed_does_not_hold_nodes(
 async def test_a_job_that_was_not_stored_leaves_no_mark(
     jobs: JobService, source: JobView, monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
-    at = _root(settings, source).below("step-00000006.attempt-1")
+    storage = _root(settings, source).below("step-00000006.attempt-1")
     await jobs.submit(JOB, "key")
     find_by_key = JobService._find_by_key
     unseen = [None]
@@ -268,7 +268,7 @@ async def test_a_job_that_was_not_stored_leaves_no_mark(
     monkeypatch.setattr(JobService, "_find_by_key", sees_it_late)
     with pytest.raises(IdempotencyConflict):
         await jobs.submit(_spec("a/6"), "key")
-    assert not marks_among(at.objects())
+    assert not marks_among(storage.objects())
 
     def breaks(*_: object) -> None:
         raise RuntimeError("an unexpected error")
@@ -276,7 +276,7 @@ async def test_a_job_that_was_not_stored_leaves_no_mark(
     monkeypatch.setattr(job_service, "_submitted_event", breaks)
     with pytest.raises(RuntimeError, match="unexpected error"):
         await jobs.submit(_spec("a/6"))
-    assert not marks_among(at.objects())
+    assert not marks_among(storage.objects())
 
 
 async def test_a_silent_storage_does_not_block_the_driver(
@@ -287,11 +287,11 @@ async def test_a_silent_storage_does_not_block_the_driver(
     source: JobView,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked, answer = asyncio.Event(), asyncio.Event()
+    called, answer = asyncio.Event(), asyncio.Event()
     release = InitSources.release
 
     async def silent(self: InitSources, job: JobRecord) -> None:
-        asked.set()
+        called.set()
         await answer.wait()
         await release(self, job)
 
@@ -304,7 +304,7 @@ async def test_a_silent_storage_does_not_block_the_driver(
         supervisor.form(1, restore_step=6)
         supervisor.run(1, 7, 7)
         supervisor.emit(EventKind.CHECKPOINT_SAVED, step=7, attempt=1, uri="/own/step-7")
-        await asyncio.wait_for(asked.wait(), 20)
+        await asyncio.wait_for(called.wait(), 20)
         supervisor.run(1, 8, 9)
         await until(lambda: _at_step(jobs, job.id, 9), what="rows during the release")
         answer.set()

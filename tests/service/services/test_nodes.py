@@ -109,7 +109,7 @@ async def test_nodes_are_recorded_by_machine_and_stay_recorded(
     first, second = (await service.list()).nodes
     assert (first.id, first.cpus, first.gpus) == ("10.0.0.1", 6.0, 2.0)
     assert (second.id, second.state, second.there) == ("c", NodeStanding.READY, True)
-    assert first.reason is first.until is None and first.incidents == ()
+    assert (first.reason, first.until, first.incidents) == (None, None, ())
 
 
 async def test_a_node_with_several_incidents_is_quarantined_and_every_job_is_notified(
@@ -344,7 +344,7 @@ async def test_cordons_end_by_command_and_by_time(
         await until(lambda: len(supervisor.avoided[-1:] and supervisor.avoided[-1]) == 2)
         await until(lambda: set(supervisor.avoided[-1]) == {"node1"})  # its time is over
         assert (await service.get("node2")).state is NodeStanding.READY
-        supervisor.epoch += 1  # it begins anew, and knows of nothing
+        supervisor.epoch += 1  # it restarts, and knows nothing
         count = len(supervisor.avoided)
         await until(lambda: len(supervisor.avoided) > count)
         assert set(supervisor.avoided[-1]) == {"node1"}
@@ -393,7 +393,7 @@ async def test_a_node_is_found_by_a_prefix_of_its_name(
     async with drive():
         await until_seen(service, 2)
     assert (await service.get("abcdef1")).id == "abcdef1"
-    for wrong in ("abcdef", "abc", "nobody", "abcdef%"):
+    for wrong in ("abcdef", "abc", "unknown", "abcdef%"):
         with pytest.raises(NodeNotFound):
             await service.get(wrong)
     with pytest.raises(InvalidTime):

@@ -15,6 +15,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from tests.support.service.fake_cluster import FakeSupervisor, three_nodes
@@ -77,6 +78,9 @@ class DurableCluster:
         fresh = self._folder / f"{uuid4()}.new"
         fresh.write_text(order.kind.value)
         fresh.rename(self._order(job_id))
+
+    async def inject(self, job_id: str, number: int, fault: dict[str, Any]) -> None:
+        del job_id, number, fault  # tests of crashes inject no faults
 
     async def avoid(self, job_id: str, nodes: dict[str, Avoided]) -> None:
         del job_id, nodes  # its jobs have no ranks to place

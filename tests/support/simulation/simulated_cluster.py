@@ -7,6 +7,7 @@ check fails. All randomness comes from a single seed.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tests.support.simulation.simulated_agent import SimAgent
@@ -189,7 +190,7 @@ class SimulatedCluster(SimulatedStalls):
                 partner = next(iter(agent.partners.get(rank, ())), "")
                 detail = {"partner": partner, "why": "timed out"}
                 agent.broken.add(partner)
-                self.at(for_s, lambda a=agent, p=partner: a.broken.discard(p))
+                self.at(for_s, partial(agent.broken.discard, partner))
                 self.signal(
                     agent,
                     SignalKind.PARTNER_LOST,
@@ -216,7 +217,7 @@ class SimulatedCluster(SimulatedStalls):
         self.watchdog.supervisor_restarted()
         for agent in self.agents.values():
             self._send_lease_end(agent.name, "", self.config.lapse_s)
-            self.at(self.random.uniform(0.0, 0.3), lambda peer=agent: self._announce_agent(peer))
+            self.at(self.random.uniform(0.0, 0.3), partial(self._announce_agent, agent))
 
     def _restart(self, agent: SimAgent, life: str) -> None:
         if not agent.alive and agent.incarnation == life:

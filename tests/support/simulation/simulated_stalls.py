@@ -36,7 +36,11 @@ class SimulatedStalls(SimulatedTraining):
         for at, agent, worker in self._members(attempt) if attempt else ():
             if at == rank and worker is not None and self._is_in(agent, worker, attempt):
                 worker.hangs = process
-                self._report_stalled(attempt, worker.step + 1, lambda hung=worker: bool(hung.hangs))
+
+                def still_hangs(worker: SimWorker = worker) -> bool:
+                    return bool(worker.hangs)
+
+                self._report_stalled(attempt, worker.step + 1, still_hangs)
 
     def slow_down(self, for_s: float, limit_s: float = LIMIT_S) -> None:
         """All ranks evaluate, or wait for the loader, for `for_s` seconds."""

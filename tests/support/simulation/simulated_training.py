@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from tests.support.simulation.simulated_agent import SimAgent, SimWorker
@@ -146,7 +147,7 @@ class SimulatedTraining(SimulatedNetwork):
                 agent.loses_next_worker = False
                 continue
             delay = self.random.uniform(0.01, 0.1)
-            self.at(delay, lambda w=worker, s=seat: self._arrive(agent, w, s, order))
+            self.at(delay, partial(self._arrive, agent, worker, seat, order))
 
     def _arrive(self, agent: SimAgent, worker: SimWorker, seat: Seat, order: FormOrder) -> None:
         """The worker reaches the rendezvous; when the last worker arrives, all restore."""
@@ -238,7 +239,7 @@ class SimulatedTraining(SimulatedNetwork):
             worker.step = step
             self.at(
                 self.random.uniform(0, STEP_S / 2),
-                lambda r=rank, a=agent, w=worker: self._keep_state(r, a, w, attempt, step),
+                partial(self._keep_state, rank, agent, worker, attempt, step),
             )
             if due:
                 self._start_saver(rank, agent, attempt, step)
@@ -281,7 +282,7 @@ class SimulatedTraining(SimulatedNetwork):
 
         for name in agent.partners.get(rank, ()):
             partner = self.agents[name]
-            self.at(self.random.uniform(0, STEP_S / 3), lambda to=partner: replicate(to))
+            self.at(self.random.uniform(0, STEP_S / 3), partial(replicate, partner))
 
     def _protected(self, attempt: int) -> int:
         """The newest step that the partners of every rank hold."""

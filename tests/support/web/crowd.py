@@ -1,6 +1,6 @@
-"""Jobs as a busy service has them, written straight into its database.
+"""Jobs of a busy service, written directly into its database.
 
-They are never due, so no reconciler touches them: what a test sees of them stays as it was written.
+The jobs are never due, so no reconciler changes them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast_service.store.engine import Store
 from holdfast_service.store.models import JobRecord
 
 NEVER = 1e12
-WORDS = ("llama", "mixtral", "qwen", "pythia", "olmo", "t5", "vit", "whisper")
+MODELS = ("llama", "mixtral", "qwen", "pythia", "olmo", "t5", "vit", "whisper")
 TASKS = ("pretrain", "sft", "ablation", "long-context", "tokenizer", "scaling", "baseline", "dedup")
 PEOPLE = ("ada", "grace", "edsger", "barbara", "donald", "margaret")
 STATES = (
@@ -32,13 +32,13 @@ OVER = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 async def add_crowd(
     settings: Settings, count: int, seed: int = 7, spec: dict[str, Any] = SPEC
 ) -> None:
-    """`count` jobs, the same ones for the same seed but for their ids and times."""
+    """`count` jobs; equal for equal seeds, except for ids and times."""
     resolved = parse(spec, None).model_dump(mode="json")
     rng = random.Random(seed)
     store = await Store.open(settings)
     try:
         async with store.write() as session:
-            # In order of creation, as ids are.
+            # In order of creation, like the ids.
             session.add_all(_job(rng, count - number, resolved) for number in range(count))
     finally:
         await store.close()
@@ -49,35 +49,37 @@ def _job(rng: random.Random, place: int, spec: dict[str, Any]) -> JobRecord:
     owner = rng.choice(PEOPLE)
     steps = rng.choice((2_000, 10_000, 40_000, 120_000))
     created = time.time() - 1800 * place * rng.uniform(0.9, 1.1) / 10
-    begun = state != "QUEUED"
-    step = steps if state == "SUCCEEDED" else int(steps * rng.uniform(0.02, 0.98)) if begun else 0
+    started = state != "QUEUED"
+    step = steps if state == "SUCCEEDED" else int(steps * rng.uniform(0.02, 0.98)) if started else 0
     if state == "STARTING":
         step = 0
-    moving = begun and step > 0
-    incidents = rng.choice((0, 0, 0, 1, 2, 5)) if moving else 0
+    has_steps = started and step > 0
+    incidents = rng.choice((0, 0, 0, 1, 2, 5)) if has_steps else 0
     return JobRecord(
         id=str(uuid7()),
-        name=f"{rng.choice(WORDS)}-{rng.choice(TASKS)}-{place:04}",
+        name=f"{rng.choice(MODELS)}-{rng.choice(TASKS)}-{place:04}",
         spec={**spec, "labels": {"owner": owner}},
         desired={"PAUSED": "paused", "CANCELLED": "cancelled"}.get(state, "running"),
         state=state,
         waiting=_waiting(created) if state == "QUEUED" else None,
         outcome_code=_outcome(rng, state),
         created_at=created,
-        started_at=created + 9 if begun else None,
+        started_at=created + 9 if started else None,
         ended_at=created + 600 * rng.uniform(1, 90) if state in OVER else None,
         request_digest="",
         step=step,
         steps=steps,
-        attempt=1 + incidents if begun else 0,
+        attempt=1 + incidents if started else 0,
         incidents=incidents,
-        loss=round(1.4 + 6 * (1 - step / steps) ** 2 * rng.uniform(0.8, 1), 3) if moving else None,
-        tokens_per_second=rng.uniform(9e4, 9e5) if moving and state not in OVER else None,
+        loss=round(1.4 + 6 * (1 - step / steps) ** 2 * rng.uniform(0.8, 1), 3)
+        if has_steps
+        else None,
+        tokens_per_second=rng.uniform(9e4, 9e5) if has_steps and state not in OVER else None,
         due_at=NEVER,
         cleaned=state in OVER,
         event_seq=3,
         owner=owner,
-        goodput=rng.uniform(0.86, 0.999) if moving else None,
+        goodput=rng.uniform(0.86, 0.999) if has_steps else None,
         step_s=rng.uniform(0.2, 0.9) if state == "RUNNING" else None,
     )
 

@@ -1,4 +1,4 @@
-"""Machines as a busy cluster has them: some trained on, some unwell, some set aside, one gone."""
+"""The nodes of a busy cluster: in use, unhealthy, cordoned, quarantined or gone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ON_GPUS: dict[str, Any] = {
     "parallel": {"dp_shard": 8, "tp": 2},
     "resources": {"workers_per_node": 8, "gpus_per_worker": 1, "cpus_per_worker": 8},
 }
-"""Sixteen ranks on two machines."""
+"""Sixteen ranks on two nodes."""
 
 MACHINES = 21
 GPUS = 8
@@ -39,7 +39,7 @@ def host(number: int) -> str:
 
 
 async def add_fleet(server: LiveServer) -> None:
-    """To be called before the server starts."""
+    """Call before the server starts."""
     machines = [
         NodeCapacity(f"ray{number}", host(number), cpus=96.0, gpus=float(GPUS))
         for number in range(MACHINES - 1)  # the last one is gone
@@ -72,7 +72,11 @@ def _node(number: int) -> NodeRow:
         "strikes": 0,
     }
     if number == 4:
-        row |= {"state": "cordoned", "reason": "its power supply is replaced", "since": now - 5400}
+        row |= {
+            "state": "cordoned",
+            "reason": "replacement of its power supply",
+            "since": now - 5400,
+        }
     if number in (9, 16):
         reason = "3 incidents within an hour: node_lost, node_lost, xid"
         row |= {"state": "quarantined", "reason": reason, "since": now - 900, "strikes": 1}

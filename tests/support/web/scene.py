@@ -1,4 +1,4 @@
-"""A control plane with a big job and a small one, and when the page of the big one is drawn."""
+"""A control plane with a big job and a small job, and the condition for a completely drawn page."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 from tests.support.service.live_server import LiveServer
 from tests.support.web import seed
-from tests.web.conftest import completed
+from tests.web.conftest import run_in_thread
 
 from holdfast_service.store.engine import Store
 
-PATIENCE_MS = 40_000
-"""Of what a busy machine may take; how long things may take is measured by tests of their own."""
-PAINTED = """const painted = (one) => one && one.width > 0 && one.getContext('2d')
-  .getImageData(0, 0, one.width, Math.min(one.height, 120)).data.some((byte) => byte !== 0);
+TIMEOUT_MS = 40_000
+"""A timeout for busy machines; other tests measure the durations."""
+PAINTED = """const painted = (canvas) => canvas && canvas.width > 0 && canvas.getContext('2d')
+  .getImageData(0, 0, canvas.width, Math.min(canvas.height, 120)).data.some((byte) => byte !== 0);
 """
 DRAWN = f"""() => {{
   {PAINTED}
@@ -32,7 +32,7 @@ DRAWN = f"""() => {{
 
 @dataclass
 class Scene:
-    """A server with the big job and a small one."""
+    """A server with a big job and a small job."""
 
     server: LiveServer
     big: seed.Seeded
@@ -43,24 +43,24 @@ class Scene:
         return f"{self.server.address}/jobs/{self.big.job_id}"
 
     def write(self, change: Callable[[Store], Coroutine[Any, Any, None]]) -> None:
-        """Change the store, as another server would."""
+        """Change the store like another server does."""
 
-        async def through() -> None:
+        async def apply() -> None:
             store = await Store.open(self.server.settings)
             try:
                 await change(store)
             finally:
                 await store.close()
 
-        completed(through())
+        run_in_thread(apply())
 
 
 @contextmanager
-def opened(folder: Path, size: seed.Size) -> Iterator[Scene]:
-    """`size`: of the big job."""
+def open_scene(folder: Path, size: seed.Size) -> Iterator[Scene]:
+    """`size`: the size of the big job."""
     server = LiveServer(folder)
 
-    async def filled() -> tuple[seed.Seeded, seed.Seeded]:
+    async def fill() -> tuple[seed.Seeded, seed.Seeded]:
         store = await Store.open(server.settings)
         small = seed.Size(ranks=16, steps=400, events=60, log_lines=100)
         try:
@@ -69,7 +69,7 @@ def opened(folder: Path, size: seed.Size) -> Iterator[Scene]:
         finally:
             await store.close()
 
-    big, small = asyncio.run(filled())
+    big, small = asyncio.run(fill())
     server.start()
     try:
         yield Scene(server, big, small)
@@ -77,9 +77,9 @@ def opened(folder: Path, size: seed.Size) -> Iterator[Scene]:
         server.stop()
 
 
-def drawn(open_page: Callable[..., Any], address: str, **options: Any) -> Any:
-    """The page at that address, once its first things and its charts are drawn."""
+def open_drawn_page(open_page: Callable[..., Any], address: str, **options: Any) -> Any:
+    """The page at that address, after its first data and its charts are drawn."""
     page = open_page(address, timezone_id="UTC", **options)
-    page.set_default_timeout(PATIENCE_MS)
+    page.set_default_timeout(TIMEOUT_MS)
     page.wait_for_function(DRAWN)
     return page

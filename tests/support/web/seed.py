@@ -1,8 +1,8 @@
-"""A big job as the store would have it after hours on a thousand ranks, for pages to be quick with.
+"""A big job in the store, like after hours on a thousand ranks, for tests of the pages' speed.
 
-Everything is written through the store's own functions, in the order in which a supervisor would
-have told it, so that every view of the job is consistent. `python -m tests.support.web.seed FOLDER`
-fills a data folder that `holdfast serve` can then be started on.
+The store's own functions write all data, in the order in which a supervisor would report it, so
+that every view of the job is consistent. `python -m tests.support.web.seed FOLDER` fills a data
+folder for `holdfast serve`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import uuid_utils
 from tests.support.web.seed_events import store_events, store_history
 from tests.support.web.seed_series import disturb, line, row, rows, store_logs, store_rank_times
 from tests.support.web.seed_story import (
+    LOST_NODE_ID,
     PER_NODE,
     STEP_S,
     STORY,
@@ -45,15 +46,15 @@ from holdfast_service.store.projection import store_report
 from holdfast_service.store.transaction import JobTransaction, job_transaction
 from holdfast_workers.protocol.messages import Beat, StepRow
 
-__all__ = ["STORY", "Seeded", "Size", "big_job", "more_steps", "open_incident"]
+__all__ = ["LOST_NODE_ID", "STORY", "Seeded", "Size", "big_job", "more_steps", "open_incident"]
 
 NEVER = 1e12
-"""When the job is due: no reconciler takes it, for there is no supervisor to be asked."""
+"""The due time of the job: no reconciler claims it, because it has no supervisor."""
 
 
 @dataclass
 class Seeded:
-    """What was written, so that tests can go on with it."""
+    """The written job, for tests that extend it."""
 
     job_id: str
     leg: Leg
@@ -64,24 +65,24 @@ class Seeded:
 async def big_job(
     store: Store, size: Size | None = None, *, until: float | None = None, name: str = "atlas-7b"
 ) -> Seeded:
-    """Write the job; its last step was made at `until` (now)."""
+    """Write the job; its last step ended at `until` (default: now)."""
     size = size or Size()
     end = time.time() if until is None else until
     legs = legs_of(size, end)
     job = await _submitted(store, size, name, legs[0].forming_at - 260)
-    made = [item for leg in legs for item in rows(leg)]
+    step_rows = [step_row for leg in legs for step_row in rows(leg)]
     async with store.write() as session:
-        for start in range(0, len(made), 20_000):
-            await series.store_rows(session, job, made[start : start + 20_000])
+        for start in range(0, len(step_rows), 20_000):
+            await series.store_rows(session, job, step_rows[start : start + 20_000])
     await store_rank_times(store, job, legs, size)
     await store_history(store, job, legs, size)
     await store_logs(store, job, legs, size)
-    await _now(store, job, legs[-1], made[-1], size)
+    await _store_present_state(store, job, legs[-1], step_rows[-1], size)
     return Seeded(job, legs[-1], legs[0].forming_at - 260, len(legs) - 1)
 
 
 async def more_steps(store: Store, seeded: Seeded, count: int) -> None:
-    """The job goes on: `count` steps more, until now."""
+    """Add `count` steps, the last of them now."""
     leg = seeded.leg
     now = time.time()
     rows = [
@@ -104,15 +105,15 @@ async def more_steps(store: Store, seeded: Seeded, count: int) -> None:
 
 
 async def open_incident(store: Store, seeded: Seeded) -> None:
-    """A fault of now, that is being recovered from."""
+    """Open an incident now; its recovery is in progress."""
     seeded.incidents += 1
     at = time.time()
-    said = {
+    opened = {
         **incident(seeded.incidents, STORY[-1], seeded.leg, at, None),
         "evidence": ["worker n12.a.3 (rank 99) was killed by signal 6"],
         "resolution": None,
     }
-    await store_events(store, seeded.job_id, [(at, EventKind.INCIDENT_OPENED, said)])
+    await store_events(store, seeded.job_id, [(at, EventKind.INCIDENT_OPENED, opened)])
 
 
 async def _submitted(store: Store, size: Size, name: str, at: float) -> str:
@@ -169,10 +170,12 @@ async def _submitted(store: Store, size: Size, name: str, at: float) -> str:
     return job.id
 
 
-async def _now(store: Store, job: str, leg: Leg, newest: StepRow, size: Size) -> None:
-    """How the job stands: its last rows by the usual way, and where each rank is."""
+async def _store_present_state(
+    store: Store, job: str, leg: Leg, newest: StepRow, size: Size
+) -> None:
+    """The present state of the job: its last rows as reports, and the place of each rank."""
     placed = {member["rank"]: member for member in members(leg.attempt, size)}
-    chance = random.Random(9)
+    rng = random.Random(9)
     beats = tuple(
         Beat(
             rank=rank,
@@ -180,9 +183,9 @@ async def _now(store: Store, job: str, leg: Leg, newest: StepRow, size: Size) ->
             pid=placed[rank]["pid"],
             attempt=leg.attempt,
             step=newest.step + 1,
-            phase=chance.choice(("forward", "forward", "backward", "backward", "optimizer")),
-            micro_batch=chance.randrange(4),
-            age_s=abs(chance.gauss(0.02, 0.02)),
+            phase=rng.choice(("forward", "forward", "backward", "backward", "optimizer")),
+            micro_batch=rng.randrange(4),
+            age_s=abs(rng.gauss(0.02, 0.02)),
             limit_s=4.2,
         )
         for rank in range(size.ranks)
@@ -209,7 +212,7 @@ async def _now(store: Store, job: str, leg: Leg, newest: StepRow, size: Size) ->
         "since": leg.since + 4,
         "attempt": leg.attempt,
         "state": "slow",
-        "why": "its times are 1.55 times those of its peers",
+        "why": "it takes 1.55 times as long as its peers",
     }
     async with job_transaction(store, job) as tx:
         event = SupervisorEvent(tx.job.cursor_event + 1, final.at, EventKind.STRAGGLER, slow)
@@ -227,9 +230,9 @@ async def _now(store: Store, job: str, leg: Leg, newest: StepRow, size: Size) ->
 
 async def _main(folder: Path) -> None:
     store = await Store.open(Settings(data_dir=folder))
-    begun = time.monotonic()
+    started = time.monotonic()
     seeded = await big_job(store)
-    print(seeded.job_id, f"{time.monotonic() - begun:.1f} s")
+    print(seeded.job_id, f"{time.monotonic() - started:.1f} s")
     await store.close()
 
 

@@ -1,5 +1,5 @@
-"""What the supervisor of a seeded job told: attempts, incidents, checkpoints, and much that only
-fills the history."""
+"""The events of a seeded job: attempts, incidents, checkpoints, and many others that only fill the
+history."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from holdfast_service.store.models import AttemptMember
 from holdfast_service.store.projection import store_report
 from holdfast_service.store.transaction import JobTransaction, job_transaction
 
-Told = tuple[float, EventKind | str, dict[str, Any]]
+TimedEvent = tuple[float, EventKind | str, dict[str, Any]]
 
 
 async def store_history(store: Store, job: str, legs: list[Leg], size: Size) -> None:
-    """All events in order of time: those that make rows, and as many others as are wanted."""
-    told: list[Told] = []
+    """All events in order of time: events that create rows, and others up to `size.events`."""
+    events: list[TimedEvent] = []
     for number, leg in enumerate(legs):
-        told += _of_leg(leg, number, size)
+        events += _leg_events(leg, number, size)
         following = legs[number + 1] if number + 1 < len(legs) else None
         if leg.fault is not None and following is not None:
             signalled = leg.until + leg.fault.detect_s
-            told += _of_fault(number + 1, leg, following, signalled)
-    told += _others(legs, max(0, size.events - len(told) - 12))
-    await store_events(store, job, sorted(told, key=lambda one: one[0]))
-    async with store.write() as session:  # told by events, they would take ten times as long
+            events += _fault_events(number + 1, leg, following, signalled)
+    events += _other_events(legs, max(0, size.events - len(events) - 12))
+    await store_events(store, job, sorted(events, key=lambda event: event[0]))
+    async with store.write() as session:  # ten times as fast as through events
         for leg in legs:
             session.add_all(
                 AttemptMember(job_id=job, attempt=leg.attempt, **member)
@@ -42,9 +42,9 @@ async def store_history(store: Store, job: str, legs: list[Leg], size: Size) -> 
             )
 
 
-def _of_leg(leg: Leg, number: int, size: Size) -> list[Told]:
+def _leg_events(leg: Leg, number: int, size: Size) -> list[TimedEvent]:
     mesh = {"dp_shard": size.ranks // 8, "tp": 8}
-    told: list[Told] = [
+    events: list[TimedEvent] = [
         (
             leg.forming_at,
             EventKind.ATTEMPT_FORMING,
@@ -67,7 +67,7 @@ def _of_leg(leg: Leg, number: int, size: Size) -> list[Told]:
     ]
     every = max(1, size.steps // 40)
     for step in range(leg.first - leg.first % every + every, leg.last + 1, every):
-        told.append(
+        events.append(
             (
                 leg.since + (step - leg.first) * STEP_S,
                 EventKind.CHECKPOINT_SAVED,
@@ -82,10 +82,10 @@ def _of_leg(leg: Leg, number: int, size: Size) -> list[Told]:
                 },
             )
         )
-    return told
+    return events
 
 
-def _of_fault(number: int, leg: Leg, following: Leg, signalled: float) -> list[Told]:
+def _fault_events(number: int, leg: Leg, following: Leg, signalled: float) -> list[TimedEvent]:
     fault = leg.fault
     assert fault is not None
     opened = {
@@ -114,36 +114,32 @@ def _of_fault(number: int, leg: Leg, following: Leg, signalled: float) -> list[T
     ]
 
 
-def _others(legs: list[Leg], count: int) -> list[Told]:
-    """Events that change nothing but the history."""
-    chance = random.Random(3)
-    told: list[Told] = []
+def _other_events(legs: list[Leg], count: int) -> list[TimedEvent]:
+    """Events that only extend the history."""
+    rng = random.Random(3)
+    events: list[TimedEvent] = []
     for _ in range(count):
-        leg = chance.choice(legs)
-        at = chance.uniform(leg.since, max(leg.since, leg.until - 1))
-        agent = f"n{chance.randrange(132)}"
-        kind, data = chance.choice(
-            [
-                ("standby", {"agent": agent, "state": "warm"}),
-                (
-                    "stalled",
-                    {"attempt": leg.attempt, "finding": "waiting", "reason": "a slow read"},
-                ),
-                (
-                    "node.probed",
-                    {"agent": agent, "probe": "network", "what": "412 Gb/s to its partner"},
-                ),
-            ]
-        )
-        told.append((at, kind, data))
-    return told
+        leg = rng.choice(legs)
+        at = rng.uniform(leg.since, max(leg.since, leg.until - 1))
+        agent = f"n{rng.randrange(132)}"
+        choices: list[tuple[str, dict[str, Any]]] = [
+            ("standby", {"agent": agent, "state": "warm"}),
+            ("stalled", {"attempt": leg.attempt, "finding": "waiting", "reason": "a slow read"}),
+            (
+                "node.probed",
+                {"agent": agent, "probe": "network", "what": "412 Gb/s to its partner"},
+            ),
+        ]
+        kind, data = rng.choice(choices)
+        events.append((at, kind, data))
+    return events
 
 
-async def store_events(store: Store, job: str, told: list[Told]) -> None:
-    """Store them; only those that make rows go the long way."""
-    for start in range(0, len(told), 500):
-        async with job_transaction(store, job, now=told[start][0]) as tx:
-            for at, kind, data in told[start : start + 500]:
+async def store_events(store: Store, job: str, events: list[TimedEvent]) -> None:
+    """Store the events; only events that create rows are stored as a report."""
+    for start in range(0, len(events), 500):
+        async with job_transaction(store, job, now=events[start][0]) as tx:
+            for at, kind, data in events[start : start + 500]:
                 if not isinstance(kind, EventKind):
                     tx.emit(kind, data, at=at)
                     continue

@@ -1,4 +1,4 @@
-"""What the ranks of a seeded job measured and wrote: rows, their own times, log lines."""
+"""The series of a seeded job: metric rows, times of the ranks, log lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast_workers.protocol.messages import LogLine, StepRow
 
 
 def row(attempt: int, step: int, at: float) -> StepRow:
-    """Curves as a run has them: a power law with noise; a spike where the guard tripped."""
+    """Realistic curves: a power law with noise, and a spike where the guard tripped."""
     noise = random.Random(step * 31 + attempt)
     loss = 1.95 + 8.6 / (1 + step / 160) ** 0.52 + noise.gauss(0, 0.018)
     grad_norm = 0.42 + 2.4 / (1 + step / 300) ** 0.6 + abs(noise.gauss(0, 0.05))
@@ -48,7 +48,7 @@ def rows(leg: Leg) -> Iterator[StepRow]:
 
 
 async def store_rank_times(store: Store, job: str, legs: list[Leg], size: Size) -> None:
-    """What each rank computed, every 16 s of the run, or more often in a short one."""
+    """The compute times of the ranks, every 16 s of the run, more often in a short run."""
     rng = np.random.default_rng(11)
     base = 0.158 * (1 + rng.normal(0, 0.012, size.ranks))
     first, last = legs[0].since, legs[-1].until
@@ -56,19 +56,21 @@ async def store_rank_times(store: Store, job: str, legs: list[Leg], size: Size) 
     async with store.write() as session:
         for leg in legs:
             at = leg.since
-            told: list[StepRow] = []
+            stored_rows: list[StepRow] = []
             while at <= leg.until:
                 times = base * (1 + rng.normal(0, 0.01, size.ranks))
                 share = (at - first) / max(1.0, last - first)
                 disturb(times, share, size.ranks)
                 newest = row(leg.attempt, leg.first, at)
-                told.append(StepRow(**{**newest.__dict__, "compute_s": tuple(times.tolist())}))
+                stored_rows.append(
+                    StepRow(**{**newest.__dict__, "compute_s": tuple(times.tolist())})
+                )
                 at += every
-            await rank_series.store_rows(session, job, told)
+            await rank_series.store_rows(session, job, stored_rows)
 
 
 def disturb(times: Any, share: float, ranks: int) -> None:
-    """Slow ranks and nodes, each in its time."""
+    """Slow down ranks and nodes, each in its interval of the run."""
     if 0.2 < share < 0.31:
         times[SLOW_RANK % ranks] *= 1.25 + 1.2 * (share - 0.2) / 0.11
     if 0.52 < share < 0.60:
@@ -106,38 +108,40 @@ TRACEBACK = (
 
 
 async def store_logs(store: Store, job: str, legs: list[Leg], size: Size) -> None:
-    """Lines over the whole run, a few of them loud, around the faults the loudest."""
-    chance = random.Random(5)
+    """Lines over the whole run; a few warnings, and errors around the faults."""
+    rng = random.Random(5)
     since, until = legs[0].since, legs[-1].until
     total = sum(leg.last - leg.first + 1 for leg in legs)
     seqs: dict[int, int] = {}
     lines: list[LogLine] = []
 
-    def say(at: float, rank: int, attempt: int, text: str) -> None:
+    def add_line(at: float, rank: int, attempt: int, text: str) -> None:
         seqs[rank // PER_NODE] = seqs.get(rank // PER_NODE, 0) + 1
         lines.append(line(seqs[rank // PER_NODE], at, rank, attempt, text))
 
     for leg in legs:
-        mine = max(8, int(size.log_lines * (leg.last - leg.first + 1) / total))
-        for n in range(mine):
-            at = leg.since + (leg.until - leg.since) * n / mine
+        leg_lines = max(8, int(size.log_lines * (leg.last - leg.first + 1) / total))
+        for n in range(leg_lines):
+            at = leg.since + (leg.until - leg.since) * n / leg_lines
             step = leg.first + int((at - leg.since) / STEP_S)
-            say(at, chance.randrange(size.ranks), leg.attempt, _said(chance, step, size.line_bytes))
+            add_line(
+                at, rng.randrange(size.ranks), leg.attempt, _line_text(rng, step, size.line_bytes)
+            )
         if leg.fault is not None:
             at = leg.until + leg.fault.detect_s
             for text in (*TRACEBACK, *(f"ERROR {item}" for item in leg.fault.evidence)):
-                say(at, leg.fault.ranks[0] % size.ranks, leg.attempt, text)
+                add_line(at, leg.fault.ranks[0] % size.ranks, leg.attempt, text)
     assert since <= until
     for start in range(0, len(lines), 20_000):
         async with job_transaction(store, job) as tx:
             await series.store_logs(tx.session, tx.job, lines[start : start + 20_000])
 
 
-def _said(chance: random.Random, step: int, length: int) -> str:
-    which = chance.random()
+def _line_text(rng: random.Random, step: int, length: int) -> str:
+    which = rng.random()
     if which < 0.012:
-        return f"WARNING reading shard {chance.randrange(4096)} took {chance.uniform(1, 4):.2f} s"
+        return f"WARNING reading shard {rng.randrange(4096)} took {rng.uniform(1, 4):.2f} s"
     if which < 0.2:
-        return f"DEBUG prefetch holds {chance.randrange(2, 9)} batches for step {step + 2}"
-    text = f"INFO step {step} loss {2 + chance.random() / 5:.4f} grad_norm {chance.random():.3f}"
+        return f"DEBUG prefetch holds {rng.randrange(2, 9)} batches for step {step + 2}"
+    text = f"INFO step {step} loss {2 + rng.random() / 5:.4f} grad_norm {rng.random():.3f}"
     return f"{text} {'allocator: 61.2 GiB of 79.1 GiB, 3 segments ' * 50}"[:length]

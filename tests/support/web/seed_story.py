@@ -1,4 +1,4 @@
-"""The story of a seeded job: its size, its faults, and the attempts between them. Values."""
+"""The story of a seeded job: its size, its faults, and the attempts between them. Only data."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from typing import Any
 PER_NODE = 8
 STEP_S = 0.2
 SLOW_RANK = 613
+LOST_NODE_ID = "ab12cd34" + "5e6f" * 12
+"""A node id as Ray writes it: 56 hex digits."""
 REFUSED = (
-    ("ignore", "a process that computes is gone: nothing goes on without it"),
-    ("re-form in place", "rank 0 is not there to be formed with"),
-    ("replace the worker", "the node that it ran on does not answer"),
-    ("roll back and skip a data window", "loss and gradients are finite: the data is not to blame"),
-    ("shrink to a smaller mesh", "a standby is ready: nothing has to be given up"),
+    ("ignore", "a computing process was lost, and training cannot continue without it"),
+    ("re-form in place", "rank 0 is missing"),
+    ("replace the worker", "its node does not answer"),
+    (
+        "roll back and skip a data window",
+        "loss and gradients are finite, so the data is not the cause",
+    ),
+    ("shrink to a smaller mesh", "a standby is ready, so the mesh can stay"),
     ("wait for a replacement", "a standby is ready now"),
-    ("stop", "1 of 20 failures within the hour: the job may go on"),
+    ("stop", "1 of 20 failures within the hour, so the job may continue"),
 )
 
 
 @dataclass(frozen=True)
 class Size:
-    """How big the job is. `steps`: rows of metrics, those that were thrown away included."""
+    """The size of the job. `steps`: rows of metrics, discarded rows included."""
 
     ranks: int = 1024
     steps: int = 100_000
@@ -32,7 +37,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of the story, `after` so much of the run."""
+    """A fault of the story, after the share `after` of the run."""
 
     after: float
     cause: str
@@ -79,9 +84,9 @@ STORY = (
         "node_lost",
         tuple(range(328, 336)),
         "replace the node",
-        "the node is gone, and standby n128 is ready to take its ranks",
+        "the node is lost, and standby n128 is ready to take its ranks",
         (
-            "agent n41: its lifeline broke, and Ray says that its node is dead",
+            f"agent n41: its connection broke, and Ray reports that node {LOST_NODE_ID} is dead",
             "rank 327: connection reset by peer 10.4.5.41:29411 in reduce_scatter of dp_shard",
         ),
         lost=1,
@@ -101,7 +106,7 @@ STORY = (
         "hang",
         (SLOW_RANK,),
         "replace the worker",
-        f"rank {SLOW_RANK} has stood in data of step 31,204 for 9.80 s (limit 4.20 s)",
+        f"rank {SLOW_RANK} has been in data of step 31,204 for 9.80 s (limit 4.20 s)",
         (
             f"rank {SLOW_RANK}: in data for longer than its limit, 9.80 s against 4.20 s",
             f"1,023 ranks wait for rank {SLOW_RANK} in all_reduce of world",
@@ -124,7 +129,7 @@ STORY = (
                 "reasons": [
                     "1,023 ranks wait for it",
                     "in data for longer than its limit",
-                    "stands elsewhere than most ranks",
+                    "its stack differs from most ranks",
                 ],
                 "agent": "n76",
                 "worker": "n76.a.5",
@@ -132,7 +137,7 @@ STORY = (
             {
                 "rank": 614,
                 "score": 0.19,
-                "reasons": ["on the same node as the one that is likeliest"],
+                "reasons": ["on the same node as the most likely rank"],
                 "agent": "n76",
                 "worker": "n76.a.6",
             },
@@ -143,7 +148,7 @@ STORY = (
         "guard",
         (902,),
         "roll back and skip a data window",
-        "loss 11.4 is above its limit of 2.9; all ranks agreed to leave out a window",
+        "loss 11.4 is above its limit of 2.9; all ranks agreed to skip a window",
         (
             "loss_spike at step 46,712: loss 11.42, limit 2.91, median of the last 128 steps 2.36",
             "began on rank 902 in layers.17.mlp.down_proj, micro-batch 3",
@@ -165,7 +170,7 @@ STORY = (
         "out_of_memory",
         (77,),
         "replace the worker",
-        "the kernel ended rank 77 for want of memory; its node has room for another process",
+        "the kernel killed rank 77 because memory ran out; its node can run another process",
         (
             "worker n9.a.5 (rank 77) was killed by signal 9",
             "memory.events of its cgroup: oom_kill 1; 63.8 GiB of 64 GiB in use",
@@ -185,7 +190,7 @@ STORY = (
         "preempted",
         tuple(range(640, 648)),
         "replace the node",
-        "its node is taken away in 120 s, and a standby is ready",
+        "the cluster preempts its node in 120 s, and a standby is ready",
         ("Ray drains node 10.4.5.80 until 14:22:07: preemption",),
         lost=0,
         phases_s={
@@ -204,7 +209,7 @@ STORY = (
         "worker_crash",
         (311,),
         "replace the worker",
-        "rank 311 crashed on a node that is well: another process takes its rank",
+        "rank 311 crashed on a healthy node, so another process takes its rank",
         (
             "worker n38.a.7 (rank 311) was killed by signal 11",
             "rank 310: connection closed by peer in all_gather of tp",
@@ -224,7 +229,7 @@ STORY = (
 
 @dataclass
 class Leg:
-    """Steps of one attempt, from `first` to `last`, the first of them ending at `since`."""
+    """The steps of an attempt, `first` to `last`; the first of them ends at `since`."""
 
     attempt: int
     first: int
@@ -239,7 +244,7 @@ class Leg:
 
 
 def legs_of(size: Size, end: float) -> list[Leg]:
-    """The attempts, laid out backwards from `end` by first laying them out from zero."""
+    """The attempts; computed from time zero and then shifted so that the last ends at `end`."""
     legs: list[Leg] = []
     forming, first, made = 0.0, 1, 0
     since = forming + 71.0
@@ -254,7 +259,9 @@ def legs_of(size: Size, end: float) -> list[Leg]:
             first = leg.last - lost + 1
             signalled = leg.until + fault.detect_s
             phases = fault.phases_s
-            forming = signalled + sum(phases.get(item, 0) for item in ("gather", "fence", "decide"))
+            forming = signalled + sum(
+                phases.get(phase, 0) for phase in ("gather", "fence", "decide")
+            )
             since = signalled + sum(phases.values())
     shift = end - legs[-1].until
     for leg in legs:
@@ -270,16 +277,16 @@ def members(attempt: int, size: Size) -> list[dict[str, Any]]:
         moved[80] = 129
     members = []
     for rank in range(size.ranks):
-        seat = moved.get(rank // PER_NODE, rank // PER_NODE)
-        lives = 1 + sum(1 for item in STORY[: attempt - 1] if rank in item.ranks)
+        node = moved.get(rank // PER_NODE, rank // PER_NODE)
+        processes = 1 + sum(1 for fault in STORY[: attempt - 1] if rank in fault.ranks)
         members.append(
             {
                 "rank": rank,
-                "worker": f"n{seat}.a.{rank % PER_NODE + (lives - 1) * 16}",
-                "agent": f"n{seat}",
-                "node_id": f"10.4.5.{seat}",
-                "host": f"10.4.5.{seat}",
-                "pid": 4000 + rank % PER_NODE + (lives - 1) * 40,
+                "worker": f"n{node}.a.{rank % PER_NODE + (processes - 1) * 16}",
+                "agent": f"n{node}",
+                "node_id": f"10.4.5.{node}",
+                "host": f"10.4.5.{node}",
+                "pid": 4000 + rank % PER_NODE + (processes - 1) * 40,
                 "role": "worker",
             }
         )

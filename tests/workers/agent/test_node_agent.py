@@ -166,7 +166,7 @@ def test_a_new_partner_gets_a_checkpoint_that_is_older_than_the_present_step(
     node = SingleAgent(tmp_path, checkpoint=checkpoint)
     replicas: list[int] = []
 
-    def server(name: str, steps: list[int]) -> DataServer:
+    def replica_server(name: str, steps: list[int]) -> DataServer:
         return DataServer(
             SegmentStore(shm / name, "dp_shard=1,tp=1"),
             node.agents.secret,
@@ -174,7 +174,7 @@ def test_a_new_partner_gets_a_checkpoint_that_is_older_than_the_present_step(
             on_replica=lambda _rank, _attempt, step: steps.append(step),
         )
 
-    servers = [server("first", []), server("second", replicas)]
+    servers = [replica_server("first", []), replica_server("second", replicas)]
     try:
         first, second = (Partner("p", "127.0.0.1", server.port) for server in servers)
         node.call("fence", 1, 1)

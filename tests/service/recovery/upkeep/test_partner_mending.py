@@ -62,6 +62,7 @@ def test_a_world_formed_soon_after_a_link_failure_still_has_its_partner() -> Non
 
 def test_a_failed_change_of_partners_is_repeated() -> None:
     job = running(cluster(standbys=2, steps=200))
+    assert job.core._state.world is not None
     host = job.core._state.world.members[0].agent
     before = dict(job.agents[host].partners)
     job.agents[host].refused.add("set_partners")
@@ -76,6 +77,7 @@ def test_no_replica_is_freed_before_its_owner_confirms_a_new_partner() -> None:
     """The command fails only after the time that new partners have to catch up."""
     job = running(cluster(standbys=2, steps=200, free_after_s=0.0), step=5)
     core = job.core
+    assert core._state.world is not None
     member = core._state.world.members[0]
     (former,) = member.partners
     failed = Signal(

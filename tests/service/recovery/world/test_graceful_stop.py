@@ -106,7 +106,7 @@ def test_a_pause_without_any_durable_state_is_undone_and_the_job_continues() -> 
     job = cluster()
     job.remote_every = 0
     running(job, step=5)
-    finalize, job._finalize = job._finalize, lambda agent, effect: None  # type: ignore[method-assign, assignment]
+    finalize, job._finalize = job._finalize, lambda agent, effect: None  # type: ignore[method-assign]
     job.feed(inputs.StopRequested(StopKind.PAUSE, "enough", job.now + 5))
     job.run_until(lambda: bool(job.emitted(EventKind.STOP_UNDONE)))
     job._finalize = finalize  # type: ignore[method-assign]
