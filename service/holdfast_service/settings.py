@@ -29,175 +29,175 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8642
     data_dir: Path = Field(
         default_factory=lambda: Path.home() / ".holdfast",
-        description="database, job folders and secrets of an embedded control plane",
+        description="Database, job folders and secrets of an embedded control plane.",
     )
     database_url: str | None = Field(
         default=None,
-        description="the database's URL: postgresql://...; null: SQLite in the data directory",
+        description="The database's URL: postgresql://...; null: SQLite in the data directory.",
     )
     ray_address: str | None = Field(
         default=None,
-        description="address of a running Ray cluster; null: start an embedded cluster of "
-        "`local_nodes` nodes",
+        description="Address of a running Ray cluster; null: start an embedded cluster of "
+        "`local_nodes` nodes.",
     )
     local_nodes: Annotated[int, Field(ge=1)] = 3
     ray_metrics_port: Annotated[int | None, Field(ge=1024, le=65000)] = Field(
         default=None,
-        description="port of Ray's metrics exporter on the embedded cluster's first node; the "
-        "other nodes use the ports after it; needs the extra `ray-metrics`; null: no exporters",
+        description="Port of Ray's metrics exporter on the embedded cluster's first node; the "
+        "other nodes use the ports after it; needs the extra `ray-metrics`; null: no exporters.",
     )
     node_health_period_s: Seconds = Field(
-        default=1.0, description="interval of Ray's health checks of an embedded cluster's node"
+        default=1.0, description="Interval of Ray's health checks of an embedded cluster's node."
     )
     node_health_failures: Annotated[int, Field(ge=1)] = Field(
-        default=3, description="failed checks in a row after which Ray declares such a node dead"
+        default=3, description="Failed checks in a row after which Ray declares such a node dead."
     )
     check_data_paths: bool = Field(
         default=True,
-        description="refuse a spec whose data path does not exist on the server; turn this off "
-        "where the nodes have folders that the server does not have",
+        description="Refuse a spec whose data path does not exist on the server; turn this off "
+        "where the nodes have folders that the server does not have.",
     )
     storage_probe_s: Seconds = Field(
-        default=10.0, description="deadline of the test of a job's remote storage at submission"
+        default=10.0, description="Deadline of the test of a job's remote storage at submission."
     )
 
     reconcile_interval_s: Seconds = Field(
-        default=2.0, description="interval between two polls of a job"
+        default=2.0, description="Interval between two polls of a job."
     )
     polls_per_s: Annotated[float, Field(gt=0)] = Field(
         default=30.0,
-        description="most polls of supervisors per second by one server. With more jobs than "
+        description="Most polls of supervisors per second by one server. With more jobs than "
         "that allows, each job is polled less often; while the server is busy, all jobs are "
         "polled less often, so that requests stay fast. Jobs whose state is changing, or that a "
-        "user is watching, share a second budget of the same size",
+        "user is watching, share a second budget of the same size.",
     )
     claim_interval_s: Seconds = Field(
         default=2.0,
-        description="interval between two searches for jobs that another process submitted",
+        description="Interval between two searches for jobs that another process submitted.",
     )
     claim_limit: Annotated[int, Field(ge=1)] = Field(
-        default=10_000, description="most jobs that one reconciler drives at the same time"
+        default=10_000, description="Most jobs that one reconciler drives at the same time."
     )
     lease_s: Seconds = Field(
         default=10.0,
-        description="lifetime of a lease on a job: the jobs of a dead reconciler wait this long",
+        description="Lifetime of a lease on a job: the jobs of a dead reconciler wait this long.",
     )
     queue_retry_s: Seconds = Field(
-        default=1.0, description="interval between two admission checks of a queued job"
+        default=1.0, description="Interval between two admission checks of a queued job."
     )
     cluster_retry_s: Seconds = Field(
-        default=2.0, description="interval between two attempts to reach an unreachable cluster"
+        default=2.0, description="Interval between two attempts to reach an unreachable cluster."
     )
-    error_retry_s: Seconds = Field(default=1.0, description="first back-off after an error")
-    error_retry_max_s: Seconds = Field(default=30.0, description="longest back-off after errors")
+    error_retry_s: Seconds = Field(default=1.0, description="First back-off after an error.")
+    error_retry_max_s: Seconds = Field(default=30.0, description="Longest back-off after errors.")
     supervisor_deadline_s: Seconds = Field(
         default=15.0,
-        description="a supervisor that has not answered for this long is requested again",
+        description="A supervisor that has not answered for this long is requested again.",
     )
     supervisor_starts: Annotated[int, Field(ge=1)] = Field(
-        default=20, description="supervisors created for one job before the job fails"
+        default=20, description="Supervisors created for one job before the job fails."
     )
     drain_deadline_s: Seconds = Field(
         default=10.0,
-        description="deadline for the last rows and log lines of a job that has ended",
+        description="Deadline for the last rows and log lines of a job that has ended.",
     )
     cancel_deadline_s: Seconds = Field(
         default=60.0,
-        description="time that a cancelled job has to end, beyond the time for its last "
-        "checkpoint; after that its resources are removed by force",
+        description="Time that a cancelled job has to end, beyond the time for its last "
+        "checkpoint; after that its resources are removed by force.",
     )
     paused_look_s: Seconds = Field(
-        default=30.0, description="interval between two checks of a paused job"
+        default=30.0, description="Interval between two checks of a paused job."
     )
     node_look_s: Seconds = Field(
         default=2.0,
-        description="interval between two reads of the cluster's nodes, and of the nodes that are "
-        "cordoned or in quarantine",
+        description="Interval between two reads of the cluster's nodes, and of the nodes that are "
+        "cordoned or in quarantine.",
     )
     quarantine_incidents: Annotated[int, Field(ge=0)] = Field(
         default=3,
-        description="a node with this many incidents within `quarantine_window_s` is quarantined; "
-        "0: nodes are never quarantined",
+        description="A node with this many incidents within `quarantine_window_s` is quarantined; "
+        "0: nodes are never quarantined.",
     )
     quarantine_window_s: Seconds = Field(
-        default=3600.0, description="incidents older than this do not count"
+        default=3600.0, description="Incidents older than this do not count."
     )
     quarantine_first_s: Seconds = Field(
         default=600.0,
-        description="length of a node's first quarantine; each further one is twice as long",
+        description="Length of a node's first quarantine; each further one is twice as long.",
     )
     quarantine_longest_s: Seconds = Field(
-        default=86400.0, description="longest quarantine of a node"
+        default=86400.0, description="Longest quarantine of a node."
     )
     quarantine_share: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.34,
-        description="largest share of the usable nodes that is in quarantine at the same time",
+        description="Largest share of the usable nodes that is in quarantine at the same time.",
     )
     release_retry_s: Seconds = Field(
-        default=0.5, description="interval between two attempts to remove a job from the cluster"
+        default=0.5, description="Interval between two attempts to remove a job from the cluster."
     )
     release_deadline_s: Seconds = Field(
         default=60.0,
-        description="a clean-up that takes longer is reported as overdue and retried less often",
+        description="A clean-up that takes longer is reported as overdue and retried less often.",
     )
     reap_interval_s: Seconds = Field(
         default=30.0,
-        description="interval between two searches for remains of ended jobs on the cluster",
+        description="Interval between two searches for remains of ended jobs on the cluster.",
     )
     stop_deadline_s: Seconds = Field(
-        default=10.0, description="deadline of an orderly shutdown of the server"
+        default=10.0, description="Deadline of an orderly shutdown of the server."
     )
     event_poll_s: Seconds = Field(
-        default=0.1, description="interval between two reads of new events for a waiting client"
+        default=0.1, description="Interval between two reads of new events for a waiting client."
     )
     log_search_s: Seconds = Field(
         default=1.0,
-        description="longest search of a job's log lines; then the answer says how far it got",
+        description="Longest search of a job's log lines; then the answer says how far it got.",
     )
     live_poll_s: Seconds = Field(
         default=0.25,
-        description="interval between two reads of the store for all live streams together",
+        description="Interval between two reads of the store for all live streams together.",
     )
     live_rows_per_s: Annotated[float, Field(gt=0)] = Field(
         default=100.0,
-        description="most rows per second that a live stream gets of jobs that only advanced; "
-        "changes of state are sent at once and do not count",
+        description="Most rows per second that a live stream gets of jobs that only advanced; "
+        "changes of state are sent at once and do not count.",
     )
-    database_busy_s: Seconds = Field(default=30.0, description="longest wait for a database lock")
+    database_busy_s: Seconds = Field(default=30.0, description="Longest wait for a database lock.")
     database_pool: Annotated[int, Field(ge=1)] = Field(
-        default=20, description="most connections to the database"
+        default=20, description="Most connections to the database."
     )
     storage_deadline_s: Seconds = Field(
         default=30.0,
-        description="deadline for an answer of the checkpoint storage: a listing, a mark, the "
-        "next bytes",
+        description="Deadline for an answer of the checkpoint storage: a listing, a mark, the "
+        "next bytes.",
     )
     export_deadline_s: Seconds = Field(
-        default=3600.0, description="deadline for reading a whole checkpoint for an export"
+        default=3600.0, description="Deadline for reading a whole checkpoint for an export."
     )
     webhook_url: str | None = Field(
         default=None,
         pattern=r"^https?://",
-        description="URL that gets a POST for each incident and for each job that ends",
+        description="URL that gets a POST for each incident and for each job that ends.",
     )
     webhook_secret: SecretStr | None = Field(
-        default=None, description="key that signs webhook messages, by HMAC; see operations"
+        default=None, description="Key that signs webhook messages, by HMAC; see operations."
     )
     webhook_format: Literal["json", "slack"] = "json"
     metrics_of_jobs: bool = Field(
         default=False,
-        description="whether /metrics has series of each live job, not only of all jobs together",
+        description="Whether /metrics has series of each live job, not only of all jobs together.",
     )
     max_code_bytes: Annotated[int, Field(ge=1, le=256 << 20)] = Field(
-        default=32 << 20, description="largest size of a user's code folder, when packed"
+        default=32 << 20, description="Largest size of a user's code folder, when packed."
     )
     allow_fault_injection: bool = Field(
         default=False,
-        description="whether users may inject faults into their jobs, for a drill",
+        description="Whether users may inject faults into their jobs, for a drill.",
     )
     crash_at: str | None = Field(
         default=None,
-        description="for chaos tests: the process kills itself at this point (crash_points.py)",
+        description="For chaos tests: the process kills itself at this point (crash_points.py).",
     )
 
     def resolved_database_url(self) -> str:

@@ -12,12 +12,14 @@ import pytest
 
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import build
+from holdfast.cli.metrics import BUILT_IN_NAMES
 from holdfast_service.crash_points import CrashPoint
 from holdfast_service.job_model.lifecycle import TRANSITIONS
 from holdfast_service.policy.causes import Cause
 from holdfast_service.readers.metric_series import METRICS
 from holdfast_service.settings import Settings
 from holdfast_workers.fault_injection.kinds import KINDS, PHASES, FaultKind
+from holdfast_workers.functions.step_metrics import RESERVED_NAMES
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("api/holdfast", "service/holdfast_service", "workers/holdfast_workers")
@@ -206,6 +208,11 @@ def test_every_fault_kind_with_its_parameters_is_documented() -> None:
 def test_every_series_of_a_job_is_documented() -> None:
     operations = (ROOT / "docs/operations.md").read_text()
     assert not [name for name in METRICS if f"| `{name}` |" not in operations]
+
+
+@pytest.mark.parametrize("names", [RESERVED_NAMES, BUILT_IN_NAMES], ids=["functions", "cli"])
+def test_every_series_of_a_job_is_known_as_measured_by_holdfast(names: frozenset[str]) -> None:
+    assert sorted(set(METRICS) - names) == []
 
 
 @EVERY_DOCUMENT

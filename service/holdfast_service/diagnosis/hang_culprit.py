@@ -104,7 +104,7 @@ class HangVerdict:
 
 def judge(
     mesh: Mapping[str, int],
-    look: WorldObservation,
+    observation: WorldObservation,
     before: WorldObservation | None = None,
     *,
     overdue: bool = False,
@@ -115,7 +115,7 @@ def judge(
     for longer than a job may stall; then it is a hang once every rank is beyond its limit, even if
     no rank can be blamed.
     """
-    return _Case(mesh, look, before, overdue).verdict()
+    return _Case(mesh, observation, before, overdue).verdict()
 
 
 def smallest_group(mesh: Mapping[str, int], ranks: Collection[int]) -> tuple[int, ...]:
@@ -136,25 +136,27 @@ class _Case:
     def __init__(
         self,
         mesh: Mapping[str, int],
-        look: WorldObservation,
+        observation: WorldObservation,
         before: WorldObservation | None,
         overdue: bool,
     ) -> None:
         self._mesh = mesh
-        self._look = look
+        self._observation = observation
         self._before = before
         self._overdue = overdue
-        self._beats = look.beats
-        self._waits = find_waits(mesh, self._beats, look.silent)
+        self._beats = observation.beats
+        self._waits = find_waits(mesh, self._beats, observation.silent)
         self._cycles = self._waits.root_blockers()
         self._diverged: dict[int, str] = {}
         if any(len(cycle) > 1 for cycle in self._cycles):
             self._diverged = diverged_ranks(mesh, self._beats, self._waits)
-        self._stacks = _stacks(look.seen)
+        self._stacks = _stacks(observation.seen)
 
     def verdict(self) -> HangVerdict:
         stopped = [
-            rank for rank, inspection in self._look.seen.items() if inspection.process in STATES
+            rank
+            for rank, inspection in self._observation.seen.items()
+            if inspection.process in STATES
         ]
         if stopped:
             return self._hang(stopped, sure=True)
@@ -169,7 +171,7 @@ class _Case:
         if self._overdue and all(self._is_late(rank) for rank in self._beats):
             odd = self._ranks_with_other_stacks()
             group = smallest_group(self._mesh, odd)
-            return self._hang(group if len(group) < len(self._look.seen) else (), sure=True)
+            return self._hang(group if len(group) < len(self._observation.seen) else (), sure=True)
         return self._verdict_on(HangFinding.WAITING, (), self._why_waiting(), sure=True)
 
     # --- culprits -------------------------------------------------------------------------------
@@ -200,7 +202,7 @@ class _Case:
         return diverged or few or smallest_group(self._mesh, cycle)
 
     def _is_awake(self, rank: int) -> bool:
-        inspection = self._look.seen.get(rank)
+        inspection = self._observation.seen.get(rank)
         if inspection is None:
             return True
         return inspection.process in ("R", "D") or bool(inspection.problem)
@@ -245,7 +247,7 @@ class _Case:
     def _has_moved(self, rank: int) -> bool:
         if self._before is None:
             return False
-        then, now = self._before.seen.get(rank), self._look.seen.get(rank)
+        then, now = self._before.seen.get(rank), self._observation.seen.get(rank)
         if then is None or now is None:
             return (then is None) != (now is None)
         return _progress_mark(then.beat) != _progress_mark(now.beat)
@@ -253,9 +255,9 @@ class _Case:
     def _ranks_with_other_stacks(self) -> list[int]:
         """The ranks whose stack differs from that of most ranks."""
         most = max(self._stacks.values(), key=len, default=[])
-        if 2 * len(most) <= len(self._look.seen):
+        if 2 * len(most) <= len(self._observation.seen):
             return []
-        return [rank for rank in self._look.seen if rank not in most]
+        return [rank for rank in self._observation.seen if rank not in most]
 
     # --- text -----------------------------------------------------------------------------------
 
@@ -267,7 +269,10 @@ class _Case:
             )
             return self._verdict_on(HangFinding.WAITING, (), reason, sure=True)
         named = tuple(sorted(accused))
-        if len(named) == len(self._look.seen) + len(self._look.silent) and len(named) > 1:
+        if (
+            len(named) == len(self._observation.seen) + len(self._observation.silent)
+            and len(named) > 1
+        ):
             named = ()
         return self._verdict_on(HangFinding.HANG, named, self._why_hanging(named), sure=sure)
 
@@ -280,7 +285,7 @@ class _Case:
             accused=accused,
             sure=sure,
             suspects=self._suspects(accused),
-            stacks=_shown_stacks(self._look.seen, self._stacks),
+            stacks=_shown_stacks(self._observation.seen, self._stacks),
         )
 
     def _why_hanging(self, accused: tuple[int, ...]) -> str:
@@ -302,9 +307,9 @@ class _Case:
 
     def _standing(self, rank: int) -> str:
         """The observations of a rank, in one line."""
-        if rank not in self._look.seen:
-            return f"could not be inspected: {self._look.silent.get(rank, 'unknown')}"
-        inspection = self._look.seen[rank]
+        if rank not in self._observation.seen:
+            return f"could not be inspected: {self._observation.silent.get(rank, 'unknown')}"
+        inspection = self._observation.seen[rank]
         beat = inspection.beat
         parts = [STATES[inspection.process]] if inspection.process in STATES else []
         parts.append(
@@ -323,7 +328,7 @@ class _Case:
     def _suspects(self, accused: tuple[int, ...]) -> tuple[Suspect, ...]:
         odd = set(self._ranks_with_other_stacks())
         found: list[Suspect] = []
-        for rank in sorted({*self._look.seen, *self._look.silent}):
+        for rank in sorted({*self._observation.seen, *self._observation.silent}):
             evidence = self._evidence(rank, odd)
             doubt = 1.0
             for weight, _ in evidence:
@@ -342,9 +347,9 @@ class _Case:
             found.append((0.6, f"{format_ranks(sorted(blocked))} wait for it"))
         if rank in self._diverged:
             found.append((0.6, self._diverged[rank]))
-        inspection = self._look.seen.get(rank)
+        inspection = self._observation.seen.get(rank)
         if inspection is None:
-            return [*found, (0.6, self._look.silent[rank])]
+            return [*found, (0.6, self._observation.silent[rank])]
         if inspection.process in STATES:
             found.append((0.95, f"its process {STATES[inspection.process]}"))
         if inspection.process == "D":

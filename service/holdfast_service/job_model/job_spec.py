@@ -38,14 +38,14 @@ class ResourcesSpec(Section):
     """The resources that the job's workers reserve on the cluster."""
 
     cpus_per_worker: Annotated[float, Field(gt=0)] = Field(
-        default=0.5, description="CPUs that each worker reserves"
+        default=0.5, description="CPUs that each worker reserves."
     )
     gpus_per_worker: Annotated[float, Field(ge=0)] = Field(
-        default=0, description="GPUs that each worker reserves"
+        default=0, description="GPUs that each worker reserves."
     )
-    workers_per_node: Positive = Field(default=1, description="ranks that run on each node")
+    workers_per_node: Positive = Field(default=1, description="Ranks that run on each node.")
     standby_nodes: NonNegative = Field(
-        default=0, description="additional nodes with warm workers, which replace failed nodes"
+        default=0, description="Additional nodes with warm workers, which replace failed nodes."
     )
 
 
@@ -54,30 +54,30 @@ class RecoverySpec(Section):
 
     max_failures: NonNegative = Field(
         default=20,
-        description="failed attempts allowed within `window_s`, not counting preemptions",
+        description="Failed attempts allowed within `window_s`, not counting preemptions.",
     )
     max_preemptions: NonNegative = Field(
-        default=100, description="preempted attempts allowed within `window_s`"
+        default=100, description="Preempted attempts allowed within `window_s`."
     )
     max_without_progress: NonNegative = Field(
-        default=5, description="failed attempts in a row allowed without a new step"
+        default=5, description="Failed attempts in a row allowed without a new step."
     )
     window_s: Annotated[float, Field(gt=0)] = Field(
-        default=3600, description="length of the window in which failed attempts are counted"
+        default=3600, description="Length of the window in which failed attempts are counted."
     )
     wait_for_replacement_s: Annotated[float, Field(ge=0)] = Field(
         default=60,
-        description="longest wait for free nodes for all ranks; after it the job fails",
+        description="Longest wait for free nodes for all ranks; after it the job fails.",
     )
     heartbeat_timeout_s: Annotated[float, Field(ge=0.2, le=600)] = Field(
         default=2,
-        description="a supervisor declares an agent lost after this long without a message",
+        description="A supervisor declares an agent lost after this long without a message.",
     )
     lease_s: Annotated[float, Field(ge=0, le=86400)] = Field(
         default=10,
-        description="how long ranks may continue with steps after their supervisor's process has "
+        description="How long ranks may continue with steps after their supervisor's process has "
         "ended, until a new supervisor reaches them; 0: without limit, and unreachable ranks are "
-        "then replaced only with proof that they have ended",
+        "then replaced only with proof that they have ended.",
     )
 
 
@@ -92,12 +92,12 @@ class InitFromSpec(Section):
         max_length=1000,
         description="`JOB` or `JOB/STEP`, with a job's id or name (of several the newest); or "
         "the URI of a checkpoint's folder; `dcp:/path` for a checkpoint that "
-        "torch.distributed.checkpoint wrote",
+        "torch.distributed.checkpoint wrote.",
     )
     what: InitPart | None = Field(
         default=None,
-        description="the part of the checkpoint to load; null: everything, if the other run has "
-        "the same recipe and model, else the model",
+        description="The part of the checkpoint to load; null: everything, if the other run has "
+        "the same recipe and model, else the model.",
     )
 
 
@@ -119,23 +119,23 @@ class JobSpec(TrainingSpec):
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
-        description="name of the job; several jobs may have the same name",
+        description="Name of the job; several jobs may have the same name.",
     )
     labels: dict[LabelName, LabelText] = Field(
         default_factory=dict,
         max_length=16,
-        description="labels of your choice; lists show the label `owner` and can filter by it",
+        description="Labels of your choice; lists show the label `owner` and can filter by it.",
     )
     code: str | None = Field(
         default=None,
         pattern=r"^sha256:[0-9a-f]{64}$",
-        description="the code folder from which `function` or a recipe of your own is imported, by "
+        description="The code folder from which `function` or a recipe of your own is imported, by "
         "the id that `POST /api/v1/code` returned; the command line and the Python client accept a "
-        "local path here and upload it",
+        "local path here and upload it.",
     )
     init_from: InitFrom | None = Field(
         default=None,
-        description="the checkpoint to start from; a string is short for the key `from`",
+        description="The checkpoint to start from; a string is short for the key `from`.",
     )
     resources: ResourcesSpec = ResourcesSpec()
     recovery: RecoverySpec = RecoverySpec()

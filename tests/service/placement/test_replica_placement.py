@@ -106,7 +106,7 @@ def cost_of(
     ]
     loads = [sum(site.agent in those for those in partners.values()) for site in there]
     totals = [sum(column) for column in zip(*rows, strict=True)]
-    return Cost(*totals, sum(load * load for load in loads))
+    return Cost._make([*totals, sum(load * load for load in loads)])
 
 
 def best_choices(

@@ -21,6 +21,7 @@ from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.fault_injection.kinds import (
     KINDS,
     PHASES,
+    SIGNALS,
     FaultKind,
     InjectedError,
     Injection,
@@ -197,11 +198,14 @@ def test_a_hang_blocks_its_thread_and_holds_the_gil_only_if_requested(
     assert (during.count("alive") > 5) is others_live
 
 
-def test_a_stop_fault_stops_the_process() -> None:
-    process = doing(Injection(FaultKind.STOP))
+@pytest.mark.parametrize("kind", SIGNALS)
+def test_a_process_gets_the_signal_of_its_fault(kind: FaultKind) -> None:
+    process = doing(Injection(kind))
     try:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
+        assert os.WIFSTOPPED(status) is (kind is FaultKind.STOP)
+        received = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else os.WTERMSIG(status)
+        assert received == SIGNALS[kind]
     finally:
         process.kill()
         process.wait(WAIT_S)

@@ -17,6 +17,10 @@ from holdfast_workers.training.skipped_windows import Ledger
 
 FULL = {"dp_shard": 2, "tp": 2}
 REPLICAS = {"dp_replicate": 2, "dp_shard": 2}
+TIMES_OF_WORK = ("step_time_s",)
+"""Fields of a row with the time of work that every step does; this time is never zero."""
+TIMES_OF_WAITING = ("loader_wait_s",)
+"""Fields of a row with a wait that may be too short to measure."""
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +88,15 @@ def test_every_rank_reports_the_same_rows_and_digests(worlds: Worlds) -> None:
         assert result["digests"] == results[0]["digests"]
         for mine, other in zip(result["rows"], results[0]["rows"], strict=True):
             assert (mine.loss, mine.grad_norm) == (other.loss, other.grad_norm)
+
+
+def test_every_row_has_the_measured_times_of_its_step(undisturbed: dict[str, Any]) -> None:
+    assert undisturbed["rows"]
+    for row in undisturbed["rows"]:
+        for name in TIMES_OF_WORK:
+            assert getattr(row, name) > 0, f"{name} of step {row.step}"
+        for name in TIMES_OF_WAITING:
+            assert getattr(row, name) >= 0, f"{name} of step {row.step}"
 
 
 def test_the_phases_of_a_step_are_in_order(undisturbed: dict[str, Any]) -> None:

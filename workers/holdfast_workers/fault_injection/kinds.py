@@ -164,7 +164,8 @@ SIGNALS = {
     FaultKind.ABORT: signal.SIGABRT,
     FaultKind.STOP: signal.SIGSTOP,
 }
-"""Faults that an agent can execute on a rank from outside, at any time, and their signals."""
+"""Faults that are a signal. At once, the agent sends it to the rank; at a step or phase, the
+process sends it to itself."""
 
 ANY_THREAD_KINDS = frozenset({*SIGNALS, FaultKind.EXIT, FaultKind.GIL})
 """Faults of a whole process, which its control thread may execute at any time."""
@@ -257,9 +258,9 @@ def carry_out(fault: Injection, point: str) -> None:
     structlog.get_logger().warning(f"injected fault: {fault}", point=point)
     lasts_s = FOREVER_S if fault.duration_s is None else fault.duration_s
     match fault.kind:
-        case FaultKind.KILL | FaultKind.SEGFAULT | FaultKind.ABORT | FaultKind.STOP:
+        case kind if kind in SIGNALS:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            os.kill(os.getpid(), SIGNALS[fault.kind])
+            os.kill(os.getpid(), SIGNALS[kind])
         case FaultKind.EXIT:
             os._exit(1 if fault.exit_code is None else fault.exit_code)
         case FaultKind.RAISE:
