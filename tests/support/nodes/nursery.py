@@ -123,6 +123,7 @@ def _import_all() -> None:
     torch.set_num_threads(1)
     from tests.support.nodes import agent_process  # noqa: F401
 
+    from holdfast_workers.child_programs import saver, store_host  # noqa: F401
     from holdfast_workers.recipes import pretrain  # noqa: F401
     from holdfast_workers.worker import main as worker  # noqa: F401
 

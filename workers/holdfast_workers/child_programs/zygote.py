@@ -70,6 +70,7 @@ def _prepare(config: dict[str, Any]) -> Recipe:
     import torch.distributed.tensor.parallel
 
     torch.set_num_threads(1)
+    from holdfast_workers.child_programs import saver, store_host  # noqa: F401
     from holdfast_workers.recipes import lookup
     from holdfast_workers.spec import TrainingSpec
     from holdfast_workers.worker import main as worker  # noqa: F401
