@@ -9,7 +9,7 @@ import torch._dynamo
 import torch.distributed.fsdp
 import torch.distributed.tensor.parallel
 
-import holdfast_workers.recipes.pretrain  # noqa: F401
+import holdfast_workers.recipes.pretrain
 import holdfast_workers.training.step_loop  # noqa: F401
 
 torch.set_num_threads(1)
