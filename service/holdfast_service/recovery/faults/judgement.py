@@ -176,7 +176,9 @@ def distrust_state(state: CoreState, rank: int, why: str) -> None:
     source = state.world.members[rank].restore
     distrust_source(state, rank, for_ever=True, why=why)
     ranks = {origin.rank for origin in source.origins} or {rank}
-    state.doubted |= {BadCopy("", source.place, one, source.attempt, source.step) for one in ranks}
+    state.doubted |= {
+        BadCopy("", source.place, rank, source.attempt, source.step) for rank in ranks
+    }
 
 
 def record_bad_copy(state: CoreState, bad: BadCopy, why: str) -> None:
