@@ -113,6 +113,13 @@ def test_each_tier_has_its_newest_complete_step() -> None:
     }
 
 
+def test_the_later_of_two_attempts_at_a_step_comes_first() -> None:
+    mesh = {"dp_replicate": 1, "dp_shard": 1, "tp": 1}
+    remotes = [RemoteCheckpoint(4, attempt, f"u{attempt}") for attempt in (1, 2)]
+    found = holdings(mesh, [], remotes, HistoryLine())
+    assert [(holding.step, holding.attempt) for holding in found] == [(4, 2), (4, 1)]
+
+
 def test_missing_ranks_of_newer_steps_are_described_as_text() -> None:
     mesh = {"dp_replicate": 1, "dp_shard": 3, "tp": 1}
     whole = [copy("a", rank, 7, 1, mesh) for rank in (0, 1, 2)]

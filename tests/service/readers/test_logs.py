@@ -6,7 +6,10 @@ import asyncio
 import itertools
 import threading
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.support.service.fake_cluster import line
@@ -69,6 +72,14 @@ async def test_backward_pages_have_no_gaps(store: Store, jobs: JobService) -> No
     assert seen == [n for n in range(1, 1050) if n % 5 == 0]
 
 
+async def test_backward_pages_reach_the_first_line(store: Store, jobs: JobService) -> None:
+    job = await job_with_lines(store, jobs, 5)
+    page = await jobs.log_reader.page(job, LogFilter(), before=5, limit=3)
+    assert ([line.line for line in page.lines], page.first_line) == ([2, 3, 4], 2)
+    page = await jobs.log_reader.page(job, LogFilter(), before=2, limit=3)
+    assert ([line.line for line in page.lines], page.first_line) == ([1], None)
+
+
 async def test_a_slow_search_returns_its_position(
     store: Store, jobs: JobService, settings: Settings
 ) -> None:
@@ -122,6 +133,25 @@ async def test_late_lines_do_not_end_a_backward_search(store: Store, jobs: JobSe
     late = LogFilter(since=9_999.0)
     assert len((await jobs.log_reader.page(job.id, late, tail=1_000)).lines) == 599
     assert len((await jobs.log_reader.page(job.id, late)).lines) == 599
+
+
+async def test_a_backward_search_reads_nothing_before_its_earliest_time(
+    store: Store, jobs: JobService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await job_with_lines(store, jobs, 1500)
+    read: list[int] = []
+    read_all = series.read_log_chunks
+
+    async def counted(*args: Any, **options: Any) -> AsyncGenerator[series.LogSlice, None]:
+        async with aclosing(read_all(*args, **options)) as chunks:
+            async for part in chunks:
+                read.append(part.first)
+                yield part
+
+    monkeypatch.setattr(series, "read_log_chunks", counted)
+    recent = LogFilter(grep=compile_pattern("absent"), since=1e6)
+    assert (await jobs.log_reader.page(job, recent, tail=10)).lines == ()
+    assert len(read) == 1
 
 
 async def test_a_download_contains_every_matching_line(store: Store, jobs: JobService) -> None:

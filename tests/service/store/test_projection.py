@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.support.service.fake_cluster import FakeCluster
@@ -162,3 +163,20 @@ async def test_an_unreadable_event_is_stored_and_skipped(
     seen = await kinds(jobs, supervisor.launch.job_id)
     assert seen.count("event.unreadable") == 3
     assert len(await jobs.attempts(supervisor.launch.job_id)) == 1
+
+
+async def test_a_gap_in_the_events_of_a_supervisor_is_reported(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        supervisor.form(1)
+        known = len(supervisor.events)
+        last = supervisor.events[-1].seq
+        supervisor.end()
+        later = [replace(event, seq=event.seq + 3) for event in supervisor.events[known:]]
+        supervisor.events[known:] = later
+        await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
+    events = (await jobs.events(supervisor.launch.job_id)).events
+    lost = [event.data for event in events if event.kind == "events.lost"]
+    assert lost == [{"after": last, "before": last + 4}]

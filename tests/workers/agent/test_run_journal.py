@@ -60,3 +60,14 @@ def test_log_lines_are_fetched_once_in_order() -> None:
         kept.log("n0.life.1", 1, 0, text)
     assert [line.text for line in kept.after((0, 0), 1)[2]] == ["b", "c"]
     assert kept.after((0, 0), 3)[2] == []
+
+
+def test_digests_of_steps_that_a_new_attempt_computes_again_are_dropped() -> None:
+    kept = RunJournal("n0", "life")
+    for step in (3, 4):
+        kept.add_row(row(1, step))
+        kept.add_digest(step, f"first {step}")
+    kept.add_row(row(2, 4))
+    assert kept.after((0, 0), 0)[1] == {3: "first 3"}
+    kept.add_digest(4, "second 4")
+    assert kept.after((0, 0), 0)[1] == {3: "first 3", 4: "second 4"}

@@ -105,6 +105,23 @@ def test_a_message_that_cannot_be_processed_ends_only_its_sender(
     io.stop()
 
 
+def test_messages_and_output_are_passed_on_before_the_exit(sleepers: list[Sleeper]) -> None:
+    sleeper, _ = sleepers
+    for _ in range(3):
+        control_channel.send(sleeper.theirs, {"op": "good"})
+    os.write(sleeper.log, b"a line\nlast words")
+    sleeper.process.kill()
+    os.waitid(os.P_PID, sleeper.process.pid, os.WEXITED | os.WNOWAIT)
+    observer = RecordingObserver()
+    io = NodeIO(observer)
+    io.start()
+    io.watch(sleeper.child)
+    assert observer.exited.get(timeout=WAIT_S) == "first"
+    assert [observer.received.get_nowait() for _ in range(3)] == ["first"] * 3
+    assert [observer.logged.get_nowait() for _ in range(2)] == ["a line", "last words"]
+    io.stop()
+
+
 def test_killing_an_exited_child_signals_no_other_process(sleepers: list[Sleeper]) -> None:
     first, second = sleepers
     number = first.child.pidfd
@@ -114,7 +131,8 @@ def test_killing_an_exited_child_signals_no_other_process(sleepers: list[Sleeper
     assert number in {reused, *others}
     first.child.kill()
     assert not first.child.send({"op": "stop"})
-    assert second.process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):  # a signal takes effect only some time later
+        second.process.wait(timeout=0.5)
     for fd in (reused, *others):
         os.close(fd)
 

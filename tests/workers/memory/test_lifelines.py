@@ -7,9 +7,11 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from selectors import SelectorKey
 
 import pytest
 from tests.support.memory.shm import SECRET, AgentProcess
@@ -96,6 +98,30 @@ def test_silence_is_reported_after_the_timeout(
     assert "no heartbeat" in losses.lost[0][1]
     assert TIMEOUT_S * 0.5 < losses.at[0] - stopped < TIMEOUT_S * 3
     assert len(losses.lost) == 1  # n1 kept beating
+
+
+def test_time_in_which_the_watcher_did_not_run_does_not_count_as_silence(
+    losses: LossRecorder,
+    lifelines: Lifelines,
+    agent: Callable[[str], AgentProcess],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lifelines.watch("n0", "127.0.0.1", agent("n0").port)
+    eventually(lambda: _live(lifelines) == 1)
+    select = lifelines._selector.select
+    starved, resumed = threading.Event(), threading.Event()
+
+    def starve_once(timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
+        if not starved.is_set():
+            starved.set()
+            time.sleep(TIMEOUT_S * 1.5)
+            return []
+        resumed.set()  # the silence until now has been judged
+        return select(timeout)
+
+    monkeypatch.setattr(lifelines._selector, "select", starve_once)
+    assert resumed.wait(TIMEOUT_S * 10)
+    assert losses.lost == []
 
 
 _WATCHER = """

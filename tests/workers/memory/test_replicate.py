@@ -79,6 +79,19 @@ def test_a_worker_faster_than_the_link_cannot_starve_replication(node: Callable[
     assert here.bad == []
 
 
+def test_a_commit_is_not_overwritten_while_it_is_sent(node: Callable[..., Node]) -> None:
+    here = node("a")
+    segment = here.worker(0)
+    older = write(segment, 1, 1)
+    write(segment, 1, 2)
+    with here.replicator.pinned(0, segment, older):
+        for step in (3, 4):
+            write(segment, 1, step)
+        assert segment.is_current(older)
+    write(segment, 1, 5)
+    assert not segment.is_current(older)
+
+
 def test_a_push_of_a_fenced_attempt_is_refused(node: Callable[..., Node]) -> None:
     here, there = node("a"), node("b")
     segment = here.worker(0)

@@ -19,7 +19,7 @@ from tests.support.memory.shm import SECRET
 from tests.support.waiting import eventually
 
 from holdfast_workers.errors import StaleCommand
-from holdfast_workers.memory import wire
+from holdfast_workers.memory import reshard, wire
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.fetch import SourceLost
 from holdfast_workers.memory.reshard import EntryNotProvided, Reshard
@@ -321,6 +321,29 @@ def test_a_fence_stops_a_reshard_between_two_pieces_of_a_read(
     def fenced(_: object) -> None:
         calls.pop()
         if not calls:
+            raise StaleCommand("attempt 1 has ended, 2 is on")
+
+    cluster = cluster_of(dp_shard=2)
+    with pytest.raises(StaleCommand):
+        cluster.reshard(sized(), 0, on_connected=fenced)
+    assert cluster.nodes["n0"].store.for_mesh(mesh_tag(sized())).held() == []
+
+
+def test_a_fence_that_rises_at_the_end_of_the_digest_prevents_the_commit(
+    cluster_of: Callable[..., MemoryCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    risen = threading.Event()
+    digest_of = digest.interruptible_digest
+
+    def digest_then_fence(payload: memoryview, check_stop: Callable[[], object]) -> str:
+        found = digest_of(payload, check_stop)
+        risen.set()
+        return found
+
+    monkeypatch.setattr(reshard, "interruptible_digest", digest_then_fence)
+
+    def fenced(_: object) -> None:
+        if risen.is_set():
             raise StaleCommand("attempt 1 has ended, 2 is on")
 
     cluster = cluster_of(dp_shard=2)

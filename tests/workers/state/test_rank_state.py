@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from holdfast_workers.state.digest import payload_digest
 from holdfast_workers.state.layout import SMALL_STATE, StateLayout
@@ -17,6 +22,7 @@ from holdfast_workers.state.rank_state import (
     ShardBox,
     StateMismatch,
     StateTensor,
+    shard_box_of,
 )
 
 SMALL = {"step": 5, "seed": 1}
@@ -132,3 +138,34 @@ def test_a_payload_without_small_state_changes_nothing(
     with pytest.raises(StateMismatch, match="JSON"):
         state.read(memoryview(bytearray(state.layout.payload_bytes)))
     assert torch.equal(tensors[0], before)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "shape"), [(torch.zeros(4, 6).t(), (6, 4)), (torch.zeros(4, 6), (2, 6))]
+)
+def test_a_tensor_that_does_not_fill_its_box_is_refused(
+    tensor: Tensor, shape: tuple[int, ...]
+) -> None:
+    box = ShardBox(shape, (0, 0), shape, primary=True)
+    with pytest.raises(StateMismatch, match="box"):
+        RankState([StateTensor("w", tensor, box)])
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_only_the_first_replica_of_a_box_is_primary() -> None:
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp_shard",))
+    sharded = distribute_tensor(torch.zeros(4), mesh, [Shard(0)])
+    for tensor, coordinates, primary in (
+        (sharded, {"dp_replicate": 0, "dp_shard": 1}, True),  # another box, not a replica
+        (sharded, {"dp_replicate": 1, "dp_shard": 0}, False),
+        (torch.zeros(4), {"dp_replicate": 0, "dp_shard": 0}, True),
+        (torch.zeros(4), {"dp_replicate": 0, "dp_shard": 1}, False),
+    ):
+        assert shard_box_of(tensor, coordinates).primary is primary

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from holdfast_workers.spec import GuardsSpec, TrainingSpec, find_faults
 from holdfast_workers.training.guards import (
@@ -22,6 +24,7 @@ from holdfast_workers.training.guards import (
     judge,
     trip_report,
 )
+from holdfast_workers.training.nonfinite_tracing import NonfiniteTracer
 from holdfast_workers.training.skipped_windows import Ledger
 
 ORIGINS = st.builds(
@@ -196,6 +199,16 @@ def test_the_origin_is_the_earliest_place(places: list[NonfiniteOrigin]) -> None
     assert (origin.micro_batch, origin.order) == earliest
     expected = {place.rank for place in places if (place.micro_batch, place.order) == earliest}
     assert set(ranks) == expected
+
+
+def test_an_origin_has_its_place_within_its_micro_batch() -> None:
+    tracer = NonfiniteTracer(nn.Identity(), rank=3)
+    tracer.start_micro_batch(0)
+    tracer.check([torch.ones(2)], "first", "output")
+    tracer.start_micro_batch(1)
+    tracer.check([torch.tensor([1.0, math.nan])], "first", "output")
+    tracer.check([torch.tensor([math.inf])], "second", "output")
+    assert tracer.origin == NonfiniteOrigin(3, 1, 1, "first", "output")
 
 
 def test_a_trip_report_is_json_without_nan() -> None:

@@ -160,7 +160,9 @@ def test_a_supervisor_that_adopts_a_stalled_world_inspects_it() -> None:
     job.stalls_unreported = True
     job.hang_rank(1)
     job.at(1.0, job.restart_supervisor)
+    began = job.now
     job.run_until(lambda: bool(closed(job)))
+    assert job.now - began < 20.0, "long before the stall limit"
     assert accused(job)["lost"][0]["rank"] == 1
     assert job.run().outcome == "SUCCEEDED"
 

@@ -66,6 +66,15 @@ def test_a_fault_for_a_lost_agent_waits_for_the_next_world() -> None:
     assert world is not None and world.members[0].agent == "n2"
 
 
+def test_a_fault_for_a_restarted_agent_waits_for_the_next_world() -> None:
+    job = running(cluster())
+    world = job.core._state.world
+    assert world is not None
+    world.members[0].incarnation = "former"
+    assert dispatched(job, 1, Injection(FaultKind.KILL, rank=0)) == []
+    assert dispatched(job, 2, Injection(FaultKind.KILL, rank=3)) == [("n1", 2)]
+
+
 def test_a_fault_that_cannot_be_injected_is_emitted_and_condemns_no_attempt() -> None:
     job = running(cluster())
     failed = CommandFailed("n0", "inject", 0, "CannotInject: it is no local node")
