@@ -4,10 +4,10 @@ import { useEffect, useMemo, useRef, useState, type ReactNode } from "react";
 
 import type { Window } from "./axis";
 import { bytes, clock, compact, duration, moment, whole } from "./format";
-import { medians, rowOf, SLOW } from "./heat";
+import { medians, rowOf, SLOW } from "./heatmap/heat";
 import { useWidth } from "./hooks";
-import { Frames } from "./IncidentCards";
-import { Logs, type LogChoice } from "./Logs";
+import { Frames } from "./incidents/IncidentCards";
+import { Logs, type LogChoice } from "./logs/Logs";
 import { useRankOf } from "./useJobPage";
 import type { RankDetail, RankHistory, RankNow } from "./views";
 

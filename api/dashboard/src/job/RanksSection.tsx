@@ -6,7 +6,7 @@ import type { Resource } from "../data";
 import { Failure } from "../ui/notice";
 import type { Window } from "./axis";
 import type { Choices } from "./choices";
-import { Heatmap, LABELS } from "./Heatmap";
+import { Heatmap, LABELS } from "./heatmap/Heatmap";
 import { RankDrawer } from "./RankDrawer";
 import { Placeholder, Section, Toggle } from "./Section";
 import { useRanksOf } from "./useJobPage";

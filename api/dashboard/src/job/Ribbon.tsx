@@ -10,7 +10,7 @@ import { ticks, timeScale, type Window } from "./axis";
 import { useCursor } from "./cursor";
 import { clock, duration, moment, percent } from "./format";
 import { useWidth } from "./hooks";
-import { humanize, KIND_ORDER, KINDS, look, type KindLook } from "./kinds";
+import { humanize, KIND_ORDER, KINDS, look, type KindLook } from "./incidents/kinds";
 import { attemptBands, bars, marks, secondsByKind, spanAt } from "./ribbonLayout";
 import type { SpanKind, Timeline } from "./views";
 

@@ -4,8 +4,8 @@ import { useCallback, useMemo } from "react";
 
 import { useFilters } from "../routing/router";
 import type { Window } from "./axis";
-import type { Order } from "./heat";
-import type { LogChoice } from "./Logs";
+import type { Order } from "./heatmap/heat";
+import type { LogChoice } from "./logs/Logs";
 import type { XAxis } from "./series";
 import type { HeatQuantity } from "./views";
 

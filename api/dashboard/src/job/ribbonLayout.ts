@@ -1,7 +1,7 @@
 /** The layout of the time ribbon. Pure: times and a width in, rectangles out. */
 
 import { timeScale, type Window } from "./axis";
-import { look } from "./kinds";
+import { look } from "./incidents/kinds";
 import type { Span, Timeline } from "./views";
 
 export interface Bar {

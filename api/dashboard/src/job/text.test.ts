@@ -1,12 +1,12 @@
 import { expect, test } from "vitest";
 
-import { eventText } from "./eventText";
+import { eventText } from "./incidents/eventText";
 import { NodeIdShortener } from "./format";
-import { causeClause, costs, evidenceSentence, learnNodeIds, lostSentences, phaseBars, tiers } from "./incidentFacts";
-import { appended, EMPTY, level, MAX_LINES, pieces, prepended, query, NO_FILTER } from "./logBuffer";
+import { causeClause, costs, evidenceSentence, learnNodeIds, lostSentences, phaseBars, tiers } from "./incidents/incidentFacts";
+import { appended, EMPTY, level, MAX_LINES, pieces, prepended, query, NO_FILTER } from "./logs/logBuffer";
 import { atEnd, visible } from "./rows";
 import { lines, matching, toYaml, yaml } from "./specTree";
-import { joined } from "./useEvents";
+import { joined } from "./incidents/useEvents";
 import type { Incident, JobEvent, LogLine } from "./views";
 
 const line = (number: number, text = "x"): LogLine => ({

@@ -4,7 +4,7 @@ import { useMemo } from "react";
 
 import { get } from "../api/client";
 import { useLive, useResource, useThrottled, type Resource } from "../data";
-import { unpacked, type Packed } from "./packed";
+import { unpacked, type Packed } from "./heatmap/packed";
 import { merged, stepsWithin } from "./series";
 import {
   TERMINAL,

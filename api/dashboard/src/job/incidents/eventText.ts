@@ -1,9 +1,9 @@
 /** An event as one line of text. Pure. */
 
-import { bytes, clock, compact, duration, ranges } from "./format";
+import { bytes, clock, compact, duration, ranges } from "../format";
 import { causeClause } from "./incidentFacts";
 import { humanize } from "./kinds";
-import type { JobEvent } from "./views";
+import type { JobEvent } from "../views";
 
 type Data = Record<string, unknown>;
 

@@ -17,9 +17,9 @@ import {
   type RefObject,
 } from "react";
 
-import { colorOf, useTheme } from "../theme/theme";
-import { useCursor } from "./cursor";
-import { clock, compact, duration, ranges } from "./format";
+import { colorOf, useTheme } from "../../theme/theme";
+import { useCursor } from "../cursor";
+import { clock, compact, duration, ranges } from "../format";
 import {
   domain,
   layout,
@@ -35,8 +35,8 @@ import {
   type Order,
   type Row,
 } from "./heat";
-import { useWidth } from "./hooks";
-import type { HeatQuantity, RankHistory } from "./views";
+import { useWidth } from "../hooks";
+import type { HeatQuantity, RankHistory } from "../views";
 
 interface Props {
   history: RankHistory;

@@ -2,14 +2,14 @@
 
 import { memo, useCallback, useEffect, useMemo, useRef, useState } from "react";
 
-import { url } from "../api/client";
-import type { Window } from "./axis";
-import { clock, moment, whole } from "./format";
-import { useDebounced } from "./hooks";
+import { url } from "../../api/client";
+import type { Window } from "../axis";
+import { clock, moment, whole } from "../format";
+import { useDebounced } from "../hooks";
 import { level, NO_FILTER, pieces, query, type LogFilter } from "./logBuffer";
 import { useLogs } from "./useLogs";
-import { VirtualList, type ListHandle } from "./VirtualList";
-import type { LogLine } from "./views";
+import { VirtualList, type ListHandle } from "../VirtualList";
+import type { LogLine } from "../views";
 
 const ROW = 20;
 /** Pixels: the width of the columns before the text of a line, with the padding. */

@@ -2,8 +2,8 @@
 
 import { useEffect, useId, useMemo, useState, type ReactNode } from "react";
 
-import { within, type Window } from "./axis";
-import { clock, compact, duration, moment, NodeIdShortener, percent } from "./format";
+import { within, type Window } from "../axis";
+import { clock, compact, duration, moment, NodeIdShortener, percent } from "../format";
 import {
   costs,
   evidenceSentence,
@@ -17,8 +17,8 @@ import {
   total,
 } from "./incidentFacts";
 import { KINDS } from "./kinds";
-import { Swatch } from "./Ribbon";
-import type { Incident, Stack, Suspect } from "./views";
+import { Swatch } from "../Ribbon";
+import type { Incident, Stack, Suspect } from "../views";
 
 interface Props {
   incidents: readonly Incident[];

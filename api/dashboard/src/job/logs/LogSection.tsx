@@ -2,12 +2,12 @@
 
 import { useCallback } from "react";
 
-import type { Window } from "./axis";
-import type { Choices } from "./choices";
+import type { Window } from "../axis";
+import type { Choices } from "../choices";
 import { Logs, type LogChoice } from "./Logs";
-import { Section, WhenNear } from "./Section";
-import { useAttemptNumbers } from "./useJobPage";
-import type { Job } from "./views";
+import { Section, WhenNear } from "../Section";
+import { useAttemptNumbers } from "../useJobPage";
+import type { Job } from "../views";
 
 export function LogSection({ job, brush, choices, live }: { job: Job; brush: Window | null; choices: Choices; live: boolean }) {
   const attempts = useAttemptNumbers(job.progress.attempt);

@@ -1,6 +1,6 @@
 /** The rank × time heatmap: its order, grouping and colours. Pure. */
 
-import type { HeatQuantity, RankHistory } from "./views";
+import type { HeatQuantity, RankHistory } from "../views";
 
 export type Order = "stragglers" | "rank";
 

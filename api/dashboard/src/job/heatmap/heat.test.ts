@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
 import { domain, layout, pixels, ramp, rowAt, rowOf, shade, slowness } from "./heat";
-import type { RankHistory } from "./views";
+import type { RankHistory } from "../views";
 
 const SIZES = { rank: 10, node: 20, gap: 5 };
 

@@ -2,10 +2,10 @@
 
 import { useCallback, useEffect, useRef, useState } from "react";
 
-import { get } from "../api/client";
-import { useLive, useLiveStatus } from "../data";
+import { get } from "../../api/client";
+import { useLive, useLiveStatus } from "../../data";
 import { appended, cut, EMPTY, prepended, query, type LogBuffer, type LogFilter } from "./logBuffer";
-import type { LogPage } from "./views";
+import type { LogPage } from "../views";
 
 const PAGE = 500;
 /** A search reads further pages until it has found this many lines. */

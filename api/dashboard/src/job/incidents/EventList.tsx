@@ -2,13 +2,13 @@
 
 import { useMemo, useRef, useState } from "react";
 
-import { within, type Window } from "./axis";
+import { within, type Window } from "../axis";
 import { eventText, eventTone } from "./eventText";
-import { clock, moment, NodeIdShortener, whole } from "./format";
+import { clock, moment, NodeIdShortener, whole } from "../format";
 import { ShortIds } from "./IncidentCards";
 import { useEvents } from "./useEvents";
-import { VirtualList, type ListHandle } from "./VirtualList";
-import type { JobEvent } from "./views";
+import { VirtualList, type ListHandle } from "../VirtualList";
+import type { JobEvent } from "../views";
 
 const ROW = 28;
 

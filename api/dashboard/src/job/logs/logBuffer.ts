@@ -4,7 +4,7 @@
  * there. Pure.
  */
 
-import type { LogLine } from "./views";
+import type { LogLine } from "../views";
 
 export interface LogFilter {
   rank: number | null;

@@ -3,9 +3,9 @@
  * version does not know is tolerated: a newer server may send it.
  */
 
-import { coarse, compact, duration, ranges, whole, type NodeIdShortener } from "./format";
+import { coarse, compact, duration, ranges, whole, type NodeIdShortener } from "../format";
 import { humanize, PHASES } from "./kinds";
-import type { Incident, SpanKind } from "./views";
+import type { Incident, SpanKind } from "../views";
 
 const CAUSES: Record<string, string> = {
   node_lost: "a node was lost",

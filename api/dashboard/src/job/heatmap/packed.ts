@@ -1,7 +1,7 @@
 /** Decodes the rank history of the API: half-precision floats in base64. Pure. */
 
-import type { components } from "../api/schema";
-import type { RankHistory } from "./views";
+import type { components } from "../../api/schema";
+import type { RankHistory } from "../views";
 
 export type Packed = components["schemas"]["RankHeatView"];
 

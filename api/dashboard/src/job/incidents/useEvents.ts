@@ -2,9 +2,9 @@
 
 import { useCallback, useEffect, useRef, useState } from "react";
 
-import { get } from "../api/client";
-import { useLive } from "../data";
-import type { JobEvent } from "./views";
+import { get } from "../../api/client";
+import { useLive } from "../../data";
+import type { JobEvent } from "../views";
 
 const PAGE = 1000;
 
