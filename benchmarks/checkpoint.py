@@ -137,7 +137,7 @@ def job(
 ) -> dict[str, Any]:
     return {
         "name": "big-state",
-        "recipe": "benchmarks.big_state:BigState",
+        "recipe": "benchmarks.recipes.big_state:BigState",
         "model": {
             "dim": MATRIX_DIM,
             "layers": -(-state_mb // MATRIX_MB),

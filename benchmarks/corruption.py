@@ -33,7 +33,6 @@ import yaml
 from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
 from tests.support.ranks.flips import APART, FIRST, random_flips
 
-from benchmarks.checks_recipe import TIMES_ENV
 from benchmarks.conditions import (
     EXAMPLE,
     add_idle_options,
@@ -45,6 +44,7 @@ from benchmarks.conditions import (
     wait_for_idle_machine,
 )
 from benchmarks.corruption_figures import FlipResult, check_share, corruption_summary, flip_result
+from benchmarks.recipes.checks_recipe import TIMES_ENV
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_workers.spec import (
     ModelSpec,
@@ -168,7 +168,7 @@ def _median(ranks: Sequence[Sequence[tuple[float, float]]]) -> float:
 def _timed(every: int, steps: int) -> list[list[tuple[float, float]]]:
     """Per rank and step: seconds of the step, and of the checks within it."""
     job = deepcopy(load_job(EXAMPLE))
-    job["recipe"] = "benchmarks.checks_recipe:TimedChecks"
+    job["recipe"] = "benchmarks.recipes.checks_recipe:TimedChecks"
     job["parallel"] = {"dp_replicate": 2}
     job["train"]["steps"] = steps + SKIP
     job["checks"] = {"replica_digest_every_steps": every}

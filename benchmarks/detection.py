@@ -40,7 +40,7 @@ from benchmarks.conditions import (
     wait_for_idle_machine,
 )
 from benchmarks.hang_figures import HangTrial, by_kind, detection_summary, high
-from benchmarks.hang_recipe import DELAY_ENV, TIMES_ENV, phase_times
+from benchmarks.recipes.hang_recipe import DELAY_ENV, TIMES_ENV, phase_times
 from holdfast_service.job_model.supervisor_protocol import EventKind, SupervisorEvent
 from holdfast_workers.spec import (
     CheckpointSpec,
@@ -207,7 +207,7 @@ def _training(
     parallel = ParallelSpec(**mesh)
     per_node = min(RANKS_PER_NODE, parallel.world_size // 2)
     training = TrainingSpec(
-        recipe="benchmarks.hang_recipe:TimedPretrain",
+        recipe="benchmarks.recipes.hang_recipe:TimedPretrain",
         model=model,
         train=TrainSpec(steps=ENDLESS, global_batch=16, micro_batch=16 // parallel.dp_shard),
         parallel=parallel,

@@ -26,7 +26,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-from benchmarks.big_state import BigState
+from benchmarks.recipes.big_state import BigState
 from holdfast_workers.parallelize import process_groups
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.standalone import load_spec

@@ -37,8 +37,8 @@ from typing import Any
 from benchmarks.conditions import ROOT, environment, load_job, machine, print_json, report
 from benchmarks.figures import StormFigure, storm_limit, storm_summary
 from benchmarks.holdfast_side import START_S, RunningJob, running
+from benchmarks.recipes.storm_recipe import STEP_S
 from benchmarks.recovery import SMALL_JOB, endless
-from benchmarks.storm_recipe import STEP_S
 from holdfast.client import fault_storm
 from holdfast_workers.fault_injection.kinds import FaultKind, Injection
 
@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
 def job() -> dict[str, Any]:
     """The recovery benchmark's job with steps of a second and no limit on failures."""
     changed = endless(load_job(SMALL_JOB))
-    changed["recipe"] = "benchmarks.storm_recipe:OneSecondSteps"
+    changed["recipe"] = "benchmarks.recipes.storm_recipe:OneSecondSteps"
     changed["recovery"] |= {"max_failures": NO_END, "max_without_progress": NO_END}
     return changed
 

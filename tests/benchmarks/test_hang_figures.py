@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.hang_figures import HangTrial, detection_summary, high
-from benchmarks.hang_recipe import phase_times
+from benchmarks.recipes.hang_recipe import phase_times
 
 RIGHT = HangTrial("stop", "dp_shard 4", 1, "forward", 0.2, 1.5, suspects=(1, 3), accused=(1,))
 

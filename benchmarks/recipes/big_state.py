@@ -19,7 +19,7 @@ SIDE = 384  # of the matrices multiplied in a step
 
 
 class BigState(Recipe):
-    """Selected by `recipe: benchmarks.big_state:BigState`."""
+    """Selected by `recipe: benchmarks.recipes.big_state:BigState`."""
 
     tensors: list[torch.Tensor]
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class TimedChecks(PretrainRecipe):
-    """Selected by `recipe: benchmarks.checks_recipe:TimedChecks`."""
+    """Selected by `recipe: benchmarks.recipes.checks_recipe:TimedChecks`."""
 
     _spent_s = 0.0
     _since = 0.0

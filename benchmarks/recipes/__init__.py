@@ -1,0 +1,1 @@
+"""Training programs that benchmarks run: hangs, storms, checked state, a large state."""
