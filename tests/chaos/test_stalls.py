@@ -102,9 +102,9 @@ def test_a_stopped_rank_is_reported_and_inspected_from_outside(watched: Watched)
 @pytest.mark.parametrize(
     ("kind", "states", "stands_in"),
     [
-        ("gil", "S", "_hold_the_lock"),
+        ("gil", "S", "_hold_gil"),
         ("loop", "R", "carry_out"),
-        ("read", "S", "_read_what_nobody"),
+        ("read", "S", "_block_in_read"),
     ],
 )
 def test_every_kind_of_hang_is_reported(
