@@ -63,9 +63,8 @@ def save(end: socket.socket, request: dict[str, Any], remote: dict[str, Any]) ->
     folder = _root(remote).below(checkpoint_folder(step, attempt))
     try:
         record = save_shard(folder, segment.payload(commit), segment.layout, rank, attempt, step)
-        if not segment.verify(
-            commit
-        ):  # after the last read: proves that the written bytes are those of the commit
+        # Verified after the last read, so that the written bytes are those of the commit.
+        if not segment.verify(commit):
             raise ValueError(f"the copy of step {step} does not match its digest")
         record["metrics"] = request["metrics"]
         write_small(folder, record_name(rank), _sealed(record))
@@ -121,9 +120,8 @@ def tidy(end: socket.socket, request: dict[str, Any], remote: dict[str, Any]) ->
 def _quarantine(root: Storage, uris: Collection[str]) -> None:
     for uri in uris:
         folder = uri.rpartition("/")[2]
-        if FOLDER_NAME.fullmatch(folder) and uri == joined(
-            root.uri, folder
-        ):  # only the job's own checkpoints
+        own = uri == joined(root.uri, folder)  # only the job's own checkpoints
+        if own and FOLDER_NAME.fullmatch(folder):
             quarantine(root.below(folder), QUARANTINE_REASON)
 
 
