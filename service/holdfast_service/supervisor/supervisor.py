@@ -348,7 +348,11 @@ class Supervisor:
         self._events.mark_backed_up(seat, incarnation, events)
         answer: PollAnswer = call.result()
         self._progress.add(seat, answer.beats)
-        self._inputs.put(inputs.WorkersPolled(seat, incarnation, answer.workers, answer.shards))
+        self._inputs.put(
+            inputs.WorkersPolled(
+                seat, incarnation, answer.workers, answer.shards, answer.failed_shards
+            )
+        )
         newest = self._run_buffer.add(seat, incarnation, answer.rows, answer.digests, answer.lines)
         if answer.rows:
             self._inputs.put(inputs.StepsMeasured(tuple(answer.rows)))

@@ -82,6 +82,17 @@ def test_the_last_signals_of_a_job_may_be_lost() -> None:
     assert not closed(job)
 
 
+def test_the_failure_of_the_last_save_may_be_lost() -> None:
+    job = running(cluster(), step=25)
+    job.lose_signals("n0", for_s=1.5)
+    job.lose_signals("n1", for_s=1.5)
+    job.shard_failures = 1
+    assert job.run().outcome == "SUCCEEDED"
+    (incident,) = closed(job)
+    assert incident["cause"] == "checkpoint_failed"
+    assert "no space left on device" in incident["evidence"][0]
+
+
 def test_one_poll_proves_nothing_because_it_may_be_older_than_a_signal() -> None:
     job = running(cluster())
     agent = job.agents["n0"]

@@ -115,6 +115,17 @@ def prepared(
     seed=st.integers(0, 2**16),
 )
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@example(
+    layout=0,
+    faults=[
+        (0.0, "stick", 0, 0),
+        (1.0, "unheard", 0, 7),
+        (4.0, "agent", 1, 0),
+        (8.0, "shard", 0, 1),
+    ],
+    chaos=0.0,
+    seed=0,
+)  # the failure of a shard of the last checkpoint was never received
 def test_the_job_succeeds_when_faults_stop_and_enough_agents_remain(
     layout: int, faults: list[tuple[float, str, int, int]], chaos: float, seed: int
 ) -> None:

@@ -10,6 +10,7 @@ from holdfast_service.recovery.core_state.effects import FreeMemory, SaveShard, 
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_workers.protocol.messages import (
     AgentReport,
+    FailedShard,
     Held,
     Place,
     Restore,
@@ -59,6 +60,7 @@ class SimAgent:
     """Commands that fail once."""
     restores: dict[int, Restore] = field(default_factory=dict)
     shards: list[dict[str, int]] = field(default_factory=list)
+    failed_shards: list[FailedShard] = field(default_factory=list)
     saving: set[tuple[int, int, int]] = field(default_factory=set)
     unsent: list[Signal] = field(default_factory=list)
     granted: dict[int, float] = field(default_factory=dict)
@@ -184,6 +186,7 @@ class SimAgent:
         self.alive, self.ready = False, False
         self.workers.clear()
         self.shards.clear()
+        self.failed_shards.clear()
         self.saving.clear()
         self.unsent.clear()
 

@@ -173,7 +173,11 @@ class SimulatedCluster(SimulatedStalls):
         if agent.alive and agent.reachable:
             report = agent.report()
             seen = inputs.WorkersPolled(
-                agent.name, report.incarnation, report.workers, report.shards
+                agent.name,
+                report.incarnation,
+                report.workers,
+                report.shards,
+                tuple(agent.failed_shards),
             )
             self.send(seen)
         self.at(1.0, lambda: self._poll(agent))

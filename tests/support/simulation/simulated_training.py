@@ -23,6 +23,7 @@ from holdfast_service.recovery.core_state import inputs
 from holdfast_workers.protocol.messages import (
     ErrorKind,
     ErrorReport,
+    FailedShard,
     FormOrder,
     Place,
     Seat,
@@ -311,7 +312,10 @@ class SimulatedTraining(SimulatedNetwork):
         agent.saving.remove((rank, attempt, step))
         if self.shard_failures:
             self.shard_failures -= 1
-            detail = {"step": step, "message": "no space left on device"}
+            message = "no space left on device"
+            detail = {"step": step, "message": message}
+            failed = FailedShard(rank, attempt, step, message, superseded=False)
+            agent.failed_shards.append(failed)
             self.signal(agent, SignalKind.SHARD_FAILED, attempt, rank=rank, detail=detail)
         else:
             record = {"rank": rank, "step": step, "attempt": attempt, "nbytes": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,6 +12,7 @@ from tests.support.memory.shm import content, layout_of, write
 from holdfast_workers.agent.remote_saves import RemoteSaves
 from holdfast_workers.memory import frozen_copies
 from holdfast_workers.memory.segment import Overwritten, Segment
+from holdfast_workers.protocol.messages import FailedShard, SignalKind
 
 NBYTES = 50_000
 
@@ -57,3 +59,17 @@ def test_a_commit_that_is_overwritten_or_damaged_leaves_no_copy(
             saves.save_held(3, replica, commit)
     assert saves.saving == ()
     assert not list(tmp_path.glob(frozen_copies.PATTERN))
+
+
+def test_a_shard_that_was_given_up_is_listed_for_polls(tmp_path: Path, replica: Segment) -> None:
+    """Its signal may be lost; the list is what a poll returns."""
+    sent: list[tuple[Any, ...]] = []
+    signals = SimpleNamespace(send=lambda *arguments, **named: sent.append((*arguments, named)))
+    saves = RemoteSaves(cast(Any, None), tmp_path, cast(Any, None), cast(Any, signals))
+    saves.save_held(3, replica, write(replica, 1, 20))
+    assert not saves.failed_shards
+    saves.save_held(3, replica, write(replica, 1, 21))
+    assert saves.failed_shards == (
+        FailedShard(3, 1, 20, "superseded by a newer step", superseded=True),
+    )
+    assert [kind for kind, *_ in sent] == [SignalKind.SHARD_FAILED]

@@ -380,15 +380,22 @@ class NodeAgent:
         self, after_row: tuple[int, int], after_log: int, events: Events = (), acked: int = 0
     ) -> PollAnswer:
         """Metric rows, digests and log lines newer than the cursors, bounded in number; the present
-        workers and saved shards, because signals may be lost; and the ranks' progress.
+        workers, and saved and failed shards, because signals may be lost; and the ranks' progress.
 
         `events`: the supervisor's events to keep; events up to `acked` are stored elsewhere.
         """
         self._events.keep(events, acked)
         rows, digests, lines = self._journal.after(after_row, after_log)
         beats = tuple(replace(beat, groups=()) for beat in self._watch.beats())
+        saves = self._saves
         return PollAnswer(
-            rows, digests, lines, self._worker_pool.reports(), self._saves.shards, beats
+            rows,
+            digests,
+            lines,
+            self._worker_pool.reports(),
+            saves.shards,
+            beats,
+            saves.failed_shards,
         )
 
     def figures(self) -> tuple[tuple[Beat, ...], StepRow | None]:

@@ -26,7 +26,7 @@ from holdfast_workers.ipc.children import Child, ChildProcesses, ZygoteFailed
 from holdfast_workers.ipc.io_loop import NodeIO
 from holdfast_workers.memory import frozen_copies
 from holdfast_workers.memory.segment import Commit, Segment
-from holdfast_workers.protocol.messages import SignalKind
+from holdfast_workers.protocol.messages import FailedShard, SignalKind
 
 KEPT_SHARDS = 256
 _log = structlog.get_logger()
@@ -65,6 +65,7 @@ class RemoteSaves:
         self._copies: dict[str, QueuedCopy] = {}
         self._savers: dict[str, _Saver] = {}  # by the path of their copies
         self._shards: list[dict[str, Any]] = []
+        self._failed: list[FailedShard] = []
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="remote-saves", daemon=True)
 
@@ -82,6 +83,12 @@ class RemoteSaves:
         """Durable shards that are not known to be in a manifest."""
         with self._changed:
             return tuple(self._shards)
+
+    @property
+    def failed_shards(self) -> tuple[FailedShard, ...]:
+        """The shards given up last."""
+        with self._changed:
+            return tuple(self._failed)
 
     @property
     def saving(self) -> tuple[tuple[int, int, int], ...]:
@@ -250,6 +257,9 @@ class RemoteSaves:
 
     def _give_up(self, copy: QueuedCopy, why: str, *, superseded: bool = False) -> None:
         self._remove(copy)
+        failed = FailedShard(copy.rank, copy.attempt, copy.step, why, superseded)
+        with self._changed:
+            self._failed = [*self._failed, failed][-KEPT_SHARDS:]
         detail = {"step": copy.step, "message": why, "superseded": superseded}
         self._signals.send(SignalKind.SHARD_FAILED, copy.attempt, copy.rank, detail=detail)
 

@@ -284,6 +284,18 @@ class AgentReport:
     """Memory bandwidth by device, in GB/s."""
 
 
+@dataclass(frozen=True)
+class FailedShard:
+    """A shard of a remote save that its agent has given up, as in a `SHARD_FAILED` signal."""
+
+    rank: int
+    attempt: int
+    step: int
+    message: str
+    superseded: bool
+    """Whether a newer step took its place."""
+
+
 class PollAnswer(NamedTuple):
     """An agent's answer to a poll.
 
@@ -299,6 +311,8 @@ class PollAnswer(NamedTuple):
     """As in `AgentReport`."""
     beats: tuple[Beat, ...] = ()
     """Progress of every rank of this agent, without process groups."""
+    failed_shards: tuple[FailedShard, ...] = ()
+    """The shards that this agent gave up, newest last; a bounded number."""
 
 
 class Tier(StrEnum):

@@ -26,6 +26,7 @@ from holdfast_service.policy.quarantine import Avoided
 from holdfast_workers.fault_injection.kinds import Injection
 from holdfast_workers.protocol.messages import (
     AgentReport,
+    FailedShard,
     Inspection,
     Signal,
     StepRow,
@@ -200,6 +201,8 @@ class WorkersPolled:
     workers: tuple[WorkerReport, ...]
     shards: tuple[dict[str, Any], ...] = ()
     """Records of shards that the agent has saved and that no manifest contains yet."""
+    failed_shards: tuple[FailedShard, ...] = ()
+    """Shards that the agent has given up."""
 
 
 @dataclass(frozen=True)

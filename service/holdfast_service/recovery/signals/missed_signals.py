@@ -2,7 +2,8 @@
 
 Signals are calls and may be lost; the supervisor also polls each agent for its workers. A signal
 that two consecutive polls show to be missing is handled as if it had arrived. One poll proves
-nothing: its answer may be older than a signal that is still on its way.
+nothing: its answer may be older than a signal that is still on its way. Saved and failed shards are
+final, so one poll is enough for them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,14 @@ from __future__ import annotations
 from holdfast_service.recovery.core_state.inputs import WorkersPolled
 from holdfast_service.recovery.core_state.state import CoreState, Member, Stage
 from holdfast_service.recovery.signals import signal_handlers
-from holdfast_workers.protocol.messages import Signal, SignalKind, WorkerReport, WorkerState
+from holdfast_service.recovery.world import outcome
+from holdfast_workers.protocol.messages import (
+    FailedShard,
+    Signal,
+    SignalKind,
+    WorkerReport,
+    WorkerState,
+)
 
 
 def handle_workers_polled(state: CoreState, event: WorkersPolled, now: float) -> None:
@@ -20,6 +28,8 @@ def handle_workers_polled(state: CoreState, event: WorkersPolled, now: float) ->
             signal_handlers.record_saved_shard(
                 state, int(shard["attempt"]), int(shard["rank"]), dict(shard)
             )
+        lost = [_failed_signal(event, shard, now) for shard in _failures_of_last_step(state, event)]
+        signal_handlers.handle_signals(state, lost, now)
     world = state.world
     if world is None or state.stage not in (Stage.FORMING, Stage.RUNNING, Stage.FINISHING):
         state.missed_signals.pop(event.agent, None)
@@ -57,6 +67,32 @@ def _missed_signal(
     if report.state is WorkerState.DONE:
         return _build_signal(member, SignalKind.WORKER_DONE, attempt, now, step=report.step)
     return None
+
+
+def _failures_of_last_step(state: CoreState, event: WorkersPolled) -> list[FailedShard]:
+    """The failures that matter without their signal: FINISHING waits for the last checkpoint, and
+    nothing waits for an earlier one."""
+    if state.stage is not Stage.FINISHING:
+        return []
+    last = outcome.last_step(state)
+    return [shard for shard in event.failed_shards if shard.step >= last]
+
+
+def _failed_signal(event: WorkersPolled, shard: FailedShard, now: float) -> Signal:
+    return Signal(
+        kind=SignalKind.SHARD_FAILED,
+        agent=event.agent,
+        incarnation=event.incarnation,
+        seq=0,
+        at=now,
+        attempt=shard.attempt,
+        rank=shard.rank,
+        detail={
+            "step": shard.step,
+            "message": shard.message,
+            "superseded": shard.superseded,
+        },
+    )
 
 
 def _build_signal(
