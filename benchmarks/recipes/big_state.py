@@ -9,11 +9,20 @@ from __future__ import annotations
 
 import torch
 
-from holdfast_workers.state.layout import StateLayout
-from holdfast_workers.state.rank_state import RankState, ShardBox, Snapshot, StateTensor
-from holdfast_workers.training.guards import NonfiniteOrigin
-from holdfast_workers.training.recipe import Agree, Gate, PhaseReporter, Recipe, StepOutcome, World
-from holdfast_workers.training.step_agreement import Contribution
+from holdfast_workers.recipes import (
+    Agree,
+    Contribution,
+    Gate,
+    PhaseReporter,
+    RankState,
+    Recipe,
+    ShardBox,
+    Snapshot,
+    StateLayout,
+    StateTensor,
+    StepOutcome,
+    World,
+)
 
 SIDE = 384  # of the matrices multiplied in a step
 
@@ -22,9 +31,6 @@ class BigState(Recipe):
     """Selected by `recipe: benchmarks.recipes.big_state:BigState`."""
 
     tensors: list[torch.Tensor]
-
-    def prepare(self) -> None:
-        pass
 
     def build(self, world: World) -> None:
         model = self.spec.model
@@ -58,15 +64,6 @@ class BigState(Recipe):
     def read_state(self, payload: memoryview) -> int:
         self.applied_step = int(self._state.read(payload)["step"])
         return self.applied_step
-
-    def state_digest(self, step: int) -> str:
-        return self._state.digest({"step": step})
-
-    def observed_nonfinite(self) -> NonfiniteOrigin | None:
-        return None
-
-    def trace(self, step: int) -> NonfiniteOrigin | None:
-        return None
 
     def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         phase("forward", step)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from holdfast_workers.recipes import Agree, Gate, PhaseReporter, StepOutcome, World
 from holdfast_workers.recipes.pretrain import PretrainRecipe
-from holdfast_workers.training.recipe import Agree, Gate, PhaseReporter, StepOutcome, World
 
 TIMES_ENV = "HOLDFAST_BENCH_TIMES"
 

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from holdfast_workers.progress import beacon
+from holdfast_workers.recipes import Agree, Gate, PhaseReporter, StepOutcome, World
 from holdfast_workers.recipes.pretrain import PretrainRecipe
-from holdfast_workers.training.recipe import Agree, Gate, PhaseReporter, StepOutcome, World
 
 TIMES_ENV = "HOLDFAST_BENCH_TIMES"
 DELAY_ENV = "HOLDFAST_BENCH_DELAY_EVERY"

@@ -19,7 +19,7 @@ from holdfast_workers.recipes.lookup import resolve
 from holdfast_workers.recipes.pretrain import PretrainRecipe
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.digest import payload_digest
-from holdfast_workers.training.recipe import GuardTripped, World
+from holdfast_workers.training.recipe import GuardTripped, Recipe, World
 from holdfast_workers.training.skipped_windows import Ledger
 from holdfast_workers.training.step_loop import train
 
@@ -41,14 +41,14 @@ def join(port: int, world: World) -> None:
     )
 
 
-def save(recipe: PretrainRecipe, folder: Path, world: World, step: int) -> str:
+def save(recipe: Recipe, folder: Path, world: World, step: int) -> str:
     payload = bytearray(b"\xff" * recipe.layout().payload_bytes)
     recipe.write_state(memoryview(payload), step)
     (folder / f"rank{world.rank}-step{step}").write_bytes(payload)
     return payload_digest(payload)
 
 
-def load(recipe: PretrainRecipe, folder: Path, world: World, step: int) -> int:
+def load(recipe: Recipe, folder: Path, world: World, step: int) -> int:
     payload = (folder / f"rank{world.rank}-step{step}").read_bytes()
     return recipe.read_state(memoryview(payload))
 

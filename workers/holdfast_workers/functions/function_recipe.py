@@ -48,7 +48,7 @@ from holdfast_workers.training.step_seeds import seed_generators
 class FunctionRecipe(Recipe):
     """The recipe of `spec.function`; implements `context.FunctionHost`."""
 
-    repeats_steps = False
+    repeats_steps = False  # only the function could compute a step again; so `trace` is None
 
     def __init__(self, spec: TrainingSpec, cache_dir: Path) -> None:
         super().__init__(spec, cache_dir)
@@ -72,9 +72,6 @@ class FunctionRecipe(Recipe):
             self._release()
             gc.collect()
         self._world = world
-
-    def rebind(self, world: World) -> None:
-        self.build(world)
 
     def run(self, begin: Callable[[], AttemptSteps]) -> int:
         assert self._function is not None
@@ -238,10 +235,6 @@ class FunctionRecipe(Recipe):
             if not all_finite([_gradient(parameter)]):
                 return NonfiniteOrigin(self.world.rank, -1, 0, name, "gradient", again=False)
         return None
-
-    def trace(self, step: int) -> NonfiniteOrigin | None:
-        del step
-        return None  # only the function could compute the step again
 
 
 def load_function(name: str) -> Callable[[Context], object]:

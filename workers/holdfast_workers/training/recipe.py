@@ -4,6 +4,10 @@ A recipe owns the live training state of one rank: parameters, optimizer, schedu
 position. It receives its world as plain numbers and never learns why an attempt ended. Its state
 can be copied out and in as one flat payload (:mod:`holdfast_workers.state.layout`). At equal step,
 seed and mesh, the payload is bitwise the same however often the run was interrupted.
+
+Users write recipes, so this module is a contract with them (`docs/recipes.md`): the abstract
+methods are all that a recipe must have, and a method added later has a default. Users import it
+from :mod:`holdfast_workers.recipes`.
 """
 
 from __future__ import annotations
@@ -135,7 +139,8 @@ class Recipe(ABC):
 
     `prepare` → `build` → `run`: (`initialize` | `read_state`) → `train_step`*. After a fault, the
     worker calls `abandon_step`, then `rebind` on the new process groups, then `run`; or a new
-    process starts again with `prepare`.
+    process starts again with `prepare`. The docstring of a method with a default says what a recipe
+    forgoes with it.
     """
 
     repeats_steps = True
@@ -154,15 +159,18 @@ class Recipe(ABC):
         calls it now and then, so that it does not finish a step that cannot commit. The exception
         must leave `train_step`. The attempt's runner sets this attribute."""
 
-    @abstractmethod
-    def prepare(self) -> None:
-        """Do the work that needs no world (open or build the corpus). Starts no thread."""
+    def prepare(self) -> None:  # noqa: B027 (not every recipe has such work)
+        """Do the work that needs no world (open or build the corpus). Starts no thread.
+
+        Processes forked later share its result. Default: nothing, so each process does all work.
+        """
 
     def expect(self, world: World) -> bool:
         """Prepare for `build(world)` with this mesh and rank, the only `build` that may follow.
 
         There is no process group yet; the method leaves no process group and starts no thread.
-        A repeated call returns the same value. False means that nothing can be prepared.
+        A repeated call returns the same value. False, the default, means that nothing can be
+        prepared: a process that replaces a dead one builds its model during the recovery.
         """
         return False
 
@@ -175,12 +183,13 @@ class Recipe(ABC):
     def initialize(self) -> None:
         """Load the state of step 0, which depends on the seed alone, not on the mesh."""
 
-    @abstractmethod
     def rebind(self, world: World) -> None:
         """Replace the process groups of the live model: same mesh, same rank, next attempt.
 
-        Values survive where torch allows it, but a `read_state` must follow in any case.
+        Values survive where torch allows it, but a `read_state` must follow in any case. Default:
+        `build`, so a survivor of a fault builds its model again during the recovery.
         """
+        self.build(world)
 
     @abstractmethod
     def abandon_step(self) -> None:
@@ -206,22 +215,27 @@ class Recipe(ABC):
     def read_state(self, payload: memoryview) -> int:
         """Load the state in `payload`, in place, and return its step."""
 
-    @abstractmethod
     def state_digest(self, step: int) -> str:
-        """The digest of the payload that `write_state` would write now, without writing it."""
+        """The digest of the payload that `write_state` would write now, without writing it.
+
+        Default: of `freeze`, which on an accelerator needs host memory for a copy of the state.
+        """
+        return self.freeze(step).digest()
 
     @property
     def model(self) -> nn.Module:
-        """The live model, for inspection and for fault injection."""
+        """The live model, for inspection and for fault injection. Default: none, so a fault that
+        spoils a layer cannot be injected."""
         raise NotImplementedError(f"{type(self).__name__} does not expose its model")
 
     def local_tensors(self, what: str) -> dict[str, Tensor]:
         """Local tensors of the live state by parameter name; `what` is `parameter`, `gradient` or
-        `moment`."""
+        `moment`. Default: none, so a flipped bit cannot be injected."""
         raise NotImplementedError(f"{type(self).__name__} does not expose its tensors")
 
     def parameters(self) -> int | None:
-        """The number of parameters of the whole model; None if the recipe does not know it."""
+        """The number of parameters of the whole model. None, the default: unknown, so no MFU is
+        reported."""
         return None
 
     @abstractmethod
@@ -246,15 +260,18 @@ class Recipe(ABC):
             steps.keep()
         return steps.close()
 
-    @abstractmethod
     def observed_nonfinite(self) -> NonfiniteOrigin | None:
         """The first non-finite value that this rank observed in the last computed step, as far as
-        it is known without computing anything. Called before `abandon_step`."""
+        it is known without computing anything. Called before `abandon_step`. Default: None, so the
+        report of a guard does not name the place where the value began."""
+        return None
 
-    @abstractmethod
     def trace(self, step: int) -> NonfiniteOrigin | None:
         """Compute the micro-batches of `step` again and return the first non-finite value on this
-        rank. Called on all ranks, after `abandon_step`; the caller calls `abandon_step` again."""
+        rank. Called on all ranks, after `abandon_step`; the caller calls `abandon_step` again.
+        Default: None, as of a second computation that was finite, so the step is tried once more
+        before its window of data is skipped."""
+        return None
 
 
 def _never_over() -> None:
