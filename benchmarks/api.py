@@ -24,7 +24,8 @@ p99 covers all calls of the paced phase. Limits of the measurement:
 - The server polls `polls_per_s` supervisors a second, whatever their number. With 5,000 jobs each
   is polled every few minutes (`poll_every_s`); user requests do not wait for a poll.
 
-`BARS` has the required bounds. The last line reports by how much a bound is missed.
+`BARS` of `benchmarks.api_figures` has the required bounds. The last line reports by how much a
+bound is missed.
 """
 
 from __future__ import annotations
@@ -50,13 +51,12 @@ from uuid import uuid4
 import httpx
 import psutil
 
+from benchmarks.api_figures import ApiFigures, api_summary, milliseconds
 from benchmarks.conditions import kept_awake, machine, print_json, report
 
 READS_PER_S = 40.0
 TRANSITIONS_PER_S = 1.0
 SUBMITTERS = 8
-BARS = {"read_p99_ms": 50.0, "transition_p99_ms": 250.0}
-CLIENTS_BAR = 1000
 READERS = 4
 STEP_S = 2.0
 SPEC = {
@@ -155,18 +155,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
     kinds = ["sqlite", "postgresql"] if options.database == "both" else [options.database]
     found = {kind: asyncio.run(_measure(kind, options)) for kind in kinds}
-    summary = {
-        "jobs": options.jobs,
-        "kept_awake": options.keep_awake,
-        "read_p99_ms": max(figures["read_p99_ms"] for figures in found.values()),
-        "transition_p99_ms": max(figures["transition_p99_ms"] for figures in found.values()),
-        "sse_clients": min(figures["sse_clients"] for figures in found.values()),
-        "submissions_per_s": min(figures["submissions_per_s"] for figures in found.values()),
-        "reads_per_s": min(figures["reads_per_s"] for figures in found.values()),
-        "missed": {kind: _missed(figures, options.clients) for kind, figures in found.items()},
-        **found,
-    }
-    for kind, missed in summary["missed"].items():
+    summary = api_summary(
+        found, jobs=options.jobs, clients=options.clients, kept_awake=options.keep_awake
+    )
+    for kind, missed in summary.missed.items():
         for name, message in missed.items():
             report(f"{kind}: {name} missed: {message}")
     if options.json:
@@ -174,20 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _missed(found: dict[str, Any], clients: int) -> dict[str, str]:
-    """Bar -> message on how far it was missed."""
-    missed = {
-        name: f"{found[name]:g} ms instead of {bar:g} ms, {found[name] / bar:.1f} times as much"
-        for name, bar in BARS.items()
-        if not found[name] <= bar
-    }
-    held, wanted = found["sse_clients"], min(clients, CLIENTS_BAR)
-    if held < wanted:
-        missed["sse_clients"] = f"{held} instead of {wanted}"
-    return missed
-
-
-async def _measure(kind: str, options: argparse.Namespace) -> dict[str, Any]:
+async def _measure(kind: str, options: argparse.Namespace) -> ApiFigures:
     def report_progress(text: str) -> None:
         report(f"{kind}: {text}")
 
@@ -200,12 +179,12 @@ async def _measure(kind: str, options: argparse.Namespace) -> dict[str, Any]:
         starting_s = time.monotonic() - began
         async with WatcherProcess.opened(server.address, options.clients) as watchers:
             with kept_awake(options.keep_awake):
-                found = await _loaded(client, server, watchers, ids, options, report_progress)
-    found = {
-        "submissions_per_s": round(submissions_per_s, 1),
-        "until_all_ran_s": round(starting_s, 1),
-        **found,
-    }
+                loaded = await _loaded(client, server, watchers, ids, options, report_progress)
+    found = ApiFigures(
+        submissions_per_s=round(submissions_per_s, 1),
+        until_all_ran_s=round(starting_s, 1),
+        **loaded,
+    )
     report_progress(str(found))
     return found
 
@@ -223,7 +202,7 @@ async def _loaded(
     options: argparse.Namespace,
     report_progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """The measurements with all jobs active and all streams open."""
+    """The fields of `ApiFigures` that are measured with all jobs active and all streams open."""
     before = await watchers.counts()
     report_progress(f"{before['held']} streams are open")
     await asyncio.sleep(2)
@@ -253,20 +232,24 @@ async def _loaded(
     return {
         "reads_per_s": round(reads_per_s, 1),
         "reads": len(latencies),
-        "read_p50_ms": _ms(latencies, 0.5),
-        "read_p99_ms": _ms(latencies, 0.99),
-        "read_p99_ms_by_call": {name: _ms(times, 0.99) for name, times in sorted(reads.items())},
+        "read_p50_ms": milliseconds(latencies, 0.5),
+        "read_p99_ms": milliseconds(latencies, 0.99),
+        "read_p99_ms_by_call": {
+            name: milliseconds(times, 0.99) for name, times in sorted(reads.items())
+        },
         "transitions": len(transitions),
-        "transition_p50_ms": _ms(transitions, 0.5),
-        "transition_p99_ms": _ms(transitions, 0.99),
-        "transition_max_ms_by_order": {name: _ms(times, 1.0) for name, times in orders.items()},
+        "transition_p50_ms": milliseconds(transitions, 0.5),
+        "transition_p99_ms": milliseconds(transitions, 0.99),
+        "transition_max_ms_by_order": {
+            name: milliseconds(times, 1.0) for name, times in orders.items()
+        },
         "sse_clients": last["held"],
         "sse_lost": last["lost"],
         "sse_messages_per_s_each": round(messages, 1),
         "sse_mb_per_s": round((after["nbytes"] - before["nbytes"]) / took / 1e6, 1),
         "cores_used": cores,
         "stolen": stolen_share,
-        "load_late_p99_ms": _ms(late, 0.99),
+        "load_late_p99_ms": milliseconds(late, 0.99),
     }
 
 
@@ -461,14 +444,6 @@ def _database(kind: str, folder: str) -> Iterator[tuple[str, dict[str, int]]]:
         yield server.get_uri(database=name), {"postgresql": server.get_pid()}
     finally:
         server.cleanup()
-
-
-def _ms(times: Sequence[float], share: float) -> float:
-    """A quantile, in milliseconds."""
-    ordered = sorted(times)
-    if not ordered:
-        return float("nan")
-    return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

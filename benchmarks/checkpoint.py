@@ -3,13 +3,13 @@
     python -m benchmarks.checkpoint --json [--ranks N ...] [--state-mb M] [--steps N]
 
 One rank runs per raylet, with `--state-mb` of state that changes in every step. Under Holdfast,
-through serve and REST: without checkpoints, in local memory only, and with a partner's copy. Under
-torchrun, with the same recipe and loop: no saver, `torch.save`, and `async_save` of
-`torch.distributed.checkpoint` at its default and at its best settings, all to /dev/shm. The floor
-is the time to copy, hash and send those bytes with nothing else running. The stall is the time that
-a save blocks the training thread; the added time is the increase of the step time. The last
-measurement is the growth in resident memory of ranks and node agents over 500 saves of a smaller
-state with a partner.
+through serve and REST, one job after the other on one server: without checkpoints, in local memory
+only, and with a partner's copy. Under torchrun, with the same recipe and loop: no saver,
+`torch.save`, and `async_save` of `torch.distributed.checkpoint` at its default and at its best
+settings, all to /dev/shm. The floor is the time to copy, hash and send those bytes with nothing
+else running. The stall is the time that a save blocks the training thread; the added time is the
+increase of the step time. The last measurement is the growth in resident memory of ranks and node
+agents over 500 saves (`--saves`) of a smaller state with a partner.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -30,18 +30,19 @@ import yaml
 
 from benchmarks import holdfast_side
 from benchmarks.conditions import machine, print_json, report, torchrun
+from benchmarks.figures import SAVERS
 from benchmarks.floor import floor
-from benchmarks.stock_savers import SAVERS
 
 RUN_S = 300.0
 SKIP = 14
 """Skipped first steps: they fill caches and use up the time allowance for late partners."""
 MATRIX_MB = 16
 MATRIX_DIM = 2048
-SAVES = 500
-WARM_UP = 100
+WARM_UP_SHARE = 5
+"""The saves before the growth is measured: one per this many measured saves."""
 SMALL_MB = 16
 SMALL_WORK = 10
+NO_END = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -67,69 +68,102 @@ class MeasuredSteps:
         return max(0.0, self.step_s - without.step_s) * self.interval
 
 
+@dataclass(frozen=True)
+class CheckpointFigures:
+    """The figures of one number of ranks: trimmed means in seconds by saver, and ratios, which are
+    None if that saver was left out or never waited."""
+
+    stall_vs_dcp_default: float | None
+    stall_vs_dcp_best: float | None
+    added_vs_floor: float
+    own_added_vs_floor: float
+    step_s: dict[str, float]
+    stall_s: dict[str, float]
+    added_s: dict[str, float]
+    interval_steps: dict[str, float]
+    floor_s: dict[str, dict[str, float]]
+    resident_growth_mb: float
+
+
+@dataclass(frozen=True)
+class CheckpointResult:
+    """The last line, with the greatest figure of any number of ranks."""
+
+    stall_vs_dcp_default: float | None
+    stall_vs_dcp_best: float | None
+    added_vs_floor: float
+    resident_growth_mb: float
+    by_ranks: dict[str, CheckpointFigures]
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
     by_ranks = {}
     for ranks in options.ranks:
         report(f"{ranks} ranks of {options.state_mb} MB each, {options.steps} steps")
-        by_ranks[str(ranks)] = measure(ranks, options.state_mb, options.steps, options.work)
-    grown = growth(min(options.ranks))
-    report(f"{SAVES} saves added {grown} MB to the process with the largest growth")
-    summary = {
-        **{name: max(by_rank[name] for by_rank in by_ranks.values()) for name in RATIOS},
-        "resident_growth_mb": grown,
-        "by_ranks": by_ranks,
-    }
+        by_ranks[str(ranks)] = measure(ranks, options)
+    figures = by_ranks.values()
+    result = CheckpointResult(
+        stall_vs_dcp_default=_greatest(found.stall_vs_dcp_default for found in figures),
+        stall_vs_dcp_best=_greatest(found.stall_vs_dcp_best for found in figures),
+        added_vs_floor=max(found.added_vs_floor for found in figures),
+        resident_growth_mb=max(found.resident_growth_mb for found in figures),
+        by_ranks=by_ranks,
+    )
     if options.json:
-        print_json(summary)
+        print_json(result)
     return 0
 
 
-RATIOS = ("stall_vs_dcp_default", "stall_vs_dcp_best", "added_vs_floor")
-
-
-def measure(ranks: int, state_mb: int, steps: int, work: int) -> dict[str, Any]:
+def measure(ranks: int, options: argparse.Namespace) -> CheckpointFigures:
+    state_mb, steps, work = options.state_mb, options.steps, options.work
     found: dict[str, MeasuredSteps] = {}
-    for saver in SAVERS:
+    for saver in options.savers:
         found[saver] = stock(job(ranks, state_mb, steps, work, memory=0), ranks, saver)
         _report_steps(saver, found[saver])
-    for name, memory, per_node in (
-        ("holdfast_none", 0, 1),
-        ("holdfast_own", 1, ranks),
-        ("holdfast_partner", 1, 1),
-    ):
-        found[name] = under_holdfast(job(ranks, state_mb, steps, work, memory, per_node), ranks)
-        _report_steps(name, found[name])
+    with holdfast_side.serving(ranks) as server:
+        for name, memory, per_node in (
+            ("holdfast_none", 0, 1),
+            ("holdfast_own", 1, ranks),
+            ("holdfast_partner", 1, 1),
+        ):
+            document = job(ranks, state_mb, steps, work, memory, per_node)
+            found[name] = under_holdfast(document, server)
+            _report_steps(name, found[name])
+        grown_mb = growth(server, ranks, options.saves)
+    report(f"{options.saves} saves added {grown_mb} MB to the process with the largest growth")
     floors = {
         "own": floor(ranks, state_mb << 20, partner=False),
         "partner": floor(ranks, state_mb << 20, partner=True),
     }
     report(f"floor: own {floors['own']['total']:.3f} s, partner {floors['partner']['total']:.3f} s")
-    return summary(found, floors)
+    return summary(found, floors, grown_mb)
 
 
 def summary(
-    found: Mapping[str, MeasuredSteps], floors: Mapping[str, Mapping[str, float]]
-) -> dict[str, Any]:
-    """Trimmed means, and ratios."""
+    found: Mapping[str, MeasuredSteps],
+    floors: Mapping[str, Mapping[str, float]],
+    resident_growth_mb: float,
+) -> CheckpointFigures:
     added = {
         name: steps.added_s(found["holdfast_none" if "holdfast" in name else "none"])
         for name, steps in found.items()
     }
     stall = {name: steps.stall_s for name, steps in found.items()}
     ours = stall["holdfast_partner"]
-    return {
-        "stall_vs_dcp_default": round(ours / stall["dcp_default"], 4),
-        "stall_vs_dcp_best": round(ours / stall["dcp_best"], 4),
-        "added_vs_floor": round(added["holdfast_partner"] / floors["partner"]["total"], 3),
-        "own_added_vs_floor": round(added["holdfast_own"] / floors["own"]["total"], 3),
-        "step_s": _rounded({name: steps.step_s for name, steps in found.items()}),
-        "stall_s": _rounded(stall),
-        "added_s": _rounded(added),
-        "interval_steps": _rounded({name: steps.interval for name, steps in found.items()}),
-        "floor_s": {name: _rounded(parts) for name, parts in floors.items()},
-    }
+    return CheckpointFigures(
+        stall_vs_dcp_default=_ratio(ours, stall.get("dcp_default", 0.0)),
+        stall_vs_dcp_best=_ratio(ours, stall.get("dcp_best", 0.0)),
+        added_vs_floor=round(added["holdfast_partner"] / floors["partner"]["total"], 3),
+        own_added_vs_floor=round(added["holdfast_own"] / floors["own"]["total"], 3),
+        step_s=_rounded({name: steps.step_s for name, steps in found.items()}),
+        stall_s=_rounded(stall),
+        added_s=_rounded(added),
+        interval_steps=_rounded({name: steps.interval for name, steps in found.items()}),
+        floor_s={name: _rounded(parts) for name, parts in floors.items()},
+        resident_growth_mb=resident_growth_mb,
+    )
 
 
 def job(
@@ -160,9 +194,11 @@ def job(
     }
 
 
-def under_holdfast(document: Mapping[str, Any], nodes: int) -> MeasuredSteps:
+def under_holdfast(
+    document: Mapping[str, Any], server: holdfast_side.RunningServer
+) -> MeasuredSteps:
     names = ["step_time_s", "checkpoint_wait_s", "protected_step"]
-    with holdfast_side.running(document, nodes) as running:
+    with holdfast_side.submitted(server, document) as running:
         running.wait_step(document["train"]["steps"] - 1, RUN_S, poll_s=1.0)
         points = list(running.client.metrics(running.id, names))
     rows = [[float(point.values[name] or 0.0) for name in names] for point in points][SKIP:]
@@ -171,18 +207,18 @@ def under_holdfast(document: Mapping[str, Any], nodes: int) -> MeasuredSteps:
     return MeasuredSteps(times, waits, (protected[-1] - protected[0]) / saves if saves else 1.0)
 
 
-def growth(ranks: int) -> float:
-    """Largest growth in resident memory of one process over the saves, in MB."""
-    steps = WARM_UP + SAVES
-    document = job(ranks, SMALL_MB, steps + WARM_UP, SMALL_WORK, memory=1)
-    with holdfast_side.running(document, ranks) as running:
-        running.wait_step(WARM_UP, RUN_S)
+def growth(server: holdfast_side.RunningServer, ranks: int, saves: int) -> float:
+    """Largest growth in resident memory of one process over `saves` saves, in MB."""
+    warm_up = saves // WARM_UP_SHARE
+    document = job(ranks, SMALL_MB, NO_END, SMALL_WORK, memory=1)
+    with holdfast_side.submitted(server, document) as running:
+        running.wait_step(warm_up, RUN_S)
         rank_processes = [psutil.Process(pid) for pid in running.pids().values()]
         agents = {rank.parent() or rank for rank in rank_processes}
         before = {process: process.memory_info().rss for process in (*rank_processes, *agents)}
-        running.wait_step(steps, RUN_S)
+        running.wait_step(warm_up + saves, RUN_S)
         grown = [process.memory_info().rss - rss for process, rss in before.items()]
-    return round(max(grown) / (1 << 20), 2)
+    return round(max(0, *grown) / (1 << 20), 2)
 
 
 def stock(document: Mapping[str, Any], ranks: int, saver: str) -> MeasuredSteps:
@@ -217,6 +253,14 @@ def _trimmed_mean(values: Sequence[float]) -> float:
     return fmean(sorted(values)[cut : len(values) - cut])
 
 
+def _ratio(value: float, to: float) -> float | None:
+    return round(value / to, 4) if to > 0 else None
+
+
+def _greatest(ratios: Iterable[float | None]) -> float | None:
+    return max((ratio for ratio in ratios if ratio is not None), default=None)
+
+
 def _rounded(values: Mapping[str, float]) -> dict[str, float]:
     return {name: round(value, 5) for name, value in values.items()}
 
@@ -225,6 +269,14 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__)
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="default 2 and 4")
+    parser.add_argument(
+        "--savers",
+        nargs="+",
+        default=list(SAVERS),
+        choices=SAVERS,
+        help="PyTorch's; default: all; `none` is always needed",
+    )
+    parser.add_argument("--saves", type=int, default=500, help="to measure growth; default 500")
     parser.add_argument("--state-mb", type=int, default=256, help="per rank; default 256")
     parser.add_argument("--steps", type=int, default=50, help="per run; default 50")
     parser.add_argument(

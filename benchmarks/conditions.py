@@ -11,14 +11,18 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import yaml
 
 from holdfast_workers.ipc.children import COPY_TUNING
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "stdlib-lm.yaml"
@@ -29,8 +33,9 @@ def report(text: str) -> None:
     print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
 
 
-def print_json(summary: Mapping[str, Any]) -> None:
-    print(json.dumps(summary), flush=True)
+def print_json(result: DataclassInstance) -> None:
+    """Print a benchmark's result as its last line; raises ValueError if a figure is not finite."""
+    print(json.dumps(asdict(result), allow_nan=False), flush=True)
 
 
 def load_job(path: Path) -> dict[str, Any]:

@@ -24,7 +24,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -58,7 +57,6 @@ MESHES = ({"dp_replicate": 2}, {"dp_replicate": 3}, {"dp_replicate": 2, "dp_shar
 MODEL = ModelSpec(dim=32, layers=2, heads=2, sequence_length=32, dropout=0.1)
 FLIPS_ENV = "HOLDFAST_TEST_FLIPS"
 RUN_S = 3600.0
-SKIP = 10
 FAILURE_WINDOW_S = 0.05
 """Every flip is an independent trial: earlier flips on a node soon stop counting against it."""
 
@@ -67,10 +65,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
     wait_for_idle_machine(options.quiet, options.patience_s)
-    shares, ratios = _cost(options.rounds, options.steps)
+    job = load_job(options.job)
+    job["train"]["steps"] = options.skip + options.steps
+    shares, ratios = _cost(job, options.rounds, options.skip)
     found: list[FlipResult] = []
     others = 0
-    for mesh in MESHES if options.flips else ():
+    for mesh in MESHES[: options.meshes] if options.flips else ():
         mesh_results, unexplained = _flips(mesh, options.flips, options.seed)
         found += mesh_results
         others += unexplained
@@ -142,44 +142,46 @@ def _running(training: TrainingSpec, flips: Sequence[Mapping[str, Any]]) -> Iter
 # --- cost ---------------------------------------------------------------------------------------
 
 
-def _cost(rounds: int, steps: int) -> tuple[list[float], list[float]]:
+def _cost(job: Mapping[str, Any], rounds: int, skip: int) -> tuple[list[float], list[float]]:
     """Share of the checks per rank and round, and per round the median step time with checks over
     the one without."""
     shares, ratios = [], []
-    without = _timed(0, steps) if rounds else []
+    without = _timed(job, 0) if rounds else []
     for number in range(rounds):
-        checked = _timed(1, steps)
-        after = _timed(0, steps)
-        shares += [check_share(rank, SKIP) for rank in checked]
-        bare = (_median(without) + _median(after)) / 2
-        ratios.append(_median(checked) / bare)
+        checked = _timed(job, 1)
+        after = _timed(job, 0)
+        shares += [check_share(rank, skip) for rank in checked]
+        bare = (_median(without, skip) + _median(after, skip)) / 2
+        loaded = _median(checked, skip)
+        ratios.append(loaded / bare)
         without = after
         report(
-            f"{number + 1}/{rounds} step with checks {_median(checked) * 1e3:.1f} ms, without "
+            f"{number + 1}/{rounds} step with checks {loaded * 1e3:.1f} ms, without "
             f"{bare * 1e3:.1f} ms; share of the checks {median(shares):.4f}"
         )
     return shares, ratios
 
 
-def _median(ranks: Sequence[Sequence[tuple[float, float]]]) -> float:
-    return median(took for rank in ranks for took, _ in rank[SKIP:])
+def _median(ranks: Sequence[Sequence[tuple[float, float]]], skip: int) -> float:
+    return median(took for rank in ranks for took, _ in rank[skip:])
 
 
-def _timed(every: int, steps: int) -> list[list[tuple[float, float]]]:
+def _timed(job: Mapping[str, Any], every: int) -> list[list[tuple[float, float]]]:
     """Per rank and step: seconds of the step, and of the checks within it."""
-    job = deepcopy(load_job(EXAMPLE))
-    job["recipe"] = "benchmarks.recipes.checks_recipe:TimedChecks"
-    job["parallel"] = {"dp_replicate": 2}
-    job["train"]["steps"] = steps + SKIP
-    job["checks"] = {"replica_digest_every_steps": every}
-    job["checkpoint"] = {
-        "memory": {"every_steps": 0},
-        "remote": {"every_steps": 0},
-        "digest_every_steps": 0,
+    checked = {
+        **job,
+        "recipe": "benchmarks.recipes.checks_recipe:TimedChecks",
+        "parallel": {"dp_replicate": 2},
+        "checks": {"replica_digest_every_steps": every},
+        "checkpoint": {
+            "memory": {"every_steps": 0},
+            "remote": {"every_steps": 0},
+            "digest_every_steps": 0,
+        },
     }
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         document, times = Path(folder) / "job.yaml", Path(folder) / "times"
-        document.write_text(yaml.safe_dump(job))
+        document.write_text(yaml.safe_dump(checked))
         times.mkdir()
         os.environ[TIMES_ENV] = str(times)
         done = torchrun(2, "holdfast_workers.standalone", str(document), timeout_s=RUN_S)
@@ -197,11 +199,16 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.corruption", description=__doc__)
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
     parser.add_argument("--flips", type=int, default=20, help="per mesh; default 20")
+    parser.add_argument(
+        "--meshes", type=int, default=len(MESHES), help="use only the first N of the three"
+    )
     parser.add_argument("--healthy-steps", type=int, default=20_000, help="default 20,000")
     parser.add_argument(
         "--rounds", type=int, default=3, help="rounds of the cost measurement; default 3"
     )
     parser.add_argument("--steps", type=int, default=60, help="measured per run; default 60")
+    parser.add_argument("--skip", type=int, default=10, help="first steps left out; default 10")
+    parser.add_argument("--job", type=Path, default=EXAMPLE, help="default: the example")
     parser.add_argument("--seed", type=int, default=7, help="default 7")
     add_idle_options(parser)
     return parser.parse_args(arguments)

@@ -22,6 +22,22 @@ class FlipResult:
     """The ranks accused of having computed other bits."""
 
 
+@dataclass(frozen=True)
+class CorruptionResult:
+    """The last line. `overhead` is the median over the ranks of the time spent on checks;
+    `step_ratio` compares whole steps. None: not measured."""
+
+    found_share: float | None
+    within_steps: int | None
+    named_share: float | None
+    overhead: float | None
+    step_ratio: float | None
+    step_ratio_by_round: list[float]
+    false_alarms: int
+    healthy_steps: int
+    flips: int
+
+
 def flip_result(
     mesh: str, flip: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]], apart: int
 ) -> FlipResult:
@@ -68,21 +84,20 @@ def corruption_summary(
     false_alarms: int,
     shares: Sequence[float],
     ratios: Sequence[float],
-) -> dict[str, Any]:
-    """The benchmark's last line. `others`: incidents not caused by a flip. `overhead` is the median
-    over the ranks of the time spent on checks; `step_ratio` compares whole steps."""
+) -> CorruptionResult:
+    """`others`: incidents not caused by a flip."""
     within = [flip.within for flip in found if flip.within is not None]
-    return {
-        "found_share": _share(flip.within is not None for flip in found),
-        "within_steps": max(within, default=None),
-        "named_share": _share(flip.named == (flip.rank,) for flip in found),
-        "overhead": round(median(shares), 5) if shares else None,
-        "step_ratio": round(median(ratios), 4) if ratios else None,
-        "step_ratio_by_round": [round(ratio, 4) for ratio in ratios],
-        "false_alarms": false_alarms + others,
-        "healthy_steps": healthy_steps,
-        "flips": len(found),
-    }
+    return CorruptionResult(
+        found_share=_share(flip.within is not None for flip in found),
+        within_steps=max(within, default=None),
+        named_share=_share(flip.named == (flip.rank,) for flip in found),
+        overhead=round(median(shares), 5) if shares else None,
+        step_ratio=round(median(ratios), 4) if ratios else None,
+        step_ratio_by_round=[round(ratio, 4) for ratio in ratios],
+        false_alarms=false_alarms + others,
+        healthy_steps=healthy_steps,
+        flips=len(found),
+    )
 
 
 def _share(outcomes: Iterable[bool]) -> float | None:

@@ -20,6 +20,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -46,6 +47,15 @@ State = dict[str, Tensor]
 RAISES, UNHARMED, SILENT = "raises", "unharmed", "silently other bits"
 
 
+@dataclass(frozen=True)
+class IntegrityResult:
+    """The last line: the number of loads by side; in `by_kind` also by damage and by their end."""
+
+    silently_wrong: dict[str, int]
+    seed: int
+    by_kind: dict[str, dict[str, dict[str, int]]]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="end with a line of JSON")
@@ -66,10 +76,10 @@ def main() -> None:
         for kind, ends in kinds.items():
             report(f"{side:9} {kind:45} " + ", ".join(f"{n} {end}" for end, n in ends.items()))
     if options.json:
-        summary = {
+        silent = {
             side: sum(k.get(SILENT, 0) for k in kinds.values()) for side, kinds in found.items()
         }
-        print_json({"silently_wrong": summary, "seed": options.seed, "by_kind": found})
+        print_json(IntegrityResult(silent, options.seed, found))
 
 
 class LoadTarget:

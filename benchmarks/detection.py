@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     floor_s = TrainingSpec().detection.hang_floor_s
     trials: list[HangTrial] = []
     for mesh in MESHES[: options.meshes]:
-        trials += _hangs(mesh, options.trials, options.seed)
+        trials += _hangs(mesh, options.kinds * options.trials, options.seed)
     on_four = options.healthy_steps // HEALTHY_ON_FOUR
     false_alarms = _healthy(MESHES[1], on_four, options.loaded)
     on_two = options.healthy_steps - on_four
@@ -93,10 +93,10 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _hangs(mesh: Mapping[str, int], trials: int, seed: int) -> list[HangTrial]:
-    """Run `trials` hangs of each kind on one mesh, in an order drawn by the seed."""
+def _hangs(mesh: Mapping[str, int], kinds: list[str], seed: int) -> list[HangTrial]:
+    """Run a hang of each element of `kinds` on one mesh, in an order drawn by the seed."""
     rng = random.Random(f"{seed} {sorted(mesh.items())}")
-    kinds = list(KINDS) * trials
+    kinds = list(kinds)
     rng.shuffle(kinds)
     found = []
     with _training(mesh, {}) as (run, times):
@@ -270,6 +270,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--trials", type=int, default=20, help="per kind and mesh; default 20")
     parser.add_argument(
         "--meshes", type=int, default=len(MESHES), help="use only the first N of the four"
+    )
+    parser.add_argument(
+        "--kinds", nargs="+", default=list(KINDS), choices=KINDS, help="of hangs; default: all"
     )
     parser.add_argument("--healthy-steps", type=int, default=100_000, help="default 100,000")
     parser.add_argument(

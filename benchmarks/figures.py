@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+
+SAVERS = ("none", "torch_save", "dcp_default", "dcp_best")
+"""The settings of PyTorch's savers (`benchmarks.stock_savers`), named here without importing it."""
 
 
 @dataclass(frozen=True)
@@ -82,36 +84,61 @@ def median_phases(phases: Sequence[Mapping[str, float | None]]) -> dict[str, flo
     return found
 
 
-def recovery_summary(
-    holdfast: Sequence[MeasuredFault], ray_train: Mapping[str, Sequence[MeasuredFault]]
-) -> dict[str, Any]:
-    """The last line of `benchmarks.recovery`, with Ray Train at its better setting.
+@dataclass(frozen=True)
+class SettingFigures:
+    """Ray Train's recoveries at one setting; `ratio` to Holdfast's median."""
+
+    median_s: float
+    min_max_s: list[float]
+    ratio: float
+
+
+@dataclass(frozen=True)
+class RecoveryResult:
+    """The last line of `benchmarks.recovery`, with Ray Train at its better setting; None if it was
+    left out.
 
     `least_ratio` divides Ray Train's fastest recovery by Holdfast's slowest.
     """
+
+    holdfast_s: float
+    ray_train_s: float | None
+    ratio: float | None
+    phases_s: dict[str, float]
+    least_ratio: float | None
+    holdfast_min_max_s: list[float]
+    ray_train_setting: str | None
+    ray_train_by_setting: dict[str, SettingFigures]
+    faults: dict[str, int]
+
+
+def recovery_summary(
+    holdfast: Sequence[MeasuredFault], ray_train: Mapping[str, Sequence[MeasuredFault]]
+) -> RecoveryResult:
     ours = spread(fault.recovery_s for fault in holdfast)
     theirs = {
         name: spread(fault.recovery_s for fault in faults) for name, faults in ray_train.items()
     }
-    best = min(theirs, key=lambda name: theirs[name].median)
-    return {
-        "holdfast_s": round(ours.median, 4),
-        "ray_train_s": round(theirs[best].median, 4),
-        "ratio": round(theirs[best].median / ours.median, 2),
-        "phases_s": median_phases([fault.phases_s for fault in holdfast]),
-        "least_ratio": round(min(their.least for their in theirs.values()) / ours.greatest, 2),
-        "holdfast_min_max_s": [round(ours.least, 4), round(ours.greatest, 4)],
-        "ray_train_setting": best,
-        "ray_train_by_setting": {
-            name: {
-                "median_s": round(theirs_by_name.median, 4),
-                "min_max_s": [round(theirs_by_name.least, 4), round(theirs_by_name.greatest, 4)],
-                "ratio": round(theirs_by_name.median / ours.median, 2),
-            }
-            for name, theirs_by_name in theirs.items()
+    best = min(theirs, key=lambda name: theirs[name].median, default=None)
+    least = min((their.least for their in theirs.values()), default=None)
+    return RecoveryResult(
+        holdfast_s=round(ours.median, 4),
+        ray_train_s=None if best is None else round(theirs[best].median, 4),
+        ratio=None if best is None else round(theirs[best].median / ours.median, 2),
+        phases_s=median_phases([fault.phases_s for fault in holdfast]),
+        least_ratio=None if least is None else round(least / ours.greatest, 2),
+        holdfast_min_max_s=[round(ours.least, 4), round(ours.greatest, 4)],
+        ray_train_setting=best,
+        ray_train_by_setting={
+            name: SettingFigures(
+                median_s=round(their.median, 4),
+                min_max_s=[round(their.least, 4), round(their.greatest, 4)],
+                ratio=round(their.median / ours.median, 2),
+            )
+            for name, their in theirs.items()
         },
-        "faults": {"holdfast": len(holdfast), **{n: len(f) for n, f in ray_train.items()}},
-    }
+        faults={"holdfast": len(holdfast), **{n: len(f) for n, f in ray_train.items()}},
+    )
 
 
 def steady(step_times_s: Sequence[float], skip: int, count: int) -> list[float]:
@@ -119,10 +146,25 @@ def steady(step_times_s: Sequence[float], skip: int, count: int) -> list[float]:
     return list(step_times_s[skip : skip + count])
 
 
+@dataclass(frozen=True)
+class OverheadResult:
+    """The last line of `benchmarks.overhead`. `cpu_share`: cores used by each kind of other
+    process in the last round."""
+
+    ratio: float
+    round_ratios: list[float]
+    holdfast_step_s: list[float]
+    bare_step_s: list[float]
+    steps: dict[str, int]
+    cpu_share: dict[str, float]
+
+
 def overhead_summary(
-    holdfast: Sequence[Sequence[float]], bare: Sequence[Sequence[float]]
-) -> dict[str, Any]:
-    """The last line of `benchmarks.overhead`, from each run's steady step times.
+    holdfast: Sequence[Sequence[float]],
+    bare: Sequence[Sequence[float]],
+    cpu_share: Mapping[str, float],
+) -> OverheadResult:
+    """From each run's steady step times.
 
     The runs alternate, with a bare run first and last, so `bare` has one more. Each Holdfast run is
     compared with the mean of its two neighbours, which cancels a slow drift of the machine's speed;
@@ -136,13 +178,14 @@ def overhead_summary(
         2 * own / (before + after)
         for own, before, after in zip(ours, theirs, theirs[1:], strict=False)
     ]
-    return {
-        "ratio": round(median(ratios), 4),
-        "round_ratios": [round(ratio, 4) for ratio in ratios],
-        "holdfast_step_s": [round(our, 6) for our in ours],
-        "bare_step_s": [round(their, 6) for their in theirs],
-        "steps": {"holdfast": sum(map(len, holdfast)), "bare": sum(map(len, bare))},
-    }
+    return OverheadResult(
+        ratio=round(median(ratios), 4),
+        round_ratios=[round(ratio, 4) for ratio in ratios],
+        holdfast_step_s=[round(our, 6) for our in ours],
+        bare_step_s=[round(their, 6) for their in theirs],
+        steps={"holdfast": sum(map(len, holdfast)), "bare": sum(map(len, bare))},
+        cpu_share=dict(cpu_share),
+    )
 
 
 @dataclass(frozen=True)
@@ -162,26 +205,40 @@ def storm_limit(step_s: float, mtbf_s: float) -> float:
     return ratio / math.expm1(ratio)
 
 
+@dataclass(frozen=True)
+class StormResult:
+    """The last line of `benchmarks.storm`, by the rounded number of steps between two kills (5 or
+    1). `kills`: of Holdfast, then of torchft, which may be left out."""
+
+    efficiency_vs_limit_5: float
+    efficiency_vs_limit_1: float
+    efficiency_vs_torchft_5: float | None
+    efficiency_vs_torchft_1: float | None
+    efficiency: dict[str, float]
+    torchft: dict[str, float]
+    limit: dict[str, float]
+    kills: dict[str, list[int]]
+
+
 def storm_summary(
     ours: Mapping[str, StormFigure],
     theirs: Mapping[str, StormFigure],
-    steps_between: Mapping[str, float],
-) -> dict[str, Any]:
-    """The last line of `benchmarks.storm`, by the rounded number of steps between two kills.
-
-    The limit is computed from Holdfast's measured step time; the mean interval M in seconds is the
-    same for both sides."""
-    limits = {
-        name: storm_limit(figure.step_s, steps_between[name]) for name, figure in ours.items()
-    }
-    return {
-        **{f"efficiency_vs_limit_{n}": round(ours[n].efficiency / limits[n], 3) for n in ours},
-        **{
-            f"efficiency_vs_torchft_{n}": round(ours[n].efficiency / theirs[n].efficiency, 2)
-            for n in ours
+    mtbf_s: Mapping[str, float],
+) -> StormResult:
+    """`theirs` is empty if torchft was left out. The limit is computed from Holdfast's measured
+    step time; the mean interval between two kills is the same for both sides."""
+    limits = {name: storm_limit(figure.step_s, mtbf_s[name]) for name, figure in ours.items()}
+    of_limit = {name: round(ours[name].efficiency / limits[name], 3) for name in ours}
+    of_theirs = {name: round(ours[name].efficiency / theirs[name].efficiency, 2) for name in theirs}
+    return StormResult(
+        efficiency_vs_limit_5=of_limit["5"],
+        efficiency_vs_limit_1=of_limit["1"],
+        efficiency_vs_torchft_5=of_theirs.get("5"),
+        efficiency_vs_torchft_1=of_theirs.get("1"),
+        efficiency={name: round(figure.efficiency, 3) for name, figure in ours.items()},
+        torchft={name: round(figure.efficiency, 3) for name, figure in theirs.items()},
+        limit={name: round(limit, 3) for name, limit in limits.items()},
+        kills={
+            name: [side[name].kills for side in (ours, theirs) if name in side] for name in ours
         },
-        "efficiency": {name: round(figure.efficiency, 3) for name, figure in ours.items()},
-        "torchft": {name: round(figure.efficiency, 3) for name, figure in theirs.items()},
-        "limit": {name: round(limit, 3) for name, limit in limits.items()},
-        "kills": {name: [ours[name].kills, theirs[name].kills] for name in ours},
-    }
+    )

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, isinf
 from statistics import median
-from typing import Any
 
 QUANTILE = 0.999
 
@@ -34,6 +33,40 @@ class HangTrial:
         )
 
 
+@dataclass(frozen=True)
+class VerdictTimes:
+    """Seconds from the onset to the verdict; None: no verdict."""
+
+    median: float | None
+    greatest: float | None
+
+
+@dataclass(frozen=True)
+class KindFigures:
+    """The trials of one kind of hang; `verdict_s` is their median."""
+
+    trials: int
+    verdict_s: float | None
+    exact_share: float | None
+
+
+@dataclass(frozen=True)
+class DetectionResult:
+    """The last line. `verdict_vs_p999` is the maximum; None: a hang was missed."""
+
+    verdict_vs_p999: float | None
+    verdict_vs_p999_median: float | None
+    suspect_share: float | None
+    exact_share: float | None
+    false_alarms: int
+    healthy_steps: int
+    trials: int
+    missed: int
+    verdict_s: VerdictTimes
+    floor_s: float
+    kinds: dict[str, KindFigures]
+
+
 def high(values: Iterable[float]) -> float:
     """The 99.9th percentile; the maximum of fewer than a thousand values.
 
@@ -46,26 +79,25 @@ def high(values: Iterable[float]) -> float:
 
 def detection_summary(
     trials: Sequence[HangTrial], floor_s: float, false_alarms: int, healthy_steps: int
-) -> dict[str, Any]:
-    """The benchmark's last line. `verdict_vs_p999` is the maximum; null: a hang was missed."""
+) -> DetectionResult:
     verdicts = [trial.verdict_s for trial in trials if trial.verdict_s is not None]
     over = [trial.over(floor_s) for trial in trials]
-    return {
-        "verdict_vs_p999": _finite(max(over)) if over else None,
-        "verdict_vs_p999_median": _finite(median(over)) if over else None,
-        "suspect_share": _share(trial.rank in trial.suspects for trial in trials),
-        "exact_share": _share(trial.accused == (trial.rank,) for trial in trials),
-        "false_alarms": false_alarms,
-        "healthy_steps": healthy_steps,
-        "trials": len(trials),
-        "missed": len(trials) - len(verdicts),
-        "verdict_s": {
-            "median": round(median(verdicts), 3) if verdicts else None,
-            "greatest": round(max(verdicts), 3) if verdicts else None,
-        },
-        "floor_s": floor_s,
-        "kinds": {kind: _of_kind(found) for kind, found in by_kind(trials).items()},
-    }
+    return DetectionResult(
+        verdict_vs_p999=_finite(max(over)) if over else None,
+        verdict_vs_p999_median=_finite(median(over)) if over else None,
+        suspect_share=_share(trial.rank in trial.suspects for trial in trials),
+        exact_share=_share(trial.accused == (trial.rank,) for trial in trials),
+        false_alarms=false_alarms,
+        healthy_steps=healthy_steps,
+        trials=len(trials),
+        missed=len(trials) - len(verdicts),
+        verdict_s=VerdictTimes(
+            median=round(median(verdicts), 3) if verdicts else None,
+            greatest=round(max(verdicts), 3) if verdicts else None,
+        ),
+        floor_s=floor_s,
+        kinds={kind: _of_kind(found) for kind, found in by_kind(trials).items()},
+    )
 
 
 def by_kind(trials: Sequence[HangTrial]) -> Mapping[str, list[HangTrial]]:
@@ -75,13 +107,13 @@ def by_kind(trials: Sequence[HangTrial]) -> Mapping[str, list[HangTrial]]:
     return found
 
 
-def _of_kind(trials: Sequence[HangTrial]) -> dict[str, Any]:
+def _of_kind(trials: Sequence[HangTrial]) -> KindFigures:
     verdicts = [trial.verdict_s for trial in trials if trial.verdict_s is not None]
-    return {
-        "trials": len(trials),
-        "verdict_s": round(median(verdicts), 3) if verdicts else None,
-        "exact_share": _share(trial.accused == (trial.rank,) for trial in trials),
-    }
+    return KindFigures(
+        trials=len(trials),
+        verdict_s=round(median(verdicts), 3) if verdicts else None,
+        exact_share=_share(trial.accused == (trial.rank,) for trial in trials),
+    )
 
 
 def _finite(value: float) -> float | None:

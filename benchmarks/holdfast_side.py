@@ -29,6 +29,14 @@ class HoldfastFailed(Exception):
 
 
 @dataclass(frozen=True)
+class RunningServer:
+    """The benchmark's own server and its cluster."""
+
+    client: Client
+    data_dir: str
+
+
+@dataclass(frozen=True)
 class RunningJob:
     """A job on the benchmark's own server."""
 
@@ -57,15 +65,28 @@ class RunningJob:
 
 
 @contextlib.contextmanager
-def running(document: Mapping[str, Any], nodes: int = NODES) -> Iterator[RunningJob]:
-    """Serve and submit; at the end cancel the job and stop the server and all its processes."""
+def serving(nodes: int) -> Iterator[RunningServer]:
+    """Serve with a cluster of `nodes`; at the end stop the server and all its processes."""
     with child_server(nodes) as server, Client(server.address, retry_s=READY_S) as client:
         client.ready()
-        job = client.submit(document)
-        yield RunningJob(client, job.id, server.data_dir)
-        with contextlib.suppress(Conflict):  # the job has already ended
-            client.cancel(job.id)
-        client.wait(job.id, END_S)
+        yield RunningServer(client, server.data_dir)
+
+
+@contextlib.contextmanager
+def submitted(server: RunningServer, document: Mapping[str, Any]) -> Iterator[RunningJob]:
+    """Submit a job, and cancel it at the end."""
+    job = server.client.submit(document)
+    yield RunningJob(server.client, job.id, server.data_dir)
+    with contextlib.suppress(Conflict):  # the job has already ended
+        server.client.cancel(job.id)
+    server.client.wait(job.id, END_S)
+
+
+@contextlib.contextmanager
+def running(document: Mapping[str, Any], nodes: int = NODES) -> Iterator[RunningJob]:
+    """One job on a server of its own."""
+    with serving(nodes) as server, submitted(server, document) as job:
+        yield job
 
 
 def measure(document: Mapping[str, Any], rank: int, after_step: int) -> MeasuredFault:

@@ -69,11 +69,11 @@ def main(arguments: list[str] | None = None) -> int:
             f"{loaded:.2f} ms, bare {after:.2f} ms, ratio {2 * loaded / (before + after):.4f}"
         )
     report("share of one core, last round: " + _shares(shares))
-    summary = overhead_summary(ours, theirs) | {"cpu_share": shares}
+    summary = overhead_summary(ours, theirs, shares)
     if options.json:
         print_json(summary)
     else:
-        report(f"ratio {summary['ratio']}")
+        report(f"ratio {summary.ratio}")
     return 0
 
 

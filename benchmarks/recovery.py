@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         print_json(summary)
     else:
-        report(f"ratio {summary['ratio']} against the setting {summary['ray_train_setting']!r}")
+        report(f"ratio {summary.ratio} against the setting {summary.ray_train_setting!r}")
     return 0
 
 
@@ -133,10 +133,10 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--settings",
-        nargs="+",
+        nargs="*",
         default=[setting.name for setting in ray_train_side.SETTINGS],
         choices=[setting.name for setting in ray_train_side.SETTINGS],
-        help="settings of Ray Train; default: all",
+        help="settings of Ray Train; default: all; without a value: Ray Train is left out",
     )
     add_idle_options(parser)
     return parser.parse_args(arguments)

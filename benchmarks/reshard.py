@@ -21,11 +21,10 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import permutations
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from benchmarks.conditions import machine, print_json, report, torchrun
 from benchmarks.mesh_layouts import Parameter, layout_of, least_bytes, meshes
@@ -41,13 +40,36 @@ Mesh = dict[str, int]
 Pair = tuple[Mesh, Mesh]
 
 
+@dataclass(frozen=True)
+class ReshardFigures:
+    """One pair of meshes, from `old` to `new`."""
+
+    old: Mesh
+    new: Mesh
+    holdfast_s: float
+    dcp_save_s: float
+    dcp_load_s: float
+    moved_mb: float
+
+
+@dataclass(frozen=True)
+class ReshardResult:
+    """The last line. `ratio` is the median over the pairs of Holdfast's time to save plus load;
+    `worst_ratio` the greatest."""
+
+    ratio: float
+    worst_ratio: float
+    moved_vs_least: float
+    pairs: list[ReshardFigures]
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     parameters = model(options.state_mb)
-    pairs = sample(options.pairs)
+    pairs = sample(options.pairs, options.most_ranks)
     report(f"{len(pairs)} pairs, {options.state_mb} MB; {machine()}")
-    ours = from_memory(parameters, pairs)
-    theirs = stock(parameters, pairs, Path(options.folder))
+    ours = from_memory(parameters, pairs, options.most_ranks)
+    theirs = stock(parameters, pairs, options.most_ranks, Path(options.folder))
     found = summary(pairs, ours, theirs, [moved(parameters, *pair) for pair in pairs])
     if options.json:
         print_json(found)
@@ -67,15 +89,17 @@ def model(state_mb: int) -> tuple[Parameter, ...]:
     return tuple(found)
 
 
-def sample(count: int) -> list[Pair]:
+def sample(count: int, most_ranks: int = MOST_RANKS) -> list[Pair]:
     """Pairs of different meshes with more than one rank, the same pairs in every run."""
-    every = [mesh for mesh in meshes(MOST_RANKS) if math.prod(mesh.values()) > 1]
+    every = [mesh for mesh in meshes(most_ranks) if math.prod(mesh.values()) > 1]
     return random.Random(SEED).sample(list(permutations(every, 2)), count)
 
 
-def from_memory(parameters: tuple[Parameter, ...], pairs: Sequence[Pair]) -> list[float]:
+def from_memory(
+    parameters: tuple[Parameter, ...], pairs: Sequence[Pair], most_ranks: int
+) -> list[float]:
     """Seconds per pair."""
-    nodes = NodeProcesses(MOST_RANKS // RANKS_PER_NODE, parameters, SEED)
+    nodes = NodeProcesses(-(-most_ranks // RANKS_PER_NODE), parameters, SEED)
     try:
         found = []
         for old, new in pairs:
@@ -88,7 +112,7 @@ def from_memory(parameters: tuple[Parameter, ...], pairs: Sequence[Pair]) -> lis
 
 
 def stock(
-    parameters: tuple[Parameter, ...], pairs: Sequence[Pair], folder: Path
+    parameters: tuple[Parameter, ...], pairs: Sequence[Pair], most_ranks: int, folder: Path
 ) -> list[tuple[float, float]]:
     """Seconds of save and load per pair."""
     scratch = Path(tempfile.mkdtemp(prefix="bench-", dir=folder))
@@ -97,7 +121,7 @@ def stock(
         listed = [asdict(parameter) for parameter in parameters]
         pairs_file.write_text(json.dumps({"parameters": listed, "seed": SEED, "pairs": pairs}))
         program = ("benchmarks.reshard_stock", str(pairs_file), str(scratch), str(out))
-        done = torchrun(MOST_RANKS, *program, timeout_s=RUN_S)
+        done = torchrun(most_ranks, *program, timeout_s=RUN_S)
         rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
         if len(rows) < len(pairs):
             raise RuntimeError(f"failed at pair {len(rows)}:\n{done.stderr[-4000:]}")
@@ -130,36 +154,37 @@ def summary(
     ours_s: Sequence[float],
     theirs_s: Sequence[tuple[float, float]],
     bytes_moved: Sequence[tuple[int, int]],
-) -> dict[str, Any]:
-    """`ratio` is the median over the pairs of our time to save plus load; `worst_ratio` the
-    greatest."""
+) -> ReshardResult:
     ratios = [ours / sum(theirs) for ours, theirs in zip(ours_s, theirs_s, strict=True)]
-    return {
-        "ratio": round(median(ratios), 4),
-        "worst_ratio": round(max(ratios), 4),
-        "moved_vs_least": round(
+    return ReshardResult(
+        ratio=round(median(ratios), 4),
+        worst_ratio=round(max(ratios), 4),
+        moved_vs_least=round(
             max((total / least for total, least in bytes_moved if least), default=1.0), 4
         ),
-        "pairs": [
-            {
-                "from": old,
-                "to": new,
-                "holdfast_s": round(ours, 4),
-                "dcp_save_s": round(save, 4),
-                "dcp_load_s": round(load, 4),
-                "moved_mb": round(total / 1e6, 1),
-            }
+        pairs=[
+            ReshardFigures(
+                old=old,
+                new=new,
+                holdfast_s=round(ours, 4),
+                dcp_save_s=round(save, 4),
+                dcp_load_s=round(load, 4),
+                moved_mb=round(total / 1e6, 1),
+            )
             for (old, new), ours, (save, load), (total, _) in zip(
                 pairs, ours_s, theirs_s, bytes_moved, strict=True
             )
         ],
-    }
+    )
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reshard", description=__doc__)
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
     parser.add_argument("--pairs", type=int, default=10, help="pairs of meshes; default 10")
+    parser.add_argument(
+        "--most-ranks", type=int, default=MOST_RANKS, help=f"of a mesh; default {MOST_RANKS}"
+    )
     parser.add_argument("--state-mb", type=int, default=128, help="of all ranks; default 128")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="folder on a local disk")
     return parser.parse_args(arguments)

@@ -17,10 +17,10 @@ import socket
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -41,28 +41,38 @@ RECEIVED_PIECES = (128 << 10, 1 << 20)
 TIMEOUT_S = 120.0
 
 
+@dataclass(frozen=True)
+class RestoreResult:
+    """The last line: medians, and the speed of each fetch relative to the raw stream just before
+    it."""
+
+    ratio: float
+    round_ratios: list[float]
+    fetch_mb_per_s: float
+    raw_mb_per_s: float
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     report(f"{options.rounds} rounds of {options.state_mb} MB; {machine()}")
     found = summary(*measure(options.state_mb << 20, options.rounds), options.state_mb << 20)
     report(
-        f"fetch {found['fetch_mb_per_s']:.0f} MB/s, raw {found['raw_mb_per_s']:.0f} MB/s, "
-        f"ratio {found['ratio']:.3f}"
+        f"fetch {found.fetch_mb_per_s:.0f} MB/s, raw {found.raw_mb_per_s:.0f} MB/s, "
+        f"ratio {found.ratio:.3f}"
     )
     if options.json:
         print_json(found)
     return 0
 
 
-def summary(fetches_s: list[float], raws_s: list[float], nbytes: int) -> dict[str, Any]:
-    """Medians, and the speed of each fetch relative to the raw stream just before it."""
+def summary(fetches_s: list[float], raws_s: list[float], nbytes: int) -> RestoreResult:
     ratios = [raw / fetch_s for fetch_s, raw in zip(fetches_s, raws_s, strict=True)]
-    return {
-        "ratio": round(median(ratios), 4),
-        "round_ratios": [round(ratio, 3) for ratio in ratios],
-        "fetch_mb_per_s": round(nbytes / median(fetches_s) / 1e6, 1),
-        "raw_mb_per_s": round(nbytes / median(raws_s) / 1e6, 1),
-    }
+    return RestoreResult(
+        ratio=round(median(ratios), 4),
+        round_ratios=[round(ratio, 3) for ratio in ratios],
+        fetch_mb_per_s=round(nbytes / median(fetches_s) / 1e6, 1),
+        raw_mb_per_s=round(nbytes / median(raws_s) / 1e6, 1),
+    )
 
 
 def measure(nbytes: int, rounds: int) -> tuple[list[float], list[float]]:

@@ -34,7 +34,6 @@ from holdfast_workers.training.recipe import Recipe, World
 from holdfast_workers.training.step_agreement import Agreed
 from holdfast_workers.training.step_loop import DigestSource, train
 
-SAVERS = ("none", "torch_save", "dcp_default", "dcp_best")
 KEPT = 2
 COLLECTIVE_S = 60.0
 

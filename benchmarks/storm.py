@@ -29,7 +29,7 @@ import sysconfig
 import tempfile
 import time
 import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -48,6 +48,8 @@ TORCHFT = "torchft==0.2.0"
 WARM_STEPS = 5
 NO_END = 1_000_000
 BLOCK = 40
+ROWS_S = 3.0
+"""Time until the rows of the last step have arrived."""
 SLACK_S = 120.0
 """Extra time for torchft's side beyond its calm and storms."""
 
@@ -55,50 +57,47 @@ SLACK_S = 120.0
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     report("conditions: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
-    python = options.torchft_python or _environment_with_torchft(options.torchft_home)
-    ours = _holdfast(options)
-    found = [_torchft(python, limit, options) for limit in options.timeouts]
-    theirs = {
-        name: max((figures[name] for figures in found), key=lambda figure: figure.efficiency)
-        for name in STEPS_BETWEEN_KILLS
-    }
-    for name in STEPS_BETWEEN_KILLS:
-        _report_figure("torchft", name, theirs[name])
-    summary = storm_summary(ours, theirs, STEPS_BETWEEN_KILLS)
+    mtbf_s = {name: steps * options.step_s for name, steps in STEPS_BETWEEN_KILLS.items()}
+    python = options.torchft_python
+    if options.torchft_s and python is None:
+        python = _environment_with_torchft(options.torchft_home)
+    ours = _holdfast(options, mtbf_s)
+    theirs = _best_torchft(python, options, mtbf_s) if options.torchft_s else {}
     if options.json:
-        print_json(summary)
+        print_json(storm_summary(ours, theirs, mtbf_s))
     return 0
 
 
-def job() -> dict[str, Any]:
-    """The recovery benchmark's job with steps of a second and no limit on failures."""
+def job(step_s: float = STEP_S) -> dict[str, Any]:
+    """The recovery benchmark's job with steps of `step_s` and no limit on failures."""
     changed = endless(load_job(SMALL_JOB))
+    changed["config"] = {"step_s": step_s}
     changed["recipe"] = "benchmarks.recipes.storm_recipe:OneSecondSteps"
     changed["recovery"] |= {"max_failures": NO_END, "max_without_progress": NO_END}
     return changed
 
 
-def _holdfast(options: argparse.Namespace) -> dict[str, StormFigure]:
+def _holdfast(options: argparse.Namespace, mtbf_s: Mapping[str, float]) -> dict[str, StormFigure]:
     """Run one job through a calm and then all storms."""
     os.environ |= {
         "PYTHONPATH": environment()["PYTHONPATH"],
         "HOLDFAST_ALLOW_FAULT_INJECTION": "true",
         "HOLDFAST_QUARANTINE_INCIDENTS": "0",  # repeated kills on a node are expected here
     }
-    with running(job()) as running_job:
+    with running(job(options.step_s)) as running_job:
         running_job.wait_step(WARM_STEPS + options.calm_steps, START_S)
         calm = [point for point in running_job.points() if point.step > WARM_STEPS]
         step_s = median(float(point.values["step_time_s"] or 0.0) for point in calm)
         found = {}
-        for name, steps in STEPS_BETWEEN_KILLS.items():
+        for name, mean_s in mtbf_s.items():
             began = time.time()
-            coming = stratified_strikes(steps * STEP_S, options.seed)
+            coming = stratified_strikes(mean_s, options.seed)
             kills = fault_storm.run(
                 running_job.client, running_job.id, coming, options.storm_s, lambda _: None
             )
             committed = _committed(running_job, began, began + options.storm_s)
             found[name] = StormFigure(step_s, committed * step_s / options.storm_s, kills)
-            _report_figure("holdfast", name, found[name])
+            _report_figure("holdfast", mean_s, found[name])
     return found
 
 
@@ -117,14 +116,28 @@ def stratified_strikes(mtbf_s: float, seed: int) -> Iterator[fault_storm.Schedul
 
 def _committed(running_job: RunningJob, since: float, until: float) -> int:
     """Steps in the final history between two times; waits for the last rows to arrive."""
-    time.sleep(3 * STEP_S)
+    time.sleep(ROWS_S)
     return sum(since <= point.at < until for point in running_job.points())
 
 
-def _torchft(python: str, timeout_s: float, options: argparse.Namespace) -> dict[str, StormFigure]:
-    calm_s = options.calm_steps * STEP_S
-    rates = [steps * STEP_S for steps in STEPS_BETWEEN_KILLS.values()]
-    numbers = (STEP_S, calm_s, options.torchft_s, timeout_s, options.seed, RANKS, *rates)
+def _best_torchft(
+    python: str, options: argparse.Namespace, mtbf_s: Mapping[str, float]
+) -> dict[str, StormFigure]:
+    found = [_torchft(python, limit, options, mtbf_s) for limit in options.timeouts]
+    best = {
+        name: max((figures[name] for figures in found), key=lambda figure: figure.efficiency)
+        for name in mtbf_s
+    }
+    for name, mean_s in mtbf_s.items():
+        _report_figure("torchft", mean_s, best[name])
+    return best
+
+
+def _torchft(
+    python: str, timeout_s: float, options: argparse.Namespace, mtbf_s: Mapping[str, float]
+) -> dict[str, StormFigure]:
+    calm_s, rates = options.calm_steps * options.step_s, list(mtbf_s.values())
+    numbers = (options.step_s, calm_s, options.torchft_s, timeout_s, options.seed, RANKS, *rates)
     program = str(ROOT / "benchmarks" / "torchft_program.py")
     with tempfile.TemporaryDirectory(prefix="torchft-storm-") as folder:
         command = [python, program, "storm", f"{folder}/commits", *map(str, numbers)]
@@ -135,7 +148,7 @@ def _torchft(python: str, timeout_s: float, options: argparse.Namespace) -> dict
     step_s, calm = RANKS / figures["calm_per_s"], figures["calm_per_s"]
     return {
         name: StormFigure(step_s, storm["per_s"] / calm, storm["kills"])
-        for name, storm in zip(STEPS_BETWEEN_KILLS, figures["storms"], strict=True)
+        for name, storm in zip(mtbf_s, figures["storms"], strict=True)
     }
 
 
@@ -170,8 +183,7 @@ def _environment_with_torchft(home: Path) -> str:
     return str(python)
 
 
-def _report_figure(side: str, name: str, figure: StormFigure) -> None:
-    mtbf_s = STEPS_BETWEEN_KILLS[name] * STEP_S
+def _report_figure(side: str, mtbf_s: float, figure: StormFigure) -> None:
     report(
         f"{side:<9} M {mtbf_s:g} s: step {figure.step_s:.3f} s, {figure.kills} kills, "
         f"efficiency {figure.efficiency:.3f}, limit {storm_limit(figure.step_s, mtbf_s):.3f}"
@@ -195,9 +207,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=[3.0, 5.0],
         help="timeouts of torchft in s; the best counts",
     )
+    parser.add_argument("--step-s", type=float, default=STEP_S, help="default: a second")
     parser.add_argument("--calm-steps", type=int, default=10)
     parser.add_argument("--storm-s", type=float, default=80.0, help="for each M")
-    parser.add_argument("--torchft-s", type=float, default=30.0, help="for each M, for torchft")
+    parser.add_argument(
+        "--torchft-s", type=float, default=30.0, help="for each M, for torchft; 0: leave it out"
+    )
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(arguments)
 

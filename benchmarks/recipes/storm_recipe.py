@@ -1,4 +1,5 @@
-"""The recipe of `benchmarks.storm`: a small model with waits that make a step take `STEP_S`."""
+"""The recipe of `benchmarks.storm`: a small model with waits that make a step take a second, or
+`step_s` of the spec's `config`."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from holdfast_workers.recipes import World
 from holdfast_workers.recipes.pretrain import PretrainRecipe
-from holdfast_workers.training.recipe import World
 
 STEP_S = 1.0
 FORWARD_SHARE = 1.0 / 3.0
@@ -17,7 +18,7 @@ SLICE_S = 0.005
 
 
 class OneSecondSteps(PretrainRecipe):
-    """Each block waits before its forward and after its gradient, for `STEP_S` in total per step.
+    """Each block waits before its forward and after its gradient, for a step's time in total.
 
     The waits stand for the computation of an accelerator: on a machine with fewer cores than ranks,
     computing for a second would measure the cores. torchft's replicas wait equally long.
@@ -28,8 +29,9 @@ class OneSecondSteps(PretrainRecipe):
         blocks = next(child for child in self.model.children() if isinstance(child, nn.ModuleList))
         train = self.spec.train
         passes = train.global_batch // (train.micro_batch * world.size("dp_shard")) * len(blocks)
-        forward_s = STEP_S * FORWARD_SHARE / passes
-        backward_s = STEP_S * (1.0 - FORWARD_SHARE) / passes
+        step_s = float(self.spec.config.get("step_s", STEP_S))
+        forward_s = step_s * FORWARD_SHARE / passes
+        backward_s = step_s * (1.0 - FORWARD_SHARE) / passes
 
         def wait_forward(_block: nn.Module, _inputs: Any) -> None:
             self._wait(forward_s)

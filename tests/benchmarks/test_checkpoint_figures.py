@@ -34,11 +34,19 @@ def test_ratios_use_the_figures_with_a_partner_copy() -> None:
         "holdfast_own": MeasuredSteps([1.13], [0.0]),
         "holdfast_partner": MeasuredSteps([1.16], [0.01]),
     }
-    figures = summary(found, {"own": PARTS, "partner": {**PARTS, "send": 0.03, "total": 0.06}})
-    assert figures["stall_vs_dcp_default"] == pytest.approx(0.02)
-    assert figures["stall_vs_dcp_best"] == pytest.approx(0.1)
-    assert figures["own_added_vs_floor"] == pytest.approx(1.0)
-    assert figures["added_vs_floor"] == pytest.approx(1.0)
+    floors = {"own": PARTS, "partner": {**PARTS, "send": 0.03, "total": 0.06}}
+    figures = summary(found, floors, resident_growth_mb=1.5)
+    assert figures.stall_vs_dcp_default == pytest.approx(0.02)
+    assert figures.stall_vs_dcp_best == pytest.approx(0.1)
+    assert figures.own_added_vs_floor == pytest.approx(1.0)
+    assert figures.added_vs_floor == pytest.approx(1.0)
+
+
+def test_a_saver_that_was_left_out_has_no_ratio() -> None:
+    names = ("none", "dcp_best", "holdfast_none", "holdfast_own", "holdfast_partner")
+    found = {name: MeasuredSteps([1.0], [0.1]) for name in names}
+    figures = summary(found, {"own": PARTS, "partner": PARTS}, resident_growth_mb=0.0)
+    assert (figures.stall_vs_dcp_default, figures.stall_vs_dcp_best) == (None, 1.0)
 
 
 @pytest.mark.parametrize("memory", [0, 1])

@@ -51,12 +51,12 @@ def test_missed_flips_wrong_accusations_and_unexplained_incidents_are_reported()
         shares=[0.01, 0.02, 0.03],
         ratios=[1.1],
     )
-    assert (figures["found_share"], figures["named_share"], figures["within_steps"]) == (
+    assert (figures.found_share, figures.named_share, figures.within_steps) == (
         0.6667,
         0.3333,
         2,
     )
-    assert (figures["false_alarms"], figures["overhead"], figures["flips"]) == (3, 0.02, 3)
+    assert (figures.false_alarms, figures.overhead, figures.flips) == (3, 0.02, 3)
 
 
 def test_the_check_time_is_divided_by_the_rest_of_the_step() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -65,13 +66,13 @@ def test_ray_train_is_compared_at_its_better_setting() -> None:
         [fault(0.5, form=0.1), fault(0.4, form=0.3), fault(0.9)],
         {"default": [fault(12.0), fault(14.0)], "best": [fault(9.0), fault(11.0)]},
     )
-    assert (summary["holdfast_s"], summary["ray_train_s"]) == (0.5, 10.0)
-    assert summary["ratio"] == 20.0
-    assert summary["least_ratio"] == 10.0
-    assert summary["ray_train_setting"] == "best"
-    assert summary["ray_train_by_setting"]["default"]["ratio"] == 26.0
-    assert summary["phases_s"] == {"form": 0.2}
-    assert json.loads(json.dumps(summary)) == summary
+    assert (summary.holdfast_s, summary.ray_train_s) == (0.5, 10.0)
+    assert summary.ratio == 20.0
+    assert summary.least_ratio == 10.0
+    assert summary.ray_train_setting == "best"
+    assert summary.ray_train_by_setting["default"].ratio == 26.0
+    assert summary.phases_s == {"form": 0.2}
+    assert json.loads(json.dumps(asdict(summary))) == asdict(summary)
 
 
 def test_an_unmeasured_phase_does_not_count_as_zero() -> None:
@@ -87,12 +88,12 @@ def test_a_spread_without_values_raises() -> None:
 def test_overhead_compares_each_run_with_its_neighbours() -> None:
     runs = [steady([9.0, 1.0, 1.0, 1.1, 9.0], 1, 3), steady([8.0, 1.2, 1.3, 1.0], 1, 3)]
     assert runs == [[1.0, 1.0, 1.1], [1.2, 1.3, 1.0]]
-    summary = overhead_summary(runs, [[0.8, 0.8, 9.0], [1.2, 1.2, 1.2], [1.2, 1.2, 1.2]])
-    assert summary["round_ratios"] == [1.0, 1.0]  # only the machine became slower
-    assert summary["ratio"] == 1.0
-    assert overhead_summary([[1.1]], [[1.0], [1.0]])["ratio"] == 1.1
+    summary = overhead_summary(runs, [[0.8, 0.8, 9.0], [1.2, 1.2, 1.2], [1.2, 1.2, 1.2]], {})
+    assert summary.round_ratios == [1.0, 1.0]  # only the machine became slower
+    assert summary.ratio == 1.0
+    assert overhead_summary([[1.1]], [[1.0], [1.0]], {}).ratio == 1.1
     with pytest.raises(ValueError, match="2 bare ones"):
-        overhead_summary([[1.0]], [[1.0]])
+        overhead_summary([[1.0]], [[1.0]], {})
 
 
 def test_the_measured_jobs_are_valid(tmp_path: Path) -> None:
@@ -128,10 +129,17 @@ def test_the_storm_summary_compares_efficiencies_with_the_limit_and_torchft() ->
     ours = {"5": StormFigure(1.0, 0.819, 40), "1": StormFigure(1.0, 0.29, 200)}
     theirs = {"5": StormFigure(1.1, 0.39, 40), "1": StormFigure(1.1, 0.1, 200)}
     summary = storm_summary(ours, theirs, {"5": 5.5, "1": 1.0})
-    assert summary["efficiency_vs_limit_5"] == pytest.approx(0.898, abs=0.002)
-    assert summary["efficiency_vs_torchft_5"] == pytest.approx(2.1)
-    assert summary["efficiency_vs_limit_1"] == pytest.approx(0.498, abs=0.002)
-    assert summary["efficiency_vs_torchft_1"] == pytest.approx(2.9)
+    assert summary.efficiency_vs_limit_5 == pytest.approx(0.898, abs=0.002)
+    assert summary.efficiency_vs_torchft_5 == pytest.approx(2.1)
+    assert summary.efficiency_vs_limit_1 == pytest.approx(0.498, abs=0.002)
+    assert summary.efficiency_vs_torchft_1 == pytest.approx(2.9)
+
+
+def test_a_side_that_was_left_out_has_no_figures() -> None:
+    assert recovery_summary([fault(0.5)], {}).ratio is None
+    ours = {name: StormFigure(1.0, 0.5, 3) for name in ("5", "1")}
+    summary = storm_summary(ours, {}, {"5": 5.5, "1": 1.0})
+    assert (summary.efficiency_vs_torchft_5, summary.kills) == (None, {"5": [3], "1": [3]})
 
 
 def test_the_storm_job_is_valid() -> None:

@@ -14,8 +14,8 @@ from holdfast_workers.checkpoint.moves import box_of
 
 def test_each_fetch_is_compared_with_the_raw_stream_of_its_round() -> None:
     found = restore.summary([0.2, 0.4, 0.1], [0.1, 0.3, 0.1], 100_000_000)
-    assert found["round_ratios"] == [0.5, 0.75, 1.0]
-    assert (found["ratio"], found["fetch_mb_per_s"], found["raw_mb_per_s"]) == (0.75, 500, 1000)
+    assert found.round_ratios == [0.5, 0.75, 1.0]
+    assert (found.ratio, found.fetch_mb_per_s, found.raw_mb_per_s) == (0.75, 500, 1000)
 
 
 def test_a_reshard_is_compared_with_the_sum_of_save_and_load() -> None:
@@ -23,9 +23,9 @@ def test_a_reshard_is_compared_with_the_sum_of_save_and_load() -> None:
     found = reshard.summary(
         pairs, [0.1, 0.2, 0.3], [(0.5, 0.5), (0.5, 0.5), (1.0, 2.0)], [(11, 10), (0, 0), (5, 5)]
     )
-    assert (found["ratio"], found["worst_ratio"]) == (0.1, 0.2)
-    assert found["moved_vs_least"] == 1.1
-    assert [pair["from"] for pair in found["pairs"]] == [old for old, _ in pairs]
+    assert (found.ratio, found.worst_ratio) == (0.1, 0.2)
+    assert found.moved_vs_least == 1.1
+    assert [pair.old for pair in found.pairs] == [old for old, _ in pairs]
 
 
 @pytest.mark.parametrize("pair", reshard.sample(10), ids=str)

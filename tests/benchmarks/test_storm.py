@@ -31,9 +31,9 @@ def test_a_hanging_side_is_killed_with_its_replicas_and_its_folder_removed(
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     monkeypatch.setattr(storm, "SLACK_S", 3.0)
-    options = argparse.Namespace(calm_steps=0, torchft_s=0.0, seed=1)
+    options = argparse.Namespace(calm_steps=0, step_s=1.0, torchft_s=0.0, seed=1)
     with pytest.raises(subprocess.TimeoutExpired):
-        storm._torchft(str(program), 3.0, options)
+        storm._torchft(str(program), 3.0, options, {"5": 5.5})
     replica = int(pid_file.read_text())
     eventually(lambda: not _runs(replica), WAIT_S, "a replica is still running")
     assert list(scratch.iterdir()) == []

@@ -1,0 +1,88 @@
+"""The figures and required bounds of `benchmarks.api`; pure, without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+BARS = {"read_p99_ms": 50.0, "transition_p99_ms": 250.0}
+CLIENTS_BAR = 1000
+
+
+@dataclass(frozen=True)
+class ApiFigures:
+    """The figures of one database. `stolen` is a share of the wanted processor time; `cores_used`
+    has the processors used by each part."""
+
+    submissions_per_s: float
+    until_all_ran_s: float
+    reads_per_s: float
+    reads: int
+    read_p50_ms: float
+    read_p99_ms: float
+    read_p99_ms_by_call: dict[str, float]
+    transitions: int
+    transition_p50_ms: float
+    transition_p99_ms: float
+    transition_max_ms_by_order: dict[str, float]
+    sse_clients: int
+    sse_lost: int
+    sse_messages_per_s_each: float
+    sse_mb_per_s: float
+    cores_used: dict[str, float]
+    stolen: float
+    load_late_p99_ms: float
+
+    def missed(self, clients: int) -> dict[str, str]:
+        """Bar -> message on how far it was missed. `clients`: the number of wanted streams."""
+        found = {"read_p99_ms": self.read_p99_ms, "transition_p99_ms": self.transition_p99_ms}
+        missed = {
+            name: f"{found[name]:g} ms instead of {bar:g} ms, {found[name] / bar:.1f} times as much"
+            for name, bar in BARS.items()
+            if not found[name] <= bar
+        }
+        wanted = min(clients, CLIENTS_BAR)
+        if self.sse_clients < wanted:
+            missed["sse_clients"] = f"{self.sse_clients} instead of {wanted}"
+        return missed
+
+
+@dataclass(frozen=True)
+class ApiResult:
+    """The last line: the worst figure of all databases, and each database, if it was measured."""
+
+    jobs: int
+    kept_awake: bool
+    read_p99_ms: float
+    transition_p99_ms: float
+    sse_clients: int
+    submissions_per_s: float
+    reads_per_s: float
+    missed: dict[str, dict[str, str]]
+    sqlite: ApiFigures | None
+    postgresql: ApiFigures | None
+
+
+def api_summary(
+    found: Mapping[str, ApiFigures], *, jobs: int, clients: int, kept_awake: bool
+) -> ApiResult:
+    return ApiResult(
+        jobs=jobs,
+        kept_awake=kept_awake,
+        read_p99_ms=max(figures.read_p99_ms for figures in found.values()),
+        transition_p99_ms=max(figures.transition_p99_ms for figures in found.values()),
+        sse_clients=min(figures.sse_clients for figures in found.values()),
+        submissions_per_s=min(figures.submissions_per_s for figures in found.values()),
+        reads_per_s=min(figures.reads_per_s for figures in found.values()),
+        missed={kind: figures.missed(clients) for kind, figures in found.items()},
+        sqlite=found.get("sqlite"),
+        postgresql=found.get("postgresql"),
+    )
+
+
+def milliseconds(times_s: Sequence[float], share: float) -> float:
+    """A quantile, in milliseconds; raises ValueError if there are no times."""
+    if not times_s:
+        raise ValueError("no call was timed: measure for more --seconds")
+    ordered = sorted(times_s)
+    return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1)

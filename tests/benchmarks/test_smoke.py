@@ -1,0 +1,143 @@
+"""Every benchmark runs to its end as a user starts it, and its last line has the declared keys."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from benchmarks.api_figures import ApiResult
+from benchmarks.checkpoint import CheckpointResult
+from benchmarks.conditions import load_job
+from benchmarks.corruption_figures import CorruptionResult
+from benchmarks.dcp_integrity import IntegrityResult
+from benchmarks.figures import OverheadResult, RecoveryResult, StormResult
+from benchmarks.hang_figures import DetectionResult
+from benchmarks.reshard import ReshardResult
+from benchmarks.restore import RestoreResult
+from pydantic import TypeAdapter
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks"
+RUN_S = 200.0
+CLEAN_UP_S = 60.0
+SMALL = "--job {job} --quiet 1000"
+"""A small job; no wait for an idle machine."""
+
+
+@dataclass(frozen=True)
+class Smoke:
+    """The options that make a benchmark take seconds, and the type of its last line."""
+
+    options: str
+    result: type
+
+
+SMOKES = {
+    "api": Smoke("--jobs 6 --clients 3 --seconds 2 --database sqlite", ApiResult),
+    "dcp_integrity": Smoke("--points 2", IntegrityResult),
+    "reshard": Smoke("--pairs 1 --most-ranks 2 --state-mb 8", ReshardResult),
+    "restore": Smoke("--state-mb 8 --rounds 2", RestoreResult),
+    "corruption": Smoke(
+        f"--meshes 1 --flips 1 --healthy-steps 5 --rounds 1 --steps 3 --skip 1 {SMALL}",
+        CorruptionResult,
+    ),
+    "detection": Smoke(
+        "--meshes 1 --kinds stop --trials 1 --healthy-steps 12 --quiet 1000", DetectionResult
+    ),
+    "checkpoint": Smoke(
+        "--ranks 2 --state-mb 16 --steps 20 --work 1 --saves 10 --savers none dcp_best",
+        CheckpointResult,
+    ),
+    "overhead": Smoke(f"--rounds 1 --steps 3 --skip 1 {SMALL}", OverheadResult),
+    "recovery": Smoke(f"--faults 1 --after-step 2 {SMALL} --settings", RecoveryResult),
+    "storm": Smoke("--step-s 0.3 --calm-steps 2 --storm-s 2 --torchft-s 0", StormResult),
+}
+PARTS = {
+    "api_server": "api",
+    "api_watchers": "api",
+    "ray_train_program": "recovery",
+    "reshard_stock": "reshard",
+    "stock_savers": "checkpoint",
+    "torchft_program": "storm",
+}
+"""Programs that a benchmark starts."""
+MARKS: Mapping[str, pytest.MarkDecorator] = {
+    "corruption": pytest.mark.chaos,
+    "detection": pytest.mark.chaos,
+    "checkpoint": pytest.mark.cluster,
+    "overhead": pytest.mark.cluster,
+    "recovery": pytest.mark.cluster,
+    "storm": pytest.mark.cluster,
+}
+
+
+@pytest.fixture
+def small_job(tmp_path: Path) -> Path:
+    """The recovery benchmark's job on two ranks of one node, with little data."""
+    job = load_job(FOLDER / "recovery.yaml")
+    job["data"]["source"] = str(ROOT / "docs")
+    job["parallel"] = {"dp_shard": 2}
+    job["resources"]["standby_nodes"] = 0
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    return path
+
+
+def test_every_program_has_a_smoke_run_or_belongs_to_a_benchmark() -> None:
+    programs = {path.stem for path in FOLDER.glob("*.py") if '"__main__"' in path.read_text()}
+    assert programs == {*SMOKES, *PARTS}, "add a new benchmark to SMOKES, its parts to PARTS"
+    assert set(PARTS.values()) <= set(SMOKES)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in SMOKES])
+def test_a_benchmark_runs_and_its_last_line_has_the_declared_keys(
+    name: str, small_job: Path
+) -> None:
+    smoke = SMOKES[name]
+    last = last_line(name, smoke.options.format(job=small_job).split())
+    adapter: TypeAdapter[Any] = TypeAdapter(smoke.result)
+    assert adapter.dump_python(adapter.validate_python(last), mode="json") == last
+    wrong = {path: value for path, value in numbers(last) if not 0 <= value < math.inf}
+    assert not wrong
+
+
+def last_line(name: str, options: list[str]) -> Any:
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"benchmarks.{name}", "--json", *options],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        out, errors = process.communicate(timeout=RUN_S)
+    except BaseException:
+        process.send_signal(signal.SIGINT)  # it ends its cluster before it ends itself
+        process.communicate(timeout=CLEAN_UP_S)
+        raise
+    assert process.returncode == 0, out[-3000:] + errors[-3000:]
+    return json.loads(out.splitlines()[-1])
+
+
+def numbers(value: object, path: str = "") -> Iterator[tuple[str, float]]:
+    """Every number of a JSON value, with its path."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from numbers(item, f"{path}.{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from numbers(item, f"{path}[{index}]")
+    elif isinstance(value, int | float):
+        yield path, value
