@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.figures import AppliedStep, MeasuredFault, last_step, recovered_at
-from holdfast.client.client import Client
+from holdfast.client.synchronous.client import Client
 from holdfast.demo.child_server import child_server
 from holdfast.errors import Conflict
 from holdfast_service.views.jobs import IncidentView, MetricPoint

@@ -10,10 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.client.async_client import AsyncClient
-    from holdfast.client.async_jobs import AsyncJob
-    from holdfast.client.client import Client
-    from holdfast.client.jobs import Job
+    from holdfast.client.asynchronous.client import AsyncClient
+    from holdfast.client.asynchronous.jobs import AsyncJob
+    from holdfast.client.synchronous.client import Client
+    from holdfast.client.synchronous.jobs import Job
     from holdfast.errors import (
         AmbiguousName,
         ApiError,
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from holdfast_service.job_model.job_spec import JobSpec
 
 _MODULES = {
-    "AsyncClient": "holdfast.client.async_client",
-    "AsyncJob": "holdfast.client.async_jobs",
-    "Client": "holdfast.client.client",
-    "Job": "holdfast.client.jobs",
+    "AsyncClient": "holdfast.client.asynchronous.client",
+    "AsyncJob": "holdfast.client.asynchronous.jobs",
+    "Client": "holdfast.client.synchronous.client",
+    "Job": "holdfast.client.synchronous.jobs",
     "JobSpec": "holdfast_service.job_model.job_spec",
 }
 

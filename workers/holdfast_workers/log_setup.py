@@ -1,17 +1,18 @@
-"""Configures structlog for a process of the data plane: one line per event, in the logs' format.
+"""Configures structlog for a process: one line per event, in the logs' format.
 
-Each entry point calls `configure` once: the process of a node agent, a zygote (whose forks inherit
-the configuration), a supervisor, the keeper of the embedded cluster. It sets structlog's
-process-wide configuration and does nothing else: it starts no thread, keeps no open file and leaves
-`logging` alone, so a configured process may be forked. Importing this module configures nothing.
+Each entry point calls `configure` once: the API server, the process of a node agent, a zygote
+(whose forks inherit the configuration), a supervisor, the keeper of the embedded cluster. It sets
+structlog's process-wide configuration and does nothing else: it starts no thread, keeps no open
+file and leaves `logging` alone, so a configured process may be forked. Importing this module
+configures nothing.
 
 Events go to the current `sys.stderr`:
 
 - as text, in the format of a rank's log lines: `WARNING event key=value ...`. The service parses
   the level of a stored line from this word. The traceback of an exception follows on lines of its
   own.
-- as JSON, for a node whose logs are collected: the object of `agent/json_log.py` (`at`, `level`,
-  `event` and the fields given), with the traceback as `exception`.
+- as JSON, where logs are collected: an object of `at` (Unix seconds), `level`, `event`, the fields
+  of the process and those of the event that are not None; the traceback is `exception`.
 
 A line that cannot be written is dropped: training never waits for a log.
 """
@@ -60,15 +61,6 @@ def configure(*, timestamps: bool = False, json_fields: Mapping[str, object] | N
     )
 
 
-def json_line(entry: Mapping[str, Any]) -> str:
-    """`entry` as one line of strict JSON; `at`, in Unix seconds, stays a number."""
-    try:
-        return json.dumps(entry, default=str, separators=(",", ":"), allow_nan=False)
-    except ValueError:  # JSON has no NaN and no infinity: write every value as text
-        texts = {name: str(value) for name, value in entry.items()}
-        return json.dumps({**texts, "at": entry["at"]}, separators=(",", ":"))
-
-
 class _StandardError:
     """The logger at the end of structlog's chain. Looks `sys.stderr` up for each line: a zygote's
     child replaces it after the fork."""
@@ -97,7 +89,16 @@ def _timestamped_text(logger: Any, method: str, event: EventDict) -> str:
 def _json_renderer(fields: Mapping[str, object]) -> Processor:
     def render(_logger: Any, _method: str, event: EventDict) -> str:
         level, message = event.pop("level"), event.pop("event")
-        entry = {"at": time.time(), "level": level, "event": message, **fields, **event}
-        return json_line(entry)
+        known = {name: value for name, value in event.items() if value is not None}
+        return _json_line({"at": time.time(), "level": level, "event": message, **fields, **known})
 
     return render
+
+
+def _json_line(entry: Mapping[str, Any]) -> str:
+    """`entry` as one line of strict JSON; `at` stays a number."""
+    try:
+        return json.dumps(entry, default=str, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # JSON has no NaN and no infinity: write every value as text
+        texts = {name: str(value) for name, value in entry.items()}
+        return json.dumps({**texts, "at": entry["at"]}, separators=(",", ":"))

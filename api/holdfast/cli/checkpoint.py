@@ -12,7 +12,7 @@ from holdfast.cli import output
 from holdfast.cli.columns import Column
 from holdfast.cli.common import OPTIONS, SERVER, JobWord, Options, ServerOptions
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.client.client import Client
+from holdfast.client.synchronous.client import Client
 from holdfast.errors import HoldfastError
 from holdfast_service.job_model.init_from import parse_job_reference
 from holdfast_service.views.jobs import CheckpointView

@@ -13,7 +13,7 @@ from cyclopts import Group, Parameter
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.client.client import Client
+    from holdfast.client.synchronous.client import Client
 
 SHORT_RETRY_S = 2.0  # a user waits at the terminal
 LONG_RETRY_S = 60.0  # long enough for a server restart while a command waits
@@ -57,7 +57,7 @@ class ServerOptions:
     ] = None
 
     def connect(self, retry_s: float = SHORT_RETRY_S, timeout_s: float = 30.0) -> Client:
-        from holdfast.client.client import Client  # late: `--help` needs no client
+        from holdfast.client.synchronous.client import Client  # late: `--help` needs no client
 
         return Client(self.address, context=self.context, retry_s=retry_s, timeout_s=timeout_s)
 

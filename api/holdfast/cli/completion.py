@@ -152,8 +152,8 @@ def jobs(prefix: str) -> Iterator[tuple[str, str]]:
     """The names of jobs, or the ids of jobs whose name is not unique; active jobs first."""
     from collections import Counter
 
-    from holdfast.client.client import Client
     from holdfast.client.job_names import short
+    from holdfast.client.synchronous.client import Client
 
     address = os.environ.get("HOLDFAST_ADDRESS")
     with Client(address, retry_s=0.0, timeout_s=SERVER_TIMEOUT_S) as client:

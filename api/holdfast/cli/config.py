@@ -15,8 +15,8 @@ from holdfast.cli.columns import Column
 from holdfast.cli.common import OPTIONS, NotUnderstood, Options
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.client import address, config
-from holdfast.client.client import Client
 from holdfast.client.config import Config, ServerContext
+from holdfast.client.synchronous.client import Client
 from holdfast.errors import ServerError
 
 NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from holdfast.cli import describe, output
-from holdfast.client.client import Client
+from holdfast.client.synchronous.client import Client
 from holdfast_service.views.jobs import IncidentView, JobView
 
 POLL_S = 0.25

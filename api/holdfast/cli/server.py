@@ -45,6 +45,7 @@ def serve(
     """
     from holdfast.rest import serve as server  # late: it loads the whole service
     from holdfast_service.settings import Settings
+    from holdfast_workers import log_setup
 
     given: dict[str, Any] = {
         "host": host,
@@ -59,7 +60,8 @@ def serve(
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         raise NotUnderstood(_invalid_options(error)) from error
-    _configure_logging()
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    log_setup.configure(timestamps=True, json_fields=None if sys.stderr.isatty() else {})
 
     def ready(started: ServerFile) -> None:
         if json:
@@ -83,23 +85,4 @@ def _invalid_options(error: ValidationError) -> str:
     return "; ".join(
         f"{detail['loc'][0] if detail['loc'] else 'options'}: {detail['msg']}"
         for detail in error.errors()
-    )
-
-
-def _configure_logging() -> None:
-    import structlog  # late, as above
-
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.dev.ConsoleRenderer(colors=False)
-            if sys.stderr.isatty()
-            else structlog.processors.JSONRenderer(),
-        ],
-        # Uses sys.stderr at the time a logger is created, not at the time of this configuration.
-        logger_factory=lambda *_names: structlog.PrintLogger(sys.stderr),
     )

@@ -14,7 +14,7 @@ from holdfast.cli.common import LONG_RETRY_S, OPTIONS, SHORT_RETRY_S, Options
 from holdfast.cli.exit_codes import ExitCode, of_state
 from holdfast.cli.job_follower import JobFollower
 from holdfast.cli.jobs import print_outcome
-from holdfast.client.client import Client
+from holdfast.client.synchronous.client import Client
 from holdfast.errors import HoldfastError
 from holdfast.formats import code_archive as code
 from holdfast.formats import yaml_documents

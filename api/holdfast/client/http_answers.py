@@ -1,7 +1,5 @@
-"""Shared by the two transports: builds httpx requests, interprets answers, defines timeouts.
-
-This module neither waits nor sends: `Transport` and `AsyncTransport` do that, each in its own way.
-"""
+"""Builds httpx requests, interprets answers, defines timeouts. Neither waits nor sends: the two
+transports do that."""
 
 from __future__ import annotations
 
@@ -12,8 +10,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import httpx
+from httpx_sse import ServerSentEvent
 
-from holdfast.client import sse
 from holdfast.client.calls import Call, Feed
 from holdfast.client.retry import RetrySchedule
 from holdfast.errors import (
@@ -146,7 +144,6 @@ class FeedFollower(Generic[T]):
     def __init__(self, feed: Feed[T], schedule: RetrySchedule) -> None:
         self._read: Callable[[str], T] = feed.read
         self._schedule = schedule
-        self._lines = sse.MessageParser()
         self._params = present(feed.params)
         self._path = feed.path
         self._last = feed.after
@@ -154,7 +151,6 @@ class FeedFollower(Generic[T]):
 
     def request(self) -> dict[str, Any]:
         """The request of the next connection, which starts with a new message."""
-        self._lines = sse.MessageParser()
         return {
             "method": "GET",
             "url": self._path,
@@ -163,9 +159,9 @@ class FeedFollower(Generic[T]):
             "timeout": timeout(STREAM_SILENCE_S),
         }
 
-    def opened(self, response: httpx.Response) -> None:
-        """Check the answer of a new connection; the body of an error was read. Raises as
-        `raise_for_error`."""
+    def opened(self, response: httpx.Response) -> bool:
+        """Whether the answer of a new connection is a stream; if not, the feed has ended. The body
+        of an error was read. Raises as `raise_for_error`."""
         raise_for_error(response)
         self.over = response.status_code == NO_CONTENT
         content_type = response.headers.get("content-type", "nothing")
@@ -174,18 +170,19 @@ class FeedFollower(Generic[T]):
                 str(response.url.copy_with(query=None)), f"it sends {content_type}"
             )
         self._schedule.succeeded()
+        return not self.over
 
-    def take(self, line: str) -> list[T]:
-        """The message that the line completes, if any."""
-        message = self._lines.take(line)
-        if message is None:
-            return []
-        if message.event == END:
+    def take(self, event: ServerSentEvent) -> list[T]:
+        """The message in the event; none in the end of the feed, nor in a keep-alive, which repeats
+        the number of the last message."""
+        if event.event == END:
             self.over = True
+        if self.over or not event.data:
             return []
-        self._last = message.id
+        if event.id.isdecimal():
+            self._last = int(event.id)
         with raising_not_understood(self._path):
-            return [self._read(message.payload)]
+            return [self._read(event.data)]
 
     def pause_s(self, now: float) -> float | None:
         """The pause before the next connection; None: no more tries."""

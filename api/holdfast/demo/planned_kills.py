@@ -9,7 +9,7 @@ from pathlib import Path
 
 from holdfast.cli import output
 from holdfast.cli.incident_text import ranks_text
-from holdfast.client.client import Client
+from holdfast.client.synchronous.client import Client
 from holdfast_service.embedded_cluster import local_cluster
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.views.jobs import JobView, MemberView

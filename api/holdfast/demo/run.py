@@ -12,7 +12,7 @@ from rich.console import Console
 
 from holdfast.cli import output
 from holdfast.cli.job_follower import JobFollower, Watcher
-from holdfast.client.client import Client
+from holdfast.client.synchronous.client import Client
 from holdfast.demo.child_server import child_server
 from holdfast.demo.compare import RunComparison, compare
 from holdfast.demo.planned_kills import PlannedKills

@@ -84,9 +84,7 @@ class AgentActor:
         self._supervisor: Any = None
         node_id = context.get_node_id()
         config = _config(seat, node_id)
-        log_setup.configure(
-            timestamps=True, json_fields=config.log_fields if config.json_logs else None
-        )
+        log_setup.configure(timestamps=True, json_fields=config.log_fields)
         self._agent = NodeAgent(
             config, self._signal_supervisor, _node_killer(), cut_links=link_cutter()
         )

@@ -32,7 +32,7 @@ from holdfast_service.job_model.lifecycle import State
 HEAVY = "ray torch numpy fastapi starlette uvicorn sqlalchemy structlog asyncio click pygments"
 
 UNUSED_BY_HELP = (
-    f"{HEAVY} pydantic httpx yaml pygments markdown_it holdfast.client.request_methods "
+    f"{HEAVY} pydantic httpx yaml pygments markdown_it holdfast.client.synchronous.request_methods "
     "holdfast_service.views.jobs holdfast_service.job_model.supervisor_protocol holdfast_workers"
 )
 NEEDED_FOR_THE_MAIN_HELP = {

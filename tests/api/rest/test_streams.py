@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+from httpx_sse import EventSource, ServerSentEvent
 from tests.support.service.fake_cluster import line
 from tests.support.service.live_server import SPEC, LiveServer, live_server
 from tests.support.waiting import eventually
 
 from holdfast import Client
-from holdfast.client import sse
 from holdfast.client.calls import LogQuery
 
 STREAM = {"Accept": "text/event-stream"}
@@ -27,10 +27,10 @@ def released(http: httpx.Client, job_id: str) -> bool:
     return bool(http.get(f"/api/v1/jobs/{job_id}").json()["released"])
 
 
-def read(response: httpx.Response) -> Iterator[sse.SseMessage]:
+def read(response: httpx.Response) -> Iterator[ServerSentEvent]:
+    """The messages of a stream, without its keep-alives."""
     assert response.status_code == 200
-    assert response.headers["content-type"].startswith("text/event-stream")
-    return sse.messages(response.iter_lines())
+    return (event for event in EventSource(response).iter_sse() if event.data)
 
 
 def test_events_are_numbered_without_gaps_and_the_stream_ends(
@@ -44,12 +44,12 @@ def test_events_are_numbered_without_gaps_and_the_stream_ends(
     runner.join()
     assert messages[-1].event == "end"
     events = messages[:-1]
-    assert [message.id for message in events] == list(range(1, len(events) + 1))
-    assert json.loads(events[0].payload)["kind"] == events[0].event == "job.submitted"
-    assert any("SUCCEEDED" in event.payload for event in events[-2:]), "perhaps before job.released"
+    assert [int(message.id) for message in events] == list(range(1, len(events) + 1))
+    assert json.loads(events[0].data)["kind"] == events[0].event == "job.submitted"
+    assert any("SUCCEEDED" in event.data for event in events[-2:]), "perhaps before job.released"
     page = http.get(f"/api/v1/jobs/{job_id}/events").json()
     numbers = [event["seq"] for event in page["events"]]
-    assert numbers[: len(events)] == [message.id for message in events]
+    assert numbers[: len(events)] == [int(message.id) for message in events]
 
 
 def test_a_stream_resumes_after_the_last_event_id(http: httpx.Client, server: LiveServer) -> None:
@@ -60,7 +60,7 @@ def test_a_stream_resumes_after_the_last_event_id(http: httpx.Client, server: Li
     last = http.get(path).json()["last_seq"]
     headers = {**STREAM, "Last-Event-ID": str(last - 2)}
     with http.stream("GET", f"{path}?after=0", headers=headers) as response:
-        assert [message.id for message in read(response)][:2] == [last - 1, last]
+        assert [int(message.id) for message in read(response)][:2] == [last - 1, last]
     nothing = http.get(path, headers={**STREAM, "Last-Event-ID": str(last)})
     assert nothing.status_code == 204, "a browser must not reconnect forever"
 
@@ -90,7 +90,7 @@ def test_logs_follow_until_the_job_ends(http: httpx.Client, server: LiveServer) 
         for message in read(response):
             if message.event == "end":
                 break
-            texts.append(json.loads(message.payload)["text"])
+            texts.append(json.loads(message.data)["text"])
             if len(texts) == 1:
                 supervisor.logs.append(line(4, "last words"))
                 supervisor.end()
@@ -98,8 +98,9 @@ def test_logs_follow_until_the_job_ends(http: httpx.Client, server: LiveServer) 
 
 
 def test_an_incomplete_message_is_not_delivered() -> None:
-    lines = ["id: 1", "event: a", "data: {}", "", ": keep-alive", "", "id: 2", "data: {"]
-    assert list(sse.messages(lines)) == [sse.SseMessage(1, "a", "{}")]
+    text = "id: 1\nevent: a\ndata: {}\n\n: keep-alive\n\nid: 2\ndata: {"
+    answer = httpx.Response(200, headers={"Content-Type": "text/event-stream"}, text=text)
+    assert [(found.id, found.event, found.data) for found in read(answer)] == [("1", "a", "{}")]
 
 
 def test_a_tail_search_continues_until_it_has_enough_matches(tmp_path: Path) -> None:

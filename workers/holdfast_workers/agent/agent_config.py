@@ -69,7 +69,7 @@ class AgentConfig:
     """For collecting the stacks of all ranks."""
     env: dict[str, str] = field(default_factory=dict)
     json_logs: bool = False
-    """Write events and output also as lines of JSON; see `json_log`."""
+    """Log in lines of JSON, events and output included; see `node_log`."""
 
     @property
     def zygote_config(self) -> dict[str, Any]:
@@ -84,9 +84,10 @@ class AgentConfig:
         return {**settings, "remote": remote, "device": self.device}
 
     @property
-    def log_fields(self) -> dict[str, str]:
-        """The fields that identify this agent in each of its lines of JSON."""
-        return {"job": self.job_id, "agent": self.agent, "node": self.node_id}
+    def log_fields(self) -> dict[str, str] | None:
+        """The fields of each of this agent's lines of JSON; None: it logs in text."""
+        fields = {"job": self.job_id, "agent": self.agent, "node": self.node_id}
+        return fields if self.json_logs else None
 
     @property
     def ranks_with_spares(self) -> int:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import threading
 import uuid
 from collections.abc import Callable
@@ -25,8 +24,8 @@ from holdfast_workers.agent.agent_config import AgentConfig, join_fields
 from holdfast_workers.agent.background_tasks import BackgroundTasks
 from holdfast_workers.agent.event_backup import EventBackup, Events
 from holdfast_workers.agent.fork_templates import ForkTemplates
-from holdfast_workers.agent.json_log import JsonLog
 from holdfast_workers.agent.node_health import NodeHealth
+from holdfast_workers.agent.node_log import log_signal, node_log
 from holdfast_workers.agent.node_memory import NodeMemory
 from holdfast_workers.agent.progress_watch import ProgressWatch
 from holdfast_workers.agent.remote_cleanup import RemoteCleanup
@@ -100,10 +99,7 @@ class NodeAgent:
         self._failure: dict[str, Any] | None = None
         self._zygotes_lost_early = 0
         self._events = EventBackup()
-        self._log = JsonLog(
-            sys.stderr if config.json_logs else None,
-            **config.log_fields,
-        )
+        self._log = node_log(config.json_logs)
         self._signals = SignalSender(config.agent, self._incarnation, self._with_log(on_signal))
         self._journal = RunJournal(config.agent, self._incarnation)
         self._background = BackgroundTasks(
@@ -185,7 +181,7 @@ class NodeAgent:
             self._record_failure(error)
             raise
         self._started = True
-        self._log.log_event("agent_ready", pid=os.getpid(), incarnation=self._incarnation)
+        self._log.info("agent_ready", pid=os.getpid(), incarnation=self._incarnation)
 
     def release(self) -> None:
         """End every process and free all memory that this node holds for the job."""
@@ -222,7 +218,7 @@ class NodeAgent:
         """
         self._accept(epoch, attempt)
         self._events.keep(events)
-        self._log.log_event("fenced", attempt=attempt, condemned=condemned or None)
+        self._log.info("fenced", attempt=attempt, condemned=condemned or None)
         self._memory.refuse(attempt)
         self._worker_pool.fence(attempt, condemned)
         self._memory.fence(attempt)
@@ -236,7 +232,7 @@ class NodeAgent:
         self._accept(epoch, order.attempt)
         self._events.keep(events)
         ranks = [seat.rank for seat in order.seats]
-        self._log.log_event("forming", attempt=order.attempt, ranks=ranks)
+        self._log.info("forming", attempt=order.attempt, ranks=ranks)
         self._worker_pool.end_unseated(order)
         self._memory.use_mesh(order.mesh)
         self._mesh = order.mesh
@@ -424,7 +420,7 @@ class NodeAgent:
     def on_child_log(self, child: Child, text: str) -> None:
         attempt, rank = self._worker_pool.attempt_and_rank(child.name)
         self._journal.log(worker=child.name, attempt=attempt, rank=rank, text=text)
-        self._log.log_output(attempt, rank, child.name, text)
+        self._log.info("output", attempt=attempt, rank=rank, worker=child.name, message=text)
 
     def on_child_exit(self, child: Child, detail: dict[str, int | str]) -> None:
         """Handle the end of a forked process; `detail` is its exit code or signal."""
@@ -493,7 +489,7 @@ class NodeAgent:
 
     def _with_log(self, on_signal: Callable[[Signal], None]) -> Callable[[Signal], None]:
         def log_and_send(signal: Signal) -> None:
-            self._log.log_signal(signal)
+            log_signal(self._log, signal)
             on_signal(signal)
 
         return log_and_send
@@ -507,6 +503,6 @@ class NodeAgent:
         failure = {"message": f"{type(error).__name__}: {error}"}
         if isinstance(error, ZygoteFailed):
             failure = {"message": str(error), **error.detail}
-        self._log.log_event("agent_failed", "error", **failure)
+        self._log.error("agent_failed", **failure)
         with self._lock:
             self._failure = failure

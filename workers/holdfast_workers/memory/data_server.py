@@ -15,7 +15,6 @@ connection has its own thread.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import selectors
 import socket
@@ -42,8 +41,6 @@ from holdfast_workers.memory.wire import (
 from holdfast_workers.protocol.lease import Grant
 from holdfast_workers.protocol.messages import Place
 from holdfast_workers.state.digest import payload_digest
-
-_log = logging.getLogger(__name__)
 
 
 class DataServer:
@@ -161,9 +158,8 @@ class DataServer:
                     self._serve_requests(sock, echo)
                 case Role.LIFELINE:
                     keep = self._hold_lifeline(sock)
-        except (WireError, OSError) as error:
-            # The client notices the end of the connection and reports the failed transfer.
-            _log.debug("data connection ended: %s", error)
+        except (WireError, OSError):
+            pass  # the client notices the end of the connection and reports the failed transfer
         finally:
             with self._lock:
                 del self._connections[sock]

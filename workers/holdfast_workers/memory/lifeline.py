@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import selectors
 import socket
@@ -23,11 +22,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
+import structlog
+
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.wire import Role, WireError
 from holdfast_workers.protocol.lease import BEAT_BYTES, Grant, clock_s
 
-_log = logging.getLogger(__name__)
+_log = structlog.get_logger()
 
 _READ_BYTES = 4096
 _MAX_WAIT_S = 0.5
@@ -304,7 +305,7 @@ class Lifelines:
         try:
             self._on_lost(line.agent, reason)
         except Exception:  # a faulty callback must not end the other lifelines
-            _log.exception("on_lost of agent %s failed", line.agent)
+            _log.exception("cannot report a lost lifeline", agent=line.agent)
 
     def _drop(self, agent: str) -> None:
         line = self._lines.pop(agent, None)

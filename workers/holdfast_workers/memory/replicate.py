@@ -9,13 +9,14 @@ replicated when every partner that has not failed holds it.
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+import structlog
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.memory import wire
@@ -33,7 +34,7 @@ from holdfast_workers.protocol.messages import Partner, Place
 from holdfast_workers.state.digest import payload_digest
 from holdfast_workers.state.layout import StateLayout
 
-_log = logging.getLogger(__name__)
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -377,7 +378,7 @@ class _Link:
         self, rank: int, segment: Segment, commit: Commit, refusal: WireRefused
     ) -> None:
         if refusal.code == RefusalCode.FENCED:
-            _log.info("rank %d, step %d not replicated: %s", rank, commit.step, refusal)
+            _log.info("a copy was refused", rank=rank, step=commit.step, refusal=str(refusal))
             return
         if refusal.code == RefusalCode.BAD_DIGEST:
             if not segment.is_current(commit):

@@ -6,7 +6,6 @@ waits for its capture before the state changes. Only complete checkpoints are re
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import structlog
 
 from holdfast_workers.memory.background_copy import BackgroundCopies
 from holdfast_workers.memory.frozen_copies import copy_path
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 COPY_CHUNK_BYTES = 1 << 24
 
-_log = logging.getLogger(__name__)
+_log = structlog.get_logger()
 
 
 class RankCheckpoints:
@@ -102,7 +102,7 @@ class RankCheckpoints:
     def segment(self) -> Segment:
         """This rank's own segment: the existing one if its layout fits, otherwise a new one."""
         if self._segment is not None and not self._segment.file_exists:
-            _log.warning("%s was removed by another program; creating it again", self.path)
+            _log.warning("a segment was removed from outside: it is created again", path=self.path)
             self._segment.close()
             self._segment = None
         if self._segment is None:

@@ -1,6 +1,7 @@
-"""Jobs as objects, for synchronous programs: `client.jobs` and its `Job` objects.
+# Generated from asynchronous/jobs.py by api/generate_client.py: do not edit.
+"""Jobs as objects: `client.jobs` and its objects.
 
-A `Job` holds the view that was fetched last; `refresh`, `wait` and the methods that change the job
+A job holds the view that was fetched last; `refresh`, `wait` and the methods that change the job
 fetch it again.
 """
 
@@ -12,7 +13,7 @@ from typing import Any
 from holdfast.client.calls import Document, LogQuery
 from holdfast.client.data_frames import to_data_frame
 from holdfast.client.job_snapshot import JobSnapshot
-from holdfast.client.request_methods import RequestMethods
+from holdfast.client.synchronous.request_methods import RequestMethods
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.jobs import (
     AttemptView,
@@ -37,7 +38,8 @@ class Jobs:
         Raises InvalidSpec with every fault; IdempotencyConflict if the key was used for another
         document. Retries are automatic and never create a second job.
         """
-        return Job(self._client, self._client.submit(spec, idempotency_key=idempotency_key))
+        view = self._client.submit(spec, idempotency_key=idempotency_key)
+        return Job(self._client, view)
 
     def get(self, word: str) -> Job:
         """A job by its name, its id, or the start of the id. Raises AmbiguousName, JobNotFound."""

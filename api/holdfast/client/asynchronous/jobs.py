@@ -1,12 +1,15 @@
-"""Jobs as objects, for an event loop: `AsyncClient.jobs` and its `AsyncJob` objects; `jobs.py` has
-the same for synchronous programs."""
+"""Jobs as objects: `client.jobs` and its objects.
+
+A job holds the view that was fetched last; `refresh`, `wait` and the methods that change the job
+fetch it again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any
 
-from holdfast.client.async_request_methods import AsyncRequestMethods
+from holdfast.client.asynchronous.request_methods import AsyncRequestMethods
 from holdfast.client.calls import Document, LogQuery
 from holdfast.client.data_frames import to_data_frame
 from holdfast.client.job_snapshot import JobSnapshot
@@ -34,9 +37,8 @@ class AsyncJobs:
         Raises InvalidSpec with every fault; IdempotencyConflict if the key was used for another
         document. Retries are automatic and never create a second job.
         """
-        return AsyncJob(
-            self._client, await self._client.submit(spec, idempotency_key=idempotency_key)
-        )
+        view = await self._client.submit(spec, idempotency_key=idempotency_key)
+        return AsyncJob(self._client, view)
 
     async def get(self, word: str) -> AsyncJob:
         """A job by its name, its id, or the start of the id. Raises AmbiguousName, JobNotFound."""

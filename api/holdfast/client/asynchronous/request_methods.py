@@ -7,7 +7,7 @@ submission has an idempotency key. Errors are those of `holdfast.errors`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,8 +15,9 @@ from typing import Any, Self
 from holdfast.client import address as addresses
 from holdfast.client import calls
 from holdfast.client import job_names as names
+from holdfast.client.async_waiting import off_loop, sleep
+from holdfast.client.asynchronous.transport import AsyncTransport
 from holdfast.client.calls import PAGE, Document, LogQuery
-from holdfast.client.transport import Transport
 from holdfast.errors import WaitTimeout, unfinished
 from holdfast.formats import code_archive
 from holdfast.schemas import Readiness
@@ -42,8 +43,9 @@ from holdfast_service.views.ranks import RanksView
 from holdfast_service.views.timeline import TimelineView, VerdictView
 
 
-class RequestMethods:
-    """One method per request of the REST API, over one connection; not safe across threads."""
+class AsyncRequestMethods:
+    """One method per request of the REST API, over one connection; for one event loop, or one
+    thread."""
 
     def __init__(
         self,
@@ -56,67 +58,74 @@ class RequestMethods:
         retry_s: float = 10.0,
     ) -> None:
         server = addresses.find(address, context=context, data_dir=data_dir, token=token)
-        self._transport = Transport(server.address, timeout_s, retry_s, server.token)
+        self._transport = AsyncTransport(server.address, timeout_s, retry_s, server.token)
         self.server = server
 
     @property
     def address(self) -> str:
         return self._transport.address
 
-    def close(self) -> None:
-        self._transport.close()
+    async def close(self) -> None:
+        await self._transport.close()
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(
+    async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        await self.close()
 
-    def submit(self, spec: Document, *, idempotency_key: str | None = None) -> JobView:
+    async def submit(self, spec: Document, *, idempotency_key: str | None = None) -> JobView:
         """Submit a job; the folder in its `code` is sent first. Raises InvalidSpec with every
         fault; Conflict if the key was used for another document; CodeUnusable."""
-        return self._transport.call(calls.submit(self._with_code(spec), idempotency_key))
+        spec = await self._with_code(spec)
+        return await self._transport.call(calls.submit(spec, idempotency_key))
 
-    def validate(self, spec: Document) -> dict[str, Any]:
+    async def validate(self, spec: Document) -> dict[str, Any]:
         """The resolved spec, with its defaults; creates no job. Raises InvalidSpec."""
-        return self._transport.call(calls.validate(self._with_code(spec)))
+        return await self._transport.call(calls.validate(await self._with_code(spec)))
 
-    def send_code(self, folder: Path) -> CodeView:
+    async def send_code(self, folder: Path) -> CodeView:
         """Send a folder of code. Can be repeated. Raises CodeUnusable."""
-        return self._transport.call(calls.send_code(code_archive.pack(folder)))
+        package = await off_loop(code_archive.pack, folder)
+        return await self._transport.call(calls.send_code(package))
 
-    def _with_code(self, spec: Document) -> Document:
+    async def _with_code(self, spec: Document) -> Document:
         folder = code_archive.folder_of_spec(spec)
-        return (
-            spec if folder is None else code_archive.with_package(spec, self.send_code(folder).code)
-        )
+        if folder is None:
+            return spec
+        package = await self.send_code(folder)
+        return code_archive.with_package(spec, package.code)
 
     def list(
         self, *, state: Collection[str] | None = None, name: str | None = None
-    ) -> Iterator[JobView]:
+    ) -> AsyncIterator[JobView]:
         """Newest first; pages are fetched as they are needed."""
         return self._transport.pages(calls.jobs(state, name))
 
-    def all_of(self, ids: Sequence[str]) -> Iterator[JobView]:
+    async def all_of(self, ids: Sequence[str]) -> AsyncIterator[JobView]:
         """The jobs with these ids, in this order, with few requests; unknown ids are skipped."""
         for start in range(0, len(ids), calls.JOBS_PAGE):
             batch = ids[start : start + calls.JOBS_PAGE]
-            found = {job.id: job for job in self._transport.call(calls.jobs_of(batch)).jobs}
-            yield from (found[job_id] for job_id in batch if job_id in found)
+            page = await self._transport.call(calls.jobs_of(batch))
+            found = {job.id: job for job in page.jobs}
+            for job_id in batch:
+                if job_id in found:
+                    yield found[job_id]
 
-    def find(self, word: str) -> str:
+    async def find(self, word: str) -> str:
         """The id of a job, given its name, its id, or the start of its id.
 
         Raises AmbiguousName, JobNotFound; a complete id is not looked up.
         """
         if names.is_id(word):
             return word
-        return names.resolve(word, self._transport.pages(calls.rows(word, None, None, None))).id
+        rows = self._transport.pages(calls.rows(word, None, None, None))
+        return names.resolve(word, [row async for row in rows]).id
 
     def rows(
         self,
@@ -125,114 +134,116 @@ class RequestMethods:
         state: Collection[str] | None = None,
         owner: str | None = None,
         sort: str | None = None,
-    ) -> Iterator[JobRow]:
+    ) -> AsyncIterator[JobRow]:
         """Jobs as rows of a list, which is fast with any number of jobs; `q`: part of a name or
         owner, or the start of an id. `sort`: created, name, state or goodput."""
         return self._transport.pages(calls.rows(q, state, owner, sort))
 
-    def get(self, job_id: str) -> JobView:
-        return self._transport.call(calls.job(job_id))
+    async def get(self, job_id: str) -> JobView:
+        return await self._transport.call(calls.job(job_id))
 
-    def cancel(self, job_id: str, *, now: bool = False) -> JobView:
+    async def cancel(self, job_id: str, *, now: bool = False) -> JobView:
         """Cancel a job; its last state is saved first, unless `now`.
 
         Raises Conflict if the job has ended in another way.
         """
-        return self._transport.call(calls.cancel(job_id, now))
+        return await self._transport.call(calls.cancel(job_id, now))
 
-    def pause(self, job_id: str) -> JobView:
+    async def pause(self, job_id: str) -> JobView:
         """Let a job save its state and leave the cluster. Raises Conflict if it has ended."""
-        return self._transport.call(calls.pause(job_id))
+        return await self._transport.call(calls.pause(job_id))
 
-    def resume(self, job_id: str) -> JobView:
+    async def resume(self, job_id: str) -> JobView:
         """Resume a paused job from its newest checkpoint. Raises Conflict if it has ended."""
-        return self._transport.call(calls.resume(job_id))
+        return await self._transport.call(calls.resume(job_id))
 
-    def wait(self, job_id: str, timeout_s: float | None = None, poll_s: float = 0.5) -> JobView:
+    async def wait(
+        self, job_id: str, timeout_s: float | None = None, poll_s: float = 0.5
+    ) -> JobView:
         """Wait until the job has ended, with any result. Raises WaitTimeout."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            job = self.get(job_id)
+            job = await self.get(job_id)
             if job.state.terminal:
                 return job
             if deadline is not None and time.monotonic() >= deadline:
                 raise WaitTimeout(f"job {job_id} is {job.state.value} after {timeout_s:g} s")
-            time.sleep(poll_s)
+            await sleep(poll_s)
 
-    def attempts(self, job_id: str) -> Sequence[AttemptView]:
+    async def attempts(self, job_id: str) -> Sequence[AttemptView]:
         """Oldest first."""
-        return self._transport.call(calls.attempts(job_id))
+        return await self._transport.call(calls.attempts(job_id))
 
-    def incidents(self, job_id: str) -> Sequence[IncidentView]:
+    async def incidents(self, job_id: str) -> Sequence[IncidentView]:
         """Oldest first."""
-        return self._transport.call(calls.incidents(job_id))
+        return await self._transport.call(calls.incidents(job_id))
 
-    def inject(
+    async def inject(
         self, job_id: str, kind: str, *, idempotency_key: str | None = None, **how: Any
     ) -> FaultView:
         """Inject a fault into a job; `how`: rank, at_step, phase and the settings of the kind.
 
         Raises InjectionDisabled if the server does not allow it.
         """
-        return self._transport.call(calls.inject(job_id, kind, idempotency_key, how))
+        return await self._transport.call(calls.inject(job_id, kind, idempotency_key, how))
 
-    def faults(self, job_id: str) -> Sequence[FaultView]:
+    async def faults(self, job_id: str) -> Sequence[FaultView]:
         """The injected faults, oldest first."""
-        return self._transport.call(calls.faults(job_id))
+        return await self._transport.call(calls.faults(job_id))
 
-    def goodput(self, job_id: str) -> GoodputView:
+    async def goodput(self, job_id: str) -> GoodputView:
         """The account of the job's time, so far or in total."""
-        return self._transport.call(calls.goodput(job_id))
+        return await self._transport.call(calls.goodput(job_id))
 
-    def verdict(self, job_id: str) -> VerdictView:
+    async def verdict(self, job_id: str) -> VerdictView:
         """The state in plain sentences: the present activity, the last event, the next step."""
-        return self._transport.call(calls.verdict(job_id))
+        return await self._transport.call(calls.verdict(job_id))
 
-    def timeline(self, job_id: str) -> TimelineView:
+    async def timeline(self, job_id: str) -> TimelineView:
         """The use of every moment of the job's time."""
-        return self._transport.call(calls.timeline(job_id))
+        return await self._transport.call(calls.timeline(job_id))
 
-    def ranks(self, job_id: str) -> RanksView:
+    async def ranks(self, job_id: str) -> RanksView:
         """The ranks of the newest attempt, as last seen."""
-        return self._transport.call(calls.ranks(job_id))
+        return await self._transport.call(calls.ranks(job_id))
 
-    def difference(self, job_id: str, against: str) -> Sequence[SpecDifferenceView]:
+    async def difference(self, job_id: str, against: str) -> Sequence[SpecDifferenceView]:
         """The differences between the resolved specs of two jobs."""
-        return self._transport.call(calls.difference(job_id, against))
+        return await self._transport.call(calls.difference(job_id, against))
 
-    def cluster(self) -> ClusterView:
+    async def cluster(self) -> ClusterView:
         """Nodes, queue and capacity."""
-        return self._transport.call(calls.cluster())
+        return await self._transport.call(calls.cluster())
 
-    def checkpoints(self, job_id: str) -> CheckpointsView:
+    async def checkpoints(self, job_id: str) -> CheckpointsView:
         """The checkpoints that the job can continue from, by tier."""
-        return self._transport.call(calls.checkpoints(job_id))
+        return await self._transport.call(calls.checkpoints(job_id))
 
-    def verify_checkpoint(self, job_id: str, step: int) -> Iterator[VerificationView]:
+    async def verify_checkpoint(self, job_id: str, step: int) -> AsyncIterator[VerificationView]:
         """Verify every byte of a checkpoint; yields the progress. The last item has `done`.
 
         Raises ServerError if it could not be finished, ServerUnreachable if the connection broke.
         """
         done = False
-        for line in self._transport.lines(*calls.verification(job_id, step)):
+        async for line in self._transport.lines(*calls.verification(job_id, step)):
             progress = calls.verified(line)
             yield progress
             done = progress.done
         if not done:
             raise unfinished("the server's answer was cut off")
 
-    def pin_checkpoint(self, job_id: str, step: int) -> CheckpointView:
+    async def pin_checkpoint(self, job_id: str, step: int) -> CheckpointView:
         """Protect a checkpoint from removal. Can be repeated."""
-        return self._transport.call(calls.pin(job_id, step))
+        return await self._transport.call(calls.pin(job_id, step))
 
-    def unpin_checkpoint(self, job_id: str, step: int) -> CheckpointView:
-        return self._transport.call(calls.unpin(job_id, step))
+    async def unpin_checkpoint(self, job_id: str, step: int) -> CheckpointView:
+        return await self._transport.call(calls.unpin(job_id, step))
 
-    def remove_checkpoint(self, job_id: str, step: int) -> None:
+    async def remove_checkpoint(self, job_id: str, step: int) -> None:
         """Raises Conflict if the checkpoint is pinned, needed, or the only one of a job."""
-        self._transport.call(calls.remove_checkpoint(job_id, step))
+        await self._transport.call(calls.remove_checkpoint(job_id, step))
 
-    def export_checkpoint(
+    async def export_checkpoint(
         self,
         job_id: str,
         step: int,
@@ -247,37 +258,37 @@ class RequestMethods:
         at all. `on_bytes` receives the bytes written and the total.
         """
         path, params = calls.export(job_id, step, hugging_face)
-        return self._transport.download(path, params, target, on_bytes)
+        return await self._transport.download(path, params, target, on_bytes)
 
-    def nodes(self) -> Sequence[NodeView]:
+    async def nodes(self) -> Sequence[NodeView]:
         """All nodes that were ever seen, present nodes first."""
-        return self._transport.call(calls.nodes())
+        return await self._transport.call(calls.nodes())
 
-    def node(self, name: str) -> NodeView:
+    async def node(self, name: str) -> NodeView:
         """A node by its name, or the start of the name."""
-        return self._transport.call(calls.node(name))
+        return await self._transport.call(calls.node(name))
 
-    def cordon(self, name: str, reason: str, *, until: float | None = None) -> NodeView:
+    async def cordon(self, name: str, reason: str, *, until: float | None = None) -> NodeView:
         """Place no new rank on a node, until a time (Unix seconds) or until `uncordon`."""
-        return self._transport.call(calls.cordon(name, reason, until))
+        return await self._transport.call(calls.cordon(name, reason, until))
 
-    def uncordon(self, name: str) -> NodeView:
+    async def uncordon(self, name: str) -> NodeView:
         """End the cordon or quarantine of a node. Can be repeated."""
-        return self._transport.call(calls.uncordon(name))
+        return await self._transport.call(calls.uncordon(name))
 
-    def events(self, job_id: str, after: int = 0, limit: int = 200) -> EventPage:
+    async def events(self, job_id: str, after: int = 0, limit: int = 200) -> EventPage:
         """One page of events."""
-        return self._transport.call(calls.events(job_id, after, limit))
+        return await self._transport.call(calls.events(job_id, after, limit))
 
-    def all_events(self, job_id: str, after: int = 0) -> Iterator[EventView]:
+    def all_events(self, job_id: str, after: int = 0) -> AsyncIterator[EventView]:
         """The stored events; pages are fetched as they are needed."""
         return self._transport.pages(calls.all_events(job_id, after))
 
-    def follow(self, job_id: str, after: int = 0) -> Iterator[EventView]:
+    def follow(self, job_id: str, after: int = 0) -> AsyncIterator[EventView]:
         """Events as they occur, until the job has ended; resumes after a broken connection."""
         return self._transport.follow(calls.event_feed(job_id, after))
 
-    def logs(
+    async def logs(
         self,
         job_id: str,
         *,
@@ -289,11 +300,11 @@ class RequestMethods:
     ) -> LogPage:
         """One page of the ranks' output."""
         wanted = LogQuery(rank=rank, attempt=attempt)
-        return self._transport.call(calls.logs(job_id, wanted, after, limit, tail))
+        return await self._transport.call(calls.logs(job_id, wanted, after, limit, tail))
 
     def all_logs(
         self, job_id: str, wanted: LogQuery | None = None, *, tail: int | None = None
-    ) -> Iterator[LogLineView]:
+    ) -> AsyncIterator[LogLineView]:
         """The stored lines, or the last `tail`; pages are fetched as they are needed."""
         return self._transport.pages(calls.all_logs(job_id, wanted or LogQuery(), tail=tail))
 
@@ -308,27 +319,29 @@ class RequestMethods:
         level: str | None = None,
         after: int = 0,
         tail: int | None = None,
-    ) -> Iterator[LogLineView]:
+    ) -> AsyncIterator[LogLineView]:
         """Lines as they are written, until the job has ended; resumes after a broken connection."""
         wanted = LogQuery(rank, attempt, since, grep, level)
         return self._transport.follow(calls.log_feed(job_id, wanted, after, tail))
 
     def metrics(
         self, job_id: str, names: Collection[str] | None = None, after_step: int = 0
-    ) -> Iterator[MetricPoint]:
+    ) -> AsyncIterator[MetricPoint]:
         """One point per committed step; pages are fetched as they are needed."""
         return self._transport.pages(calls.metrics(job_id, names, after_step))
 
-    def thinned_metrics(
+    async def thinned_metrics(
         self, job_id: str, names: Collection[str] | None = None, *, most: int
     ) -> Sequence[MetricPoint]:
         """The whole series in at most `most` points, always including the last one."""
-        return self._transport.call(calls.thinned_metrics(job_id, names, most)).points
+        page = await self._transport.call(calls.thinned_metrics(job_id, names, most))
+        return page.points
 
-    def digests(self, job_id: str) -> dict[int, str]:
+    async def digests(self, job_id: str) -> dict[int, str]:
         """Digest of the whole state after each step."""
-        return dict(self._transport.pages(calls.digests(job_id)))
+        pages = self._transport.pages(calls.digests(job_id))
+        return {step: digest async for step, digest in pages}
 
-    def ready(self) -> Readiness:
+    async def ready(self) -> Readiness:
         """Raises ServerError if a part of the control plane is not ready."""
-        return self._transport.call(calls.ready())
+        return await self._transport.call(calls.ready())

@@ -1,8 +1,7 @@
-"""One HTTP connection to a server for an event loop: the asynchronous twin of `transport.py`."""
+"""One HTTP connection to a server: sends the requests that `calls` describes."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
@@ -10,8 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+from httpx_sse import EventSource
 
-from holdfast.client import http_answers, sse
+from holdfast.client import http_answers
+from holdfast.client.async_waiting import off_loop, sleep
 from holdfast.client.calls import Call, Feed, Pages
 from holdfast.client.retry import RetrySchedule
 
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 
 class AsyncTransport:
-    """Sends requests over one connection; its methods are those of `Transport`."""
+    """Sends requests over one connection."""
 
     def __init__(self, address: str, timeout_s: float, retry_s: float, token: str | None) -> None:
         self.address = address
@@ -30,16 +31,18 @@ class AsyncTransport:
         await self._http.aclose()
 
     async def call(self, call: Call[T]) -> T:
+        """The answer; retried while the server is unreachable. Raises ApiError or a subclass,
+        ServerUnreachable."""
         schedule = RetrySchedule(self._retry_s)
         while True:
             try:
-                return http_answers.read_answer(
-                    call, await self._http.request(**http_answers.request(call))
-                )
+                answer = await self._http.request(**http_answers.request(call))
+                return http_answers.read_answer(call, answer)
             except http_answers.TRANSIENT as error:
                 await self._pause(schedule.pause_s(time.monotonic()), error)
 
     async def pages(self, pages: Pages[Any, T]) -> AsyncIterator[T]:
+        """The items of all pages, which are fetched as they are needed. Raises as :meth:`call`."""
         call: Call[Any] | None = pages.first
         while call is not None:
             page = await self.call(call)
@@ -48,18 +51,22 @@ class AsyncTransport:
             call = pages.following(page)
 
     async def follow(self, feed: Feed[T]) -> AsyncIterator[T]:
+        """The messages until the end of the feed; resumes after a broken connection or server.
+
+        Raises as :meth:`call`.
+        """
         following = http_answers.FeedFollower(feed, RetrySchedule(self._retry_s))
         while True:
             error: Exception = http_answers.CUT_OFF
             try:
                 async with self._http.stream(**following.request()) as response:
                     await _read_error(response)
-                    following.opened(response)
-                    async for line in _lines(response):
-                        for message in following.take(line):
-                            yield message
-                        if following.over:
-                            return
+                    if following.opened(response):
+                        async for event in EventSource(response).aiter_sse():
+                            for message in following.take(event):
+                                yield message
+                            if following.over:
+                                break
             except http_answers.TRANSIENT as broken:
                 error = broken
             if following.over:
@@ -67,9 +74,19 @@ class AsyncTransport:
             await self._pause(following.pause_s(time.monotonic()), error)
 
     async def lines(self, method: str, path: str) -> AsyncIterator[str]:
+        """The lines of an answer as they arrive, without retries. Raises as :meth:`call`.
+
+        They end with line feeds only: `httpx` would also split at U+2028 and its like, which JSON
+        contains unescaped.
+        """
+        rest = ""
         async with self._answer(method, path, None, http_answers.STREAM_SILENCE_S) as response:
-            async for line in _lines(response):
-                yield line
+            async for text in response.aiter_text():
+                *whole, rest = (rest + text).split("\n")
+                for line in whole:
+                    yield line
+            if rest:
+                yield rest
 
     async def download(
         self,
@@ -78,17 +95,19 @@ class AsyncTransport:
         target: Path,
         on_bytes: Callable[[int, int], None],
     ) -> int:
+        """Write an answer to `target`, which appears whole or not at all. Raises as :meth:`call`;
+        OSError if `target` cannot be written."""
         partial = http_answers.partial_file(target)
         written = 0
         try:
             async with self._answer(
                 "GET", path, params, http_answers.DOWNLOAD_SILENCE_S
             ) as response:
-                file = await asyncio.to_thread(partial.open, "wb")
+                file = await off_loop(partial.open, "wb")
                 with file:
                     whole = http_answers.file_length(response)
                     async for piece in response.aiter_raw(http_answers.DOWNLOAD_PIECE):
-                        written += await asyncio.to_thread(file.write, piece)
+                        written += await off_loop(file.write, piece)
                         on_bytes(written, whole)
             partial.replace(target)
         finally:
@@ -99,6 +118,7 @@ class AsyncTransport:
     async def _answer(
         self, method: str, path: str, params: dict[str, Any] | None, silence_s: float
     ) -> AsyncIterator[httpx.Response]:
+        """An answer that is read piece by piece."""
         try:
             async with self._http.stream(
                 method,
@@ -116,16 +136,7 @@ class AsyncTransport:
     async def _pause(self, pause_s: float | None, error: Exception) -> None:
         if pause_s is None:
             raise http_answers.final_error(self.address, error) from error
-        await asyncio.sleep(pause_s)
-
-
-async def _lines(response: httpx.Response) -> AsyncIterator[str]:
-    lines = sse.LineSplitter()
-    async for text in response.aiter_text():
-        for line in lines.take(text):
-            yield line
-    for line in lines.rest():
-        yield line
+        await sleep(pause_s)
 
 
 async def _read_error(response: httpx.Response) -> None:

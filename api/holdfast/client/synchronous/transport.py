@@ -1,4 +1,5 @@
-"""One blocking HTTP connection to a server: sends the requests that `calls` describes."""
+# Generated from asynchronous/transport.py by api/generate_client.py: do not edit.
+"""One HTTP connection to a server: sends the requests that `calls` describes."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+from httpx_sse import EventSource
 
-from holdfast.client import http_answers, sse
+from holdfast.client import http_answers
 from holdfast.client.calls import Call, Feed, Pages
 from holdfast.client.retry import RetrySchedule
+from holdfast.client.waiting import off_loop, sleep
 
 T = TypeVar("T")
 
@@ -34,9 +37,8 @@ class Transport:
         schedule = RetrySchedule(self._retry_s)
         while True:
             try:
-                return http_answers.read_answer(
-                    call, self._http.request(**http_answers.request(call))
-                )
+                answer = self._http.request(**http_answers.request(call))
+                return http_answers.read_answer(call, answer)
             except http_answers.TRANSIENT as error:
                 self._pause(schedule.pause_s(time.monotonic()), error)
 
@@ -59,11 +61,11 @@ class Transport:
             try:
                 with self._http.stream(**following.request()) as response:
                     _read_error(response)
-                    following.opened(response)
-                    for line in _lines(response):
-                        yield from following.take(line)
-                        if following.over:
-                            return
+                    if following.opened(response):
+                        for event in EventSource(response).iter_sse():
+                            yield from following.take(event)
+                            if following.over:
+                                break
             except http_answers.TRANSIENT as broken:
                 error = broken
             if following.over:
@@ -71,9 +73,18 @@ class Transport:
             self._pause(following.pause_s(time.monotonic()), error)
 
     def lines(self, method: str, path: str) -> Iterator[str]:
-        """The lines of an answer as they arrive, without retries. Raises as :meth:`call`."""
+        """The lines of an answer as they arrive, without retries. Raises as :meth:`call`.
+
+        They end with line feeds only: `httpx` would also split at U+2028 and its like, which JSON
+        contains unescaped.
+        """
+        rest = ""
         with self._answer(method, path, None, http_answers.STREAM_SILENCE_S) as response:
-            yield from _lines(response)
+            for text in response.iter_text():
+                *whole, rest = (rest + text).split("\n")
+                yield from whole
+            if rest:
+                yield rest
 
     def download(
         self,
@@ -87,14 +98,13 @@ class Transport:
         partial = http_answers.partial_file(target)
         written = 0
         try:
-            with (
-                self._answer("GET", path, params, http_answers.DOWNLOAD_SILENCE_S) as response,
-                partial.open("wb") as file,
-            ):
-                whole = http_answers.file_length(response)
-                for piece in response.iter_raw(http_answers.DOWNLOAD_PIECE):
-                    written += file.write(piece)
-                    on_bytes(written, whole)
+            with self._answer("GET", path, params, http_answers.DOWNLOAD_SILENCE_S) as response:
+                file = off_loop(partial.open, "wb")
+                with file:
+                    whole = http_answers.file_length(response)
+                    for piece in response.iter_raw(http_answers.DOWNLOAD_PIECE):
+                        written += off_loop(file.write, piece)
+                        on_bytes(written, whole)
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
@@ -122,14 +132,7 @@ class Transport:
     def _pause(self, pause_s: float | None, error: Exception) -> None:
         if pause_s is None:
             raise http_answers.final_error(self.address, error) from error
-        time.sleep(pause_s)
-
-
-def _lines(response: httpx.Response) -> Iterator[str]:
-    lines = sse.LineSplitter()
-    for text in response.iter_text():
-        yield from lines.take(text)
-    yield from lines.rest()
+        sleep(pause_s)
 
 
 def _read_error(response: httpx.Response) -> None:
