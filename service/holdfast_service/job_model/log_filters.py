@@ -13,7 +13,7 @@ from typing import Any
 
 import re2
 
-from holdfast_service.job_model.job_errors import InvalidRegex
+from holdfast_service.errors import InvalidRegex
 
 MAX_REGEX_LENGTH = 500
 MAX_REGEX_MEMORY_BYTES = 1 << 20

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.support.service.fake_cluster import line
 
-from holdfast_service.job_model.job_errors import InvalidRegex
+from holdfast_service.errors import InvalidRegex
 from holdfast_service.job_model.log_filters import (
     LogFilter,
     LogLevel,
