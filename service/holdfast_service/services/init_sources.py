@@ -22,12 +22,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast_service.errors import InvalidSpec, StorageUnavailable
 from holdfast_service.job_model.init_from import (
     FolderReference,
-    JobReference,
     SavedCheckpoint,
     mismatches,
     parse_reference,
     part_to_load,
 )
+from holdfast_service.job_model.job_reference import JobReference
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.remote_tier.storage_calls import StorageCalls
 from holdfast_service.settings import Settings
