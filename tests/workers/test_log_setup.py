@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from holdfast_service.job_model.log_filters import LogLevel, level_of
+from holdfast_service.job_model.log_levels import LogLevel, level_of
 from holdfast_workers import log_setup
 
 

@@ -14,7 +14,7 @@ from holdfast.cli.common import OPTIONS, SERVER, JobWord, Options, ServerOptions
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.client.synchronous.client import Client
 from holdfast.errors import HoldfastError
-from holdfast_service.job_model.init_from import parse_job_reference
+from holdfast_service.job_model.job_reference import parse_job_reference
 from holdfast_service.views.jobs import CheckpointView
 
 if TYPE_CHECKING:

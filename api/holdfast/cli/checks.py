@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
@@ -24,13 +23,13 @@ from typing import Any
 from holdfast.cli.common import Options
 from holdfast.client import address, config
 from holdfast.errors import HoldfastError, ServerError, ServerUnreachable
+from holdfast_service import extras
 
 GIB = 1 << 30
 DISK_BAD_GIB, DISK_LOW_GIB = 2, 10
 SHM_LOW_GIB = 1
 MEMORY_LOW_GIB = 4
 OPEN_FILES_LOW = 4096
-REQUIRED_PACKAGES = ("ray", "torch", "sqlalchemy", "fastapi", "uvicorn")
 GPU_TIMEOUT_S = 10.0
 SMALL_MODELS = "use small models: a job keeps its state in memory twice"
 LARGER_SHM = "in a container: --shm-size=8g; memory checkpoints are stored there"
@@ -95,9 +94,12 @@ def _machine() -> Iterator[CheckResult]:
 def _python() -> Iterator[CheckResult]:
     seen = f"{platform.python_version()} at {sys.executable}"
     yield CheckResult("python", Grade.GOOD, seen)
-    missing = [name for name in REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
+    missing = extras.missing_for_server()
+    advice = f"to serve or train on this machine: {extras.install_command(extras.Extra.SERVER)}"
+    if len(missing) == len(extras.SERVER_PACKAGES):
+        yield CheckResult("packages", Grade.ODD, "only the client is installed", advice)
+        return
     if missing:
-        advice = "install the whole package: pip install holdfast"
         yield CheckResult("packages", Grade.BAD, f"missing: {', '.join(missing)}", advice)
         return
     versions = [f"{name} {_version(name)}" for name in ("ray", "torch")]

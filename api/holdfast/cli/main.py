@@ -130,4 +130,6 @@ def main() -> None:
 def _version() -> str:
     from importlib.metadata import version  # late: it is slow
 
-    return version("holdfast")
+    from holdfast_service.extras import DISTRIBUTION
+
+    return version(DISTRIBUTION)

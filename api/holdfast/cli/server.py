@@ -15,6 +15,7 @@ from holdfast.cli import output
 from holdfast.cli.common import NotUnderstood
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.schemas import ServerFile
+from holdfast_service import extras
 
 
 def serve(
@@ -43,6 +44,7 @@ def serve(
 
     Every option with a value can also be set as HOLDFAST_<OPTION> in the environment.
     """
+    extras.require_server()
     from holdfast.rest import serve as server  # late: it loads the whole service
     from holdfast_service.settings import Settings
     from holdfast_workers import log_setup

@@ -197,7 +197,7 @@ def _not_understood(url: str, why: str) -> ServerError:
         f"the answer of {url} is not understood ({why}): "
         "is it a Holdfast server, of the same version as this client?"
     )
-    return ServerError({"status": 502, "code": "not_understood", "detail": detail})
+    return ServerError(detail, status=502, code="not_understood")
 
 
 def _problem(response: httpx.Response) -> dict[str, Any]:

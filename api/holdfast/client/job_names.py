@@ -49,7 +49,7 @@ def resolve(word: str, candidates: Iterable[CandidateT]) -> CandidateT:
     matches = by_name or by_prefix
     if not matches:
         detail = f"there is no job {word[:64]!r}: give a name, an id or the start of an id"
-        raise JobNotFound({"status": 404, "code": "job_not_found", "detail": detail})
+        raise JobNotFound(detail)
     if len(matches) > 1:
         raise _ambiguous(word, "are named" if by_name else "have an id that starts with", matches)
     return matches[0]

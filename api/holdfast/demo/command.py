@@ -14,6 +14,7 @@ import holdfast
 from holdfast.cli import output
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.submit import UnreadableSpec, read_spec
+from holdfast_service import extras
 
 EXAMPLE = "stdlib-lm.yaml"
 REPEATED_SIGNAL_S = 2.0
@@ -38,7 +39,8 @@ def demo(
     SIGKILL ends one rank, and later the whole node of rank 0. The exit code is 0 only if both jobs
     succeed and every step of both has the same bits.
     """
-    from holdfast.demo import run  # late: only this command needs it
+    extras.require_server()
+    from holdfast.demo import run  # late: it needs packages of the server
     from holdfast.demo.child_server import END_SIGNALS
 
     step_assignment = [] if steps is None else [f"train.steps={steps}"]

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import yaml
 
 from holdfast.errors import HoldfastError
+from holdfast_service.extras import Extra, install_command
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.views.jobs import JobView, MetricPoint
 
@@ -40,7 +41,7 @@ class ExportFailed(HoldfastError):
 
 def to_tensorboard(job: JobView, points: Iterable[MetricPoint], folder: Path) -> Path:
     """Write a run's event file; returns the run's folder below `folder`. Raises ExportFailed."""
-    tensorboard = _library("tensorboardX", "tensorboard")
+    tensorboard = _library("tensorboardX", Extra.TENSORBOARD)
     run = folder / f"{job.name}-{job.id[:13]}"
     try:
         run.mkdir(parents=True, exist_ok=True)
@@ -60,9 +61,9 @@ def to_tensorboard(job: JobView, points: Iterable[MetricPoint], folder: Path) ->
 def to_mlflow(job: JobView, points: Iterable[MetricPoint], target: str) -> str:
     """Write the run of this job to a tracking server, a database or a folder; returns the run's id.
     Raises ExportFailed."""
-    tracking = _library("mlflow.tracking", "mlflow")
-    entities = _library("mlflow.entities", "mlflow")
-    errors = _library("mlflow.exceptions", "mlflow")
+    tracking = _library("mlflow.tracking", Extra.MLFLOW)
+    entities = _library("mlflow.entities", Extra.MLFLOW)
+    errors = _library("mlflow.exceptions", Extra.MLFLOW)
     if "://" not in target:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # the user chose a folder
         target = Path(target).resolve().as_uri()
@@ -137,10 +138,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
             yield path, str(value)[:_MAX_PARAMETER_LENGTH]
 
 
-def _library(module: str, extra: str) -> Any:
+def _library(module: str, extra: Extra) -> Any:
     """An optional library. Raises ExportFailed if it is not installed."""
     with contextlib.suppress(ImportError):
         return importlib.import_module(module)
-    raise ExportFailed(
-        f"{module.partition('.')[0]} is not installed: pip install holdfast[{extra}]"
-    )
+    raise ExportFailed(f"{module.partition('.')[0]} is not installed: {install_command(extra)}")

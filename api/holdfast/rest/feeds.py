@@ -15,9 +15,9 @@ from holdfast.rest.services import ServicesDep
 from holdfast_service.job_model.log_filters import (
     MAX_REGEX_LENGTH,
     LogFilter,
-    LogLevel,
     compile_pattern,
 )
+from holdfast_service.job_model.log_levels import LogLevel
 from holdfast_service.views.jobs import EventPage, LogPage
 
 router = APIRouter(prefix="/api/v1/jobs/{job_id}", tags=["feeds"])

@@ -14,35 +14,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from holdfast.schemas import Problem
-from holdfast_service.job_model.job_errors import InvalidFault, JobError
-from holdfast_service.job_model.job_spec import InvalidSpec
-from holdfast_workers.spec import SpecFault
+from holdfast_service.errors import ApiError
 
 MEDIA_TYPE = "application/problem+json"
 
-STATUS_OF_JOB_ERROR = {
-    "job_not_found": 404,
-    "job_ended": 409,
-    "spec_unreadable": 409,
-    "injection_disabled": 403,
-    "invalid_fault": 422,
-    "idempotency_conflict": 409,
-    "invalid_idempotency_key": 422,
-    "invalid_cursor": 400,
-    "unknown_metric": 404,
-    "node_not_found": 404,
-    "invalid_time": 422,
-    "invalid_regex": 422,
-    "invalid_code": 422,
-    "checkpoint_not_found": 404,
-    "checkpoint_pinned": 409,
-    "checkpoint_needed": 409,
-    "checkpoint_bad": 409,
-    "last_checkpoint": 409,
-    "being_removed": 409,
-    "not_exportable": 409,
-    "storage_unavailable": 503,
-}
 CODE_OF_STATUS = {
     400: "bad_request",
     403: "forbidden",
@@ -146,20 +121,9 @@ def install(app: FastAPI) -> None:
             request, error.status, error.code, error.detail, error.headers, **error.extensions
         )
 
-    @app.exception_handler(InvalidSpec)
-    async def invalid_spec(request: Request, error: InvalidSpec) -> Response:
-        faults = _spec_faults(error.faults)
-        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
-        return _problem(request, 422, "invalid_spec", f"the spec has {count}", faults=faults)
-
-    @app.exception_handler(JobError)
-    async def job_error(request: Request, error: JobError) -> Response:
-        extensions: dict[str, Any] = {}
-        if isinstance(error, InvalidFault):
-            extensions["faults"] = _spec_faults(error.faults)
-        return _problem(
-            request, STATUS_OF_JOB_ERROR[error.code], error.code, str(error), **extensions
-        )
+    @app.exception_handler(ApiError)
+    async def api_error(request: Request, error: ApiError) -> Response:
+        return _problem(request, **error.problem)
 
     @app.exception_handler(RequestValidationError)
     async def invalid_parameters(request: Request, error: RequestValidationError) -> Response:
@@ -206,10 +170,6 @@ def _allowed_methods(app: FastAPI, request: Request) -> str:
         if re.fullmatch(re.sub(r"\{[^}]+\}", "[^/]+", template), request.url.path):
             methods |= {method.upper() for method in operations}
     return ", ".join(sorted(methods))
-
-
-def _spec_faults(faults: Sequence[SpecFault]) -> list[dict[str, str]]:
-    return [{"path": fault.path, "message": fault.message} for fault in faults]
 
 
 def _parameter_faults(errors: Sequence[Any]) -> list[dict[str, str]]:

@@ -30,6 +30,7 @@ from typing import Any
 import psutil
 
 from holdfast_service.embedded_cluster import processes
+from holdfast_service.extras import Extra, install_command
 
 SHM_ROOT = "HOLDFAST_SHM_ROOT"
 """Environment variable of every process of the cluster: the folder under /dev/shm for its segments.
@@ -181,8 +182,8 @@ def ensure(
         return running
     if metrics_port is not None and (missing := missing_for_metrics()):
         raise LocalClusterError(
-            f"Ray cannot export metrics because {missing} is not installed: install "
-            "holdfast[ray-metrics], or leave HOLDFAST_RAY_METRICS_PORT unset"
+            f"Ray cannot export metrics because {missing} is not installed: "
+            f"{install_command(Extra.RAY_METRICS)}, or leave HOLDFAST_RAY_METRICS_PORT unset"
         )
     files = folder(data_dir)
     files.make()

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast_service.job_model.job_reference import JobReference, parse_job_reference
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_workers.data.corpus import BYTE_VOCABULARY
 from holdfast_workers.models.llama_parameters import parameter_shapes
@@ -18,14 +19,6 @@ from holdfast_workers.protocol.messages import DCP_URI_PREFIX, InitPart
 from holdfast_workers.spec import TrainingSpec
 
 _MAX_LISTED = 3
-
-
-@dataclass(frozen=True)
-class JobReference:
-    """A job by id or name; `step` None: its newest checkpoint."""
-
-    job: str
-    step: int | None
 
 
 @dataclass(frozen=True)
@@ -59,16 +52,6 @@ def parse_reference(text: str) -> JobReference | FolderReference:
         raise ValueError(
             f"{text!r} is not a JOB, a JOB/STEP or the URI of a checkpoint folder"
         ) from None
-
-
-def parse_job_reference(text: str) -> JobReference:
-    """The reference written as JOB or JOB/STEP. Raises ValueError."""
-    job, slash, step = text.partition("/")
-    if not slash:
-        return JobReference(job, None)
-    if not (job and step.isascii() and step.isdigit() and len(step) < 16):
-        raise ValueError(f"{text!r} is not a JOB or a JOB/STEP")
-    return JobReference(job, int(step))
 
 
 def part_to_load(spec: JobSpec, saved: SavedCheckpoint) -> InitPart:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
+from holdfast_service.errors import InvalidSpec
 from holdfast_service.job_model.spec_document import validate_document
 from holdfast_service.job_model.supervisor_protocol import Capacity
 from holdfast_workers import spec as training_spec
@@ -163,14 +164,6 @@ class JobSpec(TrainingSpec):
         return self.resources.workers_per_node * self.resources.gpus_per_worker
 
 
-class InvalidSpec(Exception):
-    """The document is not a valid spec; `faults` lists all problems."""
-
-    def __init__(self, faults: list[SpecFault]) -> None:
-        super().__init__("; ".join(f"{fault.path or 'spec'}: {fault.message}" for fault in faults))
-        self.faults = faults
-
-
 def parse(
     document: Mapping[str, Any], capacity: Capacity | None, *, check_paths: bool = True
 ) -> JobSpec:
@@ -194,7 +187,7 @@ def parse(
         # A relation with a default that replaced an invalid field is not a fault of the user.
         faults += [fault for fault in relations if not _depends_on(fault, reading.defaulted)]
     if spec is None or faults:
-        raise InvalidSpec(faults)
+        raise InvalidSpec.of(faults)
     return spec
 
 

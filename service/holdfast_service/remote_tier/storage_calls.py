@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
-from holdfast_service.job_model.job_errors import JobError
+from holdfast_service.errors import StorageUnavailable
 from holdfast_service.remote_tier.location import SecretUnusable, credentials_of, storage_options
 from holdfast_service.settings import Settings
 from holdfast_workers.checkpoint.open_storage import open_storage
@@ -25,14 +25,8 @@ Params = ParamSpec("Params")
 Answer = TypeVar("Answer")
 
 
-class StorageNotAnswering(JobError):
-    """The storage of the checkpoint failed or did not answer; it may answer later."""
-
-    code = "storage_unavailable"
-
-
 class StorageCalls:
-    """Runs calls to storages, whose errors and timeouts become StorageNotAnswering."""
+    """Runs calls to storages, whose errors and timeouts become StorageUnavailable."""
 
     def __init__(self, settings: Settings) -> None:
         self._deadline_s = settings.storage_deadline_s
@@ -43,19 +37,19 @@ class StorageCalls:
     def storage_at(self, uri: str, spec: Mapping[str, Any]) -> Storage:
         """The storage rooted at `uri`, as configured in a job's resolved spec. Does not connect.
 
-        Raises StorageNotAnswering if the secret in the spec cannot be used.
+        Raises StorageUnavailable if the secret in the spec cannot be used.
         """
         try:
             credentials = credentials_of(spec, self._secrets)
         except SecretUnusable as error:
-            raise StorageNotAnswering(str(error)) from error
+            raise StorageUnavailable(str(error)) from error
         remote = RemoteTierSpec.model_validate(spec["checkpoint"]["remote"])
         return open_storage(uri, storage_options(remote, credentials))
 
     async def run(
         self, call: Callable[Params, Answer], *args: Params.args, **kwargs: Params.kwargs
     ) -> Answer:
-        """The call's result. Raises StorageNotAnswering, or any other error of the call."""
+        """The call's result. Raises StorageUnavailable, or any other error of the call."""
         return await _answer(self.start(call, *args, **kwargs), self._deadline_s)
 
     async def read_through(
@@ -87,6 +81,6 @@ async def _answer(call: asyncio.Future[Answer], deadline_s: float) -> Answer:
     try:
         return await asyncio.wait_for(call, deadline_s)
     except TimeoutError as error:
-        raise StorageNotAnswering(f"the storage did not answer in {deadline_s:g} s") from error
+        raise StorageUnavailable(f"the storage did not answer in {deadline_s:g} s") from error
     except StorageError as error:
-        raise StorageNotAnswering(str(error)) from error
+        raise StorageUnavailable(str(error)) from error

@@ -18,10 +18,20 @@ from typing import IO, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.job_model.job_errors import JobError, SpecUnreadable
+from holdfast_service.errors import (
+    CannotExport,
+    CheckpointBad,
+    CheckpointBeingRemoved,
+    CheckpointNeeded,
+    CheckpointNotFound,
+    CheckpointPinned,
+    LastCheckpoint,
+    SpecUnreadable,
+    StorageUnavailable,
+)
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import State
-from holdfast_service.remote_tier.storage_calls import StorageCalls, StorageNotAnswering
+from holdfast_service.remote_tier.storage_calls import StorageCalls
 from holdfast_service.services.checkpoint_verification import Verification
 from holdfast_service.settings import Settings
 from holdfast_service.store import json_safe, queries, series
@@ -42,42 +52,6 @@ from holdfast_workers.checkpoint.storage import ObjectMissing, Storage, StorageE
 
 Answer = TypeVar("Answer")
 _PROTECTED = series.COLUMNS.index("protected_step")
-
-
-class CheckpointNotFound(JobError):
-    code = "checkpoint_not_found"
-
-
-class CheckpointPinned(JobError):
-    code = "checkpoint_pinned"
-
-
-class CheckpointNeeded(JobError):
-    """Another job is to start from this checkpoint and has none of its own yet."""
-
-    code = "checkpoint_needed"
-
-
-class CheckpointBad(JobError):
-    """The bytes in the storage differ from what was saved."""
-
-    code = "checkpoint_bad"
-
-
-class LastCheckpoint(JobError):
-    """The remote tier has no other checkpoint from which the job could continue."""
-
-    code = "last_checkpoint"
-
-
-class CheckpointBeingRemoved(JobError):
-    code = "being_removed"
-
-
-class CannotExport(JobError):
-    """The checkpoint cannot be exported in the requested format."""
-
-    code = "not_exportable"
 
 
 @dataclass(frozen=True)
@@ -121,7 +95,7 @@ class CheckpointService:
         problem = None
         try:
             names = await self._object_names(job, {_root_of(row) for row in present})
-        except StorageNotAnswering as error:
+        except StorageUnavailable as error:
             problem = str(error)
         kept_as_best: set[str] = set()
         with contextlib.suppress(SpecUnreadable):
@@ -177,7 +151,7 @@ class CheckpointService:
         return await self._emit_and_show(found.row, "checkpoint.unpinned")
 
     async def remove(self, job_id: str, step: int) -> None:
-        """Raises CheckpointPinned, CheckpointNeeded, LastCheckpoint; StorageNotAnswering also while
+        """Raises CheckpointPinned, CheckpointNeeded, LastCheckpoint; StorageUnavailable also while
         the removal is still in progress: a further call waits for the same removal."""
         removal = self._removals.get((job_id, step))
         if removal is None:
@@ -195,7 +169,7 @@ class CheckpointService:
         try:
             await asyncio.wait_for(asyncio.shield(removal), deadline_s)
         except TimeoutError as error:
-            raise StorageNotAnswering(
+            raise StorageUnavailable(
                 f"step {step} is still being removed after {deadline_s:g} s: repeat the call to "
                 "wait for it"
             ) from error
@@ -210,7 +184,7 @@ class CheckpointService:
         except StorageError as error:
             if not await self._storage_calls.start(_is_gone, found.storage):
                 await self._undo_claim(found)
-                raise StorageNotAnswering(
+                raise StorageUnavailable(
                     f"step {found.row.step} was not removed: {error}"
                 ) from error
             removed, why = True, f"{why}; some of its files are left: {error}"
@@ -241,7 +215,7 @@ class CheckpointService:
             why = (
                 f"cannot write the {plan.nbytes} bytes of the export to {folder}: {error.strerror}"
             )
-            raise StorageNotAnswering(why) from error
+            raise StorageUnavailable(why) from error
         return Export(file, plan.nbytes, f"step-{step:08d}.safetensors")
 
     async def _object_names(self, job: JobRecord, roots: set[str]) -> dict[str, set[str]]:
@@ -266,7 +240,7 @@ class CheckpointService:
         try:
             if bad is not None:
                 await self._storage_calls.run(quarantine, found.storage, bad)
-        except StorageNotAnswering as error:
+        except StorageUnavailable as error:
             return f"the checkpoint is bad, and could not be quarantined: {error}"
         return None
 

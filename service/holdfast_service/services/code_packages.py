@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 
 from sqlalchemy import delete, exists, select
 
-from holdfast_service.job_model.job_errors import JobError
+from holdfast_service.errors import CodeRefused
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import CodePackage, JobRecord
@@ -28,12 +28,6 @@ MAX_UNPACKED_RATIO = 20
 """Limit of the unpacked size, as a multiple of the largest packed size."""
 UNREFERENCED_S = 86400.0
 """Time without a reference after which a package is deleted."""
-
-
-class CodeRefused(JobError):
-    """The package cannot be unpacked on a node."""
-
-    code = "invalid_code"
 
 
 def inspect_package(content: bytes, max_bytes: int) -> CodeView:

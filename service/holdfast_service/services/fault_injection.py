@@ -17,7 +17,7 @@ import structlog
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.job_model.job_errors import (
+from holdfast_service.errors import (
     IdempotencyConflict,
     InjectionDisabled,
     InvalidFault,
@@ -116,7 +116,7 @@ def _new_fault(
     world_size = spec_of(tx.job).parallel.world_size
     problems = injection_faults(document, world_size)
     if problems:
-        raise InvalidFault(problems)
+        raise InvalidFault.of(problems)
     if tx.state.terminal:
         raise JobEnded(f"job {tx.job.id} has ended ({tx.state.lower()}): no fault can be injected")
     fault = Injection.of(document).document()

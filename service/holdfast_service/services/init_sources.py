@@ -19,16 +19,17 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast_service.errors import InvalidSpec, StorageUnavailable
 from holdfast_service.job_model.init_from import (
     FolderReference,
-    JobReference,
     SavedCheckpoint,
     mismatches,
     parse_reference,
     part_to_load,
 )
-from holdfast_service.job_model.job_spec import InvalidSpec, JobSpec
-from holdfast_service.remote_tier.storage_calls import StorageCalls, StorageNotAnswering
+from holdfast_service.job_model.job_reference import JobReference
+from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.remote_tier.storage_calls import StorageCalls
 from holdfast_service.settings import Settings
 from holdfast_service.store import queries
 from holdfast_service.store.engine import Store
@@ -69,7 +70,7 @@ class InitSources:
         """The checkpoint that the job starts from, marked as needed by it; None: its seed. Without
         a `job_id` the checkpoint is only checked.
 
-        Raises InvalidSpec at `init_from`, StorageNotAnswering.
+        Raises InvalidSpec at `init_from`, StorageUnavailable.
         """
         if spec.init_from is None:
             return None
@@ -84,13 +85,13 @@ class InitSources:
             return await self._check_and_hold(spec, uri, job_id, source)
         except BadCheckpoint as error:
             raise _invalid(str(error)) from error
-        except StorageNotAnswering as error:
+        except StorageUnavailable as error:
             if isinstance(error.__cause__, StorageDenied):  # a retry does not help
                 raise _invalid(str(error)) from error
             raise
 
     async def release(self, job: JobRecord) -> None:
-        """Take the job's mark off the checkpoint. Idempotent. Raises StorageNotAnswering."""
+        """Take the job's mark off the checkpoint. Idempotent. Raises StorageUnavailable."""
         if job.origin is not None and is_held_for(job):
             storage = self._storage_calls.storage_at(job.origin["uri"], job.spec)
             await self._storage_calls.run(marks.unmark_needed, storage, job.id)
@@ -189,7 +190,7 @@ class InitHold:
         """Remove the mark and record that. False: the storage failed, try again later."""
         try:
             await self._sources.release(job)
-        except StorageNotAnswering as error:
+        except StorageUnavailable as error:
             _log.warning("cannot release a job's initial checkpoint", job=job.id, why=str(error))
             return False
         async with job_transaction(self._store, job.id, token=self._lease.token) as tx:
@@ -280,4 +281,4 @@ def _missing_step_message(named: JobReference, rows: list[Checkpoint]) -> str:
 
 
 def _invalid(why: str) -> InvalidSpec:
-    return InvalidSpec([SpecFault(path="init_from", message=why)])
+    return InvalidSpec.of([SpecFault(path="init_from", message=why)])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from holdfast_service.job_model.job_errors import JobEnded
+from holdfast_service.errors import JobEnded
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.store import queries
 from holdfast_service.store.engine import Store

@@ -25,16 +25,18 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service import crash_points
-from holdfast_service.job_model.admission import stored_world_size
-from holdfast_service.job_model.goodput import History
-from holdfast_service.job_model.job_errors import (
+from holdfast_service.errors import (
     IdempotencyConflict,
     InvalidCursor,
     InvalidKey,
+    InvalidSpec,
     SpecUnreadable,
+    StorageUnavailable,
     UnknownMetric,
 )
-from holdfast_service.job_model.job_spec import InvalidSpec, JobSpec, parse
+from holdfast_service.job_model.admission import stored_world_size
+from holdfast_service.job_model.goodput import History
+from holdfast_service.job_model.job_spec import JobSpec, parse
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.job_model.log_filters import LogFilter
 from holdfast_service.job_model.supervisor_protocol import Capacity, Cluster, ClusterUnavailable
@@ -50,7 +52,6 @@ from holdfast_service.readers.metric_series import (
     thinned_with_extremes,
 )
 from holdfast_service.remote_tier import location
-from holdfast_service.remote_tier.storage_calls import StorageNotAnswering
 from holdfast_service.services import job_commands
 from holdfast_service.services.code_packages import CodeService
 from holdfast_service.services.init_sources import InitSources
@@ -110,7 +111,7 @@ class JobService:
         """The job, and True if this call created it; a repeated key and document return the first
         job.
 
-        Raises InvalidSpec, IdempotencyConflict, InvalidKey, StorageNotAnswering.
+        Raises InvalidSpec, IdempotencyConflict, InvalidKey, StorageUnavailable.
         """
         digest = _request_digest(document)
         if idempotency_key is not None:
@@ -148,7 +149,7 @@ class JobService:
         code = CodeService(self._store, self._settings)
         if spec.code is not None and not await code.is_stored(spec.code):
             message = f"the server has no code {spec.code}: send it with POST /api/v1/code first"
-            raise InvalidSpec([SpecFault(path="code", message=message)])
+            raise InvalidSpec.of([SpecFault(path="code", message=message)])
 
     async def get(self, job_id: str) -> JobView:
         async with self._store.read() as session:
@@ -326,7 +327,7 @@ class JobService:
     async def validate(self, document: Mapping[str, Any]) -> JobSpec:
         """The spec that a submission of this document would resolve to; no job is created.
 
-        Raises InvalidSpec, StorageNotAnswering.
+        Raises InvalidSpec, StorageUnavailable.
         """
         capacity = await self._capacity()
         spec = await asyncio.to_thread(
@@ -403,7 +404,7 @@ class JobService:
             remote, settings.secrets_dir, settings.storage_probe_s
         )
         if fault is not None:
-            raise InvalidSpec([fault])
+            raise InvalidSpec.of([fault])
 
     async def _store_job(self, job: JobRecord, digest: str) -> JobView | None:
         """None: the job is durable. Otherwise the job that an identical call created before."""
@@ -430,7 +431,7 @@ class JobService:
                 stored = await session.get(JobRecord, job.id) is not None
             if not stored:
                 await self._init_sources.release(job)
-        except (SQLAlchemyError, StorageNotAnswering) as error:
+        except (SQLAlchemyError, StorageUnavailable) as error:
             _log.warning(
                 "cannot release the initial checkpoint of a job that was not stored",
                 job=job.id,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.job_model.job_errors import InvalidTime, NodeNotFound
+from holdfast_service.errors import InvalidTime, NodeNotFound
 from holdfast_service.job_model.lifecycle import TERMINAL
 from holdfast_service.policy.quarantine import (
     NodeDecision,

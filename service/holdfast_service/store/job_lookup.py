@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.job_model.job_errors import JobNotFound, SpecUnreadable
+from holdfast_service.errors import JobNotFound, SpecUnreadable
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.statement import JOB, Statement

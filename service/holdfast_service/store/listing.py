@@ -20,7 +20,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
-from holdfast_service.job_model.job_errors import InvalidCursor
+from holdfast_service.errors import InvalidCursor
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.job_model.sort_order import Sort
 from holdfast_service.store import job_row_stats

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_model.goodput import Goodput
 from holdfast_service.job_model.lifecycle import Desired, State
-from holdfast_service.job_model.log_filters import level_of
+from holdfast_service.job_model.log_levels import level_of
 from holdfast_service.store import job_nodes
 from holdfast_service.store.json_safe import number
 from holdfast_service.store.models import (

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast_service.job_model.lifecycle import Desired, State
-from holdfast_service.job_model.log_filters import LogLevel
+from holdfast_service.job_model.log_levels import LogLevel
 from holdfast_service.policy.quarantine import NodeStanding
 from holdfast_workers.health.findings import Level
 from holdfast_workers.protocol.messages import InitPart

@@ -42,6 +42,7 @@ NEEDED_FOR_THE_MAIN_HELP = {
     "holdfast.cli.exit_codes",
     "holdfast.errors",
     "holdfast_service",
+    "holdfast_service.errors",
     "holdfast_service.job_model",
     "holdfast_service.job_model.lifecycle",
 }

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.service.test_errors import STATUS_OF_CODE
 from tests.support.service.fake_cluster import line
 from tests.support.service.live_server import SPEC, LiveServer
 from tests.support.waiting import eventually
@@ -14,7 +15,6 @@ import holdfast
 from holdfast import AsyncClient, Client, JobSpec, errors
 from holdfast.client.job_names import short
 from holdfast.client.retry import FIRST_PAUSE_S, MAX_PAUSE_S, RetrySchedule
-from holdfast.rest import problems
 from holdfast_service.job_model.lifecycle import State
 
 
@@ -99,10 +99,10 @@ def test_a_job_as_an_object(client: Client, server: LiveServer) -> None:
 
 def test_every_error_code_of_the_server_has_an_exception_type(client: Client) -> None:
     kinds = {404: holdfast.NotFound, 409: holdfast.Conflict, 503: holdfast.ServerError}
-    for code, status in problems.STATUS_OF_JOB_ERROR.items():
+    for code, status in STATUS_OF_CODE.items():
         error = errors.from_problem({"code": code, "status": status})
         assert isinstance(error, kinds.get(status, holdfast.ApiError)), code
-        assert error.code == code
+        assert (error.code, type(error).code, type(error).status) == (code, code, status)
     assert type(errors.from_problem({"code": "new", "status": 409})) is holdfast.Conflict
     with pytest.raises(errors.JobNotFound):
         client.get("none")

@@ -6,12 +6,12 @@ import pytest
 
 from holdfast_service.job_model.init_from import (
     FolderReference,
-    JobReference,
     SavedCheckpoint,
     mismatches,
     parse_reference,
     part_to_load,
 )
+from holdfast_service.job_model.job_reference import JobReference
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_workers.models.llama_parameters import parameter_shapes
 from holdfast_workers.protocol.messages import InitPart

@@ -10,9 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_service.job_model.job_spec import InvalidSpec, JobSpec, parse
+from holdfast_service.errors import InvalidSpec
+from holdfast_service.job_model.job_spec import JobSpec, parse
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
-from holdfast_workers.spec import SpecFault
 
 THREE_NODES = Capacity(
     nodes=tuple(NodeCapacity(f"n{n}", "127.0.0.1", cpus=1.0, gpus=0.0) for n in range(3)),
@@ -37,8 +37,7 @@ recovery: {max_failures: 20, window_s: 3600, wait_for_replacement_s: 60}
 def faults(text: str, capacity: Capacity | None = THREE_NODES) -> dict[str, str]:
     with pytest.raises(InvalidSpec) as refused:
         parse(yaml.safe_load(text), capacity)
-    found: list[SpecFault] = refused.value.faults
-    return {fault.path: fault.message for fault in found}
+    return {fault["path"]: fault["message"] for fault in refused.value.faults}
 
 
 def test_the_main_job_is_accepted_and_keeps_its_values() -> None:
@@ -181,7 +180,7 @@ def test_any_document_is_accepted_or_refused_with_reasons(document: Any) -> None
         parse(document, THREE_NODES)
     except InvalidSpec as refused:
         assert refused.faults
-        assert all(fault.message for fault in refused.faults)
+        assert all(fault["message"] for fault in refused.faults)
 
 
 def test_intervals_are_whole_numbers_of_steps_or_auto() -> None:

@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 from tests.support.service.fake_cluster import line
 
-from holdfast_service.job_model.job_errors import InvalidRegex
+from holdfast_service.errors import InvalidRegex
 from holdfast_service.job_model.log_filters import (
     LogFilter,
-    LogLevel,
     LogPattern,
     compile_pattern,
-    level_of,
 )
+from holdfast_service.job_model.log_levels import LogLevel, level_of
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store import series

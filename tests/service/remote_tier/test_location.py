@@ -13,7 +13,7 @@ from tests.support.checkpoint.s3_server import CREDENTIALS, S3Server
 from tests.support.service.databases import fast_settings
 from tests.support.service.fake_cluster import FakeCluster
 
-from holdfast_service.job_model.job_spec import InvalidSpec
+from holdfast_service.errors import InvalidSpec
 from holdfast_service.remote_tier.location import SecretUnusable, read_secret
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
@@ -49,7 +49,7 @@ async def _fault(jobs: JobService, **remote: str) -> tuple[str, str]:
     with pytest.raises(InvalidSpec) as caught:
         await jobs.submit({"name": "x", "checkpoint": {"remote": remote}})
     (fault,) = caught.value.faults
-    return fault.path, fault.message
+    return fault["path"], fault["message"]
 
 
 async def test_a_working_bucket_is_accepted_and_left_unchanged(

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from holdfast_service.errors import StorageUnavailable
 from holdfast_service.job_model.job_spec import JobSpec
-from holdfast_service.remote_tier.storage_calls import StorageCalls, StorageNotAnswering
+from holdfast_service.remote_tier.storage_calls import StorageCalls
 from holdfast_service.settings import Settings
 from holdfast_workers.checkpoint.storage import TransientStorageError
 
@@ -22,7 +23,7 @@ async def test_a_hanging_call_times_out_and_blocks_no_other_call(tmp_path: Path)
     calls = StorageCalls(Settings(data_dir=tmp_path, storage_deadline_s=0.2))
     over = threading.Event()
     try:
-        with pytest.raises(StorageNotAnswering, match=r"0\.2 s"):
+        with pytest.raises(StorageUnavailable, match=r"0\.2 s"):
             await calls.run(over.wait)
         assert await calls.run(lambda: 7) == 7
     finally:
@@ -35,7 +36,7 @@ async def test_reads_of_whole_checkpoints_block_no_other_call(tmp_path: Path) ->
     try:
         reading = [calls.start_reading(over.wait) for _ in range(20)]
         assert await calls.run(lambda: 7) == 7
-        with pytest.raises(StorageNotAnswering, match=r"0\.1 s"):
+        with pytest.raises(StorageUnavailable, match=r"0\.1 s"):
             await calls.read_through(0.1, over.wait)
         over.set()
         assert all(await asyncio.gather(*reading))
@@ -49,8 +50,8 @@ async def test_storage_errors_reach_the_caller(tmp_path: Path) -> None:
     def fails() -> None:
         raise TransientStorageError("s3://bucket", "503 slow down")
 
-    with pytest.raises(StorageNotAnswering, match="slow down"):
+    with pytest.raises(StorageUnavailable, match="slow down"):
         await calls.run(fails)
-    with pytest.raises(StorageNotAnswering, match="no secret 'mine'"):
+    with pytest.raises(StorageUnavailable, match="no secret 'mine'"):
         calls.storage_at("s3://bucket/x", _spec(secret="mine", uri="s3://bucket"))
     assert calls.storage_at("s3://bucket/x", _spec()).uri == "s3://bucket/x"

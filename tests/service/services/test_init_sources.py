@@ -13,8 +13,8 @@ from tests.support.checkpoint.llama_checkpoint import ALONE, save_llama
 from tests.support.service.fake_cluster import FakeCluster
 from tests.support.service.job_drives import JOB, reconciling, until, until_released
 
-from holdfast_service.job_model.job_errors import IdempotencyConflict
-from holdfast_service.job_model.job_spec import InvalidSpec, JobSpec
+from holdfast_service.errors import IdempotencyConflict, InvalidSpec
+from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.services import jobs as job_service
 from holdfast_service.services.init_sources import InitSources
@@ -69,8 +69,8 @@ async def _fault(jobs: JobService, init_from: Any, **changes: Any) -> str:
     with pytest.raises(InvalidSpec) as caught:
         await jobs.submit(_spec(init_from, **changes))
     (fault,) = caught.value.faults
-    assert fault.path == "init_from"
-    return fault.message
+    assert fault["path"] == "init_from"
+    return fault["message"]
 
 
 @pytest.mark.parametrize("step", [None, 3])

@@ -7,15 +7,15 @@ import asyncio
 import pytest
 from tests.support.service.fake_cluster import FakeCluster, line, row
 
-from holdfast_service.job_model.job_errors import (
+from holdfast_service.errors import (
     IdempotencyConflict,
     InvalidCursor,
     InvalidKey,
+    InvalidSpec,
     JobEnded,
     JobNotFound,
     UnknownMetric,
 )
-from holdfast_service.job_model.job_spec import InvalidSpec
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.supervisor_protocol import (
     EventKind,

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from tests.support.service.fake_cluster import FakeCluster, FakeSupervisor, three_nodes
 from tests.support.service.job_drives import JOB, kinds, reconciling, submitted, until, until_state
 
-from holdfast_service.job_model.job_errors import InvalidTime, NodeNotFound
+from holdfast_service.errors import InvalidTime, NodeNotFound
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.supervisor_protocol import Capacity, EventKind, NodeCapacity, Phase
 from holdfast_service.policy.quarantine import NodeStanding, cordoned_only

@@ -11,7 +11,7 @@ import pytest
 import uuid_utils
 from sqlalchemy import insert, select
 
-from holdfast_service.job_model.job_errors import InvalidCursor
+from holdfast_service.errors import InvalidCursor
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.sort_order import Sort
 from holdfast_service.services.jobs import JobService

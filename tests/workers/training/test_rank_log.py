@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast_service.job_model.log_filters import LogLevel, level_of
+from holdfast_service.job_model.log_levels import LogLevel, level_of
 from holdfast_workers.protocol.messages import ErrorKind, StepRow, Tier
 from holdfast_workers.training.rank_log import RankLog, format_step
 
