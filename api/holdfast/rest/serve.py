@@ -31,7 +31,8 @@ from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnava
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.reconcile.webhook_sender import WebhookSender
 from holdfast_service.settings import Settings
-from holdfast_service.store.engine import Store, UnsupportedDatabase, database_url
+from holdfast_service.store.engine import Store, UnsupportedDatabase
+from holdfast_service.store.migrate import UnknownSchema
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -74,18 +75,15 @@ async def serve(
             f"{settings.host} can be reached from other machines and there is no authentication: "
             "use 127.0.0.1, or --expose-without-authentication if the network is yours alone"
         )
-    try:
-        database_url(settings.resolved_database_url())
-    except UnsupportedDatabase as error:  # fail before a cluster is started
-        raise ServeError(str(error)) from error
     stopping = asyncio.Event()
     _install_signal_handlers(stopping)
     with _bind(settings) as listener:
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            async with _cluster(settings, stopping) as cluster:
+            # The store first: a database that cannot be used is refused before a cluster is started.
+            async with _store(settings) as store, _cluster(settings, stopping) as cluster:
                 _install_signal_handlers(stopping)  # Ray has replaced the handlers
-                await _run(settings, cluster, listener, stopping, exposed, on_ready)
+                await _run(settings, store, cluster, listener, stopping, exposed, on_ready)
         except _StoppedEarly:
             return
 
@@ -94,15 +92,27 @@ class _StoppedEarly(Exception):
     """A stop was requested before the start was complete."""
 
 
+@contextlib.asynccontextmanager
+async def _store(settings: Settings) -> AsyncIterator[Store]:
+    try:
+        store = await Store.open(settings)
+    except (UnsupportedDatabase, UnknownSchema) as error:
+        raise ServeError(str(error)) from error
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
 async def _run(
     settings: Settings,
+    store: Store,
     cluster: Cluster,
     listener: socket.socket,
     stopping: asyncio.Event,
     exposed: bool,
     on_ready: Callable[[ServerFile], None],
 ) -> None:
-    store = await Store.open(settings)
     sender = tracing.provider()
     if sender is not None:
         store.on_incident_closed = tracing.incident_tracer(sender)
@@ -126,7 +136,6 @@ async def _run(
         if webhooks is not None:
             webhooks.cancel()
             await asyncio.gather(webhooks, return_exceptions=True)
-        await store.close()
         if sender is not None:
             await asyncio.to_thread(sender.shutdown)
 

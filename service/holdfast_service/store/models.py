@@ -86,14 +86,12 @@ class JobRecord(Base):
     owner: Mapped[str | None] = mapped_column(String(64))
     goodput: Mapped[float | None]
     productive_s: Mapped[float | None]  # None: the job is older than this column
-    held_s: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    held_s: Mapped[float] = mapped_column(default=0.0)
     held_since: Mapped[float | None]  # start of the current stay on the cluster; None: not on it
     step_s: Mapped[float | None]  # seconds per step at the present pace
     told_at: Mapped[float | None]  # time of the supervisor's last report
     # Change number of the last write; only grows. See change_numbers.py.
-    changed: Mapped[int] = mapped_column(
-        default=NextChange(), onupdate=NextChange(), server_default="0"
-    )
+    changed: Mapped[int] = mapped_column(default=NextChange(), onupdate=NextChange())
 
     faults_wanted: Mapped[int] = mapped_column(default=0)  # number of the newest injected fault
     faults_injected: Mapped[int] = mapped_column(

@@ -6,9 +6,11 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -77,6 +79,20 @@ def test_a_port_in_use_is_reported_before_anything_starts(
         assert run(["serve", "--port", port, "--data-dir", str(tmp_path)]) == ExitCode.SERVER
     assert "--port" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_database_of_a_pre_release_is_refused_before_a_cluster_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "holdfast.db")) as database:
+        database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+        database.execute("INSERT INTO alembic_version VALUES ('0005')")
+        database.commit()
+    assert run(["serve", "--port", "0", "--data-dir", str(tmp_path)]) == ExitCode.SERVER
+    refusal = capsys.readouterr().err
+    assert "schema version 0005" in refusal and "pre-release" in refusal
+    assert "--database-url" in refusal and "Traceback" not in refusal
+    assert local_cluster.find(tmp_path) is None
 
 
 @pytest.mark.cluster

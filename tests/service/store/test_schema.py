@@ -7,12 +7,14 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
+from holdfast_service.store.migrate import UnknownSchema
 from holdfast_service.store.models import Base
 
 _OPEN = """
@@ -55,3 +57,24 @@ async def test_reopening_changes_nothing(unmigrated_settings: Settings) -> None:
         store = await Store.open(unmigrated_settings)
         await store.ping()
         await store.close()
+
+
+@pytest.mark.parametrize(
+    ("revision", "reason"),
+    [("0001", "a pre-release"), ("0007", "a pre-release"), ("9999", "a later version")],
+)
+async def test_a_database_of_another_version_is_refused_and_unchanged(
+    settings: Settings, revision: str, reason: str
+) -> None:
+    store = await Store.open(settings)
+    async with store.write() as session:
+        await session.execute(
+            text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision}
+        )
+    await store.close()
+    for _ in range(2):  # a refusal releases the lock of the migration
+        with pytest.raises(UnknownSchema) as refused:
+            await Store.open(settings)
+        message = str(refused.value)
+        assert revision in message and reason in message and "empty database" in message
+        assert "\n" not in message

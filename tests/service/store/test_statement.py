@@ -1,15 +1,18 @@
-"""Statements compiled once per dialect, on both databases."""
+"""Queries and upserts of whole rows, on both databases."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from sqlalchemy import bindparam, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import bindparam, event, select
+from sqlalchemy.engine.interfaces import CacheStats
+from sqlalchemy.exc import IntegrityError, StatementError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.services.jobs import JobService
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import Event, JobRecord, MetricChunk, Outbox, RankChunk
+from holdfast_service.store.models import Event, JobRecord, MetricChunk, RankChunk
 from holdfast_service.store.statement import JOB, Statement, Upsert
 
 KINDS = Statement(
@@ -103,18 +106,28 @@ async def test_errors_are_wrapped_as_sqlalchemy_errors(store: Store, job: str) -
     with pytest.raises(IntegrityError):
         async with store.write() as session:
             await put(session, missing_job, 1, a=[1.5])
-    with pytest.raises(KeyError):
+    with pytest.raises(StatementError, match="'window'"):
         async with store.read() as session:
             await ROWS.all(session, job=job)
     async with store.read() as session:  # the connection is still usable
         assert len(await KINDS.all(session, job=job)) == 1
 
 
-async def test_a_statement_is_compiled_once_per_dialect(
-    store: Store, job: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    statement = Statement(select(Outbox.id))
-    async with store.read() as session:
-        assert await statement.all(session) == []
-        monkeypatch.setattr("holdfast_service.store.statement._compile_query", None)
-        assert await statement.all(session) == []
+async def test_statements_are_compiled_once(store: Store, job: str) -> None:
+    compiled: list[str] = []
+
+    def executed(
+        _connection: Any, _cursor: Any, text: str, _values: Any, context: Any, _many: bool
+    ) -> None:
+        if context.cache_hit is not CacheStats.CACHE_HIT:
+            compiled.append(text)
+
+    for _ in range(2):
+        compiled.clear()
+        event.listen(store._engine.sync_engine, "before_cursor_execute", executed)
+        async with store.write() as session:
+            await put(session, job, 1, a=[1.5])
+            await KINDS.all(session, job=job)
+            await ROWS.all(session, job=job, window=0)
+        event.remove(store._engine.sync_engine, "before_cursor_execute", executed)
+    assert not [text for text in compiled if text.startswith(("SELECT", "INSERT"))]
