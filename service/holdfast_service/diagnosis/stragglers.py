@@ -83,6 +83,10 @@ class PeerTimes:
             ratios.append(log(ratio))
         return self._changes(row.step)
 
+    def remember(self, straggler: Straggler) -> None:
+        """Record that the rank was slow before the first step that is added."""
+        self.slow[straggler.rank] = straggler
+
     def forget(self, rank: int) -> None:
         """Clear the state of a rank that moved to another process on another node."""
         self.slow.pop(rank, None)

@@ -106,8 +106,12 @@ class Decision:
         return {
             "decision": self.action.value,
             "reason": self.reason,
-            "refused": [alternative.data() for alternative in self.refused],
+            "refused": list(self.refused_data()),
         }
+
+    def refused_data(self) -> tuple[dict[str, str], ...]:
+        """Every other action with the reason against it: {decision, why}."""
+        return tuple(alternative.data() for alternative in self.refused)
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ class Incident:
             self,
             decision=decision.action.value,
             reason=decision.reason,
-            refused=tuple(alternative.data() for alternative in decision.refused),
+            refused=decision.refused_data(),
             budget=budget.data(),
         )
 

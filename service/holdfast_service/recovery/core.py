@@ -16,7 +16,6 @@ from __future__ import annotations
 from holdfast_service.job_model.supervisor_protocol import Phase
 from holdfast_service.placement.rank_assignment import format_ranks
 from holdfast_service.policy.causes import Cause, Fault, GiveUp
-from holdfast_service.policy.checkpoint_intervals import AutoTier
 from holdfast_service.recovery.core_state.effects import Effect
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.recovery.core_state.inputs import (
@@ -44,9 +43,9 @@ from holdfast_service.recovery.core_state.inputs import (
     WorkersPolled,
 )
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
-from holdfast_service.recovery.core_state.roster import Roster
-from holdfast_service.recovery.core_state.save_ledger import SaveLedger
-from holdfast_service.recovery.core_state.state import CoreState, Stage
+from holdfast_service.recovery.core_state.snapshot import CoreSnapshot
+from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.faults import (
     corruption,
     hang_suspicion,
@@ -73,78 +72,72 @@ from holdfast_service.recovery.world import (
     graceful_stop,
     outcome,
 )
-from holdfast_workers.training.skipped_windows import Ledger
 
 
 class RecoveryCore:
     """The core of one supervisor. `facts`: the replayed journal, for a restarted supervisor."""
 
     def __init__(self, config: RecoveryConfig, now: float, facts: Facts | None = None) -> None:
-        state = CoreState(
-            config=config,
-            roster=Roster(),
-            saves=SaveLedger(config.world_size, config.remotes),
-            stage=Stage.ASSEMBLING,
-            since=now,
-            deadline=now + config.start_timeout_s,
-            start_deadline=now + config.start_timeout_s,
-            intervals=dict(zip(AutoTier, config.intervals, strict=True)),
-            ledger=Ledger.of(config.skipped),
-        )
-        self._state = state
-        if facts is not None and (facts.attempt or facts.ended):
-            _restore_facts(state, facts, now)
+        self._state = CoreState.started(config, now, facts)
 
     def handle(self, event: Input, now: float) -> tuple[Effect, ...]:
         """Handle one input at `now` (`time.time()`); return the effects to execute, in order."""
         state = self._state
-        if state.stage is Stage.ENDED:
+        if state.timer.stage is Stage.ENDED:
             return ()
-        state.effects = []
+        state.take_effects()  # drops those of an input that raised an error
         if state.facts is None:
-            state.set_phase(state.phase)
+            state.set_phase(state.timer.phase)
         self._dispatch(event, now)
-        if state.stage is Stage.ASSEMBLING:
+        if state.timer.stage is Stage.ASSEMBLING:
             takeover.check_start(state, now)
-        elif state.stage is Stage.ADOPTING:
+        elif state.timer.stage is Stage.ADOPTING:
             takeover.check_adoption(state, now)
-        if state.stage is Stage.RUNNING and state.stop is not None:
+        if state.timer.stage is Stage.RUNNING and state.ending.stop is not None:
             graceful_stop.begin_stop(state, now)
-        node_eviction.evict_if_better(state, now)
-        checkpoint_finalization.assign_pending(state, now)
-        injection_dispatch.dispatch(state)
-        return tuple(state.effects)
+        if state.timer.stage is Stage.RUNNING:
+            node_eviction.evict_if_better(state, now)
+        if state.saves.pending:
+            checkpoint_finalization.assign_pending(state, now)
+        if state.inbox.requested_faults:
+            injection_dispatch.dispatch(state)
+        return state.take_effects()
 
     def next_deadline(self) -> float | None:
         """The latest time for the next `Tick`; None only after the end of the job."""
         state = self._state
-        if state.stage is Stage.ENDED:
+        if state.timer.stage is Stage.ENDED:
             return None
-        due = [state.deadline, hang_suspicion.next_due(state), node_eviction.next_check_due(state)]
+        deadline = state.timer.deadline
+        due = [deadline, hang_suspicion.next_due(state), node_eviction.next_check_due(state)]
         if state.roster.live():  # without a live agent there is no retry; a new one gets it at once
             due.append(state.saves.next_retry_at())
-        if state.deadline is not None and state.stop is not None:
-            due.append(state.stop.deadline)
-        return min((deadline for deadline in due if deadline), default=None)
+        if deadline is not None and state.ending.stop is not None:
+            due.append(state.ending.stop.deadline)
+        return min((at for at in due if at), default=None)
+
+    def snapshot(self) -> CoreSnapshot:
+        """The present state as one immutable value: for logs, tests and debugging."""
+        return CoreSnapshot.of(self._state)
 
     @property
     def phase(self) -> Phase:
-        return self._state.phase
+        return self._state.timer.phase
 
     @property
     def stage(self) -> Stage:
         """The stage of the core, finer than the phase: for logs and tests."""
-        return self._state.stage
+        return self._state.timer.stage
 
     @property
     def attempt(self) -> int:
         """The newest attempt announced; 0 before the first."""
-        return self._state.attempt
+        return self._state.worlds.attempt
 
     @property
     def committed(self) -> int:
         """The newest step known to be committed on the present line."""
-        return self._state.committed
+        return self._state.progress.committed
 
     def _dispatch(self, event: Input, now: float) -> None:
         state = self._state
@@ -163,7 +156,7 @@ class RecoveryCore:
             ):
                 _handle_answer(state, event, now)
             case StepCommitted():
-                state.protected = max(state.protected, event.protected)
+                state.progress.record_protected(event.protected)
                 hang_suspicion.record_progress(state, event.attempt, event.step, now)
                 corruption.expire_recheck(state, event.attempt, event.step, now)
                 signal_handlers.record_committed_step(state, event.attempt, event.step, now)
@@ -196,7 +189,7 @@ def _handle_request(
         case NodesAvoided():
             node_eviction.apply_avoided_nodes(state, event.nodes, now)
         case FaultRequested():
-            state.requested_faults.append(event)
+            state.inbox.keep_fault(event)
 
 
 def _handle_presence(
@@ -233,46 +226,15 @@ def _handle_answer(
             agent_lifecycle.handle_node_checked(state, event, now)
 
 
-def _restore_facts(state: CoreState, facts: Facts, now: float) -> None:
-    state.facts = facts
-    state.attempt, state.line, state.committed = facts.attempt, facts.line, facts.committed
-    state.failures, state.incidents, state.incident = (
-        facts.failures,
-        facts.incidents,
-        facts.incident,
-    )
-    state.preemptions, state.offences = facts.preemptions, facts.offences
-    state.floor = facts.floor
-    state.without_progress = facts.without_progress
-    state.outage = facts.outage
-    state.ledger |= facts.ledger
-    state.mark, state.bad = facts.mark, set(facts.bad)
-    state.saves.bad_uris |= facts.bad_uris
-    state.saves.announced |= facts.saved
-    state.waiting_until, state.stop = facts.waiting_until, facts.stop
-    state.restores, state.remote_restores = facts.restores, facts.remote_restores
-    state.intervals |= facts.intervals
-    state.measured_tiers |= set(facts.intervals)
-    straggler_response.restore_slow_ranks(state, facts.slow)
-    state.phase = Phase.RECOVERING if facts.incident is not None else Phase.RUNNING
-    if not facts.running:
-        state.phase = Phase.STARTING
-    if facts.ended is not None:
-        state.phase = Phase.ENDED
-        state.enter_stage(Stage.ENDED, now, None)
-    else:
-        state.enter_stage(Stage.ADOPTING, now, state.config.adopt_timeout_s)
-
-
 def _handle_tick(state: CoreState, now: float) -> None:
-    if state.stop is not None and now >= state.stop.deadline:
+    if state.ending.stop is not None and now >= state.ending.stop.deadline:
         graceful_stop.end_by_deadline(state, now)
         return
     hang_suspicion.handle_tick(state, now)
     node_eviction.request_due_checks(state, now)
-    if state.deadline is None or now < state.deadline:
+    if state.timer.deadline is None or now < state.timer.deadline:
         return
-    match state.stage:
+    match state.timer.stage:
         case Stage.ASSEMBLING:
             takeover.handle_start_deadline(state, now)
         case Stage.ADOPTING:
@@ -293,8 +255,8 @@ def _handle_tick(state: CoreState, now: float) -> None:
 
 
 def _end_after_wait(state: CoreState, now: float) -> None:
-    waited_s = round(now - state.since, 1)
-    waited = f"no {state.waiting_for} within {waited_s:g} s{_after_last_fault(state)}"
+    waited_s = round(now - state.timer.since, 1)
+    waited = f"no {state.timer.waiting_for} within {waited_s:g} s{_after_last_fault(state)}"
     if not graceful_stop.ends_as_requested(state, GiveUp("no_replacement", waited), now):
         outcome.fail(state, now, "no_replacement", waited)
 
@@ -304,24 +266,24 @@ def _handle_finish_timeout(state: CoreState, now: float) -> None:
         outcome.conclude(state, now)
         return
     late = f"the last checkpoint was not durable within {state.config.finish_timeout_s:g} s"
-    late += f": {state.outage.reason}" if state.outage is not None else ""
+    late += f": {state.incidents.outage.reason}" if state.incidents.outage is not None else ""
     outcome.fail(state, now, "final_checkpoint", late)
 
 
 def _after_last_fault(state: CoreState) -> str:
-    if state.incident is None or not state.incident.faults:
+    if state.incidents.current is None or not state.incidents.current.faults:
         return ""
-    return f", after: {state.incident.faults[-1].what}"
+    return f", after: {state.incidents.current.faults[-1].what}"
 
 
 def _handle_forming_timeout(state: CoreState, now: float) -> None:
     """A committed step proves that all ranks joined, even if signals were lost. Without one, a rank
     hangs."""
-    world = state.world
+    world = state.worlds.present
     assert world is not None
     if world.first_step is not None:
         for member in world.members.values():
-            member.joined = True
+            member.record_joined()
         attempt_formation.advance(state, now)
         return
     absent = [m for m in world.members.values() if not (m.joined or m.done)]

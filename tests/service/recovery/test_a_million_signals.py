@@ -21,7 +21,7 @@ from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import effects as fx
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
-from holdfast_service.recovery.core_state.state import Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_workers.protocol.messages import ErrorKind, Signal, SignalKind
 from holdfast_workers.state.replicas import ReplicaFinding
 
@@ -120,11 +120,11 @@ class RandomJob:
             assert named == set(Action), "all other actions are refused with a reason"
 
     def _check_budget(self) -> None:
-        state = self.core._state
-        assert len(within_window(state.failures, self.now, self.config.window_s)) <= (
+        known = self.core.snapshot()
+        assert len(within_window(known.failures, self.now, self.config.window_s)) <= (
             self.config.max_failures
         )
-        assert state.without_progress <= self.config.max_without_progress
+        assert known.without_progress <= self.config.max_without_progress
 
     def answer(self) -> None:
         """The oldest pending command succeeds, fails, or stays unanswered."""

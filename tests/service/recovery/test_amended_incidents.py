@@ -12,15 +12,15 @@ from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.recovery.core_state.inputs import NodeStatus
-from holdfast_service.recovery.core_state.state import Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
 
 
 def account(core: RecoveryCore) -> tuple[object, ...]:
-    state = core._state
+    known = core.snapshot()
     return (
-        *(state.failures, state.preemptions, state.offences),
-        *(state.restores, state.remote_restores, state.without_progress),
-        state.incident.number if state.incident is not None else None,
+        *(known.failures, known.preemptions, known.offences),
+        *(known.restores, known.remote_restores, known.without_progress),
+        known.incident.number if known.incident is not None else None,
     )
 
 
@@ -60,4 +60,4 @@ def test_an_incident_closed_twice_counts_as_one_restore() -> None:
     job = lost_its_agent()
     last = next(event for event in reversed(job.events) if event.kind is EventKind.INCIDENT_CLOSED)
     facts = Facts.from_events([*job.events, replace(last, seq=last.seq + 1)])
-    assert facts.restores == job.core._state.restores == 1
+    assert facts.restores == job.core.snapshot().restores == 1

@@ -9,7 +9,7 @@ from tests.support.simulation.simulated_jobs import closed, cluster, forming, ru
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core_state.inputs import AgentUp, WorkersPolled
-from holdfast_service.recovery.core_state.state import Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_workers.protocol.messages import ErrorKind, SignalKind
 from holdfast_workers.state.replicas import ReplicaFinding
 
@@ -32,7 +32,7 @@ def test_an_unreported_error_is_detected_with_its_message() -> None:
     job.lose_signals("n1", for_s=4.0)
     agent = job.agents["n1"]
     worker = next(worker for worker in agent.workers.values() if worker.rank == 2)
-    job._failed(agent, worker, ErrorKind.USER, "no such luck", type_="ValueError")
+    job.fail_worker(agent, worker, ErrorKind.USER, "no such luck", type_="ValueError")
     assert job.run().outcome == "SUCCEEDED"
     (incident,) = closed(job)
     assert (incident["cause"], len(incident["lost"])) == ("user_error", 1)
@@ -43,7 +43,7 @@ def all_fail_unheard(job: SimulatedCluster, kind: ErrorKind, **detail: Any) -> N
     for agent in [job.agents[name] for name in ("n0", "n1")]:
         job.lose_signals(agent.name, for_s=4.0)
         for worker in [worker for worker in agent.workers.values() if worker.rank is not None]:
-            job._failed(agent, worker, kind, "as all ranks found", **detail)
+            job.fail_worker(agent, worker, kind, "as all ranks found", **detail)
 
 
 def test_an_unreported_corruption_excludes_the_corrupt_state() -> None:
@@ -114,12 +114,7 @@ def test_an_agent_that_cannot_fork_gets_no_ranks() -> None:
     job.agents["n2"].failure = {"message": unfit["unfit"]}
     job.signal(job.agents["n2"], SignalKind.ZYGOTE_LOST, job.core.attempt, detail=unfit)
 
-    def is_reported() -> bool:
-        agent = job.core._state.roster.find("n2")
-        assert agent is not None
-        return agent.report.failure is not None
-
-    job.run_until(is_reported)
+    job.run_until(lambda: job.core.snapshot().agents["n2"].problem == unfit["unfit"])
     job.kill_agent("n1", back_after_s=2.0)
     job.run_until(lambda: len(closed(job)) == 1)
     assert {event["agent"] for event in forming(job)[-1]["members"]} == {"n0", "n1"}

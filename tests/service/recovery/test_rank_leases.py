@@ -93,10 +93,9 @@ def test_a_report_received_after_its_agents_end_does_not_revive_the_agent() -> N
     report = agent.report()
     cluster.feed(inputs.AgentLost("n0", "its process died", incarnation=report.incarnation))
     cluster.feed(inputs.AgentUp(report))
-    record = cluster.core._state.roster.find("n0")
-    assert record is not None and not record.live
+    assert not cluster.core.snapshot().agents["n0"].live
     agent.die()
-    cluster.at(1.0, lambda: cluster._restart(agent, report.incarnation))
+    cluster.at(1.0, lambda: cluster.restart_agent(agent, report.incarnation))
     assert cluster.run().outcome == "SUCCEEDED"
 
 

@@ -11,7 +11,7 @@ from holdfast_service.recovery.core_state import effects as fx
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
-from holdfast_service.recovery.core_state.state import Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
 
 
 def test_an_undisturbed_job_needs_one_attempt_and_no_incident() -> None:

@@ -3,15 +3,24 @@ without progress, and faults that only slow the job down."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from tests.service.recovery.faults.test_node_eviction import ECC, report_findings
+from tests.support.service.fake_cluster import row
+from tests.support.simulation.core_states import NOW, running_state
 from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.causes import Cause, Fault
+from holdfast_service.recovery.core_state import inputs
+from holdfast_service.recovery.core_state.effects import End
 from holdfast_service.recovery.core_state.event_replay import Facts
-from holdfast_service.recovery.core_state.state import Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.faults import judgement
+from holdfast_workers.protocol.messages import ErrorKind
+from holdfast_workers.state.replicas import ReplicaFinding
 
 
 def agents(job: SimulatedCluster) -> list[str]:
@@ -22,21 +31,40 @@ def recovered(job: SimulatedCluster, incidents: int) -> None:
     job.run_until(lambda: len(closed(job)) >= incidents and job.core.stage is Stage.RUNNING)
 
 
-def accuse(
-    job: SimulatedCluster,
-    cause: Cause,
-    agent: str,
-    rank: int | None = None,
-    worker: str | None = None,
-) -> None:
-    """Report a fault like a detector, in the middle of a step."""
-    state = job.core._state
-    what = f"{cause} on {agent}"
-    fault = Fault(cause, job.core.attempt, job.now, what, rank, agent=agent, worker=worker)
-    state.effects = []
-    judgement.report_fault(state, fault, job.now)
-    for effect in tuple(state.effects):
-        job._carry_out(effect)
+def send_times(job: SimulatedCluster, slow_rank: int | None, first_step: int) -> None:
+    """Forty steps in which `slow_rank` takes three times as long as its peers."""
+    attempt, ranks = job.core.attempt, range(job.config.world_size)
+    times = tuple(3.0 if rank == slow_rank else 1.0 for rank in ranks)
+    job.feed(
+        inputs.StepsMeasured(
+            tuple(
+                replace(row(attempt, step), step_time_s=1.0, compute_s=times)
+                for step in range(first_step, first_step + 40)
+            )
+        )
+    )
+
+
+def slow_down(job: SimulatedCluster, rank: int, times: int = 1) -> None:
+    """The rank becomes slower than its peers; between two times it is as fast as they are."""
+    for time in range(times):
+        send_times(job, rank, 1 + 80 * time)
+        send_times(job, None, 41 + 80 * time)
+
+
+def accuse(job: SimulatedCluster, cause: Cause, agent: str) -> None:
+    """The ranks of the agent should leave its node, for this cause."""
+    match cause:
+        case Cause.STRAGGLER:
+            slow_down(job, next(rank for rank, seat in placed(job).items() if seat == agent))
+        case Cause.NODE_UNWELL:
+            report_findings(job, agent, ECC)
+        case Cause.PREEMPTED:
+            job.feed(inputs.NodesDraining({job.agents[agent].report().node_id: None}))
+
+
+def placed(job: SimulatedCluster) -> dict[int, str]:
+    return {rank: member.agent for rank, member in job.core.snapshot().members.items()}
 
 
 def crash_twice(job: SimulatedCluster) -> None:
@@ -133,9 +161,11 @@ def test_a_job_without_another_node_ends_at_the_second_corruption() -> None:
     recovered(job, 1)
 
     def corrupt() -> None:
-        world = job.core._state.world
-        assert world is not None
-        accuse(job, Cause.CORRUPTION, "n0", rank=0, worker=world.members[0].worker)
+        attempt, step = job.core.attempt, job.core.committed
+        _, agent, worker = job.members_of(attempt)[0]
+        assert worker is not None
+        finding = ReplicaFinding(attempt, step, step, changed=(0,)).data()
+        job.fail_worker(agent, worker, ErrorKind.CORRUPTION, "it changed", finding=finding)
 
     corrupt()
     recovered(job, 2)
@@ -238,22 +268,23 @@ def test_processes_killed_from_outside_while_a_world_forms_are_no_lack_of_progre
 
 
 def test_a_straggler_without_a_better_node_is_emitted_once_and_costs_no_attempt() -> None:
-    job = running(cluster(standbys=0))
-    accuse(job, Cause.STRAGGLER, "n0", rank=0)
-    accuse(job, Cause.STRAGGLER, "n0", rank=0)
+    job = running(cluster(standbys=0, straggler_patience_s=0.0))
+    slow_down(job, 0, times=2)
+    events = job.emitted(EventKind.STRAGGLER)
+    assert [event["state"] for event in events] == ["slow", "recovered"] * 2
     (incident,) = closed(job)
     assert (incident["decision"], incident["failures"]) == ("ignore", [])
     assert incident["resolution"] == "training goes on"
     assert [offence["node"] for offence in incident["offences"]] == ["n0"]
-    assert Facts.from_events(job.events).offences == tuple(job.core._state.offences)
+    assert Facts.from_events(job.events).offences == job.core.snapshot().offences
     assert job.run().outcome == "SUCCEEDED"
     assert len(forming(job)) == 1
     assert len(job.emitted(EventKind.INCIDENT_OPENED)) == 1
 
 
 def test_a_straggler_is_replaced_by_a_standby() -> None:
-    job = running(cluster())
-    accuse(job, Cause.STRAGGLER, "n0", rank=0)
+    job = running(cluster(straggler_patience_s=0.0))
+    slow_down(job, 0)
     recovered(job, 1)
     assert agents(job) == ["n2", "n2", "n1", "n1"]
     assert closed(job)[0]["decision"] == "replace the node"
@@ -263,7 +294,7 @@ def test_a_straggler_is_replaced_by_a_standby() -> None:
 @pytest.mark.parametrize("spent", ["max_failures", "max_preemptions", "max_without_progress"])
 @pytest.mark.parametrize("cause", [Cause.STRAGGLER, Cause.NODE_UNWELL, Cause.PREEMPTED])
 def test_a_spent_budget_never_ends_a_job_that_still_commits_steps(cause: Cause, spent: str) -> None:
-    job = running(cluster(**{spent: 0}))
+    job = running(cluster(straggler_patience_s=0.0, **{spent: 0}))
     accuse(job, cause, "n0")
     assert job.run().outcome == "SUCCEEDED"
     counted = spent != ("max_failures" if cause is Cause.PREEMPTED else "max_preemptions")
@@ -272,19 +303,23 @@ def test_a_spent_budget_never_ends_a_job_that_still_commits_steps(cause: Cause, 
 
 
 def test_the_last_budget_unit_is_used_to_leave_a_slow_node() -> None:
-    job = running(cluster(max_failures=1, steps=100))
-    accuse(job, Cause.STRAGGLER, "n0", rank=0)
+    job = running(cluster(max_failures=1, steps=100, straggler_patience_s=0.0))
+    slow_down(job, 0)
     recovered(job, 1)
     assert closed(job)[0]["decision"] == "replace the node"
-    accuse(job, Cause.STRAGGLER, "n1", rank=2)
+    slow_down(job, 2)
     assert closed(job)[1]["decision"] == "ignore"
     assert "no budget is left" in closed(job)[1]["reason"]
     assert job.run().outcome == "SUCCEEDED"
 
 
 def test_a_fault_beside_an_unhealthy_node_still_counts_against_the_budget() -> None:
-    job = running(cluster(max_failures=0, gather_s=0.05, straggler_patience_s=1000.0))
-    job.kill_rank(1)
-    job.run_until(lambda: job.core.stage is Stage.GATHERING)
-    accuse(job, Cause.NODE_UNWELL, "n0")
-    assert job.run().code == "too_many_failures"
+    state = running_state(max_failures=0)
+    member = state.worlds.find_member("n0")
+    assert member is not None
+    for cause, worker in ((Cause.WORKER_CRASH, member.worker), (Cause.NODE_UNWELL, None)):
+        fault = Fault(cause, 1, NOW, f"{cause} on n0", 0, agent="n0", worker=worker)
+        judgement.report_fault(state, fault, NOW)
+    assert not judgement.judge_batch(state, NOW)
+    (end,) = [effect for effect in state.take_effects() if isinstance(effect, End)]
+    assert end.code == "too_many_failures"

@@ -6,7 +6,7 @@ from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
-from holdfast_service.recovery.core_state.state import Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_workers.protocol.messages import ErrorKind, SignalKind
 from holdfast_workers.state.replicas import ReplicaFinding
 
@@ -15,9 +15,9 @@ def differ(job: SimulatedCluster, step: int) -> None:
     """Both replicas leave their attempt because their bits differ."""
     attempt = job.core.attempt
     finding = ReplicaFinding(attempt, step, step, groups=((0, 1),), digests={0: "a", 1: "b"}).data()
-    for _, agent, worker in job._members(attempt):
+    for _, agent, worker in job.members_of(attempt):
         assert worker is not None
-        job._failed(agent, worker, ErrorKind.CORRUPTION, "replicas differ", finding=finding)
+        job.fail_worker(agent, worker, ErrorKind.CORRUPTION, "replicas differ", finding=finding)
 
 
 def differed_twice() -> tuple[SimulatedCluster, int]:
@@ -30,7 +30,7 @@ def differed_twice() -> tuple[SimulatedCluster, int]:
         job.run_until(lambda at=attempt: job.core.attempt == at)  # type: ignore[misc]
         job.run_until(lambda: job.core.stage is Stage.RUNNING and job.core.committed >= step)
     assert job.orders[3].recheck == step
-    assert job.core._state.sidelined == {"n1"}
+    assert job.core.snapshot().sidelined_agents == {"n1"}
     return job, step
 
 
@@ -40,7 +40,7 @@ def agents(job: SimulatedCluster) -> list[str]:
 
 def test_a_lost_recheck_outcome_does_not_sideline_a_node_for_ever() -> None:
     job, _ = differed_twice()
-    job.run_until(lambda: not job.core._state.sidelined)
+    job.run_until(lambda: not job.core.snapshot().sidelined_agents)
     assert "was lost" in job.emitted(EventKind.INCIDENT_UPDATED)[-1]["evidence"][-1]
     job.kill_agent("n2", back_after_s=None)
     job.run_until(lambda: len(closed(job)) == 3)
@@ -54,7 +54,7 @@ def test_a_late_recheck_outcome_names_the_differing_rank() -> None:
     job.run_until(lambda: job.core.committed >= step + 10)
     detail = {"step": step, "digests": ("a", "a")}
     job.signal(job.agents["n0"], SignalKind.RECOMPUTED, 3, rank=0, detail=detail)
-    job.run_until(lambda: not job.core._state.sidelined)
+    job.run_until(lambda: not job.core.snapshot().sidelined_agents)
     job.run_until(lambda: len(closed(job)) == 3)
     lost = closed(job)[-1]["lost"]
     assert [fault["rank"] for fault in lost if fault["cause"] == "corruption"] == [1]

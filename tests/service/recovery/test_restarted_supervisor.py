@@ -8,7 +8,7 @@ from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, Sto
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
-from holdfast_service.recovery.core_state.state import Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_workers.protocol.messages import SignalKind
 
 

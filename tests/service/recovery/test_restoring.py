@@ -2,58 +2,44 @@
 
 from __future__ import annotations
 
-from tests.support.simulation.simulated_cluster import SimulatedCluster
+from tests.support.simulation.core_states import running_state
 from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, Phase
 from holdfast_service.placement.restore_points import RemoteCheckpoint
 from holdfast_service.recovery.core_state import inputs
-from holdfast_service.recovery.core_state.state import Stage
 from holdfast_service.recovery.faults import judgement
-from holdfast_workers.protocol.messages import Origin, Place, Restore, SignalKind, Tier
+from holdfast_service.recovery.signals import signal_handlers
+from holdfast_workers.protocol.messages import Origin, Place, Restore, Signal, SignalKind, Tier
 
-
-def forming_by_reshard() -> SimulatedCluster:
-    """Rank 3 is restored from parts of two ranks."""
-    job = running(cluster())
-    job.kill_rank(0)
-    job.run_until(lambda: job.core.stage is Stage.FORMING)
-    world = job.core._state.world
-    assert world is not None
-    origins = (
-        Origin(0, "n0", Place.OWN, "n0", 1, "d"),
-        Origin(1, "n1", Place.REPLICA, "n1", 1, "d"),
-    )
-    world.members[3].restore = Restore(Tier.RESHARD, 9, 1, mesh="dp_shard=1,tp=2", origins=origins)
-    return job
+ORIGINS = (
+    Origin(0, "n0", Place.OWN, "n0", 1, "d"),
+    Origin(1, "n1", Place.REPLICA, "n1", 1, "d"),
+)
+RESHARD = Restore(Tier.RESHARD, 9, 1, mesh="dp_shard=1,tp=2", origins=ORIGINS)
 
 
 def test_sources_of_a_failed_reshard_are_excluded_for_their_agents_incarnation() -> None:
-    state = forming_by_reshard().core._state
+    state = running_state(restores={3: RESHARD})
     judgement.distrust_source(state, 3, for_ever=False, why="not covered")
-    assert {(copy.agent, copy.place, copy.rank, copy.attempt, copy.step) for copy in state.bad} == {
+    bad = state.saves.bad_copies
+    assert {(copy.agent, copy.place, copy.rank, copy.attempt, copy.step) for copy in bad} == {
         ("n0", Place.OWN, 0, 1, 9),
         ("n1", Place.REPLICA, 1, 1, 9),
     }
-    assert all(copy.incarnation for copy in state.bad)
+    assert all(copy.incarnation for copy in bad)
     assert not state.saves.bad_uris
 
 
 def test_a_failed_reshard_excludes_only_the_sources_that_failed() -> None:
-    job = forming_by_reshard()
-    state = job.core._state
-    agent = job.agents["n1"]
-    job.signal(
-        agent,
-        SignalKind.SOURCES_LOST,
-        job.core.attempt,
-        rank=3,
-        detail={"origins": [["n1", "replica", 1]], "message": "n1, rank 1: gone"},
-    )
-    job.run_until(lambda: bool(state.bad))
+    state = running_state(restores={3: RESHARD})
+    detail = {"origins": [["n1", "replica", 1]], "message": "n1, rank 1: gone"}
+    lost = Signal(SignalKind.SOURCES_LOST, "n1", "i1", 1, 0.0, 1, 3, detail=detail)
+    signal_handlers.handle_signals(state, [lost], 0.0)
     judgement.distrust_source(state, 3, for_ever=False, why="RestoreFailed: not covered")
-    assert {(copy.agent, copy.place, copy.rank) for copy in state.bad} == {("n1", Place.REPLICA, 1)}
-    assert all(copy.incarnation for copy in state.bad)
+    bad = state.saves.bad_copies
+    assert {(copy.agent, copy.place, copy.rank) for copy in bad} == {("n1", Place.REPLICA, 1)}
+    assert all(copy.incarnation for copy in bad)
 
 
 def test_an_unreadable_copy_is_skipped_for_the_next_copy() -> None:

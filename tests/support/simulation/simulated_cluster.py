@@ -74,7 +74,7 @@ class SimulatedCluster(SimulatedStalls):
         for attempt in attempts:
             self._break_collectives(attempt)
         if back_after_s is not None:
-            self.at(back_after_s, lambda: self._restart(agent, life))
+            self.at(back_after_s, lambda: self.restart_agent(agent, life))
 
     def kill_node(self, name: str, back_after_s: float | None = 20.0) -> None:
         """The node and all its memory are gone; an empty node may replace it."""
@@ -137,7 +137,7 @@ class SimulatedCluster(SimulatedStalls):
         and arrive later: the agreed step is then applied, if the lease still allows it."""
         attempt = max(self.worlds, default=0)
         mine = (
-            [worker for _, host, worker in self._members(attempt) if host is agent]
+            [worker for _, host, worker in self.members_of(attempt) if host is agent]
             if attempt
             else []
         )
@@ -189,7 +189,7 @@ class SimulatedCluster(SimulatedStalls):
     def break_link(self, rank: int, for_s: float = 2.0) -> None:
         """The rank's replication fails for a while, though its partner lives."""
         attempt = max(self.worlds, default=0)
-        for at, agent, worker in self._members(attempt) if attempt else ():
+        for at, agent, worker in self.members_of(attempt) if attempt else ():
             if at == rank and worker is not None and self._is_in(agent, worker, attempt):
                 partner = next(iter(agent.partners.get(rank, ())), "")
                 detail = {"partner": partner, "why": "timed out"}
@@ -223,13 +223,15 @@ class SimulatedCluster(SimulatedStalls):
             self._send_lease_end(agent.name, "", self.config.lapse_s)
             self.at(self.random.uniform(0.0, 0.3), partial(self._announce_agent, agent))
 
-    def _restart(self, agent: SimAgent, life: str) -> None:
+    def restart_agent(self, agent: SimAgent, life: str) -> None:
         if not agent.alive and agent.incarnation == life:
             agent.start_again()
             self._boot(agent)
 
     def _break_collectives(self, attempt: int) -> None:
         """The survivors' collectives break."""
-        for _, agent, worker in self._members(attempt) if attempt in self.worlds else ():
+        for _, agent, worker in self.members_of(attempt) if attempt in self.worlds else ():
             if worker is not None and self._is_in(agent, worker, attempt):
-                self._failed(agent, worker, ErrorKind.COMMUNICATION, "connection closed by peer")
+                self.fail_worker(
+                    agent, worker, ErrorKind.COMMUNICATION, "connection closed by peer"
+                )

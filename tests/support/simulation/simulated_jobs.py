@@ -8,7 +8,7 @@ from tests.support.simulation.simulated_cluster import SimulatedCluster
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
-from holdfast_service.recovery.core_state.state import Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
 
 
 def cluster(standbys: int = 1, **changes: Any) -> SimulatedCluster:

@@ -64,6 +64,8 @@ class SimulatedNetwork:
         self.shard_failures = 0
         self.completions: list[fx.SaveShard] = []
         self.checks: list[str] = []
+        self.observers: list[Callable[[fx.Effect], object]] = []
+        """Called with every effect before it is carried out."""
         self.supervisor = 1
         self.watchdog = Watchdog(config)
         names = [f"n{i}" for i in range(config.nodes + config.standby_nodes)]
@@ -117,6 +119,8 @@ class SimulatedNetwork:
         effects = self.core.handle(value, self.now)
         self.watchdog.check(self.core, value, effects)
         for effect in effects:
+            for observe in self.observers:
+                observe(effect)
             self._carry_out(effect)
 
     def send(self, value: inputs.Input, slowest_s: float = 0.02) -> None:

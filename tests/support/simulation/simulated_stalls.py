@@ -29,11 +29,13 @@ class SimulatedStalls(SimulatedTraining):
     """Node → factor by which its ranks compute more slowly."""
     stalls_unreported = False
     """Whether agents do not report stalled ranks."""
+    change_inspection: Callable[[SimWorker, Inspection], Inspection] | None = None
+    """Changes what the inspection of a worker shows."""
 
     def hang_rank(self, rank: int, process: str = "S") -> None:
         """The rank's worker stops working; its peers wait for it in the step agreement."""
         attempt = max(self.worlds, default=0)
-        for at, agent, worker in self._members(attempt) if attempt else ():
+        for at, agent, worker in self.members_of(attempt) if attempt else ():
             if at == rank and worker is not None and self._is_in(agent, worker, attempt):
                 worker.hangs = process
 
@@ -47,7 +49,7 @@ class SimulatedStalls(SimulatedTraining):
         attempt = max(self.worlds, default=0)
         self.slow_until, self.slow_limit_s = self.now + for_s, limit_s
         if attempt and attempt in self.restored:
-            steps = (worker.step for _, _, worker in self._members(attempt) if worker)
+            steps = (worker.step for _, _, worker in self.members_of(attempt) if worker)
             step = max(steps, default=0)
             self._report_stalled(attempt, step + 1, lambda: self.now < self.slow_until)
 
@@ -60,7 +62,7 @@ class SimulatedStalls(SimulatedTraining):
         """When a rank exceeds its limit, its agent reports it."""
 
         def say() -> None:
-            for rank, agent, worker in self._members(attempt):
+            for rank, agent, worker in self.members_of(attempt):
                 there = worker is not None and self._is_in(agent, worker, attempt)
                 if (
                     worker is None
@@ -78,7 +80,9 @@ class SimulatedStalls(SimulatedTraining):
 
     def _step(self, attempt: int, step: int) -> None:
         if self._all_in(attempt, WorkerState.TRAINING):
-            if any(worker is not None and worker.hangs for _, _, worker in self._members(attempt)):
+            if any(
+                worker is not None and worker.hangs for _, _, worker in self.members_of(attempt)
+            ):
                 return
             if self.now < self.slow_until:
                 self.at(STEP_S, lambda: self._step(attempt, step))
@@ -90,7 +94,7 @@ class SimulatedStalls(SimulatedTraining):
 
     def _send_times(self, attempt: int, step: int) -> None:
         """Send a step row with the compute time of each rank."""
-        hosts = [agent.report().node_id for _, agent, _ in self._members(attempt)]
+        hosts = [agent.report().node_id for _, agent, _ in self.members_of(attempt)]
         times = (STEP_S * self.slow_nodes.get(node, 1.0) for node in hosts)
         measured = replace(row(attempt, step), step_time_s=1.0, compute_s=tuple(times))
         self.send(inputs.StepsMeasured((measured,)))
@@ -106,6 +110,8 @@ class SimulatedStalls(SimulatedTraining):
             return
         mine = [worker for worker in agent.workers.values() if worker.attempt == effect.attempt]
         seen = tuple(self._see(effect.attempt, worker) for worker in mine)
+        if self.change_inspection is not None:
+            seen = tuple(map(self.change_inspection, mine, seen))
         self.send(
             inputs.Inspected(agent.name, effect.attempt, effect.number, seen, agent.incarnation),
             0.2,
@@ -113,7 +119,7 @@ class SimulatedStalls(SimulatedTraining):
 
     def _see(self, attempt: int, worker: SimWorker) -> Inspection:
         """The inspection of a worker: all workers but the hung worker wait in the agreement."""
-        hung = [w for _, _, w in self._members(attempt) if w is not None and w.hangs]
+        hung = [w for _, _, w in self.members_of(attempt) if w is not None and w.hangs]
         absent = bool(worker.hangs) or not hung
         slow = self.now < self.slow_until
         step = worker.step + 1

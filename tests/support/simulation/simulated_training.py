@@ -39,6 +39,11 @@ HOLD_S = 0.25
 class SimulatedTraining(SimulatedNetwork):
     """Executes the effects of a recovery core."""
 
+    publishes = True
+    """Whether agents write the manifests of checkpoints."""
+    tidies = True
+    """Whether agents clean up the remote tier."""
+
     def kill_agent(
         self,
         name: str,
@@ -172,7 +177,7 @@ class SimulatedTraining(SimulatedNetwork):
         if holder is not None:
             ok = holder.alive and holder.take_copy(source, rank, agent)
         if not ok:
-            self._failed(agent, worker, ErrorKind.RESTORE, f"no copy at {source.agent}")
+            self.fail_worker(agent, worker, ErrorKind.RESTORE, f"no copy at {source.agent}")
             return
         worker.state, worker.step = WorkerState.TRAINING, source.step
         self.restored[attempt] = source.step
@@ -193,7 +198,7 @@ class SimulatedTraining(SimulatedNetwork):
 
     # --- training -----------------------------------------------------------------------------
 
-    def _members(self, attempt: int) -> list[tuple[int, SimAgent, SimWorker | None]]:
+    def members_of(self, attempt: int) -> list[tuple[int, SimAgent, SimWorker | None]]:
         return [
             (rank, self.agents[host], self.agents[host].workers.get(name))
             for rank, (host, name) in sorted(self.worlds[attempt].items())
@@ -204,7 +209,7 @@ class SimulatedTraining(SimulatedNetwork):
         return there and worker.attempt == attempt and worker.state is not WorkerState.PARKED
 
     def _all_in(self, attempt: int, state: WorkerState) -> bool:
-        members = self._members(attempt)
+        members = self.members_of(attempt)
         return len(members) == self.config.world_size and all(
             worker is not None and self._is_in(agent, worker, attempt) and worker.state is state
             for _, agent, worker in members
@@ -214,28 +219,28 @@ class SimulatedTraining(SimulatedNetwork):
         """Commit a step, if every member agrees and no member is fenced."""
         if not self._all_in(attempt, WorkerState.TRAINING):
             return
-        if not all(self._may_step(agent, attempt) for _, agent, _ in self._members(attempt)):
+        if not all(self._may_step(agent, attempt) for _, agent, _ in self.members_of(attempt)):
             self.at(HOLD_S, lambda: self._step(attempt, step))
             return
         poisoned = step == self.restored[attempt] + 1 and self._restored_poisoned_state(attempt)
         if poisoned or step == self.not_finite_at:
-            for _, agent, worker in self._members(attempt):
+            for _, agent, worker in self.members_of(attempt):
                 assert worker is not None
-                self._failed(agent, worker, ErrorKind.NOT_FINITE, "loss nan", "NonFiniteStep")
+                self.fail_worker(agent, worker, ErrorKind.NOT_FINITE, "loss nan", "NonFiniteStep")
             return
         if self.user_error_at == step and self.user_errors:
             self.user_errors -= 1
-            for _, agent, worker in self._members(attempt):
+            for _, agent, worker in self.members_of(attempt):
                 assert worker is not None
-                self._failed(agent, worker, ErrorKind.USER, "no such luck", type_="ValueError")
+                self.fail_worker(agent, worker, ErrorKind.USER, "no such luck", type_="ValueError")
             return
         self.watchdog.committed(attempt, step)
         self.committed.append((attempt, step))
         self.step_times.append((attempt, step, self.now))
-        wished = any(attempt in agent.to_finish for _, agent, _ in self._members(attempt))
+        wished = any(attempt in agent.to_finish for _, agent, _ in self.members_of(attempt))
         last = step == self.config.steps or wished
         due = last or (self.remote_every and step % self.remote_every == 0)
-        for rank, agent, worker in self._members(attempt):
+        for rank, agent, worker in self.members_of(attempt):
             assert worker is not None
             worker.step = step
             self.at(
@@ -244,11 +249,11 @@ class SimulatedTraining(SimulatedNetwork):
             )
             if due:
                 self._start_saver(rank, agent, attempt, step)
-        rank, agent, worker = self._members(attempt)[0]
+        rank, agent, worker = self.members_of(attempt)[0]
         assert worker is not None
         if step == self.restored[attempt] + 1:
             detail = {"step": step, "at": self.now}
-            for rank, agent, worker in self._members(attempt):
+            for rank, agent, worker in self.members_of(attempt):
                 self.signal(
                     agent,
                     SignalKind.FIRST_STEP,
@@ -267,7 +272,7 @@ class SimulatedTraining(SimulatedNetwork):
         """Whether a rank of the attempt restored a state that gives no finite step."""
         return any(
             (restore.place if restore.agent else restore.tier, restore.step) in self.poisoned
-            for restore in (agent.restores[rank] for rank, agent, _ in self._members(attempt))
+            for restore in (agent.restores[rank] for rank, agent, _ in self.members_of(attempt))
         )
 
     def _keep_state(
@@ -288,7 +293,7 @@ class SimulatedTraining(SimulatedNetwork):
     def _protected(self, attempt: int) -> int:
         """The newest step that the partners of every rank hold."""
         newest: list[int] = []
-        for rank, agent, _ in self._members(attempt):
+        for rank, agent, _ in self.members_of(attempt):
             partners = [self.agents[name] for name in agent.partners.get(rank, ())]
             newest.append(agent.newest(Place.OWN, rank, attempt))
             newest.extend(
@@ -325,7 +330,7 @@ class SimulatedTraining(SimulatedNetwork):
     def _done(self, attempt: int, step: int) -> None:
         if not self._all_in(attempt, WorkerState.TRAINING):
             return
-        for rank, agent, worker in self._members(attempt):
+        for rank, agent, worker in self.members_of(attempt):
             assert worker is not None
             worker.state = WorkerState.DONE
             if attempt == agent.known_attempt and self.restored[attempt] == step:
@@ -359,8 +364,9 @@ class SimulatedTraining(SimulatedNetwork):
         self, agent: SimAgent, effect: fx.FinalizeCheckpoint | fx.TidyRemoteTier
     ) -> None:
         if isinstance(effect, fx.FinalizeCheckpoint):
-            self._finalize(agent, effect)
-        else:
+            if self.publishes:
+                self._finalize(agent, effect)
+        elif self.tidies:
             self._tidy(agent, effect)
 
     def _tidy(self, agent: SimAgent, effect: fx.TidyRemoteTier) -> None:
@@ -399,7 +405,7 @@ class SimulatedTraining(SimulatedNetwork):
             detail={**detail, "step": worker.step},
         )
 
-    def _failed(
+    def fail_worker(
         self,
         agent: SimAgent,
         worker: SimWorker,

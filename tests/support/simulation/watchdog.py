@@ -10,7 +10,7 @@ from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import effects as fx
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
-from holdfast_service.recovery.core_state.state import Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_workers.protocol.messages import Place, SignalKind, Tier
 
 

@@ -1,4 +1,4 @@
 """Data of the recovery core: its state, its inputs and its effects.
 
-Only values and the few operations that every other package of the core needs; no decisions.
+Each part of the state has an owner, whose file alone changes it, by named operations. No decisions.
 """

@@ -7,13 +7,24 @@ to the present one, and a worker that was once known dead is never seated again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from holdfast_service.placement.rank_assignment import CandidateNode, IdleWorker, name_order
 from holdfast_service.placement.replica_placement import Site
 from holdfast_service.placement.restore_points import HeldCopy
-from holdfast_workers.protocol.messages import AgentReport, Partner, WorkerReport, WorkerState
+from holdfast_workers.protocol.messages import (
+    AgentReport,
+    Partner,
+    SignalKind,
+    WorkerReport,
+    WorkerState,
+)
+
+AgentIncarnation = tuple[str, str]
+"""(agent, incarnation)"""
+MissedSignals = frozenset[tuple[SignalKind, str | None]]
+"""(kind, worker) of signals that should have arrived."""
 
 
 class Arrival(Enum):
@@ -34,14 +45,11 @@ class AgentRecord:
     live: bool = True
     fenced: int = 0
     """The newest attempt whose fence the agent has answered in this incarnation."""
+    agent: str = field(init=False)
+    incarnation: str = field(init=False)
 
-    @property
-    def agent(self) -> str:
-        return self.report.agent
-
-    @property
-    def incarnation(self) -> str:
-        return self.report.incarnation
+    def __post_init__(self) -> None:
+        self.agent, self.incarnation = self.report.agent, self.report.incarnation
 
     @property
     def partner(self) -> Partner:
@@ -54,9 +62,10 @@ class Roster:
 
     def __init__(self) -> None:
         self._agents: dict[str, AgentRecord] = {}
-        self._past: set[tuple[str, str]] = set()
+        self._past: set[AgentIncarnation] = set()
         self._dead: set[str] = set()
         self._excluded: set[str] = set()
+        self._missed: dict[str, MissedSignals] = {}
 
     def record_report(self, report: AgentReport) -> Arrival:
         """Record a report of an agent that is present."""
@@ -109,11 +118,27 @@ class Roster:
         """Never seat this worker again, although its process lives."""
         self._excluded.add(worker)
 
+    def record_missed_signals(self, agent: str, missed: MissedSignals) -> MissedSignals:
+        """Record the signals that the agent's last poll showed to be missing. Returns those that
+        the poll before had shown."""
+        before = self._missed.get(agent, frozenset())
+        self._missed[agent] = missed
+        return before
+
     def is_dead(self, worker: str) -> bool:
         return worker in self._dead
 
     def find(self, agent: str) -> AgentRecord | None:
         return self._agents.get(agent)
+
+    def domain_of(self, agent: str) -> str:
+        """The failure domain of the agent's node; "" if unknown."""
+        record = self._agents.get(agent)
+        return record.report.domain if record is not None else ""
+
+    def all(self) -> list[AgentRecord]:
+        """All known agents, lost agents included."""
+        return list(self._agents.values())
 
     def is_current(self, agent: str, incarnation: str) -> bool:
         """Whether `incarnation` is the agent's present one as far as known; "" always is."""

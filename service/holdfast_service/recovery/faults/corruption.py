@@ -18,7 +18,8 @@ from holdfast_service.diagnosis.silent_corruption import (
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.placement.rank_assignment import format_ranks
 from holdfast_service.policy.causes import Cause, Fault
-from holdfast_service.recovery.core_state.state import WITH_WORLD, CoreState, Stage
+from holdfast_service.recovery.core_state.stage_timer import WITH_WORLD, Stage
+from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.faults import guard_decisions, judgement
 from holdfast_workers.protocol.messages import ErrorReport, Signal
 from holdfast_workers.state.replicas import ReplicaFinding, describe
@@ -30,33 +31,28 @@ known to have joined (FORMING), or while another fault waits for its judgement (
 
 def handle_corruption(state: CoreState, signal: Signal, error: ErrorReport, now: float) -> None:
     """Handle a rank that left its attempt because its ranks found differing replicas."""
-    world = state.world
+    world = state.worlds.present
     finding = ReplicaFinding.from_data(signal.detail["finding"])
-    if world is None or finding.attempt in state.corrupted:
+    if world is None or not state.corruption.begin(finding.attempt):
         return  # another rank has already reported it
-    state.corrupted.add(finding.attempt)
     _discard_corrupt_state(state, finding)
     seats = {
         rank: RankHolder(member.agent, member.worker) for rank, member in world.members.items()
     }
-    evidence = Evidence(finding, seats, state.refereed_rank)
-    verdict = judge_corruption(evidence, state.unexplained)
-    state.unexplained = None if verdict.ranks else evidence
-    state.sidelined = set()
-    if verdict.referee is not None:
-        state.sidelined = {seats[verdict.referee].agent}
-    state.refereed_rank = verdict.referee
+    evidence = Evidence(finding, seats, state.corruption.refereed_rank)
+    verdict = judge_corruption(evidence, state.corruption.unexplained)
+    state.corruption.record_verdict(verdict, evidence)
     _report_faults(state, verdict, evidence, signal.at, now, error)
 
 
 def handle_recomputed(state: CoreState, signal: Signal, now: float) -> None:
     """The step was computed again, and the replicas agree: the digests may name a rank."""
-    before = state.unexplained
-    if before is None or signal.attempt != state.attempt:
+    before = state.corruption.unexplained
+    if before is None or signal.attempt != state.worlds.attempt:
         return
     verdict = after_repeat(before, signal.detail["digests"])
-    _clear_recheck(state)
-    if verdict.ranks and state.stage in _UNDER_WAY:
+    state.corruption.close()
+    if verdict.ranks and state.timer.stage in _UNDER_WAY:
         _report_faults(state, verdict, before, signal.at, now, None)
     else:
         _amend_closed_incident(state, _verdict_text(verdict))
@@ -66,34 +62,27 @@ def expire_recheck(state: CoreState, attempt: int, step: int, now: float) -> Non
     """End the recheck if its outcome is lost. The ranks report the outcome once, before any later
     step is known: if it does not arrive within `recheck_wait_s` after a later `step`, no agent is
     kept without ranks for it any longer."""
-    before, world = state.unexplained, state.world
-    if before is None or world is None or attempt != world.attempt or step <= before.finding.step:
+    world = state.worlds.present
+    if world is None or attempt != world.attempt:
         return
-    if world.repeated_at is None:
-        world.repeated_at = now
-    elif now >= world.repeated_at + state.config.recheck_wait_s:
-        _clear_recheck(state)
+    if state.corruption.is_outcome_lost(attempt, step, now, state.config.recheck_wait_s):
+        state.corruption.close()
         _amend_closed_incident(
             state, "the step was repeated, but the report of which rank had differed was lost"
         )
 
 
-def _clear_recheck(state: CoreState) -> None:
-    """End the recheck of the step; no agent is sidelined for it any longer."""
-    state.unexplained, state.refereed_rank, state.sidelined = None, None, set()
-
-
 def _amend_closed_incident(state: CoreState, evidence: str) -> None:
-    if state.closed_incident is not None:
-        state.closed_incident = state.closed_incident.with_evidence(evidence)
-        state.emit(EventKind.INCIDENT_UPDATED, **state.closed_incident.data())
+    amended = state.incidents.amend_closed(evidence)
+    if amended is not None:
+        state.emit(EventKind.INCIDENT_UPDATED, **amended.data())
 
 
 def _discard_corrupt_state(state: CoreState, finding: ReplicaFinding) -> None:
     """Exclude every copy of the possibly corrupt state, in every tier, from all restores."""
     why, good = describe(finding), finding.bad_from - 1
     guard_decisions.roll_back(state, finding.attempt, good, why)
-    state.protected = min(state.protected, good)
+    state.progress.limit_protected(good)
     state.emit(
         EventKind.CHECKPOINT_BAD,
         step=finding.bad_from,
@@ -114,7 +103,7 @@ def _report_faults(
     """Report one fault for each named rank, or one fault without a rank."""
     fault = Fault(
         Cause.CORRUPTION,
-        attempt=state.attempt,
+        attempt=state.worlds.attempt,
         at=at,
         what=f"{describe(evidence.finding)}; {_verdict_text(verdict)}",
         step=evidence.finding.step,

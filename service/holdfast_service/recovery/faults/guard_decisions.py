@@ -13,7 +13,6 @@ from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.upkeep import remote_cleanup_orders
 from holdfast_workers.protocol.messages import Signal
-from holdfast_workers.training.skipped_windows import Ledger
 
 
 def handle_guard_tripped(state: CoreState, signal: Signal, now: float) -> None:
@@ -24,32 +23,27 @@ def handle_guard_tripped(state: CoreState, signal: Signal, now: float) -> None:
 
 def apply_guard_trip(state: CoreState, attempt: int, report: dict[str, Any]) -> None:
     """Apply a trip that all ranks of `attempt` report; repeated reports change nothing."""
-    newest = state.newest_branch()
     trip = (attempt, int(report["step"]), int(report["window"]), str(report["kind"]))
-    if newest is None or attempt != newest.attempt or trip in state.guard_trips:
+    if not state.progress.record_guard_trip(trip):
         return
-    state.guard_trips.add(trip)
     if report["skipped"] is not None:
-        state.ledger |= Ledger.of([report["skipped"]])
+        state.progress.skip_window(report["skipped"])
     if report["back_to"] is not None:
         roll_back(state, attempt, int(report["back_to"]), str(report["kind"]))
-    ledger = [list(window) for window in state.ledger.ranges]
+    ledger = [list(window) for window in state.progress.ledger.ranges]
     state.emit(EventKind.GUARD_TRIPPED, attempt=attempt, **report, ledger=ledger)
 
 
 def roll_back(state: CoreState, attempt: int, step: int, why: str) -> None:
     """Exclude all states after `step` of this and earlier attempts from use, also by a resumed job.
     Their checkpoints in the remote tier go into quarantine."""
-    state.line = state.line.with_rollback(attempt, step)
-    state.saves.keep_only(state.line)
+    state.progress.roll_back(attempt, step)
+    state.saves.keep_only(state.progress.line)
     for checkpoint in sorted(state.saves.remotes.values(), key=lambda checkpoint: checkpoint.step):
-        if (
-            checkpoint.attempt > attempt
-            or checkpoint.step <= step
-            or checkpoint.uri in state.saves.bad_uris
-        ):
+        if checkpoint.attempt > attempt or checkpoint.step <= step:
             continue
-        state.saves.bad_uris.add(checkpoint.uri)
+        if not state.saves.mark_bad(checkpoint.uri):
+            continue
         message = f"training was rolled back to step {step}: {why}"
         state.emit(
             EventKind.CHECKPOINT_BAD, step=checkpoint.step, uri=checkpoint.uri, message=message

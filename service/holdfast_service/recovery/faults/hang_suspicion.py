@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from holdfast_service.diagnosis import hang_culprit
@@ -19,11 +20,14 @@ from holdfast_service.diagnosis.hang_culprit import HangFinding, HangVerdict, Wo
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core_state.effects import Inspect
+from holdfast_service.recovery.core_state.hang_watch import HangSuspicion
 from holdfast_service.recovery.core_state.inputs import CommandFailed, Inspected
-from holdfast_service.recovery.core_state.observations import HangSuspicion
-from holdfast_service.recovery.core_state.state import AttemptWorld, CoreState, Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_service.recovery.core_state.worlds import AttemptWorld
 from holdfast_service.recovery.faults import judgement
 from holdfast_service.recovery.world import attempt_formation
+from holdfast_workers.protocol.messages import Inspection
 
 
 def handle_rank_stalled(state: CoreState, step: int, at: float, now: float) -> None:
@@ -32,64 +36,50 @@ def handle_rank_stalled(state: CoreState, step: int, at: float, now: float) -> N
         return
     suspicion = _current_suspicion(state)
     if suspicion is None:
-        suspicion = _open_suspicion(state, step, now)
-        suspicion.since = min(at, now)
+        suspicion = _open_suspicion(state, step, now, since=min(at, now))
         _start_inspection(state, suspicion, now)
-    elif suspicion.awaiting:
-        suspicion.stall_reported = True
     else:
-        suspicion.due = min(suspicion.due, suspicion.inspected_at + state.config.inspect_pause_s)
+        suspicion.record_stall(state.config.inspect_pause_s)
 
 
 def inspect_soon(state: CoreState, now: float) -> None:
     """Inspect an adopted world soon: it may have reported a stall only to the former supervisor."""
-    _open_suspicion(state, state.committed, now)
+    _open_suspicion(state, state.progress.committed, now, since=now)
 
 
 def record_progress(state: CoreState, attempt: int, step: int, now: float) -> None:
     """Record a committed step; it ends the suspicion of an earlier step."""
-    if attempt != state.attempt or step <= state.committed:
+    if attempt != state.worlds.attempt or step <= state.progress.committed:
         return
-    state.progress_at = now
-    suspicion = _current_suspicion(state)
+    state.hangs.record_progress(now)
+    suspicion = state.hangs.suspicion
     if suspicion is not None and step > suspicion.step:
-        state.hang_suspicion = None
+        state.hangs.end()
 
 
 def handle_inspected(state: CoreState, event: Inspected, now: float) -> None:
     """Record an agent's inspection of its ranks."""
-    suspicion, world = _current_suspicion(state), state.world
+    suspicion, world = _current_suspicion(state), state.worlds.present
     if suspicion is None or world is None or not _is_awaited(state, suspicion, event):
         return
-    for inspection in event.inspections:
-        member = world.members.get(inspection.beat.rank)
-        if member is None or member.done or inspection.beat.attempt != world.attempt:
-            continue
-        if member.agent == event.agent:
-            suspicion.seen[member.rank] = inspection
-    _record_answer(
-        state,
-        suspicion,
-        world,
-        event.agent,
-        f"agent {event.agent} has no process of this rank",
-        now,
-    )
+    seen = {
+        member.rank: inspection
+        for inspection in event.inspections
+        for member in [world.members.get(inspection.beat.rank)]
+        if member is not None and not member.done and member.agent == event.agent
+        if inspection.beat.attempt == world.attempt
+    }
+    why_unseen = f"agent {event.agent} has no process of this rank"
+    _record_answer(state, suspicion, world, event.agent, seen, why_unseen, now)
 
 
 def handle_inspect_failed(state: CoreState, event: CommandFailed, now: float) -> None:
     """Record that an agent could not be inspected."""
-    suspicion, world = _current_suspicion(state), state.world
+    suspicion, world = _current_suspicion(state), state.worlds.present
     if suspicion is not None and world is not None and _is_awaited(state, suspicion, event):
-        suspicion.unanswered.add(event.agent)
-        _record_answer(
-            state,
-            suspicion,
-            world,
-            event.agent,
-            f"agent {event.agent} failed to inspect it: {event.why}",
-            now,
-        )
+        suspicion.record_unanswered({event.agent})
+        why_unseen = f"agent {event.agent} failed to inspect it: {event.why}"
+        _record_answer(state, suspicion, world, event.agent, {}, why_unseen, now)
 
 
 def next_due(state: CoreState) -> float | None:
@@ -97,7 +87,7 @@ def next_due(state: CoreState) -> float | None:
     suspicion = _current_suspicion(state)
     if suspicion is not None:
         return suspicion.due
-    return _stall_deadline(state) if state.stage is Stage.RUNNING else None
+    return _stall_deadline(state) if state.timer.stage is Stage.RUNNING else None
 
 
 def handle_tick(state: CoreState, now: float) -> None:
@@ -105,49 +95,50 @@ def handle_tick(state: CoreState, now: float) -> None:
     due = next_due(state)
     if due is None or now < due:
         return
-    suspicion, world = _current_suspicion(state), state.world
+    suspicion, world = _current_suspicion(state), state.worlds.present
     assert world is not None
     if suspicion is None:
-        _start_inspection(state, _open_suspicion(state, state.committed, now), now)
+        suspicion = _open_suspicion(state, state.progress.committed, now, since=now)
+        _start_inspection(state, suspicion, now)
     elif suspicion.awaiting:
         why = f"did not answer within {state.config.inspect_timeout_s:g} s"
-        suspicion.unanswered |= suspicion.awaiting
+        suspicion.record_unanswered(suspicion.awaiting)
         for agent in sorted(suspicion.awaiting):
-            _record_answer(state, suspicion, world, agent, f"agent {agent} {why}", now)
+            _record_answer(state, suspicion, world, agent, {}, f"agent {agent} {why}", now)
     else:
         _start_inspection(state, suspicion, now)
 
 
 def _is_watched(state: CoreState) -> bool:
     stages = (Stage.FORMING, Stage.RUNNING, Stage.FINISHING)
-    return state.world is not None and state.stage in stages
+    return state.worlds.present is not None and state.timer.stage in stages
 
 
 def _all_joined(state: CoreState) -> bool:
     """Whether all ranks have joined and so wait only for each other. Before that, only conclusive
     evidence counts."""
-    return state.world is not None and state.world.joined_at is not None
+    return state.worlds.present is not None and state.worlds.present.joined_at is not None
 
 
 def _current_suspicion(state: CoreState) -> HangSuspicion | None:
     """The suspicion of the present world, if there is one."""
-    suspicion = state.hang_suspicion
-    if suspicion is not None and not (_is_watched(state) and suspicion.attempt == state.attempt):
-        state.hang_suspicion = suspicion = None
+    suspicion = state.hangs.suspicion
+    if suspicion is not None and not (
+        _is_watched(state) and suspicion.attempt == state.worlds.attempt
+    ):
+        state.hangs.end()
+        return None
     return suspicion
 
 
 def _stall_deadline(state: CoreState) -> float:
     """The time until which the world may go without a step."""
-    return max(state.since, state.progress_at) + state.config.stall_limit_s
+    return max(state.timer.since, state.hangs.progress_at) + state.config.stall_limit_s
 
 
-def _open_suspicion(state: CoreState, step: int, now: float) -> HangSuspicion:
+def _open_suspicion(state: CoreState, step: int, now: float, *, since: float) -> HangSuspicion:
     pause_s = state.config.inspect_again_s
-    state.hang_suspicion = HangSuspicion(
-        state.attempt, step, now, due=now + pause_s, pause_s=pause_s
-    )
-    return state.hang_suspicion
+    return state.hangs.open(state.worlds.attempt, step, now, pause_s, since)
 
 
 def _is_awaited(
@@ -159,13 +150,14 @@ def _is_awaited(
 
 def _start_inspection(state: CoreState, suspicion: HangSuspicion, now: float) -> None:
     """Request an inspection from every agent that hosts ranks."""
-    world = state.world
+    world = state.worlds.present
     assert world is not None
-    state.inspections += 1
-    suspicion.number, suspicion.inspected_at = state.inspections, now
-    suspicion.due = now + state.config.inspect_timeout_s
-    suspicion.seen, suspicion.silent, suspicion.unanswered = {}, {}, set()
-    suspicion.awaiting = {member.agent for member in world.members.values() if not member.done}
+    suspicion.begin_inspection(
+        state.hangs.next_number(),
+        frozenset(member.agent for member in world.members.values() if not member.done),
+        now,
+        state.config.inspect_timeout_s,
+    )
     for agent in sorted(suspicion.awaiting):
         record = state.roster.find(agent)
         if record is not None:
@@ -177,14 +169,13 @@ def _record_answer(
     suspicion: HangSuspicion,
     world: AttemptWorld,
     agent: str,
+    seen: Mapping[int, Inspection],
     why_unseen: str,
     now: float,
 ) -> None:
-    suspicion.awaiting.discard(agent)
-    for member in world.members.values():
-        if member.agent == agent and not member.done and member.rank not in suspicion.seen:
-            suspicion.silent[member.rank] = why_unseen
-    if not suspicion.awaiting:
+    members = world.members.values()
+    ranks = [member.rank for member in members if member.agent == agent and not member.done]
+    if suspicion.record_answer(agent, ranks, seen, why_unseen):
         _judge_inspection(state, suspicion, now)
 
 
@@ -192,12 +183,12 @@ def _judge_inspection(state: CoreState, suspicion: HangSuspicion, now: float) ->
     look = WorldObservation(dict(suspicion.seen), dict(suspicion.silent))
     longest_s = max((inspection.beat.limit_s for inspection in look.seen.values()), default=0.0)
     late_s = max(0.0, longest_s - state.config.stall_limit_s)
-    overdue = state.stage is Stage.RUNNING and now >= _stall_deadline(state) + late_s
+    overdue = state.timer.stage is Stage.RUNNING and now >= _stall_deadline(state) + late_s
     verdict = hang_culprit.judge(state.config.mesh, look, suspicion.before, overdue=overdue)
     if verdict.finding is HangFinding.HANG and verdict.sure:
         _report_hang(state, suspicion, verdict, now)
     elif verdict.finding is HangFinding.HANG and _all_joined(state):
-        suspicion.before, suspicion.due = look, now + state.config.inspect_pause_s
+        suspicion.confirm_with_another(look, now + state.config.inspect_pause_s)
     else:
         _keep_watching(state, suspicion, verdict, now)
 
@@ -211,20 +202,20 @@ def _keep_watching(
         for inspection in suspicion.seen.values()
         if inspection.beat.age_s > inspection.beat.limit_s
     ]
-    past_bound = state.stage is Stage.RUNNING and now >= _stall_deadline(state)
+    past_bound = state.timer.stage is Stage.RUNNING and now >= _stall_deadline(state)
     if not (late or suspicion.silent or suspicion.stall_reported or past_bound):
-        state.hang_suspicion = None
+        state.hangs.end()
         return
-    suspicion.before = None
-    if late and not suspicion.stall_emitted:
-        suspicion.stall_emitted = True
-        state.emit(EventKind.STALLED, attempt=state.attempt, step=suspicion.step, **verdict.data())
-    suspicion.due = now + suspicion.pause_s
-    if suspicion.stall_reported:
-        suspicion.due, suspicion.stall_reported = now + state.config.inspect_pause_s, False
-    if state.stage is Stage.RUNNING and not past_bound:
-        suspicion.due = min(suspicion.due, _stall_deadline(state))
-    suspicion.pause_s = min(2 * suspicion.pause_s, state.config.inspect_longest_pause_s)
+    if late and suspicion.record_stall_event():
+        step = suspicion.step
+        state.emit(EventKind.STALLED, attempt=state.worlds.attempt, step=step, **verdict.data())
+    is_bounded = state.timer.stage is Stage.RUNNING and not past_bound
+    suspicion.watch_on(
+        now,
+        pause_s=state.config.inspect_pause_s,
+        longest_pause_s=state.config.inspect_longest_pause_s,
+        bound=_stall_deadline(state) if is_bounded else None,
+    )
 
 
 def _report_hang(
@@ -232,13 +223,13 @@ def _report_hang(
 ) -> None:
     """Condemn the world. The fence kills the workers that block it instead of waiting for them to
     leave. An agent that did not answer and whose ranks block others counts as lost."""
-    world = state.world
+    world = state.worlds.present
     assert world is not None
-    state.hang_suspicion = None
+    state.hangs.end()
     accused = [world.members[rank] for rank in verdict.accused]
     for member in accused:
         if member.worker is not None:
-            state.condemned.add(member.worker)
+            state.fencing.condemn(member.worker)
             state.roster.exclude_worker(member.worker)
     ranks = verdict.accused
     agents = sorted({member.agent for member in accused})
@@ -252,11 +243,11 @@ def _report_hang(
         ranks=ranks if len(ranks) > 1 else (),
         worker=workers[0] if len(workers) == 1 else None,
         agent=agents[0] if len(agents) == 1 else None,
-        step=state.committed,
+        step=state.progress.committed,
         certain=False,
     )
     judgement.report_fault(state, fault, now)
-    state.update_incident(
+    state.incidents.amend(
         suspects=tuple(_with_location(world, suspect.data()) for suspect in verdict.suspects),
         stacks=tuple(stack.data() for stack in verdict.stacks),
     )

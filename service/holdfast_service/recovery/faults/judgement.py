@@ -12,12 +12,12 @@ from dataclasses import replace
 from holdfast_service.job_model.supervisor_protocol import EventKind, Phase
 from holdfast_service.placement.restore_points import BadCopy
 from holdfast_service.policy.causes import Cause, Fault, error_mark_of, primary_fault
-from holdfast_service.policy.decision_ladder import Action, Decision, decide, is_tolerable
-from holdfast_service.policy.incidents import Incident
-from holdfast_service.recovery.core_state.state import WITH_WORLD, CoreState, Stage
+from holdfast_service.policy.decision_ladder import Action, decide, is_tolerable
+from holdfast_service.recovery.core_state.stage_timer import WITH_WORLD, Stage
+from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.nodes import situation
 from holdfast_service.recovery.upkeep import draining, remote_cleanup_orders
-from holdfast_service.recovery.world import graceful_stop, outcome, stop_proof
+from holdfast_service.recovery.world import graceful_stop, outcome
 from holdfast_workers.protocol.messages import Place, Restore, Tier
 
 
@@ -28,8 +28,8 @@ def report_fault(state: CoreState, fault: Fault, now: float) -> None:
     A job whose last state is durable ends as succeeded instead. A fault with which the world still
     commits steps is ignored if no better node is available.
     """
-    if state.stage not in WITH_WORLD:
-        if state.incident is not None:
+    if state.timer.stage not in WITH_WORLD:
+        if state.incidents.current is not None:
             _record_fault(state, fault, now)
         return
     if outcome.is_last_step_durable(state):
@@ -39,43 +39,44 @@ def report_fault(state: CoreState, fault: Fault, now: float) -> None:
         return
     fault = replace(fault, on_notice=draining.on_notice(state, fault))
     _record_fault(state, fault, now)
-    state.batch.append(fault)
+    state.incidents.gather(fault)
     wait_s = state.config.gather_s if _is_explained(state) else state.config.communication_wait_s
-    if state.stage is Stage.GATHERING:
-        assert state.deadline is not None
-        state.deadline = min(state.deadline, now + wait_s)
+    if state.timer.stage is Stage.GATHERING:
+        state.timer.shorten(now + wait_s)
         return
     state.set_phase(Phase.RECOVERING)
-    state.enter_stage(Stage.GATHERING, now, wait_s)
+    state.timer.enter(Stage.GATHERING, now, wait_s)
 
 
 def judge_batch(state: CoreState, now: float) -> bool:
     """End the world after its faults were gathered. True if a new attempt must be formed."""
-    batch = tuple(state.batch)
+    batch = state.incidents.batch
     first = primary_fault(batch)
-    state.add_phase_time("gather", now - state.since)
+    state.incidents.add_phase_time("gather", now - state.timer.since)
     situation.record_condemned_attempt(state, batch, now)
-    decision = decide(situation.assess(state, batch, now))
-    _record_decision(state, decision, now)
+    assessed = situation.assess(state, batch, now)
+    decision = decide(assessed)
+    state.incidents.record_decision(decision, assessed.budget)
     if decision.end is not None:
         if graceful_stop.ends_as_requested(state, decision.end, now):
             return False
         end = decision.end
         outcome.fail(state, now, end.code, end.message, end.traceback)
         return False
-    state.last_decision = decision
+    state.incidents.carry_out(decision)
     mark = error_mark_of(first)
     if mark is not None:
-        state.mark = mark
-        state.update_incident(mark=mark)
+        state.progress.remember_error(mark)
+        state.incidents.amend(mark=mark)
     for fault in batch:
         if fault.cause in _DISTRUSTED and fault.worker is not None:
             state.roster.exclude_worker(fault.worker)
-    stop_proof.require_proof(state, state.world.incarnations() if state.world is not None else ())
-    if not state.config.lease_s and any(fault.certain for fault in batch):
-        state.unproven = set()
+    world = state.worlds.present
+    state.fencing.require_proof(world.incarnations() if world is not None else ())
+    if any(fault.certain for fault in batch):
+        state.fencing.record_member_left()
     outcome.end_attempt(state, first.what)
-    state.batch = []
+    state.incidents.forget_batch()
     return True
 
 
@@ -83,35 +84,27 @@ _DISTRUSTED = frozenset({Cause.HANG, Cause.CORRUPTION, Cause.STRAGGLER})
 """Causes whose processes may still live; they never host a rank again."""
 
 
-def _record_decision(state: CoreState, decision: Decision, now: float) -> None:
-    """Record the decision in the incident, with the budget that it was based on."""
-    if state.incident is not None:
-        state.incident = state.incident.with_decision(decision, situation.budget(state, now))
-
-
 def _is_ignored(state: CoreState, fault: Fault, now: float) -> bool:
     """Whether the fault is ignored. An ignored fault is recorded as a closed incident without cost,
     once per window."""
-    if state.incident is not None or state.stage is not Stage.RUNNING:
+    if state.incidents.current is not None or state.timer.stage is not Stage.RUNNING:
         return False
-    before = state.offences
+    before = state.budget.offences
     situation.record_offences(state, (fault,), now)
-    budget = situation.budget(state, now, coming=(fault,))
-    decision = decide(replace(situation.assess(state, (fault,), now), budget=budget))
+    assessed = situation.assess(state, (fault,), now)
+    coming = situation.budget(state, now, coming=(fault,))
+    decision = decide(replace(assessed, budget=coming))
     if decision.action is not Action.IGNORE:
-        state.offences = before  # `judge_batch` counts them
+        state.budget.withdraw_offences(before)  # `judge_batch` counts them
         return False
-    key = (fault.cause.value, fault.agent, fault.rank)
-    told_at = state.ignored_faults.get(key)
-    if told_at is not None and now < told_at + state.config.window_s:
-        state.offences = before
+    if not state.budget.record_ignored(fault, now):
+        state.budget.withdraw_offences(before)
         return True
-    state.ignored_faults[key] = now
-    state.incidents += 1
-    ignored = Incident.opened(state.incidents, fault, now)
-    ignored = ignored.with_decision(decision, situation.budget(state, now))
+    ignored = state.incidents.new_incident(fault, now)
+    ignored = ignored.with_decision(decision, assessed.budget)
     ignored = replace(
-        ignored, offences=tuple(offence for offence in state.offences if offence not in before)
+        ignored,
+        offences=tuple(offence for offence in state.budget.offences if offence not in before),
     )
     state.emit(EventKind.INCIDENT_OPENED, **ignored.data())
     state.emit(EventKind.INCIDENT_CLOSED, **ignored.closed(now, "training goes on").data())
@@ -124,12 +117,11 @@ def distrust_source(state: CoreState, rank: int, *, for_ever: bool, why: str) ->
     `for_ever` if the state was found to be bad. A failure to fetch it holds only for the present
     incarnation of the holding agent, which verifies its segments when it restarts.
     """
-    if state.world is None or rank not in state.world.members:
+    if state.worlds.present is None or rank not in state.worlds.present.members:
         return
-    source = state.world.members[rank].restore
+    source = state.worlds.present.members[rank].restore
     if source.tier is Tier.REMOTE:
-        if source.uri not in state.saves.bad_uris:
-            state.saves.bad_uris.add(source.uri)
+        if state.saves.mark_bad(source.uri):
             state.emit(EventKind.CHECKPOINT_BAD, step=source.step, uri=source.uri, message=why)
             remote_cleanup_orders.request_cleanup(state, source.step)
         return
@@ -139,7 +131,7 @@ def distrust_source(state: CoreState, rank: int, *, for_ever: bool, why: str) ->
         origins = {(origin.agent, origin.place, origin.rank) for origin in source.origins}
         known = {
             (bad.agent, bad.place, bad.rank)
-            for bad in state.bad
+            for bad in state.saves.bad_copies
             if (bad.attempt, bad.step) == (source.attempt, source.step)
         }
         if not origins & known:  # its agent has not reported which of them failed
@@ -172,44 +164,41 @@ def _distrust_part(
 def distrust_state(state: CoreState, rank: int, why: str) -> None:
     """Distrust the state that the rank restored: it seems to have been computed wrongly. Its other
     copies are hardly better and are restored only if there is no other state."""
-    assert state.world is not None
-    source = state.world.members[rank].restore
+    assert state.worlds.present is not None
+    source = state.worlds.present.members[rank].restore
     distrust_source(state, rank, for_ever=True, why=why)
     ranks = {origin.rank for origin in source.origins} or {rank}
-    state.doubted |= {
+    state.saves.doubt_copies(
         BadCopy("", source.place, rank, source.attempt, source.step) for rank in ranks
-    }
+    )
 
 
 def record_bad_copy(state: CoreState, bad: BadCopy, why: str) -> None:
     """Never restore from this copy again. A supervisor restart knows a damaged copy from its event,
     and a copy that could not be fetched from the open incident."""
-    if bad in state.bad:
+    if not state.saves.mark_bad_copy(bad):
         return
-    state.bad.add(bad)
     data = {**bad.__dict__, "place": bad.place.value}
     if not bad.incarnation:
         state.emit(EventKind.CHECKPOINT_BAD, step=bad.step, uri="", message=why, copy=data)
-    if state.incident is not None:
-        state.update_incident(bad=(*state.incident.bad, data))
+    if state.incidents.current is not None:
+        state.incidents.amend(bad=(*state.incidents.current.bad, data))
         state.emit_incident()
 
 
 def _record_fault(state: CoreState, fault: Fault, now: float) -> None:
-    if state.incident is None:
-        state.incidents += 1
-        state.incident = Incident.opened(state.incidents, fault, now)
+    if state.incidents.current is None:
+        state.incidents.open(fault, now)
         state.emit_incident(EventKind.INCIDENT_OPENED)
-    elif fault not in state.incident.faults:
-        state.incident = state.incident.with_fault(fault)
+    elif state.incidents.add_fault(fault):
         state.emit_incident()
 
 
 def _is_explained(state: CoreState) -> bool:
     """Whether the batch contains a cause other than communication errors, or such an error of every
     rank: then no further fault is expected."""
-    if any(fault.cause is not Cause.COMMUNICATION for fault in state.batch):
+    if any(fault.cause is not Cause.COMMUNICATION for fault in state.incidents.batch):
         return True
-    assert state.world is not None
-    reported = {fault.rank for fault in state.batch}
-    return reported >= set(state.world.members)
+    assert state.worlds.present is not None
+    reported = {fault.rank for fault in state.incidents.batch}
+    return reported >= set(state.worlds.present.members)

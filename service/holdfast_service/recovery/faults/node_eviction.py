@@ -16,14 +16,11 @@ from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.policy.quarantine import Avoided, node_name
 from holdfast_service.recovery.core_state.effects import CheckNode
 from holdfast_service.recovery.core_state.inputs import CommandFailed, LinkChecked
+from holdfast_service.recovery.core_state.node_records import AgentHealth, UncheckedAgent
 from holdfast_service.recovery.core_state.roster import AgentRecord
-from holdfast_service.recovery.core_state.state import (
-    AgentHealth,
-    AttemptWorld,
-    CoreState,
-    Stage,
-    UncheckedAgent,
-)
+from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_service.recovery.core_state.worlds import AttemptWorld
 from holdfast_service.recovery.faults import judgement
 from holdfast_service.recovery.nodes import node_eligibility, situation
 from holdfast_workers.health.findings import HealthFinding, Level
@@ -40,7 +37,7 @@ def handle_health_signal(state: CoreState, signal: Signal, now: float) -> None:
 
 def record_health(state: CoreState, record: AgentRecord, report: Mapping[str, Any]) -> None:
     """Record an agent's health report of its node, unless a newer one is known."""
-    before = _known_health(state, record)
+    before = state.nodes.health_of(record.agent, record.incarnation)
     if report["health"] > before.number:
         findings = tuple(HealthFinding.from_data(finding) for finding in report["findings"])
         number, measured = int(report["health"]), dict(report["measured"])
@@ -57,19 +54,19 @@ def handle_link_checked(state: CoreState, event: LinkChecked) -> None:
         finding = (
             HealthFinding("exchange", "unreached", Level.UNFIT, description) if event.why else None
         )
-        _store_health(state, record, replace(_known_health(state, record), unreached=finding))
+        known = state.nodes.health_of(record.agent, record.incarnation)
+        _store_health(state, record, replace(known, unreached=finding))
 
 
 def apply_avoided_nodes(state: CoreState, nodes: Mapping[str, Avoided], now: float) -> None:
     """Replace the set of avoided nodes. A node that may be used again is checked before it gets a
     rank; a node that kept its ranks meanwhile needs no check."""
-    before, state.avoided = state.avoided, dict(nodes)
-    back = before.keys() - nodes.keys()
-    homes = {home.agent for home in state.homes.values()}
+    back = state.nodes.replace_avoided(nodes)
+    homes = {home.agent for home in state.worlds.homes.values()}
     for record in state.roster.live():
         name = node_name(record.report.node_id, record.report.host)
         if name in back and record.agent not in homes:
-            state.unchecked[record.agent] = UncheckedAgent(record.incarnation, now)
+            state.nodes.require_check(record.agent, record.incarnation, now)
             state.emit(EventKind.STANDBY, agent=record.agent, state="checking")
     request_due_checks(state, now)
 
@@ -78,7 +75,7 @@ def request_due_checks(state: CoreState, now: float) -> None:
     """Request the node checks that are due."""
     for agent, check in _pending_checks(state).items():
         if check.due <= now:
-            check.due = now + state.config.check_timeout_s
+            state.nodes.repeat_check(agent, now + state.config.check_timeout_s)
             state.request(CheckNode(agent, check.incarnation))
 
 
@@ -90,11 +87,11 @@ def next_check_due(state: CoreState) -> float | None:
 def _pending_checks(state: CoreState) -> dict[str, UncheckedAgent]:
     """Pending checks of live agents in the same incarnation: a new incarnation starts with a check
     of its own."""
-    live = {record.agent: record for record in state.roster.live()} if state.unchecked else {}
+    live = {record.agent: record for record in state.roster.live()} if state.nodes.unchecked else {}
     return {
-        agent: state.unchecked[agent]
+        agent: state.nodes.unchecked[agent]
         for agent in live
-        if node_eligibility.is_unchecked(state, live[agent])
+        if node_eligibility.is_unchecked(state.nodes, live[agent])
     }
 
 
@@ -104,37 +101,26 @@ def record_node_check(state: CoreState, report: AgentReport) -> None:
     if record is None or record.incarnation != report.incarnation:
         return
     record_health(state, record, health_fields(report))
-    if node_eligibility.is_unchecked(state, record):
-        del state.unchecked[report.agent]
-        unfit = bool(node_eligibility.why_unfit(state, record))
+    if node_eligibility.is_unchecked(state.nodes, record):
+        state.nodes.end_check(report.agent)
+        unfit = bool(node_eligibility.why_unfit(state.nodes, record))
         state.emit(EventKind.STANDBY, agent=report.agent, state="unfit" if unfit else "ready")
 
 
 def handle_check_failed(state: CoreState, event: CommandFailed, now: float) -> None:
     """Repeat a failed check later: an unchecked node does not count as healthy."""
-    check = state.unchecked.get(event.agent)
+    check = state.nodes.unchecked.get(event.agent)
     if check is not None and check.incarnation == event.incarnation:
-        check.due = now + state.config.check_pause_s
+        state.nodes.repeat_check(event.agent, now + state.config.check_pause_s)
 
 
 def health_fields(report: AgentReport) -> dict[str, Any]:
     return {name: getattr(report, name) for name in ("health", "findings", "measured")}
 
 
-def _known_health(state: CoreState, record: AgentRecord) -> AgentHealth:
-    known = state.health.get(record.agent)
-    if known is None or known.incarnation != record.incarnation:
-        return AgentHealth(record.incarnation)
-    return known
-
-
 def _store_health(state: CoreState, record: AgentRecord, health: AgentHealth) -> None:
     """Store the health and emit an event if it has changed."""
-    before, state.health[record.agent] = _known_health(state, record), health
-    same = {finding.key for finding in before.findings} == {
-        finding.key for finding in health.findings
-    }
-    if same and before.measured == health.measured:
+    if not state.nodes.record_health(record.agent, health):
         return
     state.emit(
         EventKind.NODE_HEALTH,
@@ -149,8 +135,8 @@ def _store_health(state: CoreState, record: AgentRecord, health: AgentHealth) ->
 def evict_if_better(state: CoreState, now: float) -> None:
     """Condemn the world if its ranks should leave a node and another node can take them, or if the
     node cannot run them any more."""
-    world = state.world
-    if state.stage is not Stage.RUNNING or world is None or state.stop is not None:
+    world = state.worlds.present
+    if state.timer.stage is not Stage.RUNNING or world is None or state.ending.stop is not None:
         return
     records = state.roster.live()
     by_agent = {record.agent: record for record in records}
@@ -163,14 +149,17 @@ def evict_if_better(state: CoreState, now: float) -> None:
     if not left:
         return
     homes = {
-        index: GroupHome(home.agent, home.domain, alive=True) for index, home in state.homes.items()
+        index: GroupHome(home.agent, home.domain, alive=True)
+        for index, home in state.worlds.homes.items()
     }
     result = assign(state.config.groups, homes, situation.candidate_nodes(state, records, {}, now))
     moved = result.moved if isinstance(result, Assignment) else ()
     emptied = {homes[index].agent for index in moved}
     for record in hosts:
         agent = record.agent
-        if agent in left and (agent in emptied or node_eligibility.has_lost_device(state, record)):
+        if agent in left and (
+            agent in emptied or node_eligibility.has_lost_device(state.nodes, record)
+        ):
             _report_unfit_host(state, world, record, left[agent], now)
 
 
@@ -178,7 +167,7 @@ def _report_unfit_host(
     state: CoreState, world: AttemptWorld, record: AgentRecord, why: str, now: float
 ) -> None:
     ranks = tuple(member.rank for member in world.members.values() if member.agent == record.agent)
-    unfit = bool(node_eligibility.why_unfit(state, record))
+    unfit = bool(node_eligibility.why_unfit(state.nodes, record))
     condition = "is unhealthy" if unfit else "must be left"
     fault = Fault(
         Cause.NODE_UNWELL if unfit else Cause.PREEMPTED,
@@ -188,7 +177,7 @@ def _report_unfit_host(
         rank=min(ranks, default=None),
         ranks=ranks,
         agent=record.agent,
-        step=state.committed,
+        step=state.progress.committed,
         certain=False,
     )
     judgement.report_fault(state, fault, now)

@@ -6,35 +6,28 @@ node, and the decision ladder decides whether a better node is available.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from holdfast_service.diagnosis.stragglers import Straggler
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.causes import Cause, Fault
-from holdfast_service.recovery.core_state.observations import SlowRank
-from holdfast_service.recovery.core_state.state import AttemptWorld, CoreState, Stage
+from holdfast_service.recovery.core_state.slow_ranks import SlowRank
+from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_service.recovery.core_state.worlds import AttemptWorld
 from holdfast_service.recovery.faults import judgement
 from holdfast_workers.protocol.messages import StepRow
 
 
-def restore_slow_ranks(state: CoreState, slow_events: Mapping[int, Mapping[str, Any]]) -> None:
-    """Restore the ranks whose last STRAGGLER event in the journal says that they are slow."""
-    for rank, data in slow_events.items():
-        straggler = Straggler(rank, data["factor"], data["since_step"], data["step"])
-        state.peer_times.slow[rank] = straggler
-        state.slow_ranks[rank] = SlowRank(straggler, data["agent"], data["since"])
-
-
 def handle_step_rows(state: CoreState, rows: Sequence[StepRow], now: float) -> None:
     """Evaluate new steps: emit which ranks became slow or recovered."""
-    world = state.world
-    if state.stage is not Stage.RUNNING or world is None:
+    world = state.worlds.present
+    if state.timer.stage is not Stage.RUNNING or world is None:
         return
     _drop_moved_ranks(state, world)
     for row in rows:
         if row.attempt == world.attempt and len(row.compute_s) == len(world.members):
-            for straggler in state.peer_times.add_row(row):
+            for straggler in state.slow.add_row(row):
                 _record_change(state, world, straggler, now)
     if state.config.replace_stragglers:
         _report_lasting_stragglers(state, world, now)
@@ -42,25 +35,21 @@ def handle_step_rows(state: CoreState, rows: Sequence[StepRow], now: float) -> N
 
 def _drop_moved_ranks(state: CoreState, world: AttemptWorld) -> None:
     """Forget slow ranks that have moved to another node: their speed there is not known yet."""
-    for rank, slow in list(state.slow_ranks.items()):
-        agent = world.members[rank].agent
-        if agent != slow.agent:
-            del state.slow_ranks[rank]
-            state.peer_times.forget(rank)
-            _emit_change(state, slow, "moved", f"the rank runs on {agent} now")
+    hosts = {rank: member.agent for rank, member in world.members.items()}
+    for slow in state.slow.remove_moved(hosts):
+        agent = hosts[slow.straggler.rank]
+        _emit_change(state, slow, "moved", f"the rank runs on {agent} now")
 
 
 def _record_change(state: CoreState, world: AttemptWorld, straggler: Straggler, now: float) -> None:
     if straggler.recovered:
-        before = state.slow_ranks.pop(straggler.rank, None)
+        before = state.slow.record_recovered(straggler.rank)
         if before is not None:
             _emit_change(
                 state, before, "recovered", f"as fast as its peers again at step {straggler.step}"
             )
         return
-    state.slow_ranks[straggler.rank] = slow = SlowRank(
-        straggler, world.members[straggler.rank].agent, now
-    )
+    slow = state.slow.record_slow(straggler, world.members[straggler.rank].agent, now)
     _emit_change(state, slow, "slow", _describe(slow))
 
 
@@ -76,7 +65,7 @@ def _emit_change(state: CoreState, slow: SlowRank, standing: str, why: str) -> N
         since_step=slow.straggler.since_step,
         step=slow.straggler.step,
         since=slow.since,
-        attempt=state.attempt,
+        attempt=state.worlds.attempt,
         state=standing,
         why=why,
     )
@@ -90,11 +79,11 @@ def _describe(slow: SlowRank) -> str:
 
 
 def _report_lasting_stragglers(state: CoreState, world: AttemptWorld, now: float) -> None:
-    for slow in list(state.slow_ranks.values()):
+    for slow in state.slow.ranks.values():
         lasting = now - slow.since >= state.config.straggler_patience_s
-        if slow.reported or not lasting or state.stop is not None:
+        if slow.reported or not lasting or state.ending.stop is not None:
             continue
-        slow.reported = True
+        state.slow.mark_reported(slow.straggler.rank)
         member = world.members[slow.straggler.rank]
         fault = Fault(
             Cause.STRAGGLER,
@@ -103,9 +92,9 @@ def _report_lasting_stragglers(state: CoreState, world: AttemptWorld, now: float
             what=_describe(slow),
             rank=member.rank,
             agent=member.agent,
-            step=state.committed,
+            step=state.progress.committed,
             certain=False,
         )
         judgement.report_fault(state, fault, now)
-        if state.stage is not Stage.RUNNING:
+        if state.timer.stage is not Stage.RUNNING:
             return

@@ -13,68 +13,69 @@ from datetime import UTC, datetime
 
 from holdfast_service.placement.rank_assignment import CandidateNode
 from holdfast_service.policy.quarantine import NodeStanding, node_name
+from holdfast_service.recovery.core_state.node_records import NodeRecords
 from holdfast_service.recovery.core_state.roster import AgentRecord
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_workers.health.findings import HealthFinding, Level, messages_of
 
 
-def findings_of(state: CoreState, record: AgentRecord) -> tuple[HealthFinding, ...]:
+def findings_of(nodes: NodeRecords, record: AgentRecord) -> tuple[HealthFinding, ...]:
     """The last known health findings of the agent's node, in its present incarnation."""
-    health = state.health.get(record.agent)
+    health = nodes.health.get(record.agent)
     is_current = health is not None and health.incarnation == record.incarnation
     return health.findings if health is not None and is_current else ()
 
 
-def why_unfit(state: CoreState, record: AgentRecord) -> str:
+def why_unfit(nodes: NodeRecords, record: AgentRecord) -> str:
     """Why the node is unfit for training; "" if no reason is known."""
-    return messages_of(findings_of(state, record))
+    findings = findings_of(nodes, record)
+    return messages_of(findings) if findings else ""
 
 
-def has_lost_device(state: CoreState, record: AgentRecord) -> bool:
+def has_lost_device(nodes: NodeRecords, record: AgentRecord) -> bool:
     """Whether a device that ranks need is gone from the node."""
-    findings = findings_of(state, record)
+    findings = findings_of(nodes, record)
     return any(finding.lost and finding.level is Level.UNFIT for finding in findings)
 
 
-def why_set_aside(state: CoreState, record: AgentRecord, standing: NodeStanding) -> str:
+def why_set_aside(nodes: NodeRecords, record: AgentRecord, standing: NodeStanding) -> str:
     """Why the control plane gave the node that standing; "" if the node does not have it."""
-    avoided = state.avoided.get(node_name(record.report.node_id, record.report.host))
+    if not nodes.avoided:
+        return ""
+    avoided = nodes.avoided.get(node_name(record.report.node_id, record.report.host))
     return avoided.reason if avoided is not None and avoided.standing is standing else ""
 
 
-def is_unusable(state: CoreState, record: AgentRecord) -> bool:
-    """Whether the node can run no rank, not even one that it already runs."""
-    return has_lost_device(state, record) or record.agent in state.sidelined
-
-
-def is_unchecked(state: CoreState, record: AgentRecord) -> bool:
+def is_unchecked(nodes: NodeRecords, record: AgentRecord) -> bool:
     """Whether the node was avoided and must be checked before it gets a rank again."""
-    due = state.unchecked.get(record.agent)
+    due = nodes.unchecked.get(record.agent)
     return due is not None and due.incarnation == record.incarnation
 
 
 def is_draining(state: CoreState, agent: str | None) -> bool:
     """Whether the cluster is about to remove the agent's node, or has removed it."""
-    record = state.roster.find(agent) if agent is not None else None
-    return record is not None and record.report.node_id in state.draining
+    if agent is None or not state.nodes.draining:
+        return False
+    record = state.roster.find(agent)
+    return record is not None and record.report.node_id in state.nodes.draining
 
 
 def any_draining(state: CoreState, agents: Iterable[str]) -> bool:
-    return bool(state.draining) and any(is_draining(state, agent) for agent in agents)
+    return any(is_draining(state, agent) for agent in agents)
 
 
 def why_avoided(state: CoreState, record: AgentRecord) -> str:
     """Why the node gets no new rank; "" if it may get ranks."""
-    if record.agent in state.sidelined:
+    if record.agent in state.corruption.sidelined:
         return "another node must compute the part of its ranks"
-    cordoned = why_set_aside(state, record, NodeStanding.CORDONED)
-    return why_unfit(state, record) or cordoned or _why_draining(state, record)
+    cordoned = why_set_aside(state.nodes, record, NodeStanding.CORDONED)
+    return why_unfit(state.nodes, record) or cordoned or _why_draining(state, record)
 
 
 def _why_draining(state: CoreState, record: AgentRecord) -> str:
     if not is_draining(state, record.agent):
         return ""
-    deadline = state.draining[record.report.node_id]
+    deadline = state.nodes.draining[record.report.node_id]
     when = "" if deadline is None else f", at {_utc_time(deadline)}"
     return f"the cluster is about to remove it{when}"
 
@@ -93,11 +94,16 @@ def candidate_nodes(
             node,
             ready=node.ready and not _is_barred(state, by_agent[node.agent]),
             avoid=bool(why_avoided(state, by_agent[node.agent])),
-            last_resort=bool(why_set_aside(state, by_agent[node.agent], NodeStanding.QUARANTINED)),
+            last_resort=bool(
+                why_set_aside(state.nodes, by_agent[node.agent], NodeStanding.QUARANTINED)
+            ),
         )
         for node in state.roster.nodes(records, ranks)
     ]
 
 
 def _is_barred(state: CoreState, record: AgentRecord) -> bool:
-    return is_unusable(state, record) or is_unchecked(state, record)
+    """Whether the node can run no rank: for now, or not even a rank that it already runs."""
+    is_sidelined = record.agent in state.corruption.sidelined
+    nodes = state.nodes
+    return is_sidelined or has_lost_device(nodes, record) or is_unchecked(nodes, record)

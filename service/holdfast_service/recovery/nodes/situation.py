@@ -35,7 +35,7 @@ def assess(state: CoreState, batch: Sequence[Fault], now: float) -> Situation:
     nodes = {_node_of_agent(state, fault.agent) for fault in batch if blames_node(fault)} - {""}
     times = Counter(
         offence.node
-        for offence in state.offences
+        for offence in state.budget.offences
         if first.cause is not Cause.CORRUPTION or offence.cause is Cause.CORRUPTION
     )
     return Situation(
@@ -46,7 +46,7 @@ def assess(state: CoreState, batch: Sequence[Fault], now: float) -> Situation:
         named=first.worker is not None,
         node_gone=_has_lost_device(state, first.agent),
         times=max((times[node] for node in nodes), default=0),
-        repeated=any(is_repeat_of(state.mark, fault) for fault in batch),
+        repeated=any(is_repeat_of(state.progress.mark, fault) for fault in batch),
         room=_has_room(state, first.agent, now),
         may_roll_back=first.error is not None and first.error.kind is ErrorKind.GUARD,
         ended=any(not is_tolerable(fault.cause) for fault in batch),
@@ -60,11 +60,11 @@ def budget(state: CoreState, now: float, coming: Sequence[Fault] = ()) -> Budget
     preempted = bool(coming) and is_preemption(coming)
     failed = bool(coming) and not preempted
     return Budget(
-        failures=len(within_window(state.failures, now, config.window_s)) + failed,
+        failures=len(within_window(state.budget.failures, now, config.window_s)) + failed,
         max_failures=config.max_failures,
-        preemptions=len(within_window(state.preemptions, now, config.window_s)) + preempted,
+        preemptions=len(within_window(state.budget.preemptions, now, config.window_s)) + preempted,
         max_preemptions=config.max_preemptions,
-        without_progress=state.without_progress + _is_lack_of_progress(coming),
+        without_progress=state.progress.without_progress + _is_lack_of_progress(coming),
         max_without_progress=config.max_without_progress,
         window_s=config.window_s,
     )
@@ -78,14 +78,15 @@ def is_preemption(batch: Sequence[Fault]) -> bool:
 
 def record_condemned_attempt(state: CoreState, batch: Sequence[Fault], now: float) -> None:
     """Count a condemned attempt: budget, progress, and the nodes to blame."""
-    window_s, incident = state.config.window_s, state.incident
+    incident = state.incidents.current
     if is_preemption(batch):
-        state.preemptions = (*within_window(state.preemptions, now, window_s), now)
-        state.update_incident(preemptions=(*(incident.preemptions if incident else ()), now))
+        state.budget.count_preemption(now)
+        state.incidents.amend(preemptions=(*(incident.preemptions if incident else ()), now))
     else:
-        state.failures = (*within_window(state.failures, now, window_s), now)
-        state.update_incident(failures=(*(incident.failures if incident else ()), now))
-    state.without_progress += _is_lack_of_progress(batch)
+        state.budget.count_failure(now)
+        state.incidents.amend(failures=(*(incident.failures if incident else ()), now))
+    if _is_lack_of_progress(batch):
+        state.progress.count_lack_of_progress()
     record_offences(state, batch, now)
 
 
@@ -106,11 +107,10 @@ def record_offences(state: CoreState, batch: Sequence[Fault], now: float) -> Non
         for node in [_node_of_agent(state, fault.agent)]
         if node
     }
-    recent = (offence for offence in state.offences if offence.at > now - state.config.window_s)
-    state.offences = (*recent, *accused.values())
-    if state.incident is not None and accused:
-        offences = (*state.incident.offences, *accused.values())
-        state.update_incident(offences=offences)
+    state.budget.add_offences(accused.values(), now)
+    if state.incidents.current is not None and accused:
+        offences = (*state.incidents.current.offences, *accused.values())
+        state.incidents.amend(offences=offences)
 
 
 def candidate_nodes(
@@ -127,7 +127,7 @@ def candidate_nodes(
 
 def _distrusted(state: CoreState, now: float) -> set[str]:
     """Nodes that get ranks only if no other node can take them."""
-    recent = [offence for offence in state.offences if offence.at > now - state.config.window_s]
+    recent = state.budget.recent_offences(now)
     times = Counter(offence.node for offence in recent)
     return {
         offence.node
@@ -138,10 +138,9 @@ def _distrusted(state: CoreState, now: float) -> set[str]:
 
 def _node_of_agent(state: CoreState, agent: str | None) -> str:
     """The node on which the agent hosted its ranks; "" if unknown."""
-    for world in (state.world, state.last_world):
-        for member in world.members.values() if world is not None else ():
-            if member.agent == agent:
-                return node_name(member.node_id, member.host)
+    member = state.worlds.find_member(agent) if agent is not None else None
+    if member is not None:
+        return node_name(member.node_id, member.host)
     record = state.roster.find(agent) if agent is not None else None
     return _node_name(record) if record is not None else ""
 
@@ -162,7 +161,7 @@ def _has_room(state: CoreState, agent: str | None, now: float) -> bool:
     live = {record.agent for record in records}
     if agent is None:
         return False
-    hosts = {home.agent for home in state.homes.values()}
+    hosts = {home.agent for home in state.worlds.homes.values()}
     nodes = [
         node
         for node in candidate_nodes(state, records, {}, now)
@@ -171,11 +170,13 @@ def _has_room(state: CoreState, agent: str | None, now: float) -> bool:
     ]
     homes = {
         index: replace(home, alive=home.agent in live and home.agent != agent)
-        for index, home in state.homes.items()
+        for index, home in state.worlds.homes.items()
     }
     return isinstance(assign(state.config.groups, homes, nodes), Assignment)
 
 
 def _has_lost_device(state: CoreState, agent: str | None) -> bool:
     record = state.roster.find(agent) if agent is not None else None
-    return record is not None and record.live and node_eligibility.has_lost_device(state, record)
+    return (
+        record is not None and record.live and node_eligibility.has_lost_device(state.nodes, record)
+    )

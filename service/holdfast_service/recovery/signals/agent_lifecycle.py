@@ -1,7 +1,7 @@
 """Agents that arrive, end, lose their lease or answer a command: the effect on the attempt.
 
 A loss that proves nothing (`certain` False) never frees a rank by itself: a new world waits for
-proof that the old ranks have stopped (`recovery/world/stop_proof.py`).
+proof that the old ranks have stopped (`recovery/core_state/fencing.py`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from holdfast_service.recovery.core_state.inputs import (
     NodeStatus,
 )
 from holdfast_service.recovery.core_state.roster import Arrival
-from holdfast_service.recovery.core_state.state import WITH_WORLD, CoreState, Stage
+from holdfast_service.recovery.core_state.stage_timer import WITH_WORLD, Stage
+from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.faults import hang_suspicion, judgement, node_eviction
 from holdfast_service.recovery.signals import signal_handlers
 from holdfast_service.recovery.upkeep import command_retry, injection_dispatch, remote_outage
 from holdfast_service.recovery.upkeep.partners import mend_partners
-from holdfast_service.recovery.world import attempt_formation, stop_proof
+from holdfast_service.recovery.world import attempt_formation
 from holdfast_workers.protocol.messages import AgentReport
 
 REPEATED_COMMANDS = frozenset({"set_partners", "set_intervals", "free_memory", "warm_up"})
@@ -32,14 +33,14 @@ REPEATED_COMMANDS = frozenset({"set_partners", "set_intervals", "free_memory", "
 
 def handle_agent_up(state: CoreState, report: AgentReport, now: float) -> None:
     """Record an agent that is present: new, back, restarted, or unchanged."""
-    if (report.agent, report.incarnation) in state.dead:
+    if (report.agent, report.incarnation) in state.fencing.dead:
         return
     arrival = state.roster.record_report(report)
     if arrival is Arrival.STALE:
         return
-    state.lapsed.discard((report.agent, report.incarnation))
+    state.fencing.record_alive(report.agent, report.incarnation)
     if arrival is not Arrival.KNOWN:
-        state.awaiting.discard(report.agent)  # its former incarnation will not answer the fence
+        state.fencing.expect_no_answer(report.agent)  # its former incarnation will not answer
     _record_shards(state, report)
     if arrival is Arrival.RESTARTED:
         _drop_former_incarnation(state, report.agent, now)
@@ -47,9 +48,9 @@ def handle_agent_up(state: CoreState, report: AgentReport, now: float) -> None:
     if record is not None:
         node_eviction.record_health(state, record, node_eviction.health_fields(report))
         if arrival is not Arrival.KNOWN:
-            state.unchecked.pop(report.agent, None)  # an arriving agent has already been checked
-    hosting = state.world is not None and report.agent in state.world.hosts()
-    if record is not None and not hosting and state.stage is not Stage.ENDED:
+            state.nodes.end_check(report.agent)  # an arriving agent has already been checked
+    hosting = state.worlds.present is not None and report.agent in state.worlds.present.hosts()
+    if record is not None and not hosting and state.timer.stage is not Stage.ENDED:
         attempt_formation.admit_agent(state, record)
         mend_partners(state, now)
 
@@ -58,17 +59,16 @@ def handle_agent_lost(state: CoreState, event: AgentLost, now: float) -> None:
     """Record that an agent has ended or is unreachable."""
     record = state.roster.find(event.agent)
     if event.certain:
-        _record_agent_ended(
-            state, event.agent, event.incarnation or (record.incarnation if record else "")
-        )
+        present = record.incarnation if record is not None else ""
+        state.fencing.record_ended(event.agent, event.incarnation or present)
     if record is None or not state.roster.is_current(event.agent, event.incarnation):
         _retry_forming(state, now)
         return
     was_live = record.live
     state.roster.mark_lost(event.agent)
     state.saves.release_agent(event.agent)
-    state.awaiting.discard(event.agent)
-    world = state.world if state.stage in WITH_WORLD else state.last_world
+    state.fencing.expect_no_answer(event.agent)
+    world = state.worlds.present if state.timer.stage in WITH_WORLD else state.worlds.last
     if world is not None and event.agent in world.hosts():
         judgement.report_fault(state, _loss_fault(state, event, now), now)
     elif was_live:
@@ -84,18 +84,12 @@ def handle_node_checked(state: CoreState, event: NodeChecked, now: float) -> Non
     _retry_forming(state, now)
 
 
-def _record_agent_ended(state: CoreState, agent: str, incarnation: str) -> None:
-    state.dead.add((agent, incarnation))
-    state.lapsed.add((agent, incarnation))
-    stop_proof.record_stopped(state, agent, incarnation)
-
-
 def handle_lease_ended(state: CoreState, event: LeaseEnded, now: float) -> None:
     """Record that the lease of an agent's incarnation has ended."""
     record = state.roster.find(event.agent)
     live = record is not None and record.live and record.incarnation == event.incarnation
     if event.certain:
-        _record_agent_ended(state, event.agent, event.incarnation)
+        state.fencing.record_ended(event.agent, event.incarnation)
         if live:
             handle_agent_lost(
                 state, AgentLost(event.agent, "its process has ended", event.incarnation), now
@@ -103,46 +97,39 @@ def handle_lease_ended(state: CoreState, event: LeaseEnded, now: float) -> None:
             return
     elif live:
         return  # a late message: the agent is back and has a newer lease
-    state.lapsed.add((event.agent, event.incarnation))
+    state.fencing.record_lease_ended(event.agent, event.incarnation)
     _retry_forming(state, now)
 
 
 def handle_node_status(state: CoreState, event: NodeStatus) -> None:
     """Record whether an agent was lost with its node. This amends the incident of the loss, which
     may already be closed."""
-    for incident in (state.incident, state.closed_incident):
-        if incident is None or not incident.has_lost_agent(event.agent):
-            continue
-        amended = incident.with_node_lost(event.agent) if event.lost else incident
-        amended = amended.with_evidence(event.evidence)
-        if incident is state.incident:
-            state.incident = amended
-        else:
-            state.closed_incident = amended
+    amended = state.incidents.amend_node_status(event.agent, event.evidence, lost=event.lost)
+    if amended is not None:
         state.emit(EventKind.INCIDENT_UPDATED, **amended.data())
-        return
 
 
 def handle_fenced(state: CoreState, event: Fenced, now: float) -> None:
     """Record an agent's answer to the fence. Late answers to older fences are ignored."""
-    if event.attempt != state.attempt or state.stage in (Stage.ASSEMBLING, Stage.ADOPTING):
+    if event.attempt != state.worlds.attempt or state.timer.stage in (
+        Stage.ASSEMBLING,
+        Stage.ADOPTING,
+    ):
         return
-    if (event.agent, event.report.incarnation) in state.dead:
+    if (event.agent, event.report.incarnation) in state.fencing.dead:
         return
     arrival = state.roster.record_report(event.report)
     if arrival is Arrival.STALE:
         return
-    state.lapsed.discard((event.agent, event.report.incarnation))
+    state.fencing.record_alive(event.agent, event.report.incarnation)
     if arrival is Arrival.RESTARTED:
         _drop_former_incarnation(state, event.agent, now)
     _record_shards(state, event.report)
-    if state.stage is Stage.ENDED:
+    if state.timer.stage is Stage.ENDED:
         return
     state.roster.record_fence_answer(event.report, event.attempt)
-    state.awaiting.discard(event.agent)
-    stop_proof.record_stopped(state, event.agent, event.report.incarnation)
-    for held in event.report.held:
-        state.record_step(held.attempt, held.step)
+    state.fencing.record_answer(event.agent, event.report.incarnation)
+    state.progress.record_held(event.report.held)
     _retry_forming(state, now)
 
 
@@ -161,9 +148,9 @@ def handle_command_failed(state: CoreState, event: CommandFailed, now: float) ->
     if event.command == "check_node":
         node_eviction.handle_check_failed(state, event, now)
         return
-    if event.attempt != state.attempt or event.command not in ("fence", "form"):
+    if event.attempt != state.worlds.attempt or event.command not in ("fence", "form"):
         state.add_evidence(f"command {event.command} failed on agent {event.agent}: {event.why}")
-        if event.attempt == state.attempt and event.command in REPEATED_COMMANDS:
+        if event.attempt == state.worlds.attempt and event.command in REPEATED_COMMANDS:
             command_retry.record_failure(state, event)
         return
     record = state.roster.find(event.agent)
@@ -187,10 +174,9 @@ def _record_shards(state: CoreState, report: AgentReport) -> None:
 
 def _drop_former_incarnation(state: CoreState, agent: str, now: float) -> None:
     state.saves.release_agent(agent)
-    state.bad_links = {link: at for link, at in state.bad_links.items() if agent not in link}
-    for host in [host for host in state.unproven if host[0] == agent and not state.config.lease_s]:
-        stop_proof.record_stopped(state, *host)
-    world = state.world
+    state.nodes.forget_links_of(agent)
+    state.fencing.record_replaced(agent)
+    world = state.worlds.present
     if world is None:
         return
     if agent in world.hosts():
@@ -198,23 +184,22 @@ def _drop_former_incarnation(state: CoreState, agent: str, now: float) -> None:
         judgement.report_fault(state, _loss_fault(state, loss, now), now)
         return
     for member in world.members.values():
-        # The address and the copies belong to the former incarnation.
-        member.partners = tuple(partner for partner in member.partners if partner != agent)
+        member.lose_partner(agent)
 
 
 def _loss_fault(state: CoreState, event: AgentLost, now: float) -> Fault:
-    world = state.world or state.last_world
+    world = state.worlds.present or state.worlds.last
     members = world.members.values() if world is not None else ()
     ranks = [member.rank for member in members if member.agent == event.agent]
     return Fault(
         Cause.AGENT_LOST,
-        attempt=state.attempt,
+        attempt=state.worlds.attempt,
         at=now if event.at is None else event.at,
         what=f"agent {event.agent} with {format_ranks(ranks)} is lost: {event.why}",
         rank=min(ranks, default=None),
         ranks=tuple(ranks),
         agent=event.agent,
-        step=state.committed,
+        step=state.progress.committed,
         certain=event.certain,
     )
 
@@ -225,7 +210,6 @@ def _handle_finalize_failed(state: CoreState, event: CommandFailed, now: float) 
     pending = state.saves.pending.get((event.attempt, event.step))
     if pending is None or pending.agent != event.agent:
         return
-    pending.agent, pending.last = None, event.agent
     if event.refused:
         description = f"agent {event.agent} cannot publish step {event.step}: {event.why}"
         remote_outage.open_outage(
@@ -237,18 +221,21 @@ def _handle_finalize_failed(state: CoreState, event: CommandFailed, now: float) 
             rank=None,
             agent=event.agent,
         )
-        pending.refusals += 1
-        pause_s = state.config.finalize_pause_s * 2.0 ** min(pending.refusals - 1, 10)
-        pending.not_before = now + min(pause_s, state.config.finalize_longest_pause_s)
-        return
-    pending.failures += 1
-    if pending.failures >= state.config.finalize_attempts:
-        state.saves.abandon(event.attempt, event.step)
+        state.saves.record_refusal(
+            event.attempt,
+            event.step,
+            now,
+            pause_s=state.config.finalize_pause_s,
+            longest_pause_s=state.config.finalize_longest_pause_s,
+        )
+    elif state.saves.record_failure(event.attempt, event.step, state.config.finalize_attempts):
         message = f"step {event.step} could not be finalized: {event.why}"
         state.emit(EventKind.CHECKPOINT_BAD, step=event.step, uri="", message=message)
 
 
 def _retry_forming(state: CoreState, now: float) -> None:
     """Try to form the attempt if the set of awaited or available agents has changed."""
-    if state.stage is Stage.WAITING or (state.stage is Stage.FENCING and not state.awaiting):
+    if state.timer.stage is Stage.WAITING or (
+        state.timer.stage is Stage.FENCING and not state.fencing.awaiting
+    ):
         attempt_formation.form_or_wait(state, now)

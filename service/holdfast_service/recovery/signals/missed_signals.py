@@ -9,9 +9,10 @@ final, so one poll is enough for them.
 from __future__ import annotations
 
 from holdfast_service.recovery.core_state.inputs import WorkersPolled
-from holdfast_service.recovery.core_state.state import CoreState, Member, Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_service.recovery.core_state.worlds import Member
 from holdfast_service.recovery.signals import signal_handlers
-from holdfast_service.recovery.world import outcome
 from holdfast_workers.protocol.messages import (
     FailedShard,
     Signal,
@@ -30,9 +31,9 @@ def handle_workers_polled(state: CoreState, event: WorkersPolled, now: float) ->
             )
         lost = [_failed_signal(event, shard, now) for shard in _failures_of_last_step(state, event)]
         signal_handlers.handle_signals(state, lost, now)
-    world = state.world
-    if world is None or state.stage not in (Stage.FORMING, Stage.RUNNING, Stage.FINISHING):
-        state.missed_signals.pop(event.agent, None)
+    world = state.worlds.present
+    if world is None or state.timer.stage not in (Stage.FORMING, Stage.RUNNING, Stage.FINISHING):
+        state.roster.record_missed_signals(event.agent, frozenset())
         return
     seen = {report.worker: report for report in event.workers}
     missing = {
@@ -42,9 +43,8 @@ def handle_workers_polled(state: CoreState, event: WorkersPolled, now: float) ->
         for signal in [_missed_signal(member, seen, world.attempt, now)]
         if signal is not None
     }
-    before = state.missed_signals.get(event.agent, frozenset())
-    state.missed_signals[event.agent] = frozenset(
-        (signal.kind, name) for name, signal in missing.items()
+    before = state.roster.record_missed_signals(
+        event.agent, frozenset((signal.kind, name) for name, signal in missing.items())
     )
     twice = [signal for name, signal in missing.items() if (signal.kind, name) in before]
     signal_handlers.handle_signals(state, twice, now)
@@ -72,9 +72,9 @@ def _missed_signal(
 def _failures_of_last_step(state: CoreState, event: WorkersPolled) -> list[FailedShard]:
     """The failures that matter without their signal: FINISHING waits for the last checkpoint, and
     nothing waits for an earlier one."""
-    if state.stage is not Stage.FINISHING:
+    if state.timer.stage is not Stage.FINISHING:
         return []
-    last = outcome.last_step(state)
+    last = state.ending.last_step
     return [shard for shard in event.failed_shards if shard.step >= last]
 
 

@@ -12,7 +12,9 @@ from typing import Any
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.placement.restore_points import BadCopy
 from holdfast_service.policy.causes import Cause, Fault
-from holdfast_service.recovery.core_state.state import WITH_WORLD, CoreState, Member, Stage
+from holdfast_service.recovery.core_state.stage_timer import WITH_WORLD, Stage
+from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_service.recovery.core_state.worlds import Member
 from holdfast_service.recovery.faults import (
     corruption,
     guard_decisions,
@@ -49,7 +51,7 @@ CAUSES = {
 def handle_signals(state: CoreState, signals: Sequence[Signal], now: float) -> None:
     """Handle signals in their order; signals after the end of the job are ignored."""
     for signal in signals:
-        if state.stage is not Stage.ENDED:
+        if state.timer.stage is not Stage.ENDED:
             handle_signal(state, signal, now)
 
 
@@ -57,8 +59,8 @@ def handle_signal(state: CoreState, signal: Signal, now: float) -> None:
     """Handle one signal, which may be repeated, early or late."""
     if signal.kind is SignalKind.WORKER_EXITED and signal.worker is not None:
         state.roster.mark_dead(signal.worker)  # true in any state of the core
-    if state.stage is Stage.ADOPTING:
-        state.early_signals.append(signal)
+    if state.timer.stage is Stage.ADOPTING:
+        state.inbox.keep_signal(signal)
         return
     if not state.roster.is_current(signal.agent, signal.incarnation):
         return
@@ -71,14 +73,14 @@ def record_saved_shard(
     """Record that a rank's shard is durable. A shard of an ended attempt counts while its step is
     on the present line: a save continues after its worker has died."""
     step = int(record["step"])
-    if rank is not None and state.line.contains(attempt, step, formed_too=True):
+    if rank is not None and state.progress.line.contains(attempt, step, formed_too=True):
         state.saves.record_shard(attempt, step, rank, record)
 
 
 def _find_member(state: CoreState, signal: Signal) -> Member | None:
     """The member of the present world that the signal refers to."""
-    world = state.world
-    if world is None or state.stage not in WITH_WORLD:
+    world = state.worlds.present
+    if world is None or state.timer.stage not in WITH_WORLD:
         return None
     for member in world.members.values():
         if member.worker is not None and member.worker == signal.worker:
@@ -91,11 +93,14 @@ def _find_member(state: CoreState, signal: Signal) -> Member | None:
 
 def _member_of_attempt(state: CoreState, signal: Signal) -> Member | None:
     member = _find_member(state, signal)
-    if member is None or state.world is None or signal.attempt != state.world.attempt:
+    if (
+        member is None
+        or state.worlds.present is None
+        or signal.attempt != state.worlds.present.attempt
+    ):
         return None
     if signal.worker is not None and not state.roster.is_dead(signal.worker):
-        member.worker = signal.worker
-        member.pid = signal.pid or signal.detail.get("pid") or member.pid
+        member.record_worker(signal.worker, signal.pid or signal.detail.get("pid"))
     return member
 
 
@@ -108,7 +113,7 @@ def _handle_worker_exited(state: CoreState, signal: Signal, now: float) -> None:
         return
     if member.done:
         return  # it has finished all steps, and a saver process already has its shard
-    step = int(signal.detail.get("step", 0)) or state.committed
+    step = int(signal.detail.get("step", 0)) or state.progress.committed
     description = (
         f"rank {member.rank} on {signal.agent} ended by {_exit_description(signal)} at step {step}"
     )
@@ -120,7 +125,7 @@ def _handle_worker_exited(state: CoreState, signal: Signal, now: float) -> None:
         state,
         Fault(
             cause,
-            attempt=state.attempt,
+            attempt=state.worlds.attempt,
             at=signal.at,
             what=description,
             rank=member.rank,
@@ -159,7 +164,7 @@ def _handle_worker_failed(state: CoreState, signal: Signal, now: float) -> None:
         guard_decisions.apply_guard_trip(state, signal.attempt, signal.detail["trip"])
     if _follows_from_restored_state(state, error):
         cause = Cause.NOT_FINITE
-        for rank in state.world.members if state.world is not None else ():
+        for rank in state.worlds.present.members if state.worlds.present is not None else ():
             judgement.distrust_state(state, rank, f"not finite: {error.message}")
     if cause is Cause.BAD_STATE:
         damaged = error.kind is ErrorKind.DAMAGED
@@ -171,7 +176,7 @@ def _handle_worker_failed(state: CoreState, signal: Signal, now: float) -> None:
         state,
         Fault(
             cause,
-            attempt=state.attempt,
+            attempt=state.worlds.attempt,
             at=signal.at,
             what=(
                 f"rank {member.rank} on {signal.agent} failed at step {error.step} with "
@@ -191,11 +196,11 @@ def _follows_from_restored_state(state: CoreState, error: ErrorReport) -> bool:
     """Whether a step was not finite right after a restore. Only finite steps are applied, so the
     saved state is suspect. If the same step was already not finite before, the step itself is at
     fault: it is a user error."""
-    world = state.world
+    world = state.worlds.present
     if error.kind is not ErrorKind.NOT_FINITE or world is None:
         return False
     restored = all(member.restore.tier is not Tier.INIT for member in world.members.values())
-    mark = state.mark
+    mark = state.progress.mark
     seen_before = mark is not None and (mark.type, mark.step) == (error.type, error.step)
     return restored and error.step <= world.restored_step and not seen_before
 
@@ -211,25 +216,23 @@ def _handle_worker_joined(state: CoreState, signal: Signal, now: float) -> None:
     member = _member_of_attempt(state, signal)
     if member is None:
         return
-    member.joined = True
-    member.phases_s = dict(signal.detail.get("phases_s", {}))
+    member.record_joined(dict(signal.detail.get("phases_s", {})))
     attempt_formation.advance(state, now)
 
 
 def _handle_first_step(state: CoreState, signal: Signal, now: float) -> None:
-    if _member_of_attempt(state, signal) is None or state.world is None:
+    if _member_of_attempt(state, signal) is None or state.worlds.present is None:
         return
     record_committed_step(state, signal.attempt, int(signal.detail.get("step", 0)), now)
 
 
 def record_committed_step(state: CoreState, attempt: int, step: int, now: float) -> None:
     """Record that a signal or a metric row shows a committed step of the attempt."""
-    state.record_step(attempt, step)
-    world = state.world
+    state.progress.record_step(attempt, step)
+    world = state.worlds.present
     if world is None or attempt != world.attempt or step <= world.restored_step:
         return
-    if world.first_step is None:
-        world.first_step, world.first_step_at = step, now
+    world.record_first_step(step, now)
     attempt_formation.advance(state, now)
 
 
@@ -237,12 +240,13 @@ def _handle_worker_done(state: CoreState, signal: Signal, now: float) -> None:
     member = _member_of_attempt(state, signal)
     if member is None:
         return
-    member.done = True
-    state.final_step = int(signal.detail["step"])
-    state.record_step(signal.attempt, state.final_step)
-    if state.stage is Stage.FORMING:
+    member.record_done()
+    step = int(signal.detail["step"])
+    state.ending.record_final_step(step)
+    state.progress.record_step(signal.attempt, step)
+    if state.timer.stage is Stage.FORMING:
         attempt_formation.advance(state, now)
-    elif state.stage in (Stage.RUNNING, Stage.FINISHING):
+    elif state.timer.stage in (Stage.RUNNING, Stage.FINISHING):
         attempt_formation.finish_if_complete(state, now)
 
 
@@ -253,16 +257,16 @@ def _handle_shard_failed(state: CoreState, signal: Signal, now: float) -> None:
     message = str(signal.detail.get("message", ""))
     if not state.saves.abandon(signal.attempt, step):
         return  # another rank has already abandoned it
-    if signal.attempt != state.attempt or state.stage not in WITH_WORLD:
+    if signal.attempt != state.worlds.attempt or state.timer.stage not in WITH_WORLD:
         return
     description = f"rank {signal.rank} on {signal.agent} could not save step {step}: {message}"
-    stopping = state.stop is not None and step >= (state.final_step or 0)
+    stopping = state.ending.stop is not None and step >= (state.ending.final_step or 0)
     if signal.detail.get("superseded") or (step < state.config.steps and not stopping):
         state.emit(EventKind.CHECKPOINT_BAD, step=step, uri="", message=description)
         return
     fault = Fault(
         Cause.CHECKPOINT_FAILED,
-        attempt=state.attempt,
+        attempt=state.worlds.attempt,
         at=signal.at,
         what=description,
         rank=signal.rank,
@@ -328,7 +332,7 @@ def _handle_bad_shard(state: CoreState, signal: Signal, now: float) -> None:
         member is not None
         and member.restore.tier is not Tier.RESHARD  # another source may have it whole
         and not member.joined
-        and state.stage
+        and state.timer.stage
         in (
             Stage.FORMING,
             Stage.GATHERING,
@@ -338,7 +342,7 @@ def _handle_bad_shard(state: CoreState, signal: Signal, now: float) -> None:
         description = f"rank {member.rank} on {signal.agent} restored a bad state: {message}"
         fault = Fault(
             Cause.BAD_STATE,
-            attempt=state.attempt,
+            attempt=state.worlds.attempt,
             at=signal.at,
             what=description,
             rank=member.rank,

@@ -9,11 +9,15 @@ from __future__ import annotations
 from holdfast_service.job_model.supervisor_protocol import Phase
 from holdfast_service.placement.rank_assignment import Assignment, assign
 from holdfast_service.policy.causes import Cause, Fault
-from holdfast_service.recovery.core_state.state import AttemptWorld, CoreState, Member, Stage
+from holdfast_service.recovery.core_state.progress import Progress
+from holdfast_service.recovery.core_state.roster import Roster
+from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_service.recovery.core_state.worlds import AttemptWorld, Member
 from holdfast_service.recovery.faults import hang_suspicion, judgement
 from holdfast_service.recovery.nodes import node_eligibility
 from holdfast_service.recovery.signals import signal_handlers
-from holdfast_service.recovery.world import attempt_formation, outcome, stop_proof
+from holdfast_service.recovery.world import attempt_formation, outcome
 from holdfast_workers.protocol.messages import Restore, Tier, WorkerReport, WorkerState
 
 ACTIVE = (WorkerState.JOINING, WorkerState.TRAINING, WorkerState.DONE)
@@ -28,18 +32,16 @@ def check_start(state: CoreState, now: float) -> None:
     ready = [record for record in records if record.report.ready]
     nodes = node_eligibility.candidate_nodes(state, ready, {})
     if not isinstance(assign(config.groups, {}, nodes), Assignment):
-        state.enough_since, state.deadline = None, state.start_deadline
+        state.timer.wait_for_agents()
     elif len(ready) >= config.nodes + config.standby_nodes:
         attempt_formation.open_attempt(state, now)
     else:
-        state.enough_since = now if state.enough_since is None else state.enough_since
-        patience = state.enough_since + config.standby_wait_s
-        state.deadline = min(state.start_deadline, patience)
+        state.timer.wait_for_standbys(now, config.standby_wait_s)
 
 
 def handle_start_deadline(state: CoreState, now: float) -> None:
     """The start deadline is over: start if enough agents are ready, else end with the reason."""
-    if state.enough_since is not None:
+    if state.timer.enough_since is not None:
         attempt_formation.open_attempt(state, now)
         return
     config = state.config
@@ -79,19 +81,19 @@ def form_new_attempt(state: CoreState, now: float) -> None:
     """Form a new attempt: the attempt of the former supervisor cannot be adopted."""
     facts = state.facts
     assert facts is not None
-    branch = state.newest_branch()
+    branch = state.progress.newest_branch()
     if branch is None or branch.attempt <= facts.over:
-        if state.incident is not None:
+        if state.incidents.current is not None:
             state.set_phase(Phase.RECOVERING)
         hosts = {(member["agent"], member["incarnation"]) for member in facts.members}
-        stop_proof.require_proof(state, hosts - facts.gone)
+        state.fencing.require_proof(hosts - facts.gone)
         attempt_formation.open_attempt(state, now)
         _replay_early_signals(state, now)
         return
-    state.world = _world_from_facts(state, now)
-    attempt_formation.record_homes(state, state.world)
-    state.enter_stage(Stage.FORMING, now, state.config.form_timeout_s)
-    for fault in _missing_member_faults(state, state.world, now):
+    world = _world_from_facts(state, now)
+    state.worlds.begin(world, state.config.groups, state.roster)
+    state.timer.enter(Stage.FORMING, now, state.config.form_timeout_s)
+    for fault in _missing_member_faults(state.roster, world, state.progress.committed, now):
         judgement.report_fault(state, fault, now)
     _replay_early_signals(state, now)
 
@@ -109,19 +111,19 @@ def _end_if_unstartable(state: CoreState, now: float) -> bool:
     return True
 
 
-def _last_formed(state: CoreState) -> int:
+def _last_formed(progress: Progress, roster: Roster) -> int:
     """The attempt that may be running. A truncated journal may lack its event; then the workers of
     the agents show it."""
-    branch = state.newest_branch()
+    branch = progress.newest_branch()
     if branch is not None:
         return branch.attempt
-    workers = (worker for record in state.roster.live() for worker in record.report.workers)
+    workers = (worker for record in roster.live() for worker in record.report.workers)
     return max((worker.attempt for worker in workers if worker.state in ACTIVE), default=0)
 
 
 def _complete_world(state: CoreState) -> dict[int, tuple[str, WorkerReport]] | None:
     """Rank → (agent, worker) of the last attempt formed, if every rank is alive in it."""
-    facts, attempt = state.facts, _last_formed(state)
+    facts, attempt = state.facts, _last_formed(state.progress, state.roster)
     assert facts is not None
     if not attempt or attempt <= facts.over or attempt < facts.attempt:
         return None
@@ -134,7 +136,7 @@ def _complete_world(state: CoreState) -> dict[int, tuple[str, WorkerReport]] | N
             if worker.rank in active or state.roster.is_dead(worker.worker):
                 return None
             stopped = worker.state is WorkerState.DONE and worker.step < state.config.steps
-            if stopped and state.stop is None:
+            if stopped and state.ending.stop is None:
                 return None  # it stopped for a pause that was undone meanwhile
             assert worker.rank is not None
             active[worker.rank] = (record.agent, worker)
@@ -143,17 +145,17 @@ def _complete_world(state: CoreState) -> dict[int, tuple[str, WorkerReport]] | N
 
 def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: float) -> None:
     """Adopt the running world without touching it."""
-    facts, attempt = state.facts, _last_formed(state)
+    facts, attempt = state.facts, _last_formed(state.progress, state.roster)
     assert facts is not None
-    if state.newest_branch() is None:
+    if state.progress.newest_branch() is None:
         # It restored no state older than the newest checkpoint finished before it.
         older = [
             checkpoint.step
             for checkpoint in state.saves.remotes.values()
             if checkpoint.attempt < attempt
         ]
-        state.line = state.line.with_attempt(attempt, max(older, default=0))
-    branch = state.newest_branch()
+        state.progress.add_branch(attempt, max(older, default=0))
+    branch = state.progress.newest_branch()
     assert branch is not None
     partners = {member["rank"]: tuple(member["partners"]) for member in facts.members}
     members: dict[int, Member] = {}
@@ -175,20 +177,18 @@ def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: f
             done=worker.state is WorkerState.DONE,
         )
         if members[rank].done:
-            state.final_step = worker.step
+            state.ending.record_final_step(worker.step)
     world = AttemptWorld(attempt, branch.restored_step, members, formed_at=now, placed_at=now)
-    state.world, state.attempt = world, branch.attempt
-    attempt_formation.record_homes(state, world)
+    state.worlds.begin(world, state.config.groups, state.roster)
     running = facts.running == branch.attempt
     if running:
-        world.joined_at = world.first_step_at = now
-        world.first_step = max(facts.committed, branch.restored_step)
+        world.resume(max(facts.committed, branch.restored_step), now)
         state.set_phase(Phase.RUNNING)
-        state.enter_stage(Stage.RUNNING, now, None)
+        state.timer.enter(Stage.RUNNING, now, None)
         hang_suspicion.inspect_soon(state, now)
     else:
-        state.set_phase(Phase.RECOVERING if state.incident else Phase.STARTING)
-        state.enter_stage(Stage.FORMING, now, state.config.form_timeout_s)
+        state.set_phase(Phase.RECOVERING if state.incidents.current else Phase.STARTING)
+        state.timer.enter(Stage.FORMING, now, state.config.form_timeout_s)
     # The step of a worker that is still joining belongs to the attempt before.
     steps = [
         worker.step for _, worker in active.values() if worker.state is not WorkerState.JOINING
@@ -199,7 +199,7 @@ def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: f
 def _apply_agent_reports(state: CoreState, world: AttemptWorld, step: int, now: float) -> None:
     signal_handlers.record_committed_step(state, world.attempt, step, now)
     attempt_formation.advance(state, now)
-    if state.stage is Stage.RUNNING and any(m.done for m in world.members.values()):
+    if state.timer.stage is Stage.RUNNING and any(m.done for m in world.members.values()):
         attempt_formation.finish_if_complete(state, now)
     for record in state.roster.live():
         if record.agent not in world.hosts():
@@ -212,14 +212,13 @@ def _apply_agent_reports(state: CoreState, world: AttemptWorld, step: int, now: 
 
 
 def _replay_early_signals(state: CoreState, now: float) -> None:
-    early, state.early_signals = state.early_signals, []
-    for signal in early:
-        if state.stage is not Stage.ENDED:
+    for signal in state.inbox.take_signals():
+        if state.timer.stage is not Stage.ENDED:
             signal_handlers.handle_signal(state, signal, now)
 
 
 def _world_from_facts(state: CoreState, now: float) -> AttemptWorld:
-    facts, branch = state.facts, state.newest_branch()
+    facts, branch = state.facts, state.progress.newest_branch()
     assert facts is not None and branch is not None
     fields = ("rank", "agent", "incarnation", "node_id", "host", "worker", "role", "pid")
     source = Restore(tier=Tier.INIT, step=branch.restored_step)
@@ -234,16 +233,18 @@ def _world_from_facts(state: CoreState, now: float) -> AttemptWorld:
     return AttemptWorld(branch.attempt, branch.restored_step, members, formed_at=now)
 
 
-def _missing_member_faults(state: CoreState, world: AttemptWorld, now: float) -> list[Fault]:
+def _missing_member_faults(
+    roster: Roster, world: AttemptWorld, step: int, now: float
+) -> list[Fault]:
     faults: list[Fault] = []
     for member in world.members.values():
-        record = state.roster.find(member.agent)
+        record = roster.find(member.agent)
         why = None
         if record is None or not record.live:
             cause, why = Cause.AGENT_LOST, f"agent {member.agent} does not answer"
         elif record.incarnation != member.incarnation:
             cause, why = Cause.AGENT_LOST, f"agent {member.agent} was restarted"
-        elif member.worker is not None and state.roster.worker(member.worker) is None:
+        elif member.worker is not None and roster.worker(member.worker) is None:
             cause, why = Cause.WORKER_CRASH, f"rank {member.rank} on {member.agent} is gone"
         if why is not None:
             description = f"{why}, as found by a restarted supervisor"
@@ -257,7 +258,7 @@ def _missing_member_faults(state: CoreState, world: AttemptWorld, now: float) ->
                     rank=member.rank,
                     worker=member.worker,
                     agent=member.agent,
-                    step=state.committed,
+                    step=step,
                     certain=certain,
                 )
             )

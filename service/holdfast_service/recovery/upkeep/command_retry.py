@@ -8,40 +8,40 @@ from __future__ import annotations
 
 from holdfast_service.recovery.core_state.effects import WarmUp
 from holdfast_service.recovery.core_state.inputs import CommandFailed, PartnersSet
-from holdfast_service.recovery.core_state.state import CoreState, Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.upkeep import save_intervals
 from holdfast_service.recovery.upkeep.partners import request_partners
 
 
 def record_failure(state: CoreState, event: CommandFailed) -> None:
     """Record that a command of this attempt failed, so that it is repeated."""
-    if state.world is None or not state.roster.is_current(event.agent, event.incarnation):
+    if state.worlds.present is None or not state.roster.is_current(event.agent, event.incarnation):
         return
     if event.command == "free_memory":
-        state.world.freed = False  # all agents get it again once its conditions hold
+        state.worlds.present.repeat_freeing()
     else:
-        state.world.commands_to_repeat.add((event.agent, event.command))
+        state.worlds.present.repeat_later(event.agent, event.command)
 
 
 def handle_partners_set(state: CoreState, event: PartnersSet) -> None:
     """Record that an agent confirmed the partners of a rank."""
-    world = state.world
+    world = state.worlds.present
     if world is None or event.attempt != world.attempt:
         return
     if not state.roster.is_current(event.agent, event.incarnation):
         return
     member = world.members[event.rank]
-    if member.agent == event.agent and member.partners == event.partners:
-        member.partners_confirmed = True
+    if member.agent == event.agent:
+        member.confirm_partners(event.partners)
 
 
 def repeat_failed_commands(state: CoreState) -> None:
     """Repeat the commands that have failed since the last call."""
-    world = state.world
-    if world is None or state.stage not in (Stage.RUNNING, Stage.FINISHING):
+    world = state.worlds.present
+    if world is None or state.timer.stage not in (Stage.RUNNING, Stage.FINISHING):
         return
-    untold, world.commands_to_repeat = world.commands_to_repeat, set()
-    for agent, command in sorted(untold):
+    for agent, command in world.take_commands_to_repeat():
         record = state.roster.find(agent)
         if record is None or not record.live:
             continue

@@ -11,7 +11,8 @@ from __future__ import annotations
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.causes import Fault, is_external
 from holdfast_service.recovery.core_state.inputs import NodesDraining
-from holdfast_service.recovery.core_state.state import CoreState, Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.nodes import node_eligibility
 from holdfast_service.recovery.upkeep import save_intervals
 from holdfast_service.recovery.upkeep.partners import mend_partners
@@ -19,22 +20,17 @@ from holdfast_service.recovery.upkeep.partners import mend_partners
 
 def handle_nodes_draining(state: CoreState, event: NodesDraining, now: float) -> None:
     """Record draining nodes. A drained node never returns under its id."""
-    before = dict(state.draining)
-    state.draining.update(event.nodes)
-    news = [
-        record
-        for record in state.roster.live()
-        if record.report.node_id in event.nodes.keys() - before.keys()
-    ]
+    new = state.nodes.add_draining(event.nodes)
+    news = [record for record in state.roster.live() if record.report.node_id in new]
     for record in news:
-        members = state.world.members.values() if state.world is not None else ()
+        members = state.worlds.present.members.values() if state.worlds.present is not None else ()
         state.emit(
             EventKind.NODE_DRAINING,
             agent=record.agent,
             node_id=record.report.node_id,
             host=record.report.host,
             ranks=[member.rank for member in members if member.agent == record.agent],
-            deadline=state.draining[record.report.node_id],
+            deadline=state.nodes.draining[record.report.node_id],
         )
     if news:
         mend_partners(state, now)
@@ -48,10 +44,10 @@ def on_notice(state: CoreState, fault: Fault) -> bool:
 
 def _save_as_often_as_possible(state: CoreState) -> None:
     """Save at every step while ranks are on a draining node, starting with the next steps."""
-    world = state.world
+    world = state.worlds.present
     if world is None or not node_eligibility.any_draining(state, world.hosts()):
         return
-    if state.stage is Stage.RUNNING:
+    if state.timer.stage is Stage.RUNNING:
         save_intervals.request_intervals(state)
-    elif state.stage is Stage.FORMING:
-        world.commands_to_repeat.add((world.members[0].agent, "set_intervals"))
+    elif state.timer.stage is Stage.FORMING:
+        world.repeat_later(world.members[0].agent, "set_intervals")

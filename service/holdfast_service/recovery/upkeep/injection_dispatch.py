@@ -17,8 +17,7 @@ from holdfast_workers.fault_injection.kinds import Victim
 
 def dispatch(state: CoreState) -> None:
     """Dispatch the requested faults that an agent can inject now."""
-    waiting, state.requested_faults = state.requested_faults, []
-    for wanted in waiting:
+    for wanted in state.inbox.take_faults():
         if wanted.fault.victim is Victim.NODES:
             agents = state.roster.live()
         else:
@@ -28,7 +27,7 @@ def dispatch(state: CoreState) -> None:
                 InjectFault(record.agent, wanted.number, wanted.fault, record.incarnation)
             )
         if not agents:
-            state.requested_faults.append(wanted)
+            state.inbox.keep_fault(wanted)
 
 
 def handle_inject_failed(state: CoreState, event: CommandFailed) -> None:
@@ -36,7 +35,7 @@ def handle_inject_failed(state: CoreState, event: CommandFailed) -> None:
 
 
 def _find_host(state: CoreState, wanted: FaultRequested) -> AgentRecord | None:
-    world = state.world or state.last_world
+    world = state.worlds.present or state.worlds.last
     if world is None:
         return None
     member = world.members[wanted.fault.rank or 0]

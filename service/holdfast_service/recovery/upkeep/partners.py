@@ -15,7 +15,9 @@ from holdfast_service.placement.durability import protection
 from holdfast_service.placement.replica_placement import Partners, Placement, place_partners
 from holdfast_service.recovery.core_state.effects import FreeMemory, SetPartners
 from holdfast_service.recovery.core_state.roster import AgentRecord, sites
-from holdfast_service.recovery.core_state.state import CoreState, Member, Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_service.recovery.core_state.worlds import Member
 from holdfast_service.recovery.nodes import node_eligibility
 
 
@@ -54,20 +56,18 @@ def _links_to_avoid(
         record.agent for record in records if node_eligibility.is_draining(state, record.agent)
     ]
     leaving = {(agent, partner) for agent in set(seats.values()) for partner in going}
-    return frozenset(state.bad_links) | leaving
+    return frozenset(state.nodes.bad_links) | leaving
 
 
 def handle_link_failed(state: CoreState, agent: str, partner: str, now: float) -> None:
     """Avoid a link over which replication failed, if there is another partner."""
-    state.bad_links[agent, partner] = now + state.config.avoid_link_s
+    state.nodes.avoid_link(agent, partner, now + state.config.avoid_link_s)
     mend_partners(state, now)
 
 
 def trust_links_again(state: CoreState, now: float) -> None:
     """Stop avoiding links whose failure is long enough ago."""
-    left = {link: until for link, until in state.bad_links.items() if now < until}
-    if len(left) < len(state.bad_links):
-        state.bad_links = left
+    if state.nodes.bad_links and state.nodes.trust_links_again(now):
         mend_partners(state, now)
 
 
@@ -76,8 +76,8 @@ def mend_partners(state: CoreState, now: float) -> None:
 
     Serving partners stay, because a new partner must first receive the complete state.
     """
-    world = state.world
-    if world is None or state.stage not in (Stage.FORMING, Stage.RUNNING, Stage.FINISHING):
+    world = state.worlds.present
+    if world is None or state.timer.stage not in (Stage.FORMING, Stage.RUNNING, Stage.FINISHING):
         return
     records = {record.agent: record for record in state.roster.live()}
     seats = {rank: member.agent for rank, member in world.members.items()}
@@ -92,18 +92,16 @@ def mend_partners(state: CoreState, now: float) -> None:
         )
         for rank, member in world.members.items()
     }
-    counted_on: Mapping[int, Partners] = {r: member.partners for r, member in world.members.items()}
-    if world.placement is not None:
-        counted_on = world.placement.partners
+    counted_on = world.counted_partners()
     chosen = choose_partners(state, seats, list(records.values()), keep=serving)
     for rank, member in sorted(world.members.items()):
         if set(chosen.partners[rank]) == set(member.partners):
             continue
-        member.partners = chosen.partners[rank]
-        world.placed_at, world.freed = now, False
+        member.change_partners(chosen.partners[rank])
+        world.delay_freeing(now)
         request_partners(state, world.attempt, rank, member)
-    world.placement = chosen.placement
-    if state.stage is not Stage.FORMING and counted_on != chosen.placement.partners:
+    world.place(chosen.placement)
+    if state.timer.stage is not Stage.FORMING and counted_on != chosen.placement.partners:
         emit_protection(state)
 
 
@@ -111,13 +109,12 @@ def request_partners(state: CoreState, attempt: int, rank: int, member: Member) 
     """Order the rank's agent to replicate to the rank's present partners."""
     records = [state.roster.find(partner) for partner in member.partners]
     partners = tuple(record.partner for record in records if record is not None)
-    member.partners_confirmed = False
     state.request(SetPartners(member.agent, attempt, rank, partners, member.incarnation))
 
 
 def emit_protection(state: CoreState) -> None:
     """Emit which losses the memory checkpoints protect against from now on."""
-    world = state.world
+    world = state.worlds.present
     if world is not None and world.placement is not None:
         state.emit(EventKind.MEMORY_PLACED, attempt=world.attempt, **protection(world.placement))
 
@@ -125,15 +122,19 @@ def emit_protection(state: CoreState) -> None:
 def free_former_copies(state: CoreState, attempt: int, protected_step: int, now: float) -> None:
     """Free the copies of former hosts and partners when this world's partners hold newer states of
     all ranks."""
-    world = state.world
+    world = state.worlds.present
     if world is None or world.freed or attempt != world.attempt:
         return
     if not all(member.partners_confirmed for member in world.members.values()):
         return  # a rank may still replicate to a former partner, which then has the only copy
     settled = now - world.placed_at >= state.config.free_after_s
-    if state.stage is not Stage.RUNNING or not settled or protected_step <= world.restored_step:
+    if (
+        state.timer.stage is not Stage.RUNNING
+        or not settled
+        or protected_step <= world.restored_step
+    ):
         return
-    world.freed = True
+    world.record_freed()
     mesh = dict(state.config.mesh)
     members = world.members.values()
     for record in state.roster.live():

@@ -13,15 +13,15 @@ from holdfast_service.recovery.core_state.state import CoreState
 
 def request_cleanup(state: CoreState, step: int) -> None:
     """Order a cleanup after the checkpoint of `step` was finished or found bad."""
-    hosts = state.world.hosts() if state.world is not None else set()
+    hosts = state.worlds.present.hosts() if state.worlds.present is not None else set()
     chosen = min(state.roster.live(), key=lambda record: record.agent not in hosts, default=None)
     if chosen is None:
         return
-    state.saves.tidying = step
+    state.saves.begin_tidying(step)
     state.request(
         TidyRemoteTier(
             chosen.agent,
-            state.attempt,
+            state.worlds.attempt,
             step,
             state.saves.unfinished(),
             frozenset(state.saves.bad_uris),
@@ -34,6 +34,5 @@ def delays_end(state: CoreState, now: float) -> bool:
     """Whether the end of the job waits for the cleanup. The wait has its own deadline."""
     if state.saves.tidying is None:
         return False
-    until = now + state.config.last_tidy_s
-    state.deadline = until if state.deadline is None else min(state.deadline, until)
+    state.timer.shorten(now + state.config.last_tidy_s)
     return True

@@ -6,11 +6,8 @@ Recoveries in the meantime have their own incidents.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.causes import Cause, Fault
-from holdfast_service.policy.incidents import Incident
 from holdfast_service.recovery.core_state.state import CoreState
 
 
@@ -25,12 +22,9 @@ def open_outage(
     agent: str,
 ) -> None:
     """Open the outage incident after a refused save; later refusals change nothing."""
-    if state.outage is not None:
-        return
-    state.incidents += 1
     fault = Fault(
         Cause.REMOTE_UNAVAILABLE,
-        attempt=state.attempt,
+        attempt=state.worlds.attempt,
         at=at,
         what=description,
         rank=rank,
@@ -38,17 +32,14 @@ def open_outage(
         step=step,
         certain=False,
     )
-    state.outage = replace(
-        Incident.opened(state.incidents, fault, now),
-        decision="training goes on; the newest state is saved when the remote tier answers",
-        reason=description,
-    )
-    state.emit(EventKind.INCIDENT_OPENED, **state.outage.data())
+    decision = "training goes on; the newest state is saved when the remote tier answers"
+    opened = state.incidents.open_outage(fault, decision, now)
+    if opened is not None:
+        state.emit(EventKind.INCIDENT_OPENED, **opened.data())
 
 
 def close_outage(state: CoreState, now: float, resolution: str) -> None:
     """Close the outage incident: a checkpoint is durable again, or the job has ended."""
-    if state.outage is not None:
-        closed = state.outage.closed(now, resolution)
-        state.outage = None
+    closed = state.incidents.close_outage(now, resolution)
+    if closed is not None:
         state.emit(EventKind.INCIDENT_CLOSED, **closed.data())

@@ -6,74 +6,67 @@ attempt starts with it. Each change is an event that states its reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.checkpoint_intervals import (
     AutoTier,
     IntervalChoice,
-    SaveCosts,
     choose_interval,
     doubled_interval,
     is_worth_changing,
     mean_time_between_failures_s,
-    needed_remote_tier,
 )
 from holdfast_service.recovery.core_state.effects import SetIntervals
-from holdfast_service.recovery.core_state.state import AttemptWorld, CoreState, Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_service.recovery.core_state.worlds import AttemptWorld
 from holdfast_service.recovery.nodes import node_eligibility
-from holdfast_workers.protocol.messages import StepRow, Tier
+from holdfast_workers.protocol.messages import StepRow
 
 
 def handle_step_rows(state: CoreState, rows: Sequence[StepRow]) -> None:
     """Update the measured costs from step rows; choose new intervals if they have changed."""
-    draining = state.world is not None and node_eligibility.any_draining(state, state.world.hosts())
-    if state.outage is not None or draining:
+    if state.incidents.outage is not None or _saves_often(state, state.worlds.present):
         return  # saves during an outage or while a node drains are not representative
-    state.costs.add_rows(rows)
-    if state.stage is not Stage.RUNNING:
+    state.intervals.add_rows(rows)
+    if state.timer.stage is not Stage.RUNNING:
         return
-    before = dict(state.intervals)
+    before = state.intervals.steps
     for tier in sorted(state.config.auto):
         _decide(state, tier)
-    if state.intervals != before:
+    if state.intervals.steps != before:
         request_intervals(state)
 
 
-def record_restore(state: CoreState, tiers: Iterable[Tier]) -> None:
-    """Count an incident whose recovery restored state from these tiers."""
-    state.restores += 1
-    state.remote_restores += needed_remote_tier(tiers)
-
-
 def _decide(state: CoreState, tier: AutoTier) -> None:
-    cost_s, step_s = state.costs.of(tier), state.costs.step_s
-    every = state.intervals[tier]
-    if tier is AutoTier.REMOTE and state.costs.saves_overlap(every):
-        state.costs = SaveCosts()
+    cost_s, step_s = state.intervals.costs.of(tier), state.intervals.costs.step_s
+    every = state.intervals.steps[tier]
+    if tier is AutoTier.REMOTE and state.intervals.costs.saves_overlap(every):
+        state.intervals.measure_again()
         _apply_choice(state, doubled_interval(tier, every))
         return
     if cost_s is None or step_s is None:
         return
     config = state.config
-    failures = state.restores if tier is AutoTier.MEMORY else state.remote_restores
-    trained_s = state.committed * step_s
+    failures = (
+        state.intervals.restores if tier is AutoTier.MEMORY else state.intervals.remote_restores
+    )
+    trained_s = state.progress.committed * step_s
     mtbf_s = mean_time_between_failures_s(tier, failures, trained_s, config.nodes)
     choice = choose_interval(tier, cost_s, mtbf_s, step_s, config.overhead_target)
-    if tier not in state.measured_tiers or is_worth_changing(every, choice.every_steps):
+    if tier not in state.intervals.measured or is_worth_changing(every, choice.every_steps):
         _apply_choice(state, choice)
 
 
 def _apply_choice(state: CoreState, choice: IntervalChoice) -> None:
-    before = state.intervals[choice.tier]
-    state.measured_tiers.add(choice.tier)
-    state.intervals[choice.tier] = choice.every_steps
+    before = state.intervals.apply(choice)
     state.emit(EventKind.CHECKPOINT_INTERVAL, before=before, **choice.data())
 
 
 def request_intervals(state: CoreState) -> None:
     """Request that rank 0 proposes the present intervals in the step agreement."""
-    world = state.world
+    world = state.worlds.present
     assert world is not None
     lead = world.members[0]
     state.request(
@@ -84,6 +77,13 @@ def request_intervals(state: CoreState) -> None:
 def current_intervals(state: CoreState, world: AttemptWorld) -> tuple[int, int]:
     """Steps between two saves to memory, and to the remote tier. Both are 1 while a node with ranks
     drains."""
-    if node_eligibility.any_draining(state, world.hosts()):
+    if _saves_often(state, world):
         return 1, 1
-    return state.intervals[AutoTier.MEMORY], state.intervals[AutoTier.REMOTE]
+    return state.intervals.steps[AutoTier.MEMORY], state.intervals.steps[AutoTier.REMOTE]
+
+
+def _saves_often(state: CoreState, world: AttemptWorld | None) -> bool:
+    """Whether every step is saved because a node with ranks drains."""
+    if world is None or not state.nodes.draining:
+        return False
+    return node_eligibility.any_draining(state, world.hosts())

@@ -19,11 +19,11 @@ def request_missing_shards(state: CoreState, records: list[AgentRecord]) -> None
     saves = state.saves
     if not saves.known:
         return  # the remote tier may already have the checkpoint
-    newest = saves.newest(state.line)
+    newest = saves.newest(state.progress.line)
     saving = (shard for record in records for shard in record.report.saving)
     for (attempt, step), covered in sorted(saves.incomplete(saving).items()):
         is_newer = newest is None or step > newest.step
-        if not is_newer or not state.line.contains(attempt, step, formed_too=True):
+        if not is_newer or not state.progress.line.contains(attempt, step, formed_too=True):
             continue
         held = _held_copies(state, records, attempt, step)
         missing = set(range(state.config.world_size)) - covered
@@ -37,7 +37,7 @@ def request_missing_shards(state: CoreState, records: list[AgentRecord]) -> None
 def _held_copies(
     state: CoreState, records: list[AgentRecord], attempt: int, step: int
 ) -> dict[int, tuple[HeldCopy, ...]]:
-    for shelf in copies_by_step(copies(records), frozenset(state.bad)):
+    for shelf in copies_by_step(copies(records), state.saves.bad_copies):
         of_this = (shelf.attempt, shelf.step) == (attempt, step)
         if of_this and is_mesh(shelf.mesh, state.config.mesh):
             return dict(shelf.copies)
@@ -47,7 +47,6 @@ def _held_copies(
 def _request_save(state: CoreState, copy: HeldCopy) -> None:
     held = copy.held
     order = (copy.agent, copy.incarnation, held.rank, held.attempt, held.step)
-    if order not in state.saves.requested_shards:
-        state.saves.requested_shards.add(order)
+    if state.saves.request_shard(order):
         name = (held.rank, held.place, held.attempt, held.step)
         state.request(SaveShard(copy.agent, *name, copy.incarnation))

@@ -12,7 +12,6 @@ from typing import Any
 from holdfast_service.job_model.supervisor_protocol import EventKind, Phase
 from holdfast_service.placement.rank_assignment import (
     Assignment,
-    GroupHome,
     Shortage,
     assign,
     format_ranks,
@@ -31,12 +30,15 @@ from holdfast_service.placement.tier_inventory import (
 from holdfast_service.policy.causes import Cause
 from holdfast_service.policy.decision_ladder import Action, Decision, applied_decision
 from holdfast_service.recovery.core_state.effects import Fence, Form, RemoveAgent, WarmUp
+from holdfast_service.recovery.core_state.incident_log import IncidentLog
 from holdfast_service.recovery.core_state.roster import AgentRecord, copies
-from holdfast_service.recovery.core_state.state import AttemptWorld, CoreState, Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_service.recovery.core_state.worlds import AttemptWorld
 from holdfast_service.recovery.nodes import situation
-from holdfast_service.recovery.upkeep import remote_cleanup_orders, save_intervals, shard_rescue
+from holdfast_service.recovery.upkeep import remote_cleanup_orders, shard_rescue
 from holdfast_service.recovery.upkeep.partners import emit_protection
-from holdfast_service.recovery.world import outcome, stop_proof
+from holdfast_service.recovery.world import outcome
 from holdfast_service.recovery.world.attempt_orders import build_world, form_orders, seating
 from holdfast_workers.protocol.messages import Restore, Tier
 
@@ -46,37 +48,40 @@ MAX_FOUND_REPORTED = 8
 
 def open_attempt(state: CoreState, now: float) -> None:
     """Announce the next attempt to every live agent."""
-    state.attempt = max(state.attempt, state.roster.highest_attempt()) + 1
-    state.waiting_for = ""
-    state.update_incident(next_attempt=state.attempt)
+    attempt = state.worlds.announce_attempt(state.roster.highest_attempt())
+    state.timer.forget_resource()
+    state.incidents.amend(next_attempt=attempt)
     state.emit_incident()
-    state.enter_stage(Stage.FENCING, now, state.config.fence_timeout_s)
-    state.awaiting = set()
+    state.timer.enter(Stage.FENCING, now, state.config.fence_timeout_s)
+    state.fencing.expect_no_answers()
     for record in state.roster.live():
         fence(state, record)
-    if not state.awaiting:
+    if not state.fencing.awaiting:
         form_or_wait(state, now)
 
 
 def fence(state: CoreState, record: AgentRecord) -> None:
     """Fence an agent for the present attempt; its answer is awaited."""
-    state.awaiting.add(record.agent)
-    last = state.last_world.members.values() if state.last_world is not None else ()
+    state.fencing.expect_answer(record.agent)
+    last = state.worlds.last.members.values() if state.worlds.last is not None else ()
     condemned = {member.worker for member in last if member.worker and member.agent == record.agent}
-    condemned &= state.condemned
-    state.request(Fence(record.agent, state.attempt, record.incarnation, tuple(sorted(condemned))))
+    condemned &= state.fencing.condemned
+    state.request(
+        Fence(record.agent, state.worlds.attempt, record.incarnation, tuple(sorted(condemned)))
+    )
 
 
 def drop_unanswered_agents(state: CoreState, now: float) -> None:
     """After the deadline of the fence, remove the agents that have not answered."""
-    why = f"no answer to the fence of attempt {state.attempt} in {state.config.fence_timeout_s:g} s"
-    for agent in sorted(state.awaiting):
+    timeout_s = state.config.fence_timeout_s
+    why = f"no answer to the fence of attempt {state.worlds.attempt} in {timeout_s:g} s"
+    for agent in sorted(state.fencing.awaiting):
         record = state.roster.find(agent)
         if record is not None and record.live:
-            if state.last_world is None or agent not in state.last_world.hosts():
+            if state.worlds.last is None or agent not in state.worlds.last.hosts():
                 state.emit(EventKind.STANDBY, agent=agent, state="lost")
             drop_agent(state, agent, why)
-    state.awaiting = set()
+    state.fencing.expect_no_answers()
     form_or_wait(state, now)
 
 
@@ -93,24 +98,18 @@ def drop_agent(state: CoreState, agent: str, why: str) -> None:
 
 def form_or_wait(state: CoreState, now: float) -> None:
     """After all live agents have answered the fence: form the world, or wait for a resource."""
-    if state.awaiting and state.stage is Stage.FENCING:
+    if state.fencing.awaiting and state.timer.stage is Stage.FENCING:
         return
-    if stop_proof.is_proof_missing(state):
-        names = ", ".join(sorted(agent for agent, _ in state.unproven))
+    if state.fencing.is_proof_missing(state.roster):
+        names = ", ".join(sorted(agent for agent, _ in state.fencing.unproven))
         every = "each" if state.config.lease_s else "any"
         _wait_for(state, f"proof that the last attempt has stopped on {every} of {names}", now)
         return
-    records = state.roster.fenced(state.attempt)
+    records = state.roster.fenced(state.worlds.attempt)
     shard_rescue.request_missing_shards(state, records)
     config = state.config
-    last = state.last_world
-    ranks = {
-        member.worker: member.rank
-        for member in (last.members.values() if last else ())
-        if member.worker is not None
-    }
-    nodes = situation.candidate_nodes(state, records, ranks, now)
-    result = assign(config.groups, _current_homes(state), nodes)
+    nodes = situation.candidate_nodes(state, records, state.worlds.last_ranks(), now)
+    result = assign(config.groups, state.worlds.homes_among(records), nodes)
     if outcome.is_last_step_durable(state) and (
         isinstance(result, Shortage) or _needs_no_further_attempt(state)
     ):
@@ -127,10 +126,11 @@ def form_or_wait(state: CoreState, now: float) -> None:
             state, f"answer of the remote tier, which may hold a state that memory lacks{why}", now
         )
         return
-    if point.source is RestoreSource.INIT and _had_nonfinite_step(state):
+    if point.source is RestoreSource.INIT and _had_nonfinite_step(state.incidents):
         why = (
             "from every saved state that was left the next step was not finite: the states were "
-            f"saved as computed, so check data and learning rate around step {state.committed}"
+            "saved as computed, so check data and learning rate around step "
+            f"{state.progress.committed}"
         )
         outcome.fail(state, now, "not_finite", why)
         return
@@ -140,8 +140,10 @@ def form_or_wait(state: CoreState, now: float) -> None:
 def _needs_no_further_attempt(state: CoreState) -> bool:
     """Whether the saved job needs no further attempt: a stop was requested, or an attempt has
     already restored the last step and reported the digest of its state."""
-    last = state.last_world
-    return state.stop is not None or (last is not None and last.restored_step >= state.config.steps)
+    last = state.worlds.last
+    return state.ending.stop is not None or (
+        last is not None and last.restored_step >= state.config.steps
+    )
 
 
 def _restore_point(state: CoreState, known: dict[str, Any]) -> RestorePoint:
@@ -153,19 +155,19 @@ def _restore_point(state: CoreState, known: dict[str, Any]) -> RestorePoint:
         mesh=config.mesh,
         initial=config.initial,
     )
-    point = find(**{**known, "bad": known["bad"] | state.doubted})
+    point = find(**{**known, "bad": known["bad"] | state.saves.doubted_copies})
     return point if point.source is not RestoreSource.INIT else find(**known)
 
 
-def _had_nonfinite_step(state: CoreState) -> bool:
-    faults = state.incident.faults if state.incident is not None else ()
+def _had_nonfinite_step(incidents: IncidentLog) -> bool:
+    faults = incidents.current.faults if incidents.current is not None else ()
     return any(fault.cause is Cause.NOT_FINITE for fault in faults)
 
 
 def advance(state: CoreState, now: float) -> None:
     """A rank joined, stepped or finished: continue if no rank is missing any more."""
-    world = state.world
-    if state.stage is not Stage.FORMING or world is None:
+    world = state.worlds.present
+    if state.timer.stage is not Stage.FORMING or world is None:
         return
     if not all(member.joined or member.done for member in world.members.values()):
         return
@@ -178,7 +180,7 @@ def advance(state: CoreState, now: float) -> None:
 
 def start_running(state: CoreState, now: float) -> None:
     """The attempt commits steps: close the incident."""
-    world = state.world
+    world = state.worlds.present
     assert world is not None
     joined_at = world.joined_at if world.joined_at is not None else now
     first = world.first_step if world.first_step is not None else world.restored_step
@@ -190,20 +192,13 @@ def start_running(state: CoreState, now: float) -> None:
         first_step=first,
     )
     emit_protection(state)
-    state.condemned = set()
-    state.committed = max(first, world.restored_step)
-    state.record_step(world.attempt, state.committed)
-    if state.incident is not None:
-        state.add_phase_time("first_step", (world.first_step_at or now) - joined_at)
-        resolution = f"attempt {world.attempt} runs from step {world.restored_step}"
-        state.incident = state.incident.closed(now, resolution)
-        state.emit_incident(EventKind.INCIDENT_CLOSED)
-        state.closed_incident, state.incident = state.incident, None
-        save_intervals.record_restore(
-            state, [member.restore.tier for member in world.members.values()]
-        )
+    state.fencing.pardon_all()
+    state.progress.continue_from(world.attempt, max(first, world.restored_step))
+    state.incidents.add_phase_time("first_step", (world.first_step_at or now) - joined_at)
+    if state.close_incident(now, f"attempt {world.attempt} runs from step {world.restored_step}"):
+        state.intervals.count_restore(member.restore.tier for member in world.members.values())
     state.set_phase(Phase.RUNNING)
-    state.enter_stage(Stage.RUNNING, now, None)
+    state.timer.enter(Stage.RUNNING, now, None)
     if any(member.done for member in world.members.values()):
         finish_if_complete(state, now)
 
@@ -211,13 +206,13 @@ def start_running(state: CoreState, now: float) -> None:
 def finish_if_complete(state: CoreState, now: float) -> None:
     """Handle a rank that is done. The job ends when all ranks are done and the last checkpoint is
     durable."""
-    world = state.world
+    world = state.worlds.present
     assert world is not None
-    if state.stage is Stage.RUNNING:
+    if state.timer.stage is Stage.RUNNING:
         state.set_phase(Phase.FINISHING)
-        state.enter_stage(Stage.FINISHING, now, state.config.finish_timeout_s)
+        state.timer.enter(Stage.FINISHING, now, state.config.finish_timeout_s)
     if (
-        state.stage is Stage.FINISHING
+        state.timer.stage is Stage.FINISHING
         and all(member.done for member in world.members.values())
         and outcome.is_last_step_durable(state)
         and not remote_cleanup_orders.delays_end(state, now)
@@ -225,64 +220,38 @@ def finish_if_complete(state: CoreState, now: float) -> None:
         outcome.conclude(state, now)
 
 
-def record_homes(state: CoreState, world: AttemptWorld) -> None:
-    """Record the agent and incarnation that host each group of ranks."""
-    for index, group in enumerate(state.config.groups):
-        member = world.members[group[0]]
-        record = state.roster.find(member.agent)
-        domain = record.report.domain if record is not None else ""
-        state.homes[index] = GroupHome(member.agent, domain, alive=True)
-        state.home_incarnations[index] = member.incarnation
-
-
 def admit_agent(state: CoreState, record: AgentRecord) -> None:
     """Admit an agent without ranks: fence it while an attempt forms, otherwise warm it up."""
-    if state.stage in (Stage.FENCING, Stage.WAITING):
-        if state.stage is Stage.WAITING or record.agent not in state.awaiting:
+    if state.timer.stage in (Stage.FENCING, Stage.WAITING):
+        if state.timer.stage is Stage.WAITING or record.agent not in state.fencing.awaiting:
             fence(state, record)  # even if it has answered before: its inventory may have grown
-    elif state.stage in (Stage.FORMING, Stage.RUNNING, Stage.FINISHING):
+    elif state.timer.stage in (Stage.FORMING, Stage.RUNNING, Stage.FINISHING):
         warm_up(state, record)
 
 
 def warm_up(state: CoreState, record: AgentRecord) -> None:
     """Make the agent a standby of the present attempt; no older worker may run on it."""
-    if record.fenced != state.attempt and record.report.attempt <= state.attempt:
-        state.request(Fence(record.agent, state.attempt, record.incarnation))
-    state.request(WarmUp(record.agent, state.attempt, record.incarnation))
+    if record.fenced != state.worlds.attempt and record.report.attempt <= state.worlds.attempt:
+        state.request(Fence(record.agent, state.worlds.attempt, record.incarnation))
+    state.request(WarmUp(record.agent, state.worlds.attempt, record.incarnation))
     ready = record.report.ready
     state.emit(EventKind.STANDBY, agent=record.agent, state="ready" if ready else "warming")
 
 
-def _current_homes(state: CoreState) -> dict[int, GroupHome]:
-    homes: dict[int, GroupHome] = {}
-    for index, home in state.homes.items():
-        record = state.roster.find(home.agent)
-        alive = (
-            record is not None
-            and record.fenced == state.attempt
-            and record.incarnation == state.home_incarnations[index]
-        )
-        homes[index] = GroupHome(home.agent, home.domain, alive)
-    return homes
-
-
 def _wait_for(state: CoreState, resource: str, now: float) -> None:
-    if state.stage is not Stage.WAITING:
-        state.add_phase_time("fence", now - state.since)
+    if state.timer.stage is not Stage.WAITING:
+        state.incidents.add_phase_time("fence", now - state.timer.since)
         patience = state.config.wait_for_replacement_s
-        if state.last_world is None and state.committed == 0:
-            patience = max(patience, state.start_deadline - now)  # a start replaces no node
-        if state.waiting_until is not None:
-            patience = min(patience, max(0.0, state.waiting_until - now))
-            state.waiting_until = None
-        if state.unproven:
+        if state.worlds.last is None and state.progress.committed == 0:
+            patience = max(patience, state.timer.start_deadline - now)  # a start replaces no node
+        patience = state.timer.limit_to_former_wait(patience, now)
+        if state.fencing.unproven:
             patience = max(patience, state.config.lapse_s or 0.0)  # until the leases have ended
-        state.enter_stage(Stage.WAITING, now, patience)
-    if resource != state.waiting_for:
-        state.waiting_for = resource
-        state.update_incident(decision=Action.WAIT.value, reason=f"no {resource} is available")
+        state.timer.enter(Stage.WAITING, now, patience)
+    if state.timer.name_resource(resource):
+        state.incidents.amend(decision=Action.WAIT.value, reason=f"no {resource} is available")
         state.emit_incident()
-        state.emit(EventKind.WAITING, resource=resource, until=state.deadline)
+        state.emit(EventKind.WAITING, resource=resource, until=state.timer.deadline)
 
 
 def _known_copies(state: CoreState, records: list[AgentRecord]) -> dict[str, Any]:
@@ -290,9 +259,9 @@ def _known_copies(state: CoreState, records: list[AgentRecord]) -> dict[str, Any
     return {
         "copies": copies(records),
         "remotes": state.saves.remotes.values(),
-        "line": state.line,
-        "bad": frozenset(state.bad),
-        "bad_uris": frozenset(state.saves.bad_uris),
+        "line": state.progress.line,
+        "bad": state.saves.bad_copies,
+        "bad_uris": state.saves.bad_uris,
     }
 
 
@@ -304,28 +273,28 @@ def _form_world(
     records: list[AgentRecord],
     now: float,
 ) -> None:
-    state.add_phase_time("decide" if state.stage is Stage.WAITING else "fence", now - state.since)
-    state.add_phase_time("decide", 0.0)
+    state.incidents.add_phase_time(
+        "decide" if state.timer.stage is Stage.WAITING else "fence", now - state.timer.since
+    )
+    state.incidents.add_phase_time("decide", 0.0)
     if point.source in (RestoreSource.MEMORY, RestoreSource.RESHARD):
-        state.line = state.line.with_run(point.attempt)
+        state.progress.record_run(point.attempt)
     world = build_world(state, result, point, records, now)
-    decision = applied_decision(state.last_decision, seating(state, result, world))
+    decision = applied_decision(state.incidents.decision, seating(state, result, world))
     _emit_decision(state, decision, point, world, why_not_newer(found, point.step))
-    _emit_forming(state, world, point, found, records)
+    hosts = world.hosts()
+    standbys = [record for record in records if record.agent not in hosts]
+    _emit_forming(state, world, point, found, standbys)
     by_agent = {record.agent: record for record in records}
     for order_agent, order in form_orders(state, world, by_agent):
         state.request(Form(order_agent, order, by_agent[order_agent].incarnation))
-    state.world = world
-    state.waiting_until = None  # a later wait has its own deadline
-    if state.line.starts_elsewhere(world.restored_step):
-        state.floor = world.restored_step
-    state.line = state.line.with_attempt(world.attempt, world.restored_step)
-    state.saves.keep_only(state.line)
-    record_homes(state, world)
-    for record in records:
-        if record.agent not in world.hosts():
-            warm_up(state, record)
-    state.enter_stage(Stage.FORMING, now, state.config.form_timeout_s)
+    state.worlds.begin(world, state.config.groups, state.roster)
+    state.timer.end_wait()
+    state.progress.start_attempt(world.attempt, world.restored_step)
+    state.saves.keep_only(state.progress.line)
+    for record in standbys:
+        warm_up(state, record)
+    state.timer.enter(Stage.FORMING, now, state.config.form_timeout_s)
 
 
 def _emit_decision(
@@ -333,12 +302,12 @@ def _emit_decision(
 ) -> None:
     reason = decision.reason
     if decision.refused:  # otherwise a former supervisor decided; the incident has its reasons
-        state.update_incident(refused=tuple(refused.data() for refused in decision.refused))
-    state.update_incident(
+        state.incidents.amend(refused=decision.refused_data())
+    state.incidents.amend(
         decision=decision.action.value,
         reason=f"{reason}; {not_newer}" if not_newer else reason,
         restored_step=point.step,
-        steps_lost=max(0, state.committed - point.step),
+        steps_lost=max(0, state.progress.committed - point.step),
         tiers={rank: member.restore.tier.value for rank, member in world.members.items()},
     )
     state.emit_incident()
@@ -349,10 +318,9 @@ def _emit_forming(
     world: AttemptWorld,
     point: RestorePoint,
     found: list[Holding],
-    records: list[AgentRecord],
+    standbys: list[AgentRecord],
 ) -> None:
     members = [world.members[rank] for rank in sorted(world.members)]
-    standbys = [record for record in records if record.agent not in world.hosts()]
     state.emit(
         EventKind.ATTEMPT_FORMING,
         attempt=world.attempt,
@@ -380,7 +348,7 @@ def _emit_forming(
             },
             "found": [holding.data() for holding in found[:MAX_FOUND_REPORTED]],
         },
-        cause_incident=state.incident.number if state.incident else None,
+        cause_incident=state.incidents.current.number if state.incidents.current else None,
     )
 
 
@@ -390,12 +358,12 @@ def _source_name(restore: Restore) -> str:
 
 
 def _record_all_joined(state: CoreState, world: AttemptWorld, now: float) -> None:
-    world.joined_at = now
-    state.line = state.line.with_run(world.attempt)
+    world.record_all_joined(now)
+    state.progress.record_run(world.attempt)
     restore = max((m.phases_s.get("restore", 0.0) for m in world.members.values()), default=0.0)
-    state.add_phase_time("form", now - world.formed_at - restore)
-    state.add_phase_time("restore", restore)
-    state.update_incident(joined_attempt=world.attempt)
+    state.incidents.add_phase_time("form", now - world.formed_at - restore)
+    state.incidents.add_phase_time("restore", restore)
+    state.incidents.amend(joined_attempt=world.attempt)
     state.emit_incident()
     start = world.members[0].restore
     if start.tier is Tier.INIT and start.uri:
@@ -406,4 +374,4 @@ def _record_all_joined(state: CoreState, world: AttemptWorld, now: float) -> Non
             step=start.step,
             what=start.what.value,
         )
-    state.deadline = now + state.config.first_step_timeout_s
+    state.timer.postpone(now + state.config.first_step_timeout_s)

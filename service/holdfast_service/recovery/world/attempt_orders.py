@@ -12,7 +12,8 @@ from holdfast_service.placement.rank_assignment import Assignment, format_ranks
 from holdfast_service.placement.restore_points import RestorePoint, restore_for
 from holdfast_service.policy.decision_ladder import SeatingResult
 from holdfast_service.recovery.core_state.roster import AgentRecord
-from holdfast_service.recovery.core_state.state import AttemptWorld, CoreState, Member
+from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_service.recovery.core_state.worlds import AttemptWorld, Member
 from holdfast_service.recovery.nodes import node_eligibility
 from holdfast_service.recovery.upkeep import save_intervals
 from holdfast_service.recovery.upkeep.partners import choose_partners
@@ -30,11 +31,12 @@ def build_world(
     by_agent = {record.agent: record for record in records}
     seats = {placed.rank: placed.agent for placed in result.placed}
     chosen = choose_partners(state, seats, records)
+    workers = (worker for record in records for worker in record.report.workers)
+    pids: dict[str | None, int] = {worker.worker: worker.pid for worker in workers}
     busy: Counter[str] = Counter()
     members: dict[int, Member] = {}
     for placed in result.placed:
         record = by_agent[placed.agent]
-        worker = state.roster.worker(placed.worker) if placed.worker is not None else None
         restore = restore_for(placed.rank, placed.agent, point, busy)
         busy[restore.agent] += restore.tier is Tier.PARTNER_RAM
         members[placed.rank] = Member(
@@ -47,10 +49,10 @@ def build_world(
             role=_role(state, placed.rank, placed.agent, placed.worker),
             restore=restore,
             partners=chosen.partners[placed.rank],
-            pid=worker.pid if worker is not None else None,
+            pid=pids.get(placed.worker),
         )
     return AttemptWorld(
-        attempt=state.attempt,
+        attempt=state.worlds.attempt,
         restored_step=point.step,
         members=members,
         formed_at=now,
@@ -85,9 +87,9 @@ def form_orders(
             store_port=store.store_port,
             seats=seats,
             intervals=save_intervals.current_intervals(state, world),
-            skipped=state.ledger.ranges,
+            skipped=state.progress.ledger.ranges,
             leased=state.config.lease_s > 0,
-            recheck=state.unexplained.finding.step if state.unexplained is not None else None,
+            recheck=state.corruption.repeated_step,
         )
         orders.append((agent, order))
     return orders
@@ -107,7 +109,7 @@ def seating(state: CoreState, result: Assignment, world: AttemptWorld) -> Seatin
 
 
 def _why_moved(state: CoreState, result: Assignment) -> str:
-    before = {state.homes[index].agent: state.config.groups[index] for index in result.moved}
+    before = {state.worlds.homes[index].agent: state.config.groups[index] for index in result.moved}
     reasons = []
     for agent, ranks in before.items():
         record = state.roster.find(agent)
@@ -120,7 +122,7 @@ def _why_moved(state: CoreState, result: Assignment) -> str:
 
 
 def _role(state: CoreState, rank: int, agent: str, worker: str | None) -> str:
-    before = state.last_world.members.get(rank) if state.last_world else None
+    before = state.worlds.last.members.get(rank) if state.worlds.last else None
     if before is not None and before.agent == agent and worker is not None:
         return "kept" if before.worker in (None, worker) else "replaced"
     if worker is None:

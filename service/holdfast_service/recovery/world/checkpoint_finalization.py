@@ -10,7 +10,8 @@ from holdfast_service.placement.restore_points import RemoteCheckpoint
 from holdfast_service.recovery.core_state.effects import FinalizeCheckpoint
 from holdfast_service.recovery.core_state.inputs import CheckpointFinalized, RemoteCheckpoints
 from holdfast_service.recovery.core_state.save_ledger import PendingManifest
-from holdfast_service.recovery.core_state.state import CoreState, Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.upkeep import remote_cleanup_orders, remote_outage
 from holdfast_service.recovery.world import attempt_formation, outcome
 from holdfast_workers.protocol.messages import Signal
@@ -20,10 +21,10 @@ _RECOVERING = (Stage.GATHERING, Stage.FENCING, Stage.FORMING)
 
 def assign_pending(state: CoreState, now: float) -> None:
     """Assign every complete set of shards without a writer to a live agent."""
-    if state.stage in (Stage.ENDED, Stage.ASSEMBLING, Stage.ADOPTING):
+    if state.timer.stage in (Stage.ENDED, Stage.ASSEMBLING, Stage.ADOPTING):
         return
     for pending in list(state.saves.pending.values()):
-        if not state.line.contains(pending.attempt, pending.step, formed_too=True):
+        if not state.progress.line.contains(pending.attempt, pending.step, formed_too=True):
             state.saves.abandon(pending.attempt, pending.step)
         elif pending.agent is None and pending.not_before <= now:
             _assign(state, pending)
@@ -32,22 +33,21 @@ def assign_pending(state: CoreState, now: float) -> None:
 def apply_remote_listing(state: CoreState, event: RemoteCheckpoints, now: float) -> None:
     """Apply a new listing of the remote tier. It may contain a checkpoint whose writer died before
     it answered."""
-    state.saves.known, state.saves.problem = event.known, event.problem
     if not event.known:
-        if state.stage is Stage.WAITING:
+        state.saves.record_unreachable(event.problem)
+        if state.timer.stage is Stage.WAITING:
             attempt_formation.form_or_wait(state, now)  # updates the reason of the wait
         return
-    state.saves.remotes = {checkpoint.uri: checkpoint for checkpoint in event.found}
+    state.saves.record_listing(event.found)
     for damaged in event.damaged:
-        if damaged.uri not in state.saves.bad_uris:
-            state.saves.bad_uris.add(damaged.uri)
+        if state.saves.mark_bad(damaged.uri):
             state.emit(
                 EventKind.CHECKPOINT_BAD, step=damaged.step, uri=damaged.uri, message=damaged.why
             )
     announce_finished(state, now)
-    if state.stage is Stage.WAITING:
+    if state.timer.stage is Stage.WAITING:
         attempt_formation.form_or_wait(state, now)
-    if state.stage is Stage.FINISHING and outcome.is_last_step_durable(state):
+    if state.timer.stage is Stage.FINISHING and outcome.is_last_step_durable(state):
         attempt_formation.finish_if_complete(state, now)
 
 
@@ -57,10 +57,12 @@ def announce_finished(state: CoreState, now: float) -> None:
         state.saves.remotes.values(), key=lambda checkpoint: (checkpoint.step, checkpoint.attempt)
     ):
         known = checkpoint.uri in state.saves.announced or checkpoint.uri in state.saves.bad_uris
-        if known or not state.line.contains(checkpoint.attempt, checkpoint.step, formed_too=True):
+        if known or not state.progress.line.contains(
+            checkpoint.attempt, checkpoint.step, formed_too=True
+        ):
             continue
         state.saves.record_finished(checkpoint)
-        state.saves.announced.add(checkpoint.uri)
+        state.saves.announce(checkpoint.uri)
         state.emit(
             EventKind.CHECKPOINT_SAVED,
             step=checkpoint.step,
@@ -78,9 +80,9 @@ def handle_finalized(state: CoreState, event: CheckpointFinalized, now: float) -
     """Handle a durable manifest. A checkpoint that is off the present line is never used."""
     if event.uri in state.saves.bad_uris:
         return
-    if not state.line.contains(event.attempt, event.step, formed_too=True):
+    if not state.progress.line.contains(event.attempt, event.step, formed_too=True):
         state.saves.abandon(event.attempt, event.step)
-        state.saves.bad_uris.add(event.uri)
+        state.saves.mark_bad(event.uri)
         message = f"a later attempt started before step {event.step} of attempt {event.attempt}"
         state.emit(EventKind.CHECKPOINT_BAD, step=event.step, uri=event.uri, message=message)
         remote_cleanup_orders.request_cleanup(
@@ -92,34 +94,35 @@ def handle_finalized(state: CoreState, event: CheckpointFinalized, now: float) -
     )
     announce_finished(state, now)
     remote_cleanup_orders.request_cleanup(state, event.step)
-    if event.step >= outcome.last_step(state):
+    if event.step >= state.ending.last_step:
         _conclude_last_checkpoint(state, now)
 
 
 def handle_tidied(state: CoreState, signal: Signal, now: float) -> None:
     """Record the result of a cleanup. After a failure, the next cleanup removes the rest."""
     for uri, why in signal.detail["deleted"].items():
-        gone = state.saves.remotes.pop(uri, None)
+        gone = state.saves.record_deleted(uri)
         if gone is not None:
             state.emit(EventKind.CHECKPOINT_DELETED, step=gone.step, uri=uri, why=why)
     if signal.detail["message"]:
         state.add_evidence(f"retention failed on agent {signal.agent}: {signal.detail['message']}")
-    if state.saves.tidying == signal.detail["step"]:
-        state.saves.tidying = None
-        if state.stage is Stage.FINISHING:
-            attempt_formation.finish_if_complete(state, now)
+    is_last = state.saves.end_tidying(signal.detail["step"])
+    if is_last and state.timer.stage is Stage.FINISHING:
+        attempt_formation.finish_if_complete(state, now)
 
 
 def _conclude_last_checkpoint(state: CoreState, now: float) -> None:
-    if state.stage is Stage.FINISHING:
+    if state.timer.stage is Stage.FINISHING:
         attempt_formation.finish_if_complete(state, now)
-    elif state.stage is Stage.WAITING or (state.stop is not None and state.stage in _RECOVERING):
+    elif state.timer.stage is Stage.WAITING or (
+        state.ending.stop is not None and state.timer.stage in _RECOVERING
+    ):
         outcome.conclude(state, now)
     # Otherwise during a recovery: its attempt only reports the digest of the last state.
 
 
 def _assign(state: CoreState, pending: PendingManifest) -> None:
-    hosts = state.world.hosts() if state.world is not None else set()
+    hosts = state.worlds.present.hosts() if state.worlds.present is not None else set()
     chosen = min(
         state.roster.live(),
         key=lambda record: (record.agent == pending.last, record.agent not in hosts),
@@ -127,7 +130,7 @@ def _assign(state: CoreState, pending: PendingManifest) -> None:
     )
     if chosen is None:
         return
-    pending.agent = chosen.agent
+    state.saves.assign(pending.attempt, pending.step, chosen.agent)
     state.request(
         FinalizeCheckpoint(
             chosen.agent, pending.step, pending.attempt, pending.records, chosen.incarnation

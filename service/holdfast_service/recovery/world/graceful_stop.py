@@ -7,41 +7,36 @@ A fault during the stop is recovered from like any other, within the same deadli
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, StopKind, StopOrder
 from holdfast_service.policy.causes import GiveUp
 from holdfast_service.recovery.core_state.effects import Finish
 from holdfast_service.recovery.core_state.inputs import StopRequested
-from holdfast_service.recovery.core_state.state import CoreState, Stage
-from holdfast_service.recovery.world import attempt_formation, outcome, stop_proof
+from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_service.recovery.world import attempt_formation, outcome
 
 
 def handle_stop_request(state: CoreState, event: StopRequested, now: float) -> None:
     """Handle a stop request: the first one, a repeated one (which can only bring the deadline
     forward), or a cancel during a pause."""
-    before = state.stop
-    wanted = StopOrder(event.kind, event.reason, event.deadline)
-    if before is not None:
-        if before.kind is StopKind.CANCEL:
-            wanted = replace(wanted, kind=before.kind, reason=before.reason)
-        wanted = replace(wanted, deadline=min(before.deadline, wanted.deadline))
-    state.stop = wanted
-    if wanted != before:
-        state.emit(EventKind.JOB_STOPPING, step=state.committed, **wanted.data())
+    changed = state.ending.request(StopOrder(event.kind, event.reason, event.deadline))
+    wanted = state.ending.stop
+    assert wanted is not None
+    if changed is not None:
+        state.emit(EventKind.JOB_STOPPING, step=state.progress.committed, **wanted.data())
     if now >= wanted.deadline or not _may_have_progress(state):
         end_by_deadline(state, now)
-    elif state.stage is Stage.RUNNING:
+    elif state.timer.stage is Stage.RUNNING:
         begin_stop(state, now)
-    elif state.stage is Stage.FINISHING and state.final_step is None:
+    elif state.timer.stage is Stage.FINISHING and state.ending.final_step is None:
         _request_finish(state)  # the first request may have been lost
 
 
 def begin_stop(state: CoreState, now: float) -> None:
     """Order the running world to commit its last step."""
-    assert state.stop is not None
+    assert state.ending.stop is not None
     state.set_phase(Phase.FINISHING)
-    state.enter_stage(Stage.FINISHING, now, max(0.0, state.stop.deadline - now))
+    state.timer.enter(Stage.FINISHING, now, max(0.0, state.ending.stop.deadline - now))
     _request_finish(state)
 
 
@@ -50,9 +45,9 @@ def end_by_deadline(state: CoreState, now: float, why: str = "") -> None:
 
     A pause without a durable state is undone: the computed steps are worth more than the pause.
     """
-    stop = state.stop
+    stop = state.ending.stop
     assert stop is not None
-    durable = state.saves.newest(state.line)
+    durable = state.saves.newest(state.progress.line)
     if stop.kind is StopKind.PAUSE and durable is None and _may_have_progress(state):
         _undo_pause(state, now, why)
         return
@@ -61,10 +56,10 @@ def end_by_deadline(state: CoreState, now: float, why: str = "") -> None:
 
 def ends_as_requested(state: CoreState, verdict: GiveUp, now: float) -> bool:
     """End an unrecoverable job as requested instead of by the fault. False if not possible."""
-    stop = state.stop
+    stop = state.ending.stop
     if stop is None:
         return False
-    if stop.kind is StopKind.PAUSE and state.saves.newest(state.line) is None:
+    if stop.kind is StopKind.PAUSE and state.saves.newest(state.progress.line) is None:
         return False
     end_by_deadline(state, now, verdict.message)
     return True
@@ -73,11 +68,11 @@ def ends_as_requested(state: CoreState, verdict: GiveUp, now: float) -> bool:
 def _may_have_progress(state: CoreState) -> bool:
     """Whether this job may have computed steps that are not durable. While a former supervisor's
     attempt is being adopted, only the agents know."""
-    return state.committed > 0 or state.stage is Stage.ADOPTING
+    return state.progress.committed > 0 or state.timer.stage is Stage.ADOPTING
 
 
 def _request_finish(state: CoreState) -> None:
-    world = state.world
+    world = state.worlds.present
     assert world is not None
     for agent in sorted(world.hosts()):
         record = state.roster.find(agent)
@@ -87,22 +82,25 @@ def _request_finish(state: CoreState) -> None:
 
 def _undo_pause(state: CoreState, now: float, why: str) -> None:
     """Undo a pause: the job continues from memory, as a new attempt if its ranks have stopped."""
-    stop = state.stop
+    stop = state.ending.stop
     assert stop is not None
     reason = why or (
         "the last state did not reach the remote tier in time, and it holds no earlier state"
     )
-    state.emit(EventKind.STOP_UNDONE, wanted=stop.kind.value, reason=reason, step=state.committed)
-    state.stop = None
-    if state.stage is Stage.FINISHING and state.final_step == state.config.steps:
-        state.enter_stage(
+    state.emit(
+        EventKind.STOP_UNDONE, wanted=stop.kind.value, reason=reason, step=state.progress.committed
+    )
+    state.ending.undo()
+    if state.timer.stage is Stage.FINISHING and state.ending.final_step == state.config.steps:
+        state.timer.enter(
             Stage.FINISHING, now, state.config.finish_timeout_s
         )  # this was the last step anyway
         return
-    state.final_step = None
-    if state.stage is not Stage.FINISHING:
+    state.ending.continue_training()
+    if state.timer.stage is not Stage.FINISHING:
         return
-    stop_proof.require_proof(state, state.world.incarnations() if state.world is not None else ())
+    world = state.worlds.present
+    state.fencing.require_proof(world.incarnations() if world is not None else ())
     outcome.end_attempt(state, f"the {stop.kind.value} was undone: {reason}")
     state.set_phase(Phase.RECOVERING)
     attempt_formation.open_attempt(state, now)

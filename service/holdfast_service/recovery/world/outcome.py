@@ -5,7 +5,8 @@ from __future__ import annotations
 from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, StopKind
 from holdfast_service.placement.restore_points import RemoteCheckpoint
 from holdfast_service.recovery.core_state.effects import End, Stop
-from holdfast_service.recovery.core_state.state import WITH_WORLD, CoreState, Stage
+from holdfast_service.recovery.core_state.stage_timer import WITH_WORLD, Stage
+from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.upkeep import remote_outage
 
 OUTCOME_OF = {StopKind.CANCEL: "CANCELLED", StopKind.PAUSE: "PAUSED"}
@@ -23,13 +24,10 @@ def end_job(
     durable_step: int | None = None,
 ) -> None:
     """Close open incidents, stop every agent, and end the job. No effect follows."""
-    at_step = state.committed if step is None else step
-    if state.world is not None and state.stage in WITH_WORLD:
+    at_step = state.progress.committed if step is None else step
+    if state.worlds.present is not None and state.timer.stage in WITH_WORLD:
         end_attempt(state, message)
-    if state.incident is not None:
-        state.incident = state.incident.closed(now, f"the job ended: {code}")
-        state.emit_incident(EventKind.INCIDENT_CLOSED)
-        state.incident = None
+    state.close_incident(now, f"the job ended: {code}")
     remote_outage.close_outage(state, now, f"the job ended: {code}")
     state.set_phase(Phase.ENDED)
     state.emit(
@@ -44,15 +42,15 @@ def end_job(
     for record in state.roster.live():
         state.request(Stop(record.agent, message, record.incarnation))
     state.request(End(outcome, code, message, traceback, at_step))
-    state.enter_stage(Stage.ENDED, now, None)
-    state.world = None
+    state.timer.enter(Stage.ENDED, now, None)
+    state.worlds.end_present()
 
 
 def conclude(state: CoreState, now: float) -> None:
     """The last state is durable: the job succeeded, or it ends early as requested."""
     steps = state.config.steps
-    if last_step(state) < steps:
-        end_as_stopped(state, now, state.saves.newest(state.line), "")
+    if state.ending.last_step < steps:
+        end_as_stopped(state, now, state.saves.newest(state.progress.line), "")
         return
     end_job(
         state,
@@ -69,17 +67,17 @@ def end_as_stopped(
     state: CoreState, now: float, durable: RemoteCheckpoint | None, why: str
 ) -> None:
     """End as requested; the message states which step is durable."""
-    stop = state.stop
+    stop = state.ending.stop
     assert stop is not None
     saved = durable.step if durable is not None else 0
-    last = max(state.committed, state.final_step or 0, saved)
+    last = max(state.progress.committed, state.ending.final_step or 0, saved)
     if saved == last:
         kept = f"its last state, step {last}, is in the remote tier" if last else ""
     else:
         newest = f"step {saved} is" if durable is not None else "nothing is"
         kept = f"{newest} in the remote tier, out of {last} computed steps"
-        if state.protected > saved:
-            kept += f", and step {state.protected} was on two nodes in memory"
+        if state.progress.protected > saved:
+            kept += f", and step {state.progress.protected} was on two nodes in memory"
     end_job(
         state,
         now,
@@ -99,21 +97,18 @@ def fail(
 
 def end_attempt(state: CoreState, reason: str) -> None:
     """End the present world; its attempt number is never used again."""
-    if state.world is not None:
+    world = state.worlds.present
+    if world is not None:
         state.emit(
             EventKind.ATTEMPT_ENDED,
-            attempt=state.world.attempt,
+            attempt=world.attempt,
             reason=reason,
-            last_step=state.committed,
-            gone=sorted(list(host) for host in state.world.incarnations() & state.lapsed),
+            last_step=state.progress.committed,
+            gone=sorted(list(host) for host in world.incarnations() & state.fencing.lapsed),
         )
-        state.last_world, state.world = state.world, None
-
-
-def last_step(state: CoreState) -> int:
-    return state.config.steps if state.final_step is None else state.final_step
+        state.worlds.end_present()
 
 
 def is_last_step_durable(state: CoreState) -> bool:
     """Whether the job's last state is in the remote tier, on the present line."""
-    return state.saves.has_final(last_step(state), state.line)
+    return state.saves.has_final(state.ending.last_step, state.progress.line)

@@ -13,20 +13,14 @@ from tests.support.simulation.simulated_jobs import closed, cluster, forming, ru
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core_state import effects as fx
 from holdfast_service.recovery.core_state.event_replay import Facts
-from holdfast_service.recovery.core_state.state import Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_workers.protocol.messages import Inspection, SignalKind
 
 
 def watched(job: SimulatedCluster) -> list[fx.Effect]:
     """A list that collects all effects from now on."""
     seen: list[fx.Effect] = []
-    carry_out = job._carry_out
-
-    def note(effect: fx.Effect) -> None:
-        seen.append(effect)
-        carry_out(effect)
-
-    job._carry_out = note  # type: ignore[method-assign]
+    job.observers.append(seen.append)
     return seen
 
 
@@ -66,17 +60,16 @@ def test_a_rank_that_hangs_is_named_and_its_process_killed_with_the_fence(proces
 def test_a_stall_reported_during_an_inspection_is_inspected_soon_after() -> None:
     """The inspection may have come just before the peers had waited for long enough."""
     job = running(cluster())
-    see, looks = job._see, list[float]()
+    looks: list[float] = []
 
-    def early(attempt: int, worker: SimWorker) -> Inspection:
-        inspection = see(attempt, worker)
+    def early(worker: SimWorker, inspection: Inspection) -> Inspection:
         looks.append(job.now)
         first = job.now - looks[0] < 0.1 and not worker.hangs
         return (
             replace(inspection, beat=replace(inspection.beat, age_s=0.9)) if first else inspection
         )
 
-    job._see = early  # type: ignore[method-assign]
+    job.change_inspection = early
     job.hang_rank(2, "R")
     began = job.now
     job.run_until(lambda: bool(closed(job)))
@@ -117,15 +110,13 @@ def test_a_phase_may_exceed_the_stall_limit_if_its_own_limit_is_longer() -> None
 
 def test_a_long_step_with_moving_micro_batches_is_waited_for() -> None:
     job = running(cluster(stall_limit_s=50.0))
-    see = job._see
 
-    def moving(attempt: int, worker: SimWorker) -> Inspection:
-        inspection = see(attempt, worker)
+    def moving(worker: SimWorker, inspection: Inspection) -> Inspection:
         slow = job.now < job.slow_until
         beat = replace(inspection.beat, age_s=0.3, micro_batch=int(job.now))
         return replace(inspection, beat=beat) if slow else inspection
 
-    job._see = moving  # type: ignore[method-assign]
+    job.change_inspection = moving
     job.stalls_unreported = True
     job.slow_down(for_s=400.0)
     assert job.run(2000.0).outcome == "SUCCEEDED"
@@ -212,16 +203,15 @@ def test_a_rank_that_stops_while_a_world_forms_is_named() -> None:
 def alone(**changes: Any) -> SimulatedCluster:
     """A job of a single rank, whose agent reports for how long the rank has not moved."""
     job = cluster(mesh={"dp_shard": 1, "tp": 1}, world_size=1, workers_per_node=1, **changes)
-    see, moved = job._see, {"at": 0.0}
+    moved = {"at": 0.0}
 
-    def aged(attempt: int, worker: SimWorker) -> Inspection:
-        inspection = see(attempt, worker)
+    def aged(worker: SimWorker, inspection: Inspection) -> Inspection:
         if not worker.hangs:
             moved["at"] = job.now
             return inspection
         return replace(inspection, beat=replace(inspection.beat, age_s=job.now - moved["at"]))
 
-    job._see = aged  # type: ignore[method-assign]
+    job.change_inspection = aged
     running(job)
     moved["at"] = job.now
     return job

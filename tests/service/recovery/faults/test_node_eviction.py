@@ -23,7 +23,7 @@ from holdfast_service.policy.quarantine import Avoided, NodeStanding, node_name
 from holdfast_service.recovery.core_state import effects as fx
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
-from holdfast_service.recovery.core_state.state import Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_workers.health.findings import HealthFinding, Level
 from holdfast_workers.protocol.messages import SignalKind
 
@@ -34,7 +34,7 @@ GONE = HealthFinding("accelerator", "xid", Level.UNFIT, "XID 79", "GPU-1", 79, l
 HOT = HealthFinding("accelerator", "hw_thermal", Level.SUSPECT, "clocks halved", "GPU-1")
 
 
-def tell(job: SimulatedCluster, agent: str, *findings: HealthFinding) -> None:
+def report_findings(job: SimulatedCluster, agent: str, *findings: HealthFinding) -> None:
     of = job.agents[agent]
     of.health += 1
     of.findings = tuple(finding.data() for finding in findings)
@@ -56,7 +56,7 @@ def hosts(event: dict[str, Any]) -> set[str]:
 
 def test_ranks_leave_an_unfit_node_for_the_standby_and_keep_their_steps() -> None:
     job = running(cluster())
-    tell(job, "n0", ECC, HOT)
+    report_findings(job, "n0", ECC, HOT)
     assert job.run().outcome == "SUCCEEDED"
     assert hosts(forming(job)[-1]) == {"n1", "n2"}
     (incident,) = closed(job)
@@ -70,7 +70,7 @@ def test_ranks_leave_an_unfit_node_for_the_standby_and_keep_their_steps() -> Non
 
 def test_without_a_standby_an_unfit_node_keeps_its_ranks_and_is_reported() -> None:
     job = running(cluster(standbys=0))
-    tell(job, "n0", ECC)
+    report_findings(job, "n0", ECC)
     assert job.run().outcome == "SUCCEEDED"
     assert len(forming(job)) == 1 and not closed(job)
     assert len(job.emitted(EventKind.NODE_HEALTH)) == 1
@@ -80,14 +80,14 @@ def test_ranks_leave_an_unfit_node_as_soon_as_a_standby_arrives() -> None:
     job = running(cluster())
     job.kill_node("n2", back_after_s=1.0)
     job.run_until(lambda: any(event["state"] == "lost" for event in job.emitted(EventKind.STANDBY)))
-    tell(job, "n0", ECC)
+    report_findings(job, "n0", ECC)
     assert job.run().outcome == "SUCCEEDED"
     assert hosts(forming(job)[-1]) == {"n1", "n2"}
 
 
 def test_without_a_standby_a_node_with_a_lost_device_ends_the_job() -> None:
     job = running(cluster(standbys=0, wait_for_replacement_s=5.0))
-    tell(job, "n0", GONE)
+    report_findings(job, "n0", GONE)
     end = job.run()
     assert (end.outcome, end.code) == ("FAILED", "no_replacement")
     assert "XID 79" in end.message
@@ -95,7 +95,7 @@ def test_without_a_standby_a_node_with_a_lost_device_ends_the_job() -> None:
 
 def test_a_suspect_finding_moves_no_rank() -> None:
     job = running(cluster())
-    tell(job, "n0", HOT)
+    report_findings(job, "n0", HOT)
     assert job.run().outcome == "SUCCEEDED"
     assert len(forming(job)) == 1
 
@@ -124,8 +124,8 @@ def test_ranks_do_not_leave_a_node_for_a_node_that_cannot_take_them() -> None:
     report = job.agents["n2"].report()
     name = node_name(report.node_id, report.host)
     job.send(inputs.NodesAvoided({name: Avoided(NodeStanding.QUARANTINED, "of late")}))
-    job.run_until(lambda: bool(job.core._state.avoided))
-    tell(job, "n0", ECC)
+    job.run_until(lambda: bool(job.core.snapshot().avoided_nodes))
+    report_findings(job, "n0", ECC)
     assert job.run().outcome == "SUCCEEDED"
     assert len(forming(job)) == 1
 
@@ -168,7 +168,7 @@ def test_a_node_that_passes_the_network_check_again_is_fit_again() -> None:
 
 def test_a_late_health_report_changes_nothing() -> None:
     job = running(cluster())
-    tell(job, "n0", HOT)
+    report_findings(job, "n0", HOT)
     job.run_until(lambda: bool(job.emitted(EventKind.NODE_HEALTH)))
     late = {"health": 0, "findings": [ECC.data()], "measured": {}}
     job.signal(job.agents["n0"], SignalKind.NODE_UNWELL, job.core.attempt, detail=late)
@@ -178,17 +178,17 @@ def test_a_late_health_report_changes_nothing() -> None:
 
 def test_a_restarted_supervisor_receives_findings_from_the_agents() -> None:
     job = running(cluster(standbys=0))
-    tell(job, "n0", ECC)
+    report_findings(job, "n0", ECC)
     job.run_until(lambda: bool(job.emitted(EventKind.NODE_HEALTH)))
     job.restart_supervisor()
     job.run_until(lambda: job.core.stage is Stage.RUNNING)
-    assert job.core._state.health["n0"].findings == (ECC,)
+    assert job.core.snapshot().findings["n0"] == (ECC,)
     assert Facts.from_events(job.events).attempt == 1
 
 
 def test_a_new_incarnation_has_no_findings_of_the_former_one() -> None:
     job = running(cluster(standbys=0))
-    tell(job, "n0", ECC)
+    report_findings(job, "n0", ECC)
     job.kill_agent("n0", back_after_s=0.5)
     assert job.run().outcome == "SUCCEEDED"
     assert hosts(forming(job)[-1]) == {"n0", "n1"}
@@ -241,16 +241,16 @@ def uncordoned(
 ) -> SimulatedCluster:
     """The standby's node was avoided and may be used again."""
     set_aside(job, "n2", standing=standing)
-    job.run_until(lambda: bool(job.core._state.avoided))
+    job.run_until(lambda: bool(job.core.snapshot().avoided_nodes))
     job.send(inputs.NodesAvoided({}))
-    job.run_until(lambda: not job.core._state.avoided)
+    job.run_until(lambda: not job.core.snapshot().avoided_nodes)
     return job
 
 
 def test_a_node_that_returns_to_use_is_checked_before_it_gets_a_rank() -> None:
     for standing in (NodeStanding.QUARANTINED, NodeStanding.CORDONED):
         job = uncordoned(running(cluster(steps=60)), standing)
-        tell(job, "n0", ECC)
+        report_findings(job, "n0", ECC)
         job.run_until(lambda job=job: bool(job.emitted(EventKind.NODE_HEALTH)))  # type: ignore[misc]
         assert not job.emitted(EventKind.INCIDENT_OPENED)
         assert standings(job)[-1] == "checking"
@@ -269,7 +269,7 @@ def test_a_node_that_returns_to_use_and_fails_its_check_gets_no_rank() -> None:
     bad = HealthFinding("preflight", "arithmetic", Level.UNFIT, "3 numbers of a product are wrong")
     job.agents["n2"].health, job.agents["n2"].findings = 1, (bad.data(),)
     uncordoned(job)
-    tell(job, "n0", ECC)
+    report_findings(job, "n0", ECC)
     assert job.run().outcome == "SUCCEEDED"
     assert len(forming(job)) == 1
     assert standings(job)[-2:] == ["checking", "unfit"]
@@ -280,7 +280,7 @@ def test_a_failed_check_command_is_repeated() -> None:
     job.agents["n2"].refused.add("check_node")
     effects = watched(job)
     uncordoned(job)
-    tell(job, "n0", ECC)
+    report_findings(job, "n0", ECC)
     assert job.run().outcome == "SUCCEEDED"
     assert job.checks == ["n2"] and standings(job).count("checking") == 1
     assert len([effect for effect in effects if isinstance(effect, fx.CheckNode)]) == 2
@@ -304,7 +304,7 @@ def test_an_unanswered_check_is_repeated_while_no_step_is_committed() -> None:
 def test_a_node_that_kept_its_ranks_is_not_checked() -> None:
     job = running(cluster(standbys=0))
     set_aside(job, "n1", standing=NodeStanding.QUARANTINED)
-    job.run_until(lambda: bool(job.core._state.avoided))
+    job.run_until(lambda: bool(job.core.snapshot().avoided_nodes))
     job.send(inputs.NodesAvoided({}))
     assert job.run().outcome == "SUCCEEDED"
     assert job.checks == [] and len(forming(job)) == 1
@@ -313,7 +313,7 @@ def test_a_node_that_kept_its_ranks_is_not_checked() -> None:
 def test_a_waiting_job_uses_a_node_that_returned_after_its_check() -> None:
     job = running(cluster(steps=60))
     set_aside(job, "n2")
-    job.run_until(lambda: bool(job.core._state.avoided))
+    job.run_until(lambda: bool(job.core.snapshot().avoided_nodes))
     job.kill_node("n0", back_after_s=None)
     job.run_until(lambda: job.core.stage is Stage.WAITING)
     job.send(inputs.NodesAvoided({}))

@@ -6,13 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.support.simulation.core_states import running_state
 from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_jobs import cluster, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core_state.effects import Emit, InjectFault
 from holdfast_service.recovery.core_state.inputs import CommandFailed, FaultRequested, Tick
-from holdfast_service.recovery.core_state.state import Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_service.recovery.upkeep import injection_dispatch
 from holdfast_service.supervisor.injection_record import InjectionRecord
 from holdfast_workers.fault_injection.kinds import FaultKind, Injection
 
@@ -43,7 +45,7 @@ def test_a_fault_of_the_remote_tier_goes_to_every_agent_including_standbys() -> 
 def test_a_fault_requested_before_the_first_world_waits_for_it() -> None:
     job = cluster()
     assert dispatched(job, 1, Injection(FaultKind.KILL, rank=0)) == []
-    job.run_until(lambda: not job.core._state.requested_faults)
+    job.run_until(lambda: not job.core.snapshot().requested_faults)
     assert job.core.stage is not Stage.ASSEMBLING
 
 
@@ -57,22 +59,21 @@ def test_a_fault_during_a_recovery_goes_to_the_former_host_of_its_rank() -> None
 def test_a_fault_for_a_lost_agent_waits_for_the_next_world() -> None:
     job = running(cluster())
     job.kill_node("n0")
-    record = job.core._state.roster.find("n0")
-    assert record is not None
-    job.run_until(lambda: not record.live)
+    job.run_until(lambda: not job.core.snapshot().agents["n0"].live)
     assert dispatched(job, 1, Injection(FaultKind.KILL, rank=0)) == []
-    job.run_until(lambda: not job.core._state.requested_faults)
-    world = job.core._state.world
-    assert world is not None and world.members[0].agent == "n2"
+    job.run_until(lambda: not job.core.snapshot().requested_faults)
+    assert job.core.snapshot().members[0].agent == "n2"
 
 
 def test_a_fault_for_a_restarted_agent_waits_for_the_next_world() -> None:
-    job = running(cluster())
-    world = job.core._state.world
-    assert world is not None
-    world.members[0].incarnation = "former"
-    assert dispatched(job, 1, Injection(FaultKind.KILL, rank=0)) == []
-    assert dispatched(job, 2, Injection(FaultKind.KILL, rank=3)) == [("n1", 2)]
+    state = running_state(incarnations={"n0": "former"})
+    state.inbox.keep_fault(FaultRequested(1, Injection(FaultKind.KILL, rank=0)))
+    state.inbox.keep_fault(FaultRequested(2, Injection(FaultKind.KILL, rank=3)))
+    injection_dispatch.dispatch(state)
+    (effect,) = state.take_effects()
+    assert isinstance(effect, InjectFault)
+    assert (effect.agent, effect.number) == ("n1", 2)
+    assert [fault.number for fault in state.inbox.requested_faults] == [1]
 
 
 def test_a_fault_that_cannot_be_injected_is_emitted_and_condemns_no_attempt() -> None:

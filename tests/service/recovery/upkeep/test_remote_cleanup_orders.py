@@ -6,8 +6,8 @@ from tests.support.simulation.simulated_jobs import cluster, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core_state import effects, inputs
-from holdfast_service.recovery.core_state.state import Stage
-from holdfast_workers.protocol.messages import SignalKind
+from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_workers.protocol.messages import Signal, SignalKind
 
 
 def _orders(of: inputs.Input, job) -> list[effects.TidyRemoteTier]:  # type: ignore[no-untyped-def]
@@ -29,7 +29,9 @@ def test_a_checkpoint_off_the_present_line_is_marked_bad_before_retention_counts
 
 def test_a_cleanup_order_lists_unfinished_checkpoints() -> None:
     job = running(cluster(), step=13)
-    job.core._state.saves.record_shard(1, 13, 0, {"rank": 0, "step": 13, "attempt": 1, "nbytes": 1})
+    agent, shard = job.agents["n0"], {"rank": 0, "step": 13, "attempt": 1, "nbytes": 1}
+    saved = Signal(SignalKind.SHARD_SAVED, "n0", agent.incarnation, 99, job.now, 1, 0, detail=shard)
+    job.core.handle(inputs.Signals((saved,)), job.now)
     (order,) = _orders(inputs.CheckpointFinalized(12, 1, "mem://12.1", 1), job)
     assert (13, 1) in order.unfinished
 
@@ -47,12 +49,9 @@ def test_deletions_by_retention_are_emitted_and_its_failure_is_harmless() -> Non
 
 def test_the_end_of_a_job_waits_for_cleanup_for_a_limited_time() -> None:
     job = cluster()
-    job._tidy = lambda agent, effect: None  # type: ignore[method-assign]
+    job.tidies = False
     job.run_until(
-        lambda: (
-            job.core.stage is Stage.FINISHING
-            and job.core._state.saves.has_final(job.config.steps, job.core._state.line)
-        )
+        lambda: job.core.stage is Stage.FINISHING and job.core.snapshot().is_last_step_durable
     )
     durable_at = job.now
     assert job.run().outcome == "SUCCEEDED"

@@ -9,7 +9,7 @@ from tests.support.simulation.simulated_jobs import closed, cluster, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core_state import inputs
-from holdfast_service.recovery.core_state.state import Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_workers.protocol.messages import Place
 
 
@@ -35,8 +35,8 @@ def saved(job: SimulatedCluster) -> list[tuple[int, int]]:
 
 def test_another_agent_finalizes_the_last_checkpoint_if_the_first_dies() -> None:
     job = cluster()
-    job.run_until(lambda: bool(job.core._state.saves.pending) and job.core.committed == 30)
-    (pending,) = job.core._state.saves.pending.values()
+    job.run_until(lambda: bool(job.core.snapshot().pending_manifests) and job.core.committed == 30)
+    (pending,) = job.core.snapshot().pending_manifests
     assert pending.agent is not None
     job.kill_agent(pending.agent)
     assert job.run().outcome == "SUCCEEDED"
@@ -53,7 +53,7 @@ def test_a_new_attempt_saves_a_failed_shard_of_the_last_step() -> None:
 def test_without_the_last_checkpoint_the_job_has_not_succeeded() -> None:
     job = cluster(finish_timeout_s=3.0)
     job.run_until(lambda: job.core.committed >= 25)
-    job._finalize = lambda agent, effect: None  # type: ignore[method-assign]
+    job.publishes = False
     end = job.run()
     assert (end.outcome, end.code) == ("FAILED", "final_checkpoint")
 

@@ -6,20 +6,21 @@ from tests.support.simulation.simulated_jobs import cluster
 
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.effects import FinalizeCheckpoint
-from holdfast_service.recovery.core_state.state import Stage
+from holdfast_service.recovery.core_state.stage_timer import Stage
 
 
 def test_a_refused_manifest_without_a_live_agent_sets_no_deadline() -> None:
     job = cluster(standbys=0)
-    core, saves = job.core, job.core._state.saves
-    job.run_until(lambda: any(pending.agent for pending in saves.pending.values()))
-    (pending,) = saves.pending.values()
+    core = job.core
+    job.run_until(lambda: any(manifest.agent for manifest in core.snapshot().pending_manifests))
+    (pending,) = core.snapshot().pending_manifests
     assert pending.agent is not None
     agent, attempt, step = pending.agent, pending.attempt, pending.step
     refused = inputs.CommandFailed(
         agent, "finalize_checkpoint", attempt, "503", step=step, refused=True
     )
     core.handle(refused, job.now)
+    (pending,) = core.snapshot().pending_manifests
     at = core.next_deadline()
     assert at is not None and at == pending.not_before
     for name in job.agents:

@@ -1,0 +1,116 @@
+"""The progress of the job: the line of history, the committed steps, and the skipped data windows.
+
+Invariants: a state that is off the line is never restored; a step counts as progress only beyond
+`floor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from holdfast_service.placement.restore_points import AttemptBranch, HistoryLine
+from holdfast_service.policy.causes import ErrorMark
+from holdfast_service.recovery.core_state.event_replay import Facts
+from holdfast_workers.protocol.messages import Held
+from holdfast_workers.training.skipped_windows import Ledger
+
+GuardTrip = tuple[int, int, int, str]
+"""(attempt, step, window, kind)"""
+
+
+@dataclass
+class Progress:
+    """What the job has computed, and what of it is valid."""
+
+    ledger: Ledger
+    """Data windows that later attempts skip."""
+    line: HistoryLine = field(default_factory=HistoryLine)
+    committed: int = 0
+    protected: int = -1
+    """The newest step known to be in the memory of two nodes for every rank."""
+    floor: int = 0
+    """A step beyond this one is progress. It is the newest step of the present line, counted since
+    the last attempt that restored a state off that line."""
+    without_progress: int = 0
+    """Consecutive attempts that ended without a step beyond `floor`."""
+    mark: ErrorMark | None = None
+    """The last error of the user's program, until a step beyond it is committed."""
+    guard_trips: frozenset[GuardTrip] = frozenset()
+    """Guard trips already recorded."""
+
+    def newest_branch(self) -> AttemptBranch | None:
+        return self.line.branches[-1] if self.line.branches else None
+
+    def record_step(self, attempt: int, step: int) -> None:
+        """Record that `attempt` committed `step`; ignored unless it formed the last world."""
+        newest = self.newest_branch()
+        if newest is None or attempt != newest.attempt:
+            return
+        if step > newest.restored_step and not newest.ran:
+            self.record_run(attempt)
+        self.committed = max(self.committed, step)
+        if step > self.floor:
+            self.floor, self.without_progress = step, 0
+        if self.mark is not None and step > self.mark.step:
+            self.mark = None  # after progress, the same error counts as a new error
+
+    def record_held(self, held: Iterable[Held]) -> None:
+        """Record that these states are in the memory of an agent: their steps were committed."""
+        for state in held:
+            self.record_step(state.attempt, state.step)
+
+    def record_protected(self, step: int) -> None:
+        self.protected = max(self.protected, step)
+
+    def record_run(self, attempt: int) -> None:
+        """The steps of `attempt` belong to history from now on."""
+        self.line = self.line.with_run(attempt)
+
+    def start_attempt(self, attempt: int, restored_step: int) -> None:
+        """`attempt` was formed to start from `restored_step`."""
+        if self.line.starts_elsewhere(restored_step):
+            self.floor = restored_step
+        self.add_branch(attempt, restored_step)
+
+    def add_branch(self, attempt: int, restored_step: int) -> None:
+        """Add an attempt to the line: one that forms, or one that a former supervisor formed."""
+        self.line = self.line.with_attempt(attempt, restored_step)
+
+    def continue_from(self, attempt: int, step: int) -> None:
+        """`attempt` runs from `step`, which may be older than the newest step of the last one."""
+        self.committed = step
+        self.record_step(attempt, step)
+
+    def roll_back(self, attempt: int, step: int) -> None:
+        """Discard the steps after `step` of this and of earlier attempts."""
+        self.line = self.line.with_rollback(attempt, step)
+
+    def limit_protected(self, step: int) -> None:
+        """No state after `step` is usable."""
+        self.protected = min(self.protected, step)
+
+    def count_lack_of_progress(self) -> None:
+        self.without_progress += 1
+
+    def remember_error(self, mark: ErrorMark) -> None:
+        self.mark = mark
+
+    def record_guard_trip(self, trip: GuardTrip) -> bool:
+        """Record a guard trip. False if it is known, or if a later attempt has formed."""
+        newest = self.newest_branch()
+        if newest is None or trip[0] != newest.attempt or trip in self.guard_trips:
+            return False
+        self.guard_trips |= {trip}
+        return True
+
+    def skip_window(self, window: list[int]) -> None:
+        """Later attempts skip this half-open data window."""
+        self.ledger |= Ledger.of([window])
+
+    def restore(self, facts: Facts) -> None:
+        """Restore the progress from the journal."""
+        self.line, self.committed = facts.line, facts.committed
+        self.floor, self.without_progress = facts.floor, facts.without_progress
+        self.mark = facts.mark
+        self.ledger |= facts.ledger

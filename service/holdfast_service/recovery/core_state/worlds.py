@@ -1,0 +1,193 @@
+"""The formed attempts: the present world, the world before it, and the homes of the ranks.
+
+Invariants: attempt numbers only grow; a world and its members change only by the operations here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from holdfast_service.placement.rank_assignment import GroupHome
+from holdfast_service.placement.replica_placement import Partners, Placement
+from holdfast_service.recovery.core_state.roster import AgentIncarnation, AgentRecord, Roster
+from holdfast_workers.protocol.messages import Restore
+
+
+@dataclass
+class Member:
+    """A rank of a world. `worker` is None until the forked process has reported its name."""
+
+    rank: int
+    agent: str
+    incarnation: str
+    node_id: str
+    host: str
+    worker: str | None
+    role: str
+    restore: Restore
+    partners: tuple[str, ...]
+    partners_confirmed: bool = True
+    """Whether its agent has confirmed that it replicates to them."""
+    pid: int | None = None
+    joined: bool = False
+    done: bool = False
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+
+    def data(self) -> dict[str, Any]:
+        names = ("rank", "worker", "agent", "incarnation", "node_id", "host", "pid", "role")
+        return {**{name: getattr(self, name) for name in names}, "partners": list(self.partners)}
+
+    def record_worker(self, worker: str, pid: int | None) -> None:
+        """Record the process that has the rank; `pid` None if it is not reported."""
+        self.worker, self.pid = worker, pid or self.pid
+
+    def record_joined(self, phases_s: Mapping[str, float] | None = None) -> None:
+        """Record that the rank has joined; `phases_s` None if only its step proves it."""
+        self.joined = True
+        if phases_s is not None:
+            self.phases_s = phases_s
+
+    def record_done(self) -> None:
+        """Record that the rank has taken its last step."""
+        self.done = True
+
+    def change_partners(self, partners: tuple[str, ...]) -> None:
+        """Change the partners that the rank should have; its agent has not confirmed them yet."""
+        self.partners, self.partners_confirmed = partners, False
+
+    def confirm_partners(self, partners: tuple[str, ...]) -> None:
+        """Record that the rank replicates to `partners`, which may be outdated."""
+        self.partners_confirmed = self.partners_confirmed or self.partners == partners
+
+    def lose_partner(self, agent: str) -> None:
+        """The address and the copies of a partner belong to a former incarnation."""
+        self.partners = tuple(partner for partner in self.partners if partner != agent)
+
+
+@dataclass
+class AttemptWorld:
+    """One formed attempt, from its orders to its end."""
+
+    attempt: int
+    restored_step: int
+    members: Mapping[int, Member]
+    formed_at: float
+    joined_at: float | None = None
+    first_step: int | None = None
+    first_step_at: float | None = None
+    placement: Placement | None = None
+    """Placement of the members' partners; None in a world adopted from a former supervisor."""
+    placed_at: float = 0.0
+    freed: bool = False
+    """Whether the agents were ordered to free copies that this world does not need."""
+    commands_to_repeat: frozenset[tuple[str, str]] = frozenset()
+    """(agent, command) of commands that failed and will be repeated."""
+
+    def hosts(self) -> set[str]:
+        return {member.agent for member in self.members.values()}
+
+    def incarnations(self) -> set[AgentIncarnation]:
+        return {(member.agent, member.incarnation) for member in self.members.values()}
+
+    def record_all_joined(self, now: float) -> None:
+        self.joined_at = now
+
+    def record_first_step(self, step: int, now: float) -> None:
+        """Record a committed step; only the first one counts."""
+        if self.first_step is None:
+            self.first_step, self.first_step_at = step, now
+
+    def resume(self, first_step: int, now: float) -> None:
+        """Record that the world runs already, as an adopted world does."""
+        self.joined_at = self.first_step_at = now
+        self.first_step = first_step
+
+    def counted_partners(self) -> Mapping[int, Partners]:
+        """Rank → the partners that count for durability."""
+        if self.placement is not None:
+            return self.placement.partners
+        return {rank: member.partners for rank, member in self.members.items()}
+
+    def place(self, placement: Placement) -> None:
+        """Record the present placement of the partners."""
+        self.placement = placement
+
+    def delay_freeing(self, now: float) -> None:
+        """New partners begin to serve: former copies are kept until they have the state."""
+        self.placed_at, self.freed = now, False
+
+    def record_freed(self) -> None:
+        self.freed = True
+
+    def repeat_freeing(self) -> None:
+        """An agent did not free its copies: all agents are ordered again."""
+        self.freed = False
+
+    def repeat_later(self, agent: str, command: str) -> None:
+        """Repeat the command after the next known step."""
+        self.commands_to_repeat |= {(agent, command)}
+
+    def take_commands_to_repeat(self) -> list[tuple[str, str]]:
+        taken, self.commands_to_repeat = sorted(self.commands_to_repeat), frozenset()
+        return taken
+
+
+@dataclass
+class Worlds:
+    """The present and the last world of a job, and the newest attempt announced."""
+
+    attempt: int = 0
+    present: AttemptWorld | None = None
+    last: AttemptWorld | None = None
+    """The world before this attempt."""
+    homes: Mapping[int, GroupHome] = field(default_factory=dict)
+    """Group of ranks → the agent that hosts it."""
+    home_incarnations: Mapping[int, str] = field(default_factory=dict)
+
+    def announce_attempt(self, highest: int) -> int:
+        """The number of the next attempt. `highest`: the highest number that any agent knows."""
+        self.attempt = max(self.attempt, highest) + 1
+        return self.attempt
+
+    def begin(self, world: AttemptWorld, groups: Iterable[tuple[int, ...]], roster: Roster) -> None:
+        """`world` is the present world; its hosts are the homes of the groups of ranks."""
+        self.present, self.attempt = world, max(self.attempt, world.attempt)
+        leads = {index: world.members[group[0]] for index, group in enumerate(groups)}
+        self.homes = {
+            index: GroupHome(lead.agent, roster.domain_of(lead.agent), alive=True)
+            for index, lead in leads.items()
+        }
+        self.home_incarnations = {index: lead.incarnation for index, lead in leads.items()}
+
+    def homes_among(self, agents: Iterable[AgentRecord]) -> dict[int, GroupHome]:
+        """The homes of the groups of ranks. A home is alive if the same incarnation of its agent
+        is among `agents`."""
+        alive = {(record.agent, record.incarnation) for record in agents}
+        return {
+            index: replace(home, alive=(home.agent, self.home_incarnations[index]) in alive)
+            for index, home in self.homes.items()
+        }
+
+    def end_present(self) -> None:
+        """The present world, if there is one, is the last world from now on."""
+        if self.present is not None:
+            self.last, self.present = self.present, None
+
+    def find_member(self, agent: str) -> Member | None:
+        """A rank of the agent in the present world, or in the last one."""
+        for world in (self.present, self.last):
+            for member in world.members.values() if world is not None else ():
+                if member.agent == agent:
+                    return member
+        return None
+
+    def last_ranks(self) -> dict[str, int]:
+        """Worker → its rank in the last world."""
+        members = self.last.members.values() if self.last is not None else ()
+        return {member.worker: member.rank for member in members if member.worker is not None}
+
+    def restore(self, attempt: int) -> None:
+        """Restore the newest attempt from the journal."""
+        self.attempt = attempt

@@ -1,0 +1,76 @@
+"""Proofs that the hosts of an ended world step no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.support.simulation.simulated_agent import SimAgent
+
+from holdfast_service.recovery.core_state.fencing import Fencing
+from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
+from holdfast_service.recovery.core_state.roster import Roster
+
+HOSTS = (("n0", "i1"), ("n1", "i1"))
+CONFIG = RecoveryConfig({"dp_shard": 2}, 2, workers_per_node=1, standby_nodes=0, steps=1)
+
+
+def roster(*agents: str) -> Roster:
+    """A roster that has a report of these agents."""
+    known = Roster()
+    for agent in agents:
+        known.record_report(SimAgent(agent, CONFIG).report())
+    return known
+
+
+def fencing(*, leased: bool = True) -> Fencing:
+    fencing = Fencing(leased)
+    fencing.require_proof(HOSTS)
+    return fencing
+
+
+def test_with_leases_each_host_needs_a_proof_of_its_own() -> None:
+    state = fencing()
+    state.record_answer("n0", "i1")
+    assert state.unproven == {("n1", "i1")}
+    assert state.is_proof_missing(roster("n0", "n1"))
+    state.record_ended("n1", "i1")
+    assert not state.is_proof_missing(roster("n0", "n1"))
+    assert ("n1", "i1") in state.dead
+
+
+@pytest.mark.parametrize("leased", [True, False])
+def test_without_leases_one_proof_counts_for_all_hosts(leased: bool) -> None:
+    proofs: list[Callable[[Fencing], None]] = [
+        lambda state: state.record_stopped("n0", "i1"),
+        lambda state: state.record_replaced("n0"),
+        Fencing.record_member_left,
+    ]
+    for record in proofs:
+        state = fencing(leased=leased)
+        record(state)
+        assert bool(state.unproven) is leased
+
+
+def test_a_proof_of_another_incarnation_proves_nothing() -> None:
+    for leased in (True, False):
+        state = fencing(leased=leased)
+        state.record_stopped("n0", "i2")
+        assert state.unproven == set(HOSTS)
+
+
+def test_an_ended_lease_of_an_unknown_incarnation_counts_only_if_it_sent_no_report() -> None:
+    state = fencing()
+    for agent, _ in HOSTS:
+        state.record_lease_ended(agent, "")
+    assert state.is_proof_missing(roster("n0", "n1"))
+    assert not state.is_proof_missing(roster())
+
+
+def test_a_report_revokes_the_end_of_a_lease() -> None:
+    state = fencing()
+    for agent, incarnation in HOSTS:
+        state.record_lease_ended(agent, incarnation)
+    state.record_alive("n0", "i1")
+    assert state.is_proof_missing(roster("n0", "n1"))
+    assert state.unproven == {("n0", "i1")}
