@@ -80,7 +80,7 @@ async def serve(
     with _bind(settings) as listener:
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            # The store first: a database that cannot be used is refused before a cluster is started.
+            # The store first: an unusable database is refused before a cluster is started.
             async with _store(settings) as store, _cluster(settings, stopping) as cluster:
                 _install_signal_handlers(stopping)  # Ray has replaced the handlers
                 await _run(settings, store, cluster, listener, stopping, exposed, on_ready)
