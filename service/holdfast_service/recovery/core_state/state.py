@@ -13,7 +13,11 @@ from typing import Any
 
 from holdfast_service.diagnosis.silent_corruption import Evidence
 from holdfast_service.diagnosis.stragglers import PeerTimes
-from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, StopOrder
+from holdfast_service.job_model.events.attempts import SeatedRank
+from holdfast_service.job_model.events.incidents import IncidentEvent, IncidentUpdatedEvent
+from holdfast_service.job_model.events.kinds import JobEvent
+from holdfast_service.job_model.events.progress import PhaseEvent
+from holdfast_service.job_model.lifecycle import Phase, StopOrder
 from holdfast_service.placement.rank_assignment import GroupHome
 from holdfast_service.placement.replica_placement import Placement
 from holdfast_service.placement.restore_points import AttemptBranch, BadCopy, HistoryLine
@@ -102,9 +106,19 @@ class Member:
     done: bool = False
     phases_s: dict[str, float] = field(default_factory=dict)
 
-    def data(self) -> dict[str, Any]:
-        names = ("rank", "worker", "agent", "incarnation", "node_id", "host", "pid", "role")
-        return {**{name: getattr(self, name) for name in names}, "partners": list(self.partners)}
+    def seated(self) -> SeatedRank:
+        """The member as its events describe it."""
+        return SeatedRank(
+            rank=self.rank,
+            worker=self.worker,
+            agent=self.agent,
+            incarnation=self.incarnation,
+            node_id=self.node_id,
+            host=self.host,
+            pid=self.pid,
+            role=self.role,
+            partners=self.partners,
+        )
 
 
 @dataclass
@@ -253,8 +267,8 @@ class CoreState:
     facts: Facts | None = None
     effects: list[Effect] = field(default_factory=list)
 
-    def emit(self, kind: EventKind, /, **data: Any) -> None:
-        self.effects.append(Emit(kind, data))
+    def emit(self, event: JobEvent) -> None:
+        self.effects.append(Emit(event))
 
     def request(self, effect: Effect) -> None:
         self.effects.append(effect)
@@ -269,15 +283,15 @@ class CoreState:
         self.phase = phase
         if self.reported_phase is not phase:
             self.reported_phase = phase
-            self.emit(EventKind.PHASE, phase=phase.value)
+            self.emit(PhaseEvent(phase=phase))
 
     def update_incident(self, **changes: Any) -> None:
         if self.incident is not None:
             self.incident = replace(self.incident, **changes)
 
-    def emit_incident(self, kind: EventKind = EventKind.INCIDENT_UPDATED) -> None:
+    def emit_incident(self, kind: type[IncidentEvent] = IncidentUpdatedEvent) -> None:
         if self.incident is not None:
-            self.emit(kind, **self.incident.data())
+            self.emit(kind.of(self.incident))
 
     def add_evidence(self, evidence: str) -> None:
         """Add a sentence to the evidence of the open incident. It affects no decision."""

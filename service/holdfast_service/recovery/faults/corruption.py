@@ -15,7 +15,8 @@ from holdfast_service.diagnosis.silent_corruption import (
     after_repeat,
     judge_corruption,
 )
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent, CorruptSince
+from holdfast_service.job_model.events.incidents import IncidentUpdatedEvent
 from holdfast_service.placement.rank_assignment import format_ranks
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core_state.state import WITH_WORLD, CoreState, Stage
@@ -86,7 +87,7 @@ def _clear_recheck(state: CoreState) -> None:
 def _amend_closed_incident(state: CoreState, evidence: str) -> None:
     if state.closed_incident is not None:
         state.closed_incident = state.closed_incident.with_evidence(evidence)
-        state.emit(EventKind.INCIDENT_UPDATED, **state.closed_incident.data())
+        state.emit(IncidentUpdatedEvent.of(state.closed_incident))
 
 
 def _discard_corrupt_state(state: CoreState, finding: ReplicaFinding) -> None:
@@ -95,11 +96,11 @@ def _discard_corrupt_state(state: CoreState, finding: ReplicaFinding) -> None:
     guard_decisions.roll_back(state, finding.attempt, good, why)
     state.protected = min(state.protected, good)
     state.emit(
-        EventKind.CHECKPOINT_BAD,
-        step=finding.bad_from,
-        uri="",
-        message=why,
-        corrupt={"attempt": finding.attempt, "step": finding.bad_from},
+        CheckpointBadEvent(
+            step=finding.bad_from,
+            message=why,
+            corrupt=CorruptSince(finding.attempt, finding.bad_from),
+        )
     )
 
 

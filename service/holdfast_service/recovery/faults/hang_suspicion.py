@@ -12,12 +12,16 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Any
-
 from holdfast_service.diagnosis import hang_culprit
-from holdfast_service.diagnosis.hang_culprit import HangFinding, HangVerdict, WorldObservation
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.diagnosis.hang_culprit import (
+    HangFinding,
+    HangVerdict,
+    Suspect,
+    WorldObservation,
+)
+from holdfast_service.job_model.events.health import StalledEvent
 from holdfast_service.policy.causes import Cause, Fault
+from holdfast_service.policy.incidents import SharedStack, SuspectedRank
 from holdfast_service.recovery.core_state.effects import Inspect
 from holdfast_service.recovery.core_state.inputs import CommandFailed, Inspected
 from holdfast_service.recovery.core_state.observations import HangSuspicion
@@ -218,7 +222,17 @@ def _keep_watching(
     suspicion.before = None
     if late and not suspicion.stall_emitted:
         suspicion.stall_emitted = True
-        state.emit(EventKind.STALLED, attempt=state.attempt, step=suspicion.step, **verdict.data())
+        state.emit(
+            StalledEvent(
+                attempt=state.attempt,
+                step=suspicion.step,
+                finding=verdict.finding,
+                reason=verdict.reason,
+                accused=verdict.accused,
+                suspects=verdict.suspects,
+                stacks=verdict.stacks,
+            )
+        )
     suspicion.due = now + suspicion.pause_s
     if suspicion.stall_reported:
         suspicion.due, suspicion.stall_reported = now + state.config.inspect_pause_s, False
@@ -257,8 +271,8 @@ def _report_hang(
     )
     judgement.report_fault(state, fault, now)
     state.update_incident(
-        suspects=tuple(_with_location(world, suspect.data()) for suspect in verdict.suspects),
-        stacks=tuple(stack.data() for stack in verdict.stacks),
+        suspects=tuple(_located(world, suspect) for suspect in verdict.suspects),
+        stacks=tuple(SharedStack(stack.ranks, stack.frames) for stack in verdict.stacks),
     )
     state.emit_incident()
     for agent in sorted(suspicion.unanswered.intersection(agents)):
@@ -267,8 +281,9 @@ def _report_hang(
         )
 
 
-def _with_location(world: AttemptWorld, suspect: dict[str, Any]) -> dict[str, Any]:
-    """`suspect` with its agent, node and worker: recovery replaces workers and nodes, not ranks."""
-    member = world.members[suspect["rank"]]
-    where = {"agent": member.agent, "node_id": member.node_id, "worker": member.worker}
-    return {**suspect, **where}
+def _located(world: AttemptWorld, suspect: Suspect) -> SuspectedRank:
+    """`suspect` with its place at present."""
+    member = world.members[suspect.rank]
+    return SuspectedRank(
+        suspect.rank, suspect.score, suspect.reasons, member.agent, member.node_id, member.worker
+    )

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from holdfast_service.job_model.supervisor_protocol import EventKind, Phase
+from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent
+from holdfast_service.job_model.events.incidents import IncidentClosedEvent, IncidentOpenedEvent
+from holdfast_service.job_model.lifecycle import Phase
 from holdfast_service.placement.restore_points import BadCopy
 from holdfast_service.policy.causes import Cause, Fault, error_mark_of, primary_fault
 from holdfast_service.policy.decision_ladder import Action, Decision, decide, is_tolerable
@@ -113,8 +115,8 @@ def _is_ignored(state: CoreState, fault: Fault, now: float) -> bool:
     ignored = replace(
         ignored, offences=tuple(offence for offence in state.offences if offence not in before)
     )
-    state.emit(EventKind.INCIDENT_OPENED, **ignored.data())
-    state.emit(EventKind.INCIDENT_CLOSED, **ignored.closed(now, "training goes on").data())
+    state.emit(IncidentOpenedEvent.of(ignored))
+    state.emit(IncidentClosedEvent.of(ignored.closed(now, "training goes on")))
     return True
 
 
@@ -130,7 +132,7 @@ def distrust_source(state: CoreState, rank: int, *, for_ever: bool, why: str) ->
     if source.tier is Tier.REMOTE:
         if source.uri not in state.saves.bad_uris:
             state.saves.bad_uris.add(source.uri)
-            state.emit(EventKind.CHECKPOINT_BAD, step=source.step, uri=source.uri, message=why)
+            state.emit(CheckpointBadEvent(step=source.step, uri=source.uri, message=why))
             remote_cleanup_orders.request_cleanup(state, source.step)
         return
     if source.tier in (Tier.OWN_RAM, Tier.PARTNER_RAM):
@@ -187,11 +189,10 @@ def record_bad_copy(state: CoreState, bad: BadCopy, why: str) -> None:
     if bad in state.bad:
         return
     state.bad.add(bad)
-    data = {**bad.__dict__, "place": bad.place.value}
     if not bad.incarnation:
-        state.emit(EventKind.CHECKPOINT_BAD, step=bad.step, uri="", message=why, copy=data)
+        state.emit(CheckpointBadEvent(step=bad.step, message=why, copy=bad))
     if state.incident is not None:
-        state.update_incident(bad=(*state.incident.bad, data))
+        state.update_incident(bad=(*state.incident.bad, bad))
         state.emit_incident()
 
 
@@ -199,7 +200,7 @@ def _record_fault(state: CoreState, fault: Fault, now: float) -> None:
     if state.incident is None:
         state.incidents += 1
         state.incident = Incident.opened(state.incidents, fault, now)
-        state.emit_incident(EventKind.INCIDENT_OPENED)
+        state.emit_incident(IncidentOpenedEvent)
     elif fault not in state.incident.faults:
         state.incident = state.incident.with_fault(fault)
         state.emit_incident()

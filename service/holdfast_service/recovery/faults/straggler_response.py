@@ -7,10 +7,9 @@ node, and the decision ladder decides whether a better node is available.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from holdfast_service.diagnosis.stragglers import Straggler
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.events.health import StragglerEvent
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core_state.observations import SlowRank
 from holdfast_service.recovery.core_state.state import AttemptWorld, CoreState, Stage
@@ -18,12 +17,12 @@ from holdfast_service.recovery.faults import judgement
 from holdfast_workers.protocol.messages import StepRow
 
 
-def restore_slow_ranks(state: CoreState, slow_events: Mapping[int, Mapping[str, Any]]) -> None:
-    """Restore the ranks whose last STRAGGLER event in the journal says that they are slow."""
-    for rank, data in slow_events.items():
-        straggler = Straggler(rank, data["factor"], data["since_step"], data["step"])
+def restore_slow_ranks(state: CoreState, slow_events: Mapping[int, StragglerEvent]) -> None:
+    """Restore the ranks whose last event in the journal says that they are slow."""
+    for rank, event in slow_events.items():
+        straggler = Straggler(rank, event.factor, event.since_step, event.step)
         state.peer_times.slow[rank] = straggler
-        state.slow_ranks[rank] = SlowRank(straggler, data["agent"], data["since"])
+        state.slow_ranks[rank] = SlowRank(straggler, event.agent, event.since)
 
 
 def handle_step_rows(state: CoreState, rows: Sequence[StepRow], now: float) -> None:
@@ -67,18 +66,19 @@ def _record_change(state: CoreState, world: AttemptWorld, straggler: Straggler, 
 def _emit_change(state: CoreState, slow: SlowRank, standing: str, why: str) -> None:
     record = state.roster.find(slow.agent)
     state.emit(
-        EventKind.STRAGGLER,
-        rank=slow.straggler.rank,
-        agent=slow.agent,
-        node_id=record.report.node_id if record is not None else "",
-        host=record.report.host if record is not None else "",
-        factor=slow.straggler.factor,
-        since_step=slow.straggler.since_step,
-        step=slow.straggler.step,
-        since=slow.since,
-        attempt=state.attempt,
-        state=standing,
-        why=why,
+        StragglerEvent(
+            rank=slow.straggler.rank,
+            agent=slow.agent,
+            node_id=record.report.node_id if record is not None else "",
+            host=record.report.host if record is not None else "",
+            factor=slow.straggler.factor,
+            since_step=slow.straggler.since_step,
+            step=slow.straggler.step,
+            since=slow.since,
+            attempt=state.attempt,
+            state=standing,
+            why=why,
+        )
     )
 
 

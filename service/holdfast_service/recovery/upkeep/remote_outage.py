@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.events.incidents import IncidentClosedEvent, IncidentOpenedEvent
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.policy.incidents import Incident
 from holdfast_service.recovery.core_state.state import CoreState
@@ -43,7 +43,7 @@ def open_outage(
         decision="training goes on; the newest state is saved when the remote tier answers",
         reason=description,
     )
-    state.emit(EventKind.INCIDENT_OPENED, **state.outage.data())
+    state.emit(IncidentOpenedEvent.of(state.outage))
 
 
 def close_outage(state: CoreState, now: float, resolution: str) -> None:
@@ -51,4 +51,4 @@ def close_outage(state: CoreState, now: float, resolution: str) -> None:
     if state.outage is not None:
         closed = state.outage.closed(now, resolution)
         state.outage = None
-        state.emit(EventKind.INCIDENT_CLOSED, **closed.data())
+        state.emit(IncidentClosedEvent.of(closed))

@@ -9,7 +9,20 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from holdfast_service.job_model.supervisor_protocol import EventKind, Phase
+from holdfast_service.job_model.events.attempts import (
+    AttemptFormingEvent,
+    AttemptRunningEvent,
+    FoundState,
+    InitialisedFromEvent,
+    JoinTimes,
+    RestorePlan,
+    SpareWorker,
+    StandbyAgent,
+    StandbyEvent,
+)
+from holdfast_service.job_model.events.incidents import IncidentClosedEvent
+from holdfast_service.job_model.events.progress import WaitingEvent
+from holdfast_service.job_model.lifecycle import Phase
 from holdfast_service.placement.rank_assignment import (
     Assignment,
     GroupHome,
@@ -74,7 +87,7 @@ def drop_unanswered_agents(state: CoreState, now: float) -> None:
         record = state.roster.find(agent)
         if record is not None and record.live:
             if state.last_world is None or agent not in state.last_world.hosts():
-                state.emit(EventKind.STANDBY, agent=agent, state="lost")
+                state.emit(StandbyEvent(agent=agent, state="lost"))
             drop_agent(state, agent, why)
     state.awaiting = set()
     form_or_wait(state, now)
@@ -182,12 +195,14 @@ def start_running(state: CoreState, now: float) -> None:
     assert world is not None
     joined_at = world.joined_at if world.joined_at is not None else now
     first = world.first_step if world.first_step is not None else world.restored_step
+    members = sorted(world.members.items())
     state.emit(
-        EventKind.ATTEMPT_RUNNING,
-        attempt=world.attempt,
-        members=[world.members[rank].data() for rank in sorted(world.members)],
-        joined={str(r): {"phases_s": m.phases_s} for r, m in sorted(world.members.items())},
-        first_step=first,
+        AttemptRunningEvent(
+            attempt=world.attempt,
+            members=tuple(member.seated() for _, member in members),
+            joined={rank: JoinTimes(phases_s=member.phases_s) for rank, member in members},
+            first_step=first,
+        )
     )
     emit_protection(state)
     state.condemned = set()
@@ -197,7 +212,7 @@ def start_running(state: CoreState, now: float) -> None:
         state.add_phase_time("first_step", (world.first_step_at or now) - joined_at)
         resolution = f"attempt {world.attempt} runs from step {world.restored_step}"
         state.incident = state.incident.closed(now, resolution)
-        state.emit_incident(EventKind.INCIDENT_CLOSED)
+        state.emit_incident(IncidentClosedEvent)
         state.closed_incident, state.incident = state.incident, None
         save_intervals.record_restore(
             state, [member.restore.tier for member in world.members.values()]
@@ -250,7 +265,7 @@ def warm_up(state: CoreState, record: AgentRecord) -> None:
         state.request(Fence(record.agent, state.attempt, record.incarnation))
     state.request(WarmUp(record.agent, state.attempt, record.incarnation))
     ready = record.report.ready
-    state.emit(EventKind.STANDBY, agent=record.agent, state="ready" if ready else "warming")
+    state.emit(StandbyEvent(agent=record.agent, state="ready" if ready else "warming"))
 
 
 def _current_homes(state: CoreState) -> dict[int, GroupHome]:
@@ -282,7 +297,7 @@ def _wait_for(state: CoreState, resource: str, now: float) -> None:
         state.waiting_for = resource
         state.update_incident(decision=Action.WAIT.value, reason=f"no {resource} is available")
         state.emit_incident()
-        state.emit(EventKind.WAITING, resource=resource, until=state.deadline)
+        state.emit(WaitingEvent(resource=resource, until=state.deadline))
 
 
 def _known_copies(state: CoreState, records: list[AgentRecord]) -> dict[str, Any]:
@@ -333,7 +348,7 @@ def _emit_decision(
 ) -> None:
     reason = decision.reason
     if decision.refused:  # otherwise a former supervisor decided; the incident has its reasons
-        state.update_incident(refused=tuple(refused.data() for refused in decision.refused))
+        state.update_incident(refused=decision.refused)
     state.update_incident(
         decision=decision.action.value,
         reason=f"{reason}; {not_newer}" if not_newer else reason,
@@ -353,34 +368,36 @@ def _emit_forming(
 ) -> None:
     members = [world.members[rank] for rank in sorted(world.members)]
     standbys = [record for record in records if record.agent not in world.hosts()]
+    newest = newest_restorable(found)
     state.emit(
-        EventKind.ATTEMPT_FORMING,
-        attempt=world.attempt,
-        mesh=dict(state.config.mesh),
-        world_size=state.config.world_size,
-        members=[member.data() for member in members],
-        standbys=[
-            {
-                "agent": record.agent,
-                "node_id": record.report.node_id,
-                "host": record.report.host,
-                "workers": [
-                    {"worker": worker.worker, "pid": worker.pid} for worker in record.report.workers
-                ],
-            }
-            for record in standbys
-        ],
-        restore={
-            "step": point.step,
-            "attempt": point.attempt,
-            "tiers": {str(m.rank): m.restore.tier.value for m in members},
-            "sources": {str(m.rank): _source_name(m.restore) for m in members},
-            "newest": {
-                tier.value: holding.step for tier, holding in newest_restorable(found).items()
-            },
-            "found": [holding.data() for holding in found[:MAX_FOUND_REPORTED]],
-        },
-        cause_incident=state.incident.number if state.incident else None,
+        AttemptFormingEvent(
+            attempt=world.attempt,
+            mesh=state.config.mesh,
+            world_size=state.config.world_size,
+            members=tuple(member.seated() for member in members),
+            standbys=tuple(_standby(record) for record in standbys),
+            restore=RestorePlan(
+                step=point.step,
+                attempt=point.attempt,
+                tiers={m.rank: m.restore.tier.value for m in members},
+                sources={m.rank: _source_name(m.restore) for m in members},
+                newest={tier.value: holding.step for tier, holding in newest.items()},
+                found=tuple(FoundState.of(holding) for holding in found[:MAX_FOUND_REPORTED]),
+            ),
+            cause_incident=state.incident.number if state.incident else None,
+        )
+    )
+
+
+def _standby(record: AgentRecord) -> StandbyAgent:
+    report = record.report
+    return StandbyAgent(
+        agent=record.agent,
+        node_id=report.node_id,
+        host=report.host,
+        workers=tuple(
+            SpareWorker(worker=worker.worker, pid=worker.pid) for worker in report.workers
+        ),
     )
 
 
@@ -400,10 +417,8 @@ def _record_all_joined(state: CoreState, world: AttemptWorld, now: float) -> Non
     start = world.members[0].restore
     if start.tier is Tier.INIT and start.uri:
         state.emit(
-            EventKind.INITIALISED_FROM,
-            attempt=world.attempt,
-            uri=start.uri,
-            step=start.step,
-            what=start.what.value,
+            InitialisedFromEvent(
+                attempt=world.attempt, uri=start.uri, step=start.step, what=start.what.value
+            )
         )
     state.deadline = now + state.config.first_step_timeout_s

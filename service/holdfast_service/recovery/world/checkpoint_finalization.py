@@ -5,7 +5,11 @@ A finished checkpoint counts only if it is on the present line; otherwise it is 
 
 from __future__ import annotations
 
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.events.checkpoints import (
+    CheckpointBadEvent,
+    CheckpointDeletedEvent,
+    CheckpointSavedEvent,
+)
 from holdfast_service.placement.restore_points import RemoteCheckpoint
 from holdfast_service.recovery.core_state.effects import FinalizeCheckpoint
 from holdfast_service.recovery.core_state.inputs import CheckpointFinalized, RemoteCheckpoints
@@ -41,9 +45,7 @@ def apply_remote_listing(state: CoreState, event: RemoteCheckpoints, now: float)
     for damaged in event.damaged:
         if damaged.uri not in state.saves.bad_uris:
             state.saves.bad_uris.add(damaged.uri)
-            state.emit(
-                EventKind.CHECKPOINT_BAD, step=damaged.step, uri=damaged.uri, message=damaged.why
-            )
+            state.emit(CheckpointBadEvent(step=damaged.step, uri=damaged.uri, message=damaged.why))
     announce_finished(state, now)
     if state.stage is Stage.WAITING:
         attempt_formation.form_or_wait(state, now)
@@ -62,14 +64,15 @@ def announce_finished(state: CoreState, now: float) -> None:
         state.saves.record_finished(checkpoint)
         state.saves.announced.add(checkpoint.uri)
         state.emit(
-            EventKind.CHECKPOINT_SAVED,
-            step=checkpoint.step,
-            attempt=checkpoint.attempt,
-            tier="remote",
-            uri=checkpoint.uri,
-            nbytes=checkpoint.nbytes,
-            mesh=dict(state.config.mesh),
-            metrics=dict(checkpoint.metrics),
+            CheckpointSavedEvent(
+                step=checkpoint.step,
+                attempt=checkpoint.attempt,
+                tier="remote",
+                uri=checkpoint.uri,
+                nbytes=checkpoint.nbytes,
+                mesh=state.config.mesh,
+                metrics=checkpoint.metrics,
+            )
         )
         remote_outage.close_outage(state, now, f"step {checkpoint.step} is in the remote tier")
 
@@ -82,7 +85,7 @@ def handle_finalized(state: CoreState, event: CheckpointFinalized, now: float) -
         state.saves.abandon(event.attempt, event.step)
         state.saves.bad_uris.add(event.uri)
         message = f"a later attempt started before step {event.step} of attempt {event.attempt}"
-        state.emit(EventKind.CHECKPOINT_BAD, step=event.step, uri=event.uri, message=message)
+        state.emit(CheckpointBadEvent(step=event.step, uri=event.uri, message=message))
         remote_cleanup_orders.request_cleanup(
             state, event.step
         )  # retention must not take it for the newest good one
@@ -101,7 +104,7 @@ def handle_tidied(state: CoreState, signal: Signal, now: float) -> None:
     for uri, why in signal.detail["deleted"].items():
         gone = state.saves.remotes.pop(uri, None)
         if gone is not None:
-            state.emit(EventKind.CHECKPOINT_DELETED, step=gone.step, uri=uri, why=why)
+            state.emit(CheckpointDeletedEvent(step=gone.step, uri=uri, why=why))
     if signal.detail["message"]:
         state.add_evidence(f"retention failed on agent {signal.agent}: {signal.detail['message']}")
     if state.saves.tidying == signal.detail["step"]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, StopKind, StopOrder
+from holdfast_service.job_model.events.progress import JobStoppingEvent, StopUndoneEvent
+from holdfast_service.job_model.lifecycle import Phase, StopKind, StopOrder
 from holdfast_service.policy.causes import GiveUp
 from holdfast_service.recovery.core_state.effects import Finish
 from holdfast_service.recovery.core_state.inputs import StopRequested
@@ -28,7 +29,7 @@ def handle_stop_request(state: CoreState, event: StopRequested, now: float) -> N
         wanted = replace(wanted, deadline=min(before.deadline, wanted.deadline))
     state.stop = wanted
     if wanted != before:
-        state.emit(EventKind.JOB_STOPPING, step=state.committed, **wanted.data())
+        state.emit(JobStoppingEvent.of(wanted, state.committed))
     if now >= wanted.deadline or not _may_have_progress(state):
         end_by_deadline(state, now)
     elif state.stage is Stage.RUNNING:
@@ -92,7 +93,7 @@ def _undo_pause(state: CoreState, now: float, why: str) -> None:
     reason = why or (
         "the last state did not reach the remote tier in time, and it holds no earlier state"
     )
-    state.emit(EventKind.STOP_UNDONE, wanted=stop.kind.value, reason=reason, step=state.committed)
+    state.emit(StopUndoneEvent(wanted=stop.kind, reason=reason, step=state.committed))
     state.stop = None
     if state.stage is Stage.FINISHING and state.final_step == state.config.steps:
         state.enter_stage(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, StopKind
+from holdfast_service.job_model.events.attempts import AttemptEndedEvent
+from holdfast_service.job_model.events.incidents import IncidentClosedEvent
+from holdfast_service.job_model.events.progress import EndedEvent
+from holdfast_service.job_model.lifecycle import Phase, StopKind
 from holdfast_service.placement.restore_points import RemoteCheckpoint
 from holdfast_service.recovery.core_state.effects import End, Stop
 from holdfast_service.recovery.core_state.state import WITH_WORLD, CoreState, Stage
@@ -28,18 +31,19 @@ def end_job(
         end_attempt(state, message)
     if state.incident is not None:
         state.incident = state.incident.closed(now, f"the job ended: {code}")
-        state.emit_incident(EventKind.INCIDENT_CLOSED)
+        state.emit_incident(IncidentClosedEvent)
         state.incident = None
     remote_outage.close_outage(state, now, f"the job ended: {code}")
     state.set_phase(Phase.ENDED)
     state.emit(
-        EventKind.ENDED,
-        outcome=outcome,
-        code=code,
-        message=message,
-        traceback=traceback,
-        step=at_step,
-        durable_step=durable_step,
+        EndedEvent(
+            outcome=outcome,
+            code=code,
+            message=message,
+            traceback=traceback,
+            step=at_step,
+            durable_step=durable_step,
+        )
     )
     for record in state.roster.live():
         state.request(Stop(record.agent, message, record.incarnation))
@@ -101,11 +105,12 @@ def end_attempt(state: CoreState, reason: str) -> None:
     """End the present world; its attempt number is never used again."""
     if state.world is not None:
         state.emit(
-            EventKind.ATTEMPT_ENDED,
-            attempt=state.world.attempt,
-            reason=reason,
-            last_step=state.committed,
-            gone=sorted(list(host) for host in state.world.incarnations() & state.lapsed),
+            AttemptEndedEvent(
+                attempt=state.world.attempt,
+                reason=reason,
+                last_step=state.committed,
+                gone=tuple(sorted(state.world.incarnations() & state.lapsed)),
+            )
         )
         state.last_world, state.world = state.world, None
 
