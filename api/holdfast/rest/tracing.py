@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import structlog
 from fastapi import FastAPI
 
+from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.views.incident_trace import spans
 
 if TYPE_CHECKING:
@@ -45,16 +46,16 @@ def trace_requests(app: FastAPI, sender: TracerProvider) -> None:
     )
 
 
-def incident_tracer(sender: TracerProvider) -> Callable[[str, Mapping[str, Any]], None]:
+def incident_tracer(sender: TracerProvider) -> Callable[[str, IncidentRecord], None]:
     """A function to call with each closed incident after it is stored; it exports a trace."""
     from opentelemetry.trace import set_span_in_context
 
     tracer = sender.get_tracer("holdfast")
 
-    def trace(job_id: str, incident: Mapping[str, Any]) -> None:
+    def trace(job_id: str, incident: IncidentRecord) -> None:
         try:
             recovery, *phases = spans(job_id, incident)
-        except (TypeError, ValueError) as error:  # a supervisor of another version
+        except ValueError as error:
             _log.warning("cannot trace an incident", job=job_id, error=str(error))
             return
         root = tracer.start_span(

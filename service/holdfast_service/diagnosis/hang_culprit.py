@@ -65,9 +65,6 @@ class Suspect:
     score: float
     reasons: tuple[str, ...]
 
-    def data(self) -> dict[str, Any]:
-        return {"rank": self.rank, "score": self.score, "reasons": list(self.reasons)}
-
 
 @dataclass(frozen=True)
 class RankStack:
@@ -75,9 +72,6 @@ class RankStack:
 
     ranks: tuple[int, ...]
     frames: tuple[str, ...]
-
-    def data(self) -> dict[str, Any]:
-        return {"ranks": list(self.ranks), "frames": list(self.frames)}
 
 
 @dataclass(frozen=True)
@@ -91,15 +85,6 @@ class HangVerdict:
     """False: act only if a second inspection gives the same result."""
     suspects: tuple[Suspect, ...] = ()
     stacks: tuple[RankStack, ...] = ()
-
-    def data(self) -> dict[str, Any]:
-        return {
-            "finding": self.finding.value,
-            "reason": self.reason,
-            "accused": list(self.accused),
-            "suspects": [suspect.data() for suspect in self.suspects],
-            "stacks": [stack.data() for stack in self.stacks],
-        }
 
 
 def judge(

@@ -7,6 +7,7 @@ again (P7), so a terminal state has no successor in the table.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -51,6 +52,23 @@ class Desired(StrEnum):
     RUNNING = "running"
     PAUSED = "paused"
     CANCELLED = "cancelled"
+
+
+class StopKind(StrEnum):
+    """Why a job is to stop before its last step."""
+
+    CANCEL = "cancel"
+    PAUSE = "pause"
+
+
+@dataclass(frozen=True)
+class StopOrder:
+    """Order to stop a job after its last state is in the remote tier, or at `deadline`
+    (`time.time()`) without it. A deadline in the past means at once."""
+
+    kind: StopKind
+    reason: str
+    deadline: float
 
 
 TERMINAL = frozenset({State.CANCELLED, State.SUCCEEDED, State.FAILED})

@@ -8,10 +8,12 @@ An event carries everything that the tables need, so a replay from number 0 rebu
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
+from functools import cached_property
 from typing import Any, Protocol
 
-from holdfast_service.job_model.lifecycle import Phase
+from holdfast_service.job_model.events.codec import EVENT_TYPES, AnyEvent, decode, encode
+from holdfast_service.job_model.events.kinds import EventKind, JobEvent
+from holdfast_service.job_model.lifecycle import Phase, StopKind, StopOrder
 from holdfast_service.policy.quarantine import Avoided
 from holdfast_workers.protocol.messages import Beat, LogLine, StepRow
 
@@ -32,107 +34,27 @@ __all__ = [
 ]
 
 
-class EventKind(StrEnum):
-    """The kinds of events of a supervisor. `data` of each kind, all JSON:
-
-    - PHASE: {phase}
-    - ATTEMPT_FORMING: {attempt, mesh, world_size, members: [{rank, worker, agent, node_id, host,
-      pid, role}], standbys: [{agent, node_id, host, workers: [{worker, pid}]}], restore: {step,
-      tiers: {rank: tier}, sources: {rank: agent}}, cause_incident}
-    - ATTEMPT_RUNNING: {attempt, members (with final pids), joined: {rank: {phases_s}}, first_step}
-    - ATTEMPT_ENDED: {attempt, reason, last_step}
-    - INCIDENT_OPENED / INCIDENT_UPDATED / INCIDENT_CLOSED: {incident (number in job), cause,
-      attempt, lost: [..], evidence: [..], decision, reason, restored_step, steps_lost,
-      tiers: {rank: tier}, phases_s: {gather, fence, decide, form, restore, first_step, total},
-      suspects: [{rank, score, reasons, agent, node_id, worker}], stacks: [{ranks, frames}],
-      opened_at, closed_at, resolution}
-    - CHECKPOINT_SAVED: {step, attempt, tier: "remote", uri, nbytes, mesh, metrics}
-    - CHECKPOINT_DELETED: {step, uri, why}
-    - CHECKPOINT_BAD: {step, uri (of the remote tier, else ""), message, copy (in memory: {agent,
-      place, rank, attempt, step, incarnation}), corrupt ({attempt, step}: every copy of what
-      attempts up to this attempt computed from this step on)}
-    - INITIALISED_FROM: {attempt, uri, step (from which it continues), what}
-    - MEMORY_PLACED: {attempt, copies, partners: {rank: [agents]}, recoverable: {lost machines:
-      {probability, standard_error}}, unprotected: [text]}
-    - CHECKPOINT_INTERVAL: {tier: memory|remote, every_steps, before, cost_s, mtbf_s, step_s, why}
-    - STALLED: {attempt, step, finding, reason, accused, suspects, stacks}: ranks are in a phase for
-      longer than its learned limit, and no fault is visible
-    - STRAGGLER: {rank, agent, node_id, host, factor, since_step, step, since (when), attempt,
-      state: slow|recovered|moved, why}: the rank needs `factor` times its peers' time
-    - GUARD_TRIPPED: {attempt, kind, step, window, value, loss, grad_norm, middle, limit, ranks,
-      layer, what, micro_batch, decision, why, skipped, back_to, ledger: [[first window, end]]};
-      null where a value was not finite, or is unknown
-    - WAITING: {resource, until}
-    - STANDBY: {agent, state}
-    - NODE_HEALTH: {agent, node_id, host, findings: [{probe, kind, level, what, where, code, lost}],
-      measured: {device: GB/s of its memory}}
-    - NODE_DRAINING: {agent, node_id, host, ranks, deadline (or null)}: the cluster is about to
-      remove the node
-    - JOB_STOPPING: {wanted: cancel|pause, reason, deadline, step}: a last step is made and saved
-    - FAULT_FAILED: {agent, why}: an injected fault could not be carried out
-    - STOP_UNDONE: {wanted, reason, step}: no checkpoint was durable in time; training continues
-    - ENDED: {outcome: SUCCEEDED|FAILED|CANCELLED|PAUSED, code, message, traceback, step,
-      durable_step (of a job that was stopped: the newest in the remote tier, or null)}
-    """
-
-    PHASE = "phase"
-    ATTEMPT_FORMING = "attempt.forming"
-    ATTEMPT_RUNNING = "attempt.running"
-    ATTEMPT_ENDED = "attempt.ended"
-    INCIDENT_OPENED = "incident.opened"
-    INCIDENT_UPDATED = "incident.updated"
-    INCIDENT_CLOSED = "incident.closed"
-    CHECKPOINT_SAVED = "checkpoint.saved"
-    CHECKPOINT_DELETED = "checkpoint.deleted"
-    CHECKPOINT_BAD = "checkpoint.bad"
-    INITIALISED_FROM = "job.initialised_from"
-    MEMORY_PLACED = "memory.placed"
-    CHECKPOINT_INTERVAL = "checkpoint.interval"
-    STALLED = "stalled"
-    STRAGGLER = "straggler"
-    GUARD_TRIPPED = "guard.tripped"
-    WAITING = "waiting"
-    STANDBY = "standby"
-    NODE_HEALTH = "node.health"
-    NODE_DRAINING = "node.draining"
-    JOB_STOPPING = "job.stopping"
-    STOP_UNDONE = "job.stop_undone"
-    FAULT_FAILED = "fault.failed"
-    ENDED = "ended"
-
-
-class StopKind(StrEnum):
-    """Why a job is to stop before its last step."""
-
-    CANCEL = "cancel"
-    PAUSE = "pause"
-
-
-@dataclass(frozen=True)
-class StopOrder:
-    """Order to stop a job after its last state is in the remote tier, or at `deadline`
-    (`time.time()`) without it. A deadline in the past means at once."""
-
-    kind: StopKind
-    reason: str
-    deadline: float
-
-    def data(self) -> dict[str, Any]:
-        return {"wanted": self.kind.value, "reason": self.reason, "deadline": self.deadline}
-
-    @classmethod
-    def from_data(cls, data: dict[str, Any]) -> StopOrder:
-        return cls(StopKind(data["wanted"]), data["reason"], data["deadline"])
-
-
 @dataclass(frozen=True)
 class SupervisorEvent:
-    """A numbered event."""
+    """A numbered event, encoded by `job_model/events/codec.py`."""
 
     seq: int  # per job, from 1, without gaps, also across restarts of the supervisor
     at: float
-    kind: EventKind
+    kind: EventKind | str  # a text only if this version does not know the kind
     data: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.kind in EVENT_TYPES:
+            object.__setattr__(self, "kind", EventKind(self.kind))
+
+    @classmethod
+    def of(cls, seq: int, at: float, event: JobEvent) -> SupervisorEvent:
+        return cls(seq, at, event.kind, encode(event))
+
+    @cached_property
+    def content(self) -> AnyEvent:
+        """The decoded event. Raises UnreadableEvent."""
+        return decode(self.kind, self.data)
 
 
 @dataclass(frozen=True)

@@ -8,28 +8,30 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from holdfast_service.job_model.lifecycle import TERMINAL, State
+from holdfast_service.job_model.events.codec import AnyEvent, encode
+from holdfast_service.job_model.events.incidents import IncidentClosedEvent, IncidentOpenedEvent
+from holdfast_service.job_model.events.kinds import EventKind
+from holdfast_service.job_model.events.progress import JobStateEvent
+from holdfast_service.job_model.lifecycle import TERMINAL
 
 WebhookFormat = Literal["json", "slack"]
-INCIDENTS = ("incident.opened", "incident.closed")
 _MARKS = {"SUCCEEDED": ":white_check_mark:", "FAILED": ":x:", "CANCELLED": ":no_entry_sign:"}
 
 
-def is_sent(kind: str, data: Mapping[str, Any]) -> bool:
+def is_sent(event: AnyEvent) -> bool:
     """Whether the event is sent: incidents as they open and close, and ends of jobs."""
-    if kind == "job.state":
-        return State(str(data.get("to"))) in TERMINAL
-    return kind in INCIDENTS
+    if isinstance(event, JobStateEvent):
+        return event.new in TERMINAL
+    return isinstance(event, IncidentOpenedEvent | IncidentClosedEvent)
 
 
-def message(
-    job_id: str, name: str, seq: int, at: float, kind: str, data: Mapping[str, Any]
-) -> dict[str, Any]:
+def message(job_id: str, name: str, seq: int, at: float, event: AnyEvent) -> dict[str, Any]:
     """The content of the message, in no format yet: it is stored now and sent later."""
     kept = ("incident", "cause", "decision", "reason", "steps_lost", "phases_s", "from", "to")
+    data = encode(event)
     return {
         "id": f"{job_id}:{seq}",
-        "kind": kind,
+        "kind": event.kind,
         "at": at,
         "job": {"id": job_id, "name": name},
         **{key: data[key] for key in kept if data.get(key) is not None},
@@ -44,12 +46,12 @@ def body(content: Mapping[str, Any], message_format: WebhookFormat) -> bytes:
 def describe(content: Mapping[str, Any]) -> str:
     """One line of text for people."""
     job, kind = content["job"]["name"], content["kind"]
-    if kind == "job.state":
+    if kind == EventKind.JOB_STATE:
         state = str(content.get("to"))
         why = f": {content['reason']}" if content.get("reason") and state != "SUCCEEDED" else ""
         return f"{_MARKS.get(state, '')} *{job}* {state}{why}".strip()
     number, cause = content.get("incident"), content.get("cause")
-    if kind == "incident.opened":
+    if kind == EventKind.INCIDENT_OPENED:
         return f":warning: *{job}* incident {number}: {cause}"
     total_s = (content.get("phases_s") or {}).get("total")
     took = f" in {total_s:.1f} s" if isinstance(total_s, int | float) else ""

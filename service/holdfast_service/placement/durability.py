@@ -8,11 +8,10 @@ set of `k` equally likely. They do not consider whether replication completes in
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from math import comb, sqrt
-from typing import Any
 
 from holdfast_service.placement.rank_assignment import format_ranks
 from holdfast_service.placement.replica_placement import AxisGroup, Placement, Shard
@@ -46,23 +45,37 @@ class Odds:
     standard_error: float = 0.0
 
 
+@dataclass(frozen=True)
+class MemoryProtection:
+    """The losses that memory checkpoints survive, given their partners."""
+
+    copies: int
+    """The number of copies wanted on other nodes."""
+    partners: Mapping[int, tuple[str, ...]]
+    """Rank → agents that hold its copies."""
+    recoverable: Mapping[int, Odds]
+    """k → the probability that every state is left when k machines are lost at once."""
+    unprotected: tuple[str, ...]
+    """The losses that are not survived, as text."""
+
+
 def gaps(placement: Placement) -> list[ProtectionGap]:
     """All losses that the placement should survive but does not, with the reasons."""
     return [*_short_of_copies(placement), *_evictions(placement), *_domains(placement)]
 
 
-def protection(placement: Placement) -> dict[str, Any]:
-    """As JSON: the partners, the gaps as text, and the probabilities for a few lost machines."""
+def protection(placement: Placement) -> MemoryProtection:
+    """The partners, the gaps, and the probabilities for a few lost machines."""
     topology = placement.topology
     holders = {frozenset(topology.agents(shard.home | shard.copies)) for shard in placement.shards}
     count = len({name for machines in holders for name in machines})
     odds = {k: recovery_odds(holders, k) for k in range(1, min(count, MAX_LOST) + 1)}
-    return {
-        "copies": placement.wanted,
-        "partners": {str(rank): list(agents) for rank, agents in placement.partners.items()},
-        "recoverable": {str(k): asdict(estimate) for k, estimate in odds.items()},
-        "unprotected": [gap.text for gap in gaps(placement)],
-    }
+    return MemoryProtection(
+        copies=placement.wanted,
+        partners={rank: tuple(agents) for rank, agents in placement.partners.items()},
+        recoverable=odds,
+        unprotected=tuple(gap.text for gap in gaps(placement)),
+    )
 
 
 def recovery_odds(holders: Iterable[frozenset[str]], lost: int, seed: int = 0) -> Odds:

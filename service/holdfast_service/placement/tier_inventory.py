@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from holdfast_service.placement.restore_points import (
     BadCopy,
@@ -41,17 +40,6 @@ class Holding:
     @property
     def complete(self) -> bool:
         return not self.missing
-
-    def data(self) -> dict[str, Any]:
-        """The content of the view."""
-        return {
-            "tier": self.source.value,
-            "step": self.step,
-            "attempt": self.attempt,
-            "mesh": self.mesh,
-            "complete": self.complete,
-            "missing": [list(ranks) for ranks in self.missing],
-        }
 
 
 def holdings(

@@ -8,10 +8,9 @@ error of the user's program is recognised when it repeats at the same step.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from holdfast_workers.protocol.messages import ErrorReport
 
@@ -88,18 +87,6 @@ class Offence:
     node: str
     agent: str
     cause: Cause
-
-    def data(self) -> dict[str, Any]:
-        return {
-            "at": self.at,
-            "node": self.node,
-            "agent": self.agent,
-            "cause": self.cause.value,
-        }
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Offence:
-        return cls(data["at"], data["node"], data["agent"], Cause(data["cause"]))
 
 
 @dataclass(frozen=True)

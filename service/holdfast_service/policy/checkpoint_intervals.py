@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil, sqrt
 from statistics import median
-from typing import Any
 
 from holdfast_workers.protocol.messages import StepRow, Tier
 from holdfast_workers.spec import TrainingSpec
@@ -56,17 +55,6 @@ class IntervalChoice:
     mtbf_s: float | None = None
     """Mean time between failures that need this tier."""
     step_s: float | None = None
-
-    def data(self) -> dict[str, Any]:
-        """The event's data."""
-        return {
-            "tier": self.tier.value,
-            "every_steps": self.every_steps,
-            "cost_s": self.cost_s,
-            "mtbf_s": self.mtbf_s,
-            "step_s": self.step_s,
-            "why": self.why,
-        }
 
 
 def auto_tiers(spec: TrainingSpec) -> frozenset[AutoTier]:

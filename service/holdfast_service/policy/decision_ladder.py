@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from holdfast_service.placement.rank_assignment import format_ranks
 from holdfast_service.policy.causes import Cause, GiveUp
@@ -50,8 +50,9 @@ class Budget:
     max_without_progress: int = 5
     window_s: float = 3600.0
 
-    def data(self) -> dict[str, float]:
-        return {**self.__dict__, "failures_left": max(0, self.max_failures - self.failures)}
+    @property
+    def failures_left(self) -> int:
+        return max(0, self.max_failures - self.failures)
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,6 @@ class RefusedAlternative:
     action: Action
     why: str
 
-    def data(self) -> dict[str, str]:
-        return {"decision": self.action.value, "why": self.why}
-
 
 @dataclass(frozen=True)
 class Decision:
@@ -101,17 +99,6 @@ class Decision:
     refused: tuple[RefusedAlternative, ...] = ()
     end: GiveUp | None = None
     """For STOP: how the job ends."""
-
-    def data(self) -> dict[str, Any]:
-        return {
-            "decision": self.action.value,
-            "reason": self.reason,
-            "refused": list(self.refused_data()),
-        }
-
-    def refused_data(self) -> tuple[dict[str, str], ...]:
-        """Every other action with the reason against it: {decision, why}."""
-        return tuple(alternative.data() for alternative in self.refused)
 
 
 @dataclass(frozen=True)

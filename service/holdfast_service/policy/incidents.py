@@ -6,14 +6,35 @@ so the newest event of an incident is the whole incident.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+from holdfast_service.placement.restore_points import BadCopy
 from holdfast_service.policy.causes import Cause, ErrorMark, Fault, Offence, primary_fault
-from holdfast_service.policy.decision_ladder import Budget, Decision
+from holdfast_service.policy.decision_ladder import Budget, Decision, RefusedAlternative
 
 PHASES = ("detect", "gather", "fence", "decide", "form", "restore", "first_step", "total")
+
+
+@dataclass(frozen=True)
+class SuspectedRank:
+    """A rank that may have caused a hang, and its place: recovery replaces workers and nodes, not
+    ranks. `score`: the strength of the evidence against it, up to 1."""
+
+    rank: int
+    score: float
+    reasons: tuple[str, ...] = ()
+    agent: str = ""
+    node_id: str = ""
+    worker: str | None = None
+
+
+@dataclass(frozen=True)
+class SharedStack:
+    """A call stack of all these ranks, innermost frame first."""
+
+    ranks: tuple[int, ...]
+    frames: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -39,20 +60,20 @@ class Incident:
     """The newest attempt that all ranks joined: its steps belong to history."""
     decision: str = ""
     reason: str = ""
-    refused: tuple[Mapping[str, str], ...] = ()
-    """Every other decision with the reason against it: {decision, why}."""
-    budget: Mapping[str, float] = field(default_factory=dict)
-    """The budget: used, allowed and left."""
+    refused: tuple[RefusedAlternative, ...] = ()
+    """Every other decision with the reason against it."""
+    budget: Budget | None = None
+    """The failure budget at the time of the decision; None: no decision yet."""
     restored_step: int | None = None
     steps_lost: int = 0
     tiers: Mapping[int, str] = field(default_factory=dict)
     phases_s: Mapping[str, float] = field(default_factory=dict)
     mark: ErrorMark | None = None
-    bad: tuple[Mapping[str, Any], ...] = ()
-    suspects: tuple[Mapping[str, Any], ...] = ()
-    """Of a hang: the suspected ranks, each with a score and reasons."""
-    stacks: tuple[Mapping[str, Any], ...] = ()
-    """Of a hang: the stacks of the ranks, once for all ranks with the same stack."""
+    bad: tuple[BadCopy, ...] = ()
+    suspects: tuple[SuspectedRank, ...] = ()
+    """Of a hang."""
+    stacks: tuple[SharedStack, ...] = ()
+    """Of a hang."""
     closed_at: float | None = None
     resolution: str = ""
 
@@ -103,8 +124,8 @@ class Incident:
             self,
             decision=decision.action.value,
             reason=decision.reason,
-            refused=decision.refused_data(),
-            budget=budget.data(),
+            refused=decision.refused,
+            budget=budget,
         )
 
     def with_phase_time(self, phase: str, seconds: float) -> Incident:
@@ -116,103 +137,3 @@ class Incident:
         total_s = max(0.0, now - self.signalled_at)
         phases_s = {**self.phases_s, "total": total_s}
         return replace(self, closed_at=now, resolution=resolution, phases_s=phases_s)
-
-    def data(self) -> dict[str, Any]:
-        """The event's data, as JSON."""
-        return {
-            "incident": self.number,
-            "cause": self.cause.value,
-            "causes": [
-                cause.value for cause in Cause if cause in {fault.cause for fault in self.faults}
-            ]
-            or [self.cause.value],
-            "attempt": self.attempt,
-            "next_attempt": self.next_attempt,
-            "joined_attempt": self.joined_attempt,
-            "lost": _lost_items(self.faults),
-            "evidence": list(self.evidence),
-            "decision": self.decision,
-            "reason": self.reason,
-            "refused": [dict(alternative) for alternative in self.refused],
-            "budget": dict(self.budget),
-            "restored_step": self.restored_step,
-            "steps_lost": self.steps_lost,
-            "tiers": {str(rank): tier for rank, tier in self.tiers.items()},
-            "phases_s": {name: self.phases_s[name] for name in PHASES if name in self.phases_s},
-            "failures": list(self.failures),
-            "preemptions": list(self.preemptions),
-            "offences": [offence.data() for offence in self.offences],
-            "error": dict(self.mark.__dict__) if self.mark else None,
-            "bad": [dict(copy) for copy in self.bad],
-            "suspects": [dict(suspect) for suspect in self.suspects],
-            "stacks": [dict(stack) for stack in self.stacks],
-            "signalled_at": self.signalled_at,
-            "opened_at": self.opened_at,
-            "closed_at": self.closed_at,
-            "resolution": self.resolution,
-        }
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Incident:
-        """An open incident, as a previous supervisor stored it; its faults stay as evidence."""
-        error = data.get("error")
-        return cls(
-            number=data["incident"],
-            cause=Cause(data["cause"]),
-            attempt=data["attempt"],
-            opened_at=data["opened_at"],
-            signalled_at=data.get("signalled_at", data["opened_at"]),
-            faults=tuple(_fault(item, data) for item in data.get("lost", ())),
-            evidence=tuple(data["evidence"]),
-            failures=tuple(data.get("failures", ())),
-            preemptions=tuple(data.get("preemptions", ())),
-            offences=tuple(Offence.from_data(item) for item in data.get("offences", ())),
-            next_attempt=data.get("next_attempt", 0),
-            joined_attempt=data.get("joined_attempt", 0),
-            decision=data["decision"],
-            reason=data["reason"],
-            refused=tuple(data.get("refused", ())),
-            budget=dict(data.get("budget", {})),
-            restored_step=data["restored_step"],
-            steps_lost=data["steps_lost"],
-            tiers={int(rank): tier for rank, tier in data["tiers"].items()},
-            phases_s=dict(data["phases_s"]),
-            mark=ErrorMark(**error) if error else None,
-            bad=tuple(data.get("bad", ())),
-            suspects=tuple(data.get("suspects", ())),
-            stacks=tuple(data.get("stacks", ())),
-        )
-
-
-def _lost_items(faults: Sequence[Fault]) -> list[dict[str, Any]]:
-    """The processes and nodes lost to the faults, each once, as the tables store them."""
-    items: list[dict[str, Any]] = []
-    for fault in faults:
-        if fault.cause in (Cause.COMMUNICATION, Cause.REMOTE_UNAVAILABLE):
-            continue  # the process that reported it is not lost
-        item = {
-            "cause": fault.cause.value,
-            "rank": fault.rank,
-            "ranks": list(fault.ranks) or ([] if fault.rank is None else [fault.rank]),
-            "worker": fault.worker,
-            "agent": fault.agent,
-            "attempt": fault.attempt,
-            "on_notice": fault.on_notice,
-        }
-        if item not in items:
-            items.append(item)
-    return items
-
-
-def _fault(item: Mapping[str, Any], data: Mapping[str, Any]) -> Fault:
-    return Fault(
-        cause=Cause(item["cause"]),
-        attempt=item.get("attempt", data["attempt"]),
-        at=data["opened_at"],
-        what=data["evidence"][0] if data["evidence"] else "",
-        rank=item.get("rank"),
-        ranks=tuple(item.get("ranks", ())),
-        worker=item.get("worker"),
-        agent=item.get("agent"),
-        on_notice=item.get("on_notice", False),
-    )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast_service.job_model.events.codec import read_incident
 from holdfast_service.store.engine import Store
 from holdfast_service.store.latency_histogram import Distribution
 from holdfast_service.store.models import IncidentRow, JobRecord
@@ -98,9 +99,10 @@ class FleetReader:
                 continue
             self._counted[job_id, number] = closed_at
             self._until = max(self._until, closed_at)
-            self._incidents[str(data.get("cause", "")), str(data.get("decision", ""))] += 1
-            self._lost_steps += int(data.get("steps_lost") or 0)
-            for phase, taken_s in (data.get("phases_s") or {}).items():
-                self._phases.setdefault(phase, Distribution()).add(float(taken_s))
+            incident = read_incident(number, data)
+            self._incidents[incident.cause, incident.decision or ""] += 1
+            self._lost_steps += incident.steps_lost or 0
+            for phase, taken_s in incident.phases_s.items():
+                self._phases.setdefault(phase, Distribution()).add(taken_s)
         old = self._until - LOOKBACK_S
         self._counted = {key: at for key, at in self._counted.items() if at > old}

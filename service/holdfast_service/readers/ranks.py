@@ -14,6 +14,7 @@ import numpy as np
 from sqlalchemy import BindParameter, Float, Integer, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast_service.job_model.events.codec import read_incident
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.placement.replica_placement import coordinates
 from holdfast_service.policy.quarantine import node_name
@@ -306,20 +307,15 @@ async def rank_stacks(
     """The stacks of the rank in incidents, and the incidents that involved it; newest first."""
     found: list[RankStackView] = []
     numbers: list[int] = []
-    for incident in await session.scalars(
+    for row in await session.scalars(
         select(IncidentRow).where(IncidentRow.job_id == job_id).order_by(IncidentRow.number.desc())
     ):
-        fields = incident.data
-        lost = fields.get("lost") or ()
-        if any(rank in (entry.get("ranks") or [entry.get("rank")]) for entry in lost):
-            numbers.append(incident.number)
+        incident = read_incident(row.number, row.data)
+        if any(rank in (item.ranks or (item.rank,)) for item in incident.lost):
+            numbers.append(row.number)
         found += [
-            RankStackView(
-                incident=incident.number,
-                at=incident.opened_at,
-                frames=tuple(map(str, stack.get("frames") or ())),
-            )
-            for stack in fields.get("stacks") or ()
-            if rank in (stack.get("ranks") or ())
+            RankStackView(incident=row.number, at=row.opened_at, frames=stack.frames)
+            for stack in incident.stacks
+            if rank in stack.ranks
         ]
     return found, numbers

@@ -17,6 +17,11 @@ from sqlalchemy import select, text
 
 from holdfast_service.crash_points import CrashHook, CrashPoint
 from holdfast_service.job_model.admission import NodeDemand, admit
+from holdfast_service.job_model.events.progress import (
+    JobReleasedEvent,
+    ReleaseOverdueEvent,
+    SupervisorStartedEvent,
+)
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.job_model.supervisor_protocol import (
@@ -206,7 +211,7 @@ class JobDriver:
         await self._crash_hook(CrashPoint.START_DONE)
         async with self._transaction() as tx:
             intent = await tx.record_done(Effect.START, intents)
-            tx.emit("supervisor.started", {"created": created, "times": intent.times})
+            tx.emit(SupervisorStartedEvent(created=created, times=intent.times))
         return intent
 
     async def _avoided_at_start(self) -> dict[str, Avoided]:
@@ -342,7 +347,7 @@ class JobDriver:
                 return NextStep(0.0)
             await tx.forget_intents(Effect.START, Effect.PAUSE, Effect.RELEASE)
             tx.job.slow = {}  # the next supervisor starts without stragglers
-            tx.emit("job.released", {})
+            tx.emit(JobReleasedEvent())
             tx.transition(State.PAUSED, reason="its state is saved")
             if tx.job.desired == Desired.RUNNING:  # resumed before the pause was complete
                 tx.transition(State.QUEUED, reason="resumed by the user")
@@ -379,7 +384,7 @@ class JobDriver:
             await self._crash_hook(CrashPoint.RELEASE_DONE)
             async with self._transaction() as tx:
                 if (await tx.record_done(Effect.RELEASE)).times == 1:
-                    tx.emit("job.released", {})
+                    tx.emit(JobReleasedEvent())
         if is_held_for(job) and not await self._hold.release(job):
             return NextStep(self._settings.error_retry_max_s, keep_lease=False)
         async with self._transaction() as tx:
@@ -394,7 +399,7 @@ class JobDriver:
                 "release",
                 f"resources of the job are still on the cluster after "
                 f"{self._settings.release_deadline_s:g} s; the release is retried",
-                event="release.overdue",
+                event=ReleaseOverdueEvent,
             )
         return NextStep(self._settings.error_retry_max_s, keep_lease=False)
 

@@ -29,6 +29,13 @@ from holdfast_service.errors import (
     SpecUnreadable,
     StorageUnavailable,
 )
+from holdfast_service.job_model.events.checkpoints import (
+    CheckpointBadEvent,
+    CheckpointDeletedEvent,
+    CheckpointPinnedEvent,
+    CheckpointUnpinnedEvent,
+    CheckpointVerifiedEvent,
+)
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.remote_tier.storage_calls import StorageCalls
@@ -142,13 +149,13 @@ class CheckpointService:
             raise CheckpointBeingRemoved(
                 f"step {step} is being removed and cannot be pinned any more"
             ) from error
-        return await self._emit_and_show(found.row, "checkpoint.pinned")
+        return await self._emit_and_show(found.row, CheckpointPinnedEvent)
 
     async def unpin(self, job_id: str, step: int) -> CheckpointView:
         """Take the pin off. Idempotent."""
         found = await self.find(job_id, step)
         await self._storage_calls.run(marks.unpin, found.storage)
-        return await self._emit_and_show(found.row, "checkpoint.unpinned")
+        return await self._emit_and_show(found.row, CheckpointUnpinnedEvent)
 
     async def remove(self, job_id: str, step: int) -> None:
         """Raises CheckpointPinned, CheckpointNeeded, LastCheckpoint; StorageUnavailable also while
@@ -194,8 +201,7 @@ class CheckpointService:
                 f"step {found.row.step} was pinned or needed by a job just now, and was not removed"
             )
         async with job_transaction(self._store, found.job.id) as tx:
-            data = {"step": found.row.step, "uri": found.row.uri, "why": why}
-            tx.emit("checkpoint.deleted", data)
+            tx.emit(CheckpointDeletedEvent(step=found.row.step, uri=found.row.uri, why=why))
 
     async def export(self, job_id: str, step: int, *, hugging_face: bool = False) -> Export:
         """The model's parameters as safetensors, verified. Raises CannotExport, CheckpointBad."""
@@ -230,13 +236,12 @@ class CheckpointService:
         """Store the result, then quarantine a bad checkpoint. Returns why that failed, or None."""
         async with job_transaction(self._store, found.job.id) as tx:
             row = await tx.session.get_one(Checkpoint, (found.job.id, found.row.uri))
-            data = {"step": row.step, "uri": row.uri}
             if bad is None:
                 row.verified_at = tx.now
-                tx.emit("checkpoint.verified", data)
+                tx.emit(CheckpointVerifiedEvent(step=row.step, uri=row.uri))
             else:
                 row.bad = json_safe.text(bad)
-                tx.emit("checkpoint.bad", {**data, "message": bad})
+                tx.emit(CheckpointBadEvent(step=row.step, uri=row.uri, message=bad))
         try:
             if bad is not None:
                 await self._storage_calls.run(quarantine, found.storage, bad)
@@ -244,9 +249,13 @@ class CheckpointService:
             return f"the checkpoint is bad, and could not be quarantined: {error}"
         return None
 
-    async def _emit_and_show(self, checkpoint: Checkpoint, kind: str) -> CheckpointView:
+    async def _emit_and_show(
+        self,
+        checkpoint: Checkpoint,
+        event: type[CheckpointPinnedEvent | CheckpointUnpinnedEvent],
+    ) -> CheckpointView:
         async with job_transaction(self._store, checkpoint.job_id) as tx:
-            tx.emit(kind, {"step": checkpoint.step, "uri": checkpoint.uri})
+            tx.emit(event(step=checkpoint.step, uri=checkpoint.uri))
         shown = await self.list(checkpoint.job_id)
         return next(view for view in shown.remote if view.uri == checkpoint.uri)
 

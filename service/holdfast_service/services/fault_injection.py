@@ -23,6 +23,7 @@ from holdfast_service.errors import (
     InvalidFault,
     JobEnded,
 )
+from holdfast_service.job_model.events.health import FaultInjectedEvent
 from holdfast_service.job_model.supervisor_protocol import (
     Cluster,
     ClusterUnavailable,
@@ -106,7 +107,8 @@ async def deliver(store: Store, cluster: Cluster, lease: JobLease, after: int) -
             stored = await tx.session.get_one(InjectedFault, (lease.job_id, row.number))
             stored.injected_at = tx.now
             tx.job.faults_injected = row.number
-            tx.emit("fault.injected", {"number": row.number, **row.fault})
+            fault = Injection.of(row.fault)
+            tx.emit(FaultInjectedEvent(number=row.number, fault=fault))
 
 
 def _new_fault(

@@ -11,6 +11,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from holdfast_service.errors import JobEnded
+from holdfast_service.job_model.events.kinds import JobEvent
+from holdfast_service.job_model.events.progress import (
+    CancelRequestedEvent,
+    PauseRequestedEvent,
+    ResumeRequestedEvent,
+)
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.store import queries
 from holdfast_service.store.engine import Store
@@ -31,7 +37,7 @@ async def cancel(store: Store, job_id: str, now: bool) -> JobView:
             raise JobEnded(f"job {job_id} has already ended ({tx.state.lower()})")
         if tx.state.terminal:
             return await queries.job_view(tx.session, tx.job)
-        if _set_desired(tx, Desired.CANCELLED, "job.cancel_requested") and tx.state in (
+        if _set_desired(tx, Desired.CANCELLED, CancelRequestedEvent()) and tx.state in (
             State.QUEUED,
             State.PAUSED,
         ):
@@ -46,7 +52,7 @@ async def pause(store: Store, job_id: str) -> JobView:
     """Save the job's state and release its resources until it is resumed."""
     async with _transaction(store, job_id) as tx:
         _refuse_ended(tx)
-        if _set_desired(tx, Desired.PAUSED, "job.pause_requested") and tx.state is State.QUEUED:
+        if _set_desired(tx, Desired.PAUSED, PauseRequestedEvent()) and tx.state is State.QUEUED:
             tx.transition(State.PAUSED, reason="paused while it was queued")
         return await queries.job_view(tx.session, tx.job)
 
@@ -55,18 +61,18 @@ async def resume(store: Store, job_id: str) -> JobView:
     """Continue a paused job from its newest checkpoint; a job that is still pausing, after that."""
     async with _transaction(store, job_id) as tx:
         _refuse_ended(tx)
-        if _set_desired(tx, Desired.RUNNING, "job.resume_requested") and tx.state is State.PAUSED:
+        if _set_desired(tx, Desired.RUNNING, ResumeRequestedEvent()) and tx.state is State.PAUSED:
             tx.transition(State.QUEUED, reason="the user resumed it")
         return await queries.job_view(tx.session, tx.job)
 
 
-def _set_desired(tx: JobTransaction, desired: Desired, event: str) -> bool:
+def _set_desired(tx: JobTransaction, desired: Desired, event: JobEvent) -> bool:
     """False if that state is desired already."""
     if tx.job.desired == desired:
         return False
     tx.job.desired = desired
     tx.job.due_at = 0.0  # its reconciler acts at once
-    tx.emit(event, {})
+    tx.emit(event)
     return True
 
 

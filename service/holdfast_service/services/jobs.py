@@ -35,6 +35,8 @@ from holdfast_service.errors import (
     UnknownMetric,
 )
 from holdfast_service.job_model.admission import stored_world_size
+from holdfast_service.job_model.events.codec import encode
+from holdfast_service.job_model.events.progress import JobSubmittedEvent
 from holdfast_service.job_model.goodput import History
 from holdfast_service.job_model.job_spec import JobSpec, parse
 from holdfast_service.job_model.lifecycle import Desired, State
@@ -483,12 +485,13 @@ def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> JobReco
 
 def _submitted_event(job: JobRecord) -> Event:
     """The job's first event."""
+    event = JobSubmittedEvent(name=job.name)
     return Event(
         job_id=job.id,
         seq=job.event_seq,
         at=job.created_at,
-        kind="job.submitted",
-        data={"name": job.name},
+        kind=event.kind,
+        data=encode(event),
     )
 
 

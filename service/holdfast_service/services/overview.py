@@ -15,6 +15,8 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_model.admission import NodeDemand, stored_world_size
+from holdfast_service.job_model.events.codec import read_incident
+from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.job_model.goodput import Goodput
 from holdfast_service.job_model.lifecycle import ON_CLUSTER, Desired, State
 from holdfast_service.job_model.sort_order import Sort
@@ -288,17 +290,16 @@ async def _standing(
     )
 
 
-def _last_incident(incident: IncidentRow) -> verdict.LastIncident:
-    data = incident.data
-    lost = data.get("steps_lost")
+def _last_incident(row: IncidentRow) -> verdict.LastIncident:
+    incident = read_incident(row.number, row.data)
     return verdict.LastIncident(
-        number=incident.number,
-        cause=str(data.get("cause") or "unknown"),
-        closed_at=incident.closed_at,
-        opened_at=incident.opened_at,
-        decision=str(data["decision"]) if data.get("decision") else None,
-        steps_lost=lost if isinstance(lost, int) else None,
-        total_s=number((data.get("phases_s") or {}).get("total")),
+        number=row.number,
+        cause=incident.cause,
+        closed_at=row.closed_at,
+        opened_at=row.opened_at,
+        decision=incident.decision or None,
+        steps_lost=incident.steps_lost,
+        total_s=number(incident.phases_s.get("total")),
     )
 
 
@@ -336,16 +337,18 @@ async def _timeline(
 
 
 async def _timeline_incidents(session: AsyncSession, job_id: str) -> list[TimelineIncidentView]:
-    return [
-        TimelineIncidentView(
-            number=row.number,
-            at=number(row.data.get("signalled_at")) or row.opened_at,
-            closed_at=row.closed_at,
-            cause=str(row.data.get("cause") or "unknown"),
-            decision=str(row.data["decision"]) if row.data.get("decision") else None,
-        )
-        for row in await queries.INCIDENTS.all(session, job=job_id)
-    ]
+    rows = await queries.INCIDENTS.all(session, job=job_id)
+    return [_timeline_incident(row, read_incident(row.number, row.data)) for row in rows]
+
+
+def _timeline_incident(row: IncidentRow, incident: IncidentRecord) -> TimelineIncidentView:
+    return TimelineIncidentView(
+        number=row.number,
+        at=number(incident.signalled_at) or row.opened_at,
+        closed_at=row.closed_at,
+        cause=incident.cause,
+        decision=incident.decision or None,
+    )
 
 
 async def _timeline_checkpoints(session: AsyncSession, job_id: str) -> list[TimelineCheckpointView]:

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast_service.job_model.events.codec import decode, read_incident
+from holdfast_service.job_model.events.kinds import EventKind
+from holdfast_service.job_model.events.progress import JobStateEvent
 from holdfast_service.job_model.goodput import (
     AttemptRun,
     CommittedStep,
@@ -34,8 +37,8 @@ _ATTEMPTS_WITH_ROWS = Statement(
     select(MetricChunk.attempt).where(MetricChunk.job_id == JOB).distinct()
 )
 _STATE_CHANGES = Statement(
-    select(Event.at, Event.data)
-    .where(Event.job_id == JOB, Event.kind.in_(("job.submitted", "job.state")))
+    select(Event.at, Event.kind, Event.data)
+    .where(Event.job_id == JOB, Event.kind.in_((EventKind.JOB_SUBMITTED, EventKind.JOB_STATE)))
     .order_by(Event.seq)
 )
 _ATTEMPTS = Statement(
@@ -88,9 +91,10 @@ async def state_intervals(session: AsyncSession, job_id: str, now: float) -> lis
     moves = await _STATE_CHANGES.all(session, job=job_id)
     found: list[StateInterval] = []
     since, state, newest = 0.0, None, 0.0
-    for at, data in moves:
+    for at, kind, data in moves:
         newest = max(newest, at)  # several clocks stamp these events
-        new = State(data["to"]) if "to" in data else State.QUEUED
+        event = decode(kind, data)
+        new = event.new if isinstance(event, JobStateEvent) else State.QUEUED
         if state is None:
             since, state = newest, new
         elif not (new.on_cluster and state.on_cluster):
@@ -141,18 +145,17 @@ def rows_of(chunk: MetricChunk) -> list[CommittedStep]:
 
 async def _outages(session: AsyncSession, job_id: str) -> list[Outage]:
     """The incidents that ended an attempt; other incidents cost no time."""
-    incidents = await queries.INCIDENTS.all(session, job=job_id)
-    return [
-        Outage(
-            signalled_at=number(incident.data.get("signalled_at")) or incident.opened_at,
-            closed_at=incident.closed_at,
-            phases_s={
-                phase: seconds
-                for phase, stored_s in (incident.data.get("phases_s") or {}).items()
-                if (seconds := number(stored_s)) is not None
-            },
-            incident=incident.number,
-        )
-        for incident in incidents
-        if incident.data.get("failures") or incident.data.get("preemptions")
-    ]
+    outages: list[Outage] = []
+    for row in await queries.INCIDENTS.all(session, job=job_id):
+        incident = read_incident(row.number, row.data)
+        if incident.failures or incident.preemptions:
+            phases_s = {phase: number(stored_s) for phase, stored_s in incident.phases_s.items()}
+            outages.append(
+                Outage(
+                    signalled_at=number(incident.signalled_at) or row.opened_at,
+                    closed_at=row.closed_at,
+                    phases_s={name: taken for name, taken in phases_s.items() if taken is not None},
+                    incident=row.number,
+                )
+            )
+    return outages

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import copy
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -26,6 +26,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.sql import ColumnElement
 
+from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.settings import Settings
 from holdfast_service.store import sqlite
 from holdfast_service.store.change_numbers import RESET_FUTURE_NUMBERS
@@ -69,7 +70,7 @@ class Store:
         """Delay between the time a job was due and the time this process handled it."""
         self.sends_webhooks = False
         """Whether incidents and job ends are queued as webhook messages."""
-        self.on_incident_closed: Callable[[str, Mapping[str, Any]], None] = lambda job_id, data: (
+        self.on_incident_closed: Callable[[str, IncidentRecord], None] = lambda job_id, incident: (
             None
         )
         """Called after the end of an incident is stored; must neither block nor raise."""

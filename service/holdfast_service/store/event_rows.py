@@ -5,12 +5,36 @@ The caller (`store/projection.py`) stores the event itself and handles events th
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import select, update
 
-from holdfast_service.job_model.lifecycle import Desired, State, state_after_report
-from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, SupervisorEvent
+from holdfast_service.job_model.events.attempts import (
+    AttemptEndedEvent,
+    AttemptFormingEvent,
+    AttemptRunningEvent,
+    MemoryPlacedEvent,
+    SeatedRank,
+)
+from holdfast_service.job_model.events.checkpoints import (
+    CheckpointBadEvent,
+    CheckpointDeletedEvent,
+    CheckpointIntervalEvent,
+    CheckpointSavedEvent,
+)
+from holdfast_service.job_model.events.codec import AnyEvent, as_json
+from holdfast_service.job_model.events.health import (
+    GuardTrippedEvent,
+    NodeHealthEvent,
+    StragglerEvent,
+)
+from holdfast_service.job_model.events.incidents import IncidentClosedEvent, IncidentEvent
+from holdfast_service.job_model.events.progress import (
+    EndedEvent,
+    PhaseEvent,
+    StopUndoneEvent,
+    WaitingEvent,
+)
+from holdfast_service.job_model.lifecycle import Desired, Phase, State, state_after_report
+from holdfast_service.job_model.supervisor_protocol import SupervisorEvent
 from holdfast_service.policy.quarantine import QuarantineRules, node_name
 from holdfast_service.store import nodes, series
 from holdfast_service.store.json_safe import text
@@ -22,57 +46,67 @@ _OUTCOMES = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
 
 
 async def apply_event(tx: JobTransaction, event: SupervisorEvent, rules: QuarantineRules) -> None:
-    """Update the tables for `event`.
+    """Update the tables for `event`; kinds that are missing here are only stored.
 
-    Raises KeyError, TypeError, ValueError, AttributeError or StatementError for a malformed event;
-    the caller then rolls the transaction back to the savepoint before the event.
+    Raises UnreadableEvent for an event whose data do not fit its kind, and StatementError for
+    values that the database refuses; the caller then rolls the transaction back to the savepoint
+    before the event.
     """
-    fields = event.data
-    match event.kind:
-        case EventKind.PHASE:
-            apply_phase(tx, Phase(fields["phase"]), at=event.at)
-        case EventKind.ATTEMPT_FORMING:
-            await _attempt_forming(tx, fields, event.at)
-        case EventKind.ATTEMPT_RUNNING:
-            await _attempt_running(tx, fields, event.at)
-        case EventKind.ATTEMPT_ENDED:
-            attempt = await _get_or_add_attempt(tx, _integer(fields["attempt"]), event.at)
+    content, at = event.content, event.at
+    match content:
+        case PhaseEvent():
+            apply_phase(tx, content.phase, at=at)
+        case AttemptFormingEvent():
+            await _attempt_forming(tx, content, at)
+        case AttemptRunningEvent():
+            await _attempt_running(tx, content, at)
+        case AttemptEndedEvent():
+            attempt = await _get_or_add_attempt(tx, content.attempt, at)
             attempt.state = "ended"
-            attempt.ended_at = event.at
-            attempt.reason = text(fields.get("reason") or "")
-            attempt.last_step = _integer_or_none(fields.get("last_step"))
-        case kind if kind in nodes.NODE_EVENTS:
-            await _node_event(tx, event, rules)
-        case EventKind.CHECKPOINT_SAVED:
-            await _checkpoint_saved(tx, fields, event.at)
-        case EventKind.CHECKPOINT_DELETED | EventKind.CHECKPOINT_BAD:
-            await _checkpoint_gone(tx, fields, event)
-        case EventKind.WAITING:
+            attempt.ended_at = at
+            attempt.reason = text(content.reason)
+            attempt.last_step = content.last_step
+        case MemoryPlacedEvent():
+            attempt = await _get_or_add_attempt(tx, content.attempt, at)
+            attempt.memory = as_json(content.protection)
+        case IncidentEvent():
+            await _incident(tx, content, event)
+            await nodes.record_incident(tx, content.record, rules)
+        case NodeHealthEvent():
+            await nodes.record_health(tx, content, rules)
+        case CheckpointSavedEvent():
+            await _checkpoint_saved(tx, content, at)
+        case CheckpointDeletedEvent() | CheckpointBadEvent():
+            await _checkpoint_gone(tx, content, at)
+        case EndedEvent():
+            await end_job(tx, content, at)
+        case _:
+            await _apply_to_job(tx, content, at)
+
+
+async def _apply_to_job(tx: JobTransaction, content: AnyEvent, at: float) -> None:
+    """Apply an event that changes only the job's row."""
+    match content:
+        case WaitingEvent(resource=resource, reason=reason, until=until):
             tx.job.waiting = {
-                "resource": text(fields["resource"]),
-                "reason": text(fields.get("reason") or f"waiting for {fields['resource']}"),
-                "since": event.at,
-                "until": fields.get("until"),
+                "resource": text(resource),
+                "reason": text(reason or f"waiting for {resource}"),
+                "since": at,
+                "until": until,
             }
-        case EventKind.MEMORY_PLACED:
-            attempt = await _get_or_add_attempt(tx, _integer(fields["attempt"]), event.at)
-            attempt.memory = {
-                name: fields[name] for name in ("copies", "partners", "recoverable", "unprotected")
-            }
-        case (
-            EventKind.INITIALISED_FROM
-            | EventKind.STANDBY
-            | EventKind.JOB_STOPPING
-            | EventKind.FAULT_FAILED
-            | EventKind.STALLED
-            | EventKind.NODE_DRAINING
-        ):
-            pass  # only the event itself is stored
-        case EventKind.CHECKPOINT_INTERVAL | EventKind.GUARD_TRIPPED | EventKind.STRAGGLER:
-            _JOB_COLUMN_EVENTS[event.kind](tx, fields, event.at)
-        case EventKind.STOP_UNDONE | EventKind.ENDED:
-            apply = _ended if event.kind is EventKind.ENDED else _pause_undone
-            await apply(tx, fields, event.at)
+        case CheckpointIntervalEvent():
+            interval = {**as_json(content.choice), "before": content.before}
+            tier = interval.pop("tier")
+            tx.job.intervals = {**tx.job.intervals, tier: interval}
+        case GuardTrippedEvent():
+            _save_guard_trip(tx, content, at)
+        case StragglerEvent():
+            _save_straggler(tx, content, at)
+        case StopUndoneEvent(reason=reason) if tx.state is State.PAUSING:
+            if tx.job.desired == Desired.PAUSED:
+                tx.job.desired = Desired.RUNNING
+            await tx.forget_intents(Effect.PAUSE)
+            tx.transition(State.RUNNING, reason=text(reason), at=at)
 
 
 def apply_phase(tx: JobTransaction, phase: Phase, at: float | None = None) -> None:
@@ -82,76 +116,47 @@ def apply_phase(tx: JobTransaction, phase: Phase, at: float | None = None) -> No
         tx.transition(new, at=at)
 
 
-def _save_interval(tx: JobTransaction, fields: dict[str, Any], at: float) -> None:
-    del at
-    interval = {key: value for key, value in fields.items() if key != "tier"}
-    tx.job.intervals = {**tx.job.intervals, text(fields["tier"]): interval}
-
-
-def _save_guard_trip(tx: JobTransaction, fields: dict[str, Any], at: float) -> None:
+def _save_guard_trip(tx: JobTransaction, event: GuardTrippedEvent, at: float) -> None:
     """Store the current ledger, the number of trips, and the most recent trips."""
     before = tx.job.guards
-    trip = {key: value for key, value in fields.items() if key != "ledger"}
+    trip = {**as_json(event.trip), "attempt": event.attempt, "at": at}
     tx.job.guards = {
         "trips": before.get("trips", 0) + 1,
-        "ledger": [[_integer(first), _integer(end)] for first, end in fields["ledger"]],
-        "recent": [*before.get("recent", ()), {**trip, "at": at}][-_MAX_RECENT_TRIPS:],
+        "ledger": [list(window) for window in event.ledger],
+        "recent": [*before.get("recent", ()), trip][-_MAX_RECENT_TRIPS:],
     }
 
 
-def _save_straggler(tx: JobTransaction, fields: dict[str, Any], at: float) -> None:
+def _save_straggler(tx: JobTransaction, event: StragglerEvent, at: float) -> None:
     """Update the ranks that are slow at present."""
-    rank = str(_integer(fields["rank"]))
+    rank = str(event.rank)
     slow = {other: entry for other, entry in tx.job.slow.items() if other != rank}
-    if fields["state"] == "slow":
-        node = node_name(text(fields["node_id"]), text(fields["host"])) if fields["node_id"] else ""
+    if event.state == "slow":
         slow[rank] = {
-            "rank": _integer(fields["rank"]),
-            "agent": text(fields["agent"]),
-            "node": node,
-            "factor": float(fields["factor"]),
-            "since_step": _integer(fields["since_step"]),
-            "since": float(fields.get("since") or at),
+            "rank": event.rank,
+            "agent": text(event.agent),
+            "node": node_name(text(event.node_id), text(event.host)) if event.node_id else "",
+            "factor": event.factor,
+            "since_step": event.since_step,
+            "since": event.since or at,
         }
     tx.job.slow = slow
 
 
-_JOB_COLUMN_EVENTS = {
-    EventKind.CHECKPOINT_INTERVAL: _save_interval,
-    EventKind.GUARD_TRIPPED: _save_guard_trip,
-    EventKind.STRAGGLER: _save_straggler,
-}
-
-
-async def _pause_undone(tx: JobTransaction, fields: dict[str, Any], at: float) -> None:
-    if tx.state is not State.PAUSING:
-        return
-    if tx.job.desired == Desired.PAUSED:
-        tx.job.desired = Desired.RUNNING
-    await tx.forget_intents(Effect.PAUSE)
-    tx.transition(State.RUNNING, reason=text(str(fields.get("reason") or "")), at=at)
-
-
-async def _ended(tx: JobTransaction, fields: dict[str, Any], at: float) -> None:
+async def end_job(tx: JobTransaction, event: EndedEvent, at: float) -> None:
     """End the job. A supervisor that has ended always ends its job, whatever the outcome field."""
     if tx.state.terminal:
         return
-    if isinstance(fields.get("step"), int):
-        tx.job.step = fields["step"]
-    if fields.get("outcome") == State.PAUSED and tx.state is State.PAUSING:
+    if event.step is not None:
+        tx.job.step = event.step
+    if event.outcome == State.PAUSED and tx.state is State.PAUSING:
         await tx.record_intent(Effect.RELEASE)  # PAUSED follows once the job has left the cluster
         return
-    outcome = next((state for state in _OUTCOMES if state == fields.get("outcome")), State.FAILED)
-    if fields.get("outcome") == State.PAUSED:
+    outcome = next((state for state in _OUTCOMES if state == event.outcome), State.FAILED)
+    if event.outcome == State.PAUSED:
         outcome = State.CANCELLED  # the user cancelled while the job was pausing
-    traceback = fields.get("traceback")
-    tx.end(
-        outcome,
-        str(fields.get("code") or outcome.lower()),
-        str(fields.get("message") or ""),
-        None if not traceback else str(traceback),
-        at=at,
-    )
+    code = event.code or outcome.lower()
+    tx.end(outcome, code, event.message, event.traceback or None, at=at)
 
 
 async def _get_or_add_attempt(tx: JobTransaction, number_: int, at: float) -> AttemptRow:
@@ -173,18 +178,18 @@ async def _get_or_add_attempt(tx: JobTransaction, number_: int, at: float) -> At
     return attempt
 
 
-async def _attempt_forming(tx: JobTransaction, fields: dict[str, Any], at: float) -> None:
-    attempt = await _get_or_add_attempt(tx, _integer(fields["attempt"]), at)
-    attempt.mesh = dict(fields["mesh"])
-    attempt.world_size = _integer(fields["world_size"])
-    attempt.standbys = list(fields.get("standbys") or ())
-    attempt.restore = dict(fields.get("restore") or {})
-    attempt.cause_incident = _integer_or_none(fields.get("cause_incident"))
+async def _attempt_forming(tx: JobTransaction, event: AttemptFormingEvent, at: float) -> None:
+    attempt = await _get_or_add_attempt(tx, event.attempt, at)
+    attempt.mesh = dict(event.mesh)
+    attempt.world_size = event.world_size
+    attempt.standbys = [as_json(standby) for standby in event.standbys]
+    attempt.restore = as_json(event.restore)
+    attempt.cause_incident = event.cause_incident
     attempt.forming_at = at
     tx.job.attempt = max(tx.job.attempt, attempt.number)
     await _end_older_attempts(tx, attempt.number, at)
-    await _save_members(tx, attempt.number, fields["members"])
-    agents = {str(member["rank"]): member.get("agent") for member in fields["members"]}
+    await _save_members(tx, attempt.number, event.members)
+    agents = {str(member.rank): member.agent for member in event.members}
     tx.job.slow = {
         rank: entry for rank, entry in tx.job.slow.items() if agents.get(rank) == entry["agent"]
     }
@@ -203,17 +208,17 @@ async def _end_older_attempts(tx: JobTransaction, before: int, at: float) -> Non
     )
 
 
-async def _attempt_running(tx: JobTransaction, fields: dict[str, Any], at: float) -> None:
-    attempt = await _get_or_add_attempt(tx, _integer(fields["attempt"]), at)
+async def _attempt_running(tx: JobTransaction, event: AttemptRunningEvent, at: float) -> None:
+    attempt = await _get_or_add_attempt(tx, event.attempt, at)
     attempt.state = "running"
     attempt.running_at = at
-    attempt.joined = {str(rank): phases for rank, phases in (fields.get("joined") or {}).items()}
-    attempt.first_step = _integer_or_none(fields.get("first_step"))
+    attempt.joined = {str(rank): as_json(times) for rank, times in event.joined.items()}
+    attempt.first_step = event.first_step
     tx.clear_wait(*([tx.job.waiting["resource"]] if tx.job.waiting else ()))
-    await _save_members(tx, attempt.number, fields.get("members") or ())
+    await _save_members(tx, attempt.number, event.members)
 
 
-async def _save_members(tx: JobTransaction, attempt: int, members: Any) -> None:
+async def _save_members(tx: JobTransaction, attempt: int, members: tuple[SeatedRank, ...]) -> None:
     if not members:
         return
     known = tx.members_by_attempt.get(attempt)
@@ -224,65 +229,55 @@ async def _save_members(tx: JobTransaction, attempt: int, members: Any) -> None:
             )
         )
         known = tx.members_by_attempt[attempt] = {member.rank: member for member in stored}
-    for fields in members:
-        rank = _integer(fields["rank"])
-        member = known.get(rank)
+    for seated in members:
+        member = known.get(seated.rank)
         if member is None:
-            member = known[rank] = AttemptMember(job_id=tx.job.id, attempt=attempt, rank=rank)
+            member = AttemptMember(job_id=tx.job.id, attempt=attempt, rank=seated.rank)
+            known[seated.rank] = member
             tx.session.add(member)
         # A later entry for the same rank (with its final pid) replaces the earlier one.
-        member.worker = text(fields.get("worker") or "")
-        member.agent = text(fields.get("agent") or "")
-        member.node_id = text(fields.get("node_id") or "")
-        member.host = text(fields.get("host") or "")
-        member.pid = _integer_or_none(fields.get("pid"))
-        member.role = text(fields.get("role") or "")
+        member.worker = text(seated.worker or "")
+        member.agent = text(seated.agent)
+        member.node_id = text(seated.node_id)
+        member.host = text(seated.host)
+        member.pid = seated.pid
+        member.role = text(seated.role)
 
 
-async def _node_event(tx: JobTransaction, event: SupervisorEvent, rules: QuarantineRules) -> None:
-    """Apply an event that concerns nodes: a health report, or an incident and its nodes."""
-    if event.kind is EventKind.NODE_HEALTH:
-        await nodes.record_health(tx, event.data, rules)
-        return
-    await _incident(tx, event.data, event)
-    await nodes.record_incident(tx, event.data, rules)
-
-
-async def _incident(tx: JobTransaction, fields: dict[str, Any], event: SupervisorEvent) -> None:
-    number_ = _integer(fields["incident"])
-    incident = await tx.session.get(IncidentRow, (tx.job.id, number_))
+async def _incident(tx: JobTransaction, content: IncidentEvent, event: SupervisorEvent) -> None:
+    record = content.record
+    incident = await tx.session.get(IncidentRow, (tx.job.id, record.incident))
     if incident is None:
         incident = IncidentRow(
             job_id=tx.job.id,
-            number=number_,
-            opened_at=fields.get("opened_at") or event.at,
+            number=record.incident,
+            opened_at=record.opened_at or event.at,
             data={},
         )
         tx.session.add(incident)
-    incident.data = {
-        **incident.data,
-        **{name: value for name, value in fields.items() if value is not None},
-    }
-    if event.kind is EventKind.INCIDENT_CLOSED:
-        incident.closed_at = fields.get("closed_at") or event.at
+    # As received: a newer supervisor may send fields that this version does not know.
+    known = {name: value for name, value in event.data.items() if value is not None}
+    incident.data = {**incident.data, **known}
+    if isinstance(content, IncidentClosedEvent):
+        incident.closed_at = record.closed_at or event.at
     tx.job.incidents = max(tx.job.incidents, incident.number)
 
 
-async def _checkpoint_saved(tx: JobTransaction, fields: dict[str, Any], at: float) -> None:
-    known = await tx.session.get(Checkpoint, (tx.job.id, text(fields["uri"])))
+async def _checkpoint_saved(tx: JobTransaction, event: CheckpointSavedEvent, at: float) -> None:
+    known = await tx.session.get(Checkpoint, (tx.job.id, text(event.uri)))
     if known is not None and known.deleted_at is None:
         return  # a supervisor that starts reports every checkpoint that it finds
-    await _record_save_duration(tx, fields, at)
+    await _record_save_duration(tx, event, at)
     await tx.session.merge(
         Checkpoint(
             job_id=tx.job.id,
-            uri=text(fields["uri"]),
-            step=_integer(fields["step"]),
-            attempt=_integer(fields.get("attempt") or 0),
-            tier=text(fields.get("tier") or "remote"),
-            nbytes=_integer(fields.get("nbytes") or 0),
-            mesh=_mesh(fields.get("mesh")),
-            metrics=dict(fields.get("metrics") or {}),
+            uri=text(event.uri),
+            step=event.step,
+            attempt=event.attempt,
+            tier=text(event.tier),
+            nbytes=event.nbytes,
+            mesh=dict(event.mesh),
+            metrics=dict(event.metrics),
             saved_at=at,
             verified_at=None,
             deleted_at=None,
@@ -292,42 +287,21 @@ async def _checkpoint_saved(tx: JobTransaction, fields: dict[str, Any], at: floa
     )
 
 
-async def _record_save_duration(tx: JobTransaction, fields: dict[str, Any], at: float) -> None:
+async def _record_save_duration(tx: JobTransaction, event: CheckpointSavedEvent, at: float) -> None:
     """Record the time from the end of the step until its checkpoint is durable."""
-    step_ended_at = await series.row_time(
-        tx.session, tx.job.id, _integer(fields["step"]), _integer(fields.get("attempt") or 0)
-    )
+    step_ended_at = await series.row_time(tx.session, tx.job.id, event.step, event.attempt)
     if step_ended_at is not None and at >= step_ended_at:
-        tx.checkpoints.append((text(fields.get("tier") or "remote"), "save", at - step_ended_at))
+        tx.checkpoints.append((text(event.tier), "save", at - step_ended_at))
 
 
 async def _checkpoint_gone(
-    tx: JobTransaction, fields: dict[str, Any], event: SupervisorEvent
+    tx: JobTransaction, event: CheckpointDeletedEvent | CheckpointBadEvent, at: float
 ) -> None:
-    checkpoint = await tx.session.get(Checkpoint, (tx.job.id, text(fields["uri"])))
+    checkpoint = await tx.session.get(Checkpoint, (tx.job.id, text(event.uri)))
     if checkpoint is None:
         return  # for example an incomplete leftover that was never announced; the event is stored
-    if event.kind is EventKind.CHECKPOINT_BAD:
-        checkpoint.bad = text(fields.get("message") or "failed verification")
+    if isinstance(event, CheckpointBadEvent):
+        checkpoint.bad = text(event.message or "failed verification")
     else:
-        checkpoint.deleted_at = event.at
-        checkpoint.deleted_why = text(fields.get("why") or "")
-
-
-def _integer(value: Any) -> int:
-    """`value` if it is an integer. SQLite itself would store a value of any type."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{value!r} is not an integer")
-    return value
-
-
-def _integer_or_none(value: Any) -> int | None:
-    return None if value is None else _integer(value)
-
-
-def _mesh(value: Any) -> dict[str, int]:
-    """A mesh as a mapping; accepts the short form `dp_shard=2,tp=2` too."""
-    if isinstance(value, str):
-        pairs = (axis.partition("=") for axis in value.split(",") if axis)
-        return {axis: int(size) for axis, _, size in pairs}
-    return dict(value or {})
+        checkpoint.deleted_at = at
+        checkpoint.deleted_why = text(event.why)

@@ -7,13 +7,16 @@ event behind the decision.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
 
 from sqlalchemy import select, tuple_
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_service.job_model.supervisor_protocol import EventKind, NodeCapacity, SupervisorEvent
+from holdfast_service.job_model.events.attempts import AttemptFormingEvent, AttemptRunningEvent
+from holdfast_service.job_model.events.codec import AnyEvent, as_json
+from holdfast_service.job_model.events.health import NodeHealthEvent, NodeQuarantinedEvent
+from holdfast_service.job_model.events.incidents import IncidentEvent, IncidentRecord, LostItem
+from holdfast_service.job_model.supervisor_protocol import NodeCapacity
 from holdfast_service.policy.quarantine import (
     Avoided,
     NodeDecision,
@@ -28,17 +31,7 @@ from holdfast_service.policy.quarantine import (
 from holdfast_service.store.json_safe import text
 from holdfast_service.store.models import AttemptMember, NodeRow, NodeTrouble
 from holdfast_service.store.transaction import JobTransaction
-from holdfast_workers.health.findings import HealthFinding, messages_of
-
-NODE_EVENTS = frozenset(
-    {
-        EventKind.INCIDENT_OPENED,
-        EventKind.INCIDENT_UPDATED,
-        EventKind.INCIDENT_CLOSED,
-        EventKind.NODE_HEALTH,
-    }
-)
-"""Events that concern nodes."""
+from holdfast_workers.health.findings import messages_of
 
 GONE_AFTER_S = 30.0
 """A node that was not seen for this long has left the cluster."""
@@ -84,46 +77,42 @@ async def record_seen(session: AsyncSession, seen: Iterable[NodeCapacity], now: 
         node.last_seen = now
 
 
-async def lock_nodes_of(tx: JobTransaction, events: Collection[SupervisorEvent]) -> None:
+async def lock_nodes_of(tx: JobTransaction, events: Collection[AnyEvent]) -> None:
     """Lock all nodes that these events may concern before any event is stored. The order is by
     name, so that the transactions of two jobs cannot deadlock."""
-    if not any(event.kind in NODE_EVENTS for event in events):
+    if not any(isinstance(event, IncidentEvent | NodeHealthEvent) for event in events):
         return
-    hosts: dict[str, str] = {}
-    lost = [agent for event in events for agent in _dicts(event.data.get("lost"))]
-    places = [
-        place for event in events for place in (event.data, *_dicts(event.data.get("members")))
-    ]
-    found = [(place.get("node_id"), place.get("host")) for place in places]
+    lost: list[LostItem] = []
+    found: list[tuple[str, str]] = []
+    for event in events:
+        match event:
+            case IncidentEvent():
+                lost += event.record.lost
+            case AttemptFormingEvent() | AttemptRunningEvent():
+                found += [(member.node_id, member.host) for member in event.members]
+            case NodeHealthEvent():
+                found.append((event.node_id, event.host))
     found += [(member.node_id, member.host) for member in (await _members_of(tx, lost)).values()]
-    for node_id, host in found:
-        if isinstance(node_id, str) and isinstance(host, str):
-            hosts[node_name(text(node_id), text(host))] = text(host)
+    hosts = {node_name(text(node_id), text(host)): text(host) for node_id, host in found}
     for name in sorted(hosts):
         await _get_or_add_node(tx.session, name, hosts[name], tx.now)
 
 
-def _dicts(listed: Any) -> list[dict[str, Any]]:
-    """The well-formed entries of a list in an event."""
-    listed = listed if isinstance(listed, list | tuple) else ()
-    return [entry for entry in listed if isinstance(entry, dict)]
-
-
 async def record_incident(
-    tx: JobTransaction, fields: dict[str, Any], rules: QuarantineRules
+    tx: JobTransaction, incident: IncidentRecord, rules: QuarantineRules
 ) -> None:
     """Record the nodes that the incident is attributed to, and quarantine a node with too many
     incidents."""
     # An agent lost on notice was preempted, which is not its node's fault.
-    lost = [agent for agent in fields.get("lost") or () if not agent.get("on_notice")]
+    lost = [item for item in incident.lost if not item.on_notice]
     members = await _members_of(tx, lost)
     blamed: dict[str, tuple[AttemptMember, str]] = {}
-    for agent in lost:
-        member = members.get((agent.get("agent"), agent.get("attempt")))
+    for item in lost:
+        member = members.get((item.agent, item.attempt))
         if member is not None:
-            blamed[node_name(member.node_id, member.host)] = (member, text(agent["cause"])[:32])
+            blamed[node_name(member.node_id, member.host)] = (member, text(item.cause)[:32])
     known = select(NodeTrouble.node_id, NodeTrouble.cause).where(
-        NodeTrouble.job_id == tx.job.id, NodeTrouble.incident == fields["incident"]
+        NodeTrouble.job_id == tx.job.id, NodeTrouble.incident == incident.incident
     )
     stored = {(name, cause) for name, cause in await tx.session.execute(known)} if blamed else ()
     for name, (member, cause) in sorted(blamed.items()):
@@ -134,9 +123,9 @@ async def record_incident(
             NodeTrouble(
                 node_id=name,
                 job_id=tx.job.id,
-                incident=fields["incident"],
+                incident=incident.incident,
                 cause=cause,
-                at=fields.get("opened_at") or tx.now,
+                at=incident.opened_at or tx.now,
             )
         )
         await tx.session.flush()
@@ -147,15 +136,13 @@ async def record_incident(
             await _quarantine(tx, node, new, rules)
 
 
-async def record_health(tx: JobTransaction, fields: dict[str, Any], rules: QuarantineRules) -> None:
+async def record_health(tx: JobTransaction, event: NodeHealthEvent, rules: QuarantineRules) -> None:
     """Store an agent's health report of its node, and quarantine an unfit node at once."""
-    node = await _get_or_add_node(
-        tx.session, node_name(text(fields["node_id"]), text(fields["host"])), fields["host"], tx.now
-    )
-    findings = [HealthFinding.from_data(finding) for finding in fields["findings"]]
-    node.findings = [finding.data() for finding in findings]
-    node.measured = dict(fields.get("measured") or {})
-    why = messages_of(findings)
+    name, host = node_name(text(event.node_id), text(event.host)), text(event.host)
+    node = await _get_or_add_node(tx.session, name, host, tx.now)
+    node.findings = [as_json(finding) for finding in event.findings]
+    node.measured = dict(event.measured)
+    why = messages_of(event.findings)
     if why and standing_at(quarantine_of(node), tx.now) is NodeStanding.READY:
         await _quarantine(tx, node, quarantined(quarantine_of(node), why, rules, tx.now), rules)
 
@@ -169,17 +156,17 @@ async def troubles(session: AsyncSession, name: str) -> list[NodeIncident]:
 
 
 async def _members_of(
-    tx: JobTransaction, lost: list[dict[str, Any]]
-) -> dict[tuple[Any, Any], AttemptMember]:
+    tx: JobTransaction, lost: Collection[LostItem]
+) -> dict[tuple[str | None, int | None], AttemptMember]:
     """(agent, attempt) → one rank that the agent had in that attempt, which names the agent's node.
-    Malformed agents and attempts are left out."""
+    Names and numbers that no row can have are left out."""
     wanted = {
-        (entry["agent"], entry["attempt"])
-        for entry in lost
-        if isinstance(entry.get("agent"), str)
-        and text(entry["agent"]) == entry["agent"]
-        and type(entry.get("attempt")) is int
-        and 0 <= entry["attempt"] < 1 << 31
+        (item.agent, item.attempt)
+        for item in lost
+        if item.agent is not None
+        and text(item.agent) == item.agent
+        and item.attempt is not None
+        and 0 <= item.attempt < 1 << 31
     }
     if not wanted:
         return {}
@@ -207,7 +194,7 @@ async def _quarantine(
     ]
     if rules.leaves_enough(len(quarantined_nodes), len(present)):
         set_quarantine(node, new)
-        tx.emit("node.quarantined", {"node": node.id, "reason": new.reason, "until": new.until})
+        tx.emit(NodeQuarantinedEvent(node=node.id, reason=new.reason, until=new.until))
 
 
 async def _get_or_add_node(session: AsyncSession, name: str, host: str, now: float) -> NodeRow:

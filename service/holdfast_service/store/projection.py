@@ -9,22 +9,30 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sqlalchemy.exc import DBAPIError, StatementError
 
-from holdfast_service.job_model.lifecycle import State, state_after_report
+from holdfast_service.job_model.events.checkpoints import DigestMismatchEvent
+from holdfast_service.job_model.events.codec import AnyEvent, UnknownEvent, UnreadableEvent
+from holdfast_service.job_model.events.health import GuardTrip, GuardTrippedEvent
+from holdfast_service.job_model.events.kinds import EventKind
+from holdfast_service.job_model.events.progress import (
+    EndedEvent,
+    EventsLostEvent,
+    EventUnreadableEvent,
+)
+from holdfast_service.job_model.lifecycle import Phase, State, state_after_report
 from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
-    EventKind,
-    Phase,
     SupervisorEvent,
     SupervisorReport,
 )
 from holdfast_service.policy.quarantine import QuarantineRules
 from holdfast_service.store import job_row_stats, nodes, rank_series, series
 from holdfast_service.store.engine import is_refused
-from holdfast_service.store.event_rows import apply_event, apply_phase
+from holdfast_service.store.event_rows import apply_event, apply_phase, end_job
 from holdfast_service.store.json_safe import number, text
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import JobTransaction
@@ -33,7 +41,7 @@ from holdfast_workers.protocol.messages import StepRow
 _BEATS_PERIOD_S = 5.0
 MAX_OWN_METRICS = 256
 """Maximum number of metric names kept per job; a function may report fewer in each attempt."""
-_UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, StatementError)
+_UNREADABLE = (ValueError, StatementError)
 _WAITS_ENDED_BY_A_REPORT = ("supervisor", "cluster", "reconciler")  # waits that any report ends
 
 
@@ -90,11 +98,9 @@ async def store_report(
         await rank_series.store_rows(tx.session, job.id, fresh)
     end_held = False
     events = [event for event in report.events if event.seq > job.cursor_event]
-    await nodes.lock_nodes_of(tx, events)
+    await nodes.lock_nodes_of(tx, _readable(events))
     if rows or (hold_end and lines):
-        until_end = list(
-            itertools.takewhile(lambda event: event.kind is not EventKind.ENDED, events)
-        )
+        until_end = list(itertools.takewhile(lambda event: event.kind != EventKind.ENDED, events))
         end_held = len(until_end) < len(events)
         events = until_end
     await _store_events(tx, events, rules)
@@ -112,14 +118,23 @@ async def store_report(
     return StoredReport(rows=rows, end_held=end_held)
 
 
+def _readable(events: Sequence[SupervisorEvent]) -> list[AnyEvent]:
+    """The contents of the events that can be decoded."""
+    contents: list[AnyEvent] = []
+    for event in events:
+        with suppress(UnreadableEvent):  # reported when the event is stored
+            contents.append(event.content)
+    return contents
+
+
 async def _forget_rolled_back_digests(tx: JobTransaction, report: SupervisorReport) -> None:
     """Forget the digests of rolled back steps, before the report's digests are compared with them:
     those steps will be computed again with different data."""
-    for event in report.events:
-        back_to = event.data.get("back_to")
-        new = event.kind is EventKind.GUARD_TRIPPED and event.seq > tx.job.cursor_event
-        if new and isinstance(back_to, int):
-            await series.forget_digests(tx.session, tx.job.id, back_to)
+    new = [event for event in report.events if event.seq > tx.job.cursor_event]
+    for content in _readable(new):
+        match content:
+            case GuardTrippedEvent(trip=GuardTrip(back_to=int(back_to))):
+                await series.forget_digests(tx.session, tx.job.id, back_to)
 
 
 async def _store_rows(tx: JobTransaction, report: SupervisorReport) -> list[StepRow]:
@@ -158,13 +173,12 @@ async def _store_digests(tx: JobTransaction, report: SupervisorReport) -> int:
     fresh, mismatches = await series.store_digests(tx.session, tx.job.id, digests)
     for mismatch in mismatches:
         tx.emit(
-            "digest.mismatch",
-            {
-                "step": mismatch.step,
-                "stored": mismatch.stored,
-                "seen": mismatch.seen,
-                "attempt": report.attempt,
-            },
+            DigestMismatchEvent(
+                step=mismatch.step,
+                stored=mismatch.stored,
+                seen=mismatch.seen,
+                attempt=report.attempt,
+            )
         )
     return fresh
 
@@ -190,7 +204,11 @@ async def _store_events(
 
 
 async def _store_event(tx: JobTransaction, event: SupervisorEvent, rules: QuarantineRules) -> None:
-    _record_event(tx, event)
+    """Store the event. An unreadable end still ends the job: its supervisor is gone."""
+    try:
+        _record_event(tx, event)
+    except UnreadableEvent:
+        _record_event(tx, event, UnknownEvent(event.kind, event.data))
     mark = tx.effects_mark()
     try:
         async with tx.session.begin_nested():
@@ -199,15 +217,20 @@ async def _store_event(tx: JobTransaction, event: SupervisorEvent, rules: Quaran
         _raise_database_errors(error)
         await tx.session.refresh(tx.job)
         tx.roll_back_to(mark)
-        tx.emit("event.unreadable", {"kind": event.kind, "error": repr(error)}, at=event.at)
+        tx.emit(EventUnreadableEvent(of_kind=event.kind, error=repr(error)), at=event.at)
+        if event.kind == EventKind.ENDED:
+            await end_job(tx, EndedEvent(message=f"its end could not be read: {error}"), event.at)
 
 
-def _record_event(tx: JobTransaction, event: SupervisorEvent) -> None:
-    job = tx.job
+def _record_event(
+    tx: JobTransaction, event: SupervisorEvent, content: AnyEvent | None = None
+) -> None:
+    """`content`: of an event that cannot be decoded. Raises UnreadableEvent before any change."""
+    content, job = content or event.content, tx.job
     if event.seq != job.cursor_event + 1:
-        tx.emit("events.lost", {"after": job.cursor_event, "before": event.seq})
+        tx.emit(EventsLostEvent(after=job.cursor_event, before=event.seq))
     job.cursor_event = event.seq
-    tx.emit(event.kind, event.data, at=event.at)
+    tx.emit(content, at=event.at, data=event.data)
 
 
 def _raise_database_errors(error: Exception) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 from sqlalchemy import Integer, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast_service.job_model.events.codec import as_json, read_incident
 from holdfast_service.job_model.goodput import Goodput
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.job_model.log_levels import level_of
+from holdfast_service.policy.decision_ladder import Budget
 from holdfast_service.store import job_nodes
 from holdfast_service.store.json_safe import number
 from holdfast_service.store.models import (
@@ -252,35 +254,35 @@ def _attempt_view(attempt: AttemptRow, members: list[MemberView]) -> AttemptView
     )
 
 
-def _incident_view(incident: IncidentRow, lost: float) -> IncidentView:
-    fields = incident.data
+def _incident_view(row: IncidentRow, lost: float) -> IncidentView:
+    incident = read_incident(row.number, row.data)
     return IncidentView(
-        number=incident.number,
-        cause=str(fields.get("cause") or "unknown"),
-        causes=tuple(map(str, fields.get("causes") or ())),
-        attempt=fields.get("attempt") or 0,
-        lost=tuple(fields.get("lost") or ()),
-        evidence=tuple(fields.get("evidence") or ()),
-        suspects=tuple(fields.get("suspects") or ()),
-        stacks=tuple(fields.get("stacks") or ()),
-        decision=_text_or_none(fields.get("decision")),
-        reason=_text_or_none(fields.get("reason")),
-        refused=tuple(RefusedView(**refused) for refused in fields.get("refused") or ()),
-        budget=BudgetView(**fields["budget"]) if fields.get("budget") else None,
-        attempts_lost=len([*(fields.get("failures") or ()), *(fields.get("preemptions") or ())]),
-        restored_step=fields.get("restored_step"),
-        steps_lost=fields.get("steps_lost"),
+        number=row.number,
+        cause=incident.cause,
+        causes=incident.causes,
+        attempt=incident.attempt,
+        lost=tuple(as_json(item) for item in incident.lost),
+        evidence=incident.evidence,
+        suspects=tuple(as_json(suspect) for suspect in incident.suspects),
+        stacks=tuple(as_json(stack) for stack in incident.stacks),
+        decision=incident.decision,
+        reason=incident.reason,
+        refused=tuple(RefusedView(**as_json(refused)) for refused in incident.refused),
+        budget=_budget_view(incident.budget),
+        attempts_lost=len(incident.failures) + len(incident.preemptions),
+        restored_step=incident.restored_step,
+        steps_lost=incident.steps_lost,
         device_seconds_lost=lost,
-        tiers={str(rank): str(tier) for rank, tier in (fields.get("tiers") or {}).items()},
-        phases_s={
-            str(phase): number(seconds) for phase, seconds in (fields.get("phases_s") or {}).items()
-        },
-        signalled_at=number(fields.get("signalled_at")),
-        opened_at=incident.opened_at,
-        closed_at=incident.closed_at,
-        resolution=_text_or_none(fields.get("resolution")),
+        tiers={str(rank): tier for rank, tier in incident.tiers.items()},
+        phases_s={phase: number(seconds) for phase, seconds in incident.phases_s.items()},
+        signalled_at=number(incident.signalled_at),
+        opened_at=row.opened_at,
+        closed_at=row.closed_at,
+        resolution=incident.resolution,
     )
 
 
-def _text_or_none(value: object) -> str | None:
-    return None if value is None else str(value)
+def _budget_view(budget: Budget | None) -> BudgetView | None:
+    if budget is None:
+        return None
+    return BudgetView(**budget.__dict__, failures_left=budget.failures_left)

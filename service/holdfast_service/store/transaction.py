@@ -16,13 +16,14 @@ from typing import Any
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast_service.job_model.events.codec import AnyEvent, encode
+from holdfast_service.job_model.events.incidents import IncidentClosedEvent, IncidentRecord
+from holdfast_service.job_model.events.progress import JobStateEvent, WaitEvent, WaitingEvent
 from holdfast_service.job_model.lifecycle import TERMINAL, State, require
 from holdfast_service.job_model.webhook_messages import is_sent, message
 from holdfast_service.store.engine import Store
 from holdfast_service.store.json_safe import text
 from holdfast_service.store.models import AttemptMember, Event, Intent, JobRecord, Outbox
-
-INCIDENT_CLOSED = "incident.closed"
 
 
 class Effect(StrEnum):
@@ -57,7 +58,7 @@ class JobTransaction:
         self.now = now
         self.transitions: list[tuple[str, str, str]] = []
         """State transitions: (from, to, outcome code or "")."""
-        self.closed_incidents: list[dict[str, Any]] = []
+        self.closed_incidents: list[IncidentRecord] = []
         self.checkpoints: list[tuple[str, str, float]] = []
         """Checkpoint operations: (tier, operation, seconds)."""
         self.members_by_attempt: dict[int, dict[int, AttemptMember]] = {}
@@ -67,27 +68,28 @@ class JobTransaction:
     def state(self) -> State:
         return State(self.job.state)
 
-    def emit(self, kind: str, data: dict[str, Any], at: float | None = None) -> int:
-        """Append an event to the job's history; returns its number."""
+    def emit(
+        self, event: AnyEvent, at: float | None = None, data: dict[str, Any] | None = None
+    ) -> int:
+        """Append an event to the job's history; returns its number. `data`: the event as it was
+        received, which may have fields that this version does not know."""
+        when = self.now if at is None else at
         self.job.event_seq += 1
-        if kind == INCIDENT_CLOSED:
-            self.closed_incidents.append(data)
         self.session.add(
             Event(
                 job_id=self.job.id,
                 seq=self.job.event_seq,
-                at=self.now if at is None else at,
-                kind=text(kind)[:64],
-                data=data,
+                at=when,
+                kind=text(event.kind)[:64],
+                data=encode(event) if data is None else data,
             )
         )
-        if self._sends_webhooks and is_sent(kind, data):
-            self._queue_webhook_message(kind, data, self.now if at is None else at)
+        if isinstance(event, IncidentClosedEvent):
+            self.closed_incidents.append(event.record)
+        if self._sends_webhooks and is_sent(event):
+            queued = message(self.job.id, self.job.name, self.job.event_seq, when, event)
+            self.session.add(Outbox(id=queued["id"], at=when, message=queued, due_at=0.0, tries=0))
         return self.job.event_seq
-
-    def _queue_webhook_message(self, kind: str, data: dict[str, Any], at: float) -> None:
-        queued = message(self.job.id, self.job.name, self.job.event_seq, at, kind, data)
-        self.session.add(Outbox(id=queued["id"], at=at, message=queued, due_at=0.0, tries=0))
 
     def effects_mark(self) -> tuple[int, int, int]:
         """A mark of the effects collected so far, for `roll_back_to`."""
@@ -112,7 +114,7 @@ class JobTransaction:
             self.job.ended_at = when
         self.job.waiting = None
         self._update_held_time(new, when)
-        self.emit("job.state", {"from": old, "to": new, "reason": reason}, at=when)
+        self.emit(JobStateEvent(old=old, new=new, reason=reason), at=when)
         code = (self.job.outcome_code or "") if new in TERMINAL else ""
         self.transitions.append((old.value, new.value, code))
 
@@ -149,7 +151,12 @@ class JobTransaction:
         self.transition(outcome, reason=self.job.outcome_message, at=at)
 
     def wait_for(
-        self, resource: str, reason: str, *, until: float | None = None, event: str = "waiting"
+        self,
+        resource: str,
+        reason: str,
+        *,
+        until: float | None = None,
+        event: type[WaitEvent] = WaitingEvent,
     ) -> None:
         """Store what the job waits for; emits an event only if the resource has changed."""
         known = self.job.waiting
@@ -161,7 +168,7 @@ class JobTransaction:
             "until": until,
         }
         if not same:
-            self.emit(event, {"resource": resource, "reason": reason, "until": until})
+            self.emit(event(resource=resource, reason=reason, until=until))
 
     def clear_wait(self, *resources: str) -> None:
         """Clear the job's wait if it waits for one of `resources`."""

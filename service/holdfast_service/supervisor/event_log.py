@@ -10,9 +10,12 @@ from __future__ import annotations
 import bisect
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
-from holdfast_service.job_model.supervisor_protocol import EventKind, SupervisorEvent
+from holdfast_service.job_model.events.codec import FORMAT_VERSION, UnreadableEvent
+from holdfast_service.job_model.events.kinds import JobEvent
+from holdfast_service.job_model.supervisor_protocol import SupervisorEvent
 from holdfast_workers.agent.event_backup import KEPT_EVENTS
 
 
@@ -29,20 +32,18 @@ class EventLog:
         self.acked = last_stored
 
     def adopt(self, backed_up: list[dict[str, Any]]) -> None:
-        """Take over the events that agents backed up for an earlier supervisor, in order."""
+        """Take over the events that agents backed up for an earlier supervisor, in order. Raises
+        UnreadableEvent."""
         with self._lock:
-            self._events = [
-                SupervisorEvent(e["seq"], e["at"], EventKind(e["kind"]), e["data"])
-                for e in backed_up
-            ]
+            self._events = [_from_backup(document) for document in backed_up]
             if self._events:
                 self._last = max(self._last, self._events[-1].seq)
             self._recovered = self._last
 
-    def append(self, kind: EventKind, data: dict[str, Any]) -> None:
+    def append(self, event: JobEvent) -> None:
         with self._lock:
             self._last += 1
-            self._events.append(SupervisorEvent(self._last, time.time(), kind, data))
+            self._events.append(SupervisorEvent.of(self._last, time.time(), event))
 
     def all(self) -> list[SupervisorEvent]:
         with self._lock:
@@ -67,10 +68,7 @@ class EventLog:
         """Events that this agent has not received yet, as JSON values."""
         with self._lock:
             after = self._backed_up_to.get((agent, incarnation), 0)
-            return [
-                {"seq": event.seq, "at": event.at, "kind": str(event.kind), "data": event.data}
-                for event in self._events_after(after)
-            ]
+            return [_as_backup(event) for event in self._events_after(after)]
 
     def mark_backed_up(self, agent: str, incarnation: str, events: list[dict[str, Any]]) -> None:
         if events:
@@ -85,9 +83,30 @@ class EventLog:
         self._events = [event for event in self._events if event.seq <= self._recovered]
         for event in fresh:
             number += 1
-            self._events.append(SupervisorEvent(number, event.at, event.kind, event.data))
+            self._events.append(replace(event, seq=number))
         self._last = number
         self._backed_up_to.clear()
+
+
+def _as_backup(event: SupervisorEvent) -> dict[str, Any]:
+    return {
+        "v": FORMAT_VERSION,
+        "seq": event.seq,
+        "at": event.at,
+        "kind": str(event.kind),
+        "data": event.data,
+    }
+
+
+def _from_backup(document: dict[str, Any]) -> SupervisorEvent:
+    """Raises UnreadableEvent for a document of a newer format; one without `v` is of format 1."""
+    version = document.get("v", 1)
+    if version > FORMAT_VERSION:
+        raise UnreadableEvent(
+            f"event {document['seq']} has format {version}, and this version of Holdfast reads up "
+            f"to format {FORMAT_VERSION}: start the supervisor with the version that wrote it"
+        )
+    return SupervisorEvent(document["seq"], document["at"], document["kind"], document["data"])
 
 
 def _number(event: SupervisorEvent) -> int:

@@ -24,9 +24,10 @@ from typing import Any
 
 import structlog
 
+from holdfast_service.job_model.events.health import GuardTrip, GuardTrippedEvent
+from holdfast_service.job_model.events.progress import EndedEvent
 from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
-    EventKind,
     JobLaunch,
     Phase,
     StopOrder,
@@ -371,11 +372,12 @@ class Supervisor:
             _log.exception("cannot restart an agent", agent=effect.agent)
 
     def _emit(self, effect: effects.Emit) -> None:
-        if effect.kind is EventKind.ENDED:
-            self._collect_final_output()
-        if effect.kind is EventKind.GUARD_TRIPPED and effect.data["back_to"] is not None:
-            self._run_buffer.discard_after(effect.data["attempt"], effect.data["back_to"])
-        self._events.append(effect.kind, effect.data)
+        match effect.event:
+            case EndedEvent():
+                self._collect_final_output()
+            case GuardTrippedEvent(attempt=attempt, trip=GuardTrip(back_to=int(step))):
+                self._run_buffer.discard_after(attempt, step)
+        self._events.append(effect.event)
 
     def _end(self, effect: effects.End) -> None:
         del effect  # the ENDED event has the outcome
@@ -398,14 +400,13 @@ class Supervisor:
             threading.ExceptHookArgs([type(error), error, error.__traceback__, None])
         )
         self._events.append(
-            EventKind.ENDED,
-            {
-                "outcome": "FAILED",
-                "code": "supervisor_error",
-                "message": f"the supervisor failed: {type(error).__name__}: {error}",
-                "traceback": text,
-                "step": self._core.committed if self._core else 0,
-            },
+            EndedEvent(
+                outcome="FAILED",
+                code="supervisor_error",
+                message=f"the supervisor failed: {type(error).__name__}: {error}",
+                traceback=text,
+                step=self._core.committed if self._core else 0,
+            )
         )
         self._commands.stop_all_workers()
         self._ended = True

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from holdfast_service.job_model.events.incidents import IncidentRecord
 
 PHASES = ("detect", "gather", "fence", "decide", "wait", "form", "restore", "first_step")
 """Phases in the order of a recovery; other phases of an incident come last."""
@@ -20,25 +22,23 @@ class TraceSpan:
     attributes: Mapping[str, str | int | float]
 
 
-def spans(job_id: str, incident: Mapping[str, Any]) -> list[TraceSpan]:
-    """The spans of a closed incident, from its last event; the span of the incident is first."""
-    ends = float(incident.get("closed_at") or incident.get("opened_at") or 0.0)
-    begins = float(incident.get("signalled_at") or incident.get("opened_at") or ends)
-    known: dict[str, float] = {
-        phase: float(taken_s)
-        for phase, taken_s in (incident.get("phases_s") or {}).items()
-        if phase != "total"
-    }
-    ordered = [phase for phase in PHASES if phase in known]
-    ordered += [phase for phase in known if phase not in PHASES]
+def spans(job_id: str, incident: IncidentRecord) -> list[TraceSpan]:
+    """The spans of a closed incident; the span of the incident is first. Raises ValueError if a
+    time is not finite."""
+    ends = incident.closed_at or incident.opened_at or 0.0
+    begins = incident.signalled_at or incident.opened_at or ends
+    known = {name: taken_s for name, taken_s in incident.phases_s.items() if name != "total"}
+    if not all(map(math.isfinite, (begins, ends, *known.values()))):
+        raise ValueError(f"incident {incident.incident} has times that are not finite")
     attributes: dict[str, str | int | float] = {"holdfast.job": job_id}
     for name in ("incident", "attempt", "next_attempt", "cause", "decision", "steps_lost"):
-        value = incident.get(name)
-        if isinstance(value, str | int | float):
+        value = getattr(incident, name)
+        if value is not None:
             attributes[f"holdfast.{name}"] = value
-    found = [TraceSpan(f"incident {incident.get('cause', '')}".rstrip(), begins, ends, attributes)]
+    found = [TraceSpan(f"incident {incident.cause}", begins, ends, attributes)]
     at = begins
-    for phase in ordered:
+    ordered = [phase for phase in PHASES if phase in known]
+    for phase in (*ordered, *(phase for phase in known if phase not in PHASES)):
         found.append(TraceSpan(phase, at, at + known[phase], {}))
         at += known[phase]
     return found

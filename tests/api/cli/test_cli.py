@@ -108,7 +108,7 @@ def test_submit_list_describe(
         suspects=[{"rank": 3, "score": 0.9}],
         stacks=[{"ranks": [0, 1], "frames": [f"f{depth} (a.py:{depth})" for depth in range(9)]}],
         refused=[{"decision": "re-form in place", "why": "a process is gone"}],
-        budget=Budget(failures=1, max_failures=20).data(),
+        budget={**vars(Budget(failures=1, max_failures=20)), "failures_left": 19},
         failures=[1999.0],
         restored_step=5,
         steps_lost=0,

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from tests.support.service.event_examples import recorded, wire_names
 from tests.support.web.seed_story import STORY, Leg, incident
 
 from holdfast.cli.describe import incident_lines
@@ -18,6 +19,8 @@ from holdfast.cli.incident_text import (
     tiers_text,
 )
 from holdfast.cli.output import NodeIdShortener
+from holdfast_service.job_model.events.codec import EVENT_TYPES, as_json
+from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.policy.decision_ladder import Budget, Situation, decide
@@ -57,7 +60,11 @@ def incident_of(cause: Cause) -> IncidentView:
     opened = Incident.opened(1, fault, 1000.5)
     decided = opened.with_decision(decide(Situation(cause, what=fault.what, room=True)), budget)
     decided = decided.with_phase_time("restore", 0.03)
-    return view_of(decided.closed(1001.0, "attempt 3 made its first step").data())
+    return view_of(data_of(decided.closed(1001.0, "attempt 3 made its first step")))
+
+
+def data_of(incident: Incident) -> dict[str, Any]:
+    return as_json(IncidentRecord.of(incident))
 
 
 def text_of(view: IncidentView, *, alternatives: bool = False) -> list[str]:
@@ -137,7 +144,7 @@ def test_a_notice_is_words_only_if_there_was_one() -> None:
 
 def test_an_open_incident_has_no_decision_and_no_end_yet() -> None:
     fault = Fault(Cause.AGENT_LOST, attempt=1, at=5.0, what="agent n1 is lost", agent="n1")
-    lines = text_of(view_of(Incident.opened(1, fault, 5.5).data()))
+    lines = text_of(view_of(data_of(Incident.opened(1, fault, 5.5))))
     assert_readable(lines)
     assert "Agent n1 was lost." in lines
     assert "No decision has been made yet." in lines
@@ -193,8 +200,18 @@ def test_an_event_of_every_kind_is_a_sentence_with_and_without_its_fields(kind: 
         assert not re.search(r"[{}\[\]]|None", text), text
 
 
-def test_every_event_kind_of_the_supervisor_has_a_sentence() -> None:
-    assert {kind.value for kind in EventKind} <= set(SENTENCES)
+def test_every_event_kind_has_a_sentence_of_its_own_fields() -> None:
+    assert set(SENTENCES) == set(EventKind)
+    for kind, template in SENTENCES.items():
+        named = set(re.findall(r"\{(\w+)\}", template))
+        assert named <= wire_names(EVENT_TYPES[kind]), kind
+
+
+@pytest.mark.parametrize(("kind", "data"), recorded())
+def test_a_recorded_event_reads_as_a_sentence(kind: str, data: dict[str, Any]) -> None:
+    text = event_sentence(kind, data)
+    assert text
+    assert "?" not in text
 
 
 def test_events_read_as_sentences() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import httpx
 import pytest
 from fastapi import FastAPI
@@ -10,6 +12,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from holdfast.rest import tracing
+from holdfast_service.job_model.events.codec import read_incident
+from holdfast_service.job_model.events.incidents import IncidentRecord
 
 INCIDENT = {
     "incident": 2,
@@ -49,7 +53,7 @@ def test_without_an_endpoint_there_is_no_provider(monkeypatch: pytest.MonkeyPatc
 def test_an_incident_is_one_trace_with_its_phases(
     exporter: InMemorySpanExporter, sender: TracerProvider
 ) -> None:
-    tracing.incident_tracer(sender)("job-1", INCIDENT)
+    tracing.incident_tracer(sender)("job-1", read_incident(1, INCIDENT))
     spans = {span.name: span for span in exporter.get_finished_spans()}
     assert list(spans) == ["detect", "form", "first_step", "incident worker_crash"]
     root = spans["incident worker_crash"]
@@ -64,7 +68,8 @@ def test_an_incident_is_one_trace_with_its_phases(
 def test_an_unreadable_incident_gives_no_trace_and_no_error(
     exporter: InMemorySpanExporter, sender: TracerProvider
 ) -> None:
-    tracing.incident_tracer(sender)("job-1", {"phases_s": {"form": "soon"}})
+    endless = IncidentRecord(incident=1, phases_s={"form": math.inf})
+    tracing.incident_tracer(sender)("job-1", endless)
     assert not exporter.get_finished_spans()
 
 

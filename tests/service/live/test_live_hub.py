@@ -13,6 +13,7 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.support.service.fake_cluster import row
 
+from holdfast_service.job_model.events.codec import UnknownEvent
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.live import hub as live_hub
 from holdfast_service.live import job_channel, rows
@@ -119,14 +120,14 @@ async def test_a_reconnected_stream_has_no_gaps_or_repeats(
     for number in range(6):
         async with listening(hub, job.id, cursor) as listener:
             async with job_transaction(store, job.id) as tx:
-                tx.emit("while.connected", {"n": number})
+                tx.emit(UnknownEvent("while.connected", {"n": number}))
             await listener.until(
                 lambda it: any(e["kind"] == "while.connected" for e in it.received("event"))
             )
             seen += [event["seq"] for event in listener.received("event")]
             cursor = listener.cursor
         async with job_transaction(store, job.id) as tx:
-            tx.emit("while.cut", {"n": number})
+            tx.emit(UnknownEvent("while.cut", {"n": number}))
     assert seen == list(range(2, seen[-1] + 1))
     assert seen[-1] >= 12
 
@@ -138,11 +139,11 @@ async def test_a_stream_continues_on_another_server(
     other, _ = await jobs.submit({"name": "other"})
     async with listening(hub_of(store, settings), job.id) as first:
         async with job_transaction(store, job.id) as tx:
-            tx.emit("one", {})
+            tx.emit(UnknownEvent("one", {}))
         await first.until(lambda it: bool(it.received("event")))
         cursor = first.cursor
     async with job_transaction(store, job.id) as tx:
-        tx.emit("two", {})
+        tx.emit(UnknownEvent("two", {}))
         await series.store_rows(tx.session, job.id, [row(1, step) for step in (1, 2, 3)])
         tx.job.cursor_attempt, tx.job.cursor_step, tx.job.log_lines = 1, 3, 7
     await jobs.cancel(other.id)
@@ -254,7 +255,7 @@ async def test_events_during_the_start_of_a_stream_are_sent(
         monkeypatch.setattr(queries, "job_view", shown)
         number = hub._job_rows.number
         async with job_transaction(store, job.id) as tx:
-            tx.emit("meanwhile", {})
+            tx.emit(UnknownEvent("meanwhile", {}))
         async with asyncio.timeout(10):
             while hub._job_rows.number == number:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

@@ -9,6 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast_service.job_model.events.attempts import FoundState
+from holdfast_service.job_model.events.codec import as_json
 from holdfast_service.placement.restore_points import (
     BadCopy,
     HeldCopy,
@@ -89,7 +91,7 @@ def test_an_incomplete_step_lists_its_missing_ranks() -> None:
     other = {"dp_replicate": 1, "dp_shard": 1, "tp": 1}
     (lacking,) = holdings(other, copies[:1], [], HistoryLine())
     assert (lacking.complete, lacking.missing) == (False, ((1, 3),))
-    assert lacking.data() == {
+    assert as_json(FoundState.of(lacking)) == {
         "tier": "reshard",
         "step": 5,
         "attempt": 1,

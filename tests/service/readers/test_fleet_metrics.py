@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
 
+from holdfast_service.job_model.events.incidents import IncidentClosedEvent, IncidentRecord
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.readers.fleet_metrics import FleetReader
 from holdfast_service.services.jobs import JobService
@@ -17,19 +15,20 @@ from holdfast_service.store.transaction import job_transaction
 
 async def test_an_incident_is_reported_after_it_is_stored(store: Store, jobs: JobService) -> None:
     job = (await jobs.submit({"name": "x"}))[0]
-    reported: list[tuple[str, Mapping[str, Any]]] = []
+    closed = IncidentClosedEvent(record=IncidentRecord(incident=1))
+    reported: list[tuple[str, IncidentRecord]] = []
     store.on_incident_closed = lambda job_id, incident: reported.append((job_id, incident))
     with pytest.raises(RuntimeError):
         async with job_transaction(store, job.id) as tx:
-            tx.emit("incident.closed", {"incident": 1})
+            tx.emit(closed)
             tx.transition(State.STARTING)
             raise RuntimeError("rolled back")
     assert not reported and not store.transitions
     async with job_transaction(store, job.id) as tx:
-        tx.emit("incident.closed", {"incident": 1})
+        tx.emit(closed)
         tx.transition(State.STARTING)
         assert not reported
-    assert reported == [(job.id, {"incident": 1})]
+    assert reported == [(job.id, closed.record)]
     assert store.transitions == {("QUEUED", "STARTING", ""): 1}
 
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from tests.support.service.job_drives import JOB
 
+from holdfast_service.job_model.events.codec import UnknownEvent
 from holdfast_service.readers import goodput_cache
 from holdfast_service.readers.goodput_cache import GoodputCache
 from holdfast_service.services.jobs import JobService
@@ -37,6 +38,6 @@ async def test_concurrent_readers_share_an_account_until_a_new_event(
     assert first is second
     assert len(computed) == 1
     async with job_transaction(store, job.id) as tx:
-        tx.emit("job.pausing", {})
+        tx.emit(UnknownEvent("job.pausing", {}))
     assert await read() is not first
     assert len(computed) == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from typing import Any
 
 import httpx
 import pytest
@@ -13,6 +12,15 @@ from pydantic import SecretStr
 from sqlalchemy import func, select
 
 from holdfast_service.job_model import webhook_messages
+from holdfast_service.job_model.events.attempts import AttemptEndedEvent
+from holdfast_service.job_model.events.codec import AnyEvent
+from holdfast_service.job_model.events.incidents import (
+    IncidentClosedEvent,
+    IncidentOpenedEvent,
+    IncidentRecord,
+)
+from holdfast_service.job_model.events.progress import JobStateEvent
+from holdfast_service.job_model.lifecycle import State
 from holdfast_service.reconcile.webhook_sender import (
     CLAIM_S,
     FIRST_RETRY_S,
@@ -25,7 +33,7 @@ from holdfast_service.store.engine import Store
 from holdfast_service.store.models import Outbox
 from holdfast_service.store.transaction import job_transaction
 
-CLOSED = {"incident": 1, "cause": "hang", "decision": "ignore", "phases_s": {"total": 0.25}}
+INCIDENT = IncidentRecord(incident=1, cause="hang", decision="ignore", phases_s={"total": 0.25})
 
 
 class Receiver:
@@ -56,8 +64,8 @@ async def emit_incident(store: Store, jobs: JobService) -> str:
     store.sends_webhooks = True
     job = (await jobs.submit({"name": "x"}))[0]
     async with job_transaction(store, job.id) as tx:
-        tx.emit("attempt.forming", {"attempt": 1})  # causes no message
-        tx.emit("incident.closed", CLOSED, at=1000.0)
+        tx.emit(AttemptEndedEvent(attempt=1))  # causes no message
+        tx.emit(IncidentClosedEvent(record=INCIDENT), at=1000.0)
     return job.id
 
 
@@ -68,12 +76,12 @@ async def test_a_message_is_stored_in_the_transaction_of_its_event(
     assert await outbox_size(store) == 1
     with pytest.raises(RuntimeError):
         async with job_transaction(store, job_id) as tx:
-            tx.emit("incident.opened", CLOSED)
+            tx.emit(IncidentOpenedEvent(record=INCIDENT))
             raise RuntimeError("rolled back")
     assert await outbox_size(store) == 1
     store.sends_webhooks = False  # no webhook is configured
     async with job_transaction(store, job_id) as tx:
-        tx.emit("incident.opened", CLOSED)
+        tx.emit(IncidentOpenedEvent(record=INCIDENT))
     assert await outbox_size(store) == 1
 
 
@@ -125,12 +133,13 @@ async def test_a_message_claimed_by_a_dead_server_is_sent_by_another_server(
 
 
 def test_slack_receives_one_line_of_text() -> None:
-    def line(kind: str, data: dict[str, Any]) -> str:
-        webhook_settings = webhook_messages.message("id", "llm", 3, 1.0, kind, data)
-        return str(json.loads(webhook_messages.body(webhook_settings, "slack"))["text"])
+    def line(event: AnyEvent) -> str:
+        content = webhook_messages.message("id", "llm", 3, 1.0, event)
+        return str(json.loads(webhook_messages.body(content, "slack"))["text"])
 
-    assert line("incident.closed", CLOSED) == ":anchor: *llm* incident 1 is over in 0.2 s: ignore"
-    assert line("incident.opened", CLOSED) == ":warning: *llm* incident 1: hang"
-    ended = {"from": "RUNNING", "to": "FAILED", "reason": "no node"}
-    assert line("job.state", ended) == ":x: *llm* FAILED: no node"
-    assert not webhook_messages.is_sent("job.state", {"to": "RUNNING"})
+    closed, opened = IncidentClosedEvent(record=INCIDENT), IncidentOpenedEvent(record=INCIDENT)
+    assert line(closed) == ":anchor: *llm* incident 1 is over in 0.2 s: ignore"
+    assert line(opened) == ":warning: *llm* incident 1: hang"
+    ended = JobStateEvent(old=State.RUNNING, new=State.FAILED, reason="no node")
+    assert line(ended) == ":x: *llm* FAILED: no node"
+    assert not webhook_messages.is_sent(JobStateEvent(old=State.STARTING, new=State.RUNNING))

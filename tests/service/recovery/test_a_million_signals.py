@@ -14,7 +14,7 @@ import pytest
 from tests.support.simulation.simulated_agent import SimAgent
 from tests.support.simulation.watchdog import Watchdog
 
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.events.incidents import IncidentClosedEvent
 from holdfast_service.policy.causes import within_window
 from holdfast_service.policy.decision_ladder import Action
 from holdfast_service.recovery.core import RecoveryCore
@@ -105,18 +105,16 @@ class RandomJob:
             self._check_budget()
 
     def _check_incident(self, effect: fx.Emit) -> None:
-        if effect.kind is not EventKind.INCIDENT_CLOSED:
+        if not isinstance(effect.event, IncidentClosedEvent):
             return
-        data = effect.data
-        if not data["budget"]:  # the job ended, or committed a step, before a decision
+        incident = effect.event.record
+        if incident.budget is None:  # the job ended, or committed a step, before a decision
             return
-        assert data["decision"] in set(Action) and data["reason"]
-        self.decisions[data["decision"]] += 1
-        assert all(
-            refused["why"] and refused["decision"] in set(Action) for refused in data["refused"]
-        )
-        if data["decision"] != Action.WAIT:
-            named = {refused["decision"] for refused in data["refused"]} | {data["decision"]}
+        assert incident.decision in set(Action) and incident.reason
+        self.decisions[incident.decision] += 1
+        assert all(refused.why and refused.decision in set(Action) for refused in incident.refused)
+        if incident.decision != Action.WAIT:
+            named = {refused.decision for refused in incident.refused} | {incident.decision}
             assert named == set(Action), "all other actions are refused with a reason"
 
     def _check_budget(self) -> None:

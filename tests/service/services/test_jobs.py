@@ -16,6 +16,7 @@ from holdfast_service.errors import (
     JobNotFound,
     UnknownMetric,
 )
+from holdfast_service.job_model.events.codec import UnknownEvent
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.supervisor_protocol import (
     EventKind,
@@ -114,7 +115,7 @@ async def test_waiting_for_events_ends_with_the_first_event(store: Store, jobs: 
     job, _ = await jobs.submit({"name": "x"})
     waiter = asyncio.create_task(jobs.wait_events(job.id, after=1, timeout_s=20))
     async with job_transaction(store, job.id) as tx:
-        tx.emit("something", {"nan": float("nan"), "text": "nul \0 half \ud800"})
+        tx.emit(UnknownEvent("something", {"nan": float("nan"), "text": "nul \0 half \ud800"}))
     page = await waiter
     assert [(event.seq, event.kind) for event in page.events] == [(2, "something")]
     assert page.events[0].data == {"nan": "NaN", "text": "nul \ufffd half ?"}
@@ -134,9 +135,9 @@ async def test_event_numbers_have_no_gaps_with_concurrent_writers(
 
     async def write(number: int) -> None:
         async with job_transaction(store, job.id) as tx:
-            tx.emit("written", {"number": number})
+            tx.emit(UnknownEvent("written", {"number": number}))
             if number % 3 == 0:
-                tx.emit("written", {"number": -number})
+                tx.emit(UnknownEvent("written", {"number": -number}))
 
     await asyncio.gather(*(write(number) for number in range(12)))
     events = (await jobs.events(job.id)).events

@@ -9,6 +9,7 @@ from sqlalchemy import select
 from tests.support.service.fake_cluster import FakeCluster
 from tests.support.service.job_drives import until
 
+from holdfast_service.job_model.events.codec import UnknownEvent
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store import leases
@@ -47,7 +48,7 @@ async def test_an_expired_holder_loses_every_write(store: Store, ids: list[str])
     assert await leases.renew(store, "slow", ids, 30.0) == set()
     await leases.release(store, slow[ids[0]], 0.0)  # has no effect
     async with job_transaction(store, ids[0], token=found[0].token) as tx:
-        tx.emit("mine", {})
+        tx.emit(UnknownEvent("mine", {}))
 
 
 async def test_a_renewed_lease_does_not_expire(store: Store, ids: list[str]) -> None:

@@ -9,7 +9,7 @@ from tests.support.service.fake_cluster import FakeCluster
 from tests.support.service.job_drives import kinds, reconciling, submitted, until, until_state
 
 from holdfast_service.job_model.lifecycle import State
-from holdfast_service.job_model.supervisor_protocol import EventKind, Phase
+from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, SupervisorEvent
 from holdfast_service.services.checkpoints import CheckpointService
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
@@ -163,6 +163,45 @@ async def test_an_unreadable_event_is_stored_and_skipped(
     seen = await kinds(jobs, supervisor.launch.job_id)
     assert seen.count("event.unreadable") == 3
     assert len(await jobs.attempts(supervisor.launch.job_id)) == 1
+
+
+async def test_an_unreadable_end_still_ends_the_job(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        supervisor.form(1)
+        supervisor.end(step="the last")
+        job = await until_state(jobs, supervisor.launch.job_id, State.FAILED)
+    assert job.outcome is not None
+    assert "EndedEvent: step" in job.outcome.message
+    seen = await kinds(jobs, job.id)
+    assert seen[seen.index("ended") + 1] == "event.unreadable"
+
+
+async def test_kinds_and_fields_of_a_newer_supervisor_are_stored_as_they_came(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    async with reconciling(store, cluster, settings):
+        supervisor = await submitted(jobs, cluster)
+        supervisor.form(1)
+        seq = supervisor.events[-1].seq + 1
+        supervisor.events.append(SupervisorEvent(seq, 2000.0, "rank.renamed", {"rank": 3}))
+        incident: dict[str, Any] = {
+            "incident": 1,
+            "cause": "gamma_ray",
+            "attempt": 1,
+            "planet": "earth",
+        }
+        supervisor.emit(EventKind.INCIDENT_OPENED, **incident)
+        supervisor.end()
+        job = await until_state(jobs, supervisor.launch.job_id, State.SUCCEEDED)
+    stored = {event.kind: event.data for event in (await jobs.events(job.id)).events}
+    assert stored["rank.renamed"] == {"rank": 3}
+    assert stored["incident.opened"] == incident
+    assert "event.unreadable" not in stored
+    (shown,) = await jobs.incidents(job.id)
+    assert shown.cause == "gamma_ray"
 
 
 async def test_a_gap_in_the_events_of_a_supervisor_is_reported(

@@ -14,7 +14,9 @@ import pytest
 from tests.support.nodes.supervised import small_training, supervised
 
 from holdfast_service.cluster import agent_actor, ray_cluster
-from holdfast_service.job_model.supervisor_protocol import Cursors, EventKind, Phase
+from holdfast_service.job_model.events.attempts import StandbyEvent
+from holdfast_service.job_model.events.codec import FORMAT_VERSION, UnreadableEvent
+from holdfast_service.job_model.supervisor_protocol import Cursors, Phase
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.supervisor.agent_watch import AgentWatch
 from holdfast_service.supervisor.event_log import EventLog
@@ -37,13 +39,30 @@ def test_stored_events_are_kept_only_as_far_back_as_agents_keep_them() -> None:
     log = EventLog()
     total = KEPT_EVENTS + 500
     for number in range(total):
-        log.append(EventKind.STANDBY, {"number": number})
+        log.append(StandbyEvent(agent=f"n{number}", state="ready"))
     assert len(log.after(0)) == total  # no event is stored yet
     assert log.after(total) == ()
     assert [event.seq for event in log.all()] == list(range(501, total + 1))
     assert [event["seq"] for event in log.not_backed_up_by("n0", "a")] == list(
         range(501, total + 1)
     )
+
+
+def test_the_journal_at_the_agents_names_its_format() -> None:
+    log = EventLog()
+    log.append(StandbyEvent(agent="n1", state="ready"))
+    (document,) = log.not_backed_up_by("n0", "a")
+    assert document["v"] == FORMAT_VERSION == 1
+    successor = EventLog()
+    successor.adopt([{**document, "seq": 7, "of_a_newer_version": 1}])
+    assert [(event.seq, event.content) for event in successor.all()] == [
+        (7, StandbyEvent(agent="n1", state="ready"))
+    ]
+    older = {name: value for name, value in document.items() if name != "v"}
+    successor.adopt([older, {**document, "seq": 2, "kind": "rank.renamed"}])
+    assert [event.kind for event in successor.all()] == ["standby", "rank.renamed"]
+    with pytest.raises(UnreadableEvent, match=r"event 1 has format 2.* up to format 1"):
+        successor.adopt([{**document, "v": 2}])
 
 
 def row(attempt: int, step: int) -> StepRow:

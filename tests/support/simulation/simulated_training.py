@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -59,9 +59,9 @@ class SimulatedTraining(SimulatedNetwork):
     def _carry_out(self, effect: fx.Effect) -> None:
         match effect:
             case fx.Emit():
-                data = json.loads(json.dumps(effect.data))  # like a journal
-                event = SupervisorEvent(len(self.events) + 1, self.now, effect.kind, data)
-                self.events.append(event)
+                event = SupervisorEvent.of(len(self.events) + 1, self.now, effect.event)
+                data = json.loads(json.dumps(event.data))  # like a journal
+                self.events.append(replace(event, data=data))
             case fx.End():
                 self.ended = effect
             case fx.RemoveAgent():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.events.progress import EndedEvent
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import effects as fx
 from holdfast_service.recovery.core_state import inputs
@@ -119,7 +119,8 @@ class Watchdog:
 
     def _check_end(self, core: RecoveryCore, effects: Sequence[fx.Effect]) -> None:
         ends = [index for index, effect in enumerate(effects) if isinstance(effect, fx.End)]
-        ended_events = [e for e in effects if isinstance(e, fx.Emit) and e.kind is EventKind.ENDED]
+        emitted = [effect.event for effect in effects if isinstance(effect, fx.Emit)]
+        ended_events = [event for event in emitted if isinstance(event, EndedEvent)]
         assert len(ends) == len(ended_events) <= 1
         if ends:
             assert ends[0] == len(effects) - 1, "the end is the last effect"

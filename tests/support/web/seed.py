@@ -30,6 +30,7 @@ from tests.support.web.seed_story import (
     members,
 )
 
+from holdfast_service.job_model.events.progress import JobSubmittedEvent
 from holdfast_service.job_model.job_spec import parse
 from holdfast_service.job_model.lifecycle import Desired, Phase, State
 from holdfast_service.job_model.supervisor_protocol import (
@@ -165,7 +166,7 @@ async def _submitted(store: Store, size: Size, name: str, at: float) -> str:
         session.add(job)
         await session.flush()
         tx = JobTransaction(session, job, at)
-        tx.emit("job.submitted", {"name": job.name})
+        tx.emit(JobSubmittedEvent(name=job.name))
         tx.transition(State.STARTING, at=at + 200)
     return job.id
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.support.web.seed_story import STEP_S, Leg, Size, incident, members
 
+from holdfast_service.job_model.events.codec import UnknownEvent
 from holdfast_service.job_model.lifecycle import Phase, State
 from holdfast_service.job_model.supervisor_protocol import (
     EventKind,
@@ -141,7 +142,7 @@ async def store_events(store: Store, job: str, events: list[TimedEvent]) -> None
         async with job_transaction(store, job, now=events[start][0]) as tx:
             for at, kind, data in events[start : start + 500]:
                 if not isinstance(kind, EventKind):
-                    tx.emit(kind, data, at=at)
+                    tx.emit(UnknownEvent(kind, data), at=at)
                     continue
                 seq = tx.job.cursor_event + 1
                 event = SupervisorEvent(seq=seq, at=at, kind=kind, data=data)

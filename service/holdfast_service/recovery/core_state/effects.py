@@ -13,10 +13,10 @@ them. Contract:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.events.kinds import JobEvent
 from holdfast_workers.fault_injection.kinds import Injection
 from holdfast_workers.protocol.messages import FormOrder, Partner, Place
 
@@ -183,8 +183,7 @@ class InjectFault:
 class Emit:
     """Append an event to the job's journal. The shell assigns its number and its time."""
 
-    kind: EventKind
-    data: dict[str, Any] = field(default_factory=dict)
+    event: JobEvent
 
 
 @dataclass(frozen=True)

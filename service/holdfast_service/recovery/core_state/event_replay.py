@@ -5,16 +5,37 @@ Only the events of the job are read. Replaying a closed incident again counts no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from holdfast_service.job_model.supervisor_protocol import EventKind, StopOrder, SupervisorEvent
+from holdfast_service.job_model.events.attempts import (
+    AttemptEndedEvent,
+    AttemptFormingEvent,
+    AttemptRunningEvent,
+    MemoryPlacedEvent,
+    SeatedRank,
+)
+from holdfast_service.job_model.events.checkpoints import (
+    CheckpointBadEvent,
+    CheckpointIntervalEvent,
+    CheckpointSavedEvent,
+)
+from holdfast_service.job_model.events.codec import AnyEvent
+from holdfast_service.job_model.events.health import GuardTrippedEvent, StragglerEvent
+from holdfast_service.job_model.events.incidents import IncidentEvent, IncidentRecord
+from holdfast_service.job_model.events.progress import (
+    EndedEvent,
+    JobStoppingEvent,
+    StopUndoneEvent,
+    WaitingEvent,
+)
+from holdfast_service.job_model.lifecycle import StopOrder
+from holdfast_service.job_model.supervisor_protocol import SupervisorEvent
 from holdfast_service.placement.restore_points import BadCopy, HistoryLine
 from holdfast_service.policy.causes import Cause, ErrorMark, Offence
 from holdfast_service.policy.checkpoint_intervals import AutoTier, needed_remote_tier
 from holdfast_service.policy.incidents import Incident
-from holdfast_workers.protocol.messages import Place
 from holdfast_workers.training.skipped_windows import Ledger
 
 T = TypeVar("T")
@@ -28,7 +49,7 @@ class Facts:
     """The highest attempt that the journal shows as announced."""
     line: HistoryLine = field(default_factory=HistoryLine)
     ledger: Ledger = field(default_factory=Ledger)
-    members: tuple[dict[str, Any], ...] = ()
+    members: tuple[SeatedRank, ...] = ()
     """Members of the last attempt formed, as listed in its event."""
     gone: frozenset[tuple[str, str]] = frozenset()
     """Agent incarnations that were known to have ended when the last attempt ended."""
@@ -54,101 +75,95 @@ class Facts:
     saved: frozenset[str] = frozenset()
     waiting_until: float | None = None
     intervals: dict[AutoTier, int] = field(default_factory=dict)
-    slow: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Slow ranks: rank → its last STRAGGLER event."""
+    slow: dict[int, StragglerEvent] = field(default_factory=dict)
+    """Slow ranks: rank → its last event."""
     restores: int = 0
     remote_restores: int = 0
     stop: StopOrder | None = None
-    ended: dict[str, Any] | None = None
+    ended: EndedEvent | None = None
 
     @classmethod
     def from_events(cls, events: Iterable[SupervisorEvent]) -> Facts:
+        """Raises UnreadableEvent: a supervisor must not act on half of its history."""
         facts = cls()
         for event in events:
-            facts._apply(event.kind, event.data)
+            facts._apply(event.content)
         return facts
 
-    def _apply(self, kind: EventKind, data: dict[str, Any]) -> None:
-        match kind:
-            case EventKind.ATTEMPT_FORMING:
-                self._apply_forming(data)
-            case EventKind.ATTEMPT_RUNNING:
-                self.running = data["attempt"]
-                self.line = self.line.with_run(data["attempt"])
-                self.members = tuple(data["members"])
-                self._apply_committed(data["first_step"])
-            case EventKind.ATTEMPT_ENDED:
-                self.over = data["attempt"]
-                self.gone = frozenset(
-                    (agent, incarnation) for agent, incarnation in data.get("gone", ())
-                )
-                self._apply_committed(max(self.committed, data["last_step"]))
-            case EventKind.INCIDENT_OPENED | EventKind.INCIDENT_UPDATED | EventKind.INCIDENT_CLOSED:
-                self._apply_incident(data)
-            case EventKind.CHECKPOINT_SAVED:
-                self.saved |= {data["uri"]}
-            case EventKind.CHECKPOINT_BAD:
-                self._apply_bad_checkpoint(data)
-            case EventKind.MEMORY_PLACED:
-                self.members = tuple(
-                    {**member, "partners": data["partners"][str(member["rank"])]}
-                    for member in self.members
-                )
-            case EventKind.GUARD_TRIPPED:
-                self._apply_guard_trip(data)
-            case EventKind.WAITING:
-                self.waiting_until = data["until"]
-            case EventKind.CHECKPOINT_INTERVAL | EventKind.STRAGGLER:
-                self._apply_measurement(kind, data)
-            case EventKind.JOB_STOPPING | EventKind.STOP_UNDONE | EventKind.ENDED:
-                self._apply_ending(kind, data)
-            case (
-                EventKind.PHASE
-                | EventKind.STALLED
-                | EventKind.CHECKPOINT_DELETED
-                | EventKind.INITIALISED_FROM
-                | EventKind.STANDBY
-                | EventKind.NODE_HEALTH
-                | EventKind.NODE_DRAINING
-                | EventKind.FAULT_FAILED
-            ):
-                pass
+    def _apply(self, event: AnyEvent) -> None:
+        match event:
+            case AttemptFormingEvent():
+                self._apply_forming(event)
+            case AttemptRunningEvent():
+                self.running = event.attempt
+                self.line = self.line.with_run(event.attempt)
+                self.members = event.members
+                self._apply_committed(event.first_step or 0)
+            case AttemptEndedEvent():
+                self.over = event.attempt
+                self.gone = frozenset(event.gone)
+                self._apply_committed(max(self.committed, event.last_step or 0))
+            case IncidentEvent():
+                self._apply_incident(event.record)
+            case CheckpointBadEvent():
+                self._apply_bad_checkpoint(event)
+            case MemoryPlacedEvent():
+                self._apply_partners(event.protection.partners)
+            case GuardTrippedEvent():
+                self._apply_guard_trip(event)
+            case CheckpointSavedEvent():
+                self.saved |= {event.uri}
+            case CheckpointIntervalEvent():
+                self.intervals[event.choice.tier] = event.choice.every_steps
+            case StragglerEvent():
+                self._apply_straggler(event)
+            case _:
+                self._apply_to_job(event)
 
-    def _apply_guard_trip(self, data: dict[str, Any]) -> None:
-        self.ledger |= Ledger.of(data["ledger"])
-        if data["back_to"] is not None:
-            self.line = self.line.with_rollback(data["attempt"], data["back_to"])
+    def _apply_to_job(self, event: AnyEvent) -> None:
+        """Apply a wait, a stop or the end; all other kinds change nothing that a supervisor must
+        know."""
+        match event:
+            case WaitingEvent():
+                self.waiting_until = event.until
+            case JobStoppingEvent():
+                self.stop = event.order
+            case StopUndoneEvent():
+                self.stop = None
+            case EndedEvent():
+                self.ended = event
 
-    def _apply_measurement(self, kind: EventKind, data: dict[str, Any]) -> None:
-        if kind is EventKind.CHECKPOINT_INTERVAL:
-            self.intervals[AutoTier(data["tier"])] = data["every_steps"]
-        elif data["state"] == "slow":
-            self.slow[data["rank"]] = data
-        else:
-            self.slow.pop(data["rank"], None)
+    def _apply_partners(self, partners: Mapping[int, tuple[str, ...]]) -> None:
+        self.members = tuple(
+            replace(member, partners=partners[member.rank]) for member in self.members
+        )
 
-    def _apply_ending(self, kind: EventKind, data: dict[str, Any]) -> None:
-        if kind is EventKind.ENDED:
-            self.ended = data
-        else:
-            self.stop = StopOrder.from_data(data) if kind is EventKind.JOB_STOPPING else None
+    def _apply_guard_trip(self, event: GuardTrippedEvent) -> None:
+        self.ledger |= Ledger.of(event.ledger)
+        if event.trip.back_to is not None:
+            self.line = self.line.with_rollback(event.attempt, event.trip.back_to)
 
-    def _apply_bad_checkpoint(self, data: dict[str, Any]) -> None:
-        self.bad_uris |= {data["uri"]} - {""}
-        if data.get("copy"):
-            self.bad |= {_bad_copy(data["copy"])}
-        if corrupt := data.get("corrupt"):
-            self.line = self.line.with_rollback(corrupt["attempt"], corrupt["step"] - 1)
+    def _apply_straggler(self, event: StragglerEvent) -> None:
+        self.slow.pop(event.rank, None)
+        if event.state == "slow":
+            self.slow[event.rank] = event
 
-    def _apply_forming(self, data: dict[str, Any]) -> None:
-        restore = data["restore"]
-        if restore.get("attempt"):
-            self.line = self.line.with_run(restore["attempt"])
-        self.attempt = max(self.attempt, data["attempt"])
-        if self.line.starts_elsewhere(restore["step"]):
-            self.floor = restore["step"]
-        self.line = self.line.with_attempt(data["attempt"], restore["step"])
-        self.members = tuple(data["members"])
+    def _apply_bad_checkpoint(self, event: CheckpointBadEvent) -> None:
+        self.bad_uris |= {event.uri} - {""}
+        if event.copy is not None:
+            self.bad |= {event.copy}
+        if event.corrupt is not None:
+            self.line = self.line.with_rollback(event.corrupt.attempt, event.corrupt.step - 1)
+
+    def _apply_forming(self, event: AttemptFormingEvent) -> None:
+        restore = event.restore
+        if restore.attempt:
+            self.line = self.line.with_run(restore.attempt)
+        self.attempt = max(self.attempt, event.attempt)
+        if self.line.starts_elsewhere(restore.step):
+            self.floor = restore.step
+        self.line = self.line.with_attempt(event.attempt, restore.step)
+        self.members = event.members
         self.waiting_until = None
 
     def _apply_committed(self, step: int) -> None:
@@ -158,11 +173,11 @@ class Facts:
         if self.mark is not None and step > self.mark.step:
             self.mark = None
 
-    def _apply_incident(self, data: dict[str, Any]) -> None:
-        incident = Incident.from_data(data)
+    def _apply_incident(self, record: IncidentRecord) -> None:
+        incident, over = record.restored(), record.closed_at is not None
         if incident.cause is Cause.REMOTE_UNAVAILABLE:
             self.incidents = max(self.incidents, incident.number)
-            self.outage = incident if data.get("closed_at") is None else None
+            self.outage = None if over else incident
             return
         is_open = self.incident is not None and incident.number == self.incident.number
         if not is_open and incident.number <= self.incidents:
@@ -177,20 +192,15 @@ class Facts:
             self.line = self.line.with_run(incident.joined_attempt)
         if incident.mark is not None:
             self.mark = incident.mark
-        self.bad |= {_bad_copy(copy) for copy in data.get("bad", ())}
-        over = data.get("closed_at") is not None
+        self.bad |= set(incident.bad)
         if over:
             self.restores += bool(incident.tiers)
             self.remote_restores += needed_remote_tier(incident.tiers.values())
-        elif "without_progress" in incident.budget:
-            self.without_progress = int(incident.budget["without_progress"])
+        elif incident.budget is not None:
+            self.without_progress = incident.budget.without_progress
         self.incident = None if over else incident
 
 
 def _replace_tail(known: tuple[T, ...], before: tuple[T, ...], now: tuple[T, ...]) -> tuple[T, ...]:
     """`known` with its tail `before`, the entries of an open incident, replaced by `now`."""
     return (*known[: len(known) - len(before)], *now)
-
-
-def _bad_copy(data: dict[str, Any]) -> BadCopy:
-    return BadCopy(**{**data, "place": Place(data["place"])})

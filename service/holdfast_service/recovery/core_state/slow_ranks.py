@@ -62,7 +62,7 @@ class SlowRanks:
 
     def restore(self, facts: Facts) -> None:
         """Restore the ranks whose last STRAGGLER event in the journal says that they are slow."""
-        for rank, data in facts.slow.items():
-            straggler = Straggler(rank, data["factor"], data["since_step"], data["step"])
+        for rank, event in facts.slow.items():
+            straggler = Straggler(rank, event.factor, event.since_step, event.step)
             self.peer_times.remember(straggler)
-            self.ranks = {**self.ranks, rank: SlowRank(straggler, data["agent"], data["since"])}
+            self.ranks = {**self.ranks, rank: SlowRank(straggler, event.agent, event.since)}

@@ -10,9 +10,15 @@ decides nothing, and imports nothing from the packages that use it (`nodes`, `up
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from holdfast_service.job_model.supervisor_protocol import EventKind, Phase
+from holdfast_service.job_model.events.incidents import (
+    IncidentClosedEvent,
+    IncidentEvent,
+    IncidentUpdatedEvent,
+)
+from holdfast_service.job_model.events.kinds import JobEvent
+from holdfast_service.job_model.events.progress import PhaseEvent
+from holdfast_service.job_model.lifecycle import Phase
 from holdfast_service.policy.checkpoint_intervals import AutoTier
 from holdfast_service.recovery.core_state.corruption_case import CorruptionCase
 from holdfast_service.recovery.core_state.effects import Effect, Emit
@@ -78,8 +84,8 @@ class CoreState:
             state._restore(facts, now)
         return state
 
-    def emit(self, kind: EventKind, /, **data: Any) -> None:
-        self.effects.append(Emit(kind, data))
+    def emit(self, event: JobEvent) -> None:
+        self.effects.append(Emit(event))
 
     def request(self, effect: Effect) -> None:
         self.effects.append(effect)
@@ -92,11 +98,11 @@ class CoreState:
     def set_phase(self, phase: Phase) -> None:
         """Set the job's phase; emit a PHASE event once per change."""
         if self.timer.change_phase(phase):
-            self.emit(EventKind.PHASE, phase=phase.value)
+            self.emit(PhaseEvent(phase=phase))
 
-    def emit_incident(self, kind: EventKind = EventKind.INCIDENT_UPDATED) -> None:
+    def emit_incident(self, kind: type[IncidentEvent] = IncidentUpdatedEvent) -> None:
         if self.incidents.current is not None:
-            self.emit(kind, **self.incidents.current.data())
+            self.emit(kind.of(self.incidents.current))
 
     def add_evidence(self, evidence: str) -> None:
         """Add a sentence to the evidence of the open incident. It affects no decision."""
@@ -107,7 +113,7 @@ class CoreState:
         """Close the open incident. False if there is none."""
         closed = self.incidents.close(now, resolution)
         if closed is not None:
-            self.emit(EventKind.INCIDENT_CLOSED, **closed.data())
+            self.emit(IncidentClosedEvent.of(closed))
         return closed is not None
 
     def _restore(self, facts: Facts, now: float) -> None:

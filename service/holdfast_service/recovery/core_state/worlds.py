@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+from holdfast_service.job_model.events.attempts import SeatedRank
 from holdfast_service.placement.rank_assignment import GroupHome
 from holdfast_service.placement.replica_placement import Partners, Placement
 from holdfast_service.recovery.core_state.roster import AgentIncarnation, AgentRecord, Roster
@@ -35,9 +35,19 @@ class Member:
     done: bool = False
     phases_s: Mapping[str, float] = field(default_factory=dict)
 
-    def data(self) -> dict[str, Any]:
-        names = ("rank", "worker", "agent", "incarnation", "node_id", "host", "pid", "role")
-        return {**{name: getattr(self, name) for name in names}, "partners": list(self.partners)}
+    def seated(self) -> SeatedRank:
+        """The member as its events describe it."""
+        return SeatedRank(
+            rank=self.rank,
+            worker=self.worker,
+            agent=self.agent,
+            incarnation=self.incarnation,
+            node_id=self.node_id,
+            host=self.host,
+            pid=self.pid,
+            role=self.role,
+            partners=self.partners,
+        )
 
     def record_worker(self, worker: str, pid: int | None) -> None:
         """Record the process that has the rank; `pid` None if it is not reported."""

@@ -15,7 +15,8 @@ from holdfast_service.diagnosis.silent_corruption import (
     after_repeat,
     judge_corruption,
 )
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent, CorruptSince
+from holdfast_service.job_model.events.incidents import IncidentUpdatedEvent
 from holdfast_service.placement.rank_assignment import format_ranks
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core_state.stage_timer import WITH_WORLD, Stage
@@ -75,7 +76,7 @@ def expire_recheck(state: CoreState, attempt: int, step: int, now: float) -> Non
 def _amend_closed_incident(state: CoreState, evidence: str) -> None:
     amended = state.incidents.amend_closed(evidence)
     if amended is not None:
-        state.emit(EventKind.INCIDENT_UPDATED, **amended.data())
+        state.emit(IncidentUpdatedEvent.of(amended))
 
 
 def _discard_corrupt_state(state: CoreState, finding: ReplicaFinding) -> None:
@@ -84,11 +85,11 @@ def _discard_corrupt_state(state: CoreState, finding: ReplicaFinding) -> None:
     guard_decisions.roll_back(state, finding.attempt, good, why)
     state.progress.limit_protected(good)
     state.emit(
-        EventKind.CHECKPOINT_BAD,
-        step=finding.bad_from,
-        uri="",
-        message=why,
-        corrupt={"attempt": finding.attempt, "step": finding.bad_from},
+        CheckpointBadEvent(
+            step=finding.bad_from,
+            message=why,
+            corrupt=CorruptSince(finding.attempt, finding.bad_from),
+        )
     )
 
 

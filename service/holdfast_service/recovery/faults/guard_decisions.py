@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent
+from holdfast_service.job_model.events.codec import read
+from holdfast_service.job_model.events.health import GuardTrip, GuardTrippedEvent
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.upkeep import remote_cleanup_orders
 from holdfast_workers.protocol.messages import Signal
@@ -30,8 +32,9 @@ def apply_guard_trip(state: CoreState, attempt: int, report: dict[str, Any]) -> 
         state.progress.skip_window(report["skipped"])
     if report["back_to"] is not None:
         roll_back(state, attempt, int(report["back_to"]), str(report["kind"]))
-    ledger = [list(window) for window in state.progress.ledger.ranges]
-    state.emit(EventKind.GUARD_TRIPPED, attempt=attempt, **report, ledger=ledger)
+    tripped = read(GuardTrip, report)
+    ledger = state.progress.ledger.ranges
+    state.emit(GuardTrippedEvent(attempt=attempt, trip=tripped, ledger=ledger))
 
 
 def roll_back(state: CoreState, attempt: int, step: int, why: str) -> None:
@@ -45,7 +48,5 @@ def roll_back(state: CoreState, attempt: int, step: int, why: str) -> None:
         if not state.saves.mark_bad(checkpoint.uri):
             continue
         message = f"training was rolled back to step {step}: {why}"
-        state.emit(
-            EventKind.CHECKPOINT_BAD, step=checkpoint.step, uri=checkpoint.uri, message=message
-        )
+        state.emit(CheckpointBadEvent(step=checkpoint.step, uri=checkpoint.uri, message=message))
         remote_cleanup_orders.request_cleanup(state, checkpoint.step)

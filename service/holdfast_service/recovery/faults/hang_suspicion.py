@@ -13,12 +13,17 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from holdfast_service.diagnosis import hang_culprit
-from holdfast_service.diagnosis.hang_culprit import HangFinding, HangVerdict, WorldObservation
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.diagnosis.hang_culprit import (
+    HangFinding,
+    HangVerdict,
+    Suspect,
+    WorldObservation,
+)
+from holdfast_service.job_model.events.health import StalledEvent
 from holdfast_service.policy.causes import Cause, Fault
+from holdfast_service.policy.incidents import SharedStack, SuspectedRank
 from holdfast_service.recovery.core_state.effects import Inspect
 from holdfast_service.recovery.core_state.hang_watch import HangSuspicion
 from holdfast_service.recovery.core_state.inputs import CommandFailed, Inspected
@@ -207,8 +212,17 @@ def _keep_watching(
         state.hangs.end()
         return
     if late and suspicion.record_stall_event():
-        step = suspicion.step
-        state.emit(EventKind.STALLED, attempt=state.worlds.attempt, step=step, **verdict.data())
+        state.emit(
+            StalledEvent(
+                attempt=state.worlds.attempt,
+                step=suspicion.step,
+                finding=verdict.finding,
+                reason=verdict.reason,
+                accused=verdict.accused,
+                suspects=verdict.suspects,
+                stacks=verdict.stacks,
+            )
+        )
     is_bounded = state.timer.stage is Stage.RUNNING and not past_bound
     suspicion.watch_on(
         now,
@@ -248,8 +262,8 @@ def _report_hang(
     )
     judgement.report_fault(state, fault, now)
     state.incidents.amend(
-        suspects=tuple(_with_location(world, suspect.data()) for suspect in verdict.suspects),
-        stacks=tuple(stack.data() for stack in verdict.stacks),
+        suspects=tuple(_located(world, suspect) for suspect in verdict.suspects),
+        stacks=tuple(SharedStack(stack.ranks, stack.frames) for stack in verdict.stacks),
     )
     state.emit_incident()
     for agent in sorted(suspicion.unanswered.intersection(agents)):
@@ -258,8 +272,9 @@ def _report_hang(
         )
 
 
-def _with_location(world: AttemptWorld, suspect: dict[str, Any]) -> dict[str, Any]:
-    """`suspect` with its agent, node and worker: recovery replaces workers and nodes, not ranks."""
-    member = world.members[suspect["rank"]]
-    where = {"agent": member.agent, "node_id": member.node_id, "worker": member.worker}
-    return {**suspect, **where}
+def _located(world: AttemptWorld, suspect: Suspect) -> SuspectedRank:
+    """`suspect` with its place at present."""
+    member = world.members[suspect.rank]
+    return SuspectedRank(
+        suspect.rank, suspect.score, suspect.reasons, member.agent, member.node_id, member.worker
+    )

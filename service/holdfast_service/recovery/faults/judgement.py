@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from holdfast_service.job_model.supervisor_protocol import EventKind, Phase
+from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent
+from holdfast_service.job_model.events.incidents import IncidentClosedEvent, IncidentOpenedEvent
+from holdfast_service.job_model.lifecycle import Phase
 from holdfast_service.placement.restore_points import BadCopy
 from holdfast_service.policy.causes import Cause, Fault, error_mark_of, primary_fault
 from holdfast_service.policy.decision_ladder import Action, decide, is_tolerable
@@ -106,8 +108,8 @@ def _is_ignored(state: CoreState, fault: Fault, now: float) -> bool:
         ignored,
         offences=tuple(offence for offence in state.budget.offences if offence not in before),
     )
-    state.emit(EventKind.INCIDENT_OPENED, **ignored.data())
-    state.emit(EventKind.INCIDENT_CLOSED, **ignored.closed(now, "training goes on").data())
+    state.emit(IncidentOpenedEvent.of(ignored))
+    state.emit(IncidentClosedEvent.of(ignored.closed(now, "training goes on")))
     return True
 
 
@@ -122,7 +124,7 @@ def distrust_source(state: CoreState, rank: int, *, for_ever: bool, why: str) ->
     source = state.worlds.present.members[rank].restore
     if source.tier is Tier.REMOTE:
         if state.saves.mark_bad(source.uri):
-            state.emit(EventKind.CHECKPOINT_BAD, step=source.step, uri=source.uri, message=why)
+            state.emit(CheckpointBadEvent(step=source.step, uri=source.uri, message=why))
             remote_cleanup_orders.request_cleanup(state, source.step)
         return
     if source.tier in (Tier.OWN_RAM, Tier.PARTNER_RAM):
@@ -178,18 +180,17 @@ def record_bad_copy(state: CoreState, bad: BadCopy, why: str) -> None:
     and a copy that could not be fetched from the open incident."""
     if not state.saves.mark_bad_copy(bad):
         return
-    data = {**bad.__dict__, "place": bad.place.value}
     if not bad.incarnation:
-        state.emit(EventKind.CHECKPOINT_BAD, step=bad.step, uri="", message=why, copy=data)
+        state.emit(CheckpointBadEvent(step=bad.step, message=why, copy=bad))
     if state.incidents.current is not None:
-        state.incidents.amend(bad=(*state.incidents.current.bad, data))
+        state.incidents.amend(bad=(*state.incidents.current.bad, bad))
         state.emit_incident()
 
 
 def _record_fault(state: CoreState, fault: Fault, now: float) -> None:
     if state.incidents.current is None:
         state.incidents.open(fault, now)
-        state.emit_incident(EventKind.INCIDENT_OPENED)
+        state.emit_incident(IncidentOpenedEvent)
     elif state.incidents.add_fault(fault):
         state.emit_incident()
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.events.attempts import StandbyEvent
+from holdfast_service.job_model.events.health import NodeHealthEvent
 from holdfast_service.placement.rank_assignment import Assignment, GroupHome, assign, format_ranks
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.policy.quarantine import Avoided, node_name
@@ -67,7 +68,7 @@ def apply_avoided_nodes(state: CoreState, nodes: Mapping[str, Avoided], now: flo
         name = node_name(record.report.node_id, record.report.host)
         if name in back and record.agent not in homes:
             state.nodes.require_check(record.agent, record.incarnation, now)
-            state.emit(EventKind.STANDBY, agent=record.agent, state="checking")
+            state.emit(StandbyEvent(agent=record.agent, state="checking"))
     request_due_checks(state, now)
 
 
@@ -104,7 +105,7 @@ def record_node_check(state: CoreState, report: AgentReport) -> None:
     if node_eligibility.is_unchecked(state.nodes, record):
         state.nodes.end_check(report.agent)
         unfit = bool(node_eligibility.why_unfit(state.nodes, record))
-        state.emit(EventKind.STANDBY, agent=report.agent, state="unfit" if unfit else "ready")
+        state.emit(StandbyEvent(agent=report.agent, state="unfit" if unfit else "ready"))
 
 
 def handle_check_failed(state: CoreState, event: CommandFailed, now: float) -> None:
@@ -123,12 +124,13 @@ def _store_health(state: CoreState, record: AgentRecord, health: AgentHealth) ->
     if not state.nodes.record_health(record.agent, health):
         return
     state.emit(
-        EventKind.NODE_HEALTH,
-        agent=record.agent,
-        node_id=record.report.node_id,
-        host=record.report.host,
-        findings=[finding.data() for finding in health.findings],
-        measured=dict(health.measured),
+        NodeHealthEvent(
+            agent=record.agent,
+            node_id=record.report.node_id,
+            host=record.report.host,
+            findings=health.findings,
+            measured=health.measured,
+        )
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast_service.diagnosis.stragglers import Straggler
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.events.health import StragglerEvent
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core_state.slow_ranks import SlowRank
 from holdfast_service.recovery.core_state.stage_timer import Stage
@@ -56,18 +56,19 @@ def _record_change(state: CoreState, world: AttemptWorld, straggler: Straggler, 
 def _emit_change(state: CoreState, slow: SlowRank, standing: str, why: str) -> None:
     record = state.roster.find(slow.agent)
     state.emit(
-        EventKind.STRAGGLER,
-        rank=slow.straggler.rank,
-        agent=slow.agent,
-        node_id=record.report.node_id if record is not None else "",
-        host=record.report.host if record is not None else "",
-        factor=slow.straggler.factor,
-        since_step=slow.straggler.since_step,
-        step=slow.straggler.step,
-        since=slow.since,
-        attempt=state.worlds.attempt,
-        state=standing,
-        why=why,
+        StragglerEvent(
+            rank=slow.straggler.rank,
+            agent=slow.agent,
+            node_id=record.report.node_id if record is not None else "",
+            host=record.report.host if record is not None else "",
+            factor=slow.straggler.factor,
+            since_step=slow.straggler.since_step,
+            step=slow.straggler.step,
+            since=slow.since,
+            attempt=state.worlds.attempt,
+            state=standing,
+            why=why,
+        )
     )
 
 

@@ -6,7 +6,9 @@ proof that the old ranks have stopped (`recovery/core_state/fencing.py`).
 
 from __future__ import annotations
 
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.events.attempts import StandbyEvent
+from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent
+from holdfast_service.job_model.events.incidents import IncidentUpdatedEvent
 from holdfast_service.placement.rank_assignment import format_ranks
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core_state.effects import RemoveAgent
@@ -72,7 +74,7 @@ def handle_agent_lost(state: CoreState, event: AgentLost, now: float) -> None:
     if world is not None and event.agent in world.hosts():
         judgement.report_fault(state, _loss_fault(state, event, now), now)
     elif was_live:
-        state.emit(EventKind.STANDBY, agent=event.agent, state="lost")
+        state.emit(StandbyEvent(agent=event.agent, state="lost"))
         state.add_evidence(f"the standby agent {event.agent} is lost: {event.why}")
         mend_partners(state, now)
     _retry_forming(state, now)
@@ -106,7 +108,7 @@ def handle_node_status(state: CoreState, event: NodeStatus) -> None:
     may already be closed."""
     amended = state.incidents.amend_node_status(event.agent, event.evidence, lost=event.lost)
     if amended is not None:
-        state.emit(EventKind.INCIDENT_UPDATED, **amended.data())
+        state.emit(IncidentUpdatedEvent.of(amended))
 
 
 def handle_fenced(state: CoreState, event: Fenced, now: float) -> None:
@@ -230,7 +232,7 @@ def _handle_finalize_failed(state: CoreState, event: CommandFailed, now: float) 
         )
     elif state.saves.record_failure(event.attempt, event.step, state.config.finalize_attempts):
         message = f"step {event.step} could not be finalized: {event.why}"
-        state.emit(EventKind.CHECKPOINT_BAD, step=event.step, uri="", message=message)
+        state.emit(CheckpointBadEvent(step=event.step, message=message))
 
 
 def _retry_forming(state: CoreState, now: float) -> None:

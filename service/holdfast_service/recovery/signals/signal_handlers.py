@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent
 from holdfast_service.placement.restore_points import BadCopy
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core_state.stage_timer import WITH_WORLD, Stage
@@ -262,7 +262,7 @@ def _handle_shard_failed(state: CoreState, signal: Signal, now: float) -> None:
     description = f"rank {signal.rank} on {signal.agent} could not save step {step}: {message}"
     stopping = state.ending.stop is not None and step >= (state.ending.final_step or 0)
     if signal.detail.get("superseded") or (step < state.config.steps and not stopping):
-        state.emit(EventKind.CHECKPOINT_BAD, step=step, uri="", message=description)
+        state.emit(CheckpointBadEvent(step=step, message=description))
         return
     fault = Fault(
         Cause.CHECKPOINT_FAILED,

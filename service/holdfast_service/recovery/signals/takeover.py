@@ -85,7 +85,7 @@ def form_new_attempt(state: CoreState, now: float) -> None:
     if branch is None or branch.attempt <= facts.over:
         if state.incidents.current is not None:
             state.set_phase(Phase.RECOVERING)
-        hosts = {(member["agent"], member["incarnation"]) for member in facts.members}
+        hosts = {(member.agent, member.incarnation) for member in facts.members}
         state.fencing.require_proof(hosts - facts.gone)
         attempt_formation.open_attempt(state, now)
         _replay_early_signals(state, now)
@@ -157,7 +157,7 @@ def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: f
         state.progress.add_branch(attempt, max(older, default=0))
     branch = state.progress.newest_branch()
     assert branch is not None
-    partners = {member["rank"]: tuple(member["partners"]) for member in facts.members}
+    partners = {member.rank: member.partners for member in facts.members}
     members: dict[int, Member] = {}
     for rank, (agent, worker) in sorted(active.items()):
         record = state.roster.find(agent)
@@ -220,15 +220,21 @@ def _replay_early_signals(state: CoreState, now: float) -> None:
 def _world_from_facts(state: CoreState, now: float) -> AttemptWorld:
     facts, branch = state.facts, state.progress.newest_branch()
     assert facts is not None and branch is not None
-    fields = ("rank", "agent", "incarnation", "node_id", "host", "worker", "role", "pid")
     source = Restore(tier=Tier.INIT, step=branch.restored_step)
     members = {
-        member["rank"]: Member(
+        seated.rank: Member(
+            rank=seated.rank,
+            agent=seated.agent,
+            incarnation=seated.incarnation,
+            node_id=seated.node_id,
+            host=seated.host,
+            worker=seated.worker,
+            role=seated.role,
             restore=source,
-            partners=tuple(member["partners"]),
-            **{name: member[name] for name in fields},
+            partners=seated.partners,
+            pid=seated.pid,
         )
-        for member in facts.members
+        for seated in facts.members
     }
     return AttemptWorld(branch.attempt, branch.restored_step, members, formed_at=now)
 

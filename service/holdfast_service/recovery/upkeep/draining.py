@@ -8,7 +8,7 @@ possible. The loss of a draining node counts as a preemption and not against the
 
 from __future__ import annotations
 
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.events.health import NodeDrainingEvent
 from holdfast_service.policy.causes import Fault, is_external
 from holdfast_service.recovery.core_state.inputs import NodesDraining
 from holdfast_service.recovery.core_state.stage_timer import Stage
@@ -25,12 +25,13 @@ def handle_nodes_draining(state: CoreState, event: NodesDraining, now: float) ->
     for record in news:
         members = state.worlds.present.members.values() if state.worlds.present is not None else ()
         state.emit(
-            EventKind.NODE_DRAINING,
-            agent=record.agent,
-            node_id=record.report.node_id,
-            host=record.report.host,
-            ranks=[member.rank for member in members if member.agent == record.agent],
-            deadline=state.nodes.draining[record.report.node_id],
+            NodeDrainingEvent(
+                agent=record.agent,
+                node_id=record.report.node_id,
+                host=record.report.host,
+                ranks=tuple(member.rank for member in members if member.agent == record.agent),
+                deadline=state.nodes.draining[record.report.node_id],
+            )
         )
     if news:
         mend_partners(state, now)

@@ -7,7 +7,7 @@ Each fault is dispatched once; its consequences are detected like those of any o
 
 from __future__ import annotations
 
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.events.health import FaultFailedEvent
 from holdfast_service.recovery.core_state.effects import InjectFault
 from holdfast_service.recovery.core_state.inputs import CommandFailed, FaultRequested
 from holdfast_service.recovery.core_state.roster import AgentRecord
@@ -31,7 +31,7 @@ def dispatch(state: CoreState) -> None:
 
 
 def handle_inject_failed(state: CoreState, event: CommandFailed) -> None:
-    state.emit(EventKind.FAULT_FAILED, agent=event.agent, why=event.why)
+    state.emit(FaultFailedEvent(agent=event.agent, why=event.why))
 
 
 def _find_host(state: CoreState, wanted: FaultRequested) -> AgentRecord | None:

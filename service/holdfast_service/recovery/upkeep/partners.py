@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.events.attempts import MemoryPlacedEvent
 from holdfast_service.placement.durability import protection
 from holdfast_service.placement.replica_placement import Partners, Placement, place_partners
 from holdfast_service.recovery.core_state.effects import FreeMemory, SetPartners
@@ -116,7 +116,8 @@ def emit_protection(state: CoreState) -> None:
     """Emit which losses the memory checkpoints protect against from now on."""
     world = state.worlds.present
     if world is not None and world.placement is not None:
-        state.emit(EventKind.MEMORY_PLACED, attempt=world.attempt, **protection(world.placement))
+        kept = protection(world.placement)
+        state.emit(MemoryPlacedEvent(attempt=world.attempt, protection=kept))
 
 
 def free_former_copies(state: CoreState, attempt: int, protected_step: int, now: float) -> None:

@@ -6,7 +6,7 @@ Recoveries in the meantime have their own incidents.
 
 from __future__ import annotations
 
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.events.incidents import IncidentClosedEvent, IncidentOpenedEvent
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core_state.state import CoreState
 
@@ -35,11 +35,11 @@ def open_outage(
     decision = "training goes on; the newest state is saved when the remote tier answers"
     opened = state.incidents.open_outage(fault, decision, now)
     if opened is not None:
-        state.emit(EventKind.INCIDENT_OPENED, **opened.data())
+        state.emit(IncidentOpenedEvent.of(opened))
 
 
 def close_outage(state: CoreState, now: float, resolution: str) -> None:
     """Close the outage incident: a checkpoint is durable again, or the job has ended."""
     closed = state.incidents.close_outage(now, resolution)
     if closed is not None:
-        state.emit(EventKind.INCIDENT_CLOSED, **closed.data())
+        state.emit(IncidentClosedEvent.of(closed))

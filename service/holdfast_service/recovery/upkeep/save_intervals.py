@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.events.checkpoints import CheckpointIntervalEvent
 from holdfast_service.policy.checkpoint_intervals import (
     AutoTier,
     IntervalChoice,
@@ -61,7 +61,7 @@ def _decide(state: CoreState, tier: AutoTier) -> None:
 
 def _apply_choice(state: CoreState, choice: IntervalChoice) -> None:
     before = state.intervals.apply(choice)
-    state.emit(EventKind.CHECKPOINT_INTERVAL, before=before, **choice.data())
+    state.emit(CheckpointIntervalEvent(choice=choice, before=before))
 
 
 def request_intervals(state: CoreState) -> None:

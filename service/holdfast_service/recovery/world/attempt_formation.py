@@ -9,7 +9,19 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from holdfast_service.job_model.supervisor_protocol import EventKind, Phase
+from holdfast_service.job_model.events.attempts import (
+    AttemptFormingEvent,
+    AttemptRunningEvent,
+    FoundState,
+    InitialisedFromEvent,
+    JoinTimes,
+    RestorePlan,
+    SpareWorker,
+    StandbyAgent,
+    StandbyEvent,
+)
+from holdfast_service.job_model.events.progress import WaitingEvent
+from holdfast_service.job_model.lifecycle import Phase
 from holdfast_service.placement.rank_assignment import (
     Assignment,
     Shortage,
@@ -79,7 +91,7 @@ def drop_unanswered_agents(state: CoreState, now: float) -> None:
         record = state.roster.find(agent)
         if record is not None and record.live:
             if state.worlds.last is None or agent not in state.worlds.last.hosts():
-                state.emit(EventKind.STANDBY, agent=agent, state="lost")
+                state.emit(StandbyEvent(agent=agent, state="lost"))
             drop_agent(state, agent, why)
     state.fencing.expect_no_answers()
     form_or_wait(state, now)
@@ -184,12 +196,14 @@ def start_running(state: CoreState, now: float) -> None:
     assert world is not None
     joined_at = world.joined_at if world.joined_at is not None else now
     first = world.first_step if world.first_step is not None else world.restored_step
+    members = sorted(world.members.items())
     state.emit(
-        EventKind.ATTEMPT_RUNNING,
-        attempt=world.attempt,
-        members=[world.members[rank].data() for rank in sorted(world.members)],
-        joined={str(r): {"phases_s": m.phases_s} for r, m in sorted(world.members.items())},
-        first_step=first,
+        AttemptRunningEvent(
+            attempt=world.attempt,
+            members=tuple(member.seated() for _, member in members),
+            joined={rank: JoinTimes(phases_s=member.phases_s) for rank, member in members},
+            first_step=first,
+        )
     )
     emit_protection(state)
     state.fencing.pardon_all()
@@ -235,7 +249,7 @@ def warm_up(state: CoreState, record: AgentRecord) -> None:
         state.request(Fence(record.agent, state.worlds.attempt, record.incarnation))
     state.request(WarmUp(record.agent, state.worlds.attempt, record.incarnation))
     ready = record.report.ready
-    state.emit(EventKind.STANDBY, agent=record.agent, state="ready" if ready else "warming")
+    state.emit(StandbyEvent(agent=record.agent, state="ready" if ready else "warming"))
 
 
 def _wait_for(state: CoreState, resource: str, now: float) -> None:
@@ -251,7 +265,7 @@ def _wait_for(state: CoreState, resource: str, now: float) -> None:
     if state.timer.name_resource(resource):
         state.incidents.amend(decision=Action.WAIT.value, reason=f"no {resource} is available")
         state.emit_incident()
-        state.emit(EventKind.WAITING, resource=resource, until=state.timer.deadline)
+        state.emit(WaitingEvent(resource=resource, until=state.timer.deadline))
 
 
 def _known_copies(state: CoreState, records: list[AgentRecord]) -> dict[str, Any]:
@@ -302,7 +316,7 @@ def _emit_decision(
 ) -> None:
     reason = decision.reason
     if decision.refused:  # otherwise a former supervisor decided; the incident has its reasons
-        state.incidents.amend(refused=decision.refused_data())
+        state.incidents.amend(refused=decision.refused)
     state.incidents.amend(
         decision=decision.action.value,
         reason=f"{reason}; {not_newer}" if not_newer else reason,
@@ -321,34 +335,37 @@ def _emit_forming(
     standbys: list[AgentRecord],
 ) -> None:
     members = [world.members[rank] for rank in sorted(world.members)]
+    newest = newest_restorable(found)
+    current = state.incidents.current
     state.emit(
-        EventKind.ATTEMPT_FORMING,
-        attempt=world.attempt,
-        mesh=dict(state.config.mesh),
-        world_size=state.config.world_size,
-        members=[member.data() for member in members],
-        standbys=[
-            {
-                "agent": record.agent,
-                "node_id": record.report.node_id,
-                "host": record.report.host,
-                "workers": [
-                    {"worker": worker.worker, "pid": worker.pid} for worker in record.report.workers
-                ],
-            }
-            for record in standbys
-        ],
-        restore={
-            "step": point.step,
-            "attempt": point.attempt,
-            "tiers": {str(m.rank): m.restore.tier.value for m in members},
-            "sources": {str(m.rank): _source_name(m.restore) for m in members},
-            "newest": {
-                tier.value: holding.step for tier, holding in newest_restorable(found).items()
-            },
-            "found": [holding.data() for holding in found[:MAX_FOUND_REPORTED]],
-        },
-        cause_incident=state.incidents.current.number if state.incidents.current else None,
+        AttemptFormingEvent(
+            attempt=world.attempt,
+            mesh=state.config.mesh,
+            world_size=state.config.world_size,
+            members=tuple(member.seated() for member in members),
+            standbys=tuple(_standby(record) for record in standbys),
+            restore=RestorePlan(
+                step=point.step,
+                attempt=point.attempt,
+                tiers={m.rank: m.restore.tier.value for m in members},
+                sources={m.rank: _source_name(m.restore) for m in members},
+                newest={tier.value: holding.step for tier, holding in newest.items()},
+                found=tuple(FoundState.of(holding) for holding in found[:MAX_FOUND_REPORTED]),
+            ),
+            cause_incident=current.number if current is not None else None,
+        )
+    )
+
+
+def _standby(record: AgentRecord) -> StandbyAgent:
+    report = record.report
+    return StandbyAgent(
+        agent=record.agent,
+        node_id=report.node_id,
+        host=report.host,
+        workers=tuple(
+            SpareWorker(worker=worker.worker, pid=worker.pid) for worker in report.workers
+        ),
     )
 
 
@@ -368,10 +385,8 @@ def _record_all_joined(state: CoreState, world: AttemptWorld, now: float) -> Non
     start = world.members[0].restore
     if start.tier is Tier.INIT and start.uri:
         state.emit(
-            EventKind.INITIALISED_FROM,
-            attempt=world.attempt,
-            uri=start.uri,
-            step=start.step,
-            what=start.what.value,
+            InitialisedFromEvent(
+                attempt=world.attempt, uri=start.uri, step=start.step, what=start.what.value
+            )
         )
     state.timer.postpone(now + state.config.first_step_timeout_s)

@@ -5,7 +5,11 @@ A finished checkpoint counts only if it is on the present line; otherwise it is 
 
 from __future__ import annotations
 
-from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.job_model.events.checkpoints import (
+    CheckpointBadEvent,
+    CheckpointDeletedEvent,
+    CheckpointSavedEvent,
+)
 from holdfast_service.placement.restore_points import RemoteCheckpoint
 from holdfast_service.recovery.core_state.effects import FinalizeCheckpoint
 from holdfast_service.recovery.core_state.inputs import CheckpointFinalized, RemoteCheckpoints
@@ -41,9 +45,7 @@ def apply_remote_listing(state: CoreState, event: RemoteCheckpoints, now: float)
     state.saves.record_listing(event.found)
     for damaged in event.damaged:
         if state.saves.mark_bad(damaged.uri):
-            state.emit(
-                EventKind.CHECKPOINT_BAD, step=damaged.step, uri=damaged.uri, message=damaged.why
-            )
+            state.emit(CheckpointBadEvent(step=damaged.step, uri=damaged.uri, message=damaged.why))
     announce_finished(state, now)
     if state.timer.stage is Stage.WAITING:
         attempt_formation.form_or_wait(state, now)
@@ -64,14 +66,15 @@ def announce_finished(state: CoreState, now: float) -> None:
         state.saves.record_finished(checkpoint)
         state.saves.announce(checkpoint.uri)
         state.emit(
-            EventKind.CHECKPOINT_SAVED,
-            step=checkpoint.step,
-            attempt=checkpoint.attempt,
-            tier="remote",
-            uri=checkpoint.uri,
-            nbytes=checkpoint.nbytes,
-            mesh=dict(state.config.mesh),
-            metrics=dict(checkpoint.metrics),
+            CheckpointSavedEvent(
+                step=checkpoint.step,
+                attempt=checkpoint.attempt,
+                tier="remote",
+                uri=checkpoint.uri,
+                nbytes=checkpoint.nbytes,
+                mesh=state.config.mesh,
+                metrics=checkpoint.metrics,
+            )
         )
         remote_outage.close_outage(state, now, f"step {checkpoint.step} is in the remote tier")
 
@@ -84,7 +87,7 @@ def handle_finalized(state: CoreState, event: CheckpointFinalized, now: float) -
         state.saves.abandon(event.attempt, event.step)
         state.saves.mark_bad(event.uri)
         message = f"a later attempt started before step {event.step} of attempt {event.attempt}"
-        state.emit(EventKind.CHECKPOINT_BAD, step=event.step, uri=event.uri, message=message)
+        state.emit(CheckpointBadEvent(step=event.step, uri=event.uri, message=message))
         remote_cleanup_orders.request_cleanup(
             state, event.step
         )  # retention must not take it for the newest good one
@@ -103,7 +106,7 @@ def handle_tidied(state: CoreState, signal: Signal, now: float) -> None:
     for uri, why in signal.detail["deleted"].items():
         gone = state.saves.record_deleted(uri)
         if gone is not None:
-            state.emit(EventKind.CHECKPOINT_DELETED, step=gone.step, uri=uri, why=why)
+            state.emit(CheckpointDeletedEvent(step=gone.step, uri=uri, why=why))
     if signal.detail["message"]:
         state.add_evidence(f"retention failed on agent {signal.agent}: {signal.detail['message']}")
     is_last = state.saves.end_tidying(signal.detail["step"])

@@ -7,7 +7,8 @@ A fault during the stop is recovered from like any other, within the same deadli
 
 from __future__ import annotations
 
-from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, StopKind, StopOrder
+from holdfast_service.job_model.events.progress import JobStoppingEvent, StopUndoneEvent
+from holdfast_service.job_model.lifecycle import Phase, StopKind, StopOrder
 from holdfast_service.policy.causes import GiveUp
 from holdfast_service.recovery.core_state.effects import Finish
 from holdfast_service.recovery.core_state.inputs import StopRequested
@@ -23,7 +24,7 @@ def handle_stop_request(state: CoreState, event: StopRequested, now: float) -> N
     wanted = state.ending.stop
     assert wanted is not None
     if changed is not None:
-        state.emit(EventKind.JOB_STOPPING, step=state.progress.committed, **wanted.data())
+        state.emit(JobStoppingEvent.of(wanted, state.progress.committed))
     if now >= wanted.deadline or not _may_have_progress(state):
         end_by_deadline(state, now)
     elif state.timer.stage is Stage.RUNNING:
@@ -87,9 +88,8 @@ def _undo_pause(state: CoreState, now: float, why: str) -> None:
     reason = why or (
         "the last state did not reach the remote tier in time, and it holds no earlier state"
     )
-    state.emit(
-        EventKind.STOP_UNDONE, wanted=stop.kind.value, reason=reason, step=state.progress.committed
-    )
+    step = state.progress.committed
+    state.emit(StopUndoneEvent(wanted=stop.kind, reason=reason, step=step))
     state.ending.undo()
     if state.timer.stage is Stage.FINISHING and state.ending.final_step == state.config.steps:
         state.timer.enter(

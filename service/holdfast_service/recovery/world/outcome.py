@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, StopKind
+from holdfast_service.job_model.events.attempts import AttemptEndedEvent
+from holdfast_service.job_model.events.progress import EndedEvent
+from holdfast_service.job_model.lifecycle import Phase, StopKind
 from holdfast_service.placement.restore_points import RemoteCheckpoint
 from holdfast_service.recovery.core_state.effects import End, Stop
 from holdfast_service.recovery.core_state.stage_timer import WITH_WORLD, Stage
@@ -31,13 +33,14 @@ def end_job(
     remote_outage.close_outage(state, now, f"the job ended: {code}")
     state.set_phase(Phase.ENDED)
     state.emit(
-        EventKind.ENDED,
-        outcome=outcome,
-        code=code,
-        message=message,
-        traceback=traceback,
-        step=at_step,
-        durable_step=durable_step,
+        EndedEvent(
+            outcome=outcome,
+            code=code,
+            message=message,
+            traceback=traceback,
+            step=at_step,
+            durable_step=durable_step,
+        )
     )
     for record in state.roster.live():
         state.request(Stop(record.agent, message, record.incarnation))
@@ -100,11 +103,12 @@ def end_attempt(state: CoreState, reason: str) -> None:
     world = state.worlds.present
     if world is not None:
         state.emit(
-            EventKind.ATTEMPT_ENDED,
-            attempt=world.attempt,
-            reason=reason,
-            last_step=state.progress.committed,
-            gone=sorted(list(host) for host in world.incarnations() & state.fencing.lapsed),
+            AttemptEndedEvent(
+                attempt=world.attempt,
+                reason=reason,
+                last_step=state.progress.committed,
+                gone=tuple(sorted(world.incarnations() & state.fencing.lapsed)),
+            )
         )
         state.worlds.end_present()
 

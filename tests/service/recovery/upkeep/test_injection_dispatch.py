@@ -80,7 +80,7 @@ def test_a_fault_that_cannot_be_injected_is_emitted_and_condemns_no_attempt() ->
     job = running(cluster())
     failed = CommandFailed("n0", "inject", 0, "CannotInject: it is no local node")
     effects = job.core.handle(failed, job.now)
-    assert [effect.kind for effect in effects if isinstance(effect, Emit)] == [
+    assert [effect.event.kind for effect in effects if isinstance(effect, Emit)] == [
         EventKind.FAULT_FAILED
     ]
     assert job.core.stage is Stage.RUNNING

@@ -1,0 +1,167 @@
+"""Events of an attempt: forming, running, ended, its memory checkpoints and its standbys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from holdfast_service.job_model.events.kinds import EventKind, JobEvent
+from holdfast_service.placement.durability import MemoryProtection
+from holdfast_service.placement.tier_inventory import Holding
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeatedRank:
+    """The place of one rank in an attempt."""
+
+    rank: int
+    worker: str | None = None
+    """None until the forked process has reported its name."""
+    agent: str = ""
+    incarnation: str = ""
+    node_id: str = ""
+    host: str = ""
+    pid: int | None = None
+    role: str = ""
+    """first, kept, replaced, forked or standby: where its process came from."""
+    partners: tuple[str, ...] = ()
+    """The agents that keep its memory checkpoints."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpareWorker:
+    """A warm process on a standby."""
+
+    worker: str
+    pid: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandbyAgent:
+    """An agent without ranks in an attempt."""
+
+    agent: str
+    node_id: str = ""
+    host: str = ""
+    workers: tuple[SpareWorker, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundState:
+    """A saved state that was found when an attempt formed."""
+
+    tier: str
+    step: int
+    attempt: int = 0
+    mesh: str = ""
+    complete: bool = True
+    missing: tuple[tuple[int, ...], ...] = ()
+    """The ranks without a copy; ranks of which one copy would be enough are grouped."""
+
+    @classmethod
+    def of(cls, holding: Holding) -> FoundState:
+        return cls(
+            tier=holding.source.value,
+            step=holding.step,
+            attempt=holding.attempt,
+            mesh=holding.mesh,
+            complete=holding.complete,
+            missing=holding.missing,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestorePlan:
+    """The state that an attempt starts from, and the saved states that were found."""
+
+    step: int = 0
+    attempt: int = 0
+    """The attempt that computed the state; 0: not known, or no attempt did."""
+    tiers: Mapping[int, str] = field(default_factory=dict)
+    """Rank → tier."""
+    sources: Mapping[int, str] = field(default_factory=dict)
+    """Rank → agent or URI."""
+    newest: Mapping[str, int] = field(default_factory=dict)
+    """Tier → the newest step that it could restore."""
+    found: tuple[FoundState, ...] = ()
+    """Newest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinTimes:
+    """The seconds that a rank spent in each phase of joining."""
+
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptFormingEvent(JobEvent):
+    """An attempt was announced: its ranks, and the state that they restore."""
+
+    kind = EventKind.ATTEMPT_FORMING
+    attempt: int
+    mesh: Mapping[str, int]
+    world_size: int
+    members: tuple[SeatedRank, ...]
+    standbys: tuple[StandbyAgent, ...] = ()
+    restore: RestorePlan = RestorePlan()
+    cause_incident: int | None = None
+    """The open incident; None: the job starts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptRunningEvent(JobEvent):
+    """An attempt has committed its first step."""
+
+    kind = EventKind.ATTEMPT_RUNNING
+    attempt: int
+    members: tuple[SeatedRank, ...] = ()
+    """With the final processes."""
+    joined: Mapping[int, JoinTimes] = field(default_factory=dict)
+    """Rank → times."""
+    first_step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptEndedEvent(JobEvent):
+    """An attempt has ended; its number is never used again."""
+
+    kind = EventKind.ATTEMPT_ENDED
+    attempt: int
+    reason: str = ""
+    last_step: int | None = None
+    gone: tuple[tuple[str, str], ...] = ()
+    """(agent, incarnation) of agents that are known to have ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitialisedFromEvent(JobEvent):
+    """The job's first attempt took its state from a given checkpoint."""
+
+    kind = EventKind.INITIALISED_FROM
+    attempt: int
+    uri: str
+    step: int
+    """The step from which the job continues."""
+    what: str
+    """The part of the checkpoint that was taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlacedEvent(JobEvent):
+    """The losses that the memory checkpoints of an attempt protect against from now on."""
+
+    kind = EventKind.MEMORY_PLACED
+    merged = "protection"
+    attempt: int
+    protection: MemoryProtection
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandbyEvent(JobEvent):
+    """A standby agent has changed."""
+
+    kind = EventKind.STANDBY
+    agent: str
+    state: str
+    """warming, ready, checking, unfit or lost."""

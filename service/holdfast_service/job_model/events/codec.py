@@ -1,0 +1,134 @@
+"""The codec of events: to JSON values and back.
+
+`decode(kind, data)` ignores fields that this version does not know and fills in defaults for
+missing ones. A kind that this version does not know becomes an `UnknownEvent` with the data as they
+are. A document of a newer format is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from holdfast_service.job_model.events import attempts, checkpoints, health, incidents, progress
+from holdfast_service.job_model.events.incidents import IncidentRecord
+from holdfast_service.job_model.events.kinds import JobEvent
+
+FORMAT_VERSION = 1
+"""The version of the journal's format. It grows only if older readers would misread a document;
+further kinds and fields do not change it."""
+
+EVENT_TYPES: Mapping[str, type[JobEvent]] = {
+    event_type.kind: event_type
+    for event_type in (
+        progress.JobSubmittedEvent,
+        progress.JobStateEvent,
+        progress.CancelRequestedEvent,
+        progress.PauseRequestedEvent,
+        progress.ResumeRequestedEvent,
+        progress.JobReleasedEvent,
+        progress.WaitingEvent,
+        progress.ReleaseOverdueEvent,
+        progress.SupervisorStartedEvent,
+        progress.PhaseEvent,
+        progress.JobStoppingEvent,
+        progress.StopUndoneEvent,
+        progress.EndedEvent,
+        progress.EventUnreadableEvent,
+        progress.EventsLostEvent,
+        attempts.AttemptFormingEvent,
+        attempts.AttemptRunningEvent,
+        attempts.AttemptEndedEvent,
+        attempts.InitialisedFromEvent,
+        attempts.MemoryPlacedEvent,
+        attempts.StandbyEvent,
+        incidents.IncidentOpenedEvent,
+        incidents.IncidentUpdatedEvent,
+        incidents.IncidentClosedEvent,
+        checkpoints.CheckpointSavedEvent,
+        checkpoints.CheckpointDeletedEvent,
+        checkpoints.CheckpointBadEvent,
+        checkpoints.CheckpointVerifiedEvent,
+        checkpoints.CheckpointPinnedEvent,
+        checkpoints.CheckpointUnpinnedEvent,
+        checkpoints.CheckpointIntervalEvent,
+        checkpoints.DigestMismatchEvent,
+        health.StalledEvent,
+        health.StragglerEvent,
+        health.GuardTrippedEvent,
+        health.NodeHealthEvent,
+        health.NodeDrainingEvent,
+        health.NodeQuarantinedEvent,
+        health.FaultInjectedEvent,
+        health.FaultFailedEvent,
+    )
+}
+
+T = TypeVar("T")
+
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+"""The adapter of a class, built when it is first needed."""
+
+
+@dataclass(frozen=True)
+class UnknownEvent:
+    """An event of a kind that this version does not know."""
+
+    kind: str
+    data: Mapping[str, Any]
+
+
+AnyEvent = JobEvent | UnknownEvent
+
+
+class UnreadableEvent(ValueError):
+    """The data of an event do not fit its kind, or have a newer format."""
+
+
+def encode(event: AnyEvent) -> dict[str, Any]:
+    """The event's data as JSON values, without its kind."""
+    if isinstance(event, UnknownEvent):
+        return dict(event.data)
+    data = as_json(event)
+    if event.merged:
+        data = {**data.pop(event.merged), **data}
+    return {
+        name: value
+        for name, value in data.items()
+        if value is not None or name not in event.omitted
+    }
+
+
+def decode(kind: str, data: Mapping[str, Any]) -> AnyEvent:
+    """The event of these data. Raises UnreadableEvent if they do not fit the kind."""
+    event_type = EVENT_TYPES.get(kind)
+    if event_type is None:
+        return UnknownEvent(kind, data)
+    merged = {event_type.merged: data} if event_type.merged else {}
+    return read(event_type, {**data, **merged})
+
+
+def as_json(part: Any) -> dict[str, Any]:
+    """A part of an event, any of its dataclasses, as JSON values."""
+    encoded: dict[str, Any] = _adapter(type(part)).dump_python(part, mode="json", by_alias=True)
+    return encoded
+
+
+def read(part: type[T], data: Mapping[str, Any]) -> T:
+    """A part of an event from its JSON values. Raises UnreadableEvent."""
+    try:
+        found: T = _adapter(part).validate_python(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the data"
+        raise UnreadableEvent(f"{part.__name__}: {place}: {first['msg']}") from error
+    return found
+
+
+def read_incident(number: int, data: Mapping[str, Any]) -> IncidentRecord:
+    """An incident from the data in its row, which may be incomplete. Raises UnreadableEvent."""
+    return read(IncidentRecord, {"incident": number, **data})

@@ -1,0 +1,163 @@
+"""Events of a job's life: its states, waits, stops and end, and the delivery of its events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from holdfast_service.job_model.events.kinds import EventKind, JobEvent
+from holdfast_service.job_model.lifecycle import Phase, State, StopKind, StopOrder
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSubmittedEvent(JobEvent):
+    """The first event of every job."""
+
+    kind = EventKind.JOB_SUBMITTED
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStateEvent(JobEvent):
+    """The job's state has changed. In JSON: {from, to, reason}."""
+
+    kind = EventKind.JOB_STATE
+    old: Annotated[State, Field(alias="from")]
+    new: Annotated[State, Field(alias="to")]
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CancelRequestedEvent(JobEvent):
+    """A user cancels the job."""
+
+    kind = EventKind.CANCEL_REQUESTED
+
+
+@dataclass(frozen=True, kw_only=True)
+class PauseRequestedEvent(JobEvent):
+    """A user pauses the job."""
+
+    kind = EventKind.PAUSE_REQUESTED
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeRequestedEvent(JobEvent):
+    """A user resumes the job."""
+
+    kind = EventKind.RESUME_REQUESTED
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobReleasedEvent(JobEvent):
+    """Nothing of the job is on the cluster any more."""
+
+    kind = EventKind.JOB_RELEASED
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitEvent(JobEvent):
+    """The base of the events of a wait."""
+
+    omitted = frozenset({"reason"})
+    resource: str
+    reason: str | None = None
+    until: float | None = None
+    """When the wait fails; None: never, or not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingEvent(WaitEvent):
+    """The job waits for a resource."""
+
+    kind = EventKind.WAITING
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseOverdueEvent(WaitEvent):
+    """Something of the job is still on the cluster after the deadline of its release."""
+
+    kind = EventKind.RELEASE_OVERDUE
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisorStartedEvent(JobEvent):
+    """The reconciler started the job's supervisor, or adopted the one that it found."""
+
+    kind = EventKind.SUPERVISOR_STARTED
+    created: bool
+    times: int
+    """How often it was started, this time included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseEvent(JobEvent):
+    """The supervisor entered another phase."""
+
+    kind = EventKind.PHASE
+    phase: Phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStoppingEvent(JobEvent):
+    """A last step is made and saved, then the job stops."""
+
+    kind = EventKind.JOB_STOPPING
+    wanted: StopKind
+    reason: str
+    deadline: float
+    step: int = 0
+
+    @classmethod
+    def of(cls, order: StopOrder, step: int) -> JobStoppingEvent:
+        return cls(wanted=order.kind, reason=order.reason, deadline=order.deadline, step=step)
+
+    @property
+    def order(self) -> StopOrder:
+        return StopOrder(self.wanted, self.reason, self.deadline)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopUndoneEvent(JobEvent):
+    """No checkpoint was durable in time; training continues."""
+
+    kind = EventKind.STOP_UNDONE
+    wanted: str
+    """The value of a `StopKind`."""
+    reason: str = ""
+    step: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedEvent(JobEvent):
+    """The last event of a supervisor."""
+
+    kind = EventKind.ENDED
+    outcome: str = State.FAILED
+    """SUCCEEDED, FAILED, CANCELLED or PAUSED; any other counts as FAILED."""
+    code: str = ""
+    message: str = ""
+    traceback: str | None = None
+    step: int | None = None
+    durable_step: int | None = None
+    """Of a job that was stopped: the newest step in the remote tier, if any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventUnreadableEvent(JobEvent):
+    """An event of the supervisor could not be applied; it is stored as it came."""
+
+    kind = EventKind.EVENT_UNREADABLE
+    of_kind: Annotated[str, Field(alias="kind")]
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventsLostEvent(JobEvent):
+    """Events of the supervisor were lost between these two numbers."""
+
+    kind = EventKind.EVENTS_LOST
+    after: int
+    before: int
