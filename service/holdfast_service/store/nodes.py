@@ -28,7 +28,7 @@ from holdfast_service.policy.quarantine import (
 from holdfast_service.store.json_safe import text
 from holdfast_service.store.models import AttemptMember, NodeRow, NodeTrouble
 from holdfast_service.store.transaction import JobTransaction
-from holdfast_workers.health.findings import HealthFinding, messages_of
+from holdfast_workers.protocol.findings import HealthFinding, messages_of
 
 NODE_EVENTS = frozenset(
     {

@@ -10,10 +10,12 @@ from __future__ import annotations
 import bisect
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from holdfast_service.job_model.supervisor_protocol import EventKind, SupervisorEvent
 from holdfast_workers.agent.event_backup import KEPT_EVENTS
+from holdfast_workers.protocol.messages import EventCopy
 
 
 class EventLog:
@@ -28,12 +30,12 @@ class EventLog:
         self._backed_up_to: dict[tuple[str, str], int] = {}
         self.acked = last_stored
 
-    def adopt(self, backed_up: list[dict[str, Any]]) -> None:
+    def adopt(self, backed_up: Iterable[EventCopy]) -> None:
         """Take over the events that agents backed up for an earlier supervisor, in order."""
         with self._lock:
             self._events = [
-                SupervisorEvent(e["seq"], e["at"], EventKind(e["kind"]), e["data"])
-                for e in backed_up
+                SupervisorEvent(event.seq, event.at, EventKind(event.kind), event.data)
+                for event in backed_up
             ]
             if self._events:
                 self._last = max(self._last, self._events[-1].seq)
@@ -63,19 +65,19 @@ class EventLog:
             self._events = self._events_after(self.acked - KEPT_EVENTS)
             return tuple(self._events_after(number))
 
-    def not_backed_up_by(self, agent: str, incarnation: str) -> list[dict[str, Any]]:
-        """Events that this agent has not received yet, as JSON values."""
+    def not_backed_up_by(self, agent: str, incarnation: str) -> tuple[EventCopy, ...]:
+        """Events that this agent has not received yet."""
         with self._lock:
             after = self._backed_up_to.get((agent, incarnation), 0)
-            return [
-                {"seq": event.seq, "at": event.at, "kind": str(event.kind), "data": event.data}
+            return tuple(
+                EventCopy(event.seq, event.at, event.kind.value, event.data)
                 for event in self._events_after(after)
-            ]
+            )
 
-    def mark_backed_up(self, agent: str, incarnation: str, events: list[dict[str, Any]]) -> None:
+    def mark_backed_up(self, agent: str, incarnation: str, events: Sequence[EventCopy]) -> None:
         if events:
             with self._lock:
-                self._backed_up_to[(agent, incarnation)] = events[-1]["seq"]
+                self._backed_up_to[(agent, incarnation)] = events[-1].seq
 
     def _events_after(self, number: int) -> list[SupervisorEvent]:
         return self._events[bisect.bisect_right(self._events, number, key=_number) :]

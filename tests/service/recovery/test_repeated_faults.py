@@ -20,7 +20,7 @@ from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.faults import judgement
 from holdfast_workers.protocol.messages import ErrorKind
-from holdfast_workers.state.replicas import ReplicaFinding
+from holdfast_workers.protocol.findings import ReplicaFinding
 
 
 def agents(job: SimulatedCluster) -> list[str]:

@@ -8,7 +8,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from tests.support.nodes.supervised import small_training, supervised
@@ -24,10 +24,13 @@ from holdfast_workers.agent.event_backup import KEPT_EVENTS
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.lifeline import SILENCE
 from holdfast_workers.memory.segment_store import SegmentStore
-from holdfast_workers.protocol.messages import AgentReport, LogLine, StepRow
+from holdfast_workers.protocol.answers import AgentReport
+from holdfast_workers.protocol.commands import CommandKind, Request
+from holdfast_workers.protocol.messages import LogLine, StepRow
 
 SECRET = b"s" * 32
 WAIT_S = 10.0
+Expected = TypeVar("Expected")
 
 
 # --- buffers --------------------------------------------------------------------------------------
@@ -41,9 +44,7 @@ def test_stored_events_are_kept_only_as_far_back_as_agents_keep_them() -> None:
     assert len(log.after(0)) == total  # no event is stored yet
     assert log.after(total) == ()
     assert [event.seq for event in log.all()] == list(range(501, total + 1))
-    assert [event["seq"] for event in log.not_backed_up_by("n0", "a")] == list(
-        range(501, total + 1)
-    )
+    assert [event.seq for event in log.not_backed_up_by("n0", "a")] == list(range(501, total + 1))
 
 
 def row(attempt: int, step: int) -> StepRow:
@@ -84,8 +85,8 @@ class FakeAgents:
         self.seats = ["n0"]
         self.answers = answers
         self.life: AgentReport | None = None
-        self.calls: list[str] = []
-        self.failing: set[str] = set()
+        self.calls: list[CommandKind] = []
+        self.failing: set[CommandKind] = set()
 
     def ensure(self) -> None: ...
     def restart(self, seat: str) -> None: ...
@@ -97,12 +98,14 @@ class FakeAgents:
     def draining(self) -> dict[str, float | None]:
         return {}
 
-    def call(self, seat: str, method: str, *args: Any, timeout_s: float) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.calls.append(method)
-        if method in self.failing:
+    def call(
+        self, seat: str, request: Request, answer: type[Expected], *, timeout_s: float
+    ) -> Future[Expected]:
+        future: Future[Expected] = Future()
+        self.calls.append(request.command.kind)
+        if request.command.kind in self.failing:
             future.set_exception(TimeoutError("too slow"))
-        elif self.life is None:
+        elif not isinstance(self.life, answer):
             future.set_exception(ConnectionError("no agent there"))
         else:
             future.set_result(self.life)
@@ -141,10 +144,13 @@ def test_an_incarnation_that_comes_back_is_checked_before_it_is_reported(shm: Pa
     assert received.get(timeout=WAIT_S) == inputs.AgentUp(agents.life)
     watch.forget("n0")
     agents.calls.clear()
-    agents.failing.add("check")
+    agents.failing.add(CommandKind.CHECK_NODE)
     for _ in range(2):
         watch.refresh(1)
-    assert watch.known("n0") is None and agents.calls == ["hello", "check"] * 2
+    assert (
+        watch.known("n0") is None
+        and agents.calls == [CommandKind.HELLO, CommandKind.CHECK_NODE] * 2
+    )
     agents.failing.clear()
     watch.refresh(1)
     assert watch.known("n0") is None, "what the check has found is in the next answer"
@@ -154,7 +160,7 @@ def test_an_incarnation_that_comes_back_is_checked_before_it_is_reported(shm: Pa
     watch.forget("n0")
     agents.calls.clear()
     watch.refresh(1)
-    assert agents.calls == ["hello"]
+    assert agents.calls == [CommandKind.HELLO]
     watch.close()
     server.close()
 

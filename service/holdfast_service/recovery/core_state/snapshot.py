@@ -19,7 +19,7 @@ from holdfast_service.recovery.core_state.save_ledger import PendingManifest
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import Member
-from holdfast_workers.health.findings import HealthFinding
+from holdfast_workers.protocol.findings import HealthFinding
 
 
 @dataclass(frozen=True)

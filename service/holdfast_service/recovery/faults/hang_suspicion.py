@@ -19,7 +19,7 @@ from holdfast_service.diagnosis import hang_culprit
 from holdfast_service.diagnosis.hang_culprit import HangFinding, HangVerdict, WorldObservation
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.causes import Cause, Fault
-from holdfast_service.recovery.core_state.effects import Inspect
+from holdfast_workers.protocol.commands import Inspect
 from holdfast_service.recovery.core_state.hang_watch import HangSuspicion
 from holdfast_service.recovery.core_state.inputs import CommandFailed, Inspected
 from holdfast_service.recovery.core_state.stage_timer import Stage

@@ -7,9 +7,9 @@ A fault during the stop is recovered from like any other, within the same deadli
 
 from __future__ import annotations
 
+from holdfast_workers.protocol.commands import Finish
 from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, StopKind, StopOrder
 from holdfast_service.policy.causes import GiveUp
-from holdfast_service.recovery.core_state.effects import Finish
 from holdfast_service.recovery.core_state.inputs import StopRequested
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
