@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import psutil
 from ray import train as ray_train
 
+from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.recipes.lookup import resolve
 from holdfast_workers.spec import TrainingSpec
@@ -97,7 +98,7 @@ class _RayTrainHooks:
     def commit_gate(self, step: int) -> None:
         pass
 
-    def tripped(self, report: dict[str, Any]) -> None:
+    def tripped(self, report: TripReport) -> None:
         pass
 
     def replicated_step(self) -> int:

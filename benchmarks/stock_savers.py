@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from benchmarks.recipes.big_state import BigState
 from holdfast_workers.parallelize import process_groups
+from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.standalone import load_spec
 from holdfast_workers.training.recipe import Recipe, World
@@ -85,7 +86,7 @@ class _SavingHooks:
     def blocked_s(self) -> float:
         return 0.0
 
-    def tripped(self, report: dict[str, Any]) -> None:
+    def tripped(self, report: TripReport) -> None:
         pass
 
     def replicated_step(self) -> int:

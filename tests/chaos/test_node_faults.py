@@ -225,7 +225,7 @@ def test_a_remote_save_is_completed_from_the_partners_when_its_node_dies(
 
 def kept_for_others(run: SupervisedRun, step: int) -> set[int]:
     """The ranks whose partner holds their state at `step`."""
-    reports = (run.agents.call(seat, "report", timeout_s=5).result() for seat in run.agents.seats)
+    reports = (run.agents.report(seat, 5.0) for seat in run.agents.seats)
     held = (shard for report in reports for shard in report.held)
     return {shard.rank for shard in held if (shard.place, shard.step) == (Place.REPLICA, step)}
 

@@ -13,7 +13,10 @@ from tests.support.nodes.supervised import SupervisedRun, small_training, superv
 from tests.support.ranks.recipes import EvaluatesTwice
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
-from holdfast_workers.protocol.messages import Inspection, Signal, SignalKind
+from holdfast_workers.protocol.answers import Inspections
+from holdfast_workers.protocol.commands import Inspect, Request
+from holdfast_workers.protocol.messages import Beat, Inspection
+from holdfast_workers.protocol.signals import RankStalled, Signal, SignalKind
 from holdfast_workers.spec import DetectionSpec
 
 pytestmark = pytest.mark.chaos
@@ -64,11 +67,14 @@ class Watched:
     def inspect(self, rank: int) -> Inspection:
         seat, worker = self.run.workers()[rank]
         agents = self.run.agents
-        epoch = agents.call(seat, "report", timeout_s=10).result().epoch
-        inspected: tuple[Inspection, ...] = agents.call(
-            seat, "inspect", epoch, worker.attempt, timeout_s=10
-        ).result()
+        request = Request(Inspect(seat, worker.attempt, 0), agents.report(seat).epoch)
+        inspected = agents.call(seat, request, Inspections, timeout_s=10).result().inspections
         return next(inspection for inspection in inspected if inspection.beat.rank == rank)
+
+
+def beat_of(stall: Signal) -> Beat:
+    assert isinstance(stall.detail, RankStalled)
+    return stall.detail.beat
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +90,10 @@ def test_a_stopped_rank_is_reported_and_inspected_from_outside(watched: Watched)
     began = time.monotonic()
     os.kill(pid, signal.SIGSTOP)
     after_s, reported = watched.wait_stall(2, began)
-    beat = reported.detail["beat"]
-    assert (reported.pid, beat["rank"], beat["pid"]) == (pid, 2, pid)
-    assert beat["age_s"] > beat["limit_s"]
-    assert after_s < 3 * beat["limit_s"]
+    beat = beat_of(reported)
+    assert (reported.pid, beat.rank, beat.pid) == (pid, 2, pid)
+    assert beat.age_s > beat.limit_s
+    assert after_s < 3 * beat.limit_s
     seen = watched.inspect(2)
     assert seen.process == "T"
     assert seen.stack, seen.problem
@@ -114,9 +120,9 @@ def test_every_kind_of_hang_is_reported(
     began = time.monotonic()
     watched.run.inject(kind, rank=3, phase="backward")
     after_s, reported = watched.wait_stall(3, began)
-    beat = reported.detail["beat"]
-    assert beat["phase"] == "backward"
-    assert after_s < 3 * beat["limit_s"]
+    beat = beat_of(reported)
+    assert beat.phase == "backward"
+    assert after_s < 3 * beat.limit_s
     seen = watched.inspect(3)
     assert seen.process in states
     assert any(stands_in in frame for frame in seen.stack), seen
@@ -165,6 +171,6 @@ def test_a_long_phase_of_all_ranks_is_reported_without_an_incident(tmp_path: Pat
         end = run.wait_end()
         assert end["outcome"] == "SUCCEEDED", run.story()
         assert not run.of(EventKind.INCIDENT_OPENED), run.story()
-    stalls = [stall.detail["beat"] for stall in reported if stall.kind is SignalKind.RANK_STALLED]
-    assert {beat["phase"] for beat in stalls} == {"evaluate"}
-    assert {beat["rank"] for beat in stalls} == {0, 1, 2, 3}
+    stalls = [beat_of(stall) for stall in reported if stall.kind is SignalKind.RANK_STALLED]
+    assert {beat.phase for beat in stalls} == {"evaluate"}
+    assert {beat.rank for beat in stalls} == {0, 1, 2, 3}

@@ -25,6 +25,7 @@ import torch
 import yaml
 
 from holdfast_workers.parallelize import process_groups
+from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.recipes import lookup
 from holdfast_workers.spec import TrainingSpec, find_faults
@@ -169,10 +170,10 @@ class _ReportingHooks:
         if self._world.rank == 0 and (row.step % self._every == 0 or row.step == 1):
             print(rank_log.format_step(row), flush=True)
 
-    def tripped(self, report: dict[str, Any]) -> None:
-        self._write({"tripped": report})
+    def tripped(self, report: TripReport) -> None:
+        self._write({"tripped": report.data()})
         if self._world.rank == 0:
-            print(f"{report['decision']}: {describe_trip(report)}", flush=True)
+            print(f"{report.decision}: {describe_trip(report)}", flush=True)
 
     def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None:
         self._write({"digest": {"step": step, "hex": hex}})

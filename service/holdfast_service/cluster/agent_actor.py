@@ -28,16 +28,9 @@ from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.agent.node_agent import NodeAgent
 from holdfast_workers.checkpoint.storage import StorageOptions
 from holdfast_workers.fault_injection.link_cut import link_cutter
-from holdfast_workers.protocol.messages import (
-    AgentReport,
-    Beat,
-    FormOrder,
-    Inspection,
-    Partner,
-    Place,
-    PollAnswer,
-    Signal,
-)
+from holdfast_workers.protocol import codec
+from holdfast_workers.protocol.commands import Hello, Request
+from holdfast_workers.protocol.signals import Signal
 
 _log = structlog.get_logger()
 
@@ -76,9 +69,11 @@ def memory_base() -> Path:
 
 
 class AgentActor:
-    """Runs a `NodeAgent`; every method is one of its commands."""
+    """Runs a `NodeAgent`. Its calls carry documents of `protocol/codec.py`."""
 
-    def __init__(self, seat: AgentSeat) -> None:
+    def __init__(self, document: bytes) -> None:
+        """`document`: its `AgentSeat`."""
+        seat = codec.decode(document, AgentSeat)
         context = ray.get_runtime_context()
         self._supervisor_name = actor_names.supervisor(seat.job_id)
         self._supervisor: Any = None
@@ -92,90 +87,12 @@ class AgentActor:
         self._metrics = RankMetrics(seat.job_id, self._agent.figures)
         self._metrics.start()
 
-    def report(self) -> AgentReport:
-        return self._agent.report()
-
-    def hello(self, epoch: int) -> AgentReport:
-        self._find_supervisor()  # the caller may be a new supervisor
-        return self._agent.hello(epoch)
-
-    def fence(
-        self,
-        epoch: int,
-        attempt: int,
-        events: list[dict[str, Any]],
-        condemned: tuple[str, ...],
-    ) -> AgentReport:
-        return self._agent.fence(epoch, attempt, events, condemned)
-
-    def form(self, epoch: int, order: FormOrder, events: list[dict[str, Any]]) -> None:
-        self._agent.form(epoch, order, events)
-
-    def warm_up(self, epoch: int, attempt: int) -> None:
-        self._agent.warm_up(epoch, attempt)
-
-    def set_partners(
-        self, epoch: int, attempt: int, rank: int, partners: tuple[Partner, ...]
-    ) -> None:
-        self._agent.set_partners(epoch, attempt, rank, partners)
-
-    def free_memory(
-        self,
-        epoch: int,
-        attempt: int,
-        mesh: dict[str, int],
-        own: frozenset[int],
-        replicas: frozenset[int],
-    ) -> None:
-        self._agent.free_memory(epoch, attempt, mesh, own, replicas)
-
-    def finalize(self, epoch: int, step: int, attempt: int) -> dict[str, Any]:
-        return self._agent.finalize(epoch, step, attempt)
-
-    def save_held(self, epoch: int, rank: int, place: Place, attempt: int, step: int) -> None:
-        self._agent.save_held(epoch, rank, place, attempt, step)
-
-    def tidy(
-        self,
-        epoch: int,
-        attempt: int,
-        step: int,
-        unfinished: tuple[tuple[int, int], ...],
-        bad: frozenset[str],
-    ) -> None:
-        self._agent.tidy(epoch, attempt, step, unfinished, bad)
-
-    def finish(self, epoch: int, attempt: int, events: list[dict[str, Any]]) -> None:
-        self._agent.finish(epoch, attempt, events)
-
-    def set_intervals(self, epoch: int, attempt: int, memory: int, remote: int) -> None:
-        self._agent.set_intervals(epoch, attempt, memory, remote)
-
-    def inject(self, epoch: int, number: int, fault: dict[str, Any]) -> None:
-        self._agent.inject(epoch, number, fault)
-
-    def stop_workers(self, epoch: int, events: list[dict[str, Any]]) -> None:
-        self._agent.stop_workers(epoch, events)
-
-    def poll(
-        self, after_row: tuple[int, int], after_log: int, events: list[dict[str, Any]], acked: int
-    ) -> PollAnswer:
-        return self._agent.poll(after_row, after_log, events, acked)
-
-    def beats(self, epoch: int) -> tuple[Beat, ...]:
-        return self._agent.beats(epoch)
-
-    def inspect(self, epoch: int, attempt: int) -> tuple[Inspection, ...]:
-        return self._agent.inspect(epoch, attempt)
-
-    def check(self, epoch: int) -> AgentReport:
-        return self._agent.check(epoch)
-
-    def exchange(self, epoch: int, host: str, port: int, timeout_s: float) -> str:
-        return self._agent.exchange(epoch, host, port, timeout_s)
-
-    def kept_events(self) -> list[dict[str, Any]]:
-        return self._agent.kept_events()
+    def execute(self, document: bytes) -> bytes:
+        """Carry out the `Request` of a document; returns the document of its answer."""
+        request = codec.decode(document, Request)
+        if isinstance(request.command, Hello):
+            self._find_supervisor()  # the caller may be a new supervisor
+        return codec.encode(self._agent.execute(request))
 
     def release(self) -> None:
         self._metrics.stop()
@@ -196,7 +113,7 @@ class AgentActor:
         if self._supervisor is None:
             return
         try:
-            self._supervisor.signal.remote(signal_)
+            self._supervisor.signal.remote(codec.encode(signal_))
         except Exception:  # an error of Ray must not end the agent's threads
             _log.exception("cannot send a signal to the supervisor", kind=str(signal_.kind))
 

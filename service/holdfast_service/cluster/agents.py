@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.util.placement_group import placement_group
@@ -23,6 +23,10 @@ from holdfast_service.cluster.runtime_env import with_code
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.policy.quarantine import Avoided, NodeStanding, node_name
 from holdfast_workers.checkpoint.storage import StorageOptions
+from holdfast_workers.protocol import codec
+from holdfast_workers.protocol.commands import Request
+
+Expected = TypeVar("Expected")
 
 PLACEMENT_TIMEOUT_S = 3.0
 """How long placement avoids nodes in quarantine; after that, these nodes are used too."""
@@ -68,9 +72,11 @@ class RayAgents:
         for index, seat in enumerate(self.seats):
             self._handles[seat] = self._create(group, index, seat)
 
-    def call(self, seat: str, method: str, *args: Any, timeout_s: float) -> Future[Any]:
-        """Call an agent's method; the future raises errors of Ray or the method."""
-        return self._pool.submit(self._call, seat, method, args, timeout_s)
+    def call(
+        self, seat: str, request: Request, answer: type[Expected], *, timeout_s: float
+    ) -> Future[Expected]:
+        """Send a request to an agent; the future raises errors of Ray or of the agent."""
+        return self._pool.submit(self._call, seat, request, answer, timeout_s)
 
     def restart(self, seat: str) -> None:
         """Kill the agent's process; Ray starts it again."""
@@ -94,9 +100,11 @@ class RayAgents:
     def draining(self) -> dict[str, float | None]:
         return draining_nodes()
 
-    def _call(self, seat: str, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
-        reference = getattr(self._handles[seat], method).remote(*args)
-        return ray.get(reference, timeout=timeout_s)
+    def _call(
+        self, seat: str, request: Request, answer: type[Expected], timeout_s: float
+    ) -> Expected:
+        reference = self._handles[seat].execute.remote(codec.encode(request))
+        return codec.decode(ray.get(reference, timeout=timeout_s), answer)
 
     def _placement_group(self) -> Any:
         name = names.placement_group(self._job_id)
@@ -155,18 +163,17 @@ class RayAgents:
             **with_code(self._spec.code),
         )
         resources = self._spec.resources
-        return actor.remote(
-            AgentSeat(
-                job_id=self._job_id,
-                seat=seat,
-                training=self._spec.training().model_dump(mode="json"),
-                mesh=self._spec.parallel.mesh,
-                capacity=resources.workers_per_node,
-                gpus_per_worker=resources.gpus_per_worker,
-                secret=self._secret,
-                remote_root=self._remote_root,
-                storage=self._storage,
-                cache_dir=self._cache_dir,
-                heartbeat_s=self._spec.recovery.heartbeat_timeout_s * HEARTBEAT_FRACTION,
-            )
+        arguments = AgentSeat(
+            job_id=self._job_id,
+            seat=seat,
+            training=self._spec.training().model_dump(mode="json"),
+            mesh=self._spec.parallel.mesh,
+            capacity=resources.workers_per_node,
+            gpus_per_worker=resources.gpus_per_worker,
+            secret=self._secret,
+            remote_root=self._remote_root,
+            storage=self._storage,
+            cache_dir=self._cache_dir,
+            heartbeat_s=self._spec.recovery.heartbeat_timeout_s * HEARTBEAT_FRACTION,
         )
+        return actor.remote(codec.encode(arguments))

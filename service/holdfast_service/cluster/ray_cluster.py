@@ -28,9 +28,11 @@ from holdfast_service.cluster.ray_state import draining_nodes
 from holdfast_service.cluster.runtime_env import publish
 from holdfast_service.cluster.supervisor_actor import SupervisorActor
 from holdfast_service.job_model.supervisor_protocol import (
+    AvoidOrder,
     Capacity,
     ClusterUnavailable,
     Cursors,
+    FaultOrder,
     JobLaunch,
     NodeCapacity,
     StopOrder,
@@ -39,6 +41,7 @@ from holdfast_service.job_model.supervisor_protocol import (
 )
 from holdfast_service.policy.quarantine import Avoided
 from holdfast_service.remote_tier.location import SecretUnusable, credentials_of
+from holdfast_workers.protocol import codec
 
 Result = TypeVar("Result")
 
@@ -100,35 +103,32 @@ class RayCluster:
 
     async def poll(self, job_id: str, cursors: Cursors) -> SupervisorReport:
         def call() -> SupervisorReport:
-            handle = self._supervisor(job_id)
-            report: SupervisorReport = ray.get(handle.poll.remote(cursors), timeout=POLL_S)
-            return report
+            answer = self._supervisor(job_id).poll.remote(codec.encode(cursors))
+            return codec.decode(ray.get(answer, timeout=POLL_S), SupervisorReport)
 
         return await self._call_supervisor(job_id, call)
 
     async def stop(self, job_id: str, order: StopOrder) -> None:
-        def call() -> None:
-            ray.get(self._supervisor(job_id).stop.remote(order), timeout=POLL_S)
-
-        await self._call_supervisor(job_id, call)
+        await self._order(job_id, order)
 
     async def inject(self, job_id: str, number: int, fault: dict[str, Any]) -> None:
-        def call() -> None:
-            ray.get(self._supervisor(job_id).inject.remote(number, fault), timeout=POLL_S)
-
-        await self._call_supervisor(job_id, call)
+        await self._order(job_id, FaultOrder(number, fault))
 
     async def avoid(self, job_id: str, nodes: dict[str, Avoided]) -> None:
-        def call() -> None:
-            ray.get(self._supervisor(job_id).avoid.remote(nodes), timeout=POLL_S)
-
-        await self._call_supervisor(job_id, call)
+        await self._order(job_id, AvoidOrder(nodes))
 
     async def release(self, job_id: str) -> bool:
         return await self._call(lambda: self._release(job_id))
 
     async def jobs_present(self) -> set[str]:
         return await self._call(_jobs_present)
+
+    async def _order(self, job_id: str, order: StopOrder | FaultOrder | AvoidOrder) -> None:
+        def call() -> None:
+            done = self._supervisor(job_id).order.remote(codec.encode(order))
+            ray.get(done, timeout=POLL_S)
+
+        await self._call_supervisor(job_id, call)
 
     # --- blocking bodies --------------------------------------------------------------------------
 
@@ -166,7 +166,7 @@ class RayCluster:
             resources=_head_resource(),
         )
         self._supervisors[launch.job_id] = actor.remote(
-            launch, self._job_secret(launch.job_id), self._credentials(launch)
+            codec.encode(launch), self._job_secret(launch.job_id), self._credentials(launch)
         )
         return True
 
@@ -248,7 +248,7 @@ class RayCluster:
     async def _call_supervisor(self, job_id: str, body: Callable[[], Result]) -> Result:
         try:
             return await asyncio.wait_for(asyncio.to_thread(body), CALL_S)
-        except (RayError, ConnectionError, TimeoutError) as error:
+        except (RayError, ConnectionError, TimeoutError, codec.UnreadableDocument) as error:
             self._supervisors.pop(job_id, None)
             raise SupervisorUnavailable(f"{type(error).__name__}: {error}") from error
 

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
 
 from holdfast_service.cluster.agents import RayAgents
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.supervisor_protocol import (
+    AvoidOrder,
     Cursors,
+    FaultOrder,
     JobLaunch,
     StopOrder,
-    SupervisorReport,
 )
 from holdfast_service.placement.restore_points import InitialCheckpoint
 from holdfast_service.policy.checkpoint_intervals import auto_tiers
-from holdfast_service.policy.quarantine import Avoided
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.remote_tier.location import remote_uri, storage_options
 from holdfast_service.supervisor.supervisor import Supervisor, SupervisorTimes
 from holdfast_workers import log_setup
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.fault_injection.kinds import Injection
-from holdfast_workers.protocol.messages import InitPart, Signal
+from holdfast_workers.protocol import codec
+from holdfast_workers.protocol.signals import Signal
 
 
 class SupervisorActor:
-    """Translates between Ray calls and one `Supervisor`."""
+    """Translates between Ray calls, which carry documents of `protocol/codec.py`, and one
+    `Supervisor`."""
 
-    def __init__(
-        self, launch: JobLaunch, secret: bytes, credentials: dict[str, str] | None
-    ) -> None:
+    def __init__(self, document: bytes, secret: bytes, credentials: dict[str, str] | None) -> None:
+        """`document`: its `JobLaunch`."""
+        launch = codec.decode(document, JobLaunch)
         log_setup.configure(timestamps=True)
         spec = JobSpec.model_validate(launch.spec)
         job_dir = Path(launch.data_dir)
@@ -49,24 +50,27 @@ class SupervisorActor:
         )
         threading.Thread(target=self._supervisor.run, name="supervisor", daemon=True).start()
 
-    def signal(self, signal: Signal) -> None:
-        self._supervisor.signal(signal)
+    def signal(self, document: bytes) -> None:
+        """Take in a `Signal`."""
+        self._supervisor.signal(codec.decode(document, Signal))
 
-    def poll(self, cursors: Cursors) -> SupervisorReport:
-        return self._supervisor.report(cursors)
+    def poll(self, document: bytes) -> bytes:
+        """The `SupervisorReport` after the document's `Cursors`."""
+        return codec.encode(self._supervisor.report(codec.decode(document, Cursors)))
 
-    def inject(self, number: int, fault: dict[str, Any]) -> None:
-        self._supervisor.inject(number, Injection.of(fault))
-
-    def stop(self, order: StopOrder) -> None:
-        self._supervisor.stop(order)
-
-    def avoid(self, nodes: dict[str, Avoided]) -> None:
-        self._supervisor.avoid(nodes)
+    def order(self, document: bytes) -> None:
+        """Carry out a `StopOrder`, a `FaultOrder` or an `AvoidOrder`."""
+        match codec.decode(document, StopOrder, FaultOrder, AvoidOrder):
+            case StopOrder() as order:
+                self._supervisor.stop(order)
+            case FaultOrder(number=number, fault=fault):
+                self._supervisor.inject(number, Injection.of(fault))
+            case AvoidOrder(nodes=nodes):
+                self._supervisor.avoid(nodes)
 
 
 def recovery_config(
-    spec: JobSpec, origin: dict[str, Any] | None, skipped: tuple[tuple[int, int], ...] = ()
+    spec: JobSpec, origin: InitialCheckpoint | None, skipped: tuple[tuple[int, int], ...] = ()
 ) -> RecoveryConfig:
     """The recovery core's configuration from a job's spec, its resolved `init_from` (`origin`) and
     its ledger of skipped windows."""
@@ -89,10 +93,6 @@ def recovery_config(
         stall_limit_s=spec.detection.stall_limit_s,
         replace_stragglers=spec.detection.replace_stragglers,
         straggler_patience_s=spec.detection.straggler_patience_s,
-        initial=None if origin is None else _initial_checkpoint(origin),
+        initial=origin,
         skipped=skipped,
     )
-
-
-def _initial_checkpoint(origin: dict[str, Any]) -> InitialCheckpoint:
-    return InitialCheckpoint(uri=origin["uri"], step=origin["step"], what=InitPart(origin["what"]))

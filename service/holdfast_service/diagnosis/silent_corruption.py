@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from holdfast_workers.state.replicas import ReplicaFinding
+from holdfast_workers.protocol.findings import ReplicaFinding
 
 
 @dataclass(frozen=True)

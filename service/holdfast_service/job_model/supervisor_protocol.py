@@ -14,15 +14,18 @@ from typing import Any, Protocol
 from holdfast_service.job_model.events.codec import EVENT_TYPES, AnyEvent, decode, encode
 from holdfast_service.job_model.events.kinds import EventKind, JobEvent
 from holdfast_service.job_model.lifecycle import Phase, StopKind, StopOrder
+from holdfast_service.placement.restore_points import InitialCheckpoint
 from holdfast_service.policy.quarantine import Avoided
 from holdfast_workers.protocol.messages import Beat, LogLine, StepRow
 
 __all__ = [
+    "AvoidOrder",
     "Capacity",
     "Cluster",
     "ClusterUnavailable",
     "Cursors",
     "EventKind",
+    "FaultOrder",
     "JobLaunch",
     "NodeCapacity",
     "Phase",
@@ -32,6 +35,21 @@ __all__ = [
     "SupervisorReport",
     "SupervisorUnavailable",
 ]
+
+
+@dataclass(frozen=True)
+class FaultOrder:
+    """Order to inject a fault. The supervisor accepts each number once, in order."""
+
+    number: int
+    fault: dict[str, Any]  # `Injection.document()`
+
+
+@dataclass(frozen=True)
+class AvoidOrder:
+    """The complete set of nodes that are set aside now, by name."""
+
+    nodes: dict[str, Avoided]
 
 
 @dataclass(frozen=True)
@@ -111,9 +129,7 @@ class JobLaunch:
     data_dir: str  # the job's folder; the remote tier is in it by default
     last_event: int = 0  # number of events already stored; the supervisor continues from it
     last_attempt: int = 0  # number of the last known attempt; numbers only grow
-    origin: dict[str, Any] | None = (
-        None  # initial checkpoint: {uri, step, what}; None: random from the seed
-    )
+    origin: InitialCheckpoint | None = None  # None: random from the seed
     skipped: tuple[tuple[int, int], ...] = ()  # the ledger of skipped windows, as stored
     avoid: dict[str, Avoided] = field(default_factory=dict)  # nodes that are set aside at the start
     package: bytes | None = field(

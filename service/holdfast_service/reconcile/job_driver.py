@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import select, text
 
@@ -34,6 +35,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     SupervisorReport,
     SupervisorUnavailable,
 )
+from holdfast_service.placement.restore_points import InitialCheckpoint
 from holdfast_service.policy.quarantine import Avoided
 from holdfast_service.reconcile.cluster_demand import CompetingDemand
 from holdfast_service.services.code_packages import CodeService
@@ -50,6 +52,7 @@ from holdfast_service.store.engine import Store
 from holdfast_service.store.leases import JobLease
 from holdfast_service.store.models import Intent, JobRecord
 from holdfast_service.store.transaction import Effect, JobTransaction, job_transaction
+from holdfast_workers.protocol import codec
 
 _AVOIDED_FRESH_S = 1.0
 _ADMISSION_LOCK = 0x41646D69  # "Admi": serialises decisions on capacity
@@ -202,7 +205,7 @@ class JobDriver:
                 data_dir=str(folder),
                 last_event=job.cursor_event,
                 last_attempt=job.attempt,
-                origin=job.origin,
+                origin=_initial_checkpoint(job.origin),
                 skipped=tuple((window[0], window[1]) for window in job.guards.get("ledger", ())),
                 avoid=avoided_nodes,
                 package=package,
@@ -460,6 +463,10 @@ class JobDriver:
             job = await session.get_one(JobRecord, self._lease.job_id)
             intents = await session.scalars(select(Intent).where(Intent.job_id == job.id))
             return job, {intent.name: intent for intent in intents}
+
+
+def _initial_checkpoint(origin: dict[str, Any] | None) -> InitialCheckpoint | None:
+    return None if origin is None else codec.restore(InitialCheckpoint, origin)
 
 
 def _final_save_s(job: JobRecord) -> float:

@@ -31,7 +31,7 @@ from holdfast_service.policy.quarantine import (
 from holdfast_service.store.json_safe import text
 from holdfast_service.store.models import AttemptMember, NodeRow, NodeTrouble
 from holdfast_service.store.transaction import JobTransaction
-from holdfast_workers.health.findings import messages_of
+from holdfast_workers.protocol.findings import messages_of
 
 GONE_AFTER_S = 30.0
 """A node that was not seen for this long has left the cluster."""

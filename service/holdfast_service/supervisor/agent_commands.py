@@ -1,21 +1,24 @@
-"""Carries out the recovery core's effects on agents as remote calls.
+"""Sends the recovery core's commands to agents.
 
-The answer or failure of a call becomes an input of the core. Nothing here blocks: every call has a
-deadline and completes on another thread.
+The answer or failure of a command becomes an input of the core. Nothing here blocks: every call has
+a deadline and completes on another thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast_service.recovery.core_state import effects, inputs
+from holdfast_service.recovery.core_state import inputs
 from holdfast_service.supervisor.agent_watch import Agents
 from holdfast_service.supervisor.event_log import EventLog
 from holdfast_service.supervisor.fence_file import FenceFile
 from holdfast_workers.agent.remote_saves import RemoteTierRefused
+from holdfast_workers.protocol import commands
+from holdfast_workers.protocol.answers import AgentReport, Done, Inspections, PublishedCheckpoint
+from holdfast_workers.protocol.commands import Command, CommandKind, Request
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,11 @@ class CallTimes:
     finalize_s: float = 120.0
     check_s: float = 45.0
     """For the check of a node before it is used."""
+
+
+_CARRIES_EVENTS = commands.Fence | commands.Form | commands.Finish | commands.Stop
+"""Commands that carry the newest events: if the supervisor dies before they are stored, the agents
+still know the attempt or the outcome."""
 
 
 class AgentCommands:
@@ -52,155 +60,96 @@ class AgentCommands:
         self._events = events
         self._fence_file = fence_file
         self._submit_input = submit_input
-        self._times = times
-        self._fence_timeout_s = fence_timeout_s
-        self._inspect_timeout_s = inspect_timeout_s
-
-    def handlers(self) -> dict[type, Callable[[Any], None]]:
-        """The handler of each effect type that an agent carries out."""
-        return {
-            effects.Fence: self._fence,
-            effects.Form: self._form,
-            effects.WarmUp: self._warm_up,
-            effects.SetPartners: self._set_partners,
-            effects.FreeMemory: self._free_memory,
-            effects.SetIntervals: self._set_intervals,
-            effects.Finish: self._finish,
-            effects.Inspect: self._inspect,
-            effects.SaveShard: self._save_shard,
-            effects.FinalizeCheckpoint: self._finalize,
-            effects.TidyRemoteTier: self._tidy,
-            effects.CheckNode: self._check_node,
-            effects.InjectFault: self._inject,
-            effects.Stop: self._stop,
+        self._default_s = times.call_s
+        self._deadlines: Mapping[CommandKind, float] = {
+            CommandKind.FENCE: fence_timeout_s,
+            CommandKind.FORM: times.form_call_s,
+            CommandKind.WARM_UP: times.form_call_s,
+            CommandKind.SAVE_SHARD: times.form_call_s,
+            CommandKind.INSPECT: inspect_timeout_s,
+            CommandKind.FINALIZE_CHECKPOINT: times.finalize_s,
+            CommandKind.CHECK_NODE: times.check_s,
         }
+
+    def send(self, command: Command) -> None:
+        """Send a command; its answer or its failure is submitted as an input."""
+        if isinstance(command, commands.Fence):
+            self._fence_file.write(self.epoch, command.attempt)
+        call = self._call(command)
+        call.add_done_callback(lambda done: self._on_answer(command, done))
 
     def stop_all_workers(self) -> None:
         """End every worker on every agent, because the job is over."""
         for seat in self._agents.seats:
-            events = self._events.not_backed_up_by(seat, "")
-            self._agents.call(
-                seat, "stop_workers", self.epoch, events, timeout_s=self._times.call_s
+            self._call(commands.Stop(seat, "the job has ended"))
+
+    def _call(self, command: Command) -> Future[Any]:
+        events = (
+            self._events.not_backed_up_by(command.agent, command.incarnation)
+            if isinstance(command, _CARRIES_EVENTS)
+            else ()
+        )
+        return self._agents.call(
+            command.agent,
+            Request(command, self.epoch, events),
+            _ANSWERS.get(command.kind, Done),
+            timeout_s=self._deadlines.get(command.kind, self._default_s),
+        )
+
+    def _on_answer(self, command: Command, call: Future[Any]) -> None:
+        if call.cancelled():
+            return
+        error = call.exception()
+        answer = _failure(command, error) if error is not None else _input(command, call.result())
+        if answer is not None:
+            self._submit_input(answer)
+
+
+_ANSWERS: Mapping[CommandKind, type] = {
+    CommandKind.FENCE: AgentReport,
+    CommandKind.INSPECT: Inspections,
+    CommandKind.FINALIZE_CHECKPOINT: PublishedCheckpoint,
+    CommandKind.CHECK_NODE: AgentReport,
+}
+"""The answer of each kind of command that has another than `Done`."""
+
+
+def _input(command: Command, answer: Any) -> inputs.Input | None:
+    """The input that reports the answer of a command; None if the core does not wait for it."""
+    match command:
+        case commands.Fence(agent=agent, attempt=attempt):
+            return inputs.Fenced(agent, attempt, answer)
+        case commands.SetPartners():
+            names = tuple(partner.agent for partner in command.partners)
+            return inputs.PartnersSet(
+                command.agent, command.attempt, command.rank, names, command.incarnation
             )
+        case commands.Inspect():
+            return inputs.Inspected(
+                command.agent,
+                command.attempt,
+                command.number,
+                answer.inspections,
+                command.incarnation,
+            )
+        case commands.FinalizeCheckpoint(step=step, attempt=attempt):
+            return inputs.CheckpointFinalized(
+                step, attempt, answer.uri, answer.nbytes, answer.metrics
+            )
+        case commands.CheckNode():
+            return inputs.NodeChecked(answer)
+        case _:
+            return None
 
-    def _fence(self, effect: effects.Fence) -> None:
-        self._fence_file.write(self.epoch, effect.attempt)
-        events = self._events.not_backed_up_by(effect.agent, effect.incarnation)
-        self._command(
-            effect,
-            "fence",
-            (effect.attempt, events, effect.condemned),
-            self._fence_timeout_s,
-            lambda report: inputs.Fenced(effect.agent, effect.attempt, report),
-        )
 
-    def _form(self, effect: effects.Form) -> None:
-        events = self._events.not_backed_up_by(effect.agent, effect.incarnation)
-        self._command(effect, "form", (effect.order, events), self._times.form_call_s)
-
-    def _warm_up(self, effect: effects.WarmUp) -> None:
-        self._command(effect, "warm_up", (effect.attempt,), self._times.form_call_s)
-
-    def _set_partners(self, effect: effects.SetPartners) -> None:
-        arguments = (effect.attempt, effect.rank, effect.partners)
-        names = tuple(partner.agent for partner in effect.partners)
-        done = inputs.PartnersSet(
-            effect.agent, effect.attempt, effect.rank, names, effect.incarnation
-        )
-        self._command(effect, "set_partners", arguments, self._times.call_s, lambda _: done)
-
-    def _free_memory(self, effect: effects.FreeMemory) -> None:
-        arguments = (effect.attempt, effect.mesh, effect.own, effect.replicas)
-        self._command(effect, "free_memory", arguments, self._times.call_s)
-
-    def _set_intervals(self, effect: effects.SetIntervals) -> None:
-        arguments = (effect.attempt, effect.memory, effect.remote)
-        self._command(effect, "set_intervals", arguments, self._times.call_s)
-
-    def _finish(self, effect: effects.Finish) -> None:
-        events = self._events.not_backed_up_by(effect.agent, effect.incarnation)
-        self._command(effect, "finish", (effect.attempt, events), self._times.call_s)
-
-    def _inspect(self, effect: effects.Inspect) -> None:
-        self._command(
-            effect,
-            "inspect",
-            (effect.attempt,),
-            self._inspect_timeout_s,
-            lambda seen: inputs.Inspected(
-                effect.agent, effect.attempt, effect.number, tuple(seen), effect.incarnation
-            ),
-        )
-
-    def _save_shard(self, effect: effects.SaveShard) -> None:
-        arguments = (effect.rank, effect.place, effect.attempt, effect.step)
-        self._command(effect, "save_held", arguments, self._times.form_call_s)
-
-    def _finalize(self, effect: effects.FinalizeCheckpoint) -> None:
-        self._command(
-            effect,
-            "finalize",
-            (effect.step, effect.attempt),
-            self._times.finalize_s,
-            lambda answer: inputs.CheckpointFinalized(
-                step=effect.step,
-                attempt=effect.attempt,
-                uri=answer["uri"],
-                nbytes=answer["nbytes"],
-                metrics=answer["metrics"],
-            ),
-            name="finalize_checkpoint",
-        )
-
-    def _tidy(self, effect: effects.TidyRemoteTier) -> None:
-        arguments = (effect.attempt, effect.step, effect.unfinished, effect.bad)
-        self._command(effect, "tidy", arguments, self._times.call_s)
-
-    def _check_node(self, effect: effects.CheckNode) -> None:
-        self._command(
-            effect, "check", (), self._times.check_s, inputs.NodeChecked, name="check_node"
-        )
-
-    def _inject(self, effect: effects.InjectFault) -> None:
-        arguments = (effect.number, effect.fault.document())
-        self._command(effect, "inject", arguments, self._times.call_s)
-
-    def _stop(self, effect: effects.Stop) -> None:
-        # The command carries the last events: if the supervisor dies before they are stored, the
-        # agents still know the outcome.
-        events = self._events.not_backed_up_by(effect.agent, effect.incarnation)
-        self._command(effect, "stop_workers", (events,), self._times.call_s, name="stop")
-
-    def _command(
-        self,
-        effect: Any,
-        method: str,
-        arguments: tuple[Any, ...],
-        timeout_s: float,
-        answer: Callable[[Any], inputs.Input] | None = None,
-        name: str | None = None,
-    ) -> None:
-        """Call an agent; submit its answer or its failure as an input."""
-        call = self._agents.call(effect.agent, method, self.epoch, *arguments, timeout_s=timeout_s)
-
-        def done(finished: Future[Any]) -> None:
-            if finished.cancelled():
-                return
-            error = finished.exception()
-            if error is not None:
-                self._submit_input(
-                    inputs.CommandFailed(
-                        agent=effect.agent,
-                        command=name or method,
-                        attempt=getattr(effect, "attempt", 0),
-                        why=f"{type(error).__name__}: {str(error)[:500]}",
-                        incarnation=effect.incarnation,
-                        step=getattr(effect, "step", 0),
-                        refused=isinstance(error, RemoteTierRefused),
-                        number=getattr(effect, "number", 0),
-                    )
-                )
-            elif answer is not None:
-                self._submit_input(answer(finished.result()))
-
-        call.add_done_callback(done)
+def _failure(command: Command, error: BaseException) -> inputs.CommandFailed:
+    return inputs.CommandFailed(
+        agent=command.agent,
+        command=command.kind,
+        attempt=getattr(command, "attempt", 0),
+        why=f"{type(error).__name__}: {str(error)[:500]}",
+        incarnation=command.incarnation,
+        step=getattr(command, "step", 0),
+        refused=isinstance(error, RemoteTierRefused),
+        number=getattr(command, "number", 0),
+    )

@@ -12,12 +12,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 from holdfast_service.recovery.core_state import inputs
 from holdfast_workers.memory.lifeline import SILENCE, Lifelines
+from holdfast_workers.protocol.answers import AgentReport
+from holdfast_workers.protocol.commands import CheckNode, Hello, Request
 from holdfast_workers.protocol.lease import Grant, clock_s
-from holdfast_workers.protocol.messages import AgentReport
+
+Expected = TypeVar("Expected")
 
 PROBE_THREADS = 4
 PROBE_PAUSE_S = 0.05
@@ -29,7 +32,12 @@ class Agents(Protocol):
     @property
     def seats(self) -> list[str]: ...
     def ensure(self) -> None: ...
-    def call(self, seat: str, method: str, *args: Any, timeout_s: float) -> Future[Any]: ...
+    def call(
+        self, seat: str, request: Request, answer: type[Expected], *, timeout_s: float
+    ) -> Future[Expected]:
+        """Send a request to an agent; the future raises errors of the agent or of the way to it."""
+        ...
+
     def restart(self, seat: str) -> None: ...
     def node_answers(self, node_id: str) -> bool: ...
     def draining(self) -> dict[str, float | None]:
@@ -84,7 +92,7 @@ class AgentWatch:
         self._seats_seen: set[str] = set()
         """Seats whose possible lease of a former supervisor is in `_lease_ends` already."""
         self._known: dict[str, AgentReport] = {}
-        self._pending: dict[str, Future[Any]] = {}
+        self._pending: dict[str, Future[AgentReport]] = {}
         self._probe_pool = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="node-probe")
         self._lifelines = Lifelines(secret, self._on_lifeline_end, heartbeat_timeout_s)
 
@@ -138,14 +146,15 @@ class AgentWatch:
         self._probe_pool.shutdown(wait=False, cancel_futures=True)
 
     def _send_hello(self, seat: str, epoch: int) -> None:
-        call = self._agents.call(seat, "hello", epoch, timeout_s=self._hello_s)
+        request = Request(Hello(), epoch)
+        call = self._agents.call(seat, request, AgentReport, timeout_s=self._hello_s)
         self._pending[seat] = call
         call.add_done_callback(lambda done: self._on_hello(seat, done))
 
-    def _on_hello(self, seat: str, call: Future[Any]) -> None:
+    def _on_hello(self, seat: str, call: Future[AgentReport]) -> None:
         if call.cancelled() or call.exception() is not None:
             return  # not up yet; the next refresh repeats the call
-        report: AgentReport = call.result()
+        report = call.result()
         known = self._known.get(seat)
         silent_agent = self._silent.get(seat)
         if silent_agent is not None and silent_agent.must_be_checked(report.incarnation):
@@ -167,10 +176,11 @@ class AgentWatch:
 
     def _check(self, seat: str, silent_agent: _SilentAgent) -> None:
         """Check a node that comes back before reporting its agent."""
-        call = self._agents.call(seat, "check", self._epoch, timeout_s=self._check_s)
+        request = Request(CheckNode(seat), self._epoch)
+        call = self._agents.call(seat, request, AgentReport, timeout_s=self._check_s)
         self._pending[seat] = call  # no `hello` until the check ends
 
-        def checked(done: Future[Any]) -> None:
+        def checked(done: Future[AgentReport]) -> None:
             # The result is in the next answer to `hello`; a failed check is repeated.
             silent_agent.checked = not done.cancelled() and done.exception() is None
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import bisect
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from holdfast_service.job_model.events.codec import FORMAT_VERSION, UnreadableEvent
 from holdfast_service.job_model.events.kinds import JobEvent
 from holdfast_service.job_model.supervisor_protocol import SupervisorEvent
 from holdfast_workers.agent.event_backup import KEPT_EVENTS
+from holdfast_workers.protocol.messages import EventCopy
 
 
 class EventLog:
@@ -31,11 +32,11 @@ class EventLog:
         self._backed_up_to: dict[tuple[str, str], int] = {}
         self.acked = last_stored
 
-    def adopt(self, backed_up: list[dict[str, Any]]) -> None:
+    def adopt(self, backed_up: Iterable[EventCopy]) -> None:
         """Take over the events that agents backed up for an earlier supervisor, in order. Raises
         UnreadableEvent."""
         with self._lock:
-            self._events = [_from_backup(document) for document in backed_up]
+            self._events = [_from_backup(event) for event in backed_up]
             if self._events:
                 self._last = max(self._last, self._events[-1].seq)
             self._recovered = self._last
@@ -64,16 +65,16 @@ class EventLog:
             self._events = self._events_after(self.acked - KEPT_EVENTS)
             return tuple(self._events_after(number))
 
-    def not_backed_up_by(self, agent: str, incarnation: str) -> list[dict[str, Any]]:
-        """Events that this agent has not received yet, as JSON values."""
+    def not_backed_up_by(self, agent: str, incarnation: str) -> tuple[EventCopy, ...]:
+        """Events that this agent has not received yet."""
         with self._lock:
             after = self._backed_up_to.get((agent, incarnation), 0)
-            return [_as_backup(event) for event in self._events_after(after)]
+            return tuple(_as_backup(event) for event in self._events_after(after))
 
-    def mark_backed_up(self, agent: str, incarnation: str, events: list[dict[str, Any]]) -> None:
+    def mark_backed_up(self, agent: str, incarnation: str, events: Sequence[EventCopy]) -> None:
         if events:
             with self._lock:
-                self._backed_up_to[(agent, incarnation)] = events[-1]["seq"]
+                self._backed_up_to[(agent, incarnation)] = events[-1].seq
 
     def _events_after(self, number: int) -> list[SupervisorEvent]:
         return self._events[bisect.bisect_right(self._events, number, key=_number) :]
@@ -88,25 +89,18 @@ class EventLog:
         self._backed_up_to.clear()
 
 
-def _as_backup(event: SupervisorEvent) -> dict[str, Any]:
-    return {
-        "v": FORMAT_VERSION,
-        "seq": event.seq,
-        "at": event.at,
-        "kind": str(event.kind),
-        "data": event.data,
-    }
+def _as_backup(event: SupervisorEvent) -> EventCopy:
+    return EventCopy(event.seq, event.at, str(event.kind), event.data, FORMAT_VERSION)
 
 
-def _from_backup(document: dict[str, Any]) -> SupervisorEvent:
-    """Raises UnreadableEvent for a document of a newer format; one without `v` is of format 1."""
-    version = document.get("v", 1)
-    if version > FORMAT_VERSION:
+def _from_backup(copy: EventCopy) -> SupervisorEvent:
+    """Raises UnreadableEvent for an event of a newer format."""
+    if copy.format > FORMAT_VERSION:
         raise UnreadableEvent(
-            f"event {document['seq']} has format {version}, and this version of Holdfast reads up "
-            f"to format {FORMAT_VERSION}: start the supervisor with the version that wrote it"
+            f"event {copy.seq} has format {copy.format}, and this version of Holdfast reads up to "
+            f"format {FORMAT_VERSION}: start the supervisor with the version that wrote it"
         )
-    return SupervisorEvent(document["seq"], document["at"], document["kind"], document["data"])
+    return SupervisorEvent(copy.seq, copy.at, copy.kind, copy.data)
 
 
 def _number(event: SupervisorEvent) -> int:

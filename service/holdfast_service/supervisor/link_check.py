@@ -19,7 +19,8 @@ import structlog
 from holdfast_service.diagnosis.link_pairs import Pair, culprits, first_round, second_round
 from holdfast_service.recovery.core_state.inputs import LinkChecked
 from holdfast_service.supervisor.agent_watch import Agents
-from holdfast_workers.protocol.messages import AgentReport
+from holdfast_workers.protocol.answers import AgentReport, ExchangeResult
+from holdfast_workers.protocol.commands import ExchangeBytes, Request
 
 _log = structlog.get_logger()
 TRIES = 3
@@ -122,22 +123,17 @@ class LinkChecker:
         self, pairs: list[Pair], by_agent: dict[str, AgentReport], epoch: int
     ) -> dict[Pair, str]:
         """Pair → its problem, "" if the exchange succeeded; all pairs at the same time."""
-        calls: dict[Pair, Future[str]] = {
-            (agent, partner): self._agents.call(
-                agent,
-                "exchange",
-                epoch,
-                by_agent[partner].host,
-                by_agent[partner].data_port,
-                self._deadline_s,
-                timeout_s=2 * self._deadline_s,
+        calls: dict[Pair, Future[ExchangeResult]] = {}
+        for agent, partner in pairs:
+            there = by_agent[partner]
+            request = Request(ExchangeBytes(there.host, there.data_port, self._deadline_s), epoch)
+            calls[agent, partner] = self._agents.call(
+                agent, request, ExchangeResult, timeout_s=2 * self._deadline_s
             )
-            for agent, partner in pairs
-        }
         found: dict[Pair, str] = {}
         for pair, call in calls.items():
             try:
-                found[pair] = call.result(3 * self._deadline_s)
+                found[pair] = call.result(3 * self._deadline_s).problem
             except Exception:  # the agent is gone or obeys another supervisor: no measurement
                 _log.exception("the call to exchange bytes failed", agents=pair)
         return found

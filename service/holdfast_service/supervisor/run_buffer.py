@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from holdfast_service.job_model.supervisor_protocol import Cursors
@@ -48,9 +49,9 @@ class RunBuffer:
         self,
         agent: str,
         incarnation: str,
-        rows: list[StepRow],
+        rows: Sequence[StepRow],
         digests: dict[int, str],
-        lines: list[LogLine],
+        lines: Sequence[LogLine],
     ) -> StepRow | None:
         """Add a page of an agent; returns the newest row of the page."""
         with self._lock:

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -50,8 +49,11 @@ from holdfast_service.supervisor.remote_inventory import RemoteInventory
 from holdfast_service.supervisor.run_buffer import RunBuffer
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.fault_injection.kinds import Injection, Victim
+from holdfast_workers.protocol.answers import AgentReport, KeptEvents, PollAnswer
+from holdfast_workers.protocol.commands import Describe, ListEvents, Poll, Request
 from holdfast_workers.protocol.lease import STEPPING_SHARE, Grant
-from holdfast_workers.protocol.messages import AgentReport, PollAnswer, Signal
+from holdfast_workers.protocol.messages import EventCopy
+from holdfast_workers.protocol.signals import Signal
 
 _log = structlog.get_logger()
 
@@ -121,7 +123,7 @@ class Supervisor:
         self._link_checker = LinkChecker(agents, self._inputs.put, self._times.exchange_s)
         self._drains = DrainWatch(agents, self._inputs.put)
         self._core: RecoveryCore | None = None
-        self._polled: dict[str, Future[Any]] = {}
+        self._polled: dict[str, Future[PollAnswer]] = {}
         self._ended = False
         self._halted = False
         self._stopping: StopOrder | None = None
@@ -137,12 +139,6 @@ class Supervisor:
             config.fence_timeout_s,
             config.inspect_timeout_s,
         )
-        self._effect_handlers: dict[type, Callable[[Any], None]] = {
-            **self._commands.handlers(),
-            effects.RemoveAgent: self._remove_agent,
-            effects.Emit: self._emit,
-            effects.End: self._end,
-        }
 
     # --- called from outside, by any thread -------------------------------------------------------
 
@@ -266,7 +262,7 @@ class Supervisor:
         if self._core.attempt != attempt:
             self._grant_leases()
         for effect in requested:
-            self._effect_handlers[type(effect)](effect)
+            self._execute(effect)
 
     def _grant_leases(self) -> None:
         """Grant leases to the ranks of the newest attempt.
@@ -307,20 +303,25 @@ class Supervisor:
     def _existing_agents(self) -> list[AgentReport]:
         """Reports of agents that are already running; a short wait, because most are new."""
         calls = {
-            seat: self._agents.call(seat, "report", timeout_s=self._times.first_contact_s)
+            seat: self._agents.call(
+                seat, Request(Describe()), AgentReport, timeout_s=self._times.first_contact_s
+            )
             for seat in self._agents.seats
         }
         wait(calls.values(), timeout=self._times.first_contact_s + 1.0)
         return [c.result() for c in calls.values() if c.done() and c.exception() is None]
 
-    def _backed_up_events(self, reports: list[AgentReport]) -> list[dict[str, Any]]:
-        events: dict[int, dict[str, Any]] = {}
+    def _backed_up_events(self, reports: list[AgentReport]) -> list[EventCopy]:
+        events: dict[int, EventCopy] = {}
         for report in reports:
             call = self._agents.call(
-                report.agent, "kept_events", timeout_s=self._times.first_contact_s
+                report.agent,
+                Request(ListEvents()),
+                KeptEvents,
+                timeout_s=self._times.first_contact_s,
             )
             try:
-                events.update({event["seq"]: event for event in call.result()})
+                events.update({event.seq: event for event in call.result().events})
             except Exception:  # another agent has the same events
                 _log.exception("cannot fetch an agent's copy of the events", agent=report.agent)
         return [events[seq] for seq in sorted(events)]
@@ -335,19 +336,22 @@ class Supervisor:
             return
         row, line = self._run_buffer.cursor(seat, known.incarnation)
         events = self._events.not_backed_up_by(seat, known.incarnation)
-        call = self._agents.call(
-            seat, "poll", row, line, events, self._events.acked, timeout_s=self._times.calls.call_s
-        )
+        poll = Request(Poll(row, line, self._events.acked), self._commands.epoch, events)
+        call = self._agents.call(seat, poll, PollAnswer, timeout_s=self._times.calls.call_s)
         self._polled[seat] = call
         call.add_done_callback(lambda done: self._collected(seat, known.incarnation, events, done))
 
     def _collected(
-        self, seat: str, incarnation: str, events: list[dict[str, Any]], call: Future[Any]
+        self,
+        seat: str,
+        incarnation: str,
+        events: tuple[EventCopy, ...],
+        call: Future[PollAnswer],
     ) -> None:
         if call.cancelled() or call.exception() is not None:
             return  # the lifeline reports whether the agent is gone
         self._events.mark_backed_up(seat, incarnation, events)
-        answer: PollAnswer = call.result()
+        answer = call.result()
         self._progress.add(seat, answer.beats)
         self._inputs.put(
             inputs.WorkersPolled(
@@ -356,13 +360,24 @@ class Supervisor:
         )
         newest = self._run_buffer.add(seat, incarnation, answer.rows, answer.digests, answer.lines)
         if answer.rows:
-            self._inputs.put(inputs.StepsMeasured(tuple(answer.rows)))
+            self._inputs.put(inputs.StepsMeasured(answer.rows))
         if newest is not None:
             self._inputs.put(
                 inputs.StepCommitted(newest.attempt, newest.step, newest.protected_step)
             )
 
     # --- effects ----------------------------------------------------------------------------------
+
+    def _execute(self, effect: effects.Effect) -> None:
+        match effect:
+            case effects.RemoveAgent():
+                self._remove_agent(effect)
+            case effects.Emit():
+                self._emit(effect)
+            case effects.End():
+                self._ended = True  # the ENDED event has the outcome
+            case _:
+                self._commands.send(effect)
 
     def _remove_agent(self, effect: effects.RemoveAgent) -> None:
         self._watch.forget(effect.agent, effect.incarnation)
@@ -378,10 +393,6 @@ class Supervisor:
             case GuardTrippedEvent(attempt=attempt, trip=GuardTrip(back_to=int(step))):
                 self._run_buffer.discard_after(attempt, step)
         self._events.append(effect.event)
-
-    def _end(self, effect: effects.End) -> None:
-        del effect  # the ENDED event has the outcome
-        self._ended = True
 
     def _collect_final_output(self) -> None:
         """Collect the last rows, digests and lines before the end is reported."""

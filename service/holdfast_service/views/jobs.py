@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.job_model.log_levels import LogLevel
 from holdfast_service.policy.quarantine import NodeStanding
-from holdfast_workers.health.findings import Level
+from holdfast_workers.protocol.findings import Level
 from holdfast_workers.protocol.messages import InitPart
 
 

@@ -16,7 +16,7 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.quarantine import NodeStanding
-from holdfast_workers.health.findings import HealthFinding, Level
+from holdfast_workers.protocol.findings import HealthFinding, Level
 
 HOT = HealthFinding("accelerator", "hw_thermal", Level.SUSPECT, "clocks halved [hot]", "GPU-1")
 

@@ -13,7 +13,7 @@ from holdfast_service.diagnosis.silent_corruption import (
 )
 from holdfast_service.job_model.supervisor_protocol import EventKind, SupervisorEvent
 from holdfast_service.recovery.core_state.event_replay import Facts
-from holdfast_workers.state.replicas import ReplicaFinding
+from holdfast_workers.protocol.findings import ReplicaFinding
 
 
 def seen(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from tests.support.simulation.simulated_agent import SimAgent
@@ -22,17 +23,34 @@ from holdfast_service.recovery.core_state import effects as fx
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.recovery.core_state.stage_timer import Stage
-from holdfast_workers.protocol.messages import ErrorKind, Signal, SignalKind
-from holdfast_workers.state.replicas import ReplicaFinding
+from holdfast_workers.protocol import commands
+from holdfast_workers.protocol.findings import ReplicaFinding
+from holdfast_workers.protocol.messages import Beat, ErrorKind, ErrorReport, Tier
+from holdfast_workers.protocol.signals import (
+    FirstStep,
+    PartnerLost,
+    RankStalled,
+    ShardDelayed,
+    ShardFailed,
+    Signal,
+    SignalDetail,
+    SignalKind,
+    StepRecomputed,
+    WorkerDone,
+    WorkerExited,
+    WorkerFailed,
+    WorkerJoined,
+    ZygoteLost,
+)
 
 SIGNALS = 250_000
 SEEDS = (20_261, 20_262, 20_263, 20_264)
 """Each seed sends `SIGNALS` signals: a million in total."""
 TYPES = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 MESH = {"dp_shard": 2, "tp": 2}
-ENDINGS = {f"exit_code {code}": {"exit_code": code} for code in (1, 3)} | {
-    name: {"name": name} for name in ("SIGKILL", "SIGSEGV", "SIGTERM", "SIGBUS")
-}
+ENDINGS = tuple(WorkerExited(exit_code=code) for code in (1, 3)) + tuple(
+    WorkerExited(name=name) for name in ("SIGKILL", "SIGSEGV", "SIGTERM", "SIGBUS")
+)
 KINDS = (
     *(SignalKind.WORKER_EXITED, SignalKind.WORKER_FAILED) * 2,
     *(SignalKind.WORKER_JOINED, SignalKind.FIRST_STEP, SignalKind.WORKER_DONE) * 3,
@@ -134,25 +152,25 @@ class RandomJob:
         if agent is None or self.random.random() < 0.02:
             return
         match effect:
-            case fx.Fence() if agent.alive and effect.incarnation == agent.incarnation:
+            case commands.Fence() if agent.alive and effect.incarnation == agent.incarnation:
                 agent.fence(effect.attempt, kill=False)
                 agent.warm_up()
                 self.feed(inputs.Fenced(agent.name, effect.attempt, agent.report()))
-            case fx.Form() if agent.alive and effect.attempt >= agent.known_attempt:
+            case commands.Form() if agent.alive and effect.attempt >= agent.known_attempt:
                 self._form(agent, effect)
             case fx.RemoveAgent():
                 self.restart(agent)
-            case fx.Fence() | fx.Form():
+            case commands.Fence() | commands.Form():
                 why = inputs.CommandFailed(
                     agent.name,
-                    type(effect).__name__.lower(),
+                    effect.kind,
                     effect.attempt,
                     "no",
                     effect.incarnation,
                 )
                 self.feed(why)
 
-    def _form(self, agent: SimAgent, effect: fx.Form) -> None:
+    def _form(self, agent: SimAgent, effect: commands.Form) -> None:
         agent.known_attempt = effect.attempt
         self.step = effect.order.seats[0].restore.step
         for seat in effect.order.seats:
@@ -208,7 +226,7 @@ class RandomJob:
         self, kind: SignalKind, agent: SimAgent, rank: int, worker: str, attempt: int
     ) -> Signal:
         return Signal(
-            kind=kind,
+            detail=self._detail(kind, rank, worker, attempt),
             agent=agent.name,
             incarnation=agent.incarnation,
             seq=0,
@@ -217,7 +235,6 @@ class RandomJob:
             rank=rank,
             worker=worker,
             pid=1,
-            detail=self._detail(kind),
         )
 
     def _any_signal(self) -> Signal:
@@ -236,31 +253,45 @@ class RandomJob:
             self.past.append(worker)
         return self.signal(kind, agent, rank, worker, attempt)
 
-    def _detail(self, kind: SignalKind) -> dict[str, object]:
+    def _detail(  # noqa: PLR0911  (one for each kind)
+        self, kind: SignalKind, rank: int, worker: str, attempt: int
+    ) -> SignalDetail:
         rng = self.random
         match kind:
             case SignalKind.WORKER_EXITED:
                 short = "0 MiB available" if rng.random() < 0.1 else ""
-                ending = ENDINGS[rng.choice(list(ENDINGS))]
-                return {**ending, "step": self.step, "out_of_memory": short}
+                return replace(rng.choice(ENDINGS), step=self.step, out_of_memory=short)
             case SignalKind.WORKER_FAILED:
-                error = {
-                    "kind": rng.choice(list(ErrorKind)),
-                    "type": f"{rng.choice(TYPES)}Error",
-                    "message": f"no {rng.randrange(3)}",
-                    "traceback": "Traceback",
-                    "step": self.step + rng.randint(0, 1),
-                }
-                return {"error": error, "step": self.step, "finding": self._finding()}
+                error = ErrorReport(
+                    kind=rng.choice(list(ErrorKind)),
+                    type=f"{rng.choice(TYPES)}Error",
+                    message=f"no {rng.randrange(3)}",
+                    traceback="Traceback",
+                    step=self.step + rng.randint(0, 1),
+                )
+                return WorkerFailed(error, finding=self._finding())
+            case SignalKind.WORKER_JOINED:
+                return WorkerJoined(self.step, Tier.OWN_RAM)
+            case SignalKind.FIRST_STEP:
+                return FirstStep(self.step, self.now)
+            case SignalKind.WORKER_DONE:
+                return WorkerDone(self.step)
             case SignalKind.RECOMPUTED:
-                return {"step": self.step, "digests": rng.choices("ab", k=4)}
+                return StepRecomputed(self.step, tuple(rng.choices("ab", k=4)))
             case SignalKind.PARTNER_LOST:
-                return {"partner": rng.choice(list(self.agents)), "why": "reset"}
+                return PartnerLost(rng.choice(list(self.agents)), "reset")
+            case SignalKind.ZYGOTE_LOST:
+                return ZygoteLost()
+            case SignalKind.SHARD_DELAYED:
+                return ShardDelayed(self.step, "no")
+            case SignalKind.SHARD_FAILED:
+                return ShardFailed(self.step, "no")
             case _:
-                texts = {"message": "no", "unfit": "", "beat": {"step": self.step}}
-                return {"step": self.step, "phases_s": {}, **texts}
+                return RankStalled(
+                    Beat(rank, worker, 1, attempt, self.step, "forward", 0, 9.0, 1.0)
+                )
 
-    def _finding(self) -> dict[str, object]:
+    def _finding(self) -> ReplicaFinding:
         """A random finding about replicas; the core reads it only with an error of its kind."""
         differ = self.random.random() < 0.8
         return ReplicaFinding(
@@ -270,7 +301,7 @@ class RandomJob:
             groups=((0, 2), (1, 3)) if differ else (),
             digests={0: "a", 2: "b", 1: "a", 3: self.random.choice("ab")} if differ else {},
             changed=() if differ else (1,),
-        ).data()
+        )
 
 
 def play(job: RandomJob, max_signals: int) -> None:

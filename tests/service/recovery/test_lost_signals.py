@@ -10,8 +10,10 @@ from tests.support.simulation.simulated_jobs import closed, cluster, forming, ru
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core_state.inputs import AgentUp, WorkersPolled
 from holdfast_service.recovery.core_state.stage_timer import Stage
-from holdfast_workers.protocol.messages import ErrorKind, SignalKind
-from holdfast_workers.state.replicas import ReplicaFinding
+from holdfast_workers.protocol.answers import AgentFailure
+from holdfast_workers.protocol.findings import GuardAction, GuardKind, ReplicaFinding, TripReport
+from holdfast_workers.protocol.messages import ErrorKind
+from holdfast_workers.protocol.signals import ZygoteLost
 
 
 def test_an_unreported_death_is_detected_within_two_polls() -> None:
@@ -50,7 +52,7 @@ def test_an_unreported_corruption_excludes_the_corrupt_state() -> None:
     job = running(cluster())
     step = job.core.committed
     finding = ReplicaFinding(job.core.attempt, step, step, changed=(2,))
-    all_fail_unheard(job, ErrorKind.CORRUPTION, finding=finding.data())
+    all_fail_unheard(job, ErrorKind.CORRUPTION, finding=finding)
     assert job.run().outcome == "SUCCEEDED"
     (incident,) = closed(job)
     assert incident["cause"] == "corruption"
@@ -64,8 +66,16 @@ def test_an_unreported_corruption_excludes_the_corrupt_state() -> None:
 def test_an_unreported_guard_trip_is_in_the_ledger() -> None:
     job = running(cluster())
     step = job.core.committed
-    trip = {"kind": "spike", "step": step, "window": step, "skipped": [step, step + 1]}
-    all_fail_unheard(job, ErrorKind.GUARD, trip={**trip, "back_to": step - 1})
+    trip = TripReport(
+        GuardKind.LOSS_SPIKE,
+        step,
+        window=step,
+        decision=GuardAction.ROLLBACK,
+        why="",
+        skipped=(step, step + 1),
+        back_to=step - 1,
+    )
+    all_fail_unheard(job, ErrorKind.GUARD, trip=trip)
     assert job.run().outcome == "SUCCEEDED"
     (incident,) = closed(job)
     assert incident["cause"] == "guard"
@@ -110,11 +120,11 @@ def test_one_poll_proves_nothing_because_it_may_be_older_than_a_signal() -> None
 
 def test_an_agent_that_cannot_fork_gets_no_ranks() -> None:
     job = running(cluster(steps=100))
-    unfit = {"unfit": "its zygote ended 3 times in a row"}
-    job.agents["n2"].failure = {"message": unfit["unfit"]}
-    job.signal(job.agents["n2"], SignalKind.ZYGOTE_LOST, job.core.attempt, detail=unfit)
+    unfit = "its zygote ended 3 times in a row"
+    job.agents["n2"].failure = AgentFailure(unfit)
+    job.signal(job.agents["n2"], ZygoteLost(unfit), job.core.attempt)
 
-    job.run_until(lambda: job.core.snapshot().agents["n2"].problem == unfit["unfit"])
+    job.run_until(lambda: job.core.snapshot().agents["n2"].problem == unfit)
     job.kill_agent("n1", back_after_s=2.0)
     job.run_until(lambda: len(closed(job)) == 1)
     assert {event["agent"] for event in forming(job)[-1]["members"]} == {"n0", "n1"}
@@ -124,7 +134,7 @@ def test_a_failed_start_reports_the_problem_of_each_agent() -> None:
     job = cluster(start_timeout_s=5.0)
     for name in ("n1", "n2"):
         job.agents[name].never_ready = True
-    job.agents["n1"].failure = {"message": "No module named 'flash'"}
+    job.agents["n1"].failure = AgentFailure("No module named 'flash'")
     job.send(AgentUp(job.agents["n1"].report()))
     end = job.run()
     assert end.code == "start_timeout"

@@ -19,8 +19,8 @@ from holdfast_service.recovery.core_state.effects import End
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.faults import judgement
+from holdfast_workers.protocol.findings import ReplicaFinding
 from holdfast_workers.protocol.messages import ErrorKind
-from holdfast_workers.state.replicas import ReplicaFinding
 
 
 def agents(job: SimulatedCluster) -> list[str]:
@@ -164,7 +164,7 @@ def test_a_job_without_another_node_ends_at_the_second_corruption() -> None:
         attempt, step = job.core.attempt, job.core.committed
         _, agent, worker = job.members_of(attempt)[0]
         assert worker is not None
-        finding = ReplicaFinding(attempt, step, step, changed=(0,)).data()
+        finding = ReplicaFinding(attempt, step, step, changed=(0,))
         job.fail_worker(agent, worker, ErrorKind.CORRUPTION, "it changed", finding=finding)
 
     corrupt()

@@ -7,14 +7,15 @@ from tests.support.simulation.simulated_jobs import closed, cluster, forming, ru
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core_state.stage_timer import Stage
-from holdfast_workers.protocol.messages import ErrorKind, SignalKind
-from holdfast_workers.state.replicas import ReplicaFinding
+from holdfast_workers.protocol.findings import ReplicaFinding
+from holdfast_workers.protocol.messages import ErrorKind
+from holdfast_workers.protocol.signals import StepRecomputed
 
 
 def differ(job: SimulatedCluster, step: int) -> None:
     """Both replicas leave their attempt because their bits differ."""
     attempt = job.core.attempt
-    finding = ReplicaFinding(attempt, step, step, groups=((0, 1),), digests={0: "a", 1: "b"}).data()
+    finding = ReplicaFinding(attempt, step, step, groups=((0, 1),), digests={0: "a", 1: "b"})
     for _, agent, worker in job.members_of(attempt):
         assert worker is not None
         job.fail_worker(agent, worker, ErrorKind.CORRUPTION, "replicas differ", finding=finding)
@@ -52,8 +53,7 @@ def test_a_lost_recheck_outcome_does_not_sideline_a_node_for_ever() -> None:
 def test_a_late_recheck_outcome_names_the_differing_rank() -> None:
     job, step = differed_twice()
     job.run_until(lambda: job.core.committed >= step + 10)
-    detail = {"step": step, "digests": ("a", "a")}
-    job.signal(job.agents["n0"], SignalKind.RECOMPUTED, 3, rank=0, detail=detail)
+    job.signal(job.agents["n0"], StepRecomputed(step, ("a", "a")), 3, rank=0)
     job.run_until(lambda: not job.core.snapshot().sidelined_agents)
     job.run_until(lambda: len(closed(job)) == 3)
     lost = closed(job)[-1]["lost"]
@@ -68,8 +68,7 @@ def test_a_recheck_outcome_received_before_all_ranks_joined_names_the_differing_
     step = job.core.committed
     differ(job, step)
     job.run_until(lambda: job.core.attempt == 2 and job.core.stage is Stage.FORMING)
-    detail = {"step": step, "digests": ("a", "a")}
-    job.signal(job.agents["n0"], SignalKind.RECOMPUTED, 2, rank=0, detail=detail)
+    job.signal(job.agents["n0"], StepRecomputed(step, ("a", "a")), 2, rank=0)
     job.run_until(lambda: bool(closed(job)))
     lost = closed(job)[0]["lost"]
     assert [fault["rank"] for fault in lost if fault["cause"] == "corruption"] == [None, 1]

@@ -15,7 +15,8 @@ from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.recovery.core_state.stage_timer import Stage
-from holdfast_workers.protocol.messages import SignalKind
+from holdfast_workers.protocol.messages import ErrorKind, ErrorReport
+from holdfast_workers.protocol.signals import WorkerFailed
 
 
 def test_a_restarted_supervisor_adopts_the_running_attempt_without_touching_it() -> None:
@@ -99,15 +100,7 @@ def test_signals_of_an_older_attempt_change_nothing() -> None:
     old = job.agents["n0"]
     worker = next(iter(old.workers.values()))
     job.run_until(lambda: job.core.stage is Stage.RUNNING)
-    detail = {
-        "error": {
-            "kind": "communication",
-            "type": "E",
-            "message": "late",
-            "traceback": "",
-            "step": 3,
-        }
-    }
-    job.signal(old, SignalKind.WORKER_FAILED, 1, rank=0, worker=worker.name, detail=detail)
+    late = WorkerFailed(ErrorReport(ErrorKind.COMMUNICATION, "E", "late", "", 3))
+    job.signal(old, late, 1, rank=0, worker=worker.name)
     assert job.run().outcome == "SUCCEEDED"
     assert len(forming(job)) == 2

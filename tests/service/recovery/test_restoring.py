@@ -10,7 +10,8 @@ from holdfast_service.placement.restore_points import RemoteCheckpoint
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.faults import judgement
 from holdfast_service.recovery.signals import signal_handlers
-from holdfast_workers.protocol.messages import Origin, Place, Restore, Signal, SignalKind, Tier
+from holdfast_workers.protocol.messages import Origin, Place, Restore, Tier
+from holdfast_workers.protocol.signals import Signal, SourcesLost
 
 ORIGINS = (
     Origin(0, "n0", Place.OWN, "n0", 1, "d"),
@@ -33,8 +34,8 @@ def test_sources_of_a_failed_reshard_are_excluded_for_their_agents_incarnation()
 
 def test_a_failed_reshard_excludes_only_the_sources_that_failed() -> None:
     state = running_state(restores={3: RESHARD})
-    detail = {"origins": [["n1", "replica", 1]], "message": "n1, rank 1: gone"}
-    lost = Signal(SignalKind.SOURCES_LOST, "n1", "i1", 1, 0.0, 1, 3, detail=detail)
+    detail = SourcesLost((("n1", Place.REPLICA, 1),), "n1, rank 1: gone")
+    lost = Signal(detail, "n1", "i1", 1, 0.0, 1, 3)
     signal_handlers.handle_signals(state, [lost], 0.0)
     judgement.distrust_source(state, 3, for_ever=False, why="RestoreFailed: not covered")
     bad = state.saves.bad_copies

@@ -194,7 +194,7 @@ async def test_the_source_is_marked_until_the_job_has_its_own_checkpoint(
         await until(lambda: job.id in cluster.supervisors, what="a supervisor")
         supervisor = cluster.supervisors[job.id]
         assert supervisor.launch.origin is not None
-        assert supervisor.launch.origin["uri"] == job.origin.uri
+        assert supervisor.launch.origin.uri == job.origin.uri
         supervisor.form(1, restore_step=6)
         supervisor.run(1, 7, 8)
         await until(lambda: _at_step(jobs, job.id, 8), what="its rows")

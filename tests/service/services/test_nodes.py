@@ -26,7 +26,7 @@ from holdfast_service.services.nodes import NodeService
 from holdfast_service.settings import Settings
 from holdfast_service.store import nodes as stored_nodes
 from holdfast_service.store.engine import Store, is_refused
-from holdfast_workers.health.findings import HealthFinding, Level
+from holdfast_workers.protocol.findings import HealthFinding, Level
 
 NO_STANDBY = {"resources": {"workers_per_node": 2, "standby_nodes": 0}}
 Start = Callable[..., Awaitable[FakeSupervisor]]

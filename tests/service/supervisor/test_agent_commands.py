@@ -1,62 +1,146 @@
-"""Commands to agents: each ends in an input with its answer or its failure."""
+"""Commands to agents: each carries what its agent needs, and ends in an answer or a failure."""
 
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast_service.recovery.core_state import effects, inputs
+from holdfast_service.job_model.events.progress import PhaseEvent
+from holdfast_service.job_model.lifecycle import Phase
+from holdfast_service.recovery.core_state import inputs
 from holdfast_service.supervisor.agent_commands import AgentCommands, CallTimes
 from holdfast_service.supervisor.event_log import EventLog
-from holdfast_service.supervisor.fence_file import FenceFile
+from holdfast_service.supervisor.fence_file import FenceFile, FenceFloor
+from holdfast_workers.agent.remote_saves import RemoteTierRefused
+from holdfast_workers.protocol.answers import AgentReport, Done, Inspections, PublishedCheckpoint
+from holdfast_workers.protocol.commands import (
+    CheckNode,
+    Command,
+    CommandKind,
+    Fence,
+    FinalizeCheckpoint,
+    Inspect,
+    Request,
+    SetPartners,
+    Stop,
+    WarmUp,
+)
 from holdfast_workers.protocol.messages import Partner
 
+TIMES = CallTimes(call_s=1.0, form_call_s=2.0, finalize_s=3.0, check_s=4.0)
+REPORT = AgentReport("n0", "life", "node", "127.0.0.1", 1, 2, 3, 2, 0, 0, True)
 
+
+@dataclass
 class FakeAgent:
-    """Answers every call with `outcome`."""
+    """Answers every request with `outcome`."""
 
+    outcome: object
     seats = ("n0",)
+    request: Request | None = None
+    answer: type | None = None
+    timeout_s: float = 0.0
 
-    def __init__(self, outcome: Exception | None) -> None:
-        self.outcome = outcome
-
-    def call(self, seat: str, method: str, *args: Any, timeout_s: float) -> Future[Any]:
-        del seat, method, args, timeout_s
+    def call(self, seat: str, request: Request, answer: type, *, timeout_s: float) -> Future[Any]:
+        self.request, self.answer, self.timeout_s = request, answer, timeout_s
         call: Future[Any] = Future()
-        if self.outcome is None:
-            call.set_result(None)
-        else:
+        if isinstance(self.outcome, Exception):
             call.set_exception(self.outcome)
+        else:
+            call.set_result(self.outcome)
         return call
 
 
-@pytest.mark.parametrize(
-    ("outcome", "expected"),
-    [
-        (None, inputs.PartnersSet("n0", 3, 1, ("n2", "n1"), "life")),
-        (
-            TimeoutError("no answer"),
-            inputs.CommandFailed("n0", "set_partners", 3, "TimeoutError: no answer", "life"),
-        ),
-    ],
-)
-def test_partners_are_set_only_after_their_agent_confirmed_it(
-    tmp_path: Path, outcome: Exception | None, expected: inputs.Input
-) -> None:
+def sent(folder: Path, command: Command, outcome: object) -> tuple[FakeAgent, list[inputs.Input]]:
+    """The agent that got the command under epoch 5, and the inputs that followed."""
     submitted: list[inputs.Input] = []
+    agent, events = FakeAgent(outcome), EventLog()
+    events.append(PhaseEvent(phase=Phase.RUNNING))
     commands = AgentCommands(
-        FakeAgent(outcome),  # type: ignore[arg-type]
-        EventLog(),
-        FenceFile(tmp_path),
+        agent,  # type: ignore[arg-type]
+        events,
+        FenceFile(folder),
         submitted.append,
-        CallTimes(call_s=1.0, form_call_s=1.0, finalize_s=1.0),
-        1.0,
-        1.0,
+        TIMES,
+        5.0,
+        6.0,
     )
-    partners = (Partner("n2", "h2", 2), Partner("n1", "h1", 1))
-    effect = effects.SetPartners("n0", 3, 1, partners, "life")
-    commands.handlers()[effects.SetPartners](effect)
-    assert submitted == [expected]
+    commands.epoch = 5
+    commands.send(command)
+    assert agent.request is not None and (agent.request.command, agent.request.epoch) == (
+        command,
+        5,
+    )
+    return agent, submitted
+
+
+PARTNERS = SetPartners("n0", 3, 1, (Partner("n2", "h2", 2), Partner("n1", "h1", 1)), "life")
+PUBLISHED = PublishedCheckpoint("file:/c", 10, {"loss": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("command", "answer", "timeout_s", "expected"),
+    [
+        (Fence("n0", 3, "life"), REPORT, 5.0, inputs.Fenced("n0", 3, REPORT)),
+        (PARTNERS, Done(), 1.0, inputs.PartnersSet("n0", 3, 1, ("n2", "n1"), "life")),
+        (
+            Inspect("n0", 3, 9, "life"),
+            Inspections(()),
+            6.0,
+            inputs.Inspected("n0", 3, 9, (), "life"),
+        ),
+        (
+            FinalizeCheckpoint("n0", 40, 3, "life"),
+            PUBLISHED,
+            3.0,
+            inputs.CheckpointFinalized(40, 3, "file:/c", 10, {"loss": 0.5}),
+        ),
+        (CheckNode("n0", "life"), REPORT, 4.0, inputs.NodeChecked(REPORT)),
+        (WarmUp("n0", 3, "life"), Done(), 2.0, None),
+        (Stop("n0", "over", "life"), Done(), 1.0, None),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_each_command_has_its_deadline_and_its_answer(
+    tmp_path: Path, command: Command, answer: object, timeout_s: float, expected: inputs.Input
+) -> None:
+    agent, submitted = sent(tmp_path, command, answer)
+    assert (agent.answer, agent.timeout_s) == (type(answer), timeout_s)
+    assert submitted == ([expected] if expected is not None else [])
+
+
+def test_a_failed_command_is_reported_with_all_that_identifies_it(tmp_path: Path) -> None:
+    _, submitted = sent(tmp_path, PARTNERS, TimeoutError("no answer"))
+    assert submitted == [
+        inputs.CommandFailed("n0", CommandKind.SET_PARTNERS, 3, "TimeoutError: no answer", "life")
+    ]
+
+
+def test_a_refused_manifest_may_be_tried_again(tmp_path: Path) -> None:
+    _, submitted = sent(tmp_path, FinalizeCheckpoint("n0", 40, 3, "life"), RemoteTierRefused("503"))
+    assert submitted == [
+        inputs.CommandFailed(
+            "n0",
+            CommandKind.FINALIZE_CHECKPOINT,
+            3,
+            "RemoteTierRefused: 503",
+            "life",
+            step=40,
+            refused=True,
+        )
+    ]
+
+
+def test_a_fence_is_on_disk_before_it_is_sent_and_carries_the_newest_events(
+    tmp_path: Path,
+) -> None:
+    agent, _ = sent(tmp_path, Fence("n0", 3, "life"), REPORT)
+    assert FenceFile(tmp_path).read() == FenceFloor(5, 3)
+    assert agent.request is not None
+    assert [event.data for event in agent.request.events] == [{"phase": "RUNNING"}]
+    agent, _ = sent(tmp_path, PARTNERS, Done())
+    assert agent.request is not None and agent.request.events == ()

@@ -21,7 +21,8 @@ from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.link_probe import exchange
 from holdfast_workers.memory.segment_store import SegmentStore
 from holdfast_workers.memory.wire import DEFAULT_TIMEOUTS
-from holdfast_workers.protocol.messages import AgentReport
+from holdfast_workers.protocol.answers import AgentReport, ExchangeResult
+from holdfast_workers.protocol.commands import ExchangeBytes, Request
 
 SECRET = b"s" * 32
 
@@ -51,10 +52,11 @@ class Nodes:
     def reports(self) -> list[AgentReport]:
         return [self.report(agent) for agent in self.servers]
 
-    def call(self, seat: str, method: str, *args: Any, timeout_s: float) -> Future[Any]:
-        assert method == "exchange" and timeout_s > 0
+    def call(self, seat: str, request: Request, answer: type, *, timeout_s: float) -> Future[Any]:
+        command = request.command
+        assert isinstance(command, ExchangeBytes) and answer is ExchangeResult and timeout_s > 0
         self.asked.append(seat)
-        _, host, port, within_s = args
+        port = command.port
         for agent in tuple(self.fail_once):
             if agent == seat or port == self.servers[agent].port:
                 self.fails.append(agent)
@@ -63,7 +65,9 @@ class Nodes:
                     self.fail_once = set()
         if seat in self.cut:
             port = _closed_port()
-        return self._pool.submit(exchange, SECRET, host, port, within_s)
+        return self._pool.submit(
+            lambda: ExchangeResult(exchange(SECRET, command.host, port, command.timeout_s))
+        )
 
     def close(self) -> None:
         for server in self.servers.values():

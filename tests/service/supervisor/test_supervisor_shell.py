@@ -7,8 +7,9 @@ import queue
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from tests.support.nodes.supervised import small_training, supervised
@@ -26,10 +27,13 @@ from holdfast_workers.agent.event_backup import KEPT_EVENTS
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.lifeline import SILENCE
 from holdfast_workers.memory.segment_store import SegmentStore
-from holdfast_workers.protocol.messages import AgentReport, LogLine, StepRow
+from holdfast_workers.protocol.answers import AgentReport
+from holdfast_workers.protocol.commands import CommandKind, Request
+from holdfast_workers.protocol.messages import EventCopy, LogLine, StepRow
 
 SECRET = b"s" * 32
 WAIT_S = 10.0
+Expected = TypeVar("Expected")
 
 
 # --- buffers --------------------------------------------------------------------------------------
@@ -43,26 +47,25 @@ def test_stored_events_are_kept_only_as_far_back_as_agents_keep_them() -> None:
     assert len(log.after(0)) == total  # no event is stored yet
     assert log.after(total) == ()
     assert [event.seq for event in log.all()] == list(range(501, total + 1))
-    assert [event["seq"] for event in log.not_backed_up_by("n0", "a")] == list(
-        range(501, total + 1)
-    )
+    assert [event.seq for event in log.not_backed_up_by("n0", "a")] == list(range(501, total + 1))
 
 
 def test_the_journal_at_the_agents_names_its_format() -> None:
     log = EventLog()
     log.append(StandbyEvent(agent="n1", state="ready"))
-    (document,) = log.not_backed_up_by("n0", "a")
-    assert document["v"] == FORMAT_VERSION == 1
+    (copy,) = log.not_backed_up_by("n0", "a")
+    assert copy.format == FORMAT_VERSION == 1
     successor = EventLog()
-    successor.adopt([{**document, "seq": 7, "of_a_newer_version": 1}])
+    newer_data = {**copy.data, "of_a_newer_version": 1}
+    successor.adopt([replace(copy, seq=7, data=newer_data)])
     assert [(event.seq, event.content) for event in successor.all()] == [
         (7, StandbyEvent(agent="n1", state="ready"))
     ]
-    older = {name: value for name, value in document.items() if name != "v"}
-    successor.adopt([older, {**document, "seq": 2, "kind": "rank.renamed"}])
+    older = EventCopy(copy.seq, copy.at, copy.kind, copy.data)
+    successor.adopt([older, replace(copy, seq=2, kind="rank.renamed")])
     assert [event.kind for event in successor.all()] == ["standby", "rank.renamed"]
     with pytest.raises(UnreadableEvent, match=r"event 1 has format 2.* up to format 1"):
-        successor.adopt([{**document, "v": 2}])
+        successor.adopt([replace(copy, format=2)])
 
 
 def row(attempt: int, step: int) -> StepRow:
@@ -103,8 +106,8 @@ class FakeAgents:
         self.seats = ["n0"]
         self.answers = answers
         self.life: AgentReport | None = None
-        self.calls: list[str] = []
-        self.failing: set[str] = set()
+        self.calls: list[CommandKind] = []
+        self.failing: set[CommandKind] = set()
 
     def ensure(self) -> None: ...
     def restart(self, seat: str) -> None: ...
@@ -116,12 +119,14 @@ class FakeAgents:
     def draining(self) -> dict[str, float | None]:
         return {}
 
-    def call(self, seat: str, method: str, *args: Any, timeout_s: float) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.calls.append(method)
-        if method in self.failing:
+    def call(
+        self, seat: str, request: Request, answer: type[Expected], *, timeout_s: float
+    ) -> Future[Expected]:
+        future: Future[Expected] = Future()
+        self.calls.append(request.command.kind)
+        if request.command.kind in self.failing:
             future.set_exception(TimeoutError("too slow"))
-        elif self.life is None:
+        elif not isinstance(self.life, answer):
             future.set_exception(ConnectionError("no agent there"))
         else:
             future.set_result(self.life)
@@ -160,10 +165,13 @@ def test_an_incarnation_that_comes_back_is_checked_before_it_is_reported(shm: Pa
     assert received.get(timeout=WAIT_S) == inputs.AgentUp(agents.life)
     watch.forget("n0")
     agents.calls.clear()
-    agents.failing.add("check")
+    agents.failing.add(CommandKind.CHECK_NODE)
     for _ in range(2):
         watch.refresh(1)
-    assert watch.known("n0") is None and agents.calls == ["hello", "check"] * 2
+    assert (
+        watch.known("n0") is None
+        and agents.calls == [CommandKind.HELLO, CommandKind.CHECK_NODE] * 2
+    )
     agents.failing.clear()
     watch.refresh(1)
     assert watch.known("n0") is None, "what the check has found is in the next answer"
@@ -173,7 +181,7 @@ def test_an_incarnation_that_comes_back_is_checked_before_it_is_reported(shm: Pa
     watch.forget("n0")
     agents.calls.clear()
     watch.refresh(1)
-    assert agents.calls == ["hello"]
+    assert agents.calls == [CommandKind.HELLO]
     watch.close()
     server.close()
 

@@ -1,8 +1,8 @@
 """A node agent in a process of its own, without Ray; `LocalAgents` starts it.
 
 `python -m tests.support.nodes.agent_process FD`: the first object on the connection is the
-AgentConfig. Requests (number, method, arguments) are answered as (number, "ok" | "error", value),
-signals are sent as (0, "signal", signal), and the request to lose the node as (0, "node_lost",
+AgentConfig. Calls (number, method, arguments) are answered as (number, "ok" | "error", value),
+signals are sent as (0, "signal", document), and the request to lose the node as (0, "node_lost",
 None). A nursery (`nursery.py`) calls `local` in a process that has already imported everything.
 `... remote`: serves calls over the network (`namespaces.py`) as long as its standard input is open.
 """
@@ -26,7 +26,9 @@ from holdfast_workers import log_setup
 from holdfast_workers.agent.node_agent import NodeAgent
 from holdfast_workers.fault_injection.link_cut import link_cutter
 from holdfast_workers.ipc.children import ZygoteProcess, start_zygote
-from holdfast_workers.protocol.messages import Signal
+from holdfast_workers.protocol import codec
+from holdfast_workers.protocol.commands import Request
+from holdfast_workers.protocol.signals import Signal
 
 _log = structlog.get_logger()
 
@@ -41,16 +43,19 @@ def main() -> None:
 def remote() -> None:
     log_setup.configure(timestamps=True)
     config, port, supervisor = pickle.load(sys.stdin.buffer)
-    signals: queue.SimpleQueue[Signal] = queue.SimpleQueue()
+    signals: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def lose_node() -> None:
         namespaces.send(supervisor, namespaces.NodeLost(config.agent))
 
-    agent = NodeAgent(config, signals.put, lose_node, cut_links=link_cutter())
+    def on_signal(signal: Signal) -> None:
+        signals.put(codec.encode(signal))
+
+    agent = NodeAgent(config, on_signal, lose_node, cut_links=link_cutter())
 
     def answer(method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
         try:
-            return "ok", getattr(agent, method)(*arguments)
+            return "ok", _carry_out(agent, method, arguments)
         except Exception as error:
             return "error", error
 
@@ -81,7 +86,7 @@ def local(
             connection.send((number, kind, value))
 
     def on_signal(signal: Signal) -> None:
-        send(0, "signal", signal)
+        send(0, "signal", codec.encode(signal))
 
     def lose_node() -> None:
         send(0, "node_lost", None)
@@ -92,7 +97,7 @@ def local(
 
     def answer(number: int, method: str, arguments: tuple[Any, ...]) -> None:
         try:
-            value = getattr(agent, method)(*arguments)
+            value = _carry_out(agent, method, arguments)
         except Exception as error:
             send(number, "error", error)
         else:
@@ -105,6 +110,14 @@ def local(
             agent.release()
             return
         pool.submit(answer, number, method, arguments)
+
+
+def _carry_out(agent: NodeAgent, method: str, arguments: tuple[Any, ...]) -> Any:
+    """A call of the agent's actor: `execute` with a document, or `release`."""
+    if method == "execute":
+        (document,) = arguments
+        return codec.encode(agent.execute(codec.decode(document, Request)))
+    return getattr(agent, method)(*arguments)
 
 
 def _start(agent: NodeAgent) -> None:

@@ -21,12 +21,17 @@ from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.support.nodes import nursery
 
 from holdfast_workers.agent.agent_config import AgentConfig
-from holdfast_workers.protocol.messages import Signal
+from holdfast_workers.protocol import codec
+from holdfast_workers.protocol.answers import AgentReport
+from holdfast_workers.protocol.commands import Describe, Request
+from holdfast_workers.protocol.signals import Signal
+
+Expected = TypeVar("Expected")
 
 
 class LocalAgent:
@@ -35,7 +40,7 @@ class LocalAgent:
     def __init__(
         self,
         config: AgentConfig,
-        on_signal: Callable[[Signal], None],
+        on_signal: Callable[[bytes], None],
         on_node_lost: Callable[[str], None],
     ) -> None:
         self.config = config
@@ -139,8 +144,8 @@ class LocalAgents:
             for index in range(seats)
         }
 
-    def _receive(self, signal: Signal) -> None:
-        self.on_signal(signal)
+    def _receive(self, document: bytes) -> None:
+        self.on_signal(codec.decode(document, Signal))
 
     @property
     def seats(self) -> list[str]:
@@ -156,7 +161,26 @@ class LocalAgents:
             self._reviving = True
             threading.Thread(target=self._revive, daemon=True).start()
 
-    def call(self, seat: str, method: str, *args: Any, timeout_s: float) -> Future[Any]:
+    def call(
+        self, seat: str, request: Request, answer: type[Expected], *, timeout_s: float
+    ) -> Future[Expected]:
+        """As in production, requests and answers travel as documents."""
+        future = self.call_method(seat, "execute", codec.encode(request), timeout_s=timeout_s)
+        answered: Future[Expected] = Future()
+
+        def pass_on(done: Future[Any]) -> None:
+            try:
+                answered.set_result(codec.decode(done.result(), answer))
+            except Exception as error:
+                answered.set_exception(error)
+
+        future.add_done_callback(pass_on)
+        return answered
+
+    def report(self, seat: str, timeout_s: float = 10.0) -> AgentReport:
+        return self.call(seat, Request(Describe()), AgentReport, timeout_s=timeout_s).result()
+
+    def call_method(self, seat: str, method: str, *args: Any, timeout_s: float) -> Future[Any]:
         future = self.agents[seat].call(method, args)
         timer = threading.Timer(timeout_s, self._expire, (future,))
         timer.daemon = True

@@ -28,7 +28,6 @@ from typing import Any
 from tests.support.nodes.local_agents import LocalAgent, LocalAgents
 
 from holdfast_workers.fault_injection import link_cut
-from holdfast_workers.protocol.messages import Signal
 
 AGENT_PORT = 7001
 CALL_S = 12.0
@@ -256,7 +255,7 @@ def _answer(sock: socket.socket, answer: Callable[[str, tuple[Any, ...]], tuple[
         connection.send(answer(*connection.recv()))
 
 
-def send(supervisor: tuple[str, int], signal: Signal | NodeLost) -> None:
+def send(supervisor: tuple[str, int], signal: bytes | NodeLost) -> None:
     """Best effort, as in production: the supervisor asks later for messages that a cut link
     drops."""
     with contextlib.suppress(OSError):

@@ -31,7 +31,8 @@ from holdfast_service.supervisor.supervisor import Supervisor, SupervisorTimes
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.storage import StorageOptions
 from holdfast_workers.fault_injection.kinds import Injection
-from holdfast_workers.protocol.messages import StepRow, WorkerReport
+from holdfast_workers.protocol.answers import WorkerReport
+from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.spec import (
     CheckpointSpec,
     MemoryTierSpec,
@@ -219,7 +220,7 @@ class SupervisedRun:
         found: dict[int, tuple[str, WorkerReport]] = {}
         for seat in self.agents.seats:
             try:
-                report = self.agents.call(seat, "report", timeout_s=5).result()
+                report = self.agents.report(seat, 5.0)
             except Exception:
                 continue
             for worker in report.workers:

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
 
+from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.training.recipe import Recipe, World
@@ -69,7 +70,7 @@ class RecordingHooks:
         self.rows: list[StepRow] = []
         self.digests: dict[int, str] = {}
         self.phases: list[tuple[str, int]] = []
-        self.trips: list[dict[str, Any]] = []
+        self.trips: list[TripReport] = []
         self.on_checkpoint: Callable[[int, Recipe], object] = lambda step, recipe: None
         self._on_phase = on_phase
 
@@ -84,7 +85,7 @@ class RecordingHooks:
     def commit_gate(self, step: int) -> None:
         self.phase("gate", step)
 
-    def tripped(self, report: dict[str, Any]) -> None:
+    def tripped(self, report: TripReport) -> None:
         self.trips.append(report)
 
     def replicated_step(self) -> int:

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from holdfast_service.recovery.core_state.effects import FreeMemory, SaveShard, SetPartners
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
-from holdfast_workers.protocol.messages import (
-    AgentReport,
-    FailedShard,
-    Held,
-    Place,
-    Restore,
-    Seat,
-    Signal,
-    WorkerReport,
-    WorkerState,
-)
+from holdfast_workers.protocol.answers import AgentFailure, AgentReport, WorkerReport
+from holdfast_workers.protocol.commands import FreeMemory, SaveShard, SetPartners
+from holdfast_workers.protocol.findings import HealthFinding, HealthReport
+from holdfast_workers.protocol.messages import Held, Place, Restore, Seat, WorkerState
+from holdfast_workers.protocol.signals import FailedShard, ShardRecord, Signal, WorkerFailed
 
 
 @dataclass
@@ -29,7 +21,7 @@ class SimWorker:
     attempt: int = 0
     rank: int | None = None
     step: int = 0
-    failure: dict[str, Any] | None = None
+    failure: WorkerFailed | None = None
     hangs: str = ""
     """The process state of a hung worker: R, S, D or T; "" if it does not hang."""
 
@@ -46,7 +38,7 @@ class SimAgent:
     loses_next_worker: bool = False
     loses_signals: bool = False
     never_ready: bool = False
-    failure: dict[str, Any] | None = None
+    failure: AgentFailure | None = None
     life: int = 1
     node: int = 1
     known_attempt: int = 0
@@ -59,7 +51,7 @@ class SimAgent:
     refused: set[str] = field(default_factory=set)
     """Commands that fail once."""
     restores: dict[int, Restore] = field(default_factory=dict)
-    shards: list[dict[str, int]] = field(default_factory=list)
+    shards: list[ShardRecord] = field(default_factory=list)
     failed_shards: list[FailedShard] = field(default_factory=list)
     saving: set[tuple[int, int, int]] = field(default_factory=set)
     unsent: list[Signal] = field(default_factory=list)
@@ -67,7 +59,7 @@ class SimAgent:
     """Attempt → until when its ranks may step."""
     to_finish: set[int] = field(default_factory=set)
     health: int = 0
-    findings: tuple[dict[str, Any], ...] = ()
+    findings: tuple[HealthFinding, ...] = ()
     _pids: itertools.count[int] = field(default_factory=lambda: itertools.count(100))
 
     @property
@@ -96,11 +88,10 @@ class SimAgent:
                 for w in self.workers.values()
             ),
             held=tuple(held for slots in self.memory.values() for held in slots),
-            shards=tuple(dict(shard) for shard in self.shards),
+            shards=tuple(self.shards),
             saving=tuple(sorted(self.saving)),
             domain=self.domain,
-            health=self.health,
-            findings=self.findings,
+            health=HealthReport(self.health, self.findings),
             failure=self.failure,
         )
 
@@ -155,9 +146,9 @@ class SimAgent:
         """Whether the agent holds the requested shard and is not saving it already."""
         slots = self.memory.get((effect.place, effect.rank), [])
         held = any((held.attempt, held.step) == (effect.attempt, effect.step) for held in slots)
-        shard = {"rank": effect.rank, "attempt": effect.attempt, "step": effect.step}
-        done = any(shard.items() <= saved.items() for saved in self.shards)
-        return held and not done and (effect.rank, effect.attempt, effect.step) not in self.saving
+        shard = (effect.rank, effect.attempt, effect.step)
+        saved = {(record.rank, record.attempt, record.step) for record in self.shards}
+        return held and shard not in saved | self.saving
 
     def newest(self, place: Place, rank: int, attempt: int) -> int:
         """The newest step of that attempt that the agent holds for the rank; -1 if none."""

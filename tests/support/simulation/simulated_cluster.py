@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from tests.support.simulation.simulated_agent import SimAgent
 from tests.support.simulation.simulated_stalls import SimulatedStalls
@@ -17,7 +16,8 @@ from holdfast_service.policy.quarantine import Avoided, NodeStanding, node_name
 from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
-from holdfast_workers.protocol.messages import ErrorKind, SignalKind
+from holdfast_workers.protocol.messages import ErrorKind
+from holdfast_workers.protocol.signals import PartnerLost, WorkerExited
 
 
 class SimulatedCluster(SimulatedStalls):
@@ -26,7 +26,11 @@ class SimulatedCluster(SimulatedStalls):
     # --- faults -------------------------------------------------------------------------------
 
     def kill_worker(
-        self, agent_name: str, index: int = 0, ended_by: str = "SIGKILL", **extra: str
+        self,
+        agent_name: str,
+        index: int = 0,
+        ended_by: str = "SIGKILL",
+        out_of_memory: str = "",
     ) -> None:
         """End one of the agent's workers, seated or warm, by a signal or with an exit code."""
         agent = self.agents[agent_name]
@@ -34,17 +38,17 @@ class SimulatedCluster(SimulatedStalls):
         if agent.alive and names:
             worker = agent.workers.pop(names[index % len(names)])
             key, _, code = ended_by.rpartition(" ")
-            detail: dict[str, Any] = {"exit_code": int(code)} if key else {"name": ended_by}
-            self._exited(agent, worker, {**detail, **extra})
+            exited = WorkerExited(exit_code=int(code)) if key else WorkerExited(name=ended_by)
+            self._exited(agent, worker, replace(exited, out_of_memory=out_of_memory))
             self._break_collectives(worker.attempt)
 
-    def kill_rank(self, rank: int, ended_by: str = "SIGKILL", **extra: str) -> None:
+    def kill_rank(self, rank: int, ended_by: str = "SIGKILL", out_of_memory: str = "") -> None:
         """End the worker that has the rank now."""
         for agent in self.agents.values():
             for worker in list(agent.workers.values()):
                 if worker.rank == rank and worker.attempt == max(self.worlds, default=0):
                     index = sorted(agent.workers).index(worker.name)
-                    self.kill_worker(agent.name, index, ended_by, **extra)
+                    self.kill_worker(agent.name, index, ended_by, out_of_memory)
                     return
 
     def kill_agent(
@@ -192,17 +196,10 @@ class SimulatedCluster(SimulatedStalls):
         for at, agent, worker in self.members_of(attempt) if attempt else ():
             if at == rank and worker is not None and self._is_in(agent, worker, attempt):
                 partner = next(iter(agent.partners.get(rank, ())), "")
-                detail = {"partner": partner, "why": "timed out"}
                 agent.broken.add(partner)
                 self.at(for_s, partial(agent.broken.discard, partner))
-                self.signal(
-                    agent,
-                    SignalKind.PARTNER_LOST,
-                    attempt,
-                    rank=rank,
-                    worker=worker.name,
-                    detail=detail,
-                )
+                lost = PartnerLost(partner, "timed out")
+                self.signal(agent, lost, attempt, rank=rank, worker=worker.name)
 
     def glitch(self) -> None:
         """Every rank's collective fails, although no process has died."""

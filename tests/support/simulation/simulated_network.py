@@ -18,7 +18,9 @@ from holdfast_service.recovery.core import RecoveryCore
 from holdfast_service.recovery.core_state import effects as fx
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
-from holdfast_workers.protocol.messages import FormOrder, Signal, SignalKind
+from holdfast_workers.protocol import commands
+from holdfast_workers.protocol.messages import FormOrder
+from holdfast_workers.protocol.signals import Signal, SignalDetail
 
 START = 1_000_000.0
 STEPPING_S = 0.4
@@ -62,7 +64,7 @@ class SimulatedNetwork:
         self.user_errors = 1000
         """How often the recipe raises when it gets to `user_error_at`."""
         self.shard_failures = 0
-        self.completions: list[fx.SaveShard] = []
+        self.completions: list[commands.SaveShard] = []
         self.checks: list[str] = []
         self.observers: list[Callable[[fx.Effect], object]] = []
         """Called with every effect before it is carried out."""
@@ -135,10 +137,10 @@ class SimulatedNetwork:
         if self.random.random() < self.chaos:
             self.at(self.random.uniform(0, 3.0), deliver)
 
-    def signal(self, agent: SimAgent, kind: SignalKind, attempt: int, **fields: Any) -> None:
+    def signal(self, agent: SimAgent, detail: SignalDetail, attempt: int, **fields: Any) -> None:
         agent.signals += 1
         signal = Signal(
-            kind=kind,
+            detail=detail,
             agent=agent.name,
             incarnation=agent.incarnation,
             seq=agent.signals,

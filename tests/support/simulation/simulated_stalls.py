@@ -12,7 +12,9 @@ from tests.support.simulation.simulated_training import STEP_S, SimulatedTrainin
 
 from holdfast_service.recovery.core_state import effects as fx
 from holdfast_service.recovery.core_state import inputs
-from holdfast_workers.protocol.messages import Beat, GroupBeat, Inspection, SignalKind, WorkerState
+from holdfast_workers.protocol import commands
+from holdfast_workers.protocol.messages import Beat, GroupBeat, Inspection, WorkerState
+from holdfast_workers.protocol.signals import RankStalled
 
 LIMIT_S = 1.0
 """The learned limit of every phase."""
@@ -72,9 +74,8 @@ class SimulatedStalls(SimulatedTraining):
                     or worker.step >= step
                 ):
                     continue
-                detail = {"beat": {"rank": rank, "step": worker.step + 1}}
-                kind = SignalKind.RANK_STALLED
-                self.signal(agent, kind, attempt, rank=rank, worker=worker.name, detail=detail)
+                stalled = RankStalled(self._see(attempt, worker).beat)
+                self.signal(agent, stalled, attempt, rank=rank, worker=worker.name)
 
         self.at(LIMIT_S + self.random.uniform(0, 0.1), say)
 
@@ -100,12 +101,12 @@ class SimulatedStalls(SimulatedTraining):
         self.send(inputs.StepsMeasured((measured,)))
 
     def _carry_out(self, effect: fx.Effect) -> None:
-        if isinstance(effect, fx.Inspect):
+        if isinstance(effect, commands.Inspect):
             self._command(effect, lambda agent: self._inspect(agent, effect))
         else:
             super()._carry_out(effect)
 
-    def _inspect(self, agent: SimAgent, effect: fx.Inspect) -> None:
+    def _inspect(self, agent: SimAgent, effect: commands.Inspect) -> None:
         if agent.name in self.uninspectable:
             return
         mine = [worker for worker in agent.workers.values() if worker.attempt == effect.attempt]

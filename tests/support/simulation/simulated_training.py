@@ -7,9 +7,8 @@ It answers the effects of the recovery core like real agents: late, twice, never
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,16 +19,28 @@ from holdfast_service.job_model.supervisor_protocol import EventKind, Phase, Sup
 from holdfast_service.placement.restore_points import RemoteCheckpoint
 from holdfast_service.recovery.core_state import effects as fx
 from holdfast_service.recovery.core_state import inputs
+from holdfast_workers.protocol import commands
+from holdfast_workers.protocol.commands import CommandKind
 from holdfast_workers.protocol.messages import (
     ErrorKind,
     ErrorReport,
-    FailedShard,
     FormOrder,
     Place,
     Seat,
-    SignalKind,
     Tier,
     WorkerState,
+)
+from holdfast_workers.protocol.signals import (
+    FailedShard,
+    FirstStep,
+    RetentionDone,
+    ShardFailed,
+    ShardRecord,
+    ShardSaved,
+    WorkerDone,
+    WorkerExited,
+    WorkerFailed,
+    WorkerJoined,
 )
 
 STEP_S = 0.1
@@ -67,47 +78,48 @@ class SimulatedTraining(SimulatedNetwork):
             case fx.RemoveAgent():
                 self._command(effect, lambda agent: self.kill_agent(agent.name, removed=True))
                 self._send_lease_end(effect.agent, effect.incarnation, MISSED_S)
-            case fx.Fence():
+            case commands.Fence():
                 self._command(effect, lambda agent: self._fence(agent, effect.attempt))
-            case fx.Form():
+            case commands.Form():
                 self._command(effect, lambda agent: self._form(agent, effect.order))
-            case fx.WarmUp() | fx.CheckNode():
+            case commands.WarmUp() | commands.CheckNode():
                 self._command(effect, lambda agent: self._handle_standby_command(agent, effect))
-            case fx.SetPartners():
+            case commands.SetPartners():
                 self._command(effect, lambda agent: self._set_partners(agent, effect))
-            case fx.FreeMemory():
+            case commands.FreeMemory():
                 self._command(effect, lambda agent: agent.free(effect))
-            case fx.Finish():
+            case commands.Finish():
                 self._command(effect, lambda agent: agent.request_stop(effect.attempt))
-            case fx.SaveShard():
+            case commands.SaveShard():
                 self.completions.append(effect)
                 self._command(effect, lambda agent: self._save_held(agent, effect))
-            case fx.FinalizeCheckpoint() | fx.TidyRemoteTier():
+            case commands.FinalizeCheckpoint() | commands.TidyRemoteTier():
                 self._command(effect, lambda agent: self._handle_remote_command(agent, effect))
-            case fx.SetIntervals() | fx.Stop():
+            case commands.SetIntervals() | commands.Stop():
                 pass  # `remote_every` determines the saves of the simulation
 
     def _command(self, effect: Any, act: Callable[[SimAgent], None]) -> None:
         agent = self.agents[effect.agent]
         supervisor, life = self.supervisor, agent.incarnation
-        name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(effect).__name__).lower()
+        name: CommandKind | None = getattr(effect, "kind", None)  # None: it is no command
         attempt = getattr(effect, "attempt", 0)
-        if isinstance(effect, fx.Form):
-            attempt = effect.order.attempt
         step = getattr(effect, "step", 0)
 
         def arrive() -> None:
             if supervisor != self.supervisor:
                 return  # an older epoch: refused
             there = agent.alive and agent.reachable and agent.incarnation == life
-            if name in agent.refused:
+            if name is not None and name in agent.refused:
                 agent.refused.discard(name)
                 self.send(inputs.CommandFailed(agent.name, name, attempt, "timed out", life, step))
-            elif there and not (isinstance(effect, fx.Form) and attempt < agent.known_attempt):
-                act(agent)
-            elif name == "finalize_checkpoint" or (
-                agent.reachable and self.random.random() >= self.chaos
+            elif there and not (
+                isinstance(effect, commands.Form) and attempt < agent.known_attempt
             ):
+                act(agent)
+            elif (
+                name is CommandKind.FINALIZE_CHECKPOINT
+                or (agent.reachable and self.random.random() >= self.chaos)
+            ) and name is not None:
                 # Otherwise even the failure stays unknown: a deadline of the core covers it.
                 failed = inputs.CommandFailed(agent.name, name, attempt, "gone", life, step)
                 self.send(failed, 0.5)
@@ -117,17 +129,19 @@ class SimulatedTraining(SimulatedNetwork):
     def _fence(self, agent: SimAgent, attempt: int) -> None:
         killed = agent.fence(attempt, kill=self.random.random() < self.chaos)
         for worker in killed:
-            self._exited(agent, worker, {"signal": "SIGKILL"})
+            self._exited(agent, worker, WorkerExited(name="SIGKILL"))
         self.send(inputs.Fenced(agent.name, attempt, agent.report()))
 
-    def _handle_standby_command(self, agent: SimAgent, effect: fx.WarmUp | fx.CheckNode) -> None:
-        if isinstance(effect, fx.WarmUp):
+    def _handle_standby_command(
+        self, agent: SimAgent, effect: commands.WarmUp | commands.CheckNode
+    ) -> None:
+        if isinstance(effect, commands.WarmUp):
             agent.warm_up()
         else:
             self.checks.append(agent.name)
             self.send(inputs.NodeChecked(agent.report()), 1.0)
 
-    def _set_partners(self, agent: SimAgent, effect: fx.SetPartners) -> None:
+    def _set_partners(self, agent: SimAgent, effect: commands.SetPartners) -> None:
         agent.set_partners(effect)
         names = tuple(partner.agent for partner in effect.partners)
         life = agent.incarnation
@@ -139,15 +153,8 @@ class SimulatedTraining(SimulatedNetwork):
         for seat in order.seats:
             worker = agent.seat(seat, order.attempt)
             if worker is None:
-                detail = {"why": "gone before it could take its rank"}
-                self.signal(
-                    agent,
-                    SignalKind.WORKER_EXITED,
-                    order.attempt,
-                    rank=seat.rank,
-                    worker=seat.worker,
-                    detail=detail,
-                )
+                gone = WorkerExited(why="gone before it could take its rank")
+                self.signal(agent, gone, order.attempt, rank=seat.rank, worker=seat.worker)
                 continue
             if agent.loses_next_worker:
                 agent.loses_next_worker = False
@@ -183,12 +190,11 @@ class SimulatedTraining(SimulatedNetwork):
         self.restored[attempt] = source.step
         self.signal(
             agent,
-            SignalKind.WORKER_JOINED,
+            WorkerJoined(source.step, source.tier, {"restore": 0.01}),
             attempt,
             rank=rank,
             worker=worker.name,
             pid=worker.pid,
-            detail={"step": source.step, "tier": source.tier.value, "phases_s": {"restore": 0.01}},
         )
         if self._all_in(attempt, WorkerState.TRAINING):
             if source.step == self.config.steps:
@@ -252,15 +258,13 @@ class SimulatedTraining(SimulatedNetwork):
         rank, agent, worker = self.members_of(attempt)[0]
         assert worker is not None
         if step == self.restored[attempt] + 1:
-            detail = {"step": step, "at": self.now}
             for rank, agent, worker in self.members_of(attempt):
                 self.signal(
                     agent,
-                    SignalKind.FIRST_STEP,
+                    FirstStep(step, self.now),
                     attempt,
                     rank=rank,
                     worker=worker.name if worker else None,
-                    detail=detail,
                 )
         self.send(inputs.StepCommitted(attempt, step, self._protected(attempt)))
         if last:
@@ -306,7 +310,7 @@ class SimulatedTraining(SimulatedNetwork):
         agent.saving.add((rank, attempt, step))
         self.at(0.3, lambda: self._finish_shard(rank, agent, attempt, step))
 
-    def _save_held(self, agent: SimAgent, effect: fx.SaveShard) -> None:
+    def _save_held(self, agent: SimAgent, effect: commands.SaveShard) -> None:
         if agent.may_save(effect):
             self._start_saver(effect.rank, agent, effect.attempt, effect.step)
 
@@ -318,14 +322,13 @@ class SimulatedTraining(SimulatedNetwork):
         if self.shard_failures:
             self.shard_failures -= 1
             message = "no space left on device"
-            detail = {"step": step, "message": message}
             failed = FailedShard(rank, attempt, step, message, superseded=False)
             agent.failed_shards.append(failed)
-            self.signal(agent, SignalKind.SHARD_FAILED, attempt, rank=rank, detail=detail)
+            self.signal(agent, ShardFailed(step, message), attempt, rank=rank)
         else:
-            record = {"rank": rank, "step": step, "attempt": attempt, "nbytes": 1}
+            record = ShardRecord(rank, step, attempt, nbytes=1)
             agent.shards.append(record)
-            self.signal(agent, SignalKind.SHARD_SAVED, attempt, rank=rank, detail=record)
+            self.signal(agent, ShardSaved(record), attempt, rank=rank)
 
     def _done(self, attempt: int, step: int) -> None:
         if not self._all_in(attempt, WorkerState.TRAINING):
@@ -335,17 +338,9 @@ class SimulatedTraining(SimulatedNetwork):
             worker.state = WorkerState.DONE
             if attempt == agent.known_attempt and self.restored[attempt] == step:
                 self._start_saver(rank, agent, attempt, step)
-            detail = {"step": step}
-            self.signal(
-                agent,
-                SignalKind.WORKER_DONE,
-                attempt,
-                rank=rank,
-                worker=worker.name,
-                detail=detail,
-            )
+            self.signal(agent, WorkerDone(step), attempt, rank=rank, worker=worker.name)
 
-    def _finalize(self, agent: SimAgent, effect: fx.FinalizeCheckpoint) -> None:
+    def _finalize(self, agent: SimAgent, effect: commands.FinalizeCheckpoint) -> None:
         def finish() -> None:
             if not agent.alive:
                 return
@@ -354,24 +349,23 @@ class SimulatedTraining(SimulatedNetwork):
             agent.shards = [
                 shard
                 for shard in agent.shards
-                if (shard["step"], shard["attempt"]) != (effect.step, effect.attempt)
+                if (shard.step, shard.attempt) != (effect.step, effect.attempt)
             ]
             self.send(inputs.CheckpointFinalized(effect.step, effect.attempt, uri, 1), 0.1)
 
         self.at(0.2, finish)
 
     def _handle_remote_command(
-        self, agent: SimAgent, effect: fx.FinalizeCheckpoint | fx.TidyRemoteTier
+        self, agent: SimAgent, effect: commands.FinalizeCheckpoint | commands.TidyRemoteTier
     ) -> None:
-        if isinstance(effect, fx.FinalizeCheckpoint):
+        if isinstance(effect, commands.FinalizeCheckpoint):
             if self.publishes:
                 self._finalize(agent, effect)
         elif self.tidies:
             self._tidy(agent, effect)
 
-    def _tidy(self, agent: SimAgent, effect: fx.TidyRemoteTier) -> None:
-        detail = {"step": effect.step, "deleted": {}, "message": ""}
-        self.signal(agent, SignalKind.RETENTION_DONE, effect.attempt, detail=detail)
+    def _tidy(self, agent: SimAgent, effect: commands.TidyRemoteTier) -> None:
+        self.signal(agent, RetentionDone(effect.step), effect.attempt)
 
     # --- processes ------------------------------------------------------------------------------
 
@@ -394,15 +388,14 @@ class SimulatedTraining(SimulatedNetwork):
                 self.feed(inputs.RemoteCheckpoints(tuple(self.remotes.values())))
             self.at(5.0, self._list_remotes)
 
-    def _exited(self, agent: SimAgent, worker: SimWorker, detail: dict[str, Any]) -> None:
+    def _exited(self, agent: SimAgent, worker: SimWorker, exited: WorkerExited) -> None:
         self.signal(
             agent,
-            SignalKind.WORKER_EXITED,
+            replace(exited, step=worker.step),
             worker.attempt,
             rank=worker.rank,
             worker=worker.name,
             pid=worker.pid,
-            detail={**detail, "step": worker.step},
         )
 
     def fail_worker(
@@ -418,15 +411,8 @@ class SimulatedTraining(SimulatedNetwork):
             return
         worker.state = WorkerState.PARKED
         error = ErrorReport(kind, type_, message, "Traceback: ...", worker.step)
-        worker.failure = {"error": asdict(error), "step": worker.step, **extra}
-        self.signal(
-            agent,
-            SignalKind.WORKER_FAILED,
-            worker.attempt,
-            rank=worker.rank,
-            worker=worker.name,
-            detail=worker.failure,
-        )
+        worker.failure = WorkerFailed(error, **extra)
+        self.signal(agent, worker.failure, worker.attempt, rank=worker.rank, worker=worker.name)
 
     def emitted(self, kind: EventKind) -> list[dict[str, Any]]:
         """The data of every emitted event of that kind, in order."""

@@ -11,7 +11,9 @@ from holdfast_service.recovery.core_state import effects as fx
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_service.recovery.core_state.stage_timer import Stage
-from holdfast_workers.protocol.messages import Place, SignalKind, Tier
+from holdfast_workers.protocol import commands
+from holdfast_workers.protocol.messages import Place, Tier
+from holdfast_workers.protocol.signals import SignalKind
 
 
 class Watchdog:
@@ -41,17 +43,22 @@ class Watchdog:
 
     def check(self, core: RecoveryCore, value: inputs.Input, effects: Sequence[fx.Effect]) -> None:
         self._record_input(value)
-        forms: dict[str, fx.Form] = {}
+        forms: dict[str, commands.Form] = {}
         for effect in effects:
             assert not self._ended, f"{effect} after the end"
             match effect:
-                case fx.Fence() | fx.WarmUp() | fx.SetPartners() | fx.Finish():
+                case (
+                    commands.Fence()
+                    | commands.WarmUp()
+                    | commands.SetPartners()
+                    | commands.Finish()
+                ):
                     assert effect.attempt >= self._attempt, "attempts only grow"
                     self._attempt = effect.attempt
-                case fx.Form():
+                case commands.Form():
                     assert effect.agent not in forms, "one order per agent"
                     forms[effect.agent] = effect
-                case fx.SaveShard():
+                case commands.SaveShard():
                     wanted = (effect.rank, effect.place, effect.attempt, effect.step)
                     assert wanted in self._offered[core.attempt, effect.agent], "it holds it"
                 case fx.End():
@@ -77,7 +84,7 @@ class Watchdog:
                 if signal.kind is SignalKind.WORKER_EXITED and signal.worker is not None:
                     self._dead.add(signal.worker)
 
-    def _check_world(self, forms: Sequence[fx.Form]) -> None:
+    def _check_world(self, forms: Sequence[commands.Form]) -> None:
         attempts = {form.order.attempt for form in forms}
         assert len(attempts) == 1
         (attempt,) = attempts

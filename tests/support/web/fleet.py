@@ -13,7 +13,7 @@ from tests.support.web.crowd import add_crowd
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import AttemptMember, JobRecord, NodeRow, NodeTrouble
-from holdfast_workers.health.findings import HealthFinding, Level
+from holdfast_workers.protocol.findings import HealthFinding, Level
 
 ON_GPUS: dict[str, Any] = {
     **SPEC,

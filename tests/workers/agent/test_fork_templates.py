@@ -19,6 +19,7 @@ from holdfast_workers.agent.fork_templates import ForkTemplates, TemplatePlace
 from holdfast_workers.ipc import linux_processes
 from holdfast_workers.ipc.children import Child, ChildProcesses
 from holdfast_workers.ipc.io_loop import NodeIO
+from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.progress import beacon
 
 pytestmark = pytest.mark.chaos
@@ -72,7 +73,7 @@ class Node:
     def on_child_log(self, child: Child, text: str) -> None: ...
     def on_zygote_exit(self) -> None: ...
 
-    def on_child_exit(self, child: Child, detail: dict[str, int | str]) -> None:
+    def on_child_exit(self, child: Child, end: ProcessEnd) -> None:
         if child.kind == "template":
             self.templates.on_exit(child)
         self.gone.append(child)

@@ -17,7 +17,8 @@ from holdfast_workers.agent.remote_saves import RemoteSaves
 from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.ipc.children import Child
 from holdfast_workers.ipc.io_loop import NodeIO
-from holdfast_workers.protocol.messages import Signal, SignalKind
+from holdfast_workers.ipc.linux_processes import ProcessEnd
+from holdfast_workers.protocol.signals import ShardDelayed, Signal
 
 
 class HangingSavers:
@@ -36,8 +37,8 @@ class HangingSavers:
         self.forked.append(process)
         return Child(kind, name, process.pid, os.pidfd_open(process.pid), ours, reader, request)
 
-    def on_child_exit(self, child: Child, detail: dict[str, int | str]) -> None:
-        self.saves.on_exit(child, detail)
+    def on_child_exit(self, child: Child, end: ProcessEnd) -> None:
+        self.saves.on_exit(child, end)
 
 
 @pytest.fixture
@@ -77,8 +78,8 @@ def test_a_hanging_saver_is_killed_reported_as_refused_and_its_copy_is_retried(
     node, signals = hanging(0.05)
     path = _hand_over(node.saves, tmp_path)
     eventually(lambda: len(node.forked) >= 2)
-    assert [signal.kind for signal in signals] == [SignalKind.SHARD_DELAYED]
-    assert "hang" in signals[0].detail["message"]
+    (delayed,) = (signal.detail for signal in signals)
+    assert isinstance(delayed, ShardDelayed) and "hang" in delayed.message
     assert path.exists()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -27,16 +27,10 @@ from holdfast_service.placement.restore_points import (
 )
 from holdfast_workers.checkpoint.boxes import Box
 from holdfast_workers.memory.segment_store import SegmentStore, mesh_tag
-from holdfast_workers.protocol.messages import (
-    AgentReport,
-    FormOrder,
-    Partner,
-    Place,
-    Seat,
-    Signal,
-    SignalKind,
-    StepRow,
-)
+from holdfast_workers.protocol.answers import AgentReport, Done, PollAnswer
+from holdfast_workers.protocol.commands import Command, Fence, Form, Poll, Request
+from holdfast_workers.protocol.messages import FormOrder, Partner, Place, Seat, StepRow
+from holdfast_workers.protocol.signals import Signal, SignalKind
 from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, RemoteTierSpec
 from holdfast_workers.state.layout import SMALL_STATE
 
@@ -46,6 +40,7 @@ EVERY = 40
 """Steps between memory checkpoints: far enough apart to read a checkpoint before it is
 overwritten."""
 PER_NODE = 2
+Expected = TypeVar("Expected")
 
 
 class Fleet:
@@ -72,17 +67,18 @@ class Fleet:
         self.seats = list(self.agents.seats)
         self.line = HistoryLine()
         self.agents.ensure()
-        self.wait(lambda: all(self.call(seat, "report").ready for seat in self.seats))
+        self.wait(lambda: all(self.agents.report(seat).ready for seat in self.seats))
 
-    def call(self, seat: str, method: str, *arguments: Any) -> Any:
-        return self.agents.call(seat, method, *arguments, timeout_s=WAIT_S).result()
+    def call(self, command: Command, answer: type[Expected]) -> Expected:
+        request = Request(command, epoch=1)
+        return self.agents.call(command.agent, request, answer, timeout_s=WAIT_S).result()
 
     def lose(self, seat: str) -> None:
         self.agents.kill_node(seat)
         self.seats.remove(seat)
 
     def fence(self, attempt: int) -> dict[str, AgentReport]:
-        return {seat: self.call(seat, "fence", 1, attempt) for seat in self.seats}
+        return {seat: self.call(Fence(seat, attempt), AgentReport) for seat in self.seats}
 
     def form(
         self, attempt: int, mesh: dict[str, int], reports: dict[str, AgentReport]
@@ -112,7 +108,7 @@ class Fleet:
                 for rank in range(index * PER_NODE, min(world, (index + 1) * PER_NODE))
             )
             order = FormOrder(attempt, mesh, world, "127.0.0.1", store, seats)
-            self.call(seat, "form", 1, order)
+            self.call(Form(seat, order), Done)
         return point
 
     def wait_joined(self, attempt: int, world: int) -> None:
@@ -128,7 +124,9 @@ class Fleet:
         found: list[StepRow] = []
 
         def protected() -> bool:
-            rows = self.call(self.seats[0], "poll", (attempt, 0), 0).rows
+            poll = Request(Poll(after_row=(attempt, 0)))
+            call = self.agents.call(self.seats[0], poll, PollAnswer, timeout_s=WAIT_S)
+            rows = call.result().rows
             found[:] = [row for row in rows if row.protected_step >= step]
             return bool(found)
 
@@ -222,4 +220,4 @@ def test_training_continues_from_memory_on_a_smaller_and_on_a_different_mesh(fle
 def _meshes_with_ranks(fleet: Fleet, mesh: dict[str, int]) -> set[str]:
     """The meshes of all checkpoints held by agents with ranks."""
     hosts = fleet.seats[: -(-math.prod(mesh.values()) // PER_NODE)]
-    return {held.mesh for seat in hosts for held in fleet.call(seat, "report").held}
+    return {held.mesh for seat in hosts for held in fleet.agents.report(seat).held}

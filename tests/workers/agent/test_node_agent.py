@@ -10,8 +10,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from tests.support.memory.shm import layout_of, write
@@ -24,23 +25,46 @@ from holdfast_workers.errors import StaleCommand
 from holdfast_workers.ipc import linux_processes
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.segment_store import NothingHeld, SegmentStore
+from holdfast_workers.protocol.answers import AgentReport, Done, ExchangeResult, KeptEvents
+from holdfast_workers.protocol.commands import (
+    CheckNode,
+    Command,
+    ExchangeBytes,
+    Fence,
+    Form,
+    FreeMemory,
+    ListEvents,
+    Query,
+    Request,
+    SaveShard,
+    SetPartners,
+    Stop,
+    WarmUp,
+)
+from holdfast_workers.protocol.findings import is_unfit
 from holdfast_workers.protocol.messages import (
-    AgentReport,
+    EventCopy,
     FormOrder,
     Origin,
     Partner,
     Place,
     Restore,
     Seat,
-    Signal,
-    SignalKind,
     Tier,
     WorkerState,
+)
+from holdfast_workers.protocol.signals import (
+    ShardFailed,
+    Signal,
+    SignalKind,
+    SourcesLost,
+    ZygoteLost,
 )
 from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, ParallelSpec, RemoteTierSpec
 
 pytestmark = pytest.mark.chaos
 WAIT_S = 30.0
+Expected = TypeVar("Expected")
 
 
 class SingleAgent:
@@ -59,12 +83,19 @@ class SingleAgent:
         self.agents.ensure()
         self.wait(lambda: self.report().ready)
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        return self.agents.call("n0", method, *arguments, timeout_s=WAIT_S).result()
+    def send(self, command: Command, epoch: int = 1) -> None:
+        """Send a command without an answer of its own."""
+        self.ask(command, Done, epoch)
+
+    def ask(self, command: Command | Query, answer: type[Expected], epoch: int = 1) -> Expected:
+        request = Request(command, epoch)
+        return self.agents.call("n0", request, answer, timeout_s=WAIT_S).result()
+
+    def fence(self, attempt: int) -> AgentReport:
+        return self.ask(Fence("n0", attempt), AgentReport)
 
     def report(self) -> AgentReport:
-        report: AgentReport = self.call("report")
-        return report
+        return self.agents.report("n0")
 
     def form(
         self, attempt: int, worker: str | None = None, partners: tuple[Partner, ...] = ()
@@ -73,7 +104,7 @@ class SingleAgent:
         port = self.report().store_port
         seat = Seat(0, worker, Restore(Tier.INIT, 0), partners)
         mesh = {"dp_shard": 1, "tp": 1}
-        self.call("form", 1, FormOrder(attempt, mesh, 1, "127.0.0.1", port, (seat,)))
+        self.send(Form("n0", FormOrder(attempt, mesh, 1, "127.0.0.1", port, (seat,))))
         self.wait(lambda: self.trains(attempt))
         return next(worker.pid for worker in self.report().workers if worker.rank == 0)
 
@@ -99,30 +130,31 @@ def node(tmp_path: Path) -> Iterator[SingleAgent]:
 
 def test_a_node_is_checked_before_it_is_ready_and_on_each_request(node: SingleAgent) -> None:
     first = node.report()
-    assert first.ready and first.measured["cpu"] > 0 and first.health >= 1
-    assert not [found for found in first.findings if found["level"] == "unfit"]
-    again: AgentReport = node.call("check", 1)
-    assert again.health > first.health and again.measured["cpu"] > 0
-    port = node.report().data_port
-    assert node.call("exchange", 1, "127.0.0.1", port, 5.0) == ""
-    node.call("fence", 2, 1)
+    health = first.health
+    assert first.ready and health.measured["cpu"] > 0 and health.number >= 1
+    assert not is_unfit(health.findings)
+    again = node.ask(CheckNode("n0"), AgentReport).health
+    assert again.number > health.number and again.measured["cpu"] > 0
+    exchange = ExchangeBytes("127.0.0.1", node.report().data_port, 5.0)
+    assert node.ask(exchange, ExchangeResult) == ExchangeResult("")
+    node.ask(Fence("n0", 1), AgentReport, epoch=2)
     with pytest.raises(StaleCommand):
-        node.call("check", 1)
+        node.ask(CheckNode("n0"), AgentReport)
 
 
 def test_a_late_repeated_fence_does_not_affect_the_formed_attempt(node: SingleAgent) -> None:
-    node.call("fence", 1, 1)
+    node.fence(1)
     pid = node.form(1)
     step = node.step()
-    node.call("fence", 1, 1)
+    node.fence(1)
     node.wait(lambda: node.step() > step)
     assert [worker.pid for worker in node.report().workers if worker.rank is not None] == [pid]
 
 
 def test_no_worker_trains_in_an_older_attempt_after_the_fence_returns(node: SingleAgent) -> None:
-    node.call("fence", 1, 1)
+    node.fence(1)
     pid = node.form(1)
-    report: AgentReport = node.call("fence", 1, 2)
+    report = node.fence(2)
     (worker,) = [each for each in report.workers if each.pid == pid]
     assert worker.state is WorkerState.PARKED
     newest = max(held.step for held in report.held)
@@ -133,10 +165,10 @@ def test_no_worker_trains_in_an_older_attempt_after_the_fence_returns(node: Sing
 
 
 def test_a_stopped_worker_does_not_delay_the_fence(node: SingleAgent) -> None:
-    node.call("fence", 1, 1)
+    node.fence(1)
     pid = node.form(1)
     os.kill(pid, signal.SIGSTOP)
-    report: AgentReport = node.call("fence", 1, 2)
+    report = node.fence(2)
     assert pid not in {each.pid for each in report.workers}
     assert not linux_processes.is_alive(pid)
     assert SignalKind.WORKER_EXITED in {each.kind for each in node.signals}
@@ -145,11 +177,12 @@ def test_a_stopped_worker_does_not_delay_the_fence(node: SingleAgent) -> None:
 def test_repeated_warm_up_commands_fork_no_more_workers_than_the_node_can_run(
     node: SingleAgent,
 ) -> None:
-    node.call("fence", 1, 1)
+    node.fence(1)
     for worker in node.report().workers:
         os.kill(worker.pid, signal.SIGKILL)
     node.wait(lambda: not node.report().workers)  # a dying worker still counts
-    calls = [node.agents.call("n0", "warm_up", 1, 1, timeout_s=WAIT_S) for _ in range(8)]
+    request = Request(WarmUp("n0", 1), epoch=1)
+    calls = [node.agents.call("n0", request, Done, timeout_s=WAIT_S) for _ in range(8)]
     wait(calls, WAIT_S)
     node.wait(lambda: len(node.report().workers) == 2)
     assert {each.state for each in node.report().workers} == {WorkerState.WARM}
@@ -177,13 +210,13 @@ def test_a_new_partner_gets_a_checkpoint_that_is_older_than_the_present_step(
     servers = [replica_server("first", []), replica_server("second", replicas)]
     try:
         first, second = (Partner("p", "127.0.0.1", server.port) for server in servers)
-        node.call("fence", 1, 1)
+        node.fence(1)
         node.form(1, partners=(first,))
         node.wait(lambda: node.step() > every)
         servers[0].close()
         node.wait(lambda: SignalKind.PARTNER_LOST in {each.kind for each in node.signals})
         node.wait(lambda: 3 < node.step() % every < every // 2)
-        node.call("set_partners", 1, 1, 0, (second,))
+        node.send(SetPartners("n0", 1, 0, (second,)))
         node.wait(lambda: len(set(replicas)) >= 3)
     finally:
         node.agents.close()
@@ -197,15 +230,16 @@ def test_full_shared_memory_fails_only_the_remote_save(tmp_path: Path) -> None:
     )
     node = SingleAgent(tmp_path, checkpoint=checkpoint)
     try:
-        node.call("fence", 1, 1)
+        node.fence(1)
         pid = node.form(1)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, 4096))  # no new file fits
         kinds = {SignalKind.SHARD_FAILED, SignalKind.WORKER_FAILED, SignalKind.WORKER_EXITED}
         node.wait(lambda: any(each.kind in kinds for each in node.signals))
-        reported = next(each for each in node.signals if each.kind in kinds)
-        assert reported.kind is SignalKind.SHARD_FAILED
-        assert "bytes are free" in reported.detail["message"]
-        node.wait(lambda: node.step() > reported.detail["step"] + 20)
+        reported = next(each.detail for each in node.signals if each.kind in kinds)
+        assert isinstance(reported, ShardFailed)
+        assert "bytes are free" in reported.message
+        step = reported.step
+        node.wait(lambda: node.step() > step + 20)
         assert [each.pid for each in node.report().workers if each.rank == 0] == [pid]
     finally:
         node.agents.close()
@@ -221,28 +255,28 @@ def test_a_copy_that_was_never_handed_over_is_removed_at_the_fence(node: SingleA
     )
     for path in (leftover, unnamed, present):
         path.write_bytes(b"x")
-    node.call("fence", 1, 2)
+    node.fence(2)
     assert (leftover.exists(), unnamed.exists(), present.exists()) == (False, False, True)
 
 
 def test_a_held_checkpoint_is_saved_to_the_remote_tier_on_command(node: SingleAgent) -> None:
     """A repeated command saves it once; a fence does not affect the save."""
-    node.call("fence", 1, 1)
+    node.fence(1)
     node.form(1)
-    report: AgentReport = node.call("fence", 1, 2)
+    report = node.fence(2)
     held = max(report.held, key=lambda each: each.step)
-    order = (1, 0, held.place, held.attempt, held.step)
+    save = SaveShard("n0", 0, held.place, held.attempt, held.step)
     for _ in range(2):
-        node.call("save_held", *order)
-    node.call("fence", 1, 3)
+        node.send(save)
+    node.fence(3)
     node.wait(lambda: bool(node.report().shards) and not node.report().saving)
-    node.call("save_held", *order)
+    node.send(save)
     report = node.report()
-    saved = [(shard["rank"], shard["attempt"], shard["step"]) for shard in report.shards]
+    saved = [(shard.rank, shard.attempt, shard.step) for shard in report.shards]
     assert (saved, report.saving) == ([(0, held.attempt, held.step)], ())
     assert not list(node.root.glob("save-*.seg"))
     with pytest.raises(NothingHeld):
-        node.call("save_held", 1, 0, held.place, held.attempt, held.step + 1)
+        node.send(replace(save, step=held.step + 1))
 
 
 def test_a_standby_frees_all_checkpoints_except_those_still_needed(
@@ -254,7 +288,7 @@ def test_a_standby_frees_all_checkpoints_except_those_still_needed(
         for rank in range(2):
             write(kept.ensure(rank, Place.REPLICA, layout_of(1 << 14)), 1, 5)
     mesh = {"dp_shard": 2, "tp": 1}
-    node.call("free_memory", 1, 1, mesh, frozenset[int](), frozenset({1}))
+    node.send(FreeMemory("n0", 1, mesh, own=frozenset(), replicas=frozenset({1})))
     held = [(mesh, held.rank) for mesh in store.meshes() for held in store.for_mesh(mesh).held()]
     assert held == [("dp_shard=2,tp=1", 1)]
 
@@ -266,13 +300,14 @@ def test_lost_sources_are_reported_before_the_failure_of_the_rank(
     restore = Restore(Tier.RESHARD, 5, attempt=1, mesh="dp_shard=2,tp=1", origins=(gone,))
     mesh, port = {"dp_shard": 1, "tp": 1}, node.report().store_port
     seats = (Seat(0, None, restore),)
-    node.call("form", 1, FormOrder(2, mesh, 1, "127.0.0.1", port, seats))
+    node.send(Form("n0", FormOrder(2, mesh, 1, "127.0.0.1", port, seats)))
     node.wait(lambda: any(signal.kind is SignalKind.WORKER_FAILED for signal in node.signals))
     kinds = [signal.kind for signal in node.signals]
     index = kinds.index(SignalKind.SOURCES_LOST)
     assert index < kinds.index(SignalKind.WORKER_FAILED)
     assert node.signals[index].rank == 0
-    assert node.signals[index].detail["origins"] == [["gone", "replica", 0]]
+    lost = node.signals[index].detail
+    assert isinstance(lost, SourcesLost) and lost.origins == (("gone", Place.REPLICA, 0),)
 
 
 def test_every_port_of_an_agent_listens_on_its_own_address_only(node: SingleAgent) -> None:
@@ -287,7 +322,7 @@ def test_a_dead_store_is_replaced_before_the_next_fence_returns(node: SingleAgen
     assert agent is not None
     os.kill(named(agent.pid, "hf-store"), signal.SIGKILL)
     node.wait(lambda: node.report().store_port != before)
-    report: AgentReport = node.call("fence", 1, 1)
+    report = node.fence(1)
     with socket.create_connection(("127.0.0.1", report.store_port), WAIT_S):
         pass
 
@@ -307,22 +342,24 @@ def test_a_node_whose_zygotes_end_repeatedly_becomes_unfit_and_starts_no_more(
         if lost < ZYGOTE_LIVES:  # a fork waits until the next zygote is ready
             os.kill(node.report().workers[0].pid, signal.SIGKILL)
             node.wait(lambda: len(node.report().workers) == 1)
-            node.call("warm_up", 1, 1)
+            node.send(WarmUp("n0", 1))
     failure = node.report().failure
     assert failure is not None
-    assert f"ended {ZYGOTE_LIVES} times in a row" in failure["message"]
-    assert unfit(node) == ["", "", failure["message"]]
+    assert f"ended {ZYGOTE_LIVES} times in a row" in failure.message
+    assert unfit(node) == ["", "", failure.message]
 
 
 def test_an_event_sent_with_the_stop_command_is_kept(node: SingleAgent) -> None:
-    node.call("stop_workers", 1, [{"seq": 7, "kind": "ended"}])
-    assert [event["seq"] for event in node.call("kept_events")] == [7]
+    ended = EventCopy(7, 1.5, "ended", {"outcome": "FAILED"})
+    stop = Request(Stop("n0", "it is over"), epoch=1, events=(ended,))
+    node.agents.call("n0", stop, Done, timeout_s=WAIT_S).result()
+    assert node.ask(ListEvents(), KeptEvents).events == (ended,)
 
 
 def test_release_leaves_no_process_and_no_file(node: SingleAgent) -> None:
-    node.call("fence", 1, 1)
+    node.fence(1)
     pid = node.form(1)
-    node.call("release")
+    node.agents.call_method("n0", "release", timeout_s=WAIT_S).result()
     assert not node.root.exists()
     assert not linux_processes.is_alive(pid)
 
@@ -343,7 +380,8 @@ def listening(port: int) -> set[str]:
 
 def unfit(node: SingleAgent) -> list[str]:
     """The `unfit` texts of the signals about lost zygotes, in order."""
-    return [s.detail["unfit"] for s in tuple(node.signals) if s.kind is SignalKind.ZYGOTE_LOST]
+    details = [signal.detail for signal in tuple(node.signals)]
+    return [detail.unfit for detail in details if isinstance(detail, ZygoteLost)]
 
 
 def named(parent: int, name: str) -> int:

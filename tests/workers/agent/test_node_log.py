@@ -7,14 +7,21 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import structlog
 
 from holdfast_workers import log_setup
 from holdfast_workers.agent.node_log import log_signal, node_log
-from holdfast_workers.protocol.messages import Signal, SignalKind
+from holdfast_workers.protocol.findings import GuardAction, GuardKind, TripReport
+from holdfast_workers.protocol.signals import (
+    GuardTripReported,
+    Signal,
+    SignalDetail,
+    WorkerExited,
+)
+
+TRIP = TripReport(GuardKind.LOSS_SPIKE, 7, 6, GuardAction.SKIP, "high", loss=math.nan)
 
 
 @pytest.fixture(autouse=True)
@@ -25,8 +32,8 @@ def configured() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-def signal(kind: SignalKind, **detail: Any) -> Signal:
-    return Signal(kind, "n0", "a", 1, 5.0, 3, rank=2, worker="n0.a.1", pid=42, detail=detail)
+def signal(detail: SignalDetail) -> Signal:
+    return Signal(detail, "n0", "a", 1, 5.0, 3, rank=2, worker="n0.a.1", pid=42)
 
 
 def test_lines_of_output_and_signals_name_their_job_attempt_and_rank(
@@ -35,8 +42,8 @@ def test_lines_of_output_and_signals_name_their_job_attempt_and_rank(
     log = node_log(collected=True)
     log.info("output", attempt=3, rank=2, worker="n0.a.1", message='a "quoted"\nline')
     log.info("output", attempt=0, rank=None, worker="store", message="no rank")
-    log_signal(log, signal(SignalKind.WORKER_EXITED, signal=9))
-    log_signal(log, signal(SignalKind.GUARD_TRIPPED, loss=math.nan))
+    log_signal(log, signal(WorkerExited(signal=9)))
+    log_signal(log, signal(GuardTripReported(TRIP)))
     log.info("fenced", attempt=4)
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert all(line["job"] == "j" and line["agent"] == "n0" for line in lines)
@@ -45,7 +52,7 @@ def test_lines_of_output_and_signals_name_their_job_attempt_and_rank(
     assert lines[0]["message"] == 'a "quoted"\nline'
     assert "rank" not in lines[1]
     assert (lines[2]["level"], lines[2]["event"]) == ("warning", "worker_exited")
-    assert lines[2]["detail"] == {"signal": 9}
+    assert lines[2]["detail"] == {"signal": 9, "step": 0}
     assert lines[3]["event"] == "guard_tripped"
     assert (lines[4]["level"], lines[4]["attempt"]) == ("info", 4)
 
@@ -62,5 +69,5 @@ def test_a_node_whose_logs_are_not_collected_writes_none(
 ) -> None:
     log = node_log(collected=False)
     log.error("agent_failed", message="text")
-    log_signal(log, signal(SignalKind.WORKER_EXITED, signal=9))
+    log_signal(log, signal(WorkerExited(signal=9)))
     assert capsys.readouterr().err == ""

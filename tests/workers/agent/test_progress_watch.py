@@ -16,7 +16,9 @@ from holdfast_workers.agent.progress_watch import ProgressWatch
 from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.progress import beacon as beacons
 from holdfast_workers.progress.beacon import Beacon, BeaconReader
-from holdfast_workers.protocol.messages import Signal, SignalKind, WorkerReport, WorkerState
+from holdfast_workers.protocol.answers import WorkerReport
+from holdfast_workers.protocol.messages import WorkerState
+from holdfast_workers.protocol.signals import Signal, SignalKind
 
 
 class Node:

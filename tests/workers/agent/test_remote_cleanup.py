@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support.checkpoint.saved_worlds import save_world
@@ -11,7 +10,8 @@ from tests.workers.agent.test_node_agent import SingleAgent
 
 from holdfast_workers.checkpoint.manifest import list_checkpoints
 from holdfast_workers.checkpoint.open_storage import open_storage
-from holdfast_workers.protocol.messages import SignalKind
+from holdfast_workers.protocol.commands import TidyRemoteTier
+from holdfast_workers.protocol.signals import RetentionDone
 
 pytestmark = pytest.mark.chaos
 
@@ -21,25 +21,25 @@ def test_a_failed_cleanup_is_reported_and_the_next_cleanup_removes_all(
 ) -> None:
     node = SingleAgent(tmp_path)
 
-    def tidied(step: int) -> dict[str, Any]:
-        def found() -> list[dict[str, Any]]:
-            done = [signal for signal in node.signals if signal.kind is SignalKind.RETENTION_DONE]
-            return [signal.detail for signal in done if signal.detail["step"] == step]
+    def tidied(step: int) -> RetentionDone:
+        def found() -> list[RetentionDone]:
+            details = [signal.detail for signal in node.signals]
+            return [d for d in details if isinstance(d, RetentionDone) and d.step == step]
 
-        node.call("tidy", 1, 1, step, (), frozenset())
+        node.send(TidyRemoteTier("n0", 1, step, (), frozenset()))
         node.wait(lambda: bool(found()))
         return found()[0]
 
     try:
         folder = tmp_path / "checkpoints"
         folder.write_text("no folder")
-        assert "NotADirectory" in tidied(1)["message"]
+        assert "NotADirectory" in tidied(1).message
         folder.unlink()
         root = open_storage(str(folder))
         made = [save_world(root, step, 1, {"dp_shard": 1, "tp": 1}) for step in range(1, 6)]
         result = tidied(5)
         kept = {manifest.uri for manifest in list_checkpoints(root)}
-        assert set(result["deleted"]) == {manifest.uri for manifest in made} - kept != set()
+        assert set(result.deleted) == {manifest.uri for manifest in made} - kept != set()
         assert made[-1].uri in kept
     finally:
         node.agents.close()

@@ -12,7 +12,7 @@ from tests.support.memory.shm import content, layout_of, write
 from holdfast_workers.agent.remote_saves import RemoteSaves
 from holdfast_workers.memory import frozen_copies
 from holdfast_workers.memory.segment import Overwritten, Segment
-from holdfast_workers.protocol.messages import FailedShard, SignalKind
+from holdfast_workers.protocol.signals import FailedShard, ShardFailed, SignalDetail
 
 NBYTES = 50_000
 
@@ -63,8 +63,8 @@ def test_a_commit_that_is_overwritten_or_damaged_leaves_no_copy(
 
 def test_a_shard_that_was_given_up_is_listed_for_polls(tmp_path: Path, replica: Segment) -> None:
     """Its signal may be lost; the list is what a poll returns."""
-    sent: list[tuple[Any, ...]] = []
-    signals = SimpleNamespace(send=lambda *arguments, **named: sent.append((*arguments, named)))
+    sent: list[SignalDetail] = []
+    signals = SimpleNamespace(send=lambda detail, *_: sent.append(detail))
     saves = RemoteSaves(cast(Any, None), tmp_path, cast(Any, None), cast(Any, signals))
     saves.save_held(3, replica, write(replica, 1, 20))
     assert not saves.failed_shards
@@ -72,4 +72,4 @@ def test_a_shard_that_was_given_up_is_listed_for_polls(tmp_path: Path, replica: 
     assert saves.failed_shards == (
         FailedShard(3, 1, 20, "superseded by a newer step", superseded=True),
     )
-    assert [kind for kind, *_ in sent] == [SignalKind.SHARD_FAILED]
+    assert sent == [ShardFailed(20, "superseded by a newer step", superseded=True)]

@@ -59,7 +59,7 @@ def test_log_lines_are_fetched_once_in_order() -> None:
     for text in ("a", "b", "c"):
         kept.log("n0.life.1", 1, 0, text)
     assert [line.text for line in kept.after((0, 0), 1)[2]] == ["b", "c"]
-    assert kept.after((0, 0), 3)[2] == []
+    assert kept.after((0, 0), 3)[2] == ()
 
 
 def test_digests_of_steps_that_a_new_attempt_computes_again_are_dropped() -> None:

@@ -2,41 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.support.nodes.agent_config import agent_config
+from tests.support.nodes.agent_config import agent_config, join_order
 
 from holdfast_workers.agent.fork_templates import TemplatePlace
 from holdfast_workers.agent.worker_pool import Slot, WorkerPool
 from holdfast_workers.ipc.children import ZygoteFailed
+from holdfast_workers.protocol.findings import ReplicaFinding
 from holdfast_workers.protocol.messages import (
+    ErrorKind,
+    ErrorReport,
     FormOrder,
     Restore,
     Seat,
-    SignalKind,
     Tier,
     WorkerState,
 )
+from holdfast_workers.protocol.signals import SignalDetail, WorkerFailed
 
 
 def test_a_report_contains_the_whole_failure_that_was_signalled() -> None:
-    sent: list[tuple[SignalKind, Any]] = []
-    signals = SimpleNamespace(send=lambda kind, *_, detail, **__: sent.append((kind, detail)))
+    sent: list[SignalDetail] = []
+    signals = SimpleNamespace(send=lambda detail, *_, **__: sent.append(detail))
     nothing: Any = None
     pool = WorkerPool(nothing, "i1", nothing, nothing, signals, *[nothing] * 6)  # type: ignore[arg-type]
     child: Any = SimpleNamespace(name="n0.i1.1", pid=7)
     pool._slots[child.name] = Slot(child, WorkerState.TRAINING, attempt=3, rank=1)
-    error = {"kind": "corruption", "type": "CorruptionFound", "message": "differ", "traceback": ""}
-    context = {"attempt": 3, "rank": 1, "step": 9, "trip": None, "finding": {"step": 9}}
-    pool.on_message(child.name, {"op": "failed", **error, **context})
+    error = ErrorReport(ErrorKind.CORRUPTION, "CorruptionFound", "differ", "", step=9)
+    finding = ReplicaFinding(3, 9, 8, ((0, 1),), {0: "a", 1: "b"}, (1,))
+    failure = WorkerFailed(error, finding=finding)
+    detail = json.loads(json.dumps(asdict(failure)))  # as the worker sends it
+    pool.on_message(child.name, {"op": "failed", "attempt": 3, "rank": 1, "detail": detail})
     (report,) = pool.reports()
-    assert report.failure is not None
-    assert report.failure["finding"] == {"step": 9}
-    assert sent == [(SignalKind.WORKER_FAILED, report.failure)]
+    assert report.failure == failure
+    assert sent == [failure]
 
 
 class FailingForks:
@@ -87,6 +92,7 @@ class FakeTemplates:
 
 
 MESH = {"dp_shard": 2, "tp": 2}
+JOIN = join_order(Path(), Path("own-0"))
 
 
 def staffed(root: Path, **config: Any) -> tuple[WorkerPool, FakeTemplates]:
@@ -136,7 +142,7 @@ def test_a_spare_worker_is_kept_and_replaced_once_it_gets_its_rank(tmp_path: Pat
     first, second = expected(pool)
     pool.end_unseated(order(first, "w1"))
     assert set(expected(pool)) == {first, second}
-    pool.seat(order(first, "w1"), order(first, "w1").seats[0], {})
+    pool.seat(order(first, "w1"), order(first, "w1").seats[0], JOIN, [])
     pool.fork_spares(MESH)
     assert sorted(rank for rank in expected(pool).values() if rank is not None) == [0, 1]
     assert templates.killed == []
@@ -155,7 +161,7 @@ def test_a_rank_without_a_spare_worker_is_forked_from_its_template(tmp_path: Pat
     pool, _ = staffed(tmp_path)
     pool.fork_spares(MESH)
     spare = set(expected(pool))
-    slot = pool.seat(order("w0", "w1"), replace(order("w0").seats[0], worker=None), {})
+    slot = pool.seat(order("w0", "w1"), replace(order("w0").seats[0], worker=None), JOIN, [])
     assert slot is not None and slot.name not in spare
     assert slot.expected == 0
 

@@ -39,16 +39,16 @@ def orders_without_ranks(root: Path) -> FaultOrders:
 def test_a_fault_that_arrives_during_the_fork_of_its_rank_reaches_the_new_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_agent, "join_fields", lambda order, seat, config: {})
+    monkeypatch.setattr(node_agent, "join_order", lambda *_: None)
     orders, process = orders_without_ranks(tmp_path), Process()
 
-    def seat(order: FormOrder, seat: Seat, join: dict[str, Any]) -> Any:
+    def seat(order: FormOrder, seat: Seat, join: None, faults: list[dict[str, Any]]) -> Any:
         orders.accept(7, KILL)  # after pending orders were read, before the rank has a process
-        process.send({"op": "join", **join})
+        process.send({"op": "join", "faults": faults})
         return SimpleNamespace(child=process)
 
     memory = SimpleNamespace(
-        set_partners=lambda *_: None, segment_fields=lambda rank: {}, on_seated=lambda *_: None
+        set_partners=lambda *_: None, own_segment=lambda rank: None, on_seated=lambda *_: None
     )
     node = SimpleNamespace(
         _memory=memory,

@@ -171,7 +171,7 @@ def test_a_nonfinite_step_is_left_to_the_next_attempt() -> None:
         ran(prepared("poisoned", config={"bad": bad}))
     report = tripped.value.report
     assert report is not None
-    assert (report["step"], report["skipped"], report["what"]) == (4, (3, 4), "loss")
+    assert (report.step, report.skipped, report.what) == (4, (3, 4), "loss")
     assert math.isfinite(whole.rows[-1].loss)
 
 

@@ -13,9 +13,10 @@ from tests.support.faults.fake_nvml import LOST, NOT_SUPPORTED, FakeDevice, Fake
 
 from holdfast_workers.agent.health_watch import HealthProbes, HealthWatch
 from holdfast_workers.health.evaluator import HealthLimits
-from holdfast_workers.health.findings import DeviceReading, HealthFinding, Level
+from holdfast_workers.health.findings import DeviceReading
 from holdfast_workers.health.nvml import Accelerators, NvmlUnavailable
 from holdfast_workers.health.xid import XIDS, XidClass
+from holdfast_workers.protocol.findings import HealthFinding, Level
 
 LIMITS = HealthLimits()
 

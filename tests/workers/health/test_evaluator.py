@@ -13,13 +13,12 @@ from holdfast_workers.health.evaluator import MIB, HealthLimits, changed, evalua
 from holdfast_workers.health.findings import (
     DeviceReading,
     DiskReading,
-    HealthFinding,
     HealthSnapshot,
     HostReading,
-    Level,
     NetworkReading,
     Xid,
 )
+from holdfast_workers.protocol.findings import HealthFinding, Level
 
 LIMITS = HealthLimits()
 NUMBER = st.none() | st.integers(0, 10**12)

@@ -14,11 +14,11 @@ from holdfast_workers.agent import node_health
 from holdfast_workers.agent.node_health import NodeHealth
 from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.health import preflight
-from holdfast_workers.health.findings import HealthFinding, Level
 from holdfast_workers.health.preflight import PreflightResult
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.ipc.children import ZygoteFailed
-from holdfast_workers.protocol.messages import Signal, SignalKind
+from holdfast_workers.protocol.findings import HealthReport, Level
+from holdfast_workers.protocol.signals import NodeUnwell, Signal
 
 
 @pytest.fixture(autouse=True)
@@ -139,9 +139,9 @@ def test_an_unfinished_check_makes_a_node_unfit_until_a_later_check_succeeds(
     again.join(10)
     report = health.report()
     assert (report.findings, report.measured, report.number) == ((), {"cpu": 9.0}, 2)
-    assert [signal.kind for signal in sent] == [SignalKind.NODE_UNWELL] * 2
-    assert [signal.detail["health"] for signal in sent] == [1, 2]
-    assert HealthFinding.from_data(sent[0].detail["findings"][0]) == finding
+    first, second = (signal.detail for signal in sent)
+    assert first == NodeUnwell(HealthReport(1, (finding,)))
+    assert second == NodeUnwell(report)
     assert zygote.requests[0] == {"devices": False, "memory_floor_gb_per_s": 0.0}
 
 

@@ -12,6 +12,7 @@ from tests.support.waiting import eventually
 
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.children import Child, ChildProcesses
+from holdfast_workers.ipc.linux_processes import ProcessEnd
 
 WAIT_S = 10.0
 
@@ -28,7 +29,7 @@ def test_the_processes_that_a_child_started_end_when_it_is_reaped() -> None:
         child.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert linux_processes.is_alive(started)
-        assert child.reap() == {"signal": signal.SIGKILL, "name": "SIGKILL"}
+        assert child.reap() == ProcessEnd(signal=signal.SIGKILL, name="SIGKILL")
         eventually(lambda: not linux_processes.is_alive(started), WAIT_S)
         child.close()
         theirs.close()

@@ -21,6 +21,7 @@ from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.ipc.children import Child
 from holdfast_workers.ipc.io_loop import NodeIO
+from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.fetch import SourceLost
 from holdfast_workers.memory.segment import Segment
@@ -54,7 +55,7 @@ class RecordingObserver:
     def on_child_log(self, child: Child, text: str) -> None:
         self.logged.put(text)
 
-    def on_child_exit(self, child: Child, detail: dict[str, int | str]) -> None:
+    def on_child_exit(self, child: Child, end: ProcessEnd) -> None:
         self.exited.put(child.name)
 
     def on_zygote_exit(self) -> None: ...

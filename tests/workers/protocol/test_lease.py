@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from tests.support.memory.shm import MESH, SECRET
+from tests.support.nodes.agent_config import join_order
 from tests.support.waiting import eventually
 
 from holdfast_workers.fault_injection.fault_points import FaultPoints
@@ -256,9 +258,7 @@ def test_a_lease_ends_while_its_machine_is_suspended(
 
 def gated(link: WorkerLink, beacon: Beacon, tmp_path: Path) -> RankAttempt:
     """Rank 0 of attempt 4, about to apply a step."""
-    paths = {"segment_path": tmp_path / "s", "segment_root": tmp_path}
-    order = {"attempt": 4, "rank": 0, "mesh": {"dp_shard": 1}, "leased": True, **paths}
-    order |= {"intervals": (1, 0)}
+    order = replace(join_order(tmp_path, tmp_path / "s"), attempt=4, leased=True, intervals=(1, 0))
     config = {"replication_patience_s": 1.0, "replication_share": 0.1}
     recipe = SimpleNamespace(spec=SimpleNamespace(train=SimpleNamespace(steps=9)), layout=None)
     return RankAttempt(order, config, recipe, link, FaultPoints(None), beacon, None)  # type: ignore[arg-type]

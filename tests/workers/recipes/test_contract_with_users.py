@@ -131,7 +131,7 @@ def test_the_defaults_of_a_recipe_suffice_for_guards_and_digests() -> None:
     recipe = MinimalRecipe(spec, Path("/nonexistent"))
     undisturbed = trained_alone(recipe)
     spoiled = trained_alone(SpoiledOnce(spec, Path("/nonexistent")))
-    assert [trip["step"] for trip in spoiled.trips] == [STOP]
+    assert [trip.step for trip in spoiled.trips] == [STOP]
     assert spoiled.digests == undisturbed.digests
     payload = memoryview(bytearray(recipe.layout().payload_bytes))
     assert recipe.write_state(payload, STEPS) == recipe.state_digest(STEPS)

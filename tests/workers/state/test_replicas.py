@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.ranks.rank_worlds import start_from_seed
 
+from holdfast_workers.protocol import codec
+from holdfast_workers.protocol.findings import ReplicaFinding
 from holdfast_workers.recipes.parameter_checksum import ParameterChecksum
 from holdfast_workers.recipes.pretrain import PretrainRecipe
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.replicas import (
     CorruptionFound,
     ReplicaComparison,
-    ReplicaFinding,
     describe,
     ranks_by_shard,
 )
@@ -87,7 +88,7 @@ def test_all_steps_since_the_last_comparison_are_bad(
 
 def test_a_finding_survives_json() -> None:
     finding = ReplicaFinding(2, 5, 4, ((0, 1),), {0: "a" * 32, 1: "b" * 32}, (1,))
-    assert ReplicaFinding.from_data(json.loads(json.dumps(finding.data()))) == finding
+    assert codec.restore(ReplicaFinding, json.loads(json.dumps(asdict(finding)))) == finding
     assert "rank 0 aaaaaaaa, rank 1 bbbbbbbb" in describe(finding)
 
 

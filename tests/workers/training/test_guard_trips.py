@@ -60,16 +60,16 @@ def test_a_transient_error_changes_no_bit_and_skips_no_data(cache: Path) -> None
     assert once.digests == untouched.digests
     assert [row.samples for row in once.rows] == [row.samples for row in untouched.rows]
     (trip,) = once.trips
-    assert (trip["decision"], trip["skipped"]) == ("retry", None)
-    assert (trip["what"], trip["micro_batch"]) == ("loss", 0)
+    assert (trip.decision, trip.skipped) == ("retry", None)
+    assert (trip.what, trip.micro_batch) == ("loss", 0)
 
 
 def test_a_reproducible_error_skips_its_window(cache: Path) -> None:
     knew, always = ran(begun(cache, 0, Ledger(((2, 3),)))), ran(begun(cache, 99))
     assert always.digests == knew.digests
     (trip,) = always.trips
-    assert (trip["decision"], trip["skipped"]) == ("skip", (2, 3))
-    assert (trip["layer"], trip["what"]) == ("blocks.0.attention.query", "output")
+    assert (trip.decision, trip.skipped) == ("skip", (2, 3))
+    assert (trip.layer, trip.what) == ("blocks.0.attention.query", "output")
 
 
 def test_a_stop_is_not_retried(cache: Path) -> None:

@@ -215,8 +215,8 @@ def test_a_trip_report_is_json_without_nan() -> None:
     trip = look(spec(), loss=math.inf, grad_norm=math.nan, nonfinite=True)
     assert trip is not None
     report = trip_report(trip, NonfiniteOrigin(3, 1, 7, "blocks.0", "output"), (2, 3))
-    assert (report["loss"], report["grad_norm"], report["value"]) == (None, None, None)
-    assert (report["ranks"], report["micro_batch"], report["layer"]) == ([2, 3], 1, "blocks.0")
+    assert (report.loss, report.grad_norm, report.value) == (None, None, None)
+    assert (report.ranks, report.micro_batch, report.layer) == ((2, 3), 1, "blocks.0")
 
 
 def test_a_rollback_longer_than_max_skips_is_a_fault_of_the_spec() -> None:

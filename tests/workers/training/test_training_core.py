@@ -209,10 +209,10 @@ def test_a_run_that_skips_a_window_equals_a_run_that_knew_it_in_advance(worlds: 
         assert [row.samples for row in result["rows"]] == [row.samples for row in knew["rows"]]
         assert result["ledger"] == Ledger(((9, 10),))
         (trip,) = result["trips"]
-        assert (trip["kind"], trip["decision"], trip["step"]) == ("nonfinite", "skip", 10)
-        assert (trip["window"], trip["skipped"]) == (9, (9, 10))
-        assert (trip["ranks"], trip["micro_batch"]) == ([2], 1)
-        assert (trip["layer"], trip["what"]) == ("blocks.1.feed_forward.up", "output")
+        assert (trip.kind, trip.decision, trip.step) == ("nonfinite", "skip", 10)
+        assert (trip.window, trip.skipped) == (9, (9, 10))
+        assert (trip.ranks, trip.micro_batch) == ((2,), 1)
+        assert (trip.layer, trip.what) == ("blocks.1.feed_forward.up", "output")
 
 
 @pytest.mark.chaos

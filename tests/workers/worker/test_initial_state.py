@@ -23,7 +23,7 @@ from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.storage import StorageOptions
 from holdfast_workers.models.llama import Llama
 from holdfast_workers.models.llama_parameters import parameter_shapes
-from holdfast_workers.protocol.messages import InitPart
+from holdfast_workers.protocol.messages import InitPart, Restore, Tier
 from holdfast_workers.recipes.pretrain import PretrainRecipe
 from holdfast_workers.spec import (
     CheckpointSpec,
@@ -119,7 +119,7 @@ def _built(first: First, model: ModelSpec) -> PretrainRecipe:
 
 def _begin(recipe: PretrainRecipe, uri: str, part: InitPart, step: int = 0) -> dict[str, Any]:
     """The state after loading: the values of every entry by name."""
-    restore = {"uri": uri, "what": part.value, "step": step}
+    restore = Restore(Tier.INIT, step, uri=uri, what=part)
     load_initial_state(recipe, restore, ONE, 0, StorageOptions())
     payload = memoryview(bytearray(recipe.layout().payload_bytes))
     recipe.write_state(payload, recipe.applied_step)

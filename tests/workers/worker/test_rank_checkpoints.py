@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.memory.memory_states import Saved, layout_of, payload_of, snapshot_of
+from tests.support.nodes.agent_config import join_order
 
 from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.memory.segment import Segment, SegmentSpaceError
@@ -20,14 +22,8 @@ Messages = list[tuple[str, dict[str, Any]]]
 def without_room_for_copies(root: Path, sent: Messages) -> RankCheckpoints:
     """A rank with its own segment, for which a saver's copy appears far too large."""
     segment = Segment.create(root / "own-0.seg", layout_of(SAVED.sizes))
-    order = {
-        "segment_path": str(segment.path),
-        "segment_root": str(root),
-        "attempt": SAVED.attempt,
-        "rank": 0,
-    }
     checkpoints = RankCheckpoints(
-        order,
+        replace(join_order(root, segment.path), attempt=SAVED.attempt),
         lambda: layout_of((1 << 50,)),
         lambda op, **fields: sent.append((op, fields)),
         FaultPoints(None),

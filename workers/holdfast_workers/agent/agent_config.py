@@ -3,14 +3,14 @@ and workers get."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from holdfast_workers.checkpoint.storage import StorageOptions
 from holdfast_workers.fault_injection.failing_storage import FAULT_FILE
-from holdfast_workers.protocol.messages import FormOrder, Seat
+from holdfast_workers.protocol.messages import FormOrder, JoinOrder, Seat
 
 
 @dataclass(frozen=True)
@@ -103,20 +103,24 @@ class AgentConfig:
         return prod(self.mesh.values())
 
 
-def join_fields(order: FormOrder, seat: Seat, config: AgentConfig) -> dict[str, Any]:
-    """The fields of a worker's order except those that locate its segments; JSON."""
-    return {
-        "world_size": order.world_size,
-        "mesh": order.mesh,
-        "store_host": order.store_host,
-        "store_port": order.store_port,
-        "restore": asdict(replace(seat.restore, origins=())),  # only the agent uses them
-        "has_partner": bool(seat.partners),
-        "intervals": order.intervals,
-        "leased": order.leased,
-        "skipped": order.skipped,
-        "recheck": order.recheck,
-        "reporter": seat.rank == min(other.rank for other in order.seats),
-        "timeout_s": config.form_timeout_s,
-        "device": config.device,
-    }
+def join_order(order: FormOrder, seat: Seat, config: AgentConfig, segment: Path) -> JoinOrder:
+    """The order for one worker. `segment`: path of its rank's own segment."""
+    return JoinOrder(
+        attempt=order.attempt,
+        rank=seat.rank,
+        world_size=order.world_size,
+        mesh=order.mesh,
+        store_host=order.store_host,
+        store_port=order.store_port,
+        restore=replace(seat.restore, origins=()),
+        segment_root=config.memory_root,
+        segment_path=str(segment),
+        timeout_s=config.form_timeout_s,
+        device=config.device,
+        has_partner=bool(seat.partners),
+        intervals=order.intervals,
+        leased=order.leased,
+        skipped=order.skipped,
+        recheck=order.recheck,
+        reporter=seat.rank == min(other.rank for other in order.seats),
+    )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable
 
-Events = Sequence[dict[str, Any]]
+from holdfast_workers.protocol.messages import EventCopy
 
 KEPT_EVENTS = 2_000
 """So many events are kept after they were stored elsewhere: a restarted supervisor reads its
@@ -18,17 +17,20 @@ class EventBackup:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._events: dict[int, dict[str, Any]] = {}
+        self._events: dict[int, EventCopy] = {}
 
-    def keep(self, events: Events, acked: int = 0) -> None:
-        """Keep `events` by their `seq`. Events up to number `acked` are stored elsewhere."""
+    def keep(self, events: Iterable[EventCopy]) -> None:
+        """Keep `events` by their `seq`."""
         with self._lock:
-            for event in events:
-                self._events[event["seq"]] = event
+            self._events |= {event.seq: event for event in events}
+
+    def forget(self, acked: int) -> None:
+        """Drop the oldest of the events up to number `acked`, which are stored elsewhere."""
+        with self._lock:
             for seq in [seq for seq in self._events if seq <= acked - KEPT_EVENTS]:
                 del self._events[seq]
 
-    def all(self) -> list[dict[str, Any]]:
+    def all(self) -> tuple[EventCopy, ...]:
         """All kept events, in order of their numbers."""
         with self._lock:
-            return [self._events[seq] for seq in sorted(self._events)]
+            return tuple(self._events[seq] for seq in sorted(self._events))

@@ -21,8 +21,9 @@ from holdfast_workers.agent.periodic_thread import PeriodicThread
 from holdfast_workers.checkpoint.storage import local_folder
 from holdfast_workers.health import host
 from holdfast_workers.health.evaluator import HealthLimits, changed, evaluate
-from holdfast_workers.health.findings import HealthFinding, HealthSnapshot, Xid
+from holdfast_workers.health.findings import HealthSnapshot, Xid
 from holdfast_workers.health.nvml import Accelerators, NvmlUnavailable
+from holdfast_workers.protocol.findings import HealthFinding
 
 XIDS_KEPT = 1000
 """So many are kept for each number of each device, so that frequent ones never displace others."""

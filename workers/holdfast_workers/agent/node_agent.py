@@ -16,13 +16,13 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast_workers.agent.agent_config import AgentConfig, join_fields
+from holdfast_workers.agent.agent_config import AgentConfig, join_order
 from holdfast_workers.agent.background_tasks import BackgroundTasks
-from holdfast_workers.agent.event_backup import EventBackup, Events
+from holdfast_workers.agent.event_backup import EventBackup
 from holdfast_workers.agent.fork_templates import ForkTemplates
 from holdfast_workers.agent.node_health import NodeHealth
 from holdfast_workers.agent.node_log import log_signal, node_log
@@ -46,22 +46,50 @@ from holdfast_workers.ipc.children import (
     start_zygote,
 )
 from holdfast_workers.ipc.io_loop import NodeIO
+from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.memory.link_probe import exchange
 from holdfast_workers.memory.segment_store import NothingHeld
-from holdfast_workers.protocol.lease import Grant, Lease, clock_s
-from holdfast_workers.protocol.messages import (
+from holdfast_workers.protocol import codec
+from holdfast_workers.protocol.answers import (
+    AgentFailure,
     AgentReport,
-    Beat,
-    FormOrder,
-    Inspection,
-    Partner,
-    Place,
+    Answer,
+    Done,
+    ExchangeResult,
+    Inspections,
+    KeptEvents,
     PollAnswer,
-    Seat,
-    Signal,
-    SignalKind,
-    StepRow,
+    PublishedCheckpoint,
 )
+from holdfast_workers.protocol.commands import (
+    AttemptCommand,
+    CheckNode,
+    Command,
+    Describe,
+    ExchangeBytes,
+    Fence,
+    FinalizeCheckpoint,
+    Finish,
+    Form,
+    FreeMemory,
+    Hello,
+    InjectFault,
+    Inspect,
+    ListEvents,
+    OpenQuery,
+    Poll,
+    Query,
+    Request,
+    SaveShard,
+    SetIntervals,
+    SetPartners,
+    Stop,
+    TidyRemoteTier,
+    WarmUp,
+)
+from holdfast_workers.protocol.lease import Grant, Lease, clock_s
+from holdfast_workers.protocol.messages import Beat, FormOrder, Seat, StepRow
+from holdfast_workers.protocol.signals import Signal, WorkerFailed, ZygoteLost
 
 ZYGOTE_EARLY_S = 30.0
 ZYGOTE_LIVES = 3
@@ -96,7 +124,7 @@ class NodeAgent:
         self._mesh = config.mesh
         self._started = False
         self._closing = threading.Event()
-        self._failure: dict[str, Any] | None = None
+        self._failure: AgentFailure | None = None
         self._zygotes_lost_early = 0
         self._events = EventBackup()
         self._log = node_log(config.json_logs)
@@ -157,6 +185,7 @@ class NodeAgent:
             self._root, self._worker_pool.child_of, lose_node, cut_links, self._health.inject_xid
         )
         self._watch = ProgressWatch(config, self._worker_pool.reports, self._signals)
+        self._handlers = self._handlers_by_command()
 
     # --- start and end --------------------------------------------------------------------------
 
@@ -164,6 +193,7 @@ class NodeAgent:
         """Start zygote, rendezvous store and warm workers. An exception is also in later
         reports."""
         linux_processes.become_subreaper()
+        codec.prepare(WorkerFailed)
         self._io.start()
         self._saves.start(self._io)
         self._cleanup.start(self._io)
@@ -200,37 +230,61 @@ class NodeAgent:
 
     # --- commands -------------------------------------------------------------------------------
 
-    def hello(self, epoch: int) -> AgentReport:
-        """Accept the supervisor of `epoch`. Raises StaleCommand if a newer supervisor was
-        accepted."""
-        self._accept(epoch)
-        return self.report()
+    def execute(self, request: Request) -> Answer:
+        """Carry out a command, or answer a query, and keep the events that came with it.
 
-    def fence(
-        self, epoch: int, attempt: int, events: Events = (), condemned: tuple[str, ...] = ()
-    ) -> AgentReport:
-        """End this node's part in every attempt before `attempt`.
+        Raises StaleCommand if a newer supervisor was accepted, or the command belongs to an attempt
+        older than the newest; any other error of a command.
+        """
+        command = request.command
+        if not isinstance(command, OpenQuery):
+            attempt = command.attempt if isinstance(command, AttemptCommand) else None
+            self._accept(request.epoch, attempt)
+        self._events.keep(request.events)
+        return self._handlers[type(command)](command)
+
+    def _handlers_by_command(self) -> dict[type[Command | Query], Callable[[Any], Answer]]:
+        return {
+            Fence: self._fence,
+            Form: self._form,
+            WarmUp: self._warm_up,
+            SetPartners: self._set_partners,
+            FreeMemory: self._free_memory,
+            SetIntervals: self._set_intervals,
+            Finish: self._finish,
+            Inspect: self._inspect,
+            SaveShard: self._save_held,
+            FinalizeCheckpoint: self._finalize,
+            TidyRemoteTier: self._tidy,
+            CheckNode: self._check,
+            InjectFault: self._inject,
+            Stop: self._stop,
+            Hello: lambda _: self.report(),
+            Describe: lambda _: self.report(),
+            Poll: self._poll,
+            ListEvents: lambda _: KeptEvents(self._events.all()),
+            ExchangeBytes: self._exchange,
+        }
+
+    def _fence(self, command: Fence) -> AgentReport:
+        """End this node's part in every attempt before the command's.
 
         Returns once no worker of this node can apply another step of an older attempt: each has
-        parked or is dead. The workers in `condemned` hang, and are killed at once. Takes at most
-        `abort_grace_s` plus the time to reap a killed process. Harmless if `attempt` has already
-        been formed. Raises WorkerStillAlive or DeliveryStuck.
+        parked or is dead. Takes at most `abort_grace_s` plus the time to reap a killed process.
+        Harmless if the attempt has already been formed. Raises WorkerStillAlive or DeliveryStuck.
         """
-        self._accept(epoch, attempt)
-        self._events.keep(events)
-        self._log.info("fenced", attempt=attempt, condemned=condemned or None)
+        attempt = command.attempt
+        self._log.info("fenced", attempt=attempt, condemned=command.condemned or None)
         self._memory.refuse(attempt)
-        self._worker_pool.fence(attempt, condemned)
+        self._worker_pool.fence(attempt, command.condemned)
         self._memory.fence(attempt)
         self._saves.fence(attempt)
         if self._started:
             self._rendezvous.wait_running(STORE_WAIT_S)
         return self.report()
 
-    def form(self, epoch: int, order: FormOrder, events: Events = ()) -> None:
-        """Give the ranks of `order` to this node's workers; signals report how each joins."""
-        self._accept(epoch, order.attempt)
-        self._events.keep(events)
+    def _form(self, command: Form) -> Done:
+        order = command.order
         ranks = [seat.rank for seat in order.seats]
         self._log.info("forming", attempt=order.attempt, ranks=ranks)
         self._worker_pool.end_unseated(order)
@@ -239,65 +293,36 @@ class NodeAgent:
         for seat in order.seats:
             self._take_seat(order, seat)
         self._send_lease(order.attempt, *self._lease.until(order.attempt))
+        return Done()
 
-    def set_partners(
-        self, epoch: int, attempt: int, rank: int, partners: tuple[Partner, ...]
-    ) -> None:
-        """Replicate `rank` to these partners from now on, without a new attempt."""
-        self._accept(epoch, attempt)
-        self._memory.change_partners(rank, partners, attempt)
-
-    def free_memory(
-        self,
-        epoch: int,
-        attempt: int,
-        mesh: dict[str, int],
-        own: frozenset[int],
-        replicas: frozenset[int],
-    ) -> None:
-        """Free all memory checkpoints, those of other meshes too, except those of the named ranks
-        of `mesh`. For a standby: no order tells it that the others will not be used again."""
-        self._accept(epoch, attempt)
-        self._memory.free_all_but(mesh, own, replicas)
-
-    def warm_up(self, epoch: int, attempt: int) -> None:
-        """Fork workers up to the node's capacity, so that no rank has to wait for a fork."""
-        self._accept(epoch, attempt)
+    def _warm_up(self, _: WarmUp) -> Done:
         self._worker_pool.fill()
+        return Done()
 
-    def finish(self, epoch: int, attempt: int, events: Events = ()) -> None:
-        """Make the ranks of this node propose that all ranks stop after the next agreed step and
-        save it."""
-        self._accept(epoch, attempt)
-        self._events.keep(events)
-        self._worker_pool.send(attempt, {"op": "finish"})
+    def _set_partners(self, command: SetPartners) -> Done:
+        self._memory.change_partners(command.rank, command.partners, command.attempt)
+        return Done()
 
-    def set_intervals(self, epoch: int, attempt: int, memory: int, remote: int) -> None:
-        """Set the save intervals, in steps; they hold from the step in whose agreement rank 0
-        proposes them."""
-        self._accept(epoch, attempt)
-        self._worker_pool.send(attempt, {"op": "intervals", "steps": (memory, remote)})
+    def _free_memory(self, command: FreeMemory) -> Done:
+        self._memory.free_all_but(command.mesh, command.own, command.replicas)
+        return Done()
 
-    def inject(self, epoch: int, number: int, fault: dict[str, Any]) -> None:
-        """Carry out an injected fault. Raises CannotInject."""
-        self._accept(epoch)
-        self._fault_orders.accept(number, Injection.of(fault))
+    def _set_intervals(self, command: SetIntervals) -> Done:
+        message = {"op": "intervals", "steps": (command.memory, command.remote)}
+        self._worker_pool.send(command.attempt, message)
+        return Done()
 
-    def stop_workers(self, epoch: int, events: Events = ()) -> None:
-        """Kill every worker: the job has ended. Memory checkpoints stay until `release`."""
-        self._accept(epoch)
-        self._events.keep(events)
-        self._worker_pool.stop()
+    def _finish(self, command: Finish) -> Done:
+        self._worker_pool.send(command.attempt, {"op": "finish"})
+        return Done()
 
-    def finalize(self, epoch: int, step: int, attempt: int) -> dict[str, Any]:
-        """Publish the remote checkpoint of `step`; returns its folder and size."""
-        self._accept(epoch)
-        return self._saves.finalize(step, attempt, self._io)
+    def _inspect(self, command: Inspect) -> Inspections:
+        """Takes at most `inspect_timeout_s`."""
+        return Inspections(self._watch.inspect(command.attempt))
 
-    def save_held(self, epoch: int, rank: int, place: Place, attempt: int, step: int) -> None:
-        """Save the shard of a lost node to the remote tier, from the memory checkpoint that this
-        node holds. Raises NothingHeld, Overwritten or SegmentSpaceError."""
-        self._accept(epoch)
+    def _save_held(self, command: SaveShard) -> Done:
+        """Raises NothingHeld, Overwritten or SegmentSpaceError."""
+        rank, place, attempt, step = command.rank, command.place, command.attempt, command.step
         segment = self._memory.find(rank, place)
         commit = segment.find(attempt, step) if segment is not None else None
         if segment is None or commit is None:
@@ -305,41 +330,45 @@ class NodeAgent:
                 f"no step {step} of attempt {attempt} in {place} memory of rank {rank}"
             )
         self._saves.save_held(rank, segment, commit)
+        return Done()
 
-    def tidy(
-        self,
-        epoch: int,
-        attempt: int,
-        step: int,
-        unfinished: tuple[tuple[int, int], ...],
-        bad: frozenset[str],
-    ) -> None:
-        """Apply retention to the remote tier; a signal reports what was removed. `unfinished`:
-        (step, attempt) of checkpoints that are still to be published. `bad`: URIs of checkpoints to
-        put into quarantine."""
-        self._accept(epoch)
-        self._cleanup.request(attempt, step, unfinished, bad)
+    def _finalize(self, command: FinalizeCheckpoint) -> PublishedCheckpoint:
+        return self._saves.finalize(command.step, command.attempt, self._io)
 
-    def beats(self, epoch: int) -> tuple[Beat, ...]:
-        """The progress of every rank of this node, according to its beacon."""
-        self._accept(epoch)
-        return self._watch.beats()
+    def _tidy(self, command: TidyRemoteTier) -> Done:
+        self._cleanup.request(command)
+        return Done()
 
-    def inspect(self, epoch: int, attempt: int) -> tuple[Inspection, ...]:
-        """Inspect every rank of `attempt` on this node from outside, within `inspect_timeout_s`."""
-        self._accept(epoch)
-        return self._watch.inspect(attempt)
-
-    def check(self, epoch: int) -> AgentReport:
-        """Repeat the check that precedes a node's first use."""
-        self._accept(epoch)
+    def _check(self, _: CheckNode) -> AgentReport:
         self._health.check(self._io)
         return self.report()
 
-    def exchange(self, epoch: int, host: str, port: int, timeout_s: float) -> str:
-        """Exchange bytes with the agent at this address; returns an error message, or ""."""
-        self._accept(epoch)
-        return exchange(self._config.secret, host, port, timeout_s)
+    def _inject(self, command: InjectFault) -> Done:
+        """Raises CannotInject."""
+        self._fault_orders.accept(command.number, Injection.of(command.fault))
+        return Done()
+
+    def _stop(self, _: Stop) -> Done:
+        self._worker_pool.stop()
+        return Done()
+
+    def _poll(self, command: Poll) -> PollAnswer:
+        self._events.forget(command.acked)
+        rows, digests, lines = self._journal.after(command.after_row, command.after_line)
+        beats = tuple(replace(beat, groups=()) for beat in self._watch.beats())
+        return PollAnswer(
+            rows,
+            digests,
+            lines,
+            self._worker_pool.reports(),
+            self._saves.shards,
+            beats,
+            self._saves.failed_shards,
+        )
+
+    def _exchange(self, command: ExchangeBytes) -> ExchangeResult:
+        problem = exchange(self._config.secret, command.host, command.port, command.timeout_s)
+        return ExchangeResult(problem)
 
     def report(self) -> AgentReport:
         """The present state of this agent, and the checkpoints that it holds."""
@@ -369,38 +398,12 @@ class NodeAgent:
                 saving=saving,
                 domain=config.domain,
                 failure=self._failure,
-                **health.data(),
+                health=health,
             )
-
-    def poll(
-        self, after_row: tuple[int, int], after_log: int, events: Events = (), acked: int = 0
-    ) -> PollAnswer:
-        """Metric rows, digests and log lines newer than the cursors, bounded in number; the present
-        workers, and saved and failed shards, because signals may be lost; and the ranks' progress.
-
-        `events`: the supervisor's events to keep; events up to `acked` are stored elsewhere.
-        """
-        self._events.keep(events, acked)
-        rows, digests, lines = self._journal.after(after_row, after_log)
-        beats = tuple(replace(beat, groups=()) for beat in self._watch.beats())
-        saves = self._saves
-        return PollAnswer(
-            rows,
-            digests,
-            lines,
-            self._worker_pool.reports(),
-            saves.shards,
-            beats,
-            saves.failed_shards,
-        )
 
     def figures(self) -> tuple[tuple[Beat, ...], StepRow | None]:
         """The progress of this node's ranks, and the newest row of metrics that it has."""
         return self._watch.beats(), self._journal.newest()
-
-    def kept_events(self) -> list[dict[str, Any]]:
-        """The supervisor's events that this agent keeps, in order of their numbers."""
-        return self._events.all()
 
     # --- callbacks of the I/O thread ------------------------------------------------------------
 
@@ -422,15 +425,15 @@ class NodeAgent:
         self._journal.log(worker=child.name, attempt=attempt, rank=rank, text=text)
         self._log.info("output", attempt=attempt, rank=rank, worker=child.name, message=text)
 
-    def on_child_exit(self, child: Child, detail: dict[str, int | str]) -> None:
-        """Handle the end of a forked process; `detail` is its exit code or signal."""
+    def on_child_exit(self, child: Child, end: ProcessEnd) -> None:
+        """Handle the end of a forked process."""
         if child.kind in ("worker", "template"):
-            self._worker_pool.on_exit(child, detail)
+            self._worker_pool.on_exit(child, end)
         elif child.kind == "store":
             self._rendezvous.record_port(0)
             self._background.run(self._rendezvous.fork_again, self._io)
         elif child.kind == "saver":
-            self._saves.on_exit(child, detail)
+            self._saves.on_exit(child, end)
 
     def on_zygote_exit(self) -> None:
         if self._closing.is_set():
@@ -446,18 +449,14 @@ class NodeAgent:
             self._record_failure(ZygoteFailed(unfit))
         else:
             self._background.run(self._replace_zygote)
-        self._signals.send(SignalKind.ZYGOTE_LOST, self._attempt, detail={"unfit": unfit})
+        self._signals.send(ZygoteLost(unfit), self._attempt)
 
     # --- internals ------------------------------------------------------------------------------
 
     def _take_seat(self, order: FormOrder, seat: Seat) -> None:
         self._memory.set_partners(seat.rank, seat.partners, order.attempt)
-        join = {
-            **join_fields(order, seat, self._config),
-            **self._memory.segment_fields(seat.rank),
-            "faults": self._fault_orders.pending(seat.rank),
-        }
-        slot = self._worker_pool.seat(order, seat, join)
+        join = join_order(order, seat, self._config, self._memory.own_segment(seat.rank))
+        slot = self._worker_pool.seat(order, seat, join, self._fault_orders.pending(seat.rank))
         if slot is not None:
             self._memory.on_seated(slot, seat, order.attempt)
             self._fault_orders.send_pending(seat.rank, slot.child)  # ordered during its fork
@@ -500,9 +499,9 @@ class NodeAgent:
 
     def _record_failure(self, error: Exception) -> None:
         """Record in this agent's reports that the node cannot run workers any more, and why."""
-        failure = {"message": f"{type(error).__name__}: {error}"}
+        failure = AgentFailure(f"{type(error).__name__}: {error}")
         if isinstance(error, ZygoteFailed):
-            failure = {"message": str(error), **error.detail}
-        self._log.error("agent_failed", **failure)
+            failure = error.failure
+        self._log.error("agent_failed", **asdict(failure))
         with self._lock:
             self._failure = failure

@@ -8,37 +8,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.agent.health_watch import HealthProbes, HealthWatch
 from holdfast_workers.agent.signal_sender import SignalSender
-from holdfast_workers.health.findings import HealthFinding, Level
 from holdfast_workers.health.preflight import PreflightResult
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.ipc.children import ChildProcesses, ZygoteFailed
 from holdfast_workers.ipc.io_loop import NodeIO
-from holdfast_workers.protocol.messages import SignalKind
+from holdfast_workers.protocol.findings import HealthFinding, HealthReport, Level
+from holdfast_workers.protocol.signals import NodeUnwell
 
 TRIES = 4
 PAUSE_S = 10.0
 """How often a check that was not completed is tried, and the pause between tries: the failure may
 have been chance."""
-
-
-@dataclass(frozen=True)
-class HealthReport:
-    """The present findings. `number` grows with each change."""
-
-    number: int
-    findings: tuple[HealthFinding, ...]
-    measured: dict[str, float]
-
-    def data(self) -> dict[str, Any]:
-        """As fields of an agent's report."""
-        found = tuple(finding.data() for finding in self.findings)
-        return {"health": self.number, "findings": found, "measured": self.measured}
 
 
 class NodeHealth:
@@ -127,7 +111,7 @@ class NodeHealth:
     def _send_signal(self) -> None:
         with self._lock:
             self._number += 1
-        self._signals.send(SignalKind.NODE_UNWELL, self._attempt(), detail=self.report().data())
+        self._signals.send(NodeUnwell(self.report()), self._attempt())
 
 
 def _unfinished(why: str) -> PreflightResult:

@@ -9,12 +9,13 @@ keeps in a file per process.
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-from holdfast_workers.protocol.messages import Signal, SignalKind
+from holdfast_workers.protocol.signals import Signal, SignalDetail, SignalKind
 
 _WARNINGS = frozenset(
     {
@@ -42,8 +43,14 @@ def log_signal(log: FilteringBoundLogger, signal: Signal) -> None:
         rank=signal.rank,
         worker=signal.worker,
         pid=signal.pid,
-        detail=signal.detail,
+        detail=_fields_of(signal.detail),
     )
+
+
+def _fields_of(detail: SignalDetail) -> dict[str, object]:
+    """The fields that are set, without the kind, which the line names as its event."""
+    fields = {name: value for name, value in asdict(detail).items() if name != "kind"}
+    return {name: value for name, value in fields.items() if value not in ("", None)}
 
 
 def _drop(_logger: Any, _method: str, _event: Any) -> NoReturn:

@@ -23,7 +23,8 @@ from holdfast_workers.memory.segment import Segment
 from holdfast_workers.memory.segment_store import Quarantined, SegmentStore, mesh_tag
 from holdfast_workers.memory.state_delivery import StateDelivery
 from holdfast_workers.protocol.lease import Grant
-from holdfast_workers.protocol.messages import Held, Partner, Place, Seat, SignalKind, Tier
+from holdfast_workers.protocol.messages import Held, Partner, Place, Seat, Tier
+from holdfast_workers.protocol.signals import DamagedShard, PartnerLost, SourcesLost
 
 RunInBackground = Callable[..., None]
 """Runs a function with its arguments in another thread, without waiting for it."""
@@ -43,7 +44,6 @@ class NodeMemory:
         on_grant: Callable[[Grant], None],
         on_supervisor_end: Callable[[int], None],
     ) -> None:
-        self._root = root
         self._signals = signals
         self._faults = FaultPoints.from_environment()
         self._run_in_background = run_in_background
@@ -82,10 +82,9 @@ class NodeMemory:
     def find(self, rank: int, place: Place) -> Segment | None:
         return self._store.find(rank, place)
 
-    def segment_fields(self, rank: int) -> dict[str, str]:
-        """The fields of a worker's order that locate its own segment."""
-        path = self._store.path(rank, Place.OWN)
-        return {"segment_root": str(self._root), "segment_path": str(path)}
+    def own_segment(self, rank: int) -> Path:
+        """Path of the segment in which the rank's worker keeps its state."""
+        return self._store.path(rank, Place.OWN)
 
     def refuse(self, attempt: int) -> None:
         """Accept no more state of attempts before `attempt`."""
@@ -169,9 +168,8 @@ class NodeMemory:
             damaged = isinstance(error, BadShard) and slot.restore.tier is not Tier.RESHARD
             message = f"{type(error).__name__}: {error}"
             if isinstance(error, SourceLost) and error.origins:
-                lost = [[lost.agent, lost.place.value, lost.rank] for lost in error.origins]
-                detail = {"origins": lost, "message": message}
-                self._signals.send(SignalKind.SOURCES_LOST, attempt, slot.rank, detail=detail)
+                lost = tuple((lost.agent, lost.place, lost.rank) for lost in error.origins)
+                self._signals.send(SourcesLost(lost, message), attempt, slot.rank)
             answer.update(ok=False, damaged=damaged, message=message)
         slot.child.send(answer)
 
@@ -187,23 +185,12 @@ class NodeMemory:
             return
         if not others:
             _send_has_partner(slot, present=False)  # training must never wait for a lost partner
-        self._signals.send(
-            SignalKind.PARTNER_LOST,
-            slot.attempt,
-            rank,
-            slot.name,
-            detail={"partner": partner.agent, "why": why},
-        )
+        self._signals.send(PartnerLost(partner.agent, why), slot.attempt, rank, slot.name)
 
     def _bad_shard(self, bad: Quarantined) -> None:
-        detail = {
-            "tier": bad.place.value,
-            "place": bad.place.value,
-            "step": bad.step,
-            "attempt": bad.attempt,
-            "message": f"{bad.path.name}: {bad.reason}",
-        }
-        self._signals.send(SignalKind.BAD_SHARD, self._attempt(), bad.rank, detail=detail)
+        message = f"{bad.path.name}: {bad.reason}"
+        damaged = DamagedShard(bad.place, bad.step, bad.attempt, message)
+        self._signals.send(damaged, self._attempt(), bad.rank)
 
     def _slot_of(self, rank: int) -> Slot | None:
         assert self._worker_pool is not None

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import structlog
@@ -22,13 +21,9 @@ from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.progress.beacon import BeaconReader, BeaconReading, path_of, remove_all
 from holdfast_workers.progress.hang_limits import HangLimits, Standstill
 from holdfast_workers.progress.inspection import sample
-from holdfast_workers.protocol.messages import (
-    Beat,
-    Inspection,
-    SignalKind,
-    WorkerReport,
-    WorkerState,
-)
+from holdfast_workers.protocol.answers import WorkerReport
+from holdfast_workers.protocol.messages import Beat, Inspection, WorkerState
+from holdfast_workers.protocol.signals import RankStalled
 from holdfast_workers.spec import DetectionSpec, TrainingSpec
 
 JOINING = "joining"
@@ -105,12 +100,7 @@ class ProgressWatch:
             ]
         for beat in stalled if self._spec.enabled else ():
             self._signals.send(
-                SignalKind.RANK_STALLED,
-                beat.attempt,
-                beat.rank,
-                beat.worker,
-                pid=beat.pid,
-                detail={"beat": asdict(beat)},
+                RankStalled(beat), beat.attempt, beat.rank, beat.worker, pid=beat.pid
             )
 
     def _read_beacons(self) -> list[tuple[Beat, _WatchedWorker]]:

@@ -7,8 +7,6 @@ the requests that arrive meanwhile only the newest is carried out: it includes a
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
-from typing import Any
 
 import structlog
 
@@ -17,7 +15,8 @@ from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.ipc.children import ChildProcesses, ZygoteFailed
 from holdfast_workers.ipc.io_loop import NodeIO
-from holdfast_workers.protocol.messages import SignalKind
+from holdfast_workers.protocol.commands import TidyRemoteTier
+from holdfast_workers.protocol.signals import RetentionDone
 
 _log = structlog.get_logger()
 
@@ -33,7 +32,7 @@ class RemoteCleanup:
         self._signals = signals
         self._io: NodeIO | None = None
         self._changed = threading.Condition()
-        self._requested: dict[str, Any] | None = None
+        self._requested: TidyRemoteTier | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="tidier", daemon=True)
 
@@ -46,22 +45,10 @@ class RemoteCleanup:
             self._closing = True
             self._changed.notify_all()
 
-    def request(
-        self,
-        attempt: int,
-        step: int,
-        unfinished: Collection[tuple[int, int]],
-        bad: Collection[str],
-    ) -> None:
+    def request(self, command: TidyRemoteTier) -> None:
         """Clean up as soon as the running tidier has ended; a signal reports the result."""
         with self._changed:
-            self._requested = {
-                "attempt": attempt,
-                "step": step,
-                "unfinished": list(unfinished),
-                "bad": sorted(bad),
-                "rules": self._config.training["checkpoint"]["remote"],
-            }
+            self._requested = command
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -70,20 +57,28 @@ class RemoteCleanup:
                 self._changed.wait_for(lambda: self._closing or self._requested is not None)
                 if self._closing:
                     return
-                request, self._requested = self._requested, None
-            assert request is not None
-            answer = self._tidy(request)
-            detail = {"step": request["step"], "deleted": {}, "message": "", **answer}
-            self._signals.send(SignalKind.RETENTION_DONE, request["attempt"], detail=detail)
+                command, self._requested = self._requested, None
+            assert command is not None
+            self._signals.send(self._tidy(command), command.attempt)
 
-    def _tidy(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run a tidier to its end; returns its answer, or why there is none."""
+    def _tidy(self, command: TidyRemoteTier) -> RetentionDone:
+        """Run a tidier to its end; returns its result, or why there is none."""
         assert self._io is not None
+        request = {
+            "attempt": command.attempt,
+            "step": command.step,
+            "unfinished": command.unfinished,
+            "bad": sorted(command.bad),
+            "rules": self._config.training["checkpoint"]["remote"],
+        }
+        deleted: dict[str, str] = {}
         try:
-            child = self._child_processes.fork("tidier", f"tidier-{request['step']}", request)
-            return self._io.await_answer(child, self._config.tidy_timeout_s)
+            child = self._child_processes.fork("tidier", f"tidier-{command.step}", request)
+            answer = self._io.await_answer(child, self._config.tidy_timeout_s)
+            deleted, message = answer.get("deleted", {}), answer.get("message", "")
         except TimeoutError:
-            return {"message": f"not finished within {self._config.tidy_timeout_s:g} s"}
+            message = f"not finished within {self._config.tidy_timeout_s:g} s"
         except (ZygoteFailed, OSError) as error:
             _log.exception("the cleanup of the remote tier failed")
-            return {"message": control_channel.shorten_middle(str(error))}
+            message = control_channel.shorten_middle(str(error))
+        return RetentionDone(command.step, deleted, message)

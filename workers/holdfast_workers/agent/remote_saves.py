@@ -24,9 +24,17 @@ from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import linux_processes
 from holdfast_workers.ipc.children import Child, ChildProcesses, ZygoteFailed
 from holdfast_workers.ipc.io_loop import NodeIO
+from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.memory import frozen_copies
 from holdfast_workers.memory.segment import Commit, Segment
-from holdfast_workers.protocol.messages import FailedShard, SignalKind
+from holdfast_workers.protocol.answers import PublishedCheckpoint
+from holdfast_workers.protocol.signals import (
+    FailedShard,
+    ShardDelayed,
+    ShardFailed,
+    ShardRecord,
+    ShardSaved,
+)
 
 KEPT_SHARDS = 256
 _log = structlog.get_logger()
@@ -64,7 +72,7 @@ class RemoteSaves:
         self._backlog = SaveBacklog()
         self._copies: dict[str, QueuedCopy] = {}
         self._savers: dict[str, _Saver] = {}  # by the path of their copies
-        self._shards: list[dict[str, Any]] = []
+        self._shards: list[ShardRecord] = []
         self._failed: list[FailedShard] = []
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="remote-saves", daemon=True)
@@ -79,7 +87,7 @@ class RemoteSaves:
             self._changed.notify_all()
 
     @property
-    def shards(self) -> tuple[dict[str, Any], ...]:
+    def shards(self) -> tuple[ShardRecord, ...]:
         """Durable shards that are not known to be in a manifest."""
         with self._changed:
             return tuple(self._shards)
@@ -112,7 +120,7 @@ class RemoteSaves:
         path = frozen_copies.copy_path(self._root, rank, commit.step, commit.attempt)
         copy = QueuedCopy(str(path), rank, commit.attempt, commit.step)
         with self._changed:
-            durable = ((shard["rank"], shard["attempt"], shard["step"]) for shard in self._shards)
+            durable = ((shard.rank, shard.attempt, shard.step) for shard in self._shards)
             if copy.path in self._copies or copy.shard in durable:
                 return
             self._copies[copy.path] = copy  # from now on no fence removes it
@@ -129,12 +137,12 @@ class RemoteSaves:
         if message["op"] != "saved":
             return
         attempt = child.request["attempt"]
-        shard = {**{key: message[key] for key in ("rank", "step", "nbytes")}, "attempt": attempt}
+        shard = ShardRecord(message["rank"], message["step"], attempt, message["nbytes"])
         with self._changed:
             self._shards = [*self._shards, shard][-KEPT_SHARDS:]
-        self._signals.send(SignalKind.SHARD_SAVED, attempt, shard["rank"], detail=shard)
+        self._signals.send(ShardSaved(shard), attempt, shard.rank)
 
-    def on_exit(self, child: Child, detail: dict[str, int | str]) -> None:
+    def on_exit(self, child: Child, end: ProcessEnd) -> None:
         """Handle the end of a saver's process."""
         with self._changed:
             self._savers.pop(child.request["path"], None)
@@ -147,11 +155,11 @@ class RemoteSaves:
         elif outcome["op"] == "refused":
             self._refused(copy, outcome["message"])
         else:
-            self._crashed(copy, f"the saver ended: {detail}")
+            self._crashed(copy, f"the saver ended by {end}")
         with self._changed:
             self._changed.notify_all()
 
-    def finalize(self, step: int, attempt: int, io: NodeIO) -> dict[str, Any]:
+    def finalize(self, step: int, attempt: int, io: NodeIO) -> PublishedCheckpoint:
         """Publish the checkpoint of `step`; returns its folder and size.
 
         Raises RemoteTierRefused, ZygoteFailed, TimeoutError, or ChildProcessError with the
@@ -169,8 +177,8 @@ class RemoteSaves:
         if answer["op"] == "refused":
             raise RemoteTierRefused(answer["message"])
         with self._changed:
-            self._shards = [s for s in self._shards if (s["step"], s["attempt"]) != (step, attempt)]
-        return {"step": step, "attempt": attempt, **answer}
+            self._shards = [s for s in self._shards if (s.step, s.attempt) != (step, attempt)]
+        return PublishedCheckpoint(answer["uri"], answer["nbytes"], answer["metrics"])
 
     def fence(self, attempt: int) -> None:
         """Call when no worker of an older attempt is left: removes the copies that they did not
@@ -244,8 +252,7 @@ class RemoteSaves:
         with self._changed:
             given_up = self._backlog.refused(copy, time.monotonic(), random.random())
         if copy.refusals == 1:
-            detail = {"step": copy.step, "message": why}
-            self._signals.send(SignalKind.SHARD_DELAYED, copy.attempt, copy.rank, detail=detail)
+            self._signals.send(ShardDelayed(copy.step, why), copy.attempt, copy.rank)
         if given_up is not None:
             self._give_up(copy, f"superseded by a newer step: {why}", superseded=True)
 
@@ -260,8 +267,7 @@ class RemoteSaves:
         failed = FailedShard(copy.rank, copy.attempt, copy.step, why, superseded)
         with self._changed:
             self._failed = [*self._failed, failed][-KEPT_SHARDS:]
-        detail = {"step": copy.step, "message": why, "superseded": superseded}
-        self._signals.send(SignalKind.SHARD_FAILED, copy.attempt, copy.rank, detail=detail)
+        self._signals.send(ShardFailed(copy.step, why, superseded), copy.attempt, copy.rank)
 
     def _remove(self, copy: QueuedCopy) -> None:
         Path(copy.path).unlink(missing_ok=True)

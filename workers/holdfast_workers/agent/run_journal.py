@@ -74,7 +74,7 @@ class RunJournal:
 
     def after(
         self, row: tuple[int, int], line: int
-    ) -> tuple[list[StepRow], dict[int, str], list[LogLine]]:
+    ) -> tuple[tuple[StepRow, ...], dict[int, str], tuple[LogLine, ...]]:
         """A page of rows after `row` (attempt, step), their digests, and a page of log lines after
         number `line`.
 
@@ -92,4 +92,4 @@ class RunJournal:
             else:
                 first, last = row[1] - 1, row[1]
             wanted = {s: d for s in range(first, last + 1) if (d := self._digests.get(s))}
-            return rows, wanted, lines
+            return tuple(rows), wanted, tuple(lines)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
-from holdfast_workers.protocol.messages import Signal, SignalKind
+from holdfast_workers.protocol.signals import Signal, SignalDetail
 
 
 class SignalSender:
@@ -23,13 +22,12 @@ class SignalSender:
 
     def send(
         self,
-        kind: SignalKind,
+        detail: SignalDetail,
         attempt: int,
         rank: int | None = None,
         worker: str | None = None,
         *,
         pid: int | None = None,
-        detail: dict[str, Any] | None = None,
     ) -> None:
         """Send a signal about `attempt`."""
         with self._lock:
@@ -37,7 +35,7 @@ class SignalSender:
             seq = self._last_number
         self._on_signal(
             Signal(
-                kind=kind,
+                detail=detail,
                 agent=self._agent,
                 incarnation=self._incarnation,
                 seq=seq,
@@ -46,6 +44,5 @@ class SignalSender:
                 rank=rank,
                 worker=worker,
                 pid=pid,
-                detail=detail or {},
             )
         )

@@ -12,7 +12,7 @@ import threading
 import time
 from base64 import b64decode
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,29 @@ from holdfast_workers.errors import StaleCommand, WorkersError
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.ipc.children import Child, ChildProcesses
 from holdfast_workers.ipc.io_loop import NodeIO
+from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.progress import beacon
+from holdfast_workers.protocol import codec
+from holdfast_workers.protocol.answers import WorkerReport
 from holdfast_workers.protocol.messages import (
     FormOrder,
+    JoinOrder,
     Restore,
     Seat,
-    SignalKind,
     StepRow,
     Tier,
-    WorkerReport,
     WorkerState,
+)
+from holdfast_workers.protocol.signals import (
+    FirstStep,
+    GuardTripReported,
+    ShardFailed,
+    SignalDetail,
+    StepRecomputed,
+    WorkerDone,
+    WorkerExited,
+    WorkerFailed,
+    WorkerJoined,
 )
 
 EXIT_WAIT_S = 5.0
@@ -58,7 +71,7 @@ class Slot:
     parked_for: int = 0
     """The worker has left every attempt before this one."""
     restore: Restore | None = None
-    failure: dict[str, Any] | None = None
+    failure: WorkerFailed | None = None
     """The worker's report of the failure that ended its attempt."""
     expected: int | None = None
     """The only rank that this worker may be given; None: any rank."""
@@ -192,8 +205,11 @@ class WorkerPool:
             names = ", ".join(self._unparked(slots, attempt))
             raise WorkerStillAlive(f"{names} did not die within {EXIT_WAIT_S} s of being killed")
 
-    def seat(self, order: FormOrder, seat: Seat, join: dict[str, Any]) -> Slot | None:
-        """Give a rank to its worker. None if the worker is gone; a signal reports that.
+    def seat(
+        self, order: FormOrder, seat: Seat, join: JoinOrder, faults: list[dict[str, Any]]
+    ) -> Slot | None:
+        """Give a rank to its worker, with the faults that are injected into it. None if the worker
+        is gone; a signal reports that.
 
         Raises StaleCommand if a newer attempt was announced before or during this call.
         """
@@ -205,12 +221,10 @@ class WorkerPool:
                 slot.state, slot.attempt, slot.rank = WorkerState.JOINING, order.attempt, seat.rank
                 slot.restore, slot.failure = seat.restore, None
         if slot is None:  # it died between the fence's answer and this order
-            detail = {"why": "the worker was gone before it could take its rank"}
-            self._signals.send(
-                SignalKind.WORKER_EXITED, order.attempt, seat.rank, name, detail=detail
-            )
+            gone = WorkerExited(why="the worker was gone before it could take its rank")
+            self._signals.send(gone, order.attempt, seat.rank, name)
             return None
-        slot.child.send({"op": "join", "attempt": order.attempt, "rank": seat.rank, **join})
+        slot.child.send({"op": "join", "order": asdict(join), "faults": faults})
         return slot
 
     def end_unseated(self, order: FormOrder) -> None:
@@ -281,7 +295,7 @@ class WorkerPool:
         if slot is not None:
             getattr(self, f"_on_{message['op']}")(slot, message)
 
-    def on_exit(self, child: Child, detail: dict[str, int | str]) -> None:
+    def on_exit(self, child: Child, end: ProcessEnd) -> None:
         """Handle the end of a worker's or a template's process. The exit is signalled before a
         waiting fence returns."""
         if child.kind == "template":
@@ -291,7 +305,7 @@ class WorkerPool:
             slot = self._slots.get(child.name)
         self._beacon_of(child.name).unlink(missing_ok=True)
         if slot is not None and not self._closing:
-            self._send_exit_signal(slot, detail)
+            self._send_exit_signal(slot, end)
         with self._changed:
             self._slots.pop(child.name, None)
             self._changed.notify_all()
@@ -300,13 +314,13 @@ class WorkerPool:
         """Nothing to do: a slot is warm from its fork on."""
 
     def _on_joined(self, slot: Slot, message: dict[str, Any]) -> None:
+        joined = codec.restore(WorkerJoined, message["detail"])
         with self._changed:
-            slot.state, slot.step = WorkerState.TRAINING, message["step"]
+            slot.state, slot.step = WorkerState.TRAINING, joined.step
             slots = self._slots.values()
             all_joined = all(other.state is not WorkerState.JOINING for other in slots)
         self._on_state_held(slot, None)
-        detail = _select(message, "step", "tier", "phases_s")
-        self._send_signal(SignalKind.WORKER_JOINED, slot, message, detail)
+        self._send_signal(joined, slot, message)
         if all_joined:
             self._on_all_joined()
 
@@ -329,36 +343,32 @@ class WorkerPool:
         if resharded:
             self._on_resharded()
         if self._journal.add_row(row):
-            detail = {"step": row.step, "at": row.at}
-            self._send_signal(SignalKind.FIRST_STEP, slot, message, detail)
+            self._send_signal(FirstStep(row.step, row.at), slot, message)
 
     def _on_tripped(self, slot: Slot, message: dict[str, Any]) -> None:
-        self._send_signal(SignalKind.GUARD_TRIPPED, slot, message, message["report"])
+        self._send_signal(codec.restore(GuardTripReported, message["detail"]), slot, message)
 
     def _on_digest(self, _: Slot, message: dict[str, Any]) -> None:
         self._journal.add_digest(message["step"], message["digest"])
 
     def _on_recomputed(self, slot: Slot, message: dict[str, Any]) -> None:
-        self._send_signal(SignalKind.RECOMPUTED, slot, message, _select(message, "step", "digests"))
+        self._send_signal(codec.restore(StepRecomputed, message["detail"]), slot, message)
 
     def _on_save(self, _: Slot, message: dict[str, Any]) -> None:
         self._hand_to_saver(message)
 
     def _on_unsaved(self, slot: Slot, message: dict[str, Any]) -> None:
-        self._send_signal(
-            SignalKind.SHARD_FAILED, slot, message, _select(message, "step", "message")
-        )
+        self._send_signal(ShardFailed(message["step"], message["message"]), slot, message)
 
     def _on_wanted(self, slot: Slot, message: dict[str, Any]) -> None:
         own = {name: b64decode(text) for name, text in message["own"].items()}
         self._on_segment_ready(slot, message["attempt"], own)
 
     def _on_failed(self, slot: Slot, message: dict[str, Any]) -> None:
-        fields = _select(message, "kind", "type", "message", "traceback", "step")
-        detail = {"error": fields, **_select(message, "step", "trip", "finding")}
+        failure = codec.restore(WorkerFailed, message["detail"])
         with self._changed:
-            slot.failure = detail
-        self._send_signal(SignalKind.WORKER_FAILED, slot, message, detail)
+            slot.failure = failure
+        self._send_signal(failure, slot, message)
 
     def _on_parked(self, slot: Slot, message: dict[str, Any]) -> None:
         with self._changed:
@@ -370,30 +380,26 @@ class WorkerPool:
     def _on_done(self, slot: Slot, message: dict[str, Any]) -> None:
         with self._changed:
             slot.state, slot.step = WorkerState.DONE, message["step"]
-        self._send_signal(SignalKind.WORKER_DONE, slot, message, {"step": message["step"]})
+        self._send_signal(WorkerDone(message["step"]), slot, message)
 
     # --- internals ------------------------------------------------------------------------------
 
-    def _send_signal(
-        self, kind: SignalKind, slot: Slot, message: dict[str, Any], detail: dict[str, Any]
-    ) -> None:
+    def _send_signal(self, detail: SignalDetail, slot: Slot, message: dict[str, Any]) -> None:
         attempt, rank = message["attempt"], message["rank"]
-        self._signals.send(kind, attempt, rank, slot.name, pid=slot.child.pid, detail=detail)
+        self._signals.send(detail, attempt, rank, slot.name, pid=slot.child.pid)
 
-    def _send_exit_signal(self, slot: Slot, detail: dict[str, int | str]) -> None:
-        report: dict[str, Any] = {**detail, "step": slot.step, "state": slot.state.value}
-        if slot.killed_because:
-            report["why"] = slot.killed_because
-        elif detail.get("name") == "SIGKILL":
-            report["out_of_memory"] = self._shortage.explains_kill()
-        self._signals.send(
-            SignalKind.WORKER_EXITED,
-            slot.attempt,
-            slot.rank,
-            slot.name,
-            pid=slot.child.pid,
-            detail=report,
+    def _send_exit_signal(self, slot: Slot, end: ProcessEnd) -> None:
+        unexplained = end.name == "SIGKILL" and not slot.killed_because
+        exited = WorkerExited(
+            exit_code=end.exit_code,
+            signal=end.signal,
+            name=end.name,
+            step=slot.step,
+            state=slot.state,
+            why=slot.killed_because,
+            out_of_memory=self._shortage.explains_kill() if unexplained else "",
         )
+        self._signals.send(exited, slot.attempt, slot.rank, slot.name, pid=slot.child.pid)
 
     def _fork(self, expected: dict[str, Any] | None = None) -> str:
         """`expected`: the only place that the worker may be given, {mesh, rank}; None: any
@@ -489,7 +495,3 @@ class WorkerPool:
 def _sleeps(slot: Slot) -> bool:
     """Whether all threads sleep, except the control thread: that keeps cutting connections."""
     return linux_processes.is_asleep(slot.child.pid, ignored_thread=control_channel.THREAD_NAME)
-
-
-def _select(message: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: message[name] for name in names}

@@ -71,6 +71,8 @@ def _prepare(config: dict[str, Any]) -> Recipe:
 
     torch.set_num_threads(1)
     from holdfast_workers.child_programs import saver, store_host  # noqa: F401
+    from holdfast_workers.protocol import codec
+    from holdfast_workers.protocol.messages import JoinOrder
     from holdfast_workers.recipes import lookup
     from holdfast_workers.spec import TrainingSpec
     from holdfast_workers.worker import main as worker  # noqa: F401
@@ -78,6 +80,7 @@ def _prepare(config: dict[str, Any]) -> Recipe:
     spec = TrainingSpec.model_validate(config["training"])
     recipe = lookup.make_recipe(spec, Path(config["cache_dir"]))
     recipe.prepare()
+    codec.prepare(JoinOrder)
     gc.collect()
     gc.freeze()  # a worker's garbage collection would touch, and so copy, all these objects
     return recipe

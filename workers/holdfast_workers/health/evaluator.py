@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 from holdfast_workers.health.findings import (
     DeviceReading,
-    HealthFinding,
     HealthSnapshot,
     HostReading,
-    Level,
     NetworkReading,
     Xid,
 )
 from holdfast_workers.health.xid import LEVELS, XidClass, meaning
+from holdfast_workers.protocol.findings import HealthFinding, Level
 
 MIB = 1 << 20
 

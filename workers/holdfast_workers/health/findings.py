@@ -1,54 +1,11 @@
-"""Records of a node's health: readings, as probes measured them, and findings, as evaluated.
+"""Readings of a node's health, as probes measured them. Findings are in `protocol/findings.py`.
 
 A value that could not be measured is None: it never counts as zero, nor as healthy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
-from typing import Any
-
-
-class Level(StrEnum):
-    """The severity of a finding, mildest first."""
-
-    NOTE = "note"  # for information; needs no action
-    SUSPECT = "suspect"  # may get worse, or explain a fault; the node stays in use
-    UNFIT = "unfit"  # no rank should run here while another node is available
-
-
-@dataclass(frozen=True)
-class HealthFinding:
-    probe: str  # "accelerator", "host", "network", "preflight", "exchange"
-    kind: str  # one of the probe's closed set of findings
-    level: Level
-    what: str  # a message with the numbers
-    where: str = ""  # device, folder or interface
-    code: int | None = None  # XID number
-    lost: bool = False  # a resource that ranks need is gone: no rank can continue here
-
-    @property
-    def key(self) -> tuple[str, str, str, str, int | None]:
-        """The identity of a finding, whatever its numbers are."""
-        return (self.probe, self.kind, self.level, self.where, self.code)
-
-    def data(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> HealthFinding:
-        return cls(**{**data, "level": Level(data["level"])})
-
-
-def is_unfit(findings: Iterable[HealthFinding]) -> bool:
-    return any(finding.level is Level.UNFIT for finding in findings)
-
-
-def messages_of(findings: Iterable[HealthFinding], level: Level = Level.UNFIT) -> str:
-    """The messages of the findings of a level, as one line."""
-    return "; ".join(finding.what for finding in findings if finding.level is level)
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from holdfast_workers.health.findings import HealthFinding, Level
 from holdfast_workers.ipc import control_channel
+from holdfast_workers.protocol.findings import HealthFinding, Level
 from holdfast_workers.state.digest import payload_digest
 
 if TYPE_CHECKING:

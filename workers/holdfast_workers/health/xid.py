@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from holdfast_workers.health.findings import Level
+from holdfast_workers.protocol.findings import Level
 
 
 class XidClass(StrEnum):

@@ -21,14 +21,16 @@ from typing import Any, Protocol
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel, linux_processes
+from holdfast_workers.ipc.linux_processes import ProcessEnd
+from holdfast_workers.protocol.answers import AgentFailure
 
 
 class ZygoteFailed(WorkersError):
-    """The zygote did not start, or could not fork. `detail` holds `type` and `traceback`."""
+    """The zygote did not start, or could not fork. `failure`: as its agent reports it."""
 
-    def __init__(self, message: str, detail: dict[str, Any] | None = None) -> None:
+    def __init__(self, message: str, failure: AgentFailure | None = None) -> None:
         super().__init__(message)
-        self.detail = detail or {}
+        self.failure = failure or AgentFailure(message)
 
 
 @dataclass
@@ -64,9 +66,8 @@ class Child:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self.pidfd, number)
 
-    def reap(self) -> dict[str, int | str]:
-        """Collect the exit status, see `linux_processes.exit_detail`. Call it only after the pidfd
-        has become readable.
+    def reap(self) -> ProcessEnd:
+        """Collect the exit status. Call it only after the pidfd has become readable.
 
         Kills the processes that the child started itself: it leads a session of its own.
         """
@@ -75,8 +76,8 @@ class Child:
         try:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
         except ChildProcessError:
-            return {"unknown": "reaped elsewhere"}
-        return linux_processes.exit_detail(status) if pid else {"unknown": "still running"}
+            return ProcessEnd()  # reaped elsewhere
+        return linux_processes.process_end(status) if pid else ProcessEnd()
 
     def close(self) -> None:
         with self._lock:
@@ -216,7 +217,8 @@ class ChildProcesses:
             raise ZygoteFailed(f"the zygote did not start: {error}") from error
         if answer["op"] != "ready":
             self._discard()
-            raise ZygoteFailed(f"{answer['type']}: {answer['message']}", answer)
+            failure = AgentFailure(answer["message"], answer["type"], answer["traceback"])
+            raise ZygoteFailed(f"{failure.type}: {failure.message}", failure)
         ours.settimeout(self._fork_timeout_s)
         self._ready_at = time.monotonic()
 

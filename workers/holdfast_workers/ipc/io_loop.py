@@ -19,6 +19,7 @@ import structlog
 
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.ipc.children import Child
+from holdfast_workers.ipc.linux_processes import ProcessEnd
 
 READ_BYTES = 64 * 1024
 LINE_LIMIT = 8 * 1024
@@ -32,7 +33,7 @@ class ChildObserver(Protocol):
     def on_worker_message(self, name: str, message: dict[str, Any]) -> None: ...
     def on_child_message(self, child: Child, message: dict[str, Any]) -> None: ...
     def on_child_log(self, child: Child, text: str) -> None: ...
-    def on_child_exit(self, child: Child, detail: dict[str, int | str]) -> None: ...
+    def on_child_exit(self, child: Child, end: ProcessEnd) -> None: ...
     def on_zygote_exit(self) -> None: ...
 
 
@@ -185,9 +186,9 @@ class NodeIO:
         for descriptor in (child.end, child.log_fd):
             if descriptor in self._registered():
                 self._selector.unregister(descriptor)
-        detail = child.reap()
+        end = child.reap()
         child.close()
-        self._observer.on_child_exit(child, detail)
+        self._observer.on_child_exit(child, end)
 
     def _read_rest(self, child: Child) -> None:
         while self._read_next_message(child):

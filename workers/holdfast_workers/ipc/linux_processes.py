@@ -13,7 +13,24 @@ import os
 import signal
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ProcessEnd:
+    """How a process ended: by an exit code or by a signal. Neither: unknown."""
+
+    exit_code: int | None = None
+    signal: int | None = None
+    name: str = ""
+    """Name of the signal, e.g. "SIGKILL"."""
+
+    def __str__(self) -> str:
+        if self.exit_code is not None:
+            return f"exit code {self.exit_code}"
+        return self.name or "an unknown cause"
+
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -96,16 +113,15 @@ def kernel_wait_function(pid: int) -> str:
     return "" if name == "0" else name
 
 
-def exit_detail(status: int) -> dict[str, int | str]:
-    """A wait status, decoded: `{"signal": 9, "name": "SIGKILL"}` or `{"exit_code": 1}`."""
+def process_end(status: int) -> ProcessEnd:
+    """A wait status, decoded."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:
-            name = signal.Signals(number).name
+            return ProcessEnd(signal=number, name=signal.Signals(number).name)
         except ValueError:
-            name = f"signal {number}"
-        return {"signal": number, "name": name}
-    return {"exit_code": os.waitstatus_to_exitcode(status)}
+            return ProcessEnd(signal=number, name=f"signal {number}")
+    return ProcessEnd(exit_code=os.waitstatus_to_exitcode(status))
 
 
 def _prctl(option: int, value: int) -> None:

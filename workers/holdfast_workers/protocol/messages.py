@@ -1,7 +1,7 @@
-"""The messages between a node agent and its supervisor, as plain immutable values.
+"""The vocabulary of all messages between agents, workers and supervisor: plain immutable values.
 
-This module owns the vocabulary: what an agent reports (`AgentReport`, `Signal`, `PollAnswer`) and
-what a supervisor orders (`FormOrder`). It has no behaviour and imports nothing of the project.
+`signals.py`, `answers.py` and `commands.py` are composed of these values; `codec.py` encodes them.
+This module has no behaviour and imports nothing of the project.
 
 Conventions that all messages share:
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 
 class WorkerState(StrEnum):
@@ -35,49 +35,6 @@ class WorkerState(StrEnum):
     DONE = "done"
     """Finished its last step: the last of the job spec, or the one after which all ranks
     stopped."""
-
-
-class SignalKind(StrEnum):
-    """The events that an agent reports. Each docstring lists the keys of `Signal.detail`."""
-
-    WORKER_EXITED = "worker_exited"
-    """A worker's process ended. Detail: `exit_code` or `signal`; `out_of_memory`: the evidence that
-    the kernel killed it for memory."""
-    WORKER_FAILED = "worker_failed"
-    """A worker raised and left its attempt. Detail: `error` (an `ErrorReport` as a dictionary),
-    `step`, `finding`, `trip`."""
-    WORKER_JOINED = "worker_joined"
-    """A worker restored its state and is about to step. Detail: restore `tier`, `step`, timings of
-    the phases."""
-    FIRST_STEP = "first_step"
-    """The first step of the attempt was committed. Detail: `step`, `at`."""
-    WORKER_DONE = "worker_done"
-    """A worker finished its last step. Detail: `step`."""
-    SHARD_SAVED = "shard_saved"
-    """Remote tier: the shard of one rank is durable. Detail: the shard record."""
-    SHARD_FAILED = "shard_failed"
-    """Remote tier: the save of a shard was given up. Detail: `message`, `superseded`."""
-    SHARD_DELAYED = "shard_delayed"
-    """Remote tier: the storage rejected a shard; the save is retried. Detail: `message`."""
-    RETENTION_DONE = "tidied"
-    """Remote tier: retention has finished or failed. Detail: `step`, `deleted`, `message`."""
-    PARTNER_LOST = "partner_lost"
-    """Replication to a partner fails. Detail: the partner's agent."""
-    ZYGOTE_LOST = "zygote_lost"
-    """The zygote died and is being restarted; with `unfit` in the detail: the reason why this node
-    can no longer start workers."""
-    SOURCES_LOST = "sources_lost"
-    """A reshard could not read parts from some ranks. Detail: `origins`."""
-    RANK_STALLED = "rank_stalled"
-    """A rank has been in its phase for longer than the learned limit. Detail: `beat`."""
-    NODE_UNWELL = "node_unwell"
-    """The node's health changed. Detail: `health`, `findings`, `measured` (see `AgentReport`)."""
-    GUARD_TRIPPED = "guard_tripped"
-    """A guard tripped on all ranks, and training continues. Detail: the report of the trip."""
-    RECOMPUTED = "recomputed"
-    """The step of `FormOrder.recheck` was computed again. Detail: `step`, `digests` by rank."""
-    BAD_SHARD = "bad_shard"
-    """A saved state failed verification. Detail: `tier`, `step`, `message`."""
 
 
 class ErrorKind(StrEnum):
@@ -119,29 +76,6 @@ class ErrorReport:
     """Its formatted traceback, shortened in the middle."""
     step: int
     """Steps applied when it was raised."""
-
-
-@dataclass(frozen=True)
-class Signal:
-    """An event that an agent reports to its supervisor as it happens."""
-
-    kind: SignalKind
-    agent: str
-    """Name of the agent, see `AgentReport.agent`."""
-    incarnation: str
-    """Process lifetime of the agent, see `AgentReport.incarnation`."""
-    seq: int
-    """Number of the signal; grows by one within an incarnation."""
-    at: float
-    """When the agent saw the event."""
-    attempt: int = 0
-    rank: int | None = None
-    worker: str | None = None
-    """Name of the worker concerned, see `WorkerReport.worker`."""
-    pid: int | None = None
-    """Process id of that worker on the agent's node."""
-    detail: dict[str, Any] = field(default_factory=dict)
-    """JSON-compatible; the keys depend on `kind` and are listed at `SignalKind`."""
 
 
 class Place(StrEnum):
@@ -218,101 +152,6 @@ class Inspection:
     """Stack of the training thread, innermost frame first: "function (file:line)"."""
     problem: str = ""
     """Why there is no stack."""
-
-
-@dataclass(frozen=True)
-class WorkerReport:
-    """One worker process of an agent."""
-
-    worker: str
-    """Name, never used again within the job: "<agent>.<incarnation>.<n>"."""
-    pid: int
-    state: WorkerState
-    attempt: int = 0
-    """The attempt that it belongs to, or belonged to last."""
-    rank: int | None = None
-    step: int = 0
-    """Steps applied to its state."""
-    failure: dict[str, Any] | None = None
-    """Detail of its `WORKER_FAILED` signal, if it left its attempt that way."""
-    expected: int | None = None
-    """The only rank that it can take, because it was forked for it; None: any rank, if it has
-    none yet."""
-
-
-@dataclass(frozen=True)
-class AgentReport:
-    """The whole state of a node agent: what it runs and what it holds."""
-
-    agent: str
-    """Stable name of the agent's slot in the placement group: "n0", "n1", ..."""
-    incarnation: str
-    """Changes with each restart of the agent's process."""
-    node_id: str
-    """Ray's id of the node."""
-    host: str
-    """Address at which other nodes reach this node."""
-    pid: int
-    data_port: int
-    """Port for replication, fetch and lifeline connections."""
-    store_port: int
-    """Port of the TCPStore hosted beside the agent, for the rendezvous."""
-    capacity: int
-    """Number of ranks that it can run."""
-    epoch: int
-    """Highest supervisor epoch that it has obeyed."""
-    attempt: int
-    """Highest attempt that it knows."""
-    ready: bool
-    """True once the zygote and the store run."""
-    workers: tuple[WorkerReport, ...] = ()
-    held: tuple[Held, ...] = ()
-    """Its memory checkpoints, own ones and replicas."""
-    shards: tuple[dict[str, Any], ...] = ()
-    """Remote-tier shard records that are not yet in a manifest."""
-    saving: tuple[tuple[int, int, int], ...] = ()
-    """(rank, attempt, step) of each shard that it has yet to save from a frozen copy."""
-    domain: str = ""
-    """Failure domain of the node, e.g. a rack; "" if unknown."""
-    failure: dict[str, Any] | None = None
-    """Why the agent cannot run workers, if it cannot."""
-    health: int = 0
-    """Grows with each change of `findings` or `measured`."""
-    findings: tuple[dict[str, Any], ...] = ()
-    """Findings about the node's health, as dictionaries."""
-    measured: dict[str, float] = field(default_factory=dict)
-    """Memory bandwidth by device, in GB/s."""
-
-
-@dataclass(frozen=True)
-class FailedShard:
-    """A shard of a remote save that its agent has given up, as in a `SHARD_FAILED` signal."""
-
-    rank: int
-    attempt: int
-    step: int
-    message: str
-    superseded: bool
-    """Whether a newer step took its place."""
-
-
-class PollAnswer(NamedTuple):
-    """An agent's answer to a poll.
-
-    Carries the series newer than the poll's cursors, and repeats what signals already reported,
-    because a signal may be lost."""
-
-    rows: list[StepRow]
-    digests: dict[int, str]
-    """Digest of the state (xxh3-128, hex) by step."""
-    lines: list[LogLine]
-    workers: tuple[WorkerReport, ...]
-    shards: tuple[dict[str, Any], ...]
-    """As in `AgentReport`."""
-    beats: tuple[Beat, ...] = ()
-    """Progress of every rank of this agent, without process groups."""
-    failed_shards: tuple[FailedShard, ...] = ()
-    """The shards that this agent gave up, newest last; a bounded number."""
 
 
 class Tier(StrEnum):
@@ -434,6 +273,35 @@ class FormOrder:
 
 
 @dataclass(frozen=True)
+class JoinOrder:
+    """The order with which an agent gives a rank of an attempt to one of its workers."""
+
+    attempt: int
+    rank: int
+    world_size: int
+    mesh: dict[str, int]
+    store_host: str
+    store_port: int
+    restore: Restore
+    """Without origins: only the agent uses them."""
+    segment_root: str
+    """Folder of the node's memory checkpoints."""
+    segment_path: str
+    """The rank's own segment."""
+    timeout_s: float
+    """For the rendezvous, and for the state from memory."""
+    device: str
+    has_partner: bool = False
+    intervals: tuple[int, int] | None = None
+    """As in `FormOrder`; so are `leased`, `skipped` and `recheck`."""
+    leased: bool = False
+    skipped: tuple[tuple[int, int], ...] = ()
+    recheck: int | None = None
+    reporter: bool = False
+    """Whether this rank reports for all ranks of its node."""
+
+
+@dataclass(frozen=True)
 class StepRow:
     """The measurements of a committed step; the same on every rank unless stated otherwise."""
 
@@ -485,3 +353,15 @@ class LogLine:
     stream: str
     text: str
     """The line without its line feed."""
+
+
+@dataclass(frozen=True)
+class EventCopy:
+    """An event of the supervisor, kept by agents for the next supervisor."""
+
+    seq: int
+    at: float
+    kind: str
+    data: dict[str, Any]
+    format: int = 1
+    """Version of the format of `kind` and `data`."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from holdfast_workers.errors import WorkersError
+from holdfast_workers.protocol.findings import ReplicaFinding
 
 REPLICATED_AXIS = "dp_replicate"
 """Ranks that differ only in this axis hold the same parameters and moments."""
@@ -30,39 +30,6 @@ def ranks_by_shard(mesh: Mapping[str, int]) -> list[tuple[int, ...]]:
         )
         groups.setdefault(key, []).append(rank)
     return [tuple(ranks) for ranks in groups.values()]
-
-
-@dataclass(frozen=True)
-class ReplicaFinding:
-    """The corruption that all ranks of an attempt detected in one agreement."""
-
-    attempt: int
-    step: int
-    """The state that was compared; every rank was at it."""
-    bad_from: int
-    """No state of this step or a later step, as computed so far, may be used."""
-    groups: tuple[tuple[int, ...], ...] = ()
-    """Ranks that should hold the same state but do not."""
-    digests: Mapping[int, str] = field(default_factory=dict)
-    """Digests of those ranks."""
-    changed: tuple[int, ...] = ()
-    """Ranks whose own parameters changed between two steps."""
-
-    def data(self) -> dict[str, Any]:
-        """The finding as JSON."""
-        digests = {str(rank): digest for rank, digest in self.digests.items()}
-        return {**asdict(self), "digests": digests}
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> ReplicaFinding:
-        return cls(
-            attempt=data["attempt"],
-            step=data["step"],
-            bad_from=data["bad_from"],
-            groups=tuple(tuple(group) for group in data["groups"]),
-            digests={int(rank): digest for rank, digest in data["digests"].items()},
-            changed=tuple(data["changed"]),
-        )
 
 
 class CorruptionFound(WorkersError):

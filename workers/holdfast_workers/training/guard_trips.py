@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from typing import Any, Protocol
+from typing import Protocol
 
+from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.training.guards import (
     GuardAction,
     GuardKind,
@@ -33,7 +34,7 @@ class TripHooks(Protocol):
 
     def phase(self, name: str, step: int) -> None: ...
     def commit_gate(self, step: int) -> None: ...
-    def tripped(self, report: dict[str, Any]) -> None: ...
+    def tripped(self, report: TripReport) -> None: ...
 
 
 class GuardRunner:

@@ -14,13 +14,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
+from holdfast_workers.protocol.findings import GuardAction, GuardKind, TripReport
 from holdfast_workers.spec import GuardsSpec, SpikeGuardSpec
 from holdfast_workers.training.skipped_windows import Ledger
+
+__all__ = [
+    "MAX_RANGES",
+    "MIN_VALUES",
+    "GuardAction",
+    "GuardKind",
+    "NonfiniteOrigin",
+    "Trip",
+    "as_retry",
+    "describe_trip",
+    "find_origin",
+    "judge",
+    "trip_report",
+]
 
 MAX_RANGES = 256
 """The number of separate ranges of windows that fit in a state."""
@@ -31,22 +44,6 @@ _MIN_SPREAD = 0.01
 """As a fraction of the median: if the values hardly differ, a small difference is not a spike."""
 _MIN_LOG_SPREAD = 0.1
 _MIN_NORM = 1e-30
-
-
-class GuardKind(StrEnum):
-    NONFINITE = "nonfinite"
-    LOSS_SPIKE = "loss_spike"
-    GRAD_NORM_SPIKE = "grad_norm_spike"
-
-
-class GuardAction(StrEnum):
-    """The actions after a trip, from the mildest to the most severe."""
-
-    REPORT = "report"  # the step is applied nevertheless
-    RETRY = "retry"  # a second computation was finite; the step is computed from the same data
-    SKIP = "skip"  # the step is computed again from the next window, on all ranks at once
-    ROLLBACK = "rollback"  # training resumes from an older step, without the windows since then
-    STOP = "stop"  # the job ends
 
 
 @dataclass(frozen=True)
@@ -165,37 +162,39 @@ def as_retry(trip: Trip) -> Trip:
     return Trip(**{**trip.__dict__, **fields})
 
 
-def trip_report(
-    trip: Trip, origin: NonfiniteOrigin | None, ranks: tuple[int, ...]
-) -> dict[str, Any]:
-    """A trip as it is reported, in JSON; a non-finite number becomes null."""
-    numbers = ("value", "loss", "grad_norm")
-    fields = {name: value for name, value in asdict(trip).items() if name not in numbers}
-    return {
-        **fields,
-        "kind": trip.kind.value,
-        "decision": trip.decision.value,
-        **{name: _finite_or_none(getattr(trip, name)) for name in numbers},
-        "ranks": list(ranks),
-        "layer": origin.layer or None if origin else None,
-        "what": origin.what if origin else None,
-        "micro_batch": origin.micro_batch if origin and origin.micro_batch >= 0 else None,
-    }
-
-
-def describe_trip(report: dict[str, Any]) -> str:
-    """One line from a `trip_report`: the kind, the place, and the data window."""
-    where = ""
-    if report["what"]:
-        ranks = ", ".join(str(rank) for rank in report["ranks"])
-        where = f"; began on rank {ranks}" if ranks else "; began on an unknown rank"
-        where += f" in the {report['what']}"
-        where += f" of {report['layer']}" if report["layer"] else ""
-        if report["micro_batch"] is not None:
-            where += f", micro-batch {report['micro_batch']}"
-    return f"{report['kind']} at step {report['step']} (window {report['window']}): " + (
-        f"{report['why']}{where}"
+def trip_report(trip: Trip, origin: NonfiniteOrigin | None, ranks: tuple[int, ...]) -> TripReport:
+    """A trip as it is reported, with its origin and the ranks that observed it there."""
+    return TripReport(
+        kind=trip.kind,
+        step=trip.step,
+        window=trip.window,
+        decision=trip.decision,
+        why=trip.why,
+        value=_finite_or_none(trip.value),
+        loss=_finite_or_none(trip.loss),
+        grad_norm=_finite_or_none(trip.grad_norm),
+        middle=trip.middle,
+        limit=trip.limit,
+        skipped=trip.skipped,
+        back_to=trip.back_to,
+        ranks=ranks,
+        layer=origin.layer or None if origin else None,
+        what=origin.what if origin else None,
+        micro_batch=origin.micro_batch if origin and origin.micro_batch >= 0 else None,
     )
+
+
+def describe_trip(report: TripReport) -> str:
+    """One line about a trip: the kind, the place, and the data window."""
+    where = ""
+    if report.what:
+        ranks = ", ".join(str(rank) for rank in report.ranks)
+        where = f"; began on rank {ranks}" if ranks else "; began on an unknown rank"
+        where += f" in the {report.what}"
+        where += f" of {report.layer}" if report.layer else ""
+        if report.micro_batch is not None:
+            where += f", micro-batch {report.micro_batch}"
+    return f"{report.kind} at step {report.step} (window {report.window}): {report.why}{where}"
 
 
 def _exceeded_bounds(

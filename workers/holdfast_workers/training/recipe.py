@@ -17,8 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.training.guard_memory import GuardMemory
@@ -127,7 +128,7 @@ class NonFiniteStep(ArithmeticError):
 class GuardTripped(Exception):
     """A guard tripped on all ranks in the same step; no rank applied the step."""
 
-    def __init__(self, trip: Trip, report: dict[str, Any] | None = None) -> None:
+    def __init__(self, trip: Trip, report: TripReport | None = None) -> None:
         super().__init__(describe_trip(report) if report else trip.why)
         self.trip = trip
         self.report = report

@@ -14,8 +14,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
+from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.replicas import ReplicaComparison
@@ -81,8 +82,8 @@ class Hooks(Protocol):
         """`row.step` has been applied by this rank."""
         ...
 
-    def tripped(self, report: dict[str, Any]) -> None:
-        """A guard has tripped, and training continues; `report` is `guards.trip_report`."""
+    def tripped(self, report: TripReport) -> None:
+        """A guard has tripped, and training continues."""
         ...
 
     def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None:

@@ -29,7 +29,21 @@ from holdfast_workers.ipc import control_channel
 from holdfast_workers.memory.background_copy import WaitBudget
 from holdfast_workers.memory.segment import Segment, SegmentError
 from holdfast_workers.parallelize import process_groups
-from holdfast_workers.protocol.messages import ErrorKind, StepRow, Tier
+from holdfast_workers.protocol.findings import TripReport
+from holdfast_workers.protocol.messages import (
+    ErrorKind,
+    ErrorReport,
+    JoinOrder,
+    Restore,
+    StepRow,
+    Tier,
+)
+from holdfast_workers.protocol.signals import (
+    GuardTripReported,
+    StepRecomputed,
+    WorkerFailed,
+    WorkerJoined,
+)
 from holdfast_workers.state.replicas import CorruptionFound
 from holdfast_workers.training.guard_memory import LedgerMismatch
 from holdfast_workers.training.guards import GuardAction
@@ -93,7 +107,7 @@ class RankAttempt:
 
     def __init__(
         self,
-        order: dict[str, Any],
+        order: JoinOrder,
         config: dict[str, Any],
         recipe: Recipe,
         link: ControlLink,
@@ -108,20 +122,19 @@ class RankAttempt:
         self._link = link
         self._faults = faults
         self._beacon = beacon
-        self._number: int = order["attempt"]
-        self._rank: int = order["rank"]
+        self._number = order.attempt
+        self._rank = order.rank
         self._spec = recipe.spec
         self._arrived_step = -1  # newest step in memory that is known to be at the partners
         self._step = 0
         self._cold_until = 0
         self._start_digest: str | None = None
         self._checkpoints = RankCheckpoints(order, recipe.layout, self._report, faults)
-        self._log = RankLog(self._rank, self._number, order["mesh"], self._spec.train.steps)
+        self._log = RankLog(self._rank, self._number, order.mesh, self._spec.train.steps)
         self._wait_budget = WaitBudget(
             config["replication_patience_s"], config["replication_share"]
         )
-        first = order["intervals"] or self._spec.checkpoint.first_intervals
-        self._intervals: tuple[int, int] = (first[0], first[1])
+        self._intervals = order.intervals or self._spec.checkpoint.first_intervals
         self._saving = (False, False)  # saves (memory, remote) that run beside the present step
         self._step_wait_s = 0.0  # the training thread's waits for checkpoints in this step
         self._total_wait_s = 0.0
@@ -147,8 +160,8 @@ class RankAttempt:
         self._phases["build"] = time.monotonic() - self._entered_at
         self._check_fence()
         start = self._restore()
-        tier = Tier(self._join_order["restore"]["tier"])
-        self._report("joined", step=start, phases_s=self._phases, tier=tier)
+        tier = self._join_order.restore.tier
+        self._report("joined", detail=asdict(WorkerJoined(start, tier, self._phases)))
         self._log.log_joined(start, tier, self._phases)
         self._step = start
         self._cold_until = start + COLD_STEPS
@@ -163,19 +176,17 @@ class RankAttempt:
     def failed(self, error: Exception) -> None:
         """Log and report an exception that no fence explains. The log comes first, because the
         end of the job ends this process."""
-        report: dict[str, Any] = {
-            "step": self._step,
-            "kind": _kind(error),
-            "trip": error.report if isinstance(error, GuardTripped) else None,
-            "finding": error.finding.data() if isinstance(error, CorruptionFound) else None,
-            "type": type(error).__name__,
-            "message": control_channel.shorten_middle(str(error)),
-            "traceback": control_channel.shorten_middle("".join(traceback.format_exception(error))),
-        }
-        self._log.log_failed(
-            self._step, report["kind"], report["type"], report["message"], report["traceback"]
+        report = ErrorReport(
+            kind=_kind(error),
+            type=type(error).__name__,
+            message=control_channel.shorten_middle(str(error)),
+            traceback=control_channel.shorten_middle("".join(traceback.format_exception(error))),
+            step=self._step,
         )
-        self._report("failed", **report)
+        self._log.log_failed(self._step, report.kind, report.type, report.message, report.traceback)
+        trip = error.report if isinstance(error, GuardTripped) else None
+        finding = error.finding if isinstance(error, CorruptionFound) else None
+        self._report("failed", detail=asdict(WorkerFailed(report, trip, finding)))
 
     def abandon(self) -> None:
         """Discard the unfinished step and the process groups; the process stays alive.
@@ -199,7 +210,7 @@ class RankAttempt:
     def commit_gate(self, step: int) -> None:
         with self._waiting():
             self._checkpoints.await_captured()
-        if self._join_order["leased"]:
+        if self._join_order.leased:
             self._await_lease()
         self._check_fence()
 
@@ -270,7 +281,7 @@ class RankAttempt:
             )
 
     def committed(self, row: StepRow) -> None:
-        if self._join_order["reporter"]:
+        if self._join_order.reporter:
             row = replace(
                 row,
                 checkpoint_wait_s=self._step_wait_s,
@@ -282,15 +293,15 @@ class RankAttempt:
         self._wait_budget.earn(row.step_time_s)
         self._step_wait_s = 0.0
 
-    def tripped(self, report: dict[str, Any]) -> None:
-        if self._join_order["reporter"]:
-            self._report("tripped", report=report)
+    def tripped(self, report: TripReport) -> None:
+        if self._join_order.reporter:
+            self._report("tripped", detail=asdict(GuardTripReported(report)))
 
     def digest(self, step: int, hex: str, of_ranks: tuple[str, ...]) -> None:
-        if self._join_order["reporter"]:
+        if self._join_order.reporter:
             self._report("digest", step=step, digest=hex)
-            if step == self._join_order["recheck"]:
-                self._report("recomputed", step=step, digests=of_ranks)
+            if step == self._join_order.recheck:
+                self._report("recomputed", detail=asdict(StepRecomputed(step, of_ranks)))
 
     # --- joining --------------------------------------------------------------------------------
 
@@ -299,13 +310,13 @@ class RankAttempt:
         began = time.monotonic()
         self._beacon.enter("rendezvous", 0)
         process_groups.join(
-            order["store_host"],
-            order["store_port"],
+            order.store_host,
+            order.store_port,
             self._number,
             self._rank,
-            order["world_size"],
-            order["timeout_s"],
-            order["device"],
+            order.world_size,
+            order.timeout_s,
+            order.device,
             self._spec.detection.collective_timeout_s,
         )
         self._phases["rendezvous"] = time.monotonic() - began
@@ -313,10 +324,10 @@ class RankAttempt:
         self._check_fence()
         return World(
             rank=self._rank,
-            world_size=order["world_size"],
-            mesh=order["mesh"],
+            world_size=order.world_size,
+            mesh=order.mesh,
             attempt=self._number,
-            device=order["device"],
+            device=order.device,
         )
 
     def _build(self, world: World) -> None:
@@ -335,15 +346,15 @@ class RankAttempt:
 
     def _restore(self) -> int:
         began = time.monotonic()
-        restore = self._join_order["restore"]
-        tier, step = Tier(restore["tier"]), int(restore["step"])
+        restore = self._join_order.restore
+        tier, step = restore.tier, restore.step
         self._beacon.enter(_RESTORE_PHASES.get(tier, "restore_far"), step)
         self._faults.reach("restore")
-        self._recipe.guard_memory.set_ledger(Ledger.of(self._join_order["skipped"]))
+        self._recipe.guard_memory.set_ledger(Ledger.of(self._join_order.skipped))
         if tier is Tier.INIT:
             self._load_initial_state(restore)
         elif tier is Tier.REMOTE:
-            self._from_remote(restore["uri"], step)
+            self._from_remote(restore.uri, step)
         elif tier is Tier.RESHARD:
             self._request_reshard(step)
             self._from_memory(restore)
@@ -363,8 +374,8 @@ class RankAttempt:
         own = self._recipe.freeze(step).rank_bytes()
         self._report("wanted", own={name: b64encode(raw).decode() for name, raw in own.items()})
 
-    def _from_memory(self, restore: dict[str, Any]) -> None:
-        reply = self._link.wait_state(self._number, self._join_order["timeout_s"])
+    def _from_memory(self, restore: Restore) -> None:
+        reply = self._link.wait_state(self._number, self._join_order.timeout_s)
         if not reply["ok"]:
             raise (StateDamaged if reply.get("damaged") else RestoreFailed)(reply["message"])
         path = self._checkpoints.path
@@ -375,7 +386,7 @@ class RankAttempt:
         if segment.layout != self._recipe.layout():
             raise RestoreFailed(f"{path.name} has a different layout from the model of this rank")
         for commit in segment.commits():
-            if (commit.attempt, commit.step) == (restore["attempt"], restore["step"]):
+            if (commit.attempt, commit.step) == (restore.attempt, restore.step):
                 if not segment.verify(commit):
                     segment.quarantine(commit)
                     raise StateDamaged(f"step {commit.step} in memory does not match its digest")
@@ -383,12 +394,12 @@ class RankAttempt:
                 self._checkpoints.adopt_commit(segment, commit)
                 self._start_digest = commit.digest
                 return
-        raise RestoreFailed(f"step {restore['step']} is not in the memory of this node")
+        raise RestoreFailed(f"step {restore.step} is not in the memory of this node")
 
-    def _load_initial_state(self, restore: dict[str, Any]) -> None:
+    def _load_initial_state(self, restore: Restore) -> None:
         options = StorageOptions(**self._config["remote"]["options"])
         try:
-            load_initial_state(self._recipe, restore, self._join_order["mesh"], self._rank, options)
+            load_initial_state(self._recipe, restore, self._join_order.mesh, self._rank, options)
         except StorageError as error:
             raise RestoreFailed(str(error)) from error
 
@@ -402,7 +413,7 @@ class RankAttempt:
         storage = open_storage(uri, replace(options, attempts=RESTORE_ATTEMPTS))
         at = with_injected_failures(storage, Path(self._config["remote"]["fault_file"]))
         try:
-            load_whole_state(at, layout, payload, mesh=self._join_order["mesh"], rank=self._rank)
+            load_whole_state(at, layout, payload, mesh=self._join_order.mesh, rank=self._rank)
         except BadCheckpoint as error:
             with contextlib.suppress(StorageError):  # a failing storage must not hide the cause
                 quarantine(at, str(error))
@@ -461,7 +472,7 @@ _KINDS: dict[type[Exception] | tuple[type[Exception], ...], ErrorKind] = {
 """The first matching entry counts."""
 
 
-def _kind(error: Exception) -> str:
+def _kind(error: Exception) -> ErrorKind:
     for types, kind in _KINDS.items():
         if isinstance(error, types):
             return kind

@@ -6,14 +6,13 @@ or only the model's parameters, and everything else is as at step 0. The meshes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from holdfast_workers.checkpoint.load import load_whole_state
 from holdfast_workers.checkpoint.manifest import CheckpointError
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.storage import StorageOptions
-from holdfast_workers.protocol.messages import DCP_URI_PREFIX, InitPart
+from holdfast_workers.protocol.messages import DCP_URI_PREFIX, InitPart, Restore
 from holdfast_workers.state.layout import MODEL_PREFIX, StateLayout
 
 if TYPE_CHECKING:
@@ -26,20 +25,20 @@ class CannotBegin(Exception):
 
 def load_initial_state(
     recipe: Recipe,
-    restore: Mapping[str, Any],
+    restore: Restore,
     mesh: dict[str, int],
     rank: int,
     options: StorageOptions,
 ) -> None:
     """Load the state that the order's `restore` names. Raises CannotBegin, StorageError."""
     recipe.initialize()  # also for the parts that the checkpoint lacks or that are not requested
-    uri = str(restore["uri"])
+    uri = restore.uri
     if not uri:
         return
     whole = recipe.layout()
     payload = memoryview(bytearray(whole.payload_bytes))
-    recipe.write_state(payload, int(restore["step"]))
-    wanted = _part(whole, InitPart(restore["what"]))
+    recipe.write_state(payload, restore.step)
+    wanted = _part(whole, restore.what)
     try:
         if uri.startswith(DCP_URI_PREFIX):
             # Late import: only such a checkpoint needs stock torch's reader.

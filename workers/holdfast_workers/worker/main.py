@@ -25,7 +25,9 @@ from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.parallelize import process_groups
 from holdfast_workers.progress import collective_counts
 from holdfast_workers.progress.beacon import Beacon
+from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.lease import clock_s
+from holdfast_workers.protocol.messages import JoinOrder
 from holdfast_workers.training import rank_log
 from holdfast_workers.training.recipe import World
 from holdfast_workers.worker.attempt import AttemptFenced, RankAttempt
@@ -78,12 +80,12 @@ class Worker:
             order = self._link.next_order()
             if order["op"] == "fence":
                 self._link.send({"op": "parked", "attempt": order["attempt"]})
-            elif order["op"] == "join" and not self._link.is_fenced(order["attempt"]):
-                self._run_attempt(order)
+            elif order["op"] == "join":
+                self._run_attempt(codec.restore(JoinOrder, order["order"]))
 
-    def _run_attempt(self, order: dict[str, Any]) -> None:
-        if not self._link.enter(order["attempt"], has_partner=order["has_partner"]):
-            return  # fenced just now; the fence message follows
+    def _run_attempt(self, order: JoinOrder) -> None:
+        if not self._link.enter(order.attempt, has_partner=order.has_partner):
+            return  # it is fenced already; the fence message follows
         attempt = RankAttempt(
             order,
             self._config,
@@ -93,11 +95,11 @@ class Worker:
             self._beacon,
             self._built_for,
         )
-        self._beacon.begin(order["attempt"])
+        self._beacon.begin(order.attempt)
         try:
             attempt.run()
         except Exception as error:
-            if isinstance(error, AttemptFenced) or self._link.is_fenced(order["attempt"]):
+            if isinstance(error, AttemptFenced) or self._link.is_fenced(order.attempt):
                 attempt.fenced()
             else:
                 attempt.failed(error)

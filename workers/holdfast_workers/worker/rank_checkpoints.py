@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
@@ -18,6 +18,7 @@ import structlog
 from holdfast_workers.memory.background_copy import BackgroundCopies
 from holdfast_workers.memory.frozen_copies import copy_path
 from holdfast_workers.memory.segment import BadSegment, Commit, Segment, SegmentSpaceError
+from holdfast_workers.protocol.messages import JoinOrder
 from holdfast_workers.state.rank_state import CopyStopped
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class RankCheckpoints:
 
     def __init__(
         self,
-        order: dict[str, Any],
+        order: JoinOrder,
         layout: Callable[[], StateLayout],
         report: Callable[..., None],
         faults: FaultPoints,
@@ -44,10 +45,10 @@ class RankCheckpoints:
         """The newest step committed to memory; -1 for none."""
         self.memory_committed_at = 0.0
         """The time of that commit, on the monotonic clock."""
-        self.path = Path(order["segment_path"])
-        self._root = Path(order["segment_root"])
-        self._number: int = order["attempt"]
-        self._rank: int = order["rank"]
+        self.path = Path(order.segment_path)
+        self._root = Path(order.segment_root)
+        self._number = order.attempt
+        self._rank = order.rank
         self._layout = layout
         self._report = report
         self._faults = faults

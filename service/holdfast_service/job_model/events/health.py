@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from holdfast_service.diagnosis.hang_culprit import HangFinding, RankStack, Suspect
 from holdfast_service.job_model.events.kinds import EventKind, JobEvent
 from holdfast_workers.fault_injection.kinds import Injection
-from holdfast_workers.health.findings import HealthFinding
+from holdfast_workers.protocol.findings import HealthFinding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast_service.recovery.core_state.inputs import FaultRequested
-from holdfast_workers.protocol.messages import Signal
+from holdfast_workers.protocol.signals import Signal
 
 
 @dataclass

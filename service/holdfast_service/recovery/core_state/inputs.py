@@ -18,20 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from holdfast_service.job_model.supervisor_protocol import StopKind
 from holdfast_service.placement.restore_points import RemoteCheckpoint
 from holdfast_service.policy.quarantine import Avoided
 from holdfast_workers.fault_injection.kinds import Injection
-from holdfast_workers.protocol.messages import (
-    AgentReport,
-    FailedShard,
-    Inspection,
-    Signal,
-    StepRow,
-    WorkerReport,
-)
+from holdfast_workers.protocol.answers import AgentReport, WorkerReport
+from holdfast_workers.protocol.commands import CommandKind
+from holdfast_workers.protocol.messages import Inspection, StepRow
+from holdfast_workers.protocol.signals import FailedShard, ShardRecord, Signal
 
 
 @dataclass(frozen=True)
@@ -101,12 +96,10 @@ class Fenced:
 
 @dataclass(frozen=True)
 class CommandFailed:
-    """A command could not be delivered or was refused. `command` is one of "fence", "form",
-    "warm_up", "set_partners", "free_memory", "set_intervals", "finish", "inspect", "save_held",
-    "finalize_checkpoint", "check_node", "inject", "stop"."""
+    """A command could not be delivered or was refused."""
 
     agent: str
-    command: str
+    command: CommandKind
     attempt: int
     why: str
     incarnation: str = ""
@@ -199,8 +192,8 @@ class WorkersPolled:
     agent: str
     incarnation: str
     workers: tuple[WorkerReport, ...]
-    shards: tuple[dict[str, Any], ...] = ()
-    """Records of shards that the agent has saved and that no manifest contains yet."""
+    shards: tuple[ShardRecord, ...] = ()
+    """Shards that the agent has saved and that no manifest contains yet."""
     failed_shards: tuple[FailedShard, ...] = ()
     """Shards that the agent has given up."""
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from holdfast_service.policy.quarantine import Avoided
-from holdfast_workers.health.findings import HealthFinding
+from holdfast_workers.protocol.findings import HealthFinding
 
 
 @dataclass(frozen=True)

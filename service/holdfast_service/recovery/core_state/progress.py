@@ -104,7 +104,7 @@ class Progress:
         self.guard_trips |= {trip}
         return True
 
-    def skip_window(self, window: list[int]) -> None:
+    def skip_window(self, window: tuple[int, int]) -> None:
         """Later attempts skip this half-open data window."""
         self.ledger |= Ledger.of([window])
 

@@ -13,13 +13,9 @@ from enum import Enum, auto
 from holdfast_service.placement.rank_assignment import CandidateNode, IdleWorker, name_order
 from holdfast_service.placement.replica_placement import Site
 from holdfast_service.placement.restore_points import HeldCopy
-from holdfast_workers.protocol.messages import (
-    AgentReport,
-    Partner,
-    SignalKind,
-    WorkerReport,
-    WorkerState,
-)
+from holdfast_workers.protocol.answers import AgentFailure, AgentReport, WorkerReport
+from holdfast_workers.protocol.messages import Partner, WorkerState
+from holdfast_workers.protocol.signals import SignalKind
 
 AgentIncarnation = tuple[str, str]
 """(agent, incarnation)"""
@@ -108,7 +104,7 @@ class Roster:
     def mark_unfit(self, agent: str, why: str) -> None:
         """Record that the agent cannot fork workers any more in this incarnation."""
         record = self._agents[agent]
-        record.report = replace(record.report, failure={"message": why})
+        record.report = replace(record.report, failure=AgentFailure(why))
 
     def mark_dead(self, worker: str) -> None:
         """Record that the process is dead. Worker names are never reused, so this is permanent."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from holdfast_service.placement.restore_points import BadCopy, HistoryLine, RemoteCheckpoint
 from holdfast_service.recovery.core_state.event_replay import Facts
+from holdfast_workers.protocol.signals import ShardRecord
 
 CheckpointKey = tuple[int, int]
 """(attempt, step)"""
@@ -26,7 +27,6 @@ class PendingManifest:
 
     attempt: int
     step: int
-    records: tuple[dict[str, Any], ...]
     agent: str | None = None
     """The agent ordered to write the manifest; None: not yet assigned, or the agent was lost."""
     failures: int = 0
@@ -42,7 +42,8 @@ class SaveLedger:
 
     def __init__(self, world_size: int, remotes: Iterable[RemoteCheckpoint]) -> None:
         self._world_size = world_size
-        self._shards: dict[CheckpointKey, dict[int, dict[str, Any]]] = {}
+        self._shards: dict[CheckpointKey, set[int]] = {}
+        """The ranks whose shards are durable."""
         self._finished: set[CheckpointKey] = set()
         self._given_up: set[CheckpointKey] = set()
         self._requested_shards: set[ShardOrder] = set()
@@ -64,16 +65,15 @@ class SaveLedger:
         self.doubted_copies: frozenset[BadCopy] = frozenset()
         """Copies that are restored only if there is no other state."""
 
-    def record_shard(self, attempt: int, step: int, rank: int, record: dict[str, Any]) -> None:
+    def record_shard(self, shard: ShardRecord) -> None:
         """Record that a rank's shard is durable."""
-        key = (attempt, step)
-        if self._is_settled(key) or not 0 <= rank < self._world_size:
+        key = (shard.attempt, shard.step)
+        if self._is_settled(key) or not 0 <= shard.rank < self._world_size:
             return
-        shards = self._shards.setdefault(key, {})
-        shards[rank] = record
-        if len(shards) == self._world_size:
-            records = tuple(shards[rank] for rank in sorted(shards))
-            self.pending[key] = PendingManifest(attempt, step, records)
+        ranks = self._shards.setdefault(key, set())
+        ranks.add(shard.rank)
+        if len(ranks) == self._world_size:
+            self.pending[key] = PendingManifest(*key)
             del self._shards[key]
 
     def incomplete(self, saving: Iterable[tuple[int, int, int]]) -> dict[CheckpointKey, set[int]]:

@@ -19,7 +19,7 @@ from holdfast_service.recovery.core_state.save_ledger import PendingManifest
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import Member
-from holdfast_workers.health.findings import HealthFinding
+from holdfast_workers.protocol.findings import HealthFinding
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class AgentSnapshot:
 
     @classmethod
     def of(cls, record: AgentRecord) -> AgentSnapshot:
-        failure = record.report.failure or {}
-        problem = str(failure.get("message", "it gave no reason")) if failure else ""
+        failure = record.report.failure
+        problem = failure.message if failure is not None else ""
         return cls(record.agent, record.incarnation, record.live, record.report.ready, problem)
 
 

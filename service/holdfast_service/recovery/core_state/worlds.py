@@ -12,6 +12,7 @@ from holdfast_service.job_model.events.attempts import SeatedRank
 from holdfast_service.placement.rank_assignment import GroupHome
 from holdfast_service.placement.replica_placement import Partners, Placement
 from holdfast_service.recovery.core_state.roster import AgentIncarnation, AgentRecord, Roster
+from holdfast_workers.protocol.commands import CommandKind
 from holdfast_workers.protocol.messages import Restore
 
 
@@ -92,7 +93,7 @@ class AttemptWorld:
     placed_at: float = 0.0
     freed: bool = False
     """Whether the agents were ordered to free copies that this world does not need."""
-    commands_to_repeat: frozenset[tuple[str, str]] = frozenset()
+    commands_to_repeat: frozenset[tuple[str, CommandKind]] = frozenset()
     """(agent, command) of commands that failed and will be repeated."""
 
     def hosts(self) -> set[str]:
@@ -135,11 +136,11 @@ class AttemptWorld:
         """An agent did not free its copies: all agents are ordered again."""
         self.freed = False
 
-    def repeat_later(self, agent: str, command: str) -> None:
+    def repeat_later(self, agent: str, command: CommandKind) -> None:
         """Repeat the command after the next known step."""
         self.commands_to_repeat |= {(agent, command)}
 
-    def take_commands_to_repeat(self) -> list[tuple[str, str]]:
+    def take_commands_to_repeat(self) -> list[tuple[str, CommandKind]]:
         taken, self.commands_to_repeat = sorted(self.commands_to_repeat), frozenset()
         return taken
 

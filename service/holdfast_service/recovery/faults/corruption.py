@@ -6,6 +6,7 @@ different bits is named as soon as the evidence allows it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from holdfast_service.diagnosis.silent_corruption import (
@@ -22,18 +23,21 @@ from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core_state.stage_timer import WITH_WORLD, Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.faults import guard_decisions, judgement
-from holdfast_workers.protocol.messages import ErrorReport, Signal
-from holdfast_workers.state.replicas import ReplicaFinding, describe
+from holdfast_workers.protocol.findings import ReplicaFinding
+from holdfast_workers.protocol.messages import ErrorReport
+from holdfast_workers.protocol.signals import Signal
+from holdfast_workers.state.replicas import describe
 
 _UNDER_WAY = WITH_WORLD - {Stage.FINISHING}
 """Stages in which a recomputed step may name a rank. The step may be known before all ranks are
 known to have joined (FORMING), or while another fault waits for its judgement (GATHERING)."""
 
 
-def handle_corruption(state: CoreState, signal: Signal, error: ErrorReport, now: float) -> None:
+def handle_corruption(
+    state: CoreState, signal: Signal, finding: ReplicaFinding, error: ErrorReport, now: float
+) -> None:
     """Handle a rank that left its attempt because its ranks found differing replicas."""
     world = state.worlds.present
-    finding = ReplicaFinding.from_data(signal.detail["finding"])
     if world is None or not state.corruption.begin(finding.attempt):
         return  # another rank has already reported it
     _discard_corrupt_state(state, finding)
@@ -46,12 +50,12 @@ def handle_corruption(state: CoreState, signal: Signal, error: ErrorReport, now:
     _report_faults(state, verdict, evidence, signal.at, now, error)
 
 
-def handle_recomputed(state: CoreState, signal: Signal, now: float) -> None:
+def handle_recomputed(state: CoreState, signal: Signal, digests: Sequence[str], now: float) -> None:
     """The step was computed again, and the replicas agree: the digests may name a rank."""
     before = state.corruption.unexplained
     if before is None or signal.attempt != state.worlds.attempt:
         return
-    verdict = after_repeat(before, signal.detail["digests"])
+    verdict = after_repeat(before, digests)
     state.corruption.close()
     if verdict.ranks and state.timer.stage in _UNDER_WAY:
         _report_faults(state, verdict, before, signal.at, now, None)

@@ -7,32 +7,25 @@ attempt received the ledger without it, and may have read the data that this tri
 
 from __future__ import annotations
 
-from typing import Any
-
 from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent
 from holdfast_service.job_model.events.codec import read
 from holdfast_service.job_model.events.health import GuardTrip, GuardTrippedEvent
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.upkeep import remote_cleanup_orders
-from holdfast_workers.protocol.messages import Signal
+from holdfast_workers.protocol.findings import TripReport
 
 
-def handle_guard_tripped(state: CoreState, signal: Signal, now: float) -> None:
-    """Apply a trip after which training continues. Every agent with ranks reports it."""
-    del now
-    apply_guard_trip(state, signal.attempt, signal.detail)
-
-
-def apply_guard_trip(state: CoreState, attempt: int, report: dict[str, Any]) -> None:
-    """Apply a trip that all ranks of `attempt` report; repeated reports change nothing."""
-    trip = (attempt, int(report["step"]), int(report["window"]), str(report["kind"]))
+def apply_guard_trip(state: CoreState, attempt: int, report: TripReport) -> None:
+    """Apply a trip that all ranks of `attempt` report; repeated reports change nothing. Training
+    continues after some trips; then every agent with ranks reports it."""
+    trip = (attempt, report.step, report.window, report.kind.value)
     if not state.progress.record_guard_trip(trip):
         return
-    if report["skipped"] is not None:
-        state.progress.skip_window(report["skipped"])
-    if report["back_to"] is not None:
-        roll_back(state, attempt, int(report["back_to"]), str(report["kind"]))
-    tripped = read(GuardTrip, report)
+    if report.skipped is not None:
+        state.progress.skip_window(report.skipped)
+    if report.back_to is not None:
+        roll_back(state, attempt, report.back_to, report.kind.value)
+    tripped = read(GuardTrip, report.data())
     ledger = state.progress.ledger.ranges
     state.emit(GuardTrippedEvent(attempt=attempt, trip=tripped, ledger=ledger))
 

@@ -24,7 +24,6 @@ from holdfast_service.diagnosis.hang_culprit import (
 from holdfast_service.job_model.events.health import StalledEvent
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.policy.incidents import SharedStack, SuspectedRank
-from holdfast_service.recovery.core_state.effects import Inspect
 from holdfast_service.recovery.core_state.hang_watch import HangSuspicion
 from holdfast_service.recovery.core_state.inputs import CommandFailed, Inspected
 from holdfast_service.recovery.core_state.stage_timer import Stage
@@ -32,6 +31,7 @@ from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld
 from holdfast_service.recovery.faults import judgement
 from holdfast_service.recovery.world import attempt_formation
+from holdfast_workers.protocol.commands import Inspect
 from holdfast_workers.protocol.messages import Inspection
 
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from holdfast_service.job_model.events.attempts import StandbyEvent
 from holdfast_service.job_model.events.health import NodeHealthEvent
 from holdfast_service.placement.rank_assignment import Assignment, GroupHome, assign, format_ranks
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.policy.quarantine import Avoided, node_name
-from holdfast_service.recovery.core_state.effects import CheckNode
 from holdfast_service.recovery.core_state.inputs import CommandFailed, LinkChecked
 from holdfast_service.recovery.core_state.node_records import AgentHealth, UncheckedAgent
 from holdfast_service.recovery.core_state.roster import AgentRecord
@@ -24,27 +22,26 @@ from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld
 from holdfast_service.recovery.faults import judgement
 from holdfast_service.recovery.nodes import node_eligibility, situation
-from holdfast_workers.health.findings import HealthFinding, Level
-from holdfast_workers.protocol.messages import AgentReport, Signal
+from holdfast_workers.protocol.answers import AgentReport
+from holdfast_workers.protocol.commands import CheckNode
+from holdfast_workers.protocol.findings import HealthFinding, HealthReport, Level
 
 
-def handle_health_signal(state: CoreState, signal: Signal, now: float) -> None:
+def handle_health_signal(state: CoreState, agent: str, report: HealthReport) -> None:
     """Handle the signal that the health of an agent's node has changed."""
-    del now
-    record = state.roster.find(signal.agent)
+    record = state.roster.find(agent)
     if record is not None:
-        record_health(state, record, signal.detail)
+        record_health(state, record, report)
 
 
-def record_health(state: CoreState, record: AgentRecord, report: Mapping[str, Any]) -> None:
+def record_health(state: CoreState, record: AgentRecord, report: HealthReport) -> None:
     """Record an agent's health report of its node, unless a newer one is known."""
     before = state.nodes.health_of(record.agent, record.incarnation)
-    if report["health"] > before.number:
-        findings = tuple(HealthFinding.from_data(finding) for finding in report["findings"])
-        number, measured = int(report["health"]), dict(report["measured"])
-        _store_health(
-            state, record, replace(before, number=number, reported=findings, measured=measured)
+    if report.number > before.number:
+        health = replace(
+            before, number=report.number, reported=report.findings, measured=report.measured
         )
+        _store_health(state, record, health)
 
 
 def handle_link_checked(state: CoreState, event: LinkChecked) -> None:
@@ -101,7 +98,7 @@ def record_node_check(state: CoreState, report: AgentReport) -> None:
     record = state.roster.find(report.agent)
     if record is None or record.incarnation != report.incarnation:
         return
-    record_health(state, record, health_fields(report))
+    record_health(state, record, report.health)
     if node_eligibility.is_unchecked(state.nodes, record):
         state.nodes.end_check(report.agent)
         unfit = bool(node_eligibility.why_unfit(state.nodes, record))
@@ -113,10 +110,6 @@ def handle_check_failed(state: CoreState, event: CommandFailed, now: float) -> N
     check = state.nodes.unchecked.get(event.agent)
     if check is not None and check.incarnation == event.incarnation:
         state.nodes.repeat_check(event.agent, now + state.config.check_pause_s)
-
-
-def health_fields(report: AgentReport) -> dict[str, Any]:
-    return {name: getattr(report, name) for name in ("health", "findings", "measured")}
 
 
 def _store_health(state: CoreState, record: AgentRecord, health: AgentHealth) -> None:

@@ -16,7 +16,7 @@ from holdfast_service.policy.quarantine import NodeStanding, node_name
 from holdfast_service.recovery.core_state.node_records import NodeRecords
 from holdfast_service.recovery.core_state.roster import AgentRecord
 from holdfast_service.recovery.core_state.state import CoreState
-from holdfast_workers.health.findings import HealthFinding, Level, messages_of
+from holdfast_workers.protocol.findings import HealthFinding, Level, messages_of
 
 
 def findings_of(nodes: NodeRecords, record: AgentRecord) -> tuple[HealthFinding, ...]:

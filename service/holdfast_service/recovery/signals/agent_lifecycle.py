@@ -28,9 +28,17 @@ from holdfast_service.recovery.signals import signal_handlers
 from holdfast_service.recovery.upkeep import command_retry, injection_dispatch, remote_outage
 from holdfast_service.recovery.upkeep.partners import mend_partners
 from holdfast_service.recovery.world import attempt_formation
-from holdfast_workers.protocol.messages import AgentReport
+from holdfast_workers.protocol.answers import AgentReport
+from holdfast_workers.protocol.commands import CommandKind
 
-REPEATED_COMMANDS = frozenset({"set_partners", "set_intervals", "free_memory", "warm_up"})
+REPEATED_COMMANDS = frozenset(
+    {
+        CommandKind.SET_PARTNERS,
+        CommandKind.SET_INTERVALS,
+        CommandKind.FREE_MEMORY,
+        CommandKind.WARM_UP,
+    }
+)
 
 
 def handle_agent_up(state: CoreState, report: AgentReport, now: float) -> None:
@@ -48,7 +56,7 @@ def handle_agent_up(state: CoreState, report: AgentReport, now: float) -> None:
         _drop_former_incarnation(state, report.agent, now)
     record = state.roster.find(report.agent)
     if record is not None:
-        node_eviction.record_health(state, record, node_eviction.health_fields(report))
+        node_eviction.record_health(state, record, report.health)
         if arrival is not Arrival.KNOWN:
             state.nodes.end_check(report.agent)  # an arriving agent has already been checked
     hosting = state.worlds.present is not None and report.agent in state.worlds.present.hosts()
@@ -138,19 +146,22 @@ def handle_fenced(state: CoreState, event: Fenced, now: float) -> None:
 def handle_command_failed(state: CoreState, event: CommandFailed, now: float) -> None:
     """Handle a failed command. If it was a fence or an order to form, the agent is removed and
     counts as lost."""
-    if event.command == "finalize_checkpoint":
+    if event.command is CommandKind.FINALIZE_CHECKPOINT:
         _handle_finalize_failed(state, event, now)
         return
-    if event.command == "inject":
+    if event.command is CommandKind.INJECT_FAULT:
         injection_dispatch.handle_inject_failed(state, event)
         return
-    if event.command == "inspect":
+    if event.command is CommandKind.INSPECT:
         hang_suspicion.handle_inspect_failed(state, event, now)
         return
-    if event.command == "check_node":
+    if event.command is CommandKind.CHECK_NODE:
         node_eviction.handle_check_failed(state, event, now)
         return
-    if event.attempt != state.worlds.attempt or event.command not in ("fence", "form"):
+    if event.attempt != state.worlds.attempt or event.command not in (
+        CommandKind.FENCE,
+        CommandKind.FORM,
+    ):
         state.add_evidence(f"command {event.command} failed on agent {event.agent}: {event.why}")
         if event.attempt == state.worlds.attempt and event.command in REPEATED_COMMANDS:
             command_retry.record_failure(state, event)
@@ -169,9 +180,7 @@ def handle_command_failed(state: CoreState, event: CommandFailed, now: float) ->
 
 def _record_shards(state: CoreState, report: AgentReport) -> None:
     for shard in report.shards:
-        signal_handlers.record_saved_shard(
-            state, int(shard["attempt"]), int(shard["rank"]), dict(shard)
-        )
+        signal_handlers.record_saved_shard(state, shard)
 
 
 def _drop_former_incarnation(state: CoreState, agent: str, now: float) -> None:

@@ -13,12 +13,15 @@ from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import Member
 from holdfast_service.recovery.signals import signal_handlers
-from holdfast_workers.protocol.messages import (
+from holdfast_workers.protocol.answers import WorkerReport
+from holdfast_workers.protocol.messages import WorkerState
+from holdfast_workers.protocol.signals import (
     FailedShard,
+    ShardFailed,
     Signal,
-    SignalKind,
-    WorkerReport,
-    WorkerState,
+    SignalDetail,
+    WorkerDone,
+    WorkerExited,
 )
 
 
@@ -26,9 +29,7 @@ def handle_workers_polled(state: CoreState, event: WorkersPolled, now: float) ->
     """Compare an agent's polled workers and saved shards with the known state."""
     if state.roster.is_current(event.agent, event.incarnation):
         for shard in event.shards:
-            signal_handlers.record_saved_shard(
-                state, int(shard["attempt"]), int(shard["rank"]), dict(shard)
-            )
+            signal_handlers.record_saved_shard(state, shard)
         lost = [_failed_signal(event, shard, now) for shard in _failures_of_last_step(state, event)]
         signal_handlers.handle_signals(state, lost, now)
     world = state.worlds.present
@@ -59,13 +60,13 @@ def _missed_signal(
     report = seen.get(member.worker)
     if report is None:
         why = "the agent does not list it any more, and no signal reported its end"
-        return _build_signal(member, SignalKind.WORKER_EXITED, attempt, now, why=why)
+        return _build_signal(member, WorkerExited(why=why), attempt, now)
     if report.attempt != attempt:
         return None
     if report.failure is not None:
-        return _build_signal(member, SignalKind.WORKER_FAILED, attempt, now, **report.failure)
+        return _build_signal(member, report.failure, attempt, now)
     if report.state is WorkerState.DONE:
-        return _build_signal(member, SignalKind.WORKER_DONE, attempt, now, step=report.step)
+        return _build_signal(member, WorkerDone(report.step), attempt, now)
     return None
 
 
@@ -80,26 +81,19 @@ def _failures_of_last_step(state: CoreState, event: WorkersPolled) -> list[Faile
 
 def _failed_signal(event: WorkersPolled, shard: FailedShard, now: float) -> Signal:
     return Signal(
-        kind=SignalKind.SHARD_FAILED,
+        detail=ShardFailed(shard.step, shard.message, shard.superseded),
         agent=event.agent,
         incarnation=event.incarnation,
         seq=0,
         at=now,
         attempt=shard.attempt,
         rank=shard.rank,
-        detail={
-            "step": shard.step,
-            "message": shard.message,
-            "superseded": shard.superseded,
-        },
     )
 
 
-def _build_signal(
-    member: Member, kind: SignalKind, attempt: int, now: float, **detail: object
-) -> Signal:
+def _build_signal(member: Member, detail: SignalDetail, attempt: int, now: float) -> Signal:
     return Signal(
-        kind=kind,
+        detail=detail,
         agent=member.agent,
         incarnation=member.incarnation,
         seq=0,
@@ -108,5 +102,4 @@ def _build_signal(
         rank=member.rank,
         worker=member.worker,
         pid=member.pid,
-        detail=detail,
     )

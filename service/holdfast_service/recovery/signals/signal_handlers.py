@@ -6,8 +6,8 @@ nothing; only the death of a worker is always recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import assert_never
 
 from holdfast_service.job_model.events.checkpoints import CheckpointBadEvent
 from holdfast_service.placement.restore_points import BadCopy
@@ -26,13 +26,28 @@ from holdfast_service.recovery.upkeep import remote_outage
 from holdfast_service.recovery.upkeep.partners import handle_link_failed
 from holdfast_service.recovery.world import attempt_formation, checkpoint_finalization
 from holdfast_workers.errors import short_error
-from holdfast_workers.protocol.messages import (
-    ErrorKind,
-    ErrorReport,
-    Place,
+from holdfast_workers.protocol.messages import ErrorKind, ErrorReport, Tier
+from holdfast_workers.protocol.signals import (
+    DamagedShard,
+    FirstStep,
+    GuardTripReported,
+    NodeUnwell,
+    PartnerLost,
+    RankStalled,
+    RetentionDone,
+    ShardDelayed,
+    ShardFailed,
+    ShardRecord,
+    ShardSaved,
     Signal,
     SignalKind,
-    Tier,
+    SourcesLost,
+    StepRecomputed,
+    WorkerDone,
+    WorkerExited,
+    WorkerFailed,
+    WorkerJoined,
+    ZygoteLost,
 )
 
 CAUSES = {
@@ -45,6 +60,7 @@ CAUSES = {
     ErrorKind.DAMAGED: Cause.BAD_STATE,
     ErrorKind.STORAGE: Cause.RESTORE_UNAVAILABLE,
     ErrorKind.INTERNAL: Cause.INTERNAL_ERROR,
+    ErrorKind.CORRUPTION: Cause.INTERNAL_ERROR,  # reported without a finding
 }
 
 
@@ -64,17 +80,54 @@ def handle_signal(state: CoreState, signal: Signal, now: float) -> None:
         return
     if not state.roster.is_current(signal.agent, signal.incarnation):
         return
-    _HANDLERS[signal.kind](state, signal, now)
+    _dispatch(state, signal, now)
 
 
-def record_saved_shard(
-    state: CoreState, attempt: int, rank: int | None, record: dict[str, Any]
-) -> None:
+def record_saved_shard(state: CoreState, shard: ShardRecord) -> None:
     """Record that a rank's shard is durable. A shard of an ended attempt counts while its step is
     on the present line: a save continues after its worker has died."""
-    step = int(record["step"])
-    if rank is not None and state.progress.line.contains(attempt, step, formed_too=True):
-        state.saves.record_shard(attempt, step, rank, record)
+    if state.progress.line.contains(shard.attempt, shard.step, formed_too=True):
+        state.saves.record_shard(shard)
+
+
+def _dispatch(state: CoreState, signal: Signal, now: float) -> None:  # noqa: PLR0912  (one per kind)
+    match signal.detail:
+        case WorkerExited() as exited:
+            _handle_worker_exited(state, signal, exited, now)
+        case WorkerFailed() as failure:
+            _handle_worker_failed(state, signal, failure, now)
+        case WorkerJoined() as joined:
+            _handle_worker_joined(state, signal, joined, now)
+        case FirstStep(step=step):
+            _handle_first_step(state, signal, step, now)
+        case WorkerDone(step=step):
+            _handle_worker_done(state, signal, step, now)
+        case ShardSaved(shard=shard):
+            record_saved_shard(state, shard)
+        case ShardFailed() as failed:
+            _handle_shard_failed(state, signal, failed, now)
+        case ShardDelayed() as delayed:
+            _handle_shard_delayed(state, signal, delayed, now)
+        case RetentionDone() as done:
+            checkpoint_finalization.handle_tidied(state, signal.agent, done, now)
+        case StepRecomputed(digests=digests):
+            corruption.handle_recomputed(state, signal, digests, now)
+        case PartnerLost(partner=partner):
+            _handle_partner_lost(state, signal, partner, now)
+        case ZygoteLost(unfit=unfit):
+            _handle_zygote_lost(state, signal.agent, unfit)
+        case SourcesLost() as lost:
+            _handle_sources_lost(state, signal, lost)
+        case RankStalled(beat=beat):
+            _handle_rank_stalled(state, signal, beat.step, now)
+        case NodeUnwell(health=health):
+            node_eviction.handle_health_signal(state, signal.agent, health)
+        case GuardTripReported(trip=trip):
+            guard_decisions.apply_guard_trip(state, signal.attempt, trip)
+        case DamagedShard() as damaged:
+            _handle_damaged_shard(state, signal, damaged, now)
+        case other:
+            assert_never(other)
 
 
 def _find_member(state: CoreState, signal: Signal) -> Member | None:
@@ -100,24 +153,26 @@ def _member_of_attempt(state: CoreState, signal: Signal) -> Member | None:
     ):
         return None
     if signal.worker is not None and not state.roster.is_dead(signal.worker):
-        member.record_worker(signal.worker, signal.pid or signal.detail.get("pid"))
+        member.record_worker(signal.worker, signal.pid)
     return member
 
 
-def _handle_worker_exited(state: CoreState, signal: Signal, now: float) -> None:
+def _handle_worker_exited(
+    state: CoreState, signal: Signal, detail: WorkerExited, now: float
+) -> None:
     member = _find_member(state, signal)
     if member is None:
         state.add_evidence(
-            f"worker {signal.worker} of {signal.agent} ended ({_exit_description(signal)})"
+            f"worker {signal.worker} of {signal.agent} ended ({_exit_description(detail)})"
         )
         return
     if member.done:
         return  # it has finished all steps, and a saver process already has its shard
-    step = int(signal.detail.get("step", 0)) or state.progress.committed
+    step = detail.step or state.progress.committed
     description = (
-        f"rank {member.rank} on {signal.agent} ended by {_exit_description(signal)} at step {step}"
+        f"rank {member.rank} on {signal.agent} ended by {_exit_description(detail)} at step {step}"
     )
-    ended_by, short = _ended_by(signal), str(signal.detail.get("out_of_memory") or "")
+    ended_by, short = _ended_by(detail), detail.out_of_memory
     cause = Cause.PREEMPTED if ended_by == "SIGTERM" else Cause.WORKER_CRASH
     if short:
         cause, description = Cause.OUT_OF_MEMORY, f"{description}: {short}"
@@ -138,30 +193,29 @@ def _handle_worker_exited(state: CoreState, signal: Signal, now: float) -> None:
     )
 
 
-def _ended_by(signal: Signal) -> str:
+def _ended_by(exited: WorkerExited) -> str:
     """See `Fault.ended_by`."""
-    detail = signal.detail
-    if detail.get("exit_code") is not None:
-        return f"exit code {detail['exit_code']}"
-    return str(detail.get("name") or detail.get("signal") or "")
+    return exited.name if exited.exit_code is None else f"exit code {exited.exit_code}"
 
 
-def _exit_description(signal: Signal) -> str:
-    why = f": {signal.detail['why']}" if signal.detail.get("why") else ""
-    return f"{_ended_by(signal)}{why}".removeprefix(": ") or "an unknown cause"
+def _exit_description(exited: WorkerExited) -> str:
+    why = f": {exited.why}" if exited.why else ""
+    return f"{_ended_by(exited)}{why}".removeprefix(": ") or "an unknown cause"
 
 
-def _handle_worker_failed(state: CoreState, signal: Signal, now: float) -> None:
+def _handle_worker_failed(
+    state: CoreState, signal: Signal, failure: WorkerFailed, now: float
+) -> None:
     member = _member_of_attempt(state, signal)
     if member is None:
         return
-    error = _error_report(signal)
-    if error.kind is ErrorKind.CORRUPTION:
-        corruption.handle_corruption(state, signal, error, now)
+    error = failure.error
+    if error.kind is ErrorKind.CORRUPTION and failure.finding is not None:
+        corruption.handle_corruption(state, signal, failure.finding, error, now)
         return
     cause = CAUSES[error.kind]
-    if signal.detail.get("trip"):
-        guard_decisions.apply_guard_trip(state, signal.attempt, signal.detail["trip"])
+    if failure.trip is not None:
+        guard_decisions.apply_guard_trip(state, signal.attempt, failure.trip)
     if _follows_from_restored_state(state, error):
         cause = Cause.NOT_FINITE
         for rank in state.worlds.present.members if state.worlds.present is not None else ():
@@ -205,25 +259,20 @@ def _follows_from_restored_state(state: CoreState, error: ErrorReport) -> bool:
     return restored and error.step <= world.restored_step and not seen_before
 
 
-def _error_report(signal: Signal) -> ErrorReport:
-    error = signal.detail["error"]
-    if isinstance(error, ErrorReport):
-        return error
-    return ErrorReport(**{**error, "kind": ErrorKind(error["kind"])})
-
-
-def _handle_worker_joined(state: CoreState, signal: Signal, now: float) -> None:
+def _handle_worker_joined(
+    state: CoreState, signal: Signal, joined: WorkerJoined, now: float
+) -> None:
     member = _member_of_attempt(state, signal)
     if member is None:
         return
-    member.record_joined(dict(signal.detail.get("phases_s", {})))
+    member.record_joined(dict(joined.phases_s))
     attempt_formation.advance(state, now)
 
 
-def _handle_first_step(state: CoreState, signal: Signal, now: float) -> None:
+def _handle_first_step(state: CoreState, signal: Signal, step: int, now: float) -> None:
     if _member_of_attempt(state, signal) is None or state.worlds.present is None:
         return
-    record_committed_step(state, signal.attempt, int(signal.detail.get("step", 0)), now)
+    record_committed_step(state, signal.attempt, step, now)
 
 
 def record_committed_step(state: CoreState, attempt: int, step: int, now: float) -> None:
@@ -236,12 +285,11 @@ def record_committed_step(state: CoreState, attempt: int, step: int, now: float)
     attempt_formation.advance(state, now)
 
 
-def _handle_worker_done(state: CoreState, signal: Signal, now: float) -> None:
+def _handle_worker_done(state: CoreState, signal: Signal, step: int, now: float) -> None:
     member = _member_of_attempt(state, signal)
     if member is None:
         return
     member.record_done()
-    step = int(signal.detail["step"])
     state.ending.record_final_step(step)
     state.progress.record_step(signal.attempt, step)
     if state.timer.stage is Stage.FORMING:
@@ -250,18 +298,17 @@ def _handle_worker_done(state: CoreState, signal: Signal, now: float) -> None:
         attempt_formation.finish_if_complete(state, now)
 
 
-def _handle_shard_failed(state: CoreState, signal: Signal, now: float) -> None:
+def _handle_shard_failed(state: CoreState, signal: Signal, failed: ShardFailed, now: float) -> None:
     """Abandon a periodic checkpoint. For the last checkpoint, report a fault: it is worth another
     attempt."""
-    step = int(signal.detail["step"])
-    message = str(signal.detail.get("message", ""))
+    step, message = failed.step, failed.message
     if not state.saves.abandon(signal.attempt, step):
         return  # another rank has already abandoned it
     if signal.attempt != state.worlds.attempt or state.timer.stage not in WITH_WORLD:
         return
     description = f"rank {signal.rank} on {signal.agent} could not save step {step}: {message}"
     stopping = state.ending.stop is not None and step >= (state.ending.final_step or 0)
-    if signal.detail.get("superseded") or (step < state.config.steps and not stopping):
+    if failed.superseded or (step < state.config.steps and not stopping):
         state.emit(CheckpointBadEvent(step=step, message=description))
         return
     fault = Fault(
@@ -277,11 +324,12 @@ def _handle_shard_failed(state: CoreState, signal: Signal, now: float) -> None:
     judgement.report_fault(state, fault, now)
 
 
-def _handle_shard_delayed(state: CoreState, signal: Signal, now: float) -> None:
+def _handle_shard_delayed(
+    state: CoreState, signal: Signal, delayed: ShardDelayed, now: float
+) -> None:
     """The remote tier refused a shard; the agent retries."""
-    step = int(signal.detail["step"])
-    why = f"rank {signal.rank} on {signal.agent} cannot save step {step}: "
-    description = why + str(signal.detail.get("message", ""))
+    step = delayed.step
+    description = f"rank {signal.rank} on {signal.agent} cannot save step {step}: {delayed.message}"
     remote_outage.open_outage(
         state,
         now,
@@ -293,40 +341,33 @@ def _handle_shard_delayed(state: CoreState, signal: Signal, now: float) -> None:
     )
 
 
-def _handle_shard_saved(state: CoreState, signal: Signal, now: float) -> None:
-    del now
-    record_saved_shard(state, signal.attempt, signal.rank, signal.detail)
-
-
-def _handle_zygote_lost(state: CoreState, signal: Signal, now: float) -> None:
-    del now
-    unfit = str(signal.detail.get("unfit") or "")
+def _handle_zygote_lost(state: CoreState, agent: str, unfit: str) -> None:
     if unfit:
-        state.roster.mark_unfit(signal.agent, unfit)
-        state.add_evidence(f"agent {signal.agent} cannot run workers any more: {unfit}")
+        state.roster.mark_unfit(agent, unfit)
+        state.add_evidence(f"agent {agent} cannot run workers any more: {unfit}")
     else:
-        state.add_evidence(f"the zygote of agent {signal.agent} died and is being restarted")
+        state.add_evidence(f"the zygote of agent {agent} died and is being restarted")
 
 
-def _handle_partner_lost(state: CoreState, signal: Signal, now: float) -> None:
-    partner = str(signal.detail.get("partner", ""))
+def _handle_partner_lost(state: CoreState, signal: Signal, partner: str, now: float) -> None:
     if _member_of_attempt(state, signal) is None or not partner:
         return
     handle_link_failed(state, signal.agent, partner, now)
 
 
-def _handle_sources_lost(state: CoreState, signal: Signal, now: float) -> None:
+def _handle_sources_lost(state: CoreState, signal: Signal, lost: SourcesLost) -> None:
     """Record the parts of a rank's state that could not be fetched; the rank is about to fail."""
     member = _member_of_attempt(state, signal)
     if member is not None:
-        lost = {(agent, Place(place), rank) for agent, place, rank in signal.detail["origins"]}
-        judgement.distrust_origins(state, member.restore, lost, str(signal.detail["message"]))
+        judgement.distrust_origins(state, member.restore, set(lost.origins), lost.message)
 
 
-def _handle_bad_shard(state: CoreState, signal: Signal, now: float) -> None:
+def _handle_damaged_shard(
+    state: CoreState, signal: Signal, damaged: DamagedShard, now: float
+) -> None:
     """A saved state failed its verification: never restore it again. During a restore this is also
     a fault."""
-    message = str(signal.detail.get("message", "a saved state failed its verification"))
+    message = damaged.message
     member = _member_of_attempt(state, signal)
     if (
         member is not None
@@ -352,37 +393,13 @@ def _handle_bad_shard(state: CoreState, signal: Signal, now: float) -> None:
         )
         judgement.report_fault(state, fault, now)
         return
-    place, step = signal.detail.get("place"), signal.detail.get("step")
-    if place and step is not None and signal.rank is not None:
-        computed = int(signal.detail.get("attempt", signal.attempt))
-        bad = BadCopy(signal.agent, Place(place), signal.rank, computed, int(step))
+    step, computed = damaged.step, damaged.attempt
+    if step is not None and computed is not None and signal.rank is not None:
+        bad = BadCopy(signal.agent, damaged.place, signal.rank, computed, step)
         judgement.record_bad_copy(state, bad, message)
 
 
-def _handle_rank_stalled(state: CoreState, signal: Signal, now: float) -> None:
+def _handle_rank_stalled(state: CoreState, signal: Signal, step: int, now: float) -> None:
     member = _member_of_attempt(state, signal)
     if member is not None and not member.done:
-        hang_suspicion.handle_rank_stalled(
-            state, int(signal.detail["beat"]["step"]), signal.at, now
-        )
-
-
-_HANDLERS: dict[SignalKind, Callable[[CoreState, Signal, float], None]] = {
-    SignalKind.WORKER_EXITED: _handle_worker_exited,
-    SignalKind.WORKER_FAILED: _handle_worker_failed,
-    SignalKind.WORKER_JOINED: _handle_worker_joined,
-    SignalKind.FIRST_STEP: _handle_first_step,
-    SignalKind.WORKER_DONE: _handle_worker_done,
-    SignalKind.SHARD_SAVED: _handle_shard_saved,
-    SignalKind.SHARD_FAILED: _handle_shard_failed,
-    SignalKind.SHARD_DELAYED: _handle_shard_delayed,
-    SignalKind.RECOMPUTED: corruption.handle_recomputed,
-    SignalKind.RETENTION_DONE: checkpoint_finalization.handle_tidied,
-    SignalKind.PARTNER_LOST: _handle_partner_lost,
-    SignalKind.ZYGOTE_LOST: _handle_zygote_lost,
-    SignalKind.SOURCES_LOST: _handle_sources_lost,
-    SignalKind.NODE_UNWELL: node_eviction.handle_health_signal,
-    SignalKind.BAD_SHARD: _handle_bad_shard,
-    SignalKind.RANK_STALLED: _handle_rank_stalled,
-    SignalKind.GUARD_TRIPPED: guard_decisions.handle_guard_tripped,
-}
+        hang_suspicion.handle_rank_stalled(state, step, signal.at, now)

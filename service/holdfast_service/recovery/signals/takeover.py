@@ -18,7 +18,8 @@ from holdfast_service.recovery.faults import hang_suspicion, judgement
 from holdfast_service.recovery.nodes import node_eligibility
 from holdfast_service.recovery.signals import signal_handlers
 from holdfast_service.recovery.world import attempt_formation, outcome
-from holdfast_workers.protocol.messages import Restore, Tier, WorkerReport, WorkerState
+from holdfast_workers.protocol.answers import WorkerReport
+from holdfast_workers.protocol.messages import Restore, Tier, WorkerState
 
 ACTIVE = (WorkerState.JOINING, WorkerState.TRAINING, WorkerState.DONE)
 
@@ -53,8 +54,7 @@ def handle_start_deadline(state: CoreState, now: float) -> None:
     waiting = f"; not ready: {', '.join(unready)}" if unready else ""
     broken = {record.agent: record.report.failure for record in live if record.report.failure}
     waiting += "".join(
-        f"; {agent} cannot run workers: {why.get('message', 'no reason given')}"
-        for agent, why in broken.items()
+        f"; {agent} cannot run workers: {why.message}" for agent, why in broken.items()
     )
     avoided = {
         record.agent: why for record in live if (why := node_eligibility.why_avoided(state, record))
@@ -105,9 +105,8 @@ def _end_if_unstartable(state: CoreState, now: float) -> bool:
     if not failures or config.nodes + config.standby_nodes - len(failures) >= config.nodes:
         return False
     first = failures[0]
-    code = "user_error" if first.get("type") else "start_failed"
-    message = str(first.get("message", "an agent cannot run workers"))
-    outcome.fail(state, now, code, message, first.get("traceback"))
+    code = "user_error" if first.type else "start_failed"
+    outcome.fail(state, now, code, first.message, first.traceback)
     return True
 
 
@@ -205,9 +204,7 @@ def _apply_agent_reports(state: CoreState, world: AttemptWorld, step: int, now: 
         if record.agent not in world.hosts():
             attempt_formation.admit_agent(state, record)
         for shard in record.report.shards:
-            signal_handlers.record_saved_shard(
-                state, int(shard["attempt"]), int(shard["rank"]), dict(shard)
-            )
+            signal_handlers.record_saved_shard(state, shard)
     _replay_early_signals(state, now)
 
 

@@ -6,19 +6,19 @@ a call that fails at once does not spin. No attempt needs these commands to cont
 
 from __future__ import annotations
 
-from holdfast_service.recovery.core_state.effects import WarmUp
 from holdfast_service.recovery.core_state.inputs import CommandFailed, PartnersSet
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.upkeep import save_intervals
 from holdfast_service.recovery.upkeep.partners import request_partners
+from holdfast_workers.protocol.commands import CommandKind, WarmUp
 
 
 def record_failure(state: CoreState, event: CommandFailed) -> None:
     """Record that a command of this attempt failed, so that it is repeated."""
     if state.worlds.present is None or not state.roster.is_current(event.agent, event.incarnation):
         return
-    if event.command == "free_memory":
+    if event.command is CommandKind.FREE_MEMORY:
         state.worlds.present.repeat_freeing()
     else:
         state.worlds.present.repeat_later(event.agent, event.command)
@@ -45,11 +45,11 @@ def repeat_failed_commands(state: CoreState) -> None:
         record = state.roster.find(agent)
         if record is None or not record.live:
             continue
-        if command == "set_partners":
+        if command is CommandKind.SET_PARTNERS:
             for rank, member in sorted(world.members.items()):
                 if member.agent == agent and not member.partners_confirmed:
                     request_partners(state, world.attempt, rank, member)
-        elif command == "set_intervals":
+        elif command is CommandKind.SET_INTERVALS:
             save_intervals.request_intervals(state)
-        elif command == "warm_up" and agent not in world.hosts():
+        elif command is CommandKind.WARM_UP and agent not in world.hosts():
             state.request(WarmUp(agent, world.attempt, record.incarnation))

@@ -16,6 +16,7 @@ from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.nodes import node_eligibility
 from holdfast_service.recovery.upkeep import save_intervals
 from holdfast_service.recovery.upkeep.partners import mend_partners
+from holdfast_workers.protocol.commands import CommandKind
 
 
 def handle_nodes_draining(state: CoreState, event: NodesDraining, now: float) -> None:
@@ -51,4 +52,4 @@ def _save_as_often_as_possible(state: CoreState) -> None:
     if state.timer.stage is Stage.RUNNING:
         save_intervals.request_intervals(state)
     elif state.timer.stage is Stage.FORMING:
-        world.repeat_later(world.members[0].agent, "set_intervals")
+        world.repeat_later(world.members[0].agent, CommandKind.SET_INTERVALS)

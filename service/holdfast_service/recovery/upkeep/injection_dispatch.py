@@ -8,11 +8,11 @@ Each fault is dispatched once; its consequences are detected like those of any o
 from __future__ import annotations
 
 from holdfast_service.job_model.events.health import FaultFailedEvent
-from holdfast_service.recovery.core_state.effects import InjectFault
 from holdfast_service.recovery.core_state.inputs import CommandFailed, FaultRequested
 from holdfast_service.recovery.core_state.roster import AgentRecord
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_workers.fault_injection.kinds import Victim
+from holdfast_workers.protocol.commands import InjectFault
 
 
 def dispatch(state: CoreState) -> None:
@@ -24,7 +24,9 @@ def dispatch(state: CoreState) -> None:
             agents = [record for record in (_find_host(state, wanted),) if record is not None]
         for record in agents:
             state.request(
-                InjectFault(record.agent, wanted.number, wanted.fault, record.incarnation)
+                InjectFault(
+                    record.agent, wanted.number, wanted.fault.document(), record.incarnation
+                )
             )
         if not agents:
             state.inbox.keep_fault(wanted)

@@ -13,12 +13,12 @@ from functools import partial
 from holdfast_service.job_model.events.attempts import MemoryPlacedEvent
 from holdfast_service.placement.durability import protection
 from holdfast_service.placement.replica_placement import Partners, Placement, place_partners
-from holdfast_service.recovery.core_state.effects import FreeMemory, SetPartners
 from holdfast_service.recovery.core_state.roster import AgentRecord, sites
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import Member
 from holdfast_service.recovery.nodes import node_eligibility
+from holdfast_workers.protocol.commands import FreeMemory, SetPartners
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ for a cleanup except the end of a job, for a limited time, so that its deletions
 
 from __future__ import annotations
 
-from holdfast_service.recovery.core_state.effects import TidyRemoteTier
 from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_workers.protocol.commands import TidyRemoteTier
 
 
 def request_cleanup(state: CoreState, step: int) -> None:

@@ -17,11 +17,11 @@ from holdfast_service.policy.checkpoint_intervals import (
     is_worth_changing,
     mean_time_between_failures_s,
 )
-from holdfast_service.recovery.core_state.effects import SetIntervals
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld
 from holdfast_service.recovery.nodes import node_eligibility
+from holdfast_workers.protocol.commands import SetIntervals
 from holdfast_workers.protocol.messages import StepRow
 
 

@@ -8,9 +8,9 @@ memory of an available agent. It is requested once per incarnation of an agent.
 from __future__ import annotations
 
 from holdfast_service.placement.restore_points import HeldCopy, copies_by_step, is_mesh
-from holdfast_service.recovery.core_state.effects import SaveShard
 from holdfast_service.recovery.core_state.roster import AgentRecord, copies
 from holdfast_service.recovery.core_state.state import CoreState
+from holdfast_workers.protocol.commands import SaveShard
 
 
 def request_missing_shards(state: CoreState, records: list[AgentRecord]) -> None:

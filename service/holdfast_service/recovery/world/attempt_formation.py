@@ -41,7 +41,7 @@ from holdfast_service.placement.tier_inventory import (
 )
 from holdfast_service.policy.causes import Cause
 from holdfast_service.policy.decision_ladder import Action, Decision, applied_decision
-from holdfast_service.recovery.core_state.effects import Fence, Form, RemoveAgent, WarmUp
+from holdfast_service.recovery.core_state.effects import RemoveAgent
 from holdfast_service.recovery.core_state.incident_log import IncidentLog
 from holdfast_service.recovery.core_state.roster import AgentRecord, copies
 from holdfast_service.recovery.core_state.stage_timer import Stage
@@ -52,6 +52,7 @@ from holdfast_service.recovery.upkeep import remote_cleanup_orders, shard_rescue
 from holdfast_service.recovery.upkeep.partners import emit_protection
 from holdfast_service.recovery.world import outcome
 from holdfast_service.recovery.world.attempt_orders import build_world, form_orders, seating
+from holdfast_workers.protocol.commands import Fence, Form, WarmUp
 from holdfast_workers.protocol.messages import Restore, Tier
 
 MAX_FOUND_REPORTED = 8

@@ -11,14 +11,14 @@ from holdfast_service.job_model.events.checkpoints import (
     CheckpointSavedEvent,
 )
 from holdfast_service.placement.restore_points import RemoteCheckpoint
-from holdfast_service.recovery.core_state.effects import FinalizeCheckpoint
 from holdfast_service.recovery.core_state.inputs import CheckpointFinalized, RemoteCheckpoints
 from holdfast_service.recovery.core_state.save_ledger import PendingManifest
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.upkeep import remote_cleanup_orders, remote_outage
 from holdfast_service.recovery.world import attempt_formation, outcome
-from holdfast_workers.protocol.messages import Signal
+from holdfast_workers.protocol.commands import FinalizeCheckpoint
+from holdfast_workers.protocol.signals import RetentionDone
 
 _RECOVERING = (Stage.GATHERING, Stage.FENCING, Stage.FORMING)
 
@@ -101,15 +101,15 @@ def handle_finalized(state: CoreState, event: CheckpointFinalized, now: float) -
         _conclude_last_checkpoint(state, now)
 
 
-def handle_tidied(state: CoreState, signal: Signal, now: float) -> None:
+def handle_tidied(state: CoreState, agent: str, result: RetentionDone, now: float) -> None:
     """Record the result of a cleanup. After a failure, the next cleanup removes the rest."""
-    for uri, why in signal.detail["deleted"].items():
+    for uri, why in result.deleted.items():
         gone = state.saves.record_deleted(uri)
         if gone is not None:
             state.emit(CheckpointDeletedEvent(step=gone.step, uri=uri, why=why))
-    if signal.detail["message"]:
-        state.add_evidence(f"retention failed on agent {signal.agent}: {signal.detail['message']}")
-    is_last = state.saves.end_tidying(signal.detail["step"])
+    if result.message:
+        state.add_evidence(f"retention failed on agent {agent}: {result.message}")
+    is_last = state.saves.end_tidying(result.step)
     if is_last and state.timer.stage is Stage.FINISHING:
         attempt_formation.finish_if_complete(state, now)
 
@@ -135,7 +135,5 @@ def _assign(state: CoreState, pending: PendingManifest) -> None:
         return
     state.saves.assign(pending.attempt, pending.step, chosen.agent)
     state.request(
-        FinalizeCheckpoint(
-            chosen.agent, pending.step, pending.attempt, pending.records, chosen.incarnation
-        )
+        FinalizeCheckpoint(chosen.agent, pending.step, pending.attempt, chosen.incarnation)
     )

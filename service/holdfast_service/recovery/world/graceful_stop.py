@@ -10,11 +10,11 @@ from __future__ import annotations
 from holdfast_service.job_model.events.progress import JobStoppingEvent, StopUndoneEvent
 from holdfast_service.job_model.lifecycle import Phase, StopKind, StopOrder
 from holdfast_service.policy.causes import GiveUp
-from holdfast_service.recovery.core_state.effects import Finish
 from holdfast_service.recovery.core_state.inputs import StopRequested
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.world import attempt_formation, outcome
+from holdfast_workers.protocol.commands import Finish
 
 
 def handle_stop_request(state: CoreState, event: StopRequested, now: float) -> None:

@@ -6,10 +6,11 @@ from holdfast_service.job_model.events.attempts import AttemptEndedEvent
 from holdfast_service.job_model.events.progress import EndedEvent
 from holdfast_service.job_model.lifecycle import Phase, StopKind
 from holdfast_service.placement.restore_points import RemoteCheckpoint
-from holdfast_service.recovery.core_state.effects import End, Stop
+from holdfast_service.recovery.core_state.effects import End
 from holdfast_service.recovery.core_state.stage_timer import WITH_WORLD, Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.upkeep import remote_outage
+from holdfast_workers.protocol.commands import Stop
 
 OUTCOME_OF = {StopKind.CANCEL: "CANCELLED", StopKind.PAUSE: "PAUSED"}
 

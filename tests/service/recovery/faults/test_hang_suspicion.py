@@ -14,7 +14,9 @@ from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core_state import effects as fx
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.recovery.core_state.stage_timer import Stage
-from holdfast_workers.protocol.messages import Inspection, SignalKind
+from holdfast_workers.protocol import commands
+from holdfast_workers.protocol.messages import Beat, Inspection
+from holdfast_workers.protocol.signals import RankStalled
 
 
 def watched(job: SimulatedCluster) -> list[fx.Effect]:
@@ -45,12 +47,12 @@ def test_a_rank_that_hangs_is_named_and_its_process_killed_with_the_fence(proces
     assert incident["suspects"][0]["score"] > 0.5
     assert any("rank 2" in line for line in incident["evidence"])
     assert incident["stacks"][0]["frames"]
-    looks = [effect for effect in effects if isinstance(effect, fx.Inspect)]
+    looks = [effect for effect in effects if isinstance(effect, commands.Inspect)]
     assert len(looks) == (2 if process == "T" else 4), (
         "conclusive evidence needs a single inspection"
     )
     condemned = {
-        effect.agent: effect.condemned for effect in effects if isinstance(effect, fx.Fence)
+        effect.agent: effect.condemned for effect in effects if isinstance(effect, commands.Fence)
     }
     assert {agent for agent, workers in condemned.items() if workers} == {"n1"}
     assert condemned["n1"] == (incident["suspects"][0]["worker"],)
@@ -85,7 +87,7 @@ def test_all_ranks_in_one_long_phase_are_waited_for_and_reported_once() -> None:
     assert not job.emitted(EventKind.INCIDENT_OPENED)
     (event,) = job.emitted(EventKind.STALLED)
     assert event["finding"] == "waiting"
-    looks = [effect for effect in effects if isinstance(effect, fx.Inspect)]
+    looks = [effect for effect in effects if isinstance(effect, commands.Inspect)]
     assert 4 <= len(looks) <= 30, "inspected again at growing intervals"
 
 
@@ -130,7 +132,7 @@ def test_past_the_stall_limit_ranks_within_their_limits_are_inspected_less_often
     job.slow_down(for_s=1000.0, limit_s=3600.0)
     assert job.run(3000.0).outcome == "SUCCEEDED"
     assert not job.emitted(EventKind.INCIDENT_OPENED)
-    looks = [effect for effect in effects if isinstance(effect, fx.Inspect)]
+    looks = [effect for effect in effects if isinstance(effect, commands.Inspect)]
     assert 10 <= len(looks) <= 60, "two agents, after 50 s, then pauses of 5 s to 60 s"
 
 
@@ -190,8 +192,8 @@ def test_a_rank_that_stops_while_a_world_forms_is_named() -> None:
         worker for worker in n1.workers.values() if worker.attempt == 2 and worker.rank == 2
     )
     worker.hangs = "T"
-    began, detail = job.now, {"beat": {"rank": 2, "step": 0}}
-    job.signal(n1, SignalKind.RANK_STALLED, 2, rank=2, worker=worker.name, detail=detail)
+    began, beat = job.now, Beat(2, worker.name, worker.pid, 2, 0, "joining", 0, 9.0, 1.0)
+    job.signal(n1, RankStalled(beat), 2, rank=2, worker=worker.name)
     job.run_until(lambda: bool(closed(job)))
     assert job.now - began < 3.0
     (incident,) = closed(job)

@@ -20,12 +20,12 @@ from holdfast_service.placement.rank_assignment import (
     assign,
 )
 from holdfast_service.policy.quarantine import Avoided, NodeStanding, node_name
-from holdfast_service.recovery.core_state import effects as fx
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.recovery.core_state.stage_timer import Stage
-from holdfast_workers.health.findings import HealthFinding, Level
-from holdfast_workers.protocol.messages import SignalKind
+from holdfast_workers.protocol import commands
+from holdfast_workers.protocol.findings import HealthFinding, HealthReport, Level
+from holdfast_workers.protocol.signals import NodeUnwell
 
 ECC = HealthFinding(
     "accelerator", "ecc", Level.UNFIT, "1 uncorrectable memory errors on GPU-1", "GPU-1"
@@ -37,9 +37,8 @@ HOT = HealthFinding("accelerator", "hw_thermal", Level.SUSPECT, "clocks halved",
 def report_findings(job: SimulatedCluster, agent: str, *findings: HealthFinding) -> None:
     of = job.agents[agent]
     of.health += 1
-    of.findings = tuple(finding.data() for finding in findings)
-    detail = {"health": of.health, "findings": list(of.findings), "measured": {}}
-    job.signal(job.agents[agent], SignalKind.NODE_UNWELL, job.core.attempt, detail=detail)
+    of.findings = findings
+    job.signal(of, NodeUnwell(HealthReport(of.health, findings)), job.core.attempt)
 
 
 def set_aside(
@@ -140,7 +139,7 @@ def test_no_rank_starts_on_an_avoided_node() -> None:
 def test_a_node_that_fails_its_first_check_gets_no_rank() -> None:
     job = cluster()
     bad = HealthFinding("preflight", "arithmetic", Level.UNFIT, "3 numbers of a product are wrong")
-    job.agents["n0"].health, job.agents["n0"].findings = 1, (bad.data(),)
+    job.agents["n0"].health, job.agents["n0"].findings = 1, (bad,)
     assert job.run().outcome == "SUCCEEDED"
     assert hosts(forming(job)[0]) == {"n1", "n2"}
     (event,) = job.emitted(EventKind.NODE_HEALTH)
@@ -170,8 +169,7 @@ def test_a_late_health_report_changes_nothing() -> None:
     job = running(cluster())
     report_findings(job, "n0", HOT)
     job.run_until(lambda: bool(job.emitted(EventKind.NODE_HEALTH)))
-    late = {"health": 0, "findings": [ECC.data()], "measured": {}}
-    job.signal(job.agents["n0"], SignalKind.NODE_UNWELL, job.core.attempt, detail=late)
+    job.signal(job.agents["n0"], NodeUnwell(HealthReport(0, (ECC,))), job.core.attempt)
     assert job.run().outcome == "SUCCEEDED"
     assert len(forming(job)) == 1 and len(job.emitted(EventKind.NODE_HEALTH)) == 1
 
@@ -267,7 +265,7 @@ def test_a_node_that_returns_to_use_is_checked_before_it_gets_a_rank() -> None:
 def test_a_node_that_returns_to_use_and_fails_its_check_gets_no_rank() -> None:
     job = running(cluster(steps=60))
     bad = HealthFinding("preflight", "arithmetic", Level.UNFIT, "3 numbers of a product are wrong")
-    job.agents["n2"].health, job.agents["n2"].findings = 1, (bad.data(),)
+    job.agents["n2"].health, job.agents["n2"].findings = 1, (bad,)
     uncordoned(job)
     report_findings(job, "n0", ECC)
     assert job.run().outcome == "SUCCEEDED"
@@ -283,7 +281,7 @@ def test_a_failed_check_command_is_repeated() -> None:
     report_findings(job, "n0", ECC)
     assert job.run().outcome == "SUCCEEDED"
     assert job.checks == ["n2"] and standings(job).count("checking") == 1
-    assert len([effect for effect in effects if isinstance(effect, fx.CheckNode)]) == 2
+    assert len([effect for effect in effects if isinstance(effect, commands.CheckNode)]) == 2
     assert hosts(forming(job)[-1]) == {"n1", "n2"}
 
 
@@ -297,7 +295,7 @@ def test_an_unanswered_check_is_repeated_while_no_step_is_committed() -> None:
     job.chaos = 0.0
     job.kill_node("n0", back_after_s=None)
     assert job.run().outcome == "SUCCEEDED"
-    assert len([effect for effect in effects if isinstance(effect, fx.CheckNode)]) == 2
+    assert len([effect for effect in effects if isinstance(effect, commands.CheckNode)]) == 2
     assert hosts(forming(job)[-1]) == {"n1", "n2"}
 
 

@@ -16,6 +16,7 @@ from holdfast_service.recovery.core_state import effects as fx
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.event_replay import Facts
 from holdfast_service.supervisor.drain_watch import DrainWatch
+from holdfast_workers.protocol import commands
 
 WAIT_S = 10.0
 
@@ -29,7 +30,9 @@ def drain(job: SimulatedCluster, *agents: str, in_s: float | None = 30.0) -> Non
 
 def paces(effects: list[fx.Effect]) -> list[tuple[int, int]]:
     return [
-        (effect.memory, effect.remote) for effect in effects if isinstance(effect, fx.SetIntervals)
+        (effect.memory, effect.remote)
+        for effect in effects
+        if isinstance(effect, commands.SetIntervals)
     ]
 
 

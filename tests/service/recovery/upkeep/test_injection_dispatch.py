@@ -11,12 +11,13 @@ from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_jobs import cluster, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
-from holdfast_service.recovery.core_state.effects import Emit, InjectFault
+from holdfast_service.recovery.core_state.effects import Emit
 from holdfast_service.recovery.core_state.inputs import CommandFailed, FaultRequested, Tick
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.upkeep import injection_dispatch
 from holdfast_service.supervisor.injection_record import InjectionRecord
 from holdfast_workers.fault_injection.kinds import FaultKind, Injection
+from holdfast_workers.protocol.commands import CommandKind, InjectFault
 
 
 def dispatched(job: SimulatedCluster, number: int, fault: Injection) -> list[tuple[str, int]]:
@@ -78,7 +79,7 @@ def test_a_fault_for_a_restarted_agent_waits_for_the_next_world() -> None:
 
 def test_a_fault_that_cannot_be_injected_is_emitted_and_condemns_no_attempt() -> None:
     job = running(cluster())
-    failed = CommandFailed("n0", "inject", 0, "CannotInject: it is no local node")
+    failed = CommandFailed("n0", CommandKind.INJECT_FAULT, 0, "CannotInject: it is no local node")
     effects = job.core.handle(failed, job.now)
     assert [effect.event.kind for effect in effects if isinstance(effect, Emit)] == [
         EventKind.FAULT_FAILED

@@ -9,10 +9,11 @@ from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_jobs import cluster, forming, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
-from holdfast_service.recovery.core_state import effects as fx
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.stage_timer import Stage
-from holdfast_workers.protocol.messages import Place, Signal, SignalKind
+from holdfast_workers.protocol import commands
+from holdfast_workers.protocol.messages import Place
+from holdfast_workers.protocol.signals import PartnerLost, Signal
 
 
 def two_nodes(**changes: Any) -> SimulatedCluster:
@@ -79,7 +80,7 @@ def test_no_replica_is_freed_before_its_owner_confirms_a_new_partner() -> None:
     member = core.snapshot().members[0]
     (former,) = member.partners
     failed = Signal(
-        SignalKind.PARTNER_LOST,
+        PartnerLost(former),
         member.agent,
         member.incarnation,
         999,
@@ -87,10 +88,9 @@ def test_no_replica_is_freed_before_its_owner_confirms_a_new_partner() -> None:
         core.attempt,
         0,
         member.worker,
-        detail={"partner": former},
     )
     effects = core.handle(inputs.Signals((failed,)), job.now)
-    asked = [effect for effect in effects if isinstance(effect, fx.SetPartners)]
+    asked = [effect for effect in effects if isinstance(effect, commands.SetPartners)]
     step = inputs.StepCommitted(core.attempt, core.committed, core.committed)
     for command in asked:
         assert not core.handle(step, job.now + 1.0)
@@ -100,22 +100,21 @@ def test_no_replica_is_freed_before_its_owner_confirms_a_new_partner() -> None:
         )
         core.handle(answer, job.now + 1.0)
     freed = core.handle(step, job.now + 1.0)
-    assert {effect.agent for effect in freed if isinstance(effect, fx.FreeMemory)} == set(
+    assert {effect.agent for effect in freed if isinstance(effect, commands.FreeMemory)} == set(
         job.agents
     )
 
 
-@pytest.mark.parametrize("command", [fx.FreeMemory, fx.SetIntervals, fx.WarmUp])
+@pytest.mark.parametrize("command", [commands.FreeMemory, commands.SetIntervals, commands.WarmUp])
 def test_a_failed_upkeep_command_is_repeated_with_the_next_steps(
-    command: type[fx.FreeMemory | fx.SetIntervals | fx.WarmUp],
+    command: type[commands.FreeMemory | commands.SetIntervals | commands.WarmUp],
 ) -> None:
     job = running(cluster(free_after_s=0.0))
-    core, agent = job.core, "n2" if command is fx.WarmUp else "n0"
-    name = {fx.FreeMemory: "free_memory", fx.SetIntervals: "set_intervals", fx.WarmUp: "warm_up"}
+    core, agent = job.core, "n2" if command is commands.WarmUp else "n0"
     step = inputs.StepCommitted(core.attempt, core.committed, core.committed)
     core.handle(step, job.now)
     assert not core.handle(step, job.now)
-    core.handle(inputs.CommandFailed(agent, name[command], core.attempt, "timed out"), job.now)
+    core.handle(inputs.CommandFailed(agent, command.kind, core.attempt, "timed out"), job.now)
     again = core.handle(step, job.now)
     assert agent in {effect.agent for effect in again if isinstance(effect, command)}
     assert not core.handle(step, job.now)

@@ -5,14 +5,20 @@ from __future__ import annotations
 from tests.support.simulation.simulated_jobs import cluster, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
-from holdfast_service.recovery.core_state import effects, inputs
+from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.stage_timer import Stage
-from holdfast_workers.protocol.messages import Signal, SignalKind
+from holdfast_workers.protocol import commands
+from holdfast_workers.protocol.signals import (
+    RetentionDone,
+    ShardRecord,
+    ShardSaved,
+    Signal,
+)
 
 
-def _orders(of: inputs.Input, job) -> list[effects.TidyRemoteTier]:  # type: ignore[no-untyped-def]
+def _orders(of: inputs.Input, job) -> list[commands.TidyRemoteTier]:  # type: ignore[no-untyped-def]
     returned = job.core.handle(of, job.now)
-    return [effect for effect in returned if isinstance(effect, effects.TidyRemoteTier)]
+    return [effect for effect in returned if isinstance(effect, commands.TidyRemoteTier)]
 
 
 def test_a_checkpoint_off_the_present_line_is_marked_bad_before_retention_counts_it() -> None:
@@ -29,8 +35,8 @@ def test_a_checkpoint_off_the_present_line_is_marked_bad_before_retention_counts
 
 def test_a_cleanup_order_lists_unfinished_checkpoints() -> None:
     job = running(cluster(), step=13)
-    agent, shard = job.agents["n0"], {"rank": 0, "step": 13, "attempt": 1, "nbytes": 1}
-    saved = Signal(SignalKind.SHARD_SAVED, "n0", agent.incarnation, 99, job.now, 1, 0, detail=shard)
+    agent, shard = job.agents["n0"], ShardRecord(rank=0, step=13, attempt=1, nbytes=1)
+    saved = Signal(ShardSaved(shard), "n0", agent.incarnation, 99, job.now, 1, 0)
     job.core.handle(inputs.Signals((saved,)), job.now)
     (order,) = _orders(inputs.CheckpointFinalized(12, 1, "mem://12.1", 1), job)
     assert (13, 1) in order.unfinished
@@ -41,8 +47,7 @@ def test_deletions_by_retention_are_emitted_and_its_failure_is_harmless() -> Non
     job.run_until(lambda: bool(job.emitted(EventKind.CHECKPOINT_SAVED)))
     (uri,) = {event["uri"] for event in job.emitted(EventKind.CHECKPOINT_SAVED)}
     for deleted, message in (({}, "no such bucket"), ({uri: "not among the newest 1"}, "")):
-        detail = {"step": 10, "deleted": deleted, "message": message}
-        job.signal(job.agents["n0"], SignalKind.RETENTION_DONE, 1, detail=detail)
+        job.signal(job.agents["n0"], RetentionDone(10, deleted, message), 1)
     assert job.run().outcome == "SUCCEEDED"
     assert [event["uri"] for event in job.emitted(EventKind.CHECKPOINT_DELETED)] == [uri]
 

@@ -11,7 +11,7 @@ from tests.support.simulation.simulated_jobs import cluster, running
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.checkpoint_intervals import AutoTier
 from holdfast_service.recovery.core_state import inputs
-from holdfast_workers.protocol.messages import SignalKind
+from holdfast_workers.protocol.signals import ShardDelayed
 
 ROW = row(1, 1)
 
@@ -49,13 +49,7 @@ def test_back_to_back_remote_saves_are_spread_so_that_they_can_be_measured() -> 
 
 def test_a_remote_outage_is_no_measurement_and_no_training_failure() -> None:
     job = running(cluster(auto=frozenset({AutoTier.REMOTE}), intervals=(1, 10)), step=5)
-    job.signal(
-        job.agents["n0"],
-        SignalKind.SHARD_DELAYED,
-        1,
-        rank=0,
-        detail={"step": 10, "message": "no bucket"},
-    )
+    job.signal(job.agents["n0"], ShardDelayed(10, "no bucket"), 1, rank=0)
     job.run_until(lambda: bool(job.emitted(EventKind.INCIDENT_OPENED)))
     rows = tuple(replace(ROW, step=step, remote_saving=True) for step in range(1, 40))
     job.feed(inputs.StepsMeasured(rows))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.support.simulation.simulated_jobs import cluster
 
 from holdfast_service.recovery.core_state import inputs
-from holdfast_service.recovery.core_state.effects import FinalizeCheckpoint
 from holdfast_service.recovery.core_state.stage_timer import Stage
+from holdfast_workers.protocol.commands import CommandKind, FinalizeCheckpoint
 
 
 def test_a_refused_manifest_without_a_live_agent_sets_no_deadline() -> None:
@@ -17,7 +17,7 @@ def test_a_refused_manifest_without_a_live_agent_sets_no_deadline() -> None:
     assert pending.agent is not None
     agent, attempt, step = pending.agent, pending.attempt, pending.step
     refused = inputs.CommandFailed(
-        agent, "finalize_checkpoint", attempt, "503", step=step, refused=True
+        agent, CommandKind.FINALIZE_CHECKPOINT, attempt, "503", step=step, refused=True
     )
     core.handle(refused, job.now)
     (pending,) = core.snapshot().pending_manifests

@@ -1,0 +1,152 @@
+"""Messages of the protocol for its tests: random values, fixed examples, and the golden files.
+
+A golden file holds an encoded example of every kind of message, one a line, as the first version
+with that kind wrote it. It must stay decodable for ever: a line of it is never edited.
+`HOLDFAST_WRITE_GOLDEN=1` adds the lines of new kinds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from hypothesis import strategies as st
+
+from holdfast_workers.protocol import codec
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+_SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
+    Any: JSON,
+    int: st.integers(-(2**53), 2**53),
+    float: st.floats(allow_nan=False),
+    str: st.text(max_size=8),
+}
+_EXAMPLES: dict[Any, Any] = {
+    Any: {"key": [1, "text", None]},
+    int: 3,
+    float: 0.5,
+    str: "text",
+    bool: True,
+    bytes: b"\x00\xff",
+}
+
+
+def fields_of(kind: type) -> dict[str, Any]:
+    """The names of a dataclass's fields and their types, without the codec's annotations."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:  # noqa: PLR0911  (one for each type)
+    """Any value of a type of the protocol."""
+    if kind in _SIMPLE:
+        return _SIMPLE[kind]
+    if dataclasses.is_dataclass(kind):
+        fields = fields_of(kind)  # type: ignore[arg-type]
+        return st.builds(kind, **{name: values_of(type_) for name, type_ in fields.items()})  # type: ignore[arg-type]
+    arguments, origin = get_args(kind), get_origin(kind)
+    if origin is tuple and arguments[-1] is ...:
+        return st.lists(values_of(arguments[0]), max_size=2).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values_of, arguments))
+    if origin is dict:
+        return st.dictionaries(values_of(arguments[0]), values_of(arguments[1]), max_size=2)
+    if origin is frozenset:
+        return st.frozensets(values_of(arguments[0]), max_size=2)
+    if is_literal(kind):
+        return st.sampled_from(arguments)
+    return st.one_of(*map(values_of, arguments)) if arguments else st.from_type(kind)
+
+
+def example(kind: Any) -> Any:  # noqa: PLR0911  (one for each type)
+    """A fixed value of a type of the protocol: nothing is empty, nothing random."""
+    if kind in _EXAMPLES:
+        return _EXAMPLES[kind]
+    if dataclasses.is_dataclass(kind):
+        fields = fields_of(kind)  # type: ignore[arg-type]
+        return kind(**{name: example(type_) for name, type_ in fields.items()})  # type: ignore[operator]
+    arguments, origin = get_args(kind), get_origin(kind)
+    if origin is tuple:
+        return tuple(example(argument) for argument in arguments if argument is not ...)
+    if origin is dict:
+        return {example(arguments[0]): example(arguments[1])}
+    if origin is frozenset:
+        return frozenset({example(arguments[0])})
+    if is_literal(kind):
+        return arguments[0]
+    return example(arguments[0]) if arguments else next(iter(kind))  # a union, or an enum
+
+
+def is_literal(kind: Any) -> bool:
+    return bool(get_args(kind)) and not any(
+        isinstance(argument, type) or get_origin(argument) for argument in get_args(kind)
+    )
+
+
+def name_of(value: object) -> str:
+    """The kind of a message: of a command or signal with its own kind."""
+    inner = getattr(value, "command", None) or getattr(value, "detail", None)
+    return f"{type(value).__name__} {inner.kind}" if inner is not None else type(value).__name__
+
+
+def expanded(value: object) -> bytes:
+    """The document with an unknown field in its header and in the object of every dataclass, as a
+    later version may write it."""
+    document = json.loads(codec.encode(value))
+    known = _expand(document["value"], type(value))
+    return json.dumps({**document, "value": known, "a_later_header": 1}).encode()
+
+
+def check_golden(path: Path, values: Sequence[object], kinds: Sequence[type]) -> None:
+    """Assert that the file has an example of every kind of `values`, that each is still readable,
+    and that nothing of it gets lost."""
+    golden = json.loads(path.read_text()) if path.exists() else {}
+    present = {name_of(value): json.loads(codec.encode(value)) for value in values}
+    if os.environ.get("HOLDFAST_WRITE_GOLDEN"):
+        golden = present | golden
+        lines = (f"{json.dumps(name)}: {json.dumps(golden[name])}" for name in sorted(golden))
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    assert golden.keys() == present.keys(), "a kind was removed or renamed, or has no line yet"
+    for name, document in golden.items():
+        read: object = codec.decode(json.dumps(document).encode(), *kinds)
+        again = json.loads(codec.encode(read))
+        assert _includes(again["value"], document["value"]), name
+
+
+def _includes(present: Any, stored: Any) -> bool:
+    """Whether a value contains everything that an older version stored."""
+    if isinstance(stored, dict):
+        return all(key in present and _includes(present[key], stored[key]) for key in stored)
+    if isinstance(stored, list):
+        return len(present) == len(stored) and all(map(_includes, present, stored))
+    return bool(present == stored)
+
+
+def _expand(data: Any, declared: Any) -> Any:
+    arguments = get_args(declared)
+    if isinstance(data, list) and arguments:
+        return [_expand(item, arguments[0]) for item in data]
+    if not isinstance(data, dict):
+        return data
+    for kind in (declared, *arguments):
+        if dataclasses.is_dataclass(kind) and data.get("kind") in (None, _kind_of(kind)):
+            fields = fields_of(kind)  # type: ignore[arg-type]
+            if data.keys() == fields.keys():
+                known = {name: _expand(item, fields[name]) for name, item in data.items()}
+                return {**known, "a_later_field": {"x": 1}}
+    return data
+
+
+def _kind_of(kind: Any) -> Any:
+    return getattr(kind, "kind", None)

@@ -1,0 +1,129 @@
+"""Findings as they are reported: of health probes, of compared replicas, and of tripped guards.
+
+Values only; the rooms `health/`, `state/` and `training/` decide what counts as a finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Level(StrEnum):
+    """The severity of a finding, mildest first."""
+
+    NOTE = "note"  # for information; needs no action
+    SUSPECT = "suspect"  # may get worse, or explain a fault; the node stays in use
+    UNFIT = "unfit"  # no rank should run here while another node is available
+
+
+@dataclass(frozen=True)
+class HealthFinding:
+    probe: str  # "accelerator", "host", "network", "preflight", "exchange"
+    kind: str  # one of the probe's closed set of findings
+    level: Level
+    what: str  # a message with the numbers
+    where: str = ""  # device, folder or interface
+    code: int | None = None  # XID number
+    lost: bool = False  # a resource that ranks need is gone: no rank can continue here
+
+    @property
+    def key(self) -> tuple[str, str, str, str, int | None]:
+        """The identity of a finding, whatever its numbers are."""
+        return (self.probe, self.kind, self.level, self.where, self.code)
+
+    def data(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> HealthFinding:
+        return cls(**{**data, "level": Level(data["level"])})
+
+
+def is_unfit(findings: Iterable[HealthFinding]) -> bool:
+    return any(finding.level is Level.UNFIT for finding in findings)
+
+
+def messages_of(findings: Iterable[HealthFinding], level: Level = Level.UNFIT) -> str:
+    """The messages of the findings of a level, as one line."""
+    return "; ".join(finding.what for finding in findings if finding.level is level)
+
+
+@dataclass(frozen=True)
+class HealthReport:
+    """The present findings about a node. `number` grows with each change; 0: not checked yet."""
+
+    number: int = 0
+    findings: tuple[HealthFinding, ...] = ()
+    measured: dict[str, float] = field(default_factory=dict)
+    """Memory bandwidth by device, in GB/s."""
+
+
+@dataclass(frozen=True)
+class ReplicaFinding:
+    """The corruption that all ranks of an attempt detected in one agreement."""
+
+    attempt: int
+    step: int
+    """The state that was compared; every rank was at it."""
+    bad_from: int
+    """No state of this step or a later step, as computed so far, may be used."""
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Ranks that should hold the same state but do not."""
+    digests: dict[int, str] = field(default_factory=dict)
+    """Digests of those ranks."""
+    changed: tuple[int, ...] = ()
+    """Ranks whose own parameters changed between two steps."""
+
+
+class GuardKind(StrEnum):
+    NONFINITE = "nonfinite"
+    LOSS_SPIKE = "loss_spike"
+    GRAD_NORM_SPIKE = "grad_norm_spike"
+
+
+class GuardAction(StrEnum):
+    """The actions after a trip, from the mildest to the most severe."""
+
+    REPORT = "report"  # the step is applied nevertheless
+    RETRY = "retry"  # a second computation was finite; the step is computed from the same data
+    SKIP = "skip"  # the step is computed again from the next window, on all ranks at once
+    ROLLBACK = "rollback"  # training resumes from an older step, without the windows since then
+    STOP = "stop"  # the job ends
+
+
+@dataclass(frozen=True)
+class TripReport:
+    """A tripped guard as it is reported. A number that was not finite is None."""
+
+    kind: GuardKind
+    step: int
+    window: int
+    decision: GuardAction
+    why: str
+    value: float | None = None
+    """The loss for a loss spike, otherwise the gradient norm."""
+    loss: float | None = None
+    grad_norm: float | None = None
+    middle: float | None = None
+    """For a spike: the median of the steps before."""
+    limit: float | None = None
+    """For a spike: the highest value that is not a spike."""
+    skipped: tuple[int, int] | None = None
+    """The half-open range of windows that is added to the ledger."""
+    back_to: int | None = None
+    """For a rollback: the last step that is kept."""
+    ranks: tuple[int, ...] = ()
+    """Ranks on which a non-finite value began; () if unknown."""
+    layer: str | None = None
+    """The module in whose output or gradient it began."""
+    what: str | None = None
+    """ "output", "gradient", "loss", or "state"."""
+    micro_batch: int | None = None
+
+    def data(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        skipped = None if self.skipped is None else list(self.skipped)
+        return {**asdict(self), "skipped": skipped, "ranks": list(self.ranks)}
