@@ -1,10 +1,10 @@
 /** The actions on a job in its present state; each explains its effect before it is confirmed. */
 
 import { useState } from "react";
+import { Link } from "wouter";
 import { send } from "../api/client";
 import { ended, type JobView, type State } from "../api/types";
 import { count, plural } from "../format";
-import { Link } from "../routing/router";
 import { Confirm } from "../ui/dialog";
 import { Icon } from "../ui/icons";
 import { useAction } from "../ui/toasts";

@@ -1,11 +1,11 @@
 /** The checkpoints of a job by tier, with the actions on them. Part of the job page. */
 
 import { useState } from "react";
+import { Link } from "wouter";
 import { send, url } from "../api/client";
 import type { CheckpointView, VerificationView } from "../api/types";
 import { useCheckpoints, useNow } from "../data";
 import { ago, bytes, count, moment, number } from "../format";
-import { Link } from "../routing/router";
 import { Confirm } from "../ui/dialog";
 import { Icon } from "../ui/icons";
 import { Failure } from "../ui/notice";

@@ -1,12 +1,13 @@
 /** The cluster page: capacity, the nodes with their jobs and health, and the queue. */
 
 import { useEffect, useRef } from "react";
+import { Link } from "wouter";
 import { get } from "../api/client";
 import type { ClusterView, JobRowPage, NodeView } from "../api/types";
-import { useCluster, useNow, useResource } from "../data";
+import { useNow, useResource } from "../data";
 import { count, number, plural, roughly } from "../format";
 import { useShortcuts } from "../keyboard/keys";
-import { Link, useFilters } from "../routing/router";
+import { useFilters } from "../routing/router";
 import { Icon } from "../ui/icons";
 import { Failure } from "../ui/notice";
 import { Nodes } from "./Nodes";
@@ -15,7 +16,7 @@ import { standingOf, STANDINGS, type NodeStanding } from "./standing";
 import "./cluster.css";
 
 export default function ClusterPage() {
-  const { value: cluster, error, reload } = useCluster();
+  const { value: cluster, error, reload } = useResource("cluster", (signal) => get<ClusterView>("/cluster", {}, signal), { every_ms: 3000 });
   const names = useNames();
   const [params, change] = useFilters();
   const search = useRef<HTMLInputElement>(null);

@@ -3,6 +3,7 @@
  * every other choice. */
 
 import { lazy, useCallback, useEffect, useMemo, useState } from "react";
+import { Link } from "wouter";
 
 import { JobActions } from "../actions/JobActions";
 import { get } from "../api/client";
@@ -10,7 +11,6 @@ import type { VerdictView } from "../api/types";
 import { useJob, useResource, useVerdict, useWatchedJob, type Resource } from "../data";
 import { shortId } from "../format";
 import { useShortcuts } from "../keyboard/keys";
-import { Link } from "../routing/router";
 import { Failure } from "../ui/notice";
 import { StateLabel } from "../ui/state";
 import { clipped, type Window } from "./axis";

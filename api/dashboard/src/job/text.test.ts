@@ -4,7 +4,6 @@ import { eventText } from "./incidents/eventText";
 import { NodeIdShortener } from "./format";
 import { causeClause, costs, evidenceSentence, learnNodeIds, lostSentences, phaseBars, tiers } from "./incidents/incidentFacts";
 import { appended, EMPTY, level, MAX_LINES, pieces, prepended, query, NO_FILTER } from "./logs/logBuffer";
-import { atEnd, visible } from "./rows";
 import { lines, matching, toYaml, yaml } from "./specTree";
 import { joined } from "./incidents/useEvents";
 import type { Incident, JobEvent, LogLine } from "./views";
@@ -40,12 +39,6 @@ test("the level is guessed from the line if the server reports none", () => {
 test("matches are marked, and an invalid pattern marks nothing", () => {
   expect(pieces("loss 2.5 loss", "(?i)LOSS").map((piece) => piece.hit)).toEqual([true, false, true]);
   expect(pieces("abc", "(")).toEqual([{ text: "abc", hit: false }]);
-});
-
-test("only the rows in view, and a few beyond, are drawn", () => {
-  expect(visible(1_000_000, 20, 400_000, 400)).toMatchObject({ first: 19_988, end: 20_032 });
-  expect(visible(3, 20, 0, 400)).toMatchObject({ first: 0, end: 3, total: 60 });
-  expect([atEnd(580, 400, 1000, 20), atEnd(100, 400, 1000, 20)]).toEqual([true, false]);
 });
 
 const event = (seq: number): JobEvent => ({ seq, at: seq, kind: "x", data: {} });

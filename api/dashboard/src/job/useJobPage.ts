@@ -3,7 +3,7 @@
 import { useMemo } from "react";
 
 import { get } from "../api/client";
-import { useLive, useResource, useThrottled, type Resource } from "../data";
+import { jobPath, useLive, useReloadOn, useResource, type Resource } from "../data";
 import { unpacked, type Packed } from "./heatmap/packed";
 import { merged, stepsWithin } from "./series";
 import {
@@ -21,51 +21,43 @@ import type { Window } from "./axis";
 
 const POINTS = 800;
 const BUCKETS = 120;
-const path = (id: string, part: string) => `/jobs/${encodeURIComponent(id)}${part}`;
 
 /** Events after which the timeline of a job is loaded again. */
 const TIMELINE_EVENTS = /^(attempt|incident|job|checkpoint\.saved|ended|phase|guard|waiting)/;
-
-function useReloadOn(reload: () => void, interval_ms: number, kinds = TIMELINE_EVENTS): void {
-  const soon = useThrottled(reload, interval_ms);
-  useLive("event", (event) => {
-    if (kinds.test(event.kind)) soon();
-  });
-}
 
 export function useTimelineOf(id: string, state: State | undefined): Resource<Timeline> {
   const over = state !== undefined && TERMINAL.has(state);
   const found = useResource<Timeline>(
     `ribbon ${id}`,
-    (signal) => get(path(id, "/timeline"), {}, signal),
+    (signal) => get(jobPath(id, "/timeline"), {}, signal),
     over ? {} : { every_ms: 10_000 },
   );
-  useReloadOn(() => void found.reload(), 1000);
+  useReloadOn(found, 1000, TIMELINE_EVENTS);
   return found;
 }
 
 /** `wanted` false: the more urgent sections load first. */
 export function useIncidentsOf(id: string, wanted: boolean): Resource<Incident[]> {
-  const found = useResource<Incident[]>(wanted ? `cards ${id}` : null, (signal) => get(path(id, "/incidents"), {}, signal));
-  useReloadOn(() => void found.reload(), 700, /^incident/);
+  const found = useResource<Incident[]>(wanted ? `cards ${id}` : null, (signal) => get(jobPath(id, "/incidents"), {}, signal));
+  useReloadOn(found, 700, /^incident/);
   return found;
 }
 
 /** The metrics of the whole run, thinned, or of the steps in a window in more detail. */
 export function useMetricsOf(id: string, window: Window | null, wanted: boolean): Resource<Metrics> {
   const found = useResource<Metrics>(wanted ? `charts ${id}` : null, (signal) =>
-    get(path(id, "/metrics"), { points: POINTS, discarded: true }, signal),
+    get(jobPath(id, "/metrics"), { points: POINTS, discarded: true }, signal),
   );
   useLive("metrics", ({ points }) => {
     found.set((old) => old && merged(old, points, POINTS));
   });
-  useReloadOn(() => void found.reload(), 3000, /^(incident\.closed|attempt\.running|guard)/);
+  useReloadOn(found, 3000, /^(incident\.closed|attempt\.running|guard)/);
   const steps = window && found.value ? stepsWithin(found.value, window) : null;
   const near = useResource<Metrics>(
     steps ? `charts ${id} ${steps.after} ${steps.until}` : null,
     (signal) =>
       get(
-        path(id, "/metrics"),
+        jobPath(id, "/metrics"),
         { points: POINTS, discarded: true, after_step: steps?.after, until_step: steps?.until },
         signal,
       ),
@@ -75,7 +67,7 @@ export function useMetricsOf(id: string, window: Window | null, wanted: boolean)
 
 /** `wanted`: the drawer of a rank is open. */
 export function useRanksOf(id: string, wanted: boolean): Resource<Ranks> {
-  const found = useResource<Ranks>(wanted ? `ranks ${id}` : null, (signal) => get(path(id, "/ranks"), {}, signal));
+  const found = useResource<Ranks>(wanted ? `ranks ${id}` : null, (signal) => get(jobPath(id, "/ranks"), {}, signal));
   useLive("ranks", (value) => found.set(() => value as Ranks));
   return found;
 }
@@ -93,7 +85,7 @@ export function useHistoryOf(
     key,
     async (signal) => {
       const params = { of, buckets: BUCKETS, since: window?.since, until: window?.until };
-      return unpacked(await get<Packed>(path(id, "/ranks/heat"), params, signal));
+      return unpacked(await get<Packed>(jobPath(id, "/ranks/heat"), params, signal));
     },
     live && !window ? { every_ms: 20_000 } : {},
   );
@@ -101,9 +93,9 @@ export function useHistoryOf(
 
 export function useRankOf(id: string, rank: number): Resource<RankDetail> {
   const found = useResource<RankDetail>(`rank ${id} ${rank}`, (signal) =>
-    get(path(id, `/ranks/${rank}`), {}, signal),
+    get(jobPath(id, `/ranks/${rank}`), {}, signal),
   );
-  useReloadOn(() => void found.reload(), 1000, /^(attempt|incident)/);
+  useReloadOn(found, 1000, /^(attempt|incident)/);
   return found;
 }
 

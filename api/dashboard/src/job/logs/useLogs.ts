@@ -24,13 +24,7 @@ export interface Logs {
   end: () => Promise<void>;
 }
 
-/** `shifted`: called with the number of rows added (negative: dropped) before the held rows. */
-export function useLogs(
-  jobId: string,
-  filter: LogFilter,
-  paused: boolean,
-  shifted: (rows: number) => void,
-): Logs {
+export function useLogs(jobId: string, filter: LogFilter, paused: boolean): Logs {
   const [buffer, setBuffer] = useState<LogBuffer>(EMPTY);
   const [loading, setLoading] = useState(true);
   const [error, setError] = useState<string | null>(null);
@@ -129,20 +123,16 @@ export function useLogs(
     void single(async () => {
       const got = await readBackward(before);
       store(prepended(held.current, got.lines, got.before));
-      shifted(got.lines.length);
     });
-  }, [single, readBackward, store, shifted]);
+  }, [single, readBackward, store]);
   const later = useCallback(() => {
     if (busy.current) return;
     void single(async () => {
       const before = held.current;
       const got = await readForward(before.seen);
-      const after = appended(before, got.lines, got.seen, got.more);
-      store(after);
-      const left = before.lines.findIndex((line) => line.line === after.lines[0]?.line);
-      if (left > 0) shifted(-left);
+      store(appended(before, got.lines, got.seen, got.more));
     });
-  }, [single, readForward, store, shifted]);
+  }, [single, readForward, store]);
 
   useEffect(() => {
     stop.current = new AbortController();
