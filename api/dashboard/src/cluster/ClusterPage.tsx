@@ -26,7 +26,7 @@ export default function ClusterPage() {
     document.title = "Cluster · Holdfast";
   }, []);
   useShortcuts("Cluster", [{ keys: "/", label: "Search nodes", run: () => search.current?.focus() }]);
-  const nodes = (cluster?.nodes ?? []).filter((node) => matches(node, q, wanted, names));
+  const nodes = (cluster?.nodes ?? []).filter((node) => nodeMatches(node, q, wanted, names));
   return (
     <div className="page">
       <header>
@@ -65,7 +65,7 @@ function useNames(): ReadonlyMap<string, string> {
   return new Map(value?.rows.map((row) => [row.id, row.name]));
 }
 
-function matches(node: NodeView, q: string, wanted: readonly NodeStanding[], names: ReadonlyMap<string, string>): boolean {
+function nodeMatches(node: NodeView, q: string, wanted: readonly NodeStanding[], names: ReadonlyMap<string, string>): boolean {
   if (wanted.length > 0 && !wanted.includes(standingOf(node))) return false;
   const text = q.toLowerCase();
   return [node.id, node.host, ...node.jobs, ...node.jobs.map((id) => names.get(id) ?? "")].some((field) => field.toLowerCase().includes(text));

@@ -2,6 +2,7 @@
 
 import { useCallback } from "react";
 
+import type { JobView } from "../api/types";
 import { useLast, type Resource } from "../data";
 import { Failure } from "../ui/notice";
 import type { Window } from "./axis";
@@ -10,10 +11,10 @@ import { Heatmap, LABELS } from "./heatmap/Heatmap";
 import { RankDrawer } from "./RankDrawer";
 import { Placeholder, Section, Toggle } from "./Section";
 import { useRanksOf } from "./useJobPage";
-import type { Job, RankHistory } from "./views";
+import type { RankHistory } from "./views";
 
 interface RanksProps {
-  job: Job;
+  job: JobView;
   history: Resource<RankHistory>;
   brush: Window | null;
   choices: Choices;

@@ -3,20 +3,13 @@
 import { useMemo } from "react";
 
 import { get } from "../api/client";
-import { jobPath, useLive, useReloadOn, useResource, type Resource } from "../data";
-import { unpacked, type Packed } from "./heatmap/packed";
-import { merged, stepsWithin } from "./series";
 import {
-  TERMINAL,
-  type HeatQuantity,
-  type Incident,
-  type Metrics,
-  type RankDetail,
-  type RankHistory,
-  type Ranks,
-  type State,
-  type Timeline,
-} from "./views";
+  ended, type IncidentView, type MetricPage, type RankDetailView, type RankHeatView, type RankMeasure, type RanksView, type State, type TimelineView,
+} from "../api/types";
+import { jobPath, useLive, useReloadOn, useResource, type Resource } from "../data";
+import { unpacked } from "./heatmap/packed";
+import { merged, stepsWithin } from "./series";
+import type { RankHistory } from "./views";
 import type { Window } from "./axis";
 
 const POINTS = 800;
@@ -25,9 +18,9 @@ const BUCKETS = 120;
 /** Events after which the timeline of a job is loaded again. */
 const TIMELINE_EVENTS = /^(attempt|incident|job|checkpoint\.saved|ended|phase|guard|waiting)/;
 
-export function useTimelineOf(id: string, state: State | undefined): Resource<Timeline> {
-  const over = state !== undefined && TERMINAL.has(state);
-  const found = useResource<Timeline>(
+export function useTimelineOf(id: string, state: State | undefined): Resource<TimelineView> {
+  const over = state !== undefined && ended(state);
+  const found = useResource<TimelineView>(
     `ribbon ${id}`,
     (signal) => get(jobPath(id, "/timeline"), {}, signal),
     over ? {} : { every_ms: 10_000 },
@@ -37,15 +30,15 @@ export function useTimelineOf(id: string, state: State | undefined): Resource<Ti
 }
 
 /** `wanted` false: the more urgent sections load first. */
-export function useIncidentsOf(id: string, wanted: boolean): Resource<Incident[]> {
-  const found = useResource<Incident[]>(wanted ? `cards ${id}` : null, (signal) => get(jobPath(id, "/incidents"), {}, signal));
+export function useIncidentsOf(id: string, wanted: boolean): Resource<IncidentView[]> {
+  const found = useResource<IncidentView[]>(wanted ? `cards ${id}` : null, (signal) => get(jobPath(id, "/incidents"), {}, signal));
   useReloadOn(found, 700, /^incident/);
   return found;
 }
 
 /** The metrics of the whole run, thinned, or of the steps in a window in more detail. */
-export function useMetricsOf(id: string, window: Window | null, wanted: boolean): Resource<Metrics> {
-  const found = useResource<Metrics>(wanted ? `charts ${id}` : null, (signal) =>
+export function useMetricsOf(id: string, window: Window | null, wanted: boolean): Resource<MetricPage> {
+  const found = useResource<MetricPage>(wanted ? `charts ${id}` : null, (signal) =>
     get(jobPath(id, "/metrics"), { points: POINTS, discarded: true }, signal),
   );
   useLive("metrics", ({ points }) => {
@@ -53,7 +46,7 @@ export function useMetricsOf(id: string, window: Window | null, wanted: boolean)
   });
   useReloadOn(found, 3000, /^(incident\.closed|attempt\.running|guard)/);
   const steps = window && found.value ? stepsWithin(found.value, window) : null;
-  const near = useResource<Metrics>(
+  const near = useResource<MetricPage>(
     steps ? `charts ${id} ${steps.after} ${steps.until}` : null,
     (signal) =>
       get(
@@ -66,16 +59,16 @@ export function useMetricsOf(id: string, window: Window | null, wanted: boolean)
 }
 
 /** `wanted`: the drawer of a rank is open. */
-export function useRanksOf(id: string, wanted: boolean): Resource<Ranks> {
-  const found = useResource<Ranks>(wanted ? `ranks ${id}` : null, (signal) => get(jobPath(id, "/ranks"), {}, signal));
-  useLive("ranks", (value) => found.set(() => value as Ranks));
+export function useRanksOf(id: string, wanted: boolean): Resource<RanksView> {
+  const found = useResource<RanksView>(wanted ? `ranks ${id}` : null, (signal) => get(jobPath(id, "/ranks"), {}, signal));
+  useLive("ranks", (value) => found.set(() => value as RanksView));
   return found;
 }
 
 /** `window` null: the whole run of the job. `wanted` false: the window is not known yet. */
 export function useHistoryOf(
   id: string,
-  of: HeatQuantity,
+  of: RankMeasure,
   window: Window | null,
   wanted: boolean,
   live: boolean,
@@ -85,14 +78,14 @@ export function useHistoryOf(
     key,
     async (signal) => {
       const params = { of, buckets: BUCKETS, since: window?.since, until: window?.until };
-      return unpacked(await get<Packed>(jobPath(id, "/ranks/heat"), params, signal));
+      return unpacked(await get<RankHeatView>(jobPath(id, "/ranks/heat"), params, signal));
     },
     live && !window ? { every_ms: 20_000 } : {},
   );
 }
 
-export function useRankOf(id: string, rank: number): Resource<RankDetail> {
-  const found = useResource<RankDetail>(`rank ${id} ${rank}`, (signal) =>
+export function useRankOf(id: string, rank: number): Resource<RankDetailView> {
+  const found = useResource<RankDetailView>(`rank ${id} ${rank}`, (signal) =>
     get(jobPath(id, `/ranks/${rank}`), {}, signal),
   );
   useReloadOn(found, 1000, /^(attempt|incident)/);

@@ -112,7 +112,7 @@ export default function SubmitPage() {
           </footer>
         </section>
         <aside className="stack">
-          <section className="card verdict" id="spec-verdict" aria-live="polite" aria-label="Verdict">
+          <section className="card validation" id="spec-verdict" aria-live="polite" aria-label="Verdict">
             <VerdictHead verdict={shown} />
             {faults.length > 0 && (
               <ul>
@@ -138,15 +138,15 @@ export default function SubmitPage() {
 function VerdictHead({ verdict }: { verdict: Validation }) {
   switch (verdict.state) {
     case "valid":
-      return <p className="verdict-head is-running"><Icon name="check" /> Valid: ready to submit</p>;
+      return <p className="validation-head is-running"><Icon name="check" /> Valid: ready to submit</p>;
     case "faulty":
-      return <p className="verdict-head is-failed"><Icon name="warning" /> {plural(verdict.faults.length, "fault")}</p>;
+      return <p className="validation-head is-failed"><Icon name="warning" /> {plural(verdict.faults.length, "fault")}</p>;
     case "unreadable":
-      return <p className="verdict-head is-failed"><Icon name="warning" /> The text cannot be parsed</p>;
+      return <p className="validation-head is-failed"><Icon name="warning" /> The text cannot be parsed</p>;
     case "unchecked":
-      return <p className="verdict-head is-recovering"><Icon name="warning" /> Not checked: {verdict.why}</p>;
+      return <p className="validation-head is-recovering"><Icon name="warning" /> Not checked: {verdict.why}</p>;
     default:
-      return <p className="verdict-head dim">Write a spec, or start from an example</p>;
+      return <p className="validation-head dim">Write a spec, or start from an example</p>;
   }
 }
 

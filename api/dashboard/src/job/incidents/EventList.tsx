@@ -2,13 +2,13 @@
 
 import { useCallback, useMemo, useState } from "react";
 
+import type { EventView } from "../../api/types";
 import { VirtualList } from "../../ui/VirtualList";
 import { within, type Window } from "../axis";
 import { eventText, eventTone } from "./eventText";
 import { clock, moment, NodeIdShortener, whole } from "../format";
 import { ShortIds } from "./IncidentCards";
 import { useEvents } from "./useEvents";
-import type { JobEvent } from "../views";
 
 const ROW = 28;
 
@@ -17,7 +17,7 @@ export function EventList({ jobId, newest, window }: { jobId: string; newest: nu
   const [filter, setFilter] = useState("");
   const [chosen, setChosen] = useState<number | null>(null);
   const [ids] = useState(() => new NodeIdShortener());
-  const found = useMemo(() => matching(events, filter, window), [events, filter, window]);
+  const found = useMemo(() => matchingEvents(events, filter, window), [events, filter, window]);
   const at = useCallback((index: number) => found[found.length - 1 - index]!, [found]);
   const keyOf = useCallback((index: number) => at(index).seq, [at]);
   const shown = chosen === null ? null : events.find((event) => event.seq === chosen);
@@ -83,7 +83,7 @@ export function EventList({ jobId, newest, window }: { jobId: string; newest: nu
   );
 }
 
-function matching(events: readonly JobEvent[], filter: string, window: Window | null): readonly JobEvent[] {
+function matchingEvents(events: readonly EventView[], filter: string, window: Window | null): readonly EventView[] {
   const text = filter.trim().toLowerCase();
   if (!text && !window) return events;
   return events.filter(

@@ -3,15 +3,14 @@
 import { useState } from "react";
 
 import { get } from "../../api/client";
-import type { EventPage } from "../../api/types";
+import type { EventPage, EventView } from "../../api/types";
 import { jobPath, useFurtherPage, useLive, useResource } from "../../data";
-import type { JobEvent } from "../views";
 
 const PAGE = 1000;
 
 export interface Events {
   /** Ascending, without gaps. */
-  events: readonly JobEvent[];
+  events: readonly EventView[];
   more: boolean;
   loading: boolean;
   error: Error | null;
@@ -23,7 +22,7 @@ export interface Events {
 export function useEvents(jobId: string, newest: number, since: number | null): Events {
   const read = async (after: number, limit: number, signal: AbortSignal) =>
     (await get<EventPage>(jobPath(jobId, "/events"), { after, limit }, signal)).events;
-  const found = useResource<readonly JobEvent[]>(`events ${jobId}`, async (signal, held) => {
+  const found = useResource<readonly EventView[]>(`events ${jobId}`, async (signal, held) => {
     const after = held()?.at(-1)?.seq ?? Math.max(0, newest - PAGE);
     const page = await read(after, PAGE, signal);
     return joined(held() ?? [], page); // the stream may have added events meanwhile
@@ -56,10 +55,10 @@ export function useEvents(jobId: string, newest: number, since: number | null): 
   };
 }
 
-const NO_EVENTS: readonly JobEvent[] = [];
+const NO_EVENTS: readonly EventView[] = [];
 
 /** Both lists in order, without duplicates. */
-export function joined(old: readonly JobEvent[], news: readonly JobEvent[]): readonly JobEvent[] {
+export function joined(old: readonly EventView[], news: readonly EventView[]): readonly EventView[] {
   if (!news.length) return old;
   const first = old[0]?.seq ?? Infinity;
   const last = old[old.length - 1]?.seq ?? 0;

@@ -3,13 +3,13 @@
 import { memo, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "react";
 
 import { url } from "../../api/client";
+import type { LogLineView } from "../../api/types";
 import { VirtualList, type ListHandle } from "../../ui/VirtualList";
 import type { Window } from "../axis";
 import { clock, moment, whole } from "../format";
 import { useDebounced } from "../hooks";
 import { level, NO_FILTER, pieces, query, type LogFilter } from "./logBuffer";
 import { useLogs } from "./useLogs";
-import type { LogLine } from "../views";
 
 const ROW = 20;
 /** Pixels: the width of the columns before the text of a line, with the padding. */
@@ -22,7 +22,7 @@ export interface LogChoice {
   grep: string;
 }
 
-interface Props {
+interface LogsProps {
   jobId: string;
   window: Window | null;
   choice: LogChoice;
@@ -35,7 +35,7 @@ interface Props {
   live: boolean;
 }
 
-export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false, height = 440, live }: Props) {
+export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false, height = 440, live }: LogsProps) {
   const [text, setText] = useState(choice.grep);
   const grep = useDebounced(text, 250);
   const chosen = useRef({ choice, onChoice });
@@ -172,7 +172,7 @@ export function Logs({ jobId, window, choice, onChoice, attempts, ofRank = false
         onNearTop={earlier}
         onNearEnd={() => buffer.moreAfter && later()}
         onEnd={setAtEnd}
-        row={(index) => <Line line={buffer.lines[index]!} grep={choice.grep} ofRank={ofRank} />}
+        row={(index) => <LogRow line={buffer.lines[index]!} grep={choice.grep} ofRank={ofRank} />}
       />
       <p className="small dim logs-foot" aria-live="polite">
         {buffer.lines.length === 0
@@ -194,7 +194,7 @@ function downloadUrl(jobId: string, params: URLSearchParams, until: number | nul
 
 const MARKS = { error: "E", warning: "W", info: "", debug: "D" } as const;
 
-const Line = memo(function Line({ line, grep, ofRank }: { line: LogLine; grep: string; ofRank: boolean }) {
+const LogRow = memo(function LogRow({ line, grep, ofRank }: { line: LogLineView; grep: string; ofRank: boolean }) {
   const found = level(line);
   return (
     <div className={`log-line ${found}`} style={{ height: ROW }}>

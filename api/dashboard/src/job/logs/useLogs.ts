@@ -3,16 +3,16 @@
 import { useCallback, useEffect, useRef, useState } from "react";
 
 import { get } from "../../api/client";
+import type { LogPage } from "../../api/types";
 import { useLive, useLiveStatus } from "../../data";
-import { appended, cut, EMPTY, prepended, query, type LogBuffer, type LogFilter } from "./logBuffer";
-import type { LogPage } from "../views";
+import { appended, cut, EMPTY_LOG, prepended, query, type LogBuffer, type LogFilter } from "./logBuffer";
 
 const PAGE = 500;
 /** A search reads further pages until it has found this many lines. */
 const MIN_FOUND = 100;
 const POLL_MS = 3000;
 
-export interface Logs {
+export interface LogReader {
   buffer: LogBuffer;
   loading: boolean;
   error: string | null;
@@ -24,8 +24,8 @@ export interface Logs {
   end: () => Promise<void>;
 }
 
-export function useLogs(jobId: string, filter: LogFilter, paused: boolean): Logs {
-  const [buffer, setBuffer] = useState<LogBuffer>(EMPTY);
+export function useLogs(jobId: string, filter: LogFilter, paused: boolean): LogReader {
+  const [buffer, setBuffer] = useState<LogBuffer>(EMPTY_LOG);
   const [loading, setLoading] = useState(true);
   const [error, setError] = useState<string | null>(null);
   const [newest, setNewest] = useState(0);
